@@ -1,0 +1,114 @@
+"""The smallest thing a coroutine can wait for, and the driver that runs coroutines which wait for it.
+
+asyncio's futures call back through the loop, one turn later. A collective is a chain of waits,
+and one loop turn a link is most of its time. A `Pending` calls back at once instead, so the
+coroutine of a collective runs on from inside the socket's read callback. Nothing here knows
+asyncio: the same coroutines run over sockets, queues or a simulated clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Pending(Generic[T]):
+    """A value that is not there yet. One waiter; completed once; later completions are ignored."""
+
+    __slots__ = ("callback", "done", "error", "value")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.error: BaseException | None = None
+        self.value: T | None = None
+        self.callback: Callable[[], None] | None = None
+
+    def complete(self, value: T) -> None:
+        if not self.done:
+            self.value = value
+            self._finish()
+
+    def fail(self, error: BaseException) -> None:
+        if not self.done:
+            self.error = error
+            self._finish()
+
+    def _finish(self) -> None:
+        self.done = True
+        callback, self.callback = self.callback, None
+        if callback is not None:
+            callback()
+
+    def __await__(self) -> Generator[Pending[T], None, T]:
+        if not self.done:
+            yield self
+        if self.error is not None:
+            raise self.error
+        return self.value  # type: ignore[return-value]  # T admits None, and done means it is set
+
+
+class Driver(Generic[T]):
+    """Runs one coroutine that awaits only `Pending` objects. Starts it inside ``start``, at once.
+
+    ``on_done(value, error)`` is called exactly once, from whichever step ends the coroutine.
+    """
+
+    __slots__ = ("_coroutine", "_error", "_on_done", "_stepping", "_waiting")
+
+    def __init__(
+        self,
+        coroutine: Coroutine[Any, Any, T],
+        on_done: Callable[[T | None, BaseException | None], None],
+    ) -> None:
+        self._coroutine: Coroutine[Any, Any, T] | None = coroutine
+        self._on_done = on_done
+        self._waiting: Pending[Any] | None = None
+        self._stepping = False
+        self._error: BaseException | None = None
+
+    def start(self) -> None:
+        self._step()
+
+    def throw(self, error: BaseException) -> None:
+        """Raise ``error`` where the coroutine waits. Ignored once it has ended."""
+        if self._coroutine is None:
+            return
+        self._error = error
+        if not self._stepping:
+            if self._waiting is not None:
+                self._waiting.callback = None
+                self._waiting = None
+            self._step()
+
+    def _step(self) -> None:
+        # A throw() that arrives while the coroutine is running (it aborted itself by what it
+        # called) is delivered at its next wait: the loop below looks at _error before waiting.
+        self._stepping = True
+        self._waiting = None
+        while (coroutine := self._coroutine) is not None:
+            error, self._error = self._error, None
+            try:
+                waiting = coroutine.send(None) if error is None else coroutine.throw(error)
+            except StopIteration as stop:
+                self._end(stop.value, None)
+            except BaseException as raised:  # noqa: BLE001  # handed to on_done, whatever it is
+                self._end(None, raised)
+            else:
+                if self._error is None and not waiting.done:
+                    waiting.callback = self._step
+                    self._waiting = waiting
+                    break
+        self._stepping = False
+
+    def _end(self, value: T | None, error: BaseException | None) -> None:
+        self._coroutine = None
+        self._on_done(value, error)
+
+
+def completed(value: T) -> Pending[T]:
+    """A `Pending` that is already done."""
+    pending: Pending[T] = Pending()
+    pending.complete(value)
+    return pending

@@ -1,0 +1,50 @@
+"""A deadline is computed once, where an operation starts, and handed down; no step starts its own clock."""
+
+from __future__ import annotations
+
+import math
+import time
+from datetime import timedelta
+
+
+class Deadline:
+    """A point on the monotonic clock. Immutable; ``Deadline.never()`` is infinitely far away."""
+
+    __slots__ = ("at", "timeout")
+
+    def __init__(self, timeout: float | timedelta | None) -> None:
+        """``timeout``: seconds (or a timedelta) from now; None means never."""
+        seconds = to_seconds(timeout)
+        self.timeout = seconds
+        self.at = math.inf if seconds is None else time.monotonic() + seconds
+
+    @classmethod
+    def never(cls) -> Deadline:
+        return cls(None)
+
+    def remaining(self) -> float:
+        """Seconds left, never negative; ``math.inf`` where there is no limit."""
+        return max(0.0, self.at - time.monotonic())
+
+    def expired(self) -> bool:
+        return time.monotonic() >= self.at
+
+    def __repr__(self) -> str:
+        return f"Deadline({self.remaining():.3f} s left of {self.timeout})"
+
+
+def to_seconds(timeout: float | timedelta | None) -> float | None:
+    """Seconds as a float from what users pass as a timeout. Raises TypeError or ValueError."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, timedelta):
+        seconds = timeout.total_seconds()
+    elif isinstance(timeout, (int, float)) and not isinstance(timeout, bool):
+        seconds = float(timeout)
+    else:
+        raise TypeError(
+            f"timeout must be a number of seconds or a datetime.timedelta, not {timeout!r}"
+        )
+    if not seconds > 0:
+        raise ValueError(f"timeout must be positive, got {timeout!r}")
+    return seconds

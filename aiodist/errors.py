@@ -1,0 +1,144 @@
+"""Every error aiodist raises on purpose.
+
+The tree, with torch's names where torch has one::
+
+    RuntimeError
+    └── DistError                        the root: ``except DistError`` catches them all
+        ├── NotInitializedError          also a ValueError, as in torch: a call before init_process_group
+        ├── InvalidUsageError            also a ValueError: an argument that cannot be meant
+        ├── DistBackendError             a backend could not do what was asked
+        │   ├── CollectiveMismatchError  two ranks entered different operations, or with different shapes
+        │   ├── CollectiveTimeoutError   also a TimeoutError: an operation outlived its deadline
+        │   ├── CollectiveCancelledError another rank cancelled or aborted the operation
+        │   └── GroupClosedError         the group was destroyed or aborted
+        ├── DistNetworkError             the network between ranks
+        │   ├── HandshakeError           the other side is not a rank of this job, or speaks another version
+        │   ├── ProtocolError            bytes that no rank of this version sends
+        │   └── PeerLostError            a rank died, left, or cannot be reached
+        └── DistStoreError               the rendezvous store
+            └── StoreTimeoutError        also a TimeoutError: a key did not appear in time
+
+Misuse of a type (a list where a tensor belongs) raises the builtin TypeError.
+
+Each class keeps its facts as attributes and survives pickling: ``__reduce__`` replays the
+keyword arguments the error was made from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+
+class DistError(RuntimeError):
+    """The root of all errors raised by aiodist."""
+
+    def __init__(self, message: str, **fields: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self._fields = fields
+        for name, value in fields.items():
+            setattr(self, name, value)
+
+    def __reduce__(self) -> tuple[Callable[..., DistError], tuple[Any, ...]]:
+        return partial(type(self), **self._fields), (self.message,)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The facts of this error by name, as they travel between ranks."""
+        return dict(self._fields)
+
+
+class NotInitializedError(DistError, ValueError):
+    """An operation was called before ``init_process_group`` or after ``destroy_process_group``."""
+
+
+class InvalidUsageError(DistError, ValueError):
+    """An argument has the right type and an impossible value; nothing was sent."""
+
+
+class DistBackendError(DistError):
+    """A backend could not do what was asked."""
+
+
+class CollectiveError(DistBackendError):
+    """Common fields of an operation that failed on the whole group.
+
+    ``operation``: its name. ``group``: the group's name. ``sequence``: its number in the group.
+    ``rank``: the global rank that caused or first noticed it, -1 where nobody is to blame.
+    """
+
+    operation: str
+    group: str
+    sequence: int
+    rank: int
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        operation: str = "",
+        group: str = "",
+        sequence: int = -1,
+        rank: int = -1,
+        **fields: Any,
+    ) -> None:
+        super().__init__(
+            message, operation=operation, group=group, sequence=sequence, rank=rank, **fields
+        )
+
+
+class CollectiveMismatchError(CollectiveError):
+    """Ranks disagree about an operation: its name, order, root, dtype, count or reduce op."""
+
+
+class CollectiveTimeoutError(CollectiveError, TimeoutError):
+    """An operation did not finish within its timeout. ``waiting_for``: global ranks not heard from."""
+
+    waiting_for: Sequence[int]
+
+    def __init__(self, message: str, *, waiting_for: Sequence[int] = (), **fields: Any) -> None:
+        super().__init__(message, waiting_for=tuple(waiting_for), **fields)
+
+
+class CollectiveCancelledError(CollectiveError):
+    """A collective was cancelled on rank ``rank``; it has no result on any rank."""
+
+
+class GroupClosedError(CollectiveError):
+    """The process group was destroyed or aborted; make a new one to go on."""
+
+
+class DistNetworkError(DistError):
+    """Something between the ranks failed: an address, a connection, a socket."""
+
+
+class HandshakeError(DistNetworkError):
+    """The other end of a connection is not a rank of this job."""
+
+
+class ProtocolError(DistNetworkError):
+    """Bytes arrived that no rank of this version sends; the connection is closed."""
+
+
+class PeerLostError(DistNetworkError):
+    """Rank ``rank`` is gone: it died, left without waiting, or cannot be reached."""
+
+    rank: int
+
+    def __init__(self, message: str, *, rank: int = -1, **fields: Any) -> None:
+        super().__init__(message, rank=rank, **fields)
+
+
+class DistStoreError(DistError):
+    """The rendezvous store failed or was misused."""
+
+
+class StoreTimeoutError(DistStoreError, TimeoutError):
+    """Keys did not appear in the store in time. ``keys``: the missing ones."""
+
+    keys: Sequence[str]
+
+    def __init__(self, message: str, *, keys: Sequence[str] = (), **fields: Any) -> None:
+        super().__init__(message, keys=tuple(keys), **fields)

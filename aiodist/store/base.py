@@ -1,0 +1,59 @@
+"""The key-value store that ranks meet at. Async; every implementation passes testing.check_store."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from aiodist.deadline import Deadline
+
+
+class Store(ABC):
+    """Keys are str, values bytes. Shared by all ranks of a job.
+
+    Every call is safe to cancel: a cancelled call has either taken effect or not, and the store
+    stays usable. Waiting calls raise StoreTimeoutError (naming the missing keys) when the
+    deadline passes; a broken connection raises DistStoreError with the cause chained.
+    """
+
+    @abstractmethod
+    async def set(self, key: str, value: bytes) -> None:
+        """Write ``value`` under ``key``, over what was there."""
+
+    @abstractmethod
+    async def get(self, key: str, deadline: Deadline) -> bytes:
+        """The value of ``key``; waits until somebody sets it."""
+
+    @abstractmethod
+    async def wait(self, keys: Sequence[str], deadline: Deadline) -> None:
+        """Return when all ``keys`` are there."""
+
+    @abstractmethod
+    async def add(self, key: str, amount: int) -> int:
+        """Add to the counter ``key`` (absent counts as 0) atomically; returns the new value.
+
+        A counter's stored bytes are its decimal digits, as in torch's stores.
+        """
+
+    @abstractmethod
+    async def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        """Write ``desired`` if the value is ``expected`` (empty: if the key is absent).
+
+        Returns the value that is there afterwards (``expected`` if the key is still absent).
+        """
+
+    @abstractmethod
+    async def check(self, keys: Sequence[str]) -> bool:
+        """Whether all ``keys`` are there, without waiting."""
+
+    @abstractmethod
+    async def delete_key(self, key: str) -> bool:
+        """Remove ``key``; whether it was there."""
+
+    @abstractmethod
+    async def num_keys(self) -> int:
+        """How many keys the whole store holds."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Give up this handle's connection, server or file. Idempotent; never raises."""

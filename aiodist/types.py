@@ -1,0 +1,140 @@
+"""Names of the public vocabulary that belong to no layer: reduce operations, backend names, constants."""
+
+from __future__ import annotations
+
+import enum
+import warnings
+from datetime import timedelta
+from typing import Any
+
+DEFAULT_TIMEOUT = timedelta(minutes=30)
+"""Of every operation and of init_process_group, where the caller names none (torch's default)."""
+
+
+class RedOpType(enum.Enum):
+    """The kinds of reduction; values are the codes on the wire."""
+
+    SUM = 0
+    AVG = 1
+    PRODUCT = 2
+    MIN = 3
+    MAX = 4
+    BAND = 5
+    BOR = 6
+    BXOR = 7
+    PREMUL_SUM = 8
+
+
+class ReduceOp:
+    """How elements of several ranks become one: ``ReduceOp.SUM`` and its like.
+
+    ``AVG`` is the sum divided by the number of ranks (integers: truncated toward zero).
+    ``ReduceOp.premul_sum(factor)`` multiplies each rank's input by its ``factor`` before the sum.
+    ``BAND``, ``BOR``, ``BXOR`` take integers and booleans; ``MIN`` and ``MAX`` no complex numbers.
+    """
+
+    __slots__ = ("factor", "kind")
+
+    SUM: ReduceOp
+    AVG: ReduceOp
+    PRODUCT: ReduceOp
+    MIN: ReduceOp
+    MAX: ReduceOp
+    BAND: ReduceOp
+    BOR: ReduceOp
+    BXOR: ReduceOp
+    RedOpType = RedOpType
+
+    def __init__(self, kind: RedOpType, factor: Any = None) -> None:
+        self.kind = kind
+        self.factor = factor
+
+    @classmethod
+    def premul_sum(cls, factor: Any) -> ReduceOp:
+        """A PREMUL_SUM: ``factor`` is a number, or a 0-d tensor or array."""
+        return cls(RedOpType.PREMUL_SUM, factor)
+
+    # torch spells it as a class attribute of the kind; the factor then has to come from the maker.
+    PREMUL_SUM = RedOpType.PREMUL_SUM
+
+    @classmethod
+    def of(cls, op: Any) -> ReduceOp:
+        """The ReduceOp that ``op`` means: one of ours, one of torch's, or its name.
+
+        Raises TypeError for anything else, and for PREMUL_SUM without its factor.
+        """
+        if isinstance(op, cls):
+            return op
+        if op is RedOpType.PREMUL_SUM:
+            raise TypeError("PREMUL_SUM needs its factor: pass ReduceOp.premul_sum(factor)")
+        if isinstance(op, RedOpType):
+            return cls(op)
+        if isinstance(op, str):
+            name = op.upper()
+        else:
+            # torch's RedOpType has .name; its ReduceOp carries the RedOpType as .op
+            name = getattr(op, "name", None) or getattr(getattr(op, "op", None), "name", "")
+        if name in RedOpType.__members__ and name != "PREMUL_SUM":
+            return cls(RedOpType[name])
+        raise TypeError(f"op must be a ReduceOp such as ReduceOp.SUM, not {op!r}")
+
+    @property
+    def name(self) -> str:
+        return self.kind.name
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, ReduceOp):
+            return self.kind is other.kind and self.factor == other.factor
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.kind)
+
+    def __repr__(self) -> str:
+        tail = f"({self.factor})" if self.factor is not None else ""
+        return f"ReduceOp.{self.kind.name}{tail}"
+
+
+for _kind in RedOpType:
+    if _kind is not RedOpType.PREMUL_SUM:
+        setattr(ReduceOp, _kind.name, ReduceOp(_kind))
+
+
+class _DeprecatedReduceOp:
+    """torch's old lower-case name: ``reduce_op.SUM`` still works and warns once per place."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in RedOpType.__members__:
+            raise AttributeError(name)
+        warnings.warn(
+            "reduce_op is deprecated, use ReduceOp instead", FutureWarning, stacklevel=2
+        )
+        return getattr(ReduceOp, name)
+
+
+reduce_op = _DeprecatedReduceOp()
+
+
+class Backend(str):
+    """A backend's name, parsed and lower-cased: ``Backend("GLOO") == "gloo"``.
+
+    ``"aiodist"`` is the native CPU backend; ``"gloo"`` names it too, so that scripts written for
+    torch run on it unchanged. Unknown names raise ValueError with the known ones.
+    """
+
+    UNDEFINED = "undefined"
+    AIODIST = "aiodist"
+    GLOO = "gloo"
+    NCCL = "nccl"
+    MPI = "mpi"
+
+    backend_list = [UNDEFINED, AIODIST, GLOO, NCCL, MPI]
+
+    def __new__(cls, name: str) -> Backend:
+        if not isinstance(name, str):
+            raise ValueError(f"Backend constructor parameter must be string-ish: {name!r}")
+        value = name.lower()
+        if value not in cls.backend_list:
+            known = ", ".join(repr(b) for b in cls.backend_list if b != cls.UNDEFINED)
+            raise ValueError(f"Invalid backend: {name!r}. Known backends: {known}")
+        return super().__new__(cls, value)
