@@ -1,0 +1,88 @@
+# Every target makes .venv and installs what it needs; the stamp file makes a second run quick.
+#   make demo   four ranks train a model on real images
+#   make test   lint, types, tests
+#   make PYTHON=/path/to/python3.12 ...   to choose the interpreter of a new .venv
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format types pytest bench clean distclean
+SHELL := /bin/bash
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTHON ?=
+PYTEST_ARGS ?=
+
+help:
+	@echo "make demo       four ranks train a model on real images"
+	@echo "make test       lint, types, tests"
+	@echo "make lint       ruff check, ruff format --check"
+	@echo "make format     let ruff mend what it can"
+	@echo "make bench      compare with Gloo on this machine"
+	@echo "make clean      remove caches and build outputs (make distclean: .venv as well)"
+
+# A name on PATH may be a shim with no interpreter behind it, so each candidate is run.
+define find_python
+for candidate in $(if $(PYTHON),"$(PYTHON)",python3.11 python3.12 python3.13 python3); do \
+	if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
+		>/dev/null 2>&1; then python=$$candidate; break; fi; \
+done
+endef
+
+$(STAMP): pyproject.toml constraints.txt
+	@if ! $(BIN)/python -c 'import pip' >/dev/null 2>&1; then \
+		python=; $(find_python); \
+		if [ -z "$$python" ]; then \
+			echo "aiodist needs Python 3.11 or newer with the venv module, and none was found" \
+				"(looked for: $(if $(PYTHON),$(PYTHON),python3.11 python3.12 python3.13 python3))." >&2; \
+			echo "Install one, or name it: make PYTHON=/path/to/python3.11 ..." >&2; \
+			exit 1; \
+		fi; \
+		echo "== install: making $(VENV) with $$($$python --version)"; \
+		"$$python" -m venv --clear $(VENV) || exit 1; \
+	fi
+	@echo "== install: torch (the largest download)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch
+	@echo "== install: aiodist and its tools"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt \
+		-e '.[dev,examples,bench]'
+	@touch $@
+
+install: $(STAMP)
+
+demo: $(STAMP)
+	@$(BIN)/aiodist run -n 4 examples/train.py
+
+# One after the other, whatever -j says: the last line is pytest's own.
+test: $(STAMP)
+	@$(MAKE) lint
+	@$(MAKE) types
+	@$(MAKE) pytest
+
+lint: $(STAMP)
+	@echo "== lint: ruff check, ruff format --check"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+format: $(STAMP)
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+types: $(STAMP)
+	@echo "== types: mypy --strict aiodist"
+	@$(BIN)/mypy --strict
+
+pytest: $(STAMP)
+	@echo "== tests: pytest"
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+bench: $(STAMP)
+	@$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)
