@@ -1,0 +1,257 @@
+"""The frames that ranks exchange, and a decoder that reads payloads straight into place.
+
+A frame is a fixed header of 40 bytes, up to `MAX_META` bytes of metadata, then the payload::
+
+    type u8 | kind u8 | meta length u16 | zero u32 | group u64 | channel i64 | id u64 | payload length u64
+
+(little endian). What ``channel`` and ``id`` mean depends on the type; `FrameType` says it.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import NamedTuple, Protocol
+
+from aiodist.errors import ProtocolError
+
+_HEADER = struct.Struct("<BBHIQqQQ")
+HEADER_BYTES = _HEADER.size
+
+MAX_META = 4096
+"""Metadata is a fingerprint, a shape or a short text; anything longer is not ours."""
+
+MAX_PAYLOAD = 1 << 46
+"""64 TiB: no tensor is longer. A first line of defence; who takes memory has its own bounds."""
+
+_SCRATCH_BYTES = 64 * 1024
+_DIRECT_BYTES = 8 * 1024
+"""A payload's rest of at least this goes straight to its destination. A shorter rest is read
+through the scratch buffer, so that one system call brings the next header along."""
+
+
+class FrameType(enum.IntEnum):
+    """What a frame says. ``key`` is (kind, group, channel): an operation, or a tag."""
+
+    HELLO = 1
+    """A step of the handshake; the metadata is its message."""
+    REJECT = 2
+    """The handshake failed; the metadata is the reason, as text."""
+    EAGER = 3
+    """A whole message for ``key``; the payload is its data. Charged to the sender's credit."""
+    REQUEST = 4
+    """Rendezvous, step 1: a message of ``length`` bytes for ``key`` is ready as send ``id``. No payload."""
+    GRANT = 5
+    """Rendezvous, step 2: send ``id`` may go, to receive number ``channel``."""
+    DATA = 6
+    """Rendezvous, step 3: the next part of the message for receive number ``id``."""
+    REFUSE = 7
+    """The operation that send ``id`` belongs to is over on this rank: forget it."""
+    WITHDRAW = 8
+    """The sender takes request ``id`` back."""
+    CREDIT = 9
+    """``id`` bytes of credit come back: what they paid for has left the receiver's buffer."""
+    STALLED = 10
+    """The sender is out of credit and holds messages back: ask (WANT) for what is posted."""
+    WANT = 11
+    """A receive for ``key`` is posted: send its next held message, whatever the credit."""
+    ABORT = 12
+    """Collective number ``channel`` of ``group`` failed; the payload is the error."""
+    GOODBYE = 13
+    """The rank leaves in good order and sends nothing more."""
+
+
+_TYPES = frozenset(int(t) for t in FrameType)
+
+COLLECTIVE = 0
+"""Kind of a key whose channel is the sequence number of a collective."""
+POINT_TO_POINT = 1
+"""Kind of a key whose channel is the user's tag."""
+
+Key = tuple[int, int, int]
+"""(kind, group id, sequence number or tag): with the source rank, what a message is matched by."""
+
+
+class Frame(NamedTuple):
+    """A decoded header with its metadata. The payload is not here: it is on its way into place."""
+
+    type: int
+    kind: int
+    group: int
+    channel: int
+    id: int
+    length: int
+    meta: bytes
+
+    @property
+    def key(self) -> Key:
+        return (self.kind, self.group, self.channel)
+
+
+def encode(
+    type: FrameType,
+    key: Key = (0, 0, 0),
+    *,
+    id: int = 0,
+    length: int = 0,
+    meta: bytes = b"",
+) -> bytes:
+    """Header and metadata of a frame; the payload follows as it is.
+
+    ``length`` is the payload's, except in a REQUEST, which announces a payload and has none.
+    """
+    kind, group, channel = key
+    header = _HEADER.pack(type, kind, len(meta), 0, group, channel, id, length)
+    return header + meta if meta else header
+
+
+class FrameHandler(Protocol):
+    """Who takes decoded frames."""
+
+    def frame(self, frame: Frame) -> None:
+        """A frame without payload."""
+        ...
+
+    def payload(self, frame: Frame) -> memoryview | None:
+        """Where to put ``frame.length`` payload bytes (the view has that length); None drops them."""
+        ...
+
+    def payload_done(self, frame: Frame) -> None:
+        """All payload bytes of ``frame`` are in place, or dropped."""
+        ...
+
+    def lost(self, error: BaseException | None) -> None:
+        """The stream ended."""
+        ...
+
+
+class FrameDecoder:
+    """A `transport.Receiver` that turns bytes into frames. Raises ProtocolError on foreign bytes.
+
+    After a ProtocolError the stream has no meaning any more; the connection must be closed.
+    """
+
+    __slots__ = (
+        "_destination",
+        "_direct",
+        "_end",
+        "_frame",
+        "_got",
+        "_handler",
+        "_scratch",
+        "_start",
+        "max_payload",
+    )
+
+    def __init__(self, handler: FrameHandler, *, max_payload: int = MAX_PAYLOAD) -> None:
+        self._handler = handler
+        self.max_payload = max_payload
+        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        self._start = 0  # scratch[_start:_end] is read and not yet parsed
+        self._end = 0
+        self._frame: Frame | None = None  # its payload is being read
+        self._destination: memoryview | None = None
+        self._got = 0
+        self._direct = False  # the last get_buffer was the destination, not scratch
+
+    # -- transport.Receiver
+
+    def get_buffer(self) -> memoryview:
+        destination = self._destination
+        if destination is not None and len(destination) - self._got >= _DIRECT_BYTES:
+            self._direct = True
+            return destination[self._got :]
+        self._direct = False
+        return self._scratch[self._end :]
+
+    def received(self, count: int) -> None:
+        if self._direct:
+            self._got += count
+            frame = self._frame
+            assert frame is not None  # noqa: S101  # get_buffer gave its destination
+            if self._got == frame.length:
+                self._finish(frame)
+        else:
+            self._end += count
+            self._parse()
+
+    def lost(self, error: BaseException | None) -> None:
+        self._handler.lost(error)
+
+    # -- for the handler
+
+    def redirect(self, destination: memoryview | None) -> None:
+        """Send the payload being read elsewhere (None drops the rest).
+
+        What has arrived so far is copied to ``destination``, so that it holds the whole payload
+        in the end. Only between ``payload`` and ``payload_done`` of the same frame.
+        """
+        old, got = self._destination, self._got
+        if destination is not None and old is not None:
+            destination[:got] = old[:got]
+        self._destination = destination
+
+    # -- inside
+
+    def _parse(self) -> None:
+        scratch = self._scratch
+        while True:
+            start = self._start
+            available = self._end - start
+            frame = self._frame
+            if frame is not None:
+                take = min(available, frame.length - self._got)
+                if take:
+                    got = self._got
+                    destination = self._destination
+                    if destination is not None:
+                        destination[got : got + take] = scratch[start : start + take]
+                    self._got = got + take
+                    self._start = start + take
+                if self._got < frame.length:
+                    break
+                self._finish(frame)
+                continue
+            if available < HEADER_BYTES:
+                break
+            type, kind, meta_bytes, zero, group, channel, id, length = _HEADER.unpack_from(
+                scratch, start
+            )
+            if type not in _TYPES or zero or meta_bytes > MAX_META:
+                raise ProtocolError(
+                    f"not a frame of this protocol: type {type}, metadata of {meta_bytes} bytes"
+                )
+            announces = type == FrameType.REQUEST
+            if length > (MAX_PAYLOAD if announces else self.max_payload):
+                raise ProtocolError(
+                    f"a {FrameType(type).name} frame announces {length} bytes, "
+                    f"more than the {self.max_payload} that are accepted here"
+                )
+            body = start + HEADER_BYTES
+            if available < HEADER_BYTES + meta_bytes:
+                break
+            meta = scratch[body : body + meta_bytes].tobytes() if meta_bytes else b""
+            frame = Frame(type, kind, group, channel, id, length, meta)
+            self._start = body + meta_bytes
+            if length == 0 or announces:
+                self._handler.frame(frame)
+            else:
+                self._got = 0
+                self._frame = frame
+                self._destination = self._handler.payload(frame)
+        self._compact()
+
+    def _finish(self, frame: Frame) -> None:
+        # The state is clean before the handler runs: it may send, and so be read again.
+        self._frame = None
+        self._destination = None
+        self._handler.payload_done(frame)
+
+    def _compact(self) -> None:
+        start, end = self._start, self._end
+        if start == end:
+            self._start = self._end = 0
+        elif start:
+            rest = end - start
+            self._scratch[:rest] = self._scratch[start:end].tobytes()
+            self._start, self._end = 0, rest
