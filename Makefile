@@ -43,9 +43,9 @@ $(STAMP): pyproject.toml constraints.txt
 		"$$python" -m venv --clear $(VENV) || exit 1; \
 	fi
 	@echo "== install: torch (the largest download)"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt torch
 	@echo "== install: aiodist and its tools"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt \
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt \
 		-e '.[dev,examples,bench]'
 	@touch $@
 

@@ -1,0 +1,162 @@
+"""Strictness for every test: a scaled time limit, and nothing left running or open afterwards."""
+
+from __future__ import annotations
+
+import gc
+import math
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+
+import pytest
+
+SCALE_VARIABLE = "AIODIST_TEST_TIMEOUT_SCALE"
+GRACE_SECONDS = 2.0
+"""How long a thread, child or descriptor that is on its way out may take to be gone."""
+
+PROC = Path("/proc")
+SELF_FD = PROC / "self" / "fd"
+
+
+def timeout_scale() -> float:
+    """The factor on every time limit of the suite: above 1 on a slow or busy machine."""
+    text = os.environ.get(SCALE_VARIABLE, "1")
+    try:
+        scale = float(text)
+    except ValueError:
+        scale = math.nan
+    if not 0 < scale < math.inf:
+        raise pytest.UsageError(f"{SCALE_VARIABLE} must be a positive number, not {text!r}")
+    return scale
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Scale each test's limit: its own ``timeout`` mark, else the one of pyproject.toml."""
+    scale = timeout_scale()
+    if scale == 1:
+        return
+    given = config.getoption("timeout")
+    usual = float(config.getini("timeout") if given is None else given)
+    for item in items:
+        mark = item.get_closest_marker("timeout")
+        if mark is None:
+            item.add_marker(pytest.mark.timeout(usual * scale), append=False)
+        else:
+            kwargs = dict(mark.kwargs)
+            seconds = mark.args[0] if mark.args else kwargs.pop("timeout", usual)
+            scaled_mark = pytest.mark.timeout(seconds * scale, *mark.args[1:], **kwargs)
+            item.add_marker(scaled_mark, append=False)
+
+
+@pytest.fixture(scope="session")
+def scaled() -> Callable[[float], float]:
+    """For limits inside a test: ``asyncio.timeout(scaled(5))``."""
+    scale = timeout_scale()
+    return lambda seconds: seconds * scale
+
+
+@dataclass(frozen=True)
+class Running:
+    """What a test could leave behind, as sets that can be subtracted."""
+
+    threads: frozenset[threading.Thread]
+    children: frozenset[int]
+    descriptors: frozenset[tuple[int, str]]
+
+    @classmethod
+    def now(cls) -> Running:
+        return cls(frozenset(threading.enumerate()), _children(), _descriptors())
+
+    def since(self, before: Running) -> list[str]:
+        """One line for each thing that is here now and was not ``before``."""
+        threads = [f"thread {t.name!r}" for t in self.threads - before.threads if t.is_alive()]
+        children = [
+            f"child process {pid} ({_command(pid)})" for pid in self.children - before.children
+        ]
+        descriptors = [
+            f"file descriptor {fd} ({target})"
+            for fd, target in self.descriptors - before.descriptors
+        ]
+        return sorted(threads) + sorted(children) + sorted(descriptors)
+
+
+def _children() -> frozenset[int]:
+    """Pids of this process's children, zombies too; without /proc those multiprocessing knows."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return frozenset()  # the usual case, and cheap
+    if not PROC.is_dir():
+        return frozenset(
+            child.pid for child in multiprocessing.active_children() if child.pid is not None
+        )
+    me = os.getpid()
+    pids = (int(name) for name in os.listdir(PROC) if name.isdecimal())
+    return frozenset(pid for pid in pids if _parent(pid) == me) - _services(
+        "_pid", "_forkserver_pid"
+    )
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        stat = (PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return None  # it ended while we looked
+    # "pid (name) state parent ...", and the name may hold spaces and parentheses itself.
+    return int(stat.rpartition(")")[2].split()[1])
+
+
+def _services(*names: str) -> frozenset[int]:
+    """Pids or descriptors of what multiprocessing starts once and keeps until Python ends."""
+    services = (resource_tracker._resource_tracker, forkserver._forkserver)
+    values = (getattr(service, name, None) for service in services for name in names)
+    return frozenset(value for value in values if isinstance(value, int))
+
+
+def _descriptors() -> frozenset[tuple[int, str]]:
+    """Open descriptors and what they are; the target tells a reused number from an old one."""
+    if not SELF_FD.is_dir():
+        return frozenset()
+    found: set[tuple[int, str]] = set()
+    for name in os.listdir(SELF_FD):
+        try:
+            target = os.readlink(SELF_FD / name)
+        except FileNotFoundError:
+            continue  # the listing's own descriptor
+        # Devices (/dev/null, /dev/urandom) are opened once by libraries and kept.
+        if not target.startswith("/dev/"):
+            found.add((int(name), target))
+    services = _services("_fd", "_forkserver_alive_fd")
+    return frozenset(entry for entry in found if entry[0] not in services)
+
+
+def _command(pid: int) -> str:
+    try:
+        command = (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    except OSError:
+        return "gone"
+    return command or "a zombie: it ended and nobody waited for it"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> Iterator[None]:
+    """Fail a test that leaves a thread, a child process or an open descriptor.
+
+    Set up before the test's event loop and its other function-scoped fixtures, and torn down
+    after them; what a module or session fixture holds open was there before.
+    """
+    before = Running.now()
+    yield
+    if not Running.now().since(before):
+        return
+    gc.collect()
+    limit = time.monotonic() + GRACE_SECONDS * timeout_scale()
+    while leftovers := Running.now().since(before):
+        if time.monotonic() > limit:
+            pytest.fail("the test left behind:\n  " + "\n  ".join(leftovers), pytrace=False)
+        time.sleep(0.01)
