@@ -1,0 +1,9 @@
+"""Key-value stores that ranks meet at, and the few steps of meeting."""
+
+from aiodist.store.base import Store
+from aiodist.store.exchange import exchange, leave
+from aiodist.store.generation import join
+from aiodist.store.memory import MemoryStore
+from aiodist.store.prefix import PrefixStore
+
+__all__ = ["MemoryStore", "PrefixStore", "Store", "exchange", "join", "leave"]

@@ -1,4 +1,4 @@
-"""The key-value store that ranks meet at. Async; every implementation passes testing.check_store."""
+"""The key-value store that ranks meet at. Every implementation passes `testing.check_store`."""
 
 from __future__ import annotations
 

@@ -1,0 +1,116 @@
+"""Every rank publishes one value and gets those of all, with a few store operations each."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgpack
+
+from aiodist.deadline import Deadline
+from aiodist.errors import DistStoreError, StoreTimeoutError
+from aiodist.store.base import Store
+
+_BLAME_SECONDS = 5.0
+"""How long the store is asked, after the deadline, who is missing."""
+
+
+async def exchange(
+    store: Store, rank: int, size: int, value: bytes, deadline: Deadline, *, name: str = "exchange"
+) -> list[bytes]:
+    """The values of all ``size`` ranks, by rank. Needs a ``name`` that was not used in ``store``.
+
+    Ranks set a key each; rank 0 gathers them and publishes them together, and the others wait for
+    that one key: 3 N operations for N ranks in all, not N * N.
+
+    Raises StoreTimeoutError on every rank that is there when some are not by rank 0's deadline (or
+    this rank's own); its ``ranks`` are the absent ones. DistStoreError if the store fails.
+    Cancelled, this rank may or may not have arrived for the others.
+    """
+    await store.set(f"{name}/{rank}", value)
+    if rank != 0:
+        try:
+            answer = await store.get(f"{name}/all", deadline)
+        except StoreTimeoutError as error:
+            absent = await _absent(store, size, name)
+            raise _not_arrived(rank, size, absent, deadline.timeout) from error
+    else:
+        answer = await _gather(store, size, deadline, name)
+        await store.set(f"{name}/all", answer)
+    values, absent, timeout = msgpack.unpackb(answer)
+    if absent:
+        raise _not_arrived(rank, size, absent, timeout)
+    return list(values)
+
+
+async def leave(
+    store: Store,
+    rank: int,
+    size: int,
+    deadline: Deadline,
+    *,
+    host: int = 0,
+    name: str = "exchange",
+) -> bool:
+    """This rank needs nothing more of the exchange ``name``; ``host`` waits until all say so.
+
+    ``host`` is the rank that keeps the store alive (it owns the server) and closes it afterwards.
+    There the result is whether all others have left by the deadline; elsewhere it is True at once.
+    Raises DistStoreError if the store fails.
+    """
+    if rank != host:
+        if await store.add(f"{name}/left", 1) == size - 1:
+            await store.set(f"{name}/done", b"")
+    elif size > 1:
+        try:
+            await store.get(f"{name}/done", deadline)
+        except StoreTimeoutError:
+            return False
+    return True
+
+
+async def _gather(store: Store, size: int, deadline: Deadline, name: str) -> bytes:
+    """All values packed, or, if some did not come, which: the others learn it at once that way."""
+    keys = [f"{name}/{rank}" for rank in range(size)]
+    try:
+        await store.wait(keys, deadline)
+    except StoreTimeoutError as error:
+        missing = set(error.keys)
+        absent = [rank for rank, key in enumerate(keys) if key in missing]
+        return _pack([], absent, deadline.timeout)
+    return _pack([await store.get(key, deadline) for key in keys], [], None)
+
+
+def _pack(values: list[bytes], absent: list[int], timeout: float | None) -> bytes:
+    packed: bytes = msgpack.packb((values, absent, timeout))
+    return packed
+
+
+async def _absent(store: Store, size: int, name: str) -> list[int]:
+    """The ranks whose key is not there; [] if the store does not say."""
+    try:
+        async with asyncio.timeout(_BLAME_SECONDS):
+            there = await asyncio.gather(*(store.check([f"{name}/{r}"]) for r in range(size)))
+    except (DistStoreError, TimeoutError):
+        return []
+    return [rank for rank, arrived in enumerate(there) if not arrived]
+
+
+def _not_arrived(
+    rank: int, size: int, absent: list[int], timeout: float | None
+) -> StoreTimeoutError:
+    after = "" if timeout is None else f" within {timeout:g} s"
+    if absent:
+        names = ", ".join(map(str, absent[:16]))
+        if len(absent) > 16:
+            names += f" and {len(absent) - 16} more"
+        who = "rank" if len(absent) == 1 else "ranks"
+        what = (
+            f"{who} {names} of {size} did not arrive at the store{after}; see whether they were "
+            "started, still run, and were given the same address and world size"
+        )
+    else:
+        what = (
+            f"all {size} ranks arrived at the store, and rank 0 did not hand out their "
+            f"values{after}; see what it is doing"
+        )
+    return StoreTimeoutError(f"rank {rank}: {what}", ranks=tuple(absent))

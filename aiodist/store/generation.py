@@ -1,0 +1,35 @@
+"""Keep two initialisations in a row on one store apart."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiodist.deadline import Deadline
+from aiodist.errors import InvalidUsageError
+from aiodist.store.base import Store
+from aiodist.store.prefix import PrefixStore
+from aiodist.store.waiting import limit, timed_out
+
+
+async def join(store: Store, rank: int, world_size: int, deadline: Deadline) -> Store:
+    """The part of ``store`` that belongs to this initialisation, as a `PrefixStore` over it.
+
+    Rank r counts its own initialisations under ``init/r`` and works in ``gen<k>/`` the k-th time.
+    So ranks that initialise equally often meet in the same part, and never see keys of an earlier
+    time. Every rank calls it once per initialisation, a failed one included; cancelled, it may or
+    may not have counted.
+
+    Raises InvalidUsageError for a rank outside the world, StoreTimeoutError if the store does not
+    answer by the deadline, DistStoreError if it fails.
+    """
+    if not 0 <= rank < world_size:
+        raise InvalidUsageError(
+            f"rank {rank} is outside a world of {world_size}: ranks go from 0 to world_size - 1"
+        )
+    key = f"init/{rank}"
+    try:
+        async with asyncio.timeout(limit(deadline)):
+            count = await store.add(key, 1)
+    except TimeoutError as error:
+        raise timed_out([key], deadline) from error
+    return PrefixStore(f"gen{count}", store)

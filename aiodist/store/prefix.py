@@ -1,0 +1,61 @@
+"""A part of a store: every key gets a prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aiodist.deadline import Deadline
+from aiodist.errors import StoreTimeoutError
+from aiodist.store.base import Store
+from aiodist.store.waiting import timed_out
+
+
+class PrefixStore(Store):
+    """``store`` with ``prefix + "/"`` before each key.
+
+    A view: ``close`` leaves the store beneath open (its owner closes it), and ``num_keys`` counts
+    the whole store. Timeouts name the keys as the caller of this view knows them.
+    """
+
+    def __init__(self, prefix: str, store: Store) -> None:
+        self.prefix = prefix
+        self.store = store
+
+    def _key(self, key: str) -> str:
+        return f"{self.prefix}/{key}"
+
+    async def set(self, key: str, value: bytes) -> None:
+        await self.store.set(self._key(key), value)
+
+    async def get(self, key: str, deadline: Deadline) -> bytes:
+        try:
+            return await self.store.get(self._key(key), deadline)
+        except StoreTimeoutError as error:
+            raise self._own(error, deadline) from error
+
+    async def wait(self, keys: Sequence[str], deadline: Deadline) -> None:
+        try:
+            await self.store.wait([self._key(key) for key in keys], deadline)
+        except StoreTimeoutError as error:
+            raise self._own(error, deadline) from error
+
+    def _own(self, error: StoreTimeoutError, deadline: Deadline) -> StoreTimeoutError:
+        return timed_out([key.removeprefix(f"{self.prefix}/") for key in error.keys], deadline)
+
+    async def add(self, key: str, amount: int) -> int:
+        return await self.store.add(self._key(key), amount)
+
+    async def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        return await self.store.compare_set(self._key(key), expected, desired)
+
+    async def check(self, keys: Sequence[str]) -> bool:
+        return await self.store.check([self._key(key) for key in keys])
+
+    async def delete_key(self, key: str) -> bool:
+        return await self.store.delete_key(self._key(key))
+
+    async def num_keys(self) -> int:
+        return await self.store.num_keys()
+
+    async def close(self) -> None:
+        pass

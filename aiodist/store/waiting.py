@@ -1,0 +1,54 @@
+"""What the stores' waits have in common: limits, pauses between polls, the timeout's sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from aiodist.deadline import Deadline
+from aiodist.errors import DistStoreError, StoreTimeoutError
+
+FIRST_PAUSE = 0.0005
+LONGEST_PAUSE = 0.02
+
+
+def limit(deadline: Deadline) -> float | None:
+    """Seconds left, as asyncio wants them: None where there is no limit."""
+    left = deadline.remaining()
+    return None if math.isinf(left) else left
+
+
+def pauses(longest: float = LONGEST_PAUSE, first: float = FIRST_PAUSE) -> Iterator[float]:
+    """Seconds to sleep between polls: growing by half each time up to ``longest``, for ever."""
+    pause = first
+    while True:
+        yield pause
+        pause = min(pause * 1.5, longest)
+
+
+def timed_out(keys: Sequence[str], deadline: Deadline) -> StoreTimeoutError:
+    """The error for ``keys`` that did not appear by ``deadline``."""
+    names = ", ".join(repr(key) for key in keys[:8])
+    if len(keys) > 8:
+        names += f" and {len(keys) - 8} more"
+    noun = "key" if len(keys) == 1 else "keys"
+    after = "" if deadline.timeout is None else f" within {deadline.timeout:g} s"
+    return StoreTimeoutError(
+        f"nobody set {noun} {names} in the store{after}: the rank that should have done it has "
+        "not come so far, or waits elsewhere",
+        keys=keys,
+    )
+
+
+def closed(what: str) -> DistStoreError:
+    """The error for a call on a handle after its ``close``."""
+    return DistStoreError(f"{what} is closed on this side; open it again to go on")
+
+
+def check_value(value: object) -> bytes:
+    """``value`` as bytes of its own. Raises TypeError for what is no bytes."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, (bytearray, memoryview)):
+        return bytes(value)
+    raise TypeError(f"a store's value must be bytes, not {type(value).__name__}")

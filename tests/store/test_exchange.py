@@ -1,0 +1,82 @@
+import asyncio
+
+import pytest
+
+from aiodist.deadline import Deadline
+from aiodist.errors import StoreTimeoutError
+from aiodist.store import MemoryStore, exchange, leave
+
+
+class CountingStore(MemoryStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    async def set(self, key, value):
+        self.calls += 1
+        await super().set(key, value)
+
+    async def get(self, key, deadline):
+        self.calls += 1
+        return await super().get(key, deadline)
+
+    async def wait(self, keys, deadline):
+        self.calls += 1
+        await super().wait(keys, deadline)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8, 100])
+async def test_all_ranks_get_all_values_with_linear_work(size):
+    store = CountingStore()
+    values = [b"\xff" * rank for rank in range(size)]
+    results = await asyncio.gather(
+        *(exchange(store, r, size, values[r], Deadline(5)) for r in reversed(range(size)))
+    )
+    assert results == [values] * size
+    assert store.calls <= 3 * size + 1
+
+
+async def test_timeout_names_the_absent_ranks_on_every_rank():
+    store = MemoryStore()
+    timeouts = {0: 0.02, 2: 30, 4: 30}  # only rank 0's is short: the others learn from it
+    results = await asyncio.gather(
+        *(exchange(store, r, 5, b"", Deadline(t)) for r, t in timeouts.items()),
+        return_exceptions=True,
+    )
+    for rank, error in zip(timeouts, results, strict=True):
+        assert isinstance(error, StoreTimeoutError)
+        assert error.ranks == (1, 3)
+        assert f"rank {rank}: ranks 1, 3 of 5 did not arrive" in str(error)
+        assert "0.02 s" in str(error)
+
+
+async def test_timeout_without_rank_0_names_it():
+    store = MemoryStore()
+    with pytest.raises(StoreTimeoutError, match="ranks 0, 2 of 3") as caught:
+        await exchange(store, 1, 3, b"", Deadline(0.01))
+    assert caught.value.ranks == (0, 2)
+
+
+async def test_timeout_when_rank_0_arrived_and_does_not_publish():
+    store = MemoryStore()
+    await store.set("exchange/0", b"")
+    with pytest.raises(StoreTimeoutError, match="rank 0 did not hand out") as caught:
+        await exchange(store, 1, 2, b"", Deadline(0.01))
+    assert caught.value.ranks == ()
+
+
+async def test_host_leaves_last():
+    store = MemoryStore()
+    host = asyncio.create_task(leave(store, 0, 3, Deadline(5)))
+    assert await leave(store, 2, 3, Deadline(5)) is True
+    await asyncio.sleep(0)
+    assert not host.done()
+    assert await leave(store, 1, 3, Deadline(5)) is True
+    assert await host is True
+    assert await leave(MemoryStore(), 0, 1, Deadline(5)) is True
+
+
+async def test_host_waits_only_until_its_deadline():
+    store = MemoryStore()
+    await leave(store, 1, 3, Deadline(5), host=2)
+    assert await leave(store, 2, 3, Deadline(0.01), host=2) is False
