@@ -1,0 +1,1 @@
+"""torch.distributed that you can await."""

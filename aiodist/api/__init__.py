@@ -1,0 +1,1 @@
+"""The async functions users call, by family, with torch's names."""

@@ -1,0 +1,1 @@
+"""Engines that carry out the operations of a group."""

@@ -1,0 +1,1 @@
+"""Starting the ranks of a job as processes, and stopping them together."""

@@ -1,0 +1,1 @@
+"""The blocking door: torch.distributed's functions over the async ones."""

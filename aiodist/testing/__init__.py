@@ -1,0 +1,1 @@
+"""For users' tests: in-process ranks, and conformance checks for transports and stores."""
