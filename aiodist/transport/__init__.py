@@ -1,1 +1,1 @@
-"""Ordered byte streams between ranks, one kind a file, picked by the scheme of an address."""
+"""Reliable byte streams between two ranks: in one process, over Unix sockets, over TCP."""

@@ -48,7 +48,7 @@ class Connection(ABC):
 
     @abstractmethod
     def start(self, receiver: Receiver) -> None:
-        """Begin to read into ``receiver``. May be called again to hand the stream to another one."""
+        """Begin to read into ``receiver``. Called again, it hands the stream over."""
 
     @abstractmethod
     def send(self, parts: Sequence[memoryview | bytes], on_sent: OnSent | None = None) -> None:

@@ -1,0 +1,58 @@
+"""Non-blocking connect with a deadline, for every family of sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import math
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiodist.deadline import Deadline
+
+_IN_PROGRESS = {errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY}
+_BACKLOG_PAUSE = 0.002
+
+
+@asynccontextmanager
+async def within(deadline: Deadline) -> AsyncIterator[None]:
+    """Raises TimeoutError in the body when the deadline passes."""
+    left = deadline.remaining()
+    async with asyncio.timeout(None if math.isinf(left) else left):
+        yield
+
+
+async def connect_socket(sock: socket.socket, address: Any) -> None:
+    """Connect the non-blocking ``sock``. Raises OSError; the caller owns and closes ``sock``.
+
+    Cancelled, the loop no longer watches the socket.
+    """
+    code = sock.connect_ex(address)
+    while code == errno.EAGAIN and sock.family == getattr(socket, "AF_UNIX", None):
+        # The listener's backlog is full, and Unix sockets do not queue: try again.
+        await asyncio.sleep(_BACKLOG_PAUSE)
+        code = sock.connect_ex(address)
+    if code in _IN_PROGRESS:
+        await _writable(sock)
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code:
+        raise OSError(code, os.strerror(code))
+
+
+async def _writable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    fd = sock.fileno()
+
+    def on_ready() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_writer(fd, on_ready)
+    try:
+        await ready
+    finally:
+        loop.remove_writer(fd)

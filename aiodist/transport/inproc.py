@@ -1,0 +1,232 @@
+"""Streams between ranks of one process and one loop: addresses ``inproc:N``.
+
+The same byte stream as over a socket, without a socket: ``send`` queues, and a later turn of
+the loop copies from the sender's memory into the receiver's, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from aiodist.deadline import Deadline
+from aiodist.errors import DistNetworkError, InvalidUsageError
+from aiodist.transport.base import Connection, Listener, OnAccept, OnSent, Receiver, Transport
+from aiodist.transport.callbacks import CallbackConnection
+
+SCHEME = "inproc"
+
+COPY_BUDGET = 4 << 20
+"""Bytes copied in one turn of the loop before others get theirs."""
+
+CHUNKS_A_TURN = 256
+"""Buffers filled in one turn, likewise: many tiny ones cost time too."""
+
+
+class InprocHub:
+    """Where the ranks of one process meet. One for all of them; they hand it to InprocTransport."""
+
+    def __init__(self) -> None:
+        self._listeners: dict[str, InprocListener] = {}
+        self._count = 0
+
+    def new_address(self) -> str:
+        self._count += 1
+        return f"{SCHEME}:{self._count}"
+
+    def add(self, listener: InprocListener) -> None:
+        self._listeners[listener.address] = listener
+
+    def remove(self, listener: InprocListener) -> None:
+        self._listeners.pop(listener.address, None)
+
+    def find(self, address: str) -> InprocListener | None:
+        return self._listeners.get(address)
+
+
+class InprocListener(Listener):
+    """A place on the hub."""
+
+    def __init__(self, hub: InprocHub, on_accept: OnAccept) -> None:
+        self.address = hub.new_address()
+        self.on_accept = on_accept
+        self._hub = hub
+        hub.add(self)
+
+    async def close(self) -> None:
+        self._hub.remove(self)
+
+
+class InprocTransport(Transport):
+    """Connects ranks that share ``hub``."""
+
+    scheme = SCHEME
+
+    def __init__(self, hub: InprocHub) -> None:
+        self._hub = hub
+
+    async def listen(self, on_accept: OnAccept) -> InprocListener:
+        return InprocListener(self._hub, on_accept)
+
+    async def connect(self, address: str, deadline: Deadline) -> Connection:
+        if not address.startswith(f"{SCHEME}:"):
+            raise InvalidUsageError(f"not an in-process address: {address!r}; write inproc:N")
+        await asyncio.sleep(0)  # as over a socket, nothing is connected within the call
+        listener = self._hub.find(address)
+        if listener is None:
+            raise DistNetworkError(
+                f"cannot connect to {address}: connection refused, nobody listens there (any "
+                "more) on this hub"
+            )
+        ours = InprocConnection(address)
+        theirs = InprocConnection(f"a client of {address}")
+        ours.join(theirs)
+        theirs.join(ours)
+        try:
+            listener.on_accept(theirs)
+        except Exception as error:  # noqa: BLE001  # not the caller's trouble
+            theirs.abort()
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": f"on_accept of {address} raised", "exception": error}
+            )
+        return ours
+
+
+class InprocConnection(CallbackConnection):
+    """One end of a pair. It pushes what it has queued into the other end's receiver."""
+
+    def __init__(self, peer_name: str) -> None:
+        super().__init__(SCHEME, peer_name)
+        self._peer: InprocConnection | None = None
+        self._scheduled = False
+        self._closed = False  # sends fail, and nothing is delivered here any more
+        self._finished = False  # what was queued is gone too
+        self._flushed: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        state = "closed" if self._finished else "closing" if self._closed else "open"
+        return f"<InprocConnection to {self.peer_name}, {state}>"
+
+    def join(self, peer: InprocConnection) -> None:
+        """Make ``peer`` the other end."""
+        self._peer = peer
+
+    def start(self, receiver: Receiver) -> None:
+        if self._ended_unseen:
+            self._loop.call_soon(self._tell_lost, receiver, self._ended_unseen.pop())
+        elif not self._closed:
+            self._receiver = receiver
+            if self._peer is not None:
+                self._peer._schedule()
+
+    def send(self, parts: Sequence[memoryview | bytes], on_sent: OnSent | None = None) -> None:
+        if self._closed:
+            self._tell(on_sent, self._closed_error())
+            return
+        self._enqueue(parts, on_sent)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if self._queue and not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        self._scheduled = False
+        budget = COPY_BUDGET
+        for _ in range(CHUNKS_A_TURN):
+            peer = self._peer
+            if not self._queue or peer is None or budget <= 0:
+                break
+            view, on_sent = self._queue[0]
+            if view.nbytes:
+                count = peer._take(view)
+                if count == 0:  # its start() will schedule us again
+                    return
+                budget -= count
+                if not self._queue:  # aborted from within
+                    break
+                if count < view.nbytes:
+                    self._queue[0] = (view[count:], on_sent)
+                    continue
+            self._queue.popleft()
+            self._tell(on_sent, None)
+        if self._queue:
+            self._schedule()
+        elif self._flushed is not None and not self._flushed.done():
+            self._flushed.set_result(None)
+
+    def _take(self, view: memoryview) -> int:
+        """Copy the beginning of ``view`` to our receiver; 0 if there is none yet."""
+        if self._closed:  # closing, it reads on into nothing, as a socket would
+            return view.nbytes
+        receiver = self._receiver
+        if receiver is None:
+            return 0
+        try:
+            buffer = receiver.get_buffer()
+            count = min(buffer.nbytes, view.nbytes)
+            if buffer.format != "B":
+                buffer = buffer.cast("B")
+            buffer[:count] = view[:count]
+            receiver.received(count)
+        except Exception as error:  # noqa: BLE001  # it goes to lost()
+            self._end(error)
+            return view.nbytes
+        return count
+
+    async def close(self) -> None:
+        if self._finished:
+            return
+        self._closed = True
+        self._receiver = None
+        if self._peer is not None:
+            self._peer._schedule()  # what it has queued for us goes nowhere, and it may finish
+        try:
+            if self._queue:
+                if self._flushed is None:
+                    self._flushed = self._loop.create_future()
+                self._schedule()
+                await asyncio.shield(self._flushed)
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        self._closed = True
+        self._receiver = None
+        if self._finished:
+            return
+        self._finish(self._closed_error())
+
+    def close_now(self, timeout: float = 0.0) -> None:
+        """Close without a loop; both ends live in this process, so nothing is worth a wait."""
+        self._closed = self._finished = True
+        self._receiver = None
+        self._queue.clear()
+
+    def close_in_child(self) -> None:
+        """Forget the stream in a forked child, which has its own copy of both ends."""
+        self.close_now()
+
+    def _finish(self, error: BaseException) -> None:
+        self._finished = True
+        if self._flushed is not None and not self._flushed.done():
+            self._flushed.set_result(None)
+        peer, self._peer = self._peer, None
+        if peer is not None:
+            peer._peer = None
+            self._loop.call_soon(peer._end, None)
+        self._fail_queue(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        """The stream is over, and not by this side's doing."""
+        if self._finished:
+            return
+        receiver, was_open = self._receiver, not self._closed
+        self._closed = True
+        self._receiver = None
+        if was_open and receiver is not None:
+            self._tell_lost(receiver, error)
+        elif was_open:
+            self._ended_unseen.append(error)
+        self._finish(error or self._ended_error())

@@ -1,0 +1,63 @@
+"""Which transport serves which addresses.
+
+A new transport takes its place here: shared memory as scheme ``shm``, which the mesh offers to
+peers that have proven to be on this host, and TLS as ``tls``, which wraps what ``tcp`` connects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from aiodist.errors import InvalidUsageError
+from aiodist.transport.base import Transport
+from aiodist.transport.inproc import InprocHub, InprocTransport
+from aiodist.transport.tcp import TcpTransport
+from aiodist.transport.unix import UnixTransport
+
+
+class Transports:
+    """The transports of one rank, made on first use. ``factories``: scheme to maker."""
+
+    def __init__(self, factories: Mapping[str, Callable[[], Transport]]) -> None:
+        self._factories = dict(factories)
+        self._made: dict[str, Transport] = {}
+
+    @classmethod
+    def default(
+        cls,
+        host: str,
+        *,
+        source_hosts: Sequence[str] = (),
+        hub: InprocHub | None = None,
+    ) -> Transports:
+        """``tcp`` on ``host``, ``unix``, and ``inproc`` where ``hub`` is given."""
+        factories: dict[str, Callable[[], Transport]] = {
+            "tcp": lambda: TcpTransport(host, source_hosts=source_hosts),
+            "unix": UnixTransport,
+        }
+        if hub is not None:
+            factories["inproc"] = lambda: InprocTransport(hub)
+        return cls(factories)
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        return tuple(self._factories)
+
+    def get(self, scheme: str) -> Transport:
+        """The transport for ``scheme``; the same one each time. Raises InvalidUsageError."""
+        if scheme not in self._made:
+            if scheme not in self._factories:
+                known = ", ".join(self._factories)
+                raise InvalidUsageError(f"unknown transport {scheme!r}; the known ones: {known}")
+            self._made[scheme] = self._factories[scheme]()
+        return self._made[scheme]
+
+    def for_address(self, address: str) -> Transport:
+        """The transport that can connect to ``address``. Raises InvalidUsageError."""
+        scheme, colon, _ = address.partition(":")
+        if not colon:
+            raise InvalidUsageError(
+                f"not a transport address: {address!r}; it starts with its scheme, as in "
+                "tcp://host:port"
+            )
+        return self.get(scheme)

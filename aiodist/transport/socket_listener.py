@@ -1,0 +1,125 @@
+"""The accept loop shared by the transports over sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+from collections.abc import Callable
+
+from aiodist.transport.base import Listener, OnAccept
+from aiodist.transport.stream_socket import SocketConnection
+
+logger = logging.getLogger("aiodist.transport")
+
+BACKLOG = 4096
+"""Connections the kernel holds for us until they are accepted; the system may cap it."""
+
+ACCEPTS_A_TURN = 64
+PAUSE_SECONDS = 0.2
+"""How long accepting rests when the process or the system is out of descriptors or memory."""
+
+_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+
+Wrap = Callable[[socket.socket], SocketConnection | None]
+
+
+class SocketListener(Listener):
+    """Accepts on a bound and listening socket, which it owns.
+
+    ``wrap`` makes a connection of an accepted socket, or returns None after refusing it;
+    ``on_closed`` gives back what else belongs to the address (a file, a directory).
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        address: str,
+        on_accept: OnAccept,
+        wrap: Wrap,
+        on_closed: Callable[[], None] | None = None,
+    ) -> None:
+        sock.setblocking(False)
+        self.address = address
+        self._sock = sock
+        self._on_accept = on_accept
+        self._wrap = wrap
+        self._on_closed = on_closed
+        self._loop = asyncio.get_running_loop()
+        self._resume: asyncio.TimerHandle | None = None
+        self._complained = False
+        self._closed = False
+        self._watch()
+
+    def _watch(self) -> None:
+        self._resume = None
+        self._loop.add_reader(self._sock.fileno(), self._on_readable)
+
+    def _on_readable(self) -> None:
+        for _ in range(ACCEPTS_A_TURN):
+            if self._closed:
+                return
+            try:
+                sock, _ = self._sock.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno in _EXHAUSTED:
+                    self._pause(error)
+                    return
+                continue  # that connection ended before it was accepted
+            try:
+                connection = self._wrap(sock)
+            except OSError:  # likewise, while its options were being set
+                sock.close()
+                continue
+            if connection is not None:
+                self._hand_over(connection)
+
+    def _hand_over(self, connection: SocketConnection) -> None:
+        try:
+            self._on_accept(connection)
+        except Exception as error:  # noqa: BLE001  # one connection's trouble
+            connection.abort()
+            self._loop.call_exception_handler(
+                {"message": f"on_accept of {self.address} raised", "exception": error}
+            )
+
+    def _pause(self, error: OSError) -> None:
+        # The connection stays in the backlog, so the socket stays readable: without a pause
+        # the loop would spin.
+        if not self._complained:
+            self._complained = True
+            logger.warning(
+                "cannot accept connections at %s: %s; trying again every %s s (raise the limit "
+                "on open files: ulimit -n)",
+                self.address,
+                error.strerror,
+                PAUSE_SECONDS,
+            )
+        self._loop.remove_reader(self._sock.fileno())
+        self._resume = self._loop.call_later(PAUSE_SECONDS, self._watch)
+
+    async def close(self) -> None:
+        self.close_now()
+
+    def close_now(self) -> None:
+        """``close`` without a running loop, for interpreter exit."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._resume is not None:
+            self._resume.cancel()
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._sock.fileno())
+        self._sock.close()
+        if self._on_closed is not None:
+            self._on_closed()
+
+    def close_in_child(self) -> None:
+        """Give back the descriptor in a forked child; the parent keeps listening."""
+        if not self._closed:
+            self._closed = True
+            os.close(self._sock.detach())

@@ -1,0 +1,365 @@
+"""A connection over a stream socket, driven by the loop's readiness callbacks.
+
+The system calls are made here and not by asyncio's transports, for two reasons: a payload goes
+from the tensor's memory to the kernel and back with no copy of ours in between, and ``on_sent``
+can say exactly when the kernel has taken the last byte, which is when memory may be reused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from aiodist.errors import DistNetworkError
+from aiodist.transport.base import OnSent, Receiver
+from aiodist.transport.callbacks import CallbackConnection
+
+READ_BUDGET = 4 << 20
+"""Bytes read in one callback before other callbacks get their turn."""
+
+WRITE_BUDGET = 4 << 20
+"""Bytes written in one callback, likewise."""
+
+SEND_SLICE = 1 << 20
+"""Bytes given to the kernel in one call: large enough to hide the call, small enough to be fair."""
+
+MAX_PARTS = 64
+"""Buffers in one ``sendmsg``; far below every system's IOV_MAX."""
+
+DRAIN_SECONDS = 1.0
+"""How long ``close`` reads on after the last byte, waiting for the other side's end."""
+
+_BLOCKED = (BlockingIOError, InterruptedError)
+_OPEN, _CLOSING, _CLOSED = range(3)
+_HAS_SENDMSG = hasattr(socket.socket, "sendmsg")
+
+
+class SocketConnection(CallbackConnection):
+    """One end of a connected stream socket, which it owns. Made inside a running loop."""
+
+    def __init__(self, sock: socket.socket, scheme: str, peer_name: str) -> None:
+        super().__init__(scheme, peer_name)
+        sock.setblocking(False)
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._state = _OPEN
+        self._writing = False  # inside a flush or an on_sent: send() only queues
+        self._wants_writer = False
+        self._broken = False  # a write failed; what has arrived is still read
+        self._end_of_input = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._done: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        state = ("open", "closing", "closed")[self._state]
+        return f"<SocketConnection {self.scheme} to {self.peer_name}, {state}>"
+
+    # Reading
+
+    def start(self, receiver: Receiver) -> None:
+        if self._state == _OPEN:
+            first = self._receiver is None
+            self._receiver = receiver
+            if first:
+                self._loop.add_reader(self._fd, self._on_readable)
+        elif self._ended_unseen:
+            self._loop.call_soon(self._tell_lost, receiver, self._ended_unseen.pop())
+
+    def _on_readable(self) -> None:
+        budget = READ_BUDGET
+        recv_into = self._sock.recv_into
+        while (receiver := self._receiver) is not None:  # looked up anew: received() may change it
+            try:
+                buffer = receiver.get_buffer()
+                size = buffer.nbytes
+            except Exception as error:  # noqa: BLE001  # it goes to lost()
+                self._end(error)
+                return
+            try:
+                count = recv_into(buffer)
+            except _BLOCKED:
+                return
+            except OSError as error:
+                self._end(self._network_error(error))
+                return
+            if count == 0:
+                self._on_end_of_input()
+                return
+            try:
+                receiver.received(count)
+            except Exception as error:  # noqa: BLE001  # it goes to lost()
+                self._end(error)
+                return
+            budget -= count
+            # A short read has emptied the socket: the call that would only say so is spared.
+            if (count < size and not self._broken) or budget <= 0:
+                return
+
+    def _on_end_of_input(self) -> None:
+        if self._state == _OPEN:
+            self._end(None)
+        else:  # the other side may still read what close() is flushing
+            self._end_of_input = True
+            self._loop.remove_reader(self._fd)
+            self._wake()
+
+    # Writing
+
+    def send(self, parts: Sequence[memoryview | bytes], on_sent: OnSent | None = None) -> None:
+        if self._state != _OPEN:
+            self._tell(on_sent, self._closed_error())
+            return
+        queue = self._queue
+        if queue or self._writing:
+            self._enqueue(parts, on_sent)
+            return
+        total = 0
+        for part in parts:
+            total += part.nbytes if isinstance(part, memoryview) else len(part)
+        if 0 < total <= SEND_SLICE and len(parts) <= MAX_PARTS:
+            try:
+                sent = self._write(parts)
+            except _BLOCKED:
+                sent = 0
+            except OSError as error:
+                self._enqueue(parts, on_sent)
+                self._on_write_error(error)
+                return
+            if sent == total:
+                if on_sent is not None:
+                    self._writing = True
+                    self._tell(on_sent, None)
+                    self._writing = self._broken
+                    if queue:
+                        self._flush()
+                return
+            self._enqueue(parts, on_sent)
+            self._advance(sent)
+            self._watch_writable()
+        else:
+            self._enqueue(parts, on_sent)
+            self._flush()
+
+    def _write(self, parts: Sequence[memoryview | bytes]) -> int:
+        if len(parts) == 1 or not _HAS_SENDMSG:
+            return self._sock.send(parts[0])
+        return self._sock.sendmsg(parts)
+
+    def _flush(self) -> None:
+        if self._writing:
+            return
+        self._writing = True
+        budget = WRITE_BUDGET
+        while self._queue and budget > 0:
+            batch, size = self._next_batch()
+            try:
+                sent = self._write(batch) if size else 0
+            except _BLOCKED:
+                break
+            except OSError as error:
+                self._on_write_error(error)
+                return
+            budget -= sent
+            self._advance(sent)
+            if sent < size:
+                break
+        self._writing = self._broken
+        self._watch_writable()
+        if not self._queue:
+            self._wake()
+
+    def _next_batch(self) -> tuple[list[memoryview], int]:
+        """The front of the queue, as much as one call should carry, and its size in bytes."""
+        batch: list[memoryview] = []
+        size = 0
+        most = MAX_PARTS if _HAS_SENDMSG else 1
+        for view, _ in self._queue:
+            room = SEND_SLICE - size
+            if view.nbytes >= room:
+                batch.append(view[:room])
+                return batch, SEND_SLICE
+            if view.nbytes:
+                batch.append(view)
+                size += view.nbytes
+            if len(batch) == most:
+                break
+        return batch, size
+
+    def _advance(self, sent: int) -> None:
+        """Take ``sent`` bytes off the queue, then tell whose sends are complete."""
+        queue = self._queue
+        finished: list[OnSent] = []
+        while queue:
+            view, on_sent = queue[0]
+            if view.nbytes > sent:
+                if sent:
+                    queue[0] = (view[sent:], on_sent)
+                break
+            queue.popleft()
+            sent -= view.nbytes
+            if on_sent is not None:
+                finished.append(on_sent)
+        for on_sent in finished:
+            self._tell(on_sent, None)
+
+    def _watch_writable(self) -> None:
+        wanted = bool(self._queue) and self._state != _CLOSED
+        if wanted != self._wants_writer:
+            self._wants_writer = wanted
+            if wanted:
+                self._loop.add_writer(self._fd, self._flush)
+            elif self._state != _CLOSED:
+                self._loop.remove_writer(self._fd)
+
+    def _on_write_error(self, error: OSError) -> None:
+        # Reported a turn later: lost() from within send() would surprise every caller, and what
+        # the other side said before it closed may still lie in the socket, unread.
+        self._broken = self._writing = True
+        if self._wants_writer:
+            self._wants_writer = False
+            self._loop.remove_writer(self._fd)
+        self._loop.call_soon(self._after_write_error, self._network_error(error))
+
+    def _after_write_error(self, error: DistNetworkError) -> None:
+        if self._state == _OPEN:
+            self._on_readable()
+        self._end(error)
+
+    # Ending
+
+    async def close(self) -> None:
+        if self._state == _CLOSED:
+            return
+        if self._done is not None:  # somebody else is closing it: share the outcome
+            try:
+                await asyncio.shield(self._done)
+            except asyncio.CancelledError:
+                self.abort()
+                raise
+            return
+        self._done = self._loop.create_future()
+        self._state = _CLOSING
+        # Reading goes on, into nothing: two sides that flush at each other must both read.
+        if self._receiver is None:
+            self._loop.add_reader(self._fd, self._on_readable)
+        self._receiver = _Discard()
+        try:
+            while self._queue and self._is_closing():
+                await self._changed()
+            if self._is_closing():
+                with suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_WR)
+                # Closing with unread bytes in the socket would send a reset, and a reset
+                # destroys what the other side has not read yet.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(DRAIN_SECONDS):
+                        while self._is_closing() and not self._end_of_input:
+                            await self._changed()
+        finally:
+            self.abort()
+
+    def _is_closing(self) -> bool:
+        return self._state == _CLOSING
+
+    def abort(self) -> None:
+        if self._state != _CLOSED:
+            self._release()
+            self._fail_queue(self._closed_error())
+
+    def close_now(self, timeout: float = 0.2) -> None:
+        """Close without a loop, at interpreter exit: best effort, at most ``timeout`` seconds.
+
+        What is queued is sent as far as time allows; on_sent is not called for it.
+        """
+        if self._state == _CLOSED:
+            return
+        queue = [view for view, _ in self._queue]
+        broken = self._broken
+        self._queue.clear()
+        self._unwatch()
+        end = time.monotonic() + timeout
+        with suppress(OSError), self._sock as sock:
+            if not broken:
+                for view in queue:
+                    sock.settimeout(max(end - time.monotonic(), 0.001))
+                    sock.sendall(view)
+            sock.shutdown(socket.SHUT_WR)
+            scratch = bytearray(1 << 16)
+            while (left := end - time.monotonic()) > 0:
+                sock.settimeout(left)
+                if sock.recv_into(scratch) == 0:
+                    break
+
+    def close_in_child(self) -> None:
+        """Give back the descriptor in a forked child; the parent's stream goes on unharmed.
+
+        No shutdown, which would end the stream for both, and no call to the loop: the child
+        shares the parent's epoll instance, and to unregister here would unregister there.
+        """
+        if self._state != _CLOSED:
+            self._state = _CLOSED
+            self._receiver = None
+            self._queue.clear()
+            os.close(self._sock.detach())
+
+    def _end(self, error: BaseException | None) -> None:
+        """The stream is over, and not by our own doing (or not yet: close() was still busy)."""
+        if self._state == _CLOSED:
+            return
+        receiver, was_open = self._receiver, self._state == _OPEN
+        self._release()
+        if was_open and receiver is not None:
+            self._tell_lost(receiver, error)
+        elif was_open:
+            self._ended_unseen.append(error)
+        self._fail_queue(error or self._ended_error())
+
+    def _release(self) -> None:
+        self._unwatch()
+        self._sock.close()
+        self._wake()
+        if self._done is not None and not self._done.done():
+            self._done.set_result(None)
+
+    def _unwatch(self) -> None:
+        self._state = _CLOSED
+        self._receiver = None
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._fd)
+            self._loop.remove_writer(self._fd)
+
+    # Telling
+
+    async def _changed(self) -> None:
+        self._waiter = self._loop.create_future()
+        await self._waiter
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _network_error(self, cause: OSError) -> DistNetworkError:
+        reason = cause.strerror or str(cause)
+        error = DistNetworkError(f"the connection to {self.peer_name} failed: {reason}")
+        error.__cause__ = cause
+        return error
+
+
+class _Discard:
+    """The receiver of a connection that is being closed."""
+
+    def __init__(self) -> None:
+        self._scratch = memoryview(bytearray(1 << 16))
+
+    def get_buffer(self) -> memoryview:
+        return self._scratch
+
+    def received(self, count: int) -> None:
+        pass
+
+    def lost(self, error: BaseException | None) -> None:
+        pass

@@ -1,0 +1,185 @@
+"""TCP: addresses ``tcp://host:port`` and ``tcp://[ipv6]:port``."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from aiodist.deadline import Deadline
+from aiodist.errors import DistNetworkError, InvalidUsageError
+from aiodist.transport.base import Connection, OnAccept, Transport
+from aiodist.transport.connecting import connect_socket, within
+from aiodist.transport.socket_listener import BACKLOG, SocketListener
+from aiodist.transport.stream_socket import SocketConnection
+
+SCHEME = "tcp"
+
+_AddressInfo = tuple[int, int, int, str, Any]
+
+
+class TcpTransport(Transport):
+    """Streams between hosts (and on one).
+
+    ``host``: the address or name of the one interface to listen on; the wildcards ``0.0.0.0``
+    and ``::`` only where the caller asks for them by name. ``advertise``: the host to put in
+    the listener's address where it is not ``host`` (behind a wildcard, or a translated network).
+    ``source_hosts``: local addresses that outgoing connections are bound to in turn, to spread
+    streams over several interfaces; the system chooses where there is none of the right family.
+    """
+
+    scheme = SCHEME
+
+    def __init__(
+        self, host: str, *, advertise: str | None = None, source_hosts: Sequence[str] = ()
+    ) -> None:
+        self._host = host
+        self._advertise = advertise
+        self._source_hosts = list(source_hosts)
+        self._turn = itertools.count()
+
+    async def listen(self, on_accept: OnAccept) -> SocketListener:
+        try:
+            family, kind, protocol, _, where = (await _resolve(self._host, 0))[0]
+        except socket.gaierror as error:
+            raise DistNetworkError(
+                f"cannot listen on {self._host!r}: the name does not resolve "
+                f"({error.strerror}); pass an address or name of this host"
+            ) from error
+        try:
+            sock = socket.socket(family, kind, protocol)
+            try:
+                sock.bind(where)
+                sock.listen(BACKLOG)
+                host, port = sock.getsockname()[:2]
+                address = format_address(self._advertise or host, port)
+                return SocketListener(sock, address, on_accept, _wrap_accepted)
+            except BaseException:
+                sock.close()
+                raise
+        except OSError as error:
+            raise DistNetworkError(
+                f"cannot listen on {self._host!r}: {error.strerror}; pass an address or name of "
+                "an interface of this host"
+            ) from error
+
+    async def connect(self, address: str, deadline: Deadline) -> Connection:
+        host, port = parse_address(address)
+        try:
+            async with within(deadline):
+                return await self._connect(address, host, port)
+        except TimeoutError as error:
+            raise DistNetworkError(
+                f"timed out connecting to {address} after {deadline.timeout} s: the host does "
+                "not answer (is it up, and does a firewall allow this port?)"
+            ) from error
+
+    async def _connect(self, address: str, host: str, port: int) -> Connection:
+        try:
+            infos = await _resolve(host, port)
+        except socket.gaierror as error:
+            raise DistNetworkError(
+                f"cannot connect to {address}: the host name {host!r} does not resolve "
+                f"({error.strerror})"
+            ) from error
+        failure: OSError | None = None
+        for family, kind, protocol, _, where in infos:
+            try:
+                sock = socket.socket(family, kind, protocol)
+            except OSError as error:
+                failure = error
+                continue
+            try:
+                sock.setblocking(False)
+                _set_options(sock)
+                self._bind_source(sock)
+                await connect_socket(sock, where)
+                return SocketConnection(sock, SCHEME, address)
+            except OSError as error:
+                sock.close()
+                failure = error
+            except BaseException:
+                sock.close()
+                raise
+        assert failure is not None  # getaddrinfo never answers with an empty list
+        raise DistNetworkError(f"cannot connect to {address}: {_explain(failure)}") from failure
+
+    def _bind_source(self, sock: socket.socket) -> None:
+        wants_ipv6 = sock.family == socket.AF_INET6
+        sources = [host for host in self._source_hosts if (":" in host) == wants_ipv6]
+        if sources:
+            source = sources[next(self._turn) % len(sources)]
+            try:
+                info = socket.getaddrinfo(
+                    source, 0, sock.family, socket.SOCK_STREAM, 0, socket.AI_NUMERICHOST
+                )
+                sock.bind(info[0][4])
+            except OSError as error:
+                raise OSError(
+                    error.errno, f"cannot bind to the local address {source}: {error.strerror}"
+                ) from error
+
+
+def format_address(host: str, port: int) -> str:
+    """``tcp://host:port``, with brackets around an IPv6 address."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port of ``tcp://host:port``. Raises InvalidUsageError."""
+    scheme, found, rest = address.partition("://")
+    host, colon, port = rest.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        colon = ""
+    if scheme != SCHEME or not found or not colon or not host or not _is_port(port):
+        raise InvalidUsageError(
+            f"not a TCP address: {address!r}; write tcp://host:port, or tcp://[address]:port "
+            "for IPv6"
+        )
+    return host, int(port)
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and 0 < int(text) < 65536
+
+
+async def _resolve(host: str, port: int) -> list[_AddressInfo]:
+    """Addresses of ``host``, in the system's order. Raises socket.gaierror."""
+    with suppress(socket.gaierror):  # a numeric address needs neither a thread nor a name server
+        return list(
+            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        )
+    loop = asyncio.get_running_loop()
+    return list(await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+
+
+def _set_options(sock: socket.socket) -> None:
+    # Frames are written whole, so waiting to fill a segment only costs time.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # A host that loses power sends nothing; the kernel finds out within about a minute.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _wrap_accepted(sock: socket.socket) -> SocketConnection:
+    _set_options(sock)
+    host, port = sock.getpeername()[:2]
+    return SocketConnection(sock, SCHEME, format_address(host, port))
+
+
+def _explain(error: OSError) -> str:
+    if error.errno == errno.ECONNREFUSED:
+        return "connection refused: nobody listens there (any more)"
+    if error.errno == errno.ETIMEDOUT:
+        return "timed out: the host does not answer"
+    if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
+        return f"unreachable: {error.strerror}; is there a route from this host?"
+    return error.strerror or str(error)
