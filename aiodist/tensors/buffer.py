@@ -1,0 +1,121 @@
+"""A tensor's memory as bytes: what the engine sends from, receives into and reduces."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import cache
+from types import ModuleType
+from typing import Any, Literal
+
+import numpy as np
+
+from aiodist.errors import ProtocolError
+from aiodist.tensors import numpy_memory
+from aiodist.tensors.dtypes import DType
+
+Kind = Literal["torch", "numpy"]
+
+
+class Buffer:
+    """The memory of one tensor or array.
+
+    ``owner``: the caller's object, of ``kind`` ``"torch"`` or ``"numpy"``.
+    ``dtype``, ``shape``, ``count`` (elements) and ``nbytes`` describe it.
+    ``view``: its bytes in C order, format ``'B'``. That is the owner's own memory where the owner
+    is contiguous, else a staged copy, which `write_back` brings into the owner. ``view`` keeps
+    the memory alive for as long as anyone holds it. It is read-only where a numpy owner is.
+    """
+
+    __slots__ = ("_staged", "count", "dtype", "kind", "nbytes", "owner", "shape", "view")
+
+    def __init__(
+        self,
+        owner: Any,
+        kind: Kind,
+        dtype: DType,
+        shape: tuple[int, ...],
+        view: memoryview,
+        count: int,
+        staged: Any = None,
+    ) -> None:
+        self.owner = owner
+        self.kind = kind
+        self.dtype = dtype
+        self.shape = shape
+        self.view = view
+        self.count = count
+        self.nbytes = count * dtype.itemsize
+        self._staged = staged
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether ``view`` is a copy, so that a receive has to end with `write_back`."""
+        return self._staged is not None
+
+    def write_back(self) -> None:
+        """Copy staged bytes into the owner; nothing where ``view`` is the owner's own memory."""
+        if self._staged is None:
+            return
+        if self.kind == "torch":
+            _torch_memory().assign(self.owner, self._staged)
+        else:
+            numpy_memory.assign(self.owner, self._staged)
+
+    def slice(self, start: int, count: int) -> memoryview:
+        """The bytes of ``count`` elements from element ``start`` on."""
+        size = self.dtype.itemsize
+        return self.view[start * size : (start + count) * size]
+
+    def __repr__(self) -> str:
+        return f"<Buffer {self.kind} {self.dtype.name}{list(self.shape)}>"
+
+
+def buffer_of(obj: Any, name: str, *, writable: bool, load: bool = True) -> Buffer:
+    """The memory of ``obj``, a torch.Tensor on the CPU or a numpy.ndarray.
+
+    ``name`` is the argument's name, for messages. ``writable``: the memory will be written, so
+    read-only arrays and tensors whose elements overlap are refused. ``load=False``: it will only
+    be written, so a staged copy need not be filled with the owner's values.
+
+    Tensors that require grad, have any strides, no element or no dimension work. Raises TypeError
+    for other objects and for element types that cannot travel, InvalidUsageError (a ValueError)
+    for tensors whose memory cannot be used.
+    """
+    if isinstance(obj, np.ndarray):
+        array, dtype, view, staged = numpy_memory.open_array(obj, name, writable, load)
+        return Buffer(array, "numpy", dtype, obj.shape, view, obj.size, staged)
+    # A torch tensor exists only where torch has been imported already.
+    if "torch" in sys.modules:
+        torch_memory = _torch_memory()
+        if isinstance(obj, torch_memory.Tensor):
+            dtype, view, staged = torch_memory.open_tensor(obj, name, writable, load)
+            return Buffer(obj, "torch", dtype, tuple(obj.shape), view, obj.numel(), staged)
+    raise TypeError(f"{name} must be a torch.Tensor or numpy.ndarray, not {type(obj).__name__}")
+
+
+def empty_like_message(kind: Kind, dtype: DType, shape: tuple[int, ...]) -> Buffer:
+    """A new, uninitialised tensor for a message that brought its own description.
+
+    numpy lacks some of torch's dtypes and the reverse; the sender's ``kind`` decides, and
+    ProtocolError is raised where that kind has no such dtype.
+    """
+    make: Callable[[DType, tuple[int, ...]], Any]
+    make = _torch_memory().empty if kind == "torch" else numpy_memory.empty
+    owner = make(dtype, shape)
+    if owner is None:
+        raise ProtocolError(f"{kind} has no element type {dtype.name}")
+    return buffer_of(owner, "tensor", writable=True, load=False)
+
+
+def scratch(nbytes: int) -> memoryview:
+    """``nbytes`` writable, uninitialised bytes, format ``'B'``."""
+    return np.empty(nbytes, np.uint8).data
+
+
+@cache
+def _torch_memory() -> ModuleType:
+    """The module that knows torch, imported at the first tensor and not before."""
+    from aiodist.tensors import torch_memory
+
+    return torch_memory

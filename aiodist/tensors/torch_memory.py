@@ -1,0 +1,141 @@
+"""torch tensors as bytes. Imported at the first torch tensor, because it imports torch."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from aiodist.errors import InvalidUsageError
+from aiodist.tensors.dtypes import DTYPES, DType
+from aiodist.tensors.layout import overlaps_itself
+
+TORCH_DTYPES: Mapping[DType, torch.dtype] = MappingProxyType(
+    {
+        d: getattr(torch, d.name)
+        for d in DTYPES
+        if isinstance(getattr(torch, d.name, None), torch.dtype)
+    }
+)
+"""Which torch dtype each DType is; what this version of torch lacks is absent."""
+
+_DTYPE_OF: Mapping[torch.dtype, DType] = MappingProxyType({t: d for d, t in TORCH_DTYPES.items()})
+_SUB_BYTE = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8))
+_UNCOPYABLE = frozenset(t for d, t in TORCH_DTYPES.items() if d.name in _SUB_BYTE)
+_STRIDED = torch.strided
+_PLAIN: frozenset[type] = frozenset({Tensor, torch.nn.Parameter})
+
+
+class _Memory(ctypes.Array[ctypes.c_ubyte]):
+    """All bytes from an address on; a slice of it is one tensor's memory.
+
+    The instance keeps the tensor alive, and every memoryview keeps the instance. Tensor.numpy()
+    would do so too, but it forbids resizing the tensor's storage for good, which FSDP needs; and
+    numpy has no bfloat16. One type of unbounded length saves making a type for each length.
+    """
+
+    _type_ = ctypes.c_ubyte
+    _length_ = sys.maxsize
+    tensor: Tensor
+
+
+_at: Callable[[int], _Memory] = _Memory.from_address
+
+
+def open_tensor(
+    tensor: Tensor, name: str, writable: bool, load: bool
+) -> tuple[DType, memoryview, Tensor | None]:
+    """(dtype, bytes in C order, staged copy or None); arguments as in `buffer_of`."""
+    dtype = _DTYPE_OF.get(tensor.dtype)
+    if (
+        dtype is None
+        or not tensor.is_cpu
+        or tensor.layout is not _STRIDED
+        or tensor.is_nested
+        or type(tensor) not in _PLAIN
+    ):
+        dtype = _check(tensor, name)
+    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        return dtype, _bytes_of(tensor, dtype, name), None
+    if writable and overlaps_itself(tensor.shape, tensor.stride(), 1):
+        raise InvalidUsageError(
+            f"{name} has elements that share memory (an expanded tensor?), so it cannot be "
+            f"written; pass a copy: {name}.clone()"
+        )
+    source = _copyable(tensor)
+    staged = _new(source.shape, source.dtype)
+    if load:
+        staged.copy_(source)
+    return dtype, _bytes_of(staged, dtype, name), staged
+
+
+def assign(owner: Tensor, staged: Tensor) -> None:
+    """Copy the staged elements into the caller's tensor, through its strides and conj bit."""
+    _copyable(owner).copy_(staged)
+
+
+def empty(dtype: DType, shape: tuple[int, ...]) -> Tensor | None:
+    """A new tensor, None where this torch has no such dtype."""
+    found = TORCH_DTYPES.get(dtype)
+    return None if found is None else _new(shape, found)
+
+
+def _copyable(tensor: Tensor) -> Tensor:
+    """The tensor outside autograd, and as bytes where torch cannot copy its dtype (int4 etc.)."""
+    tensor = tensor.detach()
+    return tensor.view(torch.uint8) if tensor.dtype in _UNCOPYABLE else tensor
+
+
+def _new(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    # The device is named because torch.set_default_device may say another.
+    if dtype is torch.complex32:  # asked for directly, it warns of being experimental
+        return torch.view_as_complex(torch.empty((*shape, 2), dtype=torch.half, device="cpu"))
+    return torch.empty(shape, dtype=dtype, device="cpu")
+
+
+def _bytes_of(tensor: Tensor, dtype: DType, name: str) -> memoryview:
+    nbytes = tensor.numel() * dtype.itemsize
+    if nbytes == 0:
+        return memoryview(bytearray())
+    start = tensor.storage_offset() * dtype.itemsize
+    # A storage may have been shrunk under its tensors, as FSDP does with freed parameters.
+    if tensor.untyped_storage().nbytes() < start + nbytes:
+        raise InvalidUsageError(
+            f"{name} has no memory: its storage was freed or resized; allocate it first"
+        )
+    memory = _at(tensor.data_ptr())
+    memory.tensor = tensor
+    return memoryview(memory)[:nbytes].cast("B")
+
+
+def _check(tensor: Tensor, name: str) -> DType:
+    """The DType of a tensor off the beaten track, or the error that says why it cannot travel."""
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        raise TypeError(
+            f"{name} is a {type(tensor).__name__}, which wraps other tensors; pass the plain "
+            f"tensor inside (a DTensor gives it with to_local())"
+        )
+    if tensor.device.type != "cpu":
+        raise InvalidUsageError(
+            f'{name} is on {tensor.device}; backend "aiodist" serves cpu tensors: pass '
+            f"{name}.cpu(), or make a group with the backend that serves "
+            f"{tensor.device.type} tensors"
+        )
+    if tensor.is_quantized:
+        raise InvalidUsageError(
+            f"{name} is quantized; pass {name}.int_repr() with its scale, or {name}.dequantize()"
+        )
+    if tensor.layout is not _STRIDED or tensor.is_nested:
+        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        raise InvalidUsageError(
+            f"{name} has layout {kind}, and only dense tensors travel; pass its parts or a "
+            f"dense tensor"
+        )
+    dtype = _DTYPE_OF.get(tensor.dtype)
+    if dtype is None:
+        raise InvalidUsageError(f"{name} has dtype {tensor.dtype}, which cannot travel")
+    return dtype
