@@ -1,4 +1,4 @@
-"""What an algorithm may know of the world: its rank, the number of ranks, and how to send and receive."""
+"""What an algorithm may know of the world: its rank, how many there are, how to send and receive."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Channel(Protocol):
         ...
 
     def recv(self, src: int, into: memoryview) -> Pending[None]:
-        """Receive the next message from group rank ``src`` into ``into``, whose length it must have.
+        """Receive the next message from group rank ``src`` into ``into``, which is just as long.
 
         A message of another length fails the operation with CollectiveMismatchError.
         """

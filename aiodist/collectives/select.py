@@ -1,0 +1,121 @@
+"""Which algorithm runs: a table of (operation, ranks, bytes, locality), as data, and its reader.
+
+The facts in a key are equal on all ranks, so all ranks choose alike; nothing else may enter.
+``nbytes`` is: of a broadcast, reduce or all_reduce the data; of an all_gather or reduce_scatter the
+total of all blocks; of a gather, scatter or all_to_all one block, or `UNEVEN` unless all are equal.
+Rows are read from the top; the first that fits counts. A measured table has the same form: pass it
+as ``rules``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from aiodist.collectives.layout import CHUNK
+
+KIB = 1024
+MANY = 1 << 62
+UNEVEN = MANY
+"""Stands for the bytes of blocks that are not (known to be) equal: beyond every small limit."""
+
+
+class Choice(NamedTuple):
+    """What to run. ``chunk``: bytes of one message, for algorithms that have pipelines."""
+
+    algorithm: str
+    chunk: int = CHUNK
+
+
+class Rule(NamedTuple):
+    """A row: fits up to ``ranks`` ranks and ``nbytes`` bytes, inclusive.
+
+    ``power_of_two``: only such numbers of ranks. ``locality``: only ranks so placed
+    ("host": all on one host; "network": not), or any where None.
+    """
+
+    ranks: int
+    nbytes: int
+    choice: Choice
+    power_of_two: bool = False
+    locality: str | None = None
+
+
+Rules = Mapping[str, Sequence[Rule]]
+
+RULES: Rules = MappingProxyType(
+    {
+        "barrier": (Rule(MANY, MANY, Choice("dissemination")),),
+        "broadcast": (
+            Rule(2, MANY, Choice("binomial")),
+            Rule(MANY, 64 * KIB, Choice("binomial")),
+            Rule(8, MANY, Choice("chain")),
+            Rule(MANY, 4096 * KIB, Choice("scatter_ring")),
+            Rule(MANY, MANY, Choice("chain")),
+        ),
+        "reduce": (
+            Rule(MANY, 64 * KIB, Choice("binomial")),
+            Rule(MANY, 2048 * KIB, Choice("scatter_gather")),
+            Rule(MANY, MANY, Choice("chain")),
+        ),
+        "all_reduce": (
+            Rule(MANY, 16 * KIB, Choice("doubling")),
+            Rule(2, 64 * KIB, Choice("doubling")),
+            Rule(2, 1024 * KIB, Choice("ring", 128 * KIB)),
+            Rule(2, MANY, Choice("ring")),
+            Rule(MANY, 256 * KIB, Choice("halving_doubling")),
+            Rule(MANY, MANY, Choice("ring")),
+        ),
+        "all_gather": (
+            Rule(2, MANY, Choice("ring")),
+            Rule(MANY, 32 * KIB, Choice("bruck")),
+            Rule(MANY, 512 * KIB, Choice("doubling"), power_of_two=True),
+            Rule(MANY, MANY, Choice("ring")),
+        ),
+        "gather": (
+            Rule(8, MANY, Choice("linear")),
+            Rule(MANY, 4 * KIB, Choice("binomial")),
+            Rule(MANY, MANY, Choice("linear")),
+        ),
+        "scatter": (
+            Rule(8, MANY, Choice("linear")),
+            Rule(MANY, 4 * KIB, Choice("binomial")),
+            Rule(MANY, MANY, Choice("linear")),
+        ),
+        "reduce_scatter": (
+            Rule(4, 64 * KIB, Choice("pairwise")),
+            Rule(MANY, 64 * KIB, Choice("halving"), power_of_two=True),
+            Rule(MANY, 64 * KIB, Choice("pairwise")),
+            Rule(MANY, MANY, Choice("ring")),
+        ),
+        "all_to_all": (
+            Rule(4, MANY, Choice("pairwise")),
+            Rule(MANY, 1 * KIB, Choice("bruck")),
+            Rule(MANY, MANY, Choice("pairwise")),
+        ),
+    }
+)
+"""From reasoning about messages and copies over streams; to be replaced by a measured table."""
+
+
+def select(
+    operation: str,
+    ranks: int,
+    nbytes: int,
+    locality: str | None = None,
+    rules: Rules = RULES,
+) -> Choice:
+    """The first row of ``operation`` that fits. Raises KeyError for an unknown operation.
+
+    Raises LookupError where a table has no row for these facts.
+    """
+    for rule in rules[operation]:
+        if (
+            ranks <= rule.ranks
+            and nbytes <= rule.nbytes
+            and (rule.locality is None or rule.locality == locality)
+            and not (rule.power_of_two and ranks & (ranks - 1))
+        ):
+            return rule.choice
+    raise LookupError(f"the table has no {operation} for {ranks} ranks and {nbytes} bytes")
