@@ -13,7 +13,7 @@ from typing import Any
 
 from aiodist.deadline import Deadline
 
-_IN_PROGRESS = {errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY}
+_IN_PROGRESS = frozenset({errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY})
 _BACKLOG_PAUSE = 0.002
 
 

@@ -21,7 +21,7 @@ ACCEPTS_A_TURN = 64
 PAUSE_SECONDS = 0.2
 """How long accepting rests when the process or the system is out of descriptors or memory."""
 
-_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 Wrap = Callable[[socket.socket], SocketConnection | None]
 
