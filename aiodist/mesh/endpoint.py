@@ -1,0 +1,300 @@
+"""A rank's place in the mesh: it listens, connects on first use, sends and receives by key."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from aiodist.deadline import Deadline
+from aiodist.errors import DistError, DistNetworkError, PeerLostError
+from aiodist.mesh.inbox import Inbox
+from aiodist.mesh.link import Link
+from aiodist.mesh.matching import Recv
+from aiodist.mesh.outbox import Send
+from aiodist.mesh.peer import Card, Peer
+from aiodist.transport.base import Connection, Listener, Transport
+from aiodist.wire.frames import Frame, FrameType, Key, encode
+from aiodist.wire.handshake import Handshake
+
+log = logging.getLogger("aiodist")
+
+DEFAULT_WINDOW = 64 << 20
+"""Bytes that a rank buffers, for each peer, of messages without a posted receive."""
+
+CONNECT_SECONDS = 60.0
+"""All ranks listen before any learns their addresses: who has not answered by then is gone."""
+
+HANDSHAKE_SECONDS = 10.0
+_FLUSH_SECONDS = 5.0
+
+_LOCAL_SCHEMES = ("unix",)
+
+
+class Events(Protocol):
+    """What the endpoint tells the world that owns it."""
+
+    def is_over(self, group: int, sequence: int) -> bool:
+        """Whether this rank has ended that collective, so that its late messages mean nothing."""
+        ...
+
+    def collective_failed(self, src: int, group: int, sequence: int, error: memoryview) -> None:
+        """Rank ``src`` says why that collective failed."""
+        ...
+
+    def peer_lost(self, rank: int, error: PeerLostError, *, departed: bool) -> None:
+        """``rank`` is gone; ``departed`` if it said goodbye first."""
+        ...
+
+
+class Endpoint:
+    """Sends and receives between this rank and all others. Belongs to one event loop.
+
+    ``open`` first, then ``meet`` with everybody's cards. Nothing connects before the first message.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        transports: Sequence[Transport],
+        events: Events,
+        *,
+        window: int = DEFAULT_WINDOW,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.window = window
+        self.inbox = Inbox(size, events.is_over)
+        self._events = events
+        self._transports = {transport.scheme: transport for transport in transports}
+        self._listeners: list[Listener] = []
+        self._peers: dict[int, Peer] = {}
+        self._strangers: dict[Link, asyncio.TimerHandle] = {}
+        self._key = b""
+        self._closed = False
+        self._host_id = ""
+        self._loop = asyncio.get_running_loop()
+
+    # -- meeting
+
+    async def open(self) -> Card:
+        """Listen on every transport; the card is for the other ranks. Raises DistNetworkError."""
+        self._host_id = host_id()
+        for transport in self._transports.values():
+            self._listeners.append(await transport.listen(self._accept))
+        return Card(
+            self.rank,
+            socket.gethostname(),
+            self._host_id,
+            os.getpid(),
+            tuple(listener.address for listener in self._listeners),
+        )
+
+    def meet(self, cards: Sequence[Card], key: bytes) -> None:
+        """Learn the others' cards and the job's key (32 bytes or so, secret)."""
+        self._key = key
+        for card in cards:
+            if card.rank != self.rank:
+                peer = Peer(card, self.window, self._loop.call_soon)
+                self._peers[card.rank] = peer
+                self.inbox.add_source(peer)
+
+    def card(self, rank: int) -> Card:
+        return self._peers[rank].card
+
+    # -- messages
+
+    def send(self, dst: int, key: Key, data: memoryview, meta: bytes) -> Send:
+        """Send ``data`` (bytes, contiguous) to rank ``dst``; done when its memory is free again."""
+        message = Send(key, data, meta)
+        peer = self._peers[dst]
+        peer.outbox.send(message)
+        if peer.outbox.connection is None and peer.connecting is None and peer.error is None:
+            peer.connecting = self._loop.create_task(self._connect(peer))
+        return message
+
+    def recv(self, recv: Recv) -> Recv:
+        """Post a receive."""
+        self.inbox.post(recv)
+        return recv
+
+    def withdraw_send(self, dst: int, message: Send) -> bool:
+        """Take a message back; False if it is on the stream already."""
+        return self._peers[dst].outbox.withdraw(message)
+
+    def announce_failure(self, group: int, sequence: int, error: bytes, ranks: Sequence[int]) -> None:
+        """Tell ``ranks`` that a collective failed here, and why."""
+        frame = encode(FrameType.ABORT, (0, group, sequence), length=len(error))
+        for rank in ranks:
+            peer = self._peers.get(rank)
+            if peer is not None and peer.error is None:
+                peer.outbox.control(frame, [error])
+                if peer.outbox.connection is None and peer.connecting is None:
+                    peer.connecting = self._loop.create_task(self._connect(peer))
+
+    # -- the end
+
+    async def close(self) -> None:
+        """Say goodbye, send what is queued (bounded), close everything. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        for listener in self._listeners:
+            await listener.close()
+        for link, timer in list(self._strangers.items()):
+            timer.cancel()
+            link.connection.abort()
+        self._strangers.clear()
+        flushing = []
+        for peer in self._peers.values():
+            if peer.connecting is not None and not peer.connecting.done():
+                # What was sent before the connection was up still goes out.
+                with contextlib.suppress(TimeoutError, DistError):
+                    await asyncio.wait_for(asyncio.shield(peer.connecting), _FLUSH_SECONDS)
+                peer.connecting.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await peer.connecting
+            if peer.error is None:
+                peer.error = PeerLostError("this rank has left the mesh", rank=peer.rank)
+                if peer.outbox.connection is not None:
+                    peer.outbox.control(encode(FrameType.GOODBYE))
+            flushing.extend(link.connection.close() for link in peer.links)
+        if flushing:
+            closing = asyncio.gather(*flushing, return_exceptions=True)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(closing, _FLUSH_SECONDS)
+
+    def connections(self) -> list[Connection]:
+        """The open connections, for whoever must close them without the loop (exit, fork)."""
+        return [link.connection for peer in self._peers.values() for link in peer.links]
+
+    def goodbye_frames(self) -> list[tuple[Connection, bytes]]:
+        """What a rank that ends without its loop has to say, and where."""
+        return [
+            (peer.outbox.connection, encode(FrameType.GOODBYE))
+            for peer in self._peers.values()
+            if peer.outbox.connection is not None and peer.error is None
+        ]
+
+    # -- mesh.link.Owner
+
+    def proven(self, link: Link, rank: int) -> Peer:
+        timer = self._strangers.pop(link, None)
+        if timer is not None:
+            timer.cancel()
+        peer = self._peers[rank]
+        peer.links.append(link)
+        # One stream carries all we send: the one we made ourselves, or the first that came.
+        if link.dialled or peer.connecting is None:
+            self._use(peer, link)
+        return peer
+
+    def abort_arrived(self, peer: Peer, frame: Frame, error: memoryview) -> None:
+        self._events.collective_failed(peer.rank, frame.group, frame.channel, error)
+
+    def link_lost(self, link: Link, error: BaseException | None) -> None:
+        timer = self._strangers.pop(link, None)
+        if timer is not None:
+            timer.cancel()
+            log.warning("rank %d turned a stranger away: %s", self.rank, error)
+        peer = link.peer
+        if peer is None or peer.error is not None or self._closed:
+            return
+        if peer.said_goodbye:
+            text = f"{peer.card} has left: it destroyed its process group or ended"
+        else:
+            text = f"{peer.card} died or was cut off: {error}"
+        lost = PeerLostError(text, rank=peer.rank, host=peer.card.host, pid=peer.card.pid)
+        lost.__cause__ = error
+        self._peer_lost(peer, lost)
+
+    # -- inside
+
+    def _use(self, peer: Peer, link: Link) -> None:
+        if peer.outbox.connection is None and peer.error is None and link.failed is None:
+            peer.outbox.connected(link.connection, link.peer_window)
+
+    def _peer_lost(self, peer: Peer, error: PeerLostError) -> None:
+        peer.error = error
+        peer.outbox.fail(error)
+        self.inbox.peer_lost(peer, error)
+        self._events.peer_lost(peer.rank, error, departed=peer.said_goodbye)
+
+    def _handshake(self) -> Handshake:
+        return Handshake(self._key, self.rank, self.size, self.window)
+
+    def _accept(self, connection: Connection) -> None:
+        if self._closed or not self._key:
+            connection.abort()
+            return
+        link = Link(self, connection, self._handshake())
+        error = DistNetworkError(f"{connection.peer_name} did not finish the handshake in time")
+        self._strangers[link] = self._loop.call_later(HANDSHAKE_SECONDS, link.abort, error)
+        link.start()
+
+    async def _connect(self, peer: Peer) -> None:
+        """Try the peer's addresses in its order of preference; nobody there means it is gone."""
+        deadline = Deadline(CONNECT_SECONDS)
+        reasons: list[str] = []
+        try:
+            for address in peer.card.addresses:
+                scheme = address.partition(":")[0]
+                transport = self._transports.get(scheme)
+                local = scheme in _LOCAL_SCHEMES
+                if transport is None or (local and peer.card.host_id != self._host_id):
+                    continue
+                try:
+                    await self._dial(peer, transport, address, deadline)
+                except DistError as error:
+                    reasons.append(f"{address}: {error}")
+                else:
+                    return
+        finally:
+            peer.connecting = None
+        if peer.links and peer.error is None:
+            self._use(peer, peer.links[0])  # it has reached us meanwhile
+        elif peer.error is None:
+            tried = "; ".join(reasons) or "it offers no transport that this rank has"
+            text = f"{peer.card} cannot be reached: {tried}"
+            fields = {"host": peer.card.host, "pid": peer.card.pid}
+            self._peer_lost(peer, PeerLostError(text, rank=peer.rank, **fields))
+
+    async def _dial(
+        self, peer: Peer, transport: Transport, address: str, deadline: Deadline
+    ) -> None:
+        connection = await transport.connect(address, deadline)
+        link = Link(self, connection, self._handshake())
+        proven: asyncio.Future[None] = self._loop.create_future()
+
+        def answer(error: BaseException | None) -> None:
+            if proven.done():
+                return
+            if error is None:
+                proven.set_result(None)
+            else:
+                proven.set_exception(error)
+
+        link.on_proven = answer
+        try:
+            link.start(peer.rank)
+            await asyncio.wait_for(proven, min(HANDSHAKE_SECONDS, deadline.remaining()))
+        except TimeoutError as error:
+            connection.abort()
+            raise DistNetworkError("no answer to the handshake in time") from error
+        except BaseException:
+            connection.abort()
+            raise
+
+
+def host_id() -> str:
+    """A name for this kernel's run: equal on all ranks of one host, also in its containers."""
+    path = Path("/proc/sys/kernel/random/boot_id")
+    with contextlib.suppress(OSError):
+        return path.read_text().strip()
+    return f"{socket.gethostname()}-{os.name}"

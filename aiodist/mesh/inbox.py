@@ -1,0 +1,248 @@
+"""What one rank receives from all others: frames in, matched messages out, credit back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from aiodist.mesh.matching import ANY_SOURCE, Arrival, Matcher, Reader, Recv
+from aiodist.mesh.outbox import MESSAGE_COST, Outbox
+from aiodist.tensors import scratch
+from aiodist.wire.frames import COLLECTIVE, Frame, FrameType, Key, encode
+
+
+class Source(Protocol):
+    """What the inbox needs of a peer: where to answer, and what it owes and knows of it."""
+
+    rank: int
+    outbox: Outbox
+    window: int
+    owed: int
+    stalled: bool
+    error: BaseException | None
+
+
+class Inbox:
+    """The receiving half of a rank."""
+
+    def __init__(self, size: int, is_over: Callable[[int, int], bool]) -> None:
+        """``is_over(group id, sequence)``: whether that collective has ended on this rank."""
+        self.matcher = Matcher()
+        self._size = size
+        self._is_over = is_over
+        self._tickets: dict[int, Recv] = {}
+        self._next_ticket = 0
+        self._sources: dict[int, Source] = {}
+
+    def add_source(self, source: Source) -> None:
+        self._sources[source.rank] = source
+
+    # -- this rank's receives
+
+    def post(self, recv: Recv) -> None:
+        arrival = self.matcher.post(recv)
+        if arrival is not None:
+            self._deliver(recv, arrival)
+            return
+        for source in self._candidates(recv.src):
+            if source.error is not None and recv.src != ANY_SOURCE:
+                self.matcher.withdraw(recv)
+                recv.fail(source.error)
+            elif source.stalled:
+                source.outbox.control(encode(FrameType.WANT, recv.key))
+
+    def withdraw(self, recv: Recv) -> None:
+        """Cancel a receive: its memory is not written any more, its message goes to the next one."""
+        if recv.done or self.matcher.withdraw(recv) or recv.into is None:
+            return
+        # The message is on its way into the caller's memory. It moves to memory of its own and
+        # waits there for the next receive.
+        into, length = recv.into, len(recv.into)
+        arrival = Arrival(recv.key, recv.source, recv.meta, length, 0, None)
+        arrival.data = private = scratch(length)
+        reader, recv.reader = recv.reader, None
+        if recv.ticket:
+            private[: recv.got] = into[: recv.got]
+            standin = Recv(recv.key, recv.src, private, recv.expect, recv.check)
+            standin.got, standin.ticket, standin.send_id = recv.got, recv.ticket, recv.send_id
+            standin.source = recv.source
+            standin.callback = lambda: self._standin_done(standin, arrival)
+            self._tickets[recv.ticket] = standin
+            if reader is not None:
+                standin.reader = reader
+                reader.redirect(standin, private[recv.got :])
+        elif reader is not None:
+            reader.redirect(arrival, private)
+        else:
+            return
+        arrival.recv = self.matcher.take_recv(arrival.key, arrival.src)
+        if arrival.recv is None:
+            self.matcher.put_back(arrival)
+
+    def forget(self, key: Key) -> None:
+        """Collective ``key`` is over here: drop what is left of it, tell senders that wait for us."""
+        for arrival in self.matcher.forget_key(key, range(self._size)):
+            self._drop(arrival)
+        if self._tickets:
+            for ticket in [t for t, r in self._tickets.items() if r.key == key]:
+                recv = self._tickets.pop(ticket)
+                if recv.reader is not None:
+                    recv.reader.redirect(None, None)
+
+    def drop(self, recv: Recv) -> None:
+        """Stop reading into a receive of a failed collective; the message is thrown away."""
+        if not recv.done and not self.matcher.withdraw(recv) and recv.reader is not None:
+            reader, recv.reader = recv.reader, None
+            reader.redirect(None, None)
+
+    def peer_lost(self, source: Source, error: BaseException) -> None:
+        """``source.error`` is set: receives that only it could answer fail."""
+        self.matcher.drop_unfinished(source.rank)
+        for recv in self.matcher.posted_from(source.rank):
+            if recv.src == source.rank and self.matcher.withdraw(recv):
+                recv.fail(error)
+        for ticket in [t for t, r in self._tickets.items() if r.source == source.rank]:
+            self._tickets.pop(ticket).fail(error)
+
+    def interrupted(self, target: Recv | Arrival | None, error: BaseException) -> None:
+        """The stream ended inside a payload for ``target``."""
+        recv = target.recv if isinstance(target, Arrival) else target
+        if recv is not None:
+            recv.reader = None
+            recv.fail(error)
+
+    # -- frames from ``source``
+
+    def eager(self, source: Source, frame: Frame, reader: Reader) -> Recv | Arrival | None:
+        """Where an eager payload goes. None drops it."""
+        key = frame.key
+        cost = frame.length + MESSAGE_COST
+        if key[0] == COLLECTIVE and self._is_over(key[1], key[2]):
+            self._refund(source, cost)
+            return None
+        recv = self.matcher.take_recv(key, source.rank)
+        if recv is not None:
+            self._refund(source, cost)
+            error = recv.accept(source.rank, frame.meta, frame.length)
+            if error is not None:
+                recv.fail(error)
+                return None
+            recv.reader = reader
+            return recv
+        arrival = Arrival(key, source.rank, frame.meta, frame.length, cost, None)
+        arrival.data = scratch(frame.length)
+        self.matcher.keep(arrival)
+        return arrival
+
+    def eager_done(self, source: Source, target: Recv | Arrival | None) -> None:
+        if isinstance(target, Recv):
+            target.reader = None
+            target.complete(source.rank)
+        elif target is not None:
+            target.complete = True
+            if target.recv is not None:
+                self._deliver(target.recv, target)
+
+    def request(self, source: Source, frame: Frame) -> None:
+        key = frame.key
+        if key[0] == COLLECTIVE and self._is_over(key[1], key[2]):
+            self._refund(source, MESSAGE_COST)
+            source.outbox.control(encode(FrameType.REFUSE, id=frame.id))
+            return
+        arrival = Arrival(key, source.rank, frame.meta, frame.length, MESSAGE_COST, frame.id)
+        recv = self.matcher.take_recv(key, source.rank)
+        if recv is None:
+            self.matcher.keep(arrival)
+        else:
+            self._deliver(recv, arrival)
+
+    def part(self, frame: Frame, reader: Reader) -> Recv | None:
+        """Whose next part this is; None if that receive is gone."""
+        recv = self._tickets.get(frame.id)
+        if recv is not None:
+            recv.reader = reader
+        return recv
+
+    def part_done(self, source: Source, recv: Recv | None, length: int) -> None:
+        if recv is None or recv.into is None:
+            return
+        recv.reader = None
+        recv.got += length
+        if recv.got == len(recv.into) and self._tickets.get(recv.ticket) is recv:
+            del self._tickets[recv.ticket]
+            recv.complete(source.rank)
+
+    def withdrawn(self, source: Source, send_id: int) -> None:
+        """The sender takes a request back: a receive that was promised to it waits on."""
+        arrival = self.matcher.withdraw_arrival(source.rank, send_id)
+        if arrival is not None:
+            self._refund(source, arrival.cost)
+            return
+        for ticket, recv in self._tickets.items():
+            if recv.send_id == send_id and recv.source == source.rank:
+                del self._tickets[ticket]
+                self.matcher.repost(recv)
+                return
+
+    def stalled(self, source: Source, stalled: bool) -> None:
+        source.stalled = stalled
+        if stalled:
+            for recv in self.matcher.posted_from(source.rank):
+                source.outbox.control(encode(FrameType.WANT, recv.key))
+
+    # -- inside
+
+    def _candidates(self, src: int) -> list[Source]:
+        if src == ANY_SOURCE:
+            return list(self._sources.values())
+        source = self._sources.get(src)
+        return [] if source is None else [source]
+
+    def _deliver(self, recv: Recv, arrival: Arrival) -> None:
+        """Bring together a receive and the message that waits for it."""
+        source = self._sources[arrival.src]
+        data = arrival.data
+        if arrival.send_id is not None and source.error is not None:
+            recv.fail(source.error)
+            return
+        if data is not None and not arrival.complete:
+            arrival.recv = recv
+            return
+        error = recv.accept(arrival.src, arrival.meta, arrival.length)
+        if error is not None:
+            self._drop(arrival)
+            recv.fail(error)
+            return
+        self._refund(source, arrival.cost)
+        if arrival.send_id is None:
+            if recv.into is not None and data is not None:
+                recv.into[:] = data
+            recv.complete(arrival.src)
+            return
+        self._next_ticket += 1
+        recv.ticket = self._next_ticket
+        recv.send_id = arrival.send_id
+        self._tickets[recv.ticket] = recv
+        grant = encode(FrameType.GRANT, (0, 0, recv.ticket), id=arrival.send_id)
+        source.outbox.control(grant)
+
+    def _standin_done(self, standin: Recv, arrival: Arrival) -> None:
+        if standin.error is not None:
+            self.interrupted(arrival, standin.error)
+            return
+        arrival.complete = True
+        if arrival.recv is not None:
+            self._deliver(arrival.recv, arrival)
+
+    def _drop(self, arrival: Arrival) -> None:
+        source = self._sources[arrival.src]
+        self._refund(source, arrival.cost)
+        if arrival.send_id is not None:
+            source.outbox.control(encode(FrameType.REFUSE, id=arrival.send_id))
+
+    def _refund(self, source: Source, cost: int) -> None:
+        # Credit goes back in large pieces: the rest of the window keeps the sender going.
+        source.owed += cost
+        if source.owed >= source.window // 4:
+            owed, source.owed = source.owed, 0
+            source.outbox.control(encode(FrameType.CREDIT, id=owed))

@@ -1,0 +1,182 @@
+"""A connection between two ranks: the handshake first, then frames, each to whom it concerns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from aiodist.errors import DistNetworkError, HandshakeError, ProtocolError
+from aiodist.mesh.inbox import Inbox
+from aiodist.mesh.matching import Arrival, Recv
+from aiodist.mesh.peer import Peer
+from aiodist.tensors import scratch
+from aiodist.transport.base import Connection
+from aiodist.wire.frames import MAX_PAYLOAD, Frame, FrameDecoder, FrameType, encode
+from aiodist.wire.handshake import Handshake
+
+MAX_ABORT_BYTES = 1 << 20
+"""An error that travels to the other ranks is text and numbers; a longer one is not ours."""
+
+
+class Owner(Protocol):
+    """What a link needs of the endpoint that it belongs to."""
+
+    inbox: Inbox
+
+    def proven(self, link: Link, rank: int) -> Peer: ...
+
+    def abort_arrived(self, peer: Peer, frame: Frame, error: memoryview) -> None: ...
+
+    def link_lost(self, link: Link, error: BaseException | None) -> None: ...
+
+
+class Link:
+    """One connection. ``peer`` is None until the handshake has proven who is there."""
+
+    def __init__(self, owner: Owner, connection: Connection, handshake: Handshake) -> None:
+        self.connection = connection
+        self.peer: Peer | None = None
+        self.peer_window = 0  # bytes the peer buffers of what we send
+        self.dialled = False
+        self.failed: BaseException | None = None
+        self.on_proven: Callable[[BaseException | None], None] | None = None
+        self._owner = owner
+        self._handshake = handshake
+        self._target: Recv | Arrival | None = None
+        self._abort: memoryview | None = None
+        # Until the other side has proven itself it can make us take no memory at all.
+        self._decoder = FrameDecoder(self, max_payload=0)
+
+    def start(self, server_rank: int | None = None) -> None:
+        """Begin to read; as the client of the handshake where ``server_rank`` is given."""
+        self.connection.start(self._decoder)
+        if server_rank is not None:
+            self.dialled = True
+            hello = self._handshake.start(server_rank)
+            self.connection.send([encode(FrameType.HELLO, meta=hello)])
+
+    def abort(self, error: BaseException) -> None:
+        """Close at once because of ``error``, and say so to whoever waits for this link."""
+        self.connection.abort()
+        self.lost(error)
+
+    # -- wire.FrameHandler
+
+    def frame(self, frame: Frame) -> None:
+        peer = self.peer
+        if peer is None:
+            self._introduce(frame)
+            return
+        kind = frame.type
+        if kind == FrameType.EAGER:
+            inbox = self._owner.inbox
+            target = inbox.eager(peer, frame, self)
+            inbox.eager_done(peer, target)
+        elif kind == FrameType.REQUEST:
+            self._owner.inbox.request(peer, frame)
+        elif kind == FrameType.GRANT:
+            peer.outbox.granted(frame.id, frame.channel)
+        elif kind == FrameType.CREDIT:
+            peer.outbox.credited(frame.id)
+        elif kind == FrameType.WANT:
+            peer.outbox.wanted(frame.key)
+        elif kind == FrameType.STALLED:
+            self._owner.inbox.stalled(peer, frame.id != 0)
+        elif kind == FrameType.REFUSE:
+            peer.outbox.refused(frame.id)
+        elif kind == FrameType.WITHDRAW:
+            self._owner.inbox.withdrawn(peer, frame.id)
+        elif kind == FrameType.GOODBYE:
+            peer.said_goodbye = True
+            self._owner.link_lost(self, None)
+        else:
+            raise ProtocolError(f"a {FrameType(kind).name} frame has no place here")
+
+    def payload(self, frame: Frame) -> memoryview | None:
+        peer = self.peer
+        inbox = self._owner.inbox
+        self._target = None
+        self._abort = None
+        if peer is None:
+            raise ProtocolError("a payload before the handshake")
+        if frame.type == FrameType.EAGER:
+            self._target = target = inbox.eager(peer, frame, self)
+            if target is None:
+                return None
+            return target.data if isinstance(target, Arrival) else target.into
+        if frame.type == FrameType.DATA:
+            self._target = recv = inbox.part(frame, self)
+            if recv is None or recv.into is None:
+                return None
+            place = recv.into[recv.got : recv.got + frame.length]
+            if len(place) != frame.length:
+                raise ProtocolError("a part runs over the end of its message")
+            return place
+        if frame.type == FrameType.ABORT and frame.length <= MAX_ABORT_BYTES:
+            self._abort = scratch(frame.length)
+            return self._abort
+        raise ProtocolError(f"a {FrameType(frame.type).name} frame with {frame.length} bytes")
+
+    def payload_done(self, frame: Frame) -> None:
+        peer = self.peer
+        assert peer is not None  # noqa: S101  # payload() has refused everything before the proof
+        target, self._target = self._target, None
+        if frame.type == FrameType.EAGER:
+            self._owner.inbox.eager_done(peer, target)
+        elif frame.type == FrameType.DATA:
+            if isinstance(target, Recv):
+                self._owner.inbox.part_done(peer, target, frame.length)
+        elif self._abort is not None:
+            self._owner.abort_arrived(peer, frame, self._abort)
+
+    def lost(self, error: BaseException | None) -> None:
+        if self.failed is not None:
+            return
+        peer = self.peer
+        if peer is None:
+            where = self.connection.peer_name
+            failed: BaseException = error or DistNetworkError(
+                f"{where} closed the connection during the handshake"
+            )
+        else:
+            failed = error or DistNetworkError(f"rank {peer.rank} closed its connection")
+        self.failed = failed
+        target, self._target = self._target, None
+        self._owner.link_lost(self, failed)
+        if peer is not None and peer.error is not None:
+            self._owner.inbox.interrupted(target, peer.error)
+        self._answer(failed)
+
+    # -- mesh.matching.Reader
+
+    def redirect(self, target: Recv | Arrival | None, destination: memoryview | None) -> None:
+        self._target = target
+        self._decoder.redirect(destination)
+
+    # -- inside
+
+    def _introduce(self, frame: Frame) -> None:
+        try:
+            if frame.type == FrameType.REJECT:
+                reason = frame.meta.decode("utf-8", "replace")
+                raise HandshakeError(f"{self.connection.peer_name} refused this rank: {reason}")
+            if frame.type != FrameType.HELLO:
+                raise HandshakeError("the other side sent a frame before the handshake")
+            answer = self._handshake.receive(frame.meta)
+        except HandshakeError as error:
+            if frame.type != FrameType.REJECT:
+                reason_bytes = str(error).encode()
+                self.connection.send([encode(FrameType.REJECT, meta=reason_bytes)])
+            raise
+        if answer is not None:
+            self.connection.send([encode(FrameType.HELLO, meta=answer)])
+        if self._handshake.done:
+            self._decoder.max_payload = MAX_PAYLOAD
+            self.peer_window = self._handshake.peer_window
+            self.peer = self._owner.proven(self, self._handshake.peer_rank)
+            self._answer(None)
+
+    def _answer(self, error: BaseException | None) -> None:
+        on_proven, self.on_proven = self.on_proven, None
+        if on_proven is not None:
+            on_proven(error)

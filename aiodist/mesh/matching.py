@@ -1,0 +1,250 @@
+"""Which message goes to which receive. Pure bookkeeping: no socket, no loop.
+
+A receive and a message belong together when their key (kind, group, sequence number or tag) and
+source rank are equal; among equals both go first come, first served, as MPI orders them. A
+receive from `ANY_SOURCE` takes the earliest message of its key from anybody. Messages without a
+receive wait as `Arrival`; the sender's credit bounds how much memory they take.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from aiodist.completion import Pending, T
+from aiodist.wire.frames import Key
+
+ANY_SOURCE = -1
+
+Allocate = Callable[[bytes, int], memoryview]
+"""(metadata, payload bytes) -> memory for a message whose receive brought none."""
+
+Check = Callable[[int, bytes, int], BaseException | None]
+"""(source, metadata, payload bytes) -> why this message must not go into this receive, or None."""
+
+
+class Recv(Pending[int]):
+    """A posted receive; completes with the source's rank.
+
+    ``into`` is the caller's memory, or None until ``allocate`` makes some for the message that
+    came. ``expect``: metadata that is right at once; other metadata, or another length, asks ``check``.
+    """
+
+    __slots__ = (
+        "allocate",
+        "check",
+        "expect",
+        "got",
+        "into",
+        "key",
+        "meta",
+        "order",
+        "reader",
+        "send_id",
+        "source",
+        "src",
+        "ticket",
+    )
+
+    def __init__(
+        self,
+        key: Key,
+        src: int,
+        into: memoryview | None,
+        expect: bytes,
+        check: Check,
+        allocate: Allocate | None = None,
+    ) -> None:
+        super().__init__()
+        self.key = key
+        self.src = src
+        self.into = into
+        self.expect = expect
+        self.check = check
+        self.allocate = allocate
+        self.order = 0
+        self.meta = b""  # of the message that was accepted
+        self.source = ANY_SOURCE  # who sent it
+        self.got = 0  # bytes in place, of a message that comes in parts
+        self.ticket = 0  # the number in our GRANT, while parts are on their way
+        self.send_id = 0  # the number of the sender's REQUEST, likewise
+        self.reader: Reader | None = None  # who reads a payload into this receive right now
+
+    def accept(self, src: int, meta: bytes, length: int) -> BaseException | None:
+        """Make ``into`` ready for the message, or say why it does not belong here."""
+        into = self.into
+        self.meta = meta
+        self.source = src
+        if into is not None and meta == self.expect and length == len(into):
+            return None
+        error = self.check(src, meta, length)
+        if error is None and into is None and self.allocate is not None:
+            self.into = self.allocate(meta, length)
+        return error
+
+
+class Reader(Protocol):
+    """A connection that is reading a payload."""
+
+    def redirect(self, target: Recv | Arrival | None, destination: memoryview | None) -> None:
+        """Read the rest for ``target`` into ``destination``, and move there what is read already."""
+        ...
+
+
+class Arrival:
+    """A message, or the announcement of one, that no receive has asked for yet."""
+
+    __slots__ = (
+        "complete",
+        "cost",
+        "data",
+        "key",
+        "length",
+        "meta",
+        "order",
+        "recv",
+        "send_id",
+        "src",
+    )
+
+    def __init__(
+        self, key: Key, src: int, meta: bytes, length: int, cost: int, send_id: int | None
+    ) -> None:
+        self.key = key
+        self.src = src
+        self.meta = meta
+        self.length = length
+        self.cost = cost
+        self.send_id = send_id  # of a REQUEST; None where the payload itself is here
+        self.data: memoryview | None = None
+        self.complete = False  # all of ``data`` has arrived
+        self.recv: Recv | None = None  # posted while ``data`` was arriving: gets it in the end
+        self.order = 0
+
+
+class Matcher:
+    """Posted receives and waiting arrivals of one rank."""
+
+    def __init__(self) -> None:
+        self._posted: dict[tuple[Key, int], deque[Recv]] = {}
+        self._arrived: dict[tuple[Key, int], deque[Arrival]] = {}
+        self._order = 0
+
+    # -- receives
+
+    def post(self, recv: Recv) -> Arrival | None:
+        """Give ``recv`` its message if one waits (it is removed), else remember the receive."""
+        arrival = self._take_arrival(recv.key, recv.src)
+        if arrival is None:
+            self._order += 1
+            recv.order = self._order
+            self._posted.setdefault((recv.key, recv.src), deque()).append(recv)
+        return arrival
+
+    def repost(self, recv: Recv) -> None:
+        """Put back a receive whose message was withdrawn; it keeps its turn."""
+        recv.ticket = recv.got = 0
+        recv.source = ANY_SOURCE
+        if recv.allocate is not None:
+            recv.into = None
+        self._posted.setdefault((recv.key, recv.src), deque()).appendleft(recv)
+
+    def withdraw(self, recv: Recv) -> bool:
+        """Forget a posted receive; False if it is not (or no more) posted."""
+        return _remove(self._posted, (recv.key, recv.src), recv)
+
+    # -- messages
+
+    def take_recv(self, key: Key, src: int) -> Recv | None:
+        """The receive that a message from ``src`` goes to; removed from the posted ones."""
+        exact = self._posted.get((key, src))
+        anybody = self._posted.get((key, ANY_SOURCE))
+        if anybody is not None and (exact is None or anybody[0].order < exact[0].order):
+            return _pop(self._posted, (key, ANY_SOURCE), anybody)
+        if exact is None:
+            return None
+        return _pop(self._posted, (key, src), exact)
+
+    def keep(self, arrival: Arrival) -> None:
+        """Remember a message that nobody has asked for."""
+        self._order += 1
+        arrival.order = self._order
+        self._arrived.setdefault((arrival.key, arrival.src), deque()).append(arrival)
+
+    def put_back(self, arrival: Arrival) -> None:
+        """Remember a message again whose receive was cancelled; it goes to the next receive."""
+        self._arrived.setdefault((arrival.key, arrival.src), deque()).appendleft(arrival)
+
+    def withdraw_arrival(self, src: int, send_id: int) -> Arrival | None:
+        """Forget the announcement ``send_id`` of ``src``, if it still waits."""
+        for slot, queue in self._arrived.items():
+            if slot[1] == src:
+                for arrival in queue:
+                    if arrival.send_id == send_id:
+                        _remove(self._arrived, slot, arrival)
+                        return arrival
+        return None
+
+    def drop_unfinished(self, src: int) -> None:
+        """Forget what ``src`` has announced or begun: it is gone and will not finish it."""
+        for slot in [slot for slot in self._arrived if slot[1] == src]:
+            whole = deque(a for a in self._arrived[slot] if a.complete)
+            if whole:
+                self._arrived[slot] = whole
+            else:
+                del self._arrived[slot]
+
+    def forget_key(self, key: Key, sources: range) -> list[Arrival]:
+        """Drop all that waits for ``key``: receives and arrivals. Returns the arrivals."""
+        dropped: list[Arrival] = []
+        if not self._posted and not self._arrived:
+            return dropped
+        for src in (ANY_SOURCE, *sources):
+            self._posted.pop((key, src), None)
+            dropped.extend(self._arrived.pop((key, src), ()))
+        return dropped
+
+    # -- looking
+
+    def posted_from(self, src: int) -> Iterator[Recv]:
+        """Receives that ``src`` could answer: posted for it, or for anybody."""
+        for (_, wanted), queue in list(self._posted.items()):
+            if wanted in (src, ANY_SOURCE):
+                yield from list(queue)
+
+    def arrived_bytes(self) -> int:
+        """Payload bytes held for receives that are not posted."""
+        return sum(
+            len(a.data) for queue in self._arrived.values() for a in queue if a.data is not None
+        )
+
+    # -- inside
+
+    def _take_arrival(self, key: Key, src: int) -> Arrival | None:
+        if src != ANY_SOURCE:
+            queue = self._arrived.get((key, src))
+            return None if queue is None else _pop(self._arrived, (key, src), queue)
+        first: tuple[Key, int] | None = None
+        order = 0
+        for slot, queue in self._arrived.items():
+            if slot[0] == key and (first is None or queue[0].order < order):
+                first, order = slot, queue[0].order
+        return None if first is None else _pop(self._arrived, first, self._arrived[first])
+
+
+def _pop(table: dict[tuple[Key, int], deque[T]], slot: tuple[Key, int], queue: deque[T]) -> T:
+    item = queue.popleft()
+    if not queue:
+        del table[slot]
+    return item
+
+
+def _remove(table: dict[tuple[Key, int], deque[T]], slot: tuple[Key, int], item: T) -> bool:
+    queue = table.get(slot)
+    if queue is None or item not in queue:
+        return False
+    queue.remove(item)
+    if not queue:
+        del table[slot]
+    return True

@@ -1,0 +1,68 @@
+"""What a rank knows of one other rank: where it listens, the links to it, what was said last."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+
+from aiodist.errors import ProtocolError
+from aiodist.mesh.outbox import Outbox
+
+if TYPE_CHECKING:
+    from aiodist.mesh.link import Link
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a rank tells the others about itself when they meet."""
+
+    rank: int
+    host: str
+    """Host name, for messages."""
+    host_id: str
+    """Equal on ranks that run under one kernel: only those try the transports of one host."""
+    pid: int
+    addresses: tuple[str, ...]
+    """Where it listens, best first."""
+
+    def encode(self) -> bytes:
+        fields = [self.rank, self.host, self.host_id, self.pid, list(self.addresses)]
+        packed: bytes = msgpack.packb(fields)
+        return packed
+
+    @classmethod
+    def decode(cls, data: bytes) -> Card:
+        try:
+            rank, host, host_id, pid, addresses = msgpack.unpackb(data)
+            return cls(int(rank), str(host), str(host_id), int(pid), tuple(map(str, addresses)))
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise ProtocolError("a rank introduced itself in a form nobody understands") from error
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (process {self.pid} on {self.host})"
+
+
+class Peer:
+    """One other rank. Its first link that is ready carries all that this rank sends to it.
+
+    Both ranks may connect at the same moment; each then sends on the link it made and reads
+    both, so that the order of its messages is the order on one stream.
+    """
+
+    def __init__(
+        self, card: Card, window: int, call_soon: Callable[[Callable[[], None]], object]
+    ) -> None:
+        self.card = card
+        self.rank = card.rank
+        self.outbox = Outbox(call_soon)
+        self.window = window  # bytes that this rank buffers of what the peer sends
+        self.owed = 0  # credit to be given back to the peer
+        self.stalled = False  # the peer holds messages back for want of credit
+        self.said_goodbye = False
+        self.error: BaseException | None = None
+        self.links: list[Link] = []
+        self.connecting: asyncio.Task[Any] | None = None
