@@ -1,0 +1,1 @@
+"""How ranks find each other: rank, size, a store they share, and each one's own address."""

@@ -1,0 +1,82 @@
+"""Where ranks of an MPI launcher on one host meet: a file that only this job's ranks can name.
+
+``mpiexec`` tells its ranks no address and no port. On one host the ranks can do without: they
+share a file in a directory of this user's own, named by the job and by the launcher's process.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from aiodist.errors import InvalidUsageError
+
+JOB_VARIABLES = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID")
+"""Open MPI 5, Open MPI 4, older Hydra; today's Hydra names no job."""
+
+_PROC = Path("/proc")
+
+
+def meeting_file(environ: Mapping[str, str], rank_variable: str) -> Path:
+    """The file at which the ranks of this job meet; same path on every rank, not made yet.
+
+    ``rank_variable``: the one that the launcher sets in its ranks, and has not itself.
+    Raises InvalidUsageError where the directory for it belongs to somebody else.
+    """
+    job = next((environ[name] for name in JOB_VARIABLES if environ.get(name)), "job")
+    # The process as well: a job's name may come back, as it often is made of a process id.
+    name = re.sub(r"[^A-Za-z0-9.-]", "_", f"{job}-{launcher_process(rank_variable)}")
+    return private_directory(Path(tempfile.gettempdir())) / name
+
+
+def private_directory(parent: Path) -> Path:
+    """``aiodist-<user id>`` in ``parent``, made where needed, closed to other users."""
+    user = os.getuid() if hasattr(os, "getuid") else "user"
+    directory = parent / f"aiodist-{user}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    found = directory.lstat()
+    mine = user == "user" or (found.st_uid == user and not found.st_mode & 0o077)
+    if not stat.S_ISDIR(found.st_mode) or not mine:
+        raise InvalidUsageError(
+            f"{directory} is not a directory of this user's alone, so the ranks cannot meet in "
+            "it: remove it, or set MASTER_ADDR and MASTER_PORT"
+        )
+    return directory
+
+
+def launcher_process(rank_variable: str) -> str:
+    """The launcher's process on this host: its id and, where known, the time of its start.
+
+    The nearest ancestor that is no rank itself. A shell or a wrapper between launcher and script
+    has inherited the rank's variables, and is not what the ranks have in common.
+    """
+    pid = os.getppid()
+    while (parent := _parent_of_rank(pid, rank_variable)) is not None:
+        pid = parent
+    started = _stat_fields(pid)
+    return f"{pid}.{started[19]}" if started else str(pid)
+
+
+def _parent_of_rank(pid: int, rank_variable: str) -> int | None:
+    """The parent of ``pid``, if that process has ``rank_variable`` in its environment."""
+    try:
+        variables = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    fields = _stat_fields(pid)
+    if not fields or not any(v.startswith(f"{rank_variable}=".encode()) for v in variables):
+        return None
+    return int(fields[1])
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """/proc/<pid>/stat from the process's state on: [1] its parent, [19] when it started."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()

@@ -1,0 +1,158 @@
+"""Who this rank is and where it meets the others, from arguments, URL and environment. Pure.
+
+Precedence, for each fact by itself: the argument of init_process_group or the URL's query
+(never both), then RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, then the launcher's
+own variables.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiodist.errors import InvalidUsageError
+from aiodist.mesh.rendezvous.environments import Meeting, Number, Surroundings, look_around
+from aiodist.mesh.rendezvous.methods import InitMethod, parse
+
+UNSET = -1
+"""What rank and world_size are where the caller left them out, as in torch."""
+
+
+@dataclass(frozen=True)
+class Master:
+    """Where rank 0 serves the store. ``agent``: torchrun's agent serves it, a torch TCPStore."""
+
+    host: str
+    port: int
+    agent: bool = False
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """At most one of ``master`` and ``file`` is set; with neither, the rank is alone or was
+    handed a store. ``one_host``: whether the launcher says that all ranks are on this host."""
+
+    rank: int
+    size: int
+    local_rank: int | None
+    source: str
+    one_host: bool = False
+    master: Master | None = None
+    file: Path | None = None
+
+
+def plan(init_method: str | None, *, rank: int, size: int, environ: Mapping[str, str]) -> Plan:
+    """The plan without a store of the caller's. Raises TypeError, or InvalidUsageError with all
+    that is missing at once."""
+    method = parse("env://" if init_method is None else init_method)
+    here = look_around(environ)
+    own_rank = _given("rank", rank, method.rank, method) or here.rank()
+    own_size = _given("world_size", size, method.size, method) or here.size()
+    meeting = _meeting(method, here)
+    alone = own_size is not None and own_size.value == 1 and own_rank is not None
+    missing = [
+        name
+        for name, value in ((here.launcher.rank, own_rank), (here.launcher.size, own_size))
+        if value is None
+    ]
+    if own_rank is None or own_size is None or (meeting.missing and not alone):
+        raise _missing(method, here, [*missing, *meeting.missing])
+    check_rank(own_rank, own_size)
+    master = None
+    if meeting.host is not None and meeting.port is not None:
+        host = meeting.host.removeprefix("[").removesuffix("]")
+        master = Master(host, meeting.port.value, _is_agents(host, meeting.port, method, here))
+    return Plan(
+        own_rank.value,
+        own_size.value,
+        local_rank=here.local_rank(),
+        source=here.launcher.name if method.scheme == "env" else f"init_method {method.url}",
+        one_host=here.local_size() == own_size.value,
+        master=master,
+        file=meeting.file,
+    )
+
+
+def plan_with_store(*, rank: int, size: int, environ: Mapping[str, str]) -> Plan:
+    """The plan with a store of the caller's, where rank and size have to be arguments."""
+    own_rank, own_size = _argument("rank", rank), _argument("world_size", size)
+    if own_rank is None or own_size is None:
+        raise InvalidUsageError(
+            "init_process_group(store=...) needs rank= and world_size= as well: a store does not "
+            "say which rank this is"
+        )
+    check_rank(own_rank, own_size)
+    here = look_around(environ)
+    return Plan(
+        own_rank.value,
+        own_size.value,
+        local_rank=here.local_rank(),
+        source="the store given",
+    )
+
+
+def check_rank(rank: Number, size: Number) -> None:
+    """Raises InvalidUsageError unless 0 <= rank < size."""
+    if size.value < 1:
+        raise InvalidUsageError(f"{size} is impossible: a world has at least one rank")
+    if not 0 <= rank.value < size.value:
+        raise InvalidUsageError(f"{rank} does not fit {size}: ranks go from 0 to {size.value - 1}")
+
+
+def _given(name: str, argument: int, queried: Number | None, method: InitMethod) -> Number | None:
+    number = _argument(name, argument)
+    if number is not None and queried is not None:
+        raise InvalidUsageError(
+            f"{name} is given twice, as the argument {number} and in init_method {method.url!r}: "
+            "leave one out"
+        )
+    return number or queried
+
+
+def _argument(name: str, value: int) -> Number | None:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an int, not {value!r}") from None
+    return None if number == UNSET else Number(number, name)
+
+
+def _meeting(method: InitMethod, here: Surroundings) -> Meeting:
+    if method.scheme == "env":
+        return here.meeting()
+    if method.scheme == "file":
+        return Meeting(file=method.path)
+    return Meeting(method.host, method.port)
+
+
+def _is_agents(host: str, port: Number, method: InitMethod, here: Surroundings) -> bool:
+    """Whether the launcher's agent serves there: ranks that name its port by URL have to use it."""
+    if not here.launcher.agent or method.scheme == "env":
+        return here.launcher.agent
+    agents = here.meeting()
+    return agents.host == host and agents.port is not None and agents.port.value == port.value
+
+
+def _missing(method: InitMethod, here: Surroundings, names: list[str]) -> InvalidUsageError:
+    what = (
+        f"environment variable{'s' if len(names) > 1 else ''} {', '.join(names)} "
+        f"{'are' if len(names) > 1 else 'is'} not set"
+    )
+    if method.scheme == "env":
+        name = here.launcher.name
+        by = "" if name == "the environment" else f" (ranks seem started by {name})"
+        return InvalidUsageError(
+            f"init_process_group with init_method 'env://': {what}{by}. `aiodist run`, torchrun, "
+            "mpiexec and Slurm's srun set what is needed, except that mpiexec over several hosts "
+            "wants MASTER_ADDR and MASTER_PORT from you; or pass rank=, world_size= and "
+            "init_method='tcp://host:port' or 'file:///path' yourself"
+        )
+    return InvalidUsageError(
+        f"init_process_group with init_method {method.url!r} needs the rank and the world size: "
+        f"pass rank= and world_size=, or add ?rank=0&world_size=2 to the URL; {what} either"
+    )
