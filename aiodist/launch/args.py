@@ -1,0 +1,203 @@
+"""The command lines of both forms of the launcher, turned into a `JobSpec`."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from aiodist.errors import InvalidUsageError
+from aiodist.launch.counting import process_count
+from aiodist.launch.spec import JobSpec
+from aiodist.launch.target import module_program, plain_program, script_program
+
+_COUNT = re.compile(r"(?:-n|--nproc[-_]per[-_]node)(?:$|=|\d)")
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that takes no abbreviations and raises instead of ending the process."""
+
+    def __init__(self, *, prog: str, description: str) -> None:
+        super().__init__(prog=prog, description=description, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        raise InvalidUsageError(message)
+
+    def read(self, argv: Sequence[str]) -> argparse.Namespace:
+        """The parsed options; unknown ones raise InvalidUsageError with the nearest known one."""
+        args, unknown = self.parse_known_args(argv)
+        if unknown:
+            name = unknown[0].split("=", 1)[0]
+            close = difflib.get_close_matches(name, list(self._option_string_actions), n=1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            raise InvalidUsageError(
+                f"unknown option {name}{hint}; options of the script itself go after its name"
+            )
+        return args
+
+
+def launch_parser() -> Parser:
+    """Of ``python -m aiodist.launch``: the options of the early torch launcher."""
+    parser = Parser(
+        prog="python -m aiodist.launch",
+        description="Start a script once for each rank of this node and stop all when one fails.",
+    )
+    parser.add_argument(
+        "--nproc_per_node",
+        "--nproc-per-node",
+        default=None,
+        metavar="N",
+        help="processes to start on this node: a number, 'cpu', 'gpu' or 'auto' (default 1)",
+    )
+    parser.add_argument(
+        "--use_env",
+        "--use-env",
+        action="store_true",
+        help="do not pass --local_rank=K to the script; it reads LOCAL_RANK",
+    )
+    _add_common(parser)
+    return parser
+
+
+def run_parser() -> Parser:
+    """Of ``aiodist run``."""
+    parser = Parser(
+        prog="aiodist run",
+        description="Start a script in N processes and stop all when one fails. "
+        "The script finds its place in RANK, LOCAL_RANK and WORLD_SIZE.",
+    )
+    parser.add_argument(
+        "-n",
+        "--nproc-per-node",
+        "--nproc_per_node",
+        dest="nproc_per_node",
+        default=None,
+        metavar="N",
+        help="processes to start on this node: a number, 'cpu', 'gpu' or 'auto' (default 1)",
+    )
+    _add_common(parser)
+    parser.set_defaults(use_env=True)
+    return parser
+
+
+def _add_common(parser: Parser) -> None:
+    nodes = parser.add_argument_group("several nodes (start one launcher on each)")
+    nodes.add_argument("--nnodes", default="1", metavar="N", help="nodes of the job (default 1)")
+    nodes.add_argument(
+        "--node_rank",
+        "--node-rank",
+        type=int,
+        default=0,
+        metavar="K",
+        help="number of this node, from 0 (default 0)",
+    )
+    nodes.add_argument(
+        "--master_addr",
+        "--master-addr",
+        metavar="HOST",
+        help="address of node 0 (default: MASTER_ADDR; 127.0.0.1 for one node)",
+    )
+    nodes.add_argument(
+        "--master_port",
+        "--master-port",
+        type=int,
+        metavar="PORT",
+        help="port for rank 0 to listen on (default: a free one that is reserved; "
+        "with several nodes MASTER_PORT or 29500)",
+    )
+    parser.add_argument(
+        "-m", "--module", action="store_true", help="the script is a module's name, as in python -m"
+    )
+    parser.add_argument(
+        "--no_python",
+        "--no-python",
+        action="store_true",
+        help="the script is a program of its own: do not start it by Python",
+    )
+    parser.add_argument(
+        "--no_prefix",
+        "--no-prefix",
+        "--raw",
+        action="store_true",
+        help="let the ranks write to the screen themselves, without '[rank]' before each line",
+    )
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=5.0,
+        metavar="SECONDS",
+        help="time between asking ranks to stop and killing them (default 5)",
+    )
+    parser.add_argument("script", help="the script (module, program) to start")
+    parser.add_argument(
+        "script_args", nargs=argparse.REMAINDER, metavar="...", help="its own arguments"
+    )
+
+
+def job_spec(args: argparse.Namespace, environment: Mapping[str, str]) -> JobSpec:
+    """The job that parsed options ask for. Raises InvalidUsageError where they cannot be meant."""
+    if args.module and args.no_python:
+        raise InvalidUsageError("-m and --no_python exclude each other: leave one out")
+    if args.no_python and not args.use_env:
+        raise InvalidUsageError(
+            "--no_python needs --use_env as well: only a Python script is passed --local_rank"
+        )
+    nnodes = _node_count(args.nnodes)
+    nproc = process_count(args.nproc_per_node or "1")
+    address, port = args.master_addr, args.master_port
+    if nnodes > 1:
+        address = address or environment.get("MASTER_ADDR")
+        port = port if port is not None else _port_from(environment)
+        if not address:
+            raise InvalidUsageError(
+                "a job on several nodes needs --master_addr: the address of node 0, "
+                "the same on every node"
+            )
+    if args.module:
+        program = module_program(args.script)
+    elif args.no_python:
+        program = plain_program(args.script)
+    else:
+        program = script_program(args.script)
+    return JobSpec(
+        program=program,
+        arguments=tuple(args.script_args),
+        nproc=nproc,
+        nnodes=nnodes,
+        node_rank=args.node_rank,
+        master_addr=(address or "127.0.0.1").strip("[]"),
+        master_port=port,
+        pass_local_rank=not args.use_env,
+        prefix=not args.no_prefix,
+        grace=args.grace,
+        environment=environment,
+    )
+
+
+def misplaced_count(args: argparse.Namespace) -> str | None:
+    """An option for the number of processes that stands after the script, where none is before."""
+    if args.nproc_per_node is None:
+        for word in args.script_args:
+            if _COUNT.match(word):
+                return str(word)
+    return None
+
+
+def _node_count(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        hint = " (a range of nodes, as in elastic jobs, is not supported)" if ":" in text else ""
+        raise InvalidUsageError(f"--nnodes must be a number, not {text!r}{hint}") from None
+
+
+def _port_from(environment: Mapping[str, str]) -> int | None:
+    text = environment.get("MASTER_PORT")
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidUsageError(f"MASTER_PORT must be a number, not {text!r}") from None

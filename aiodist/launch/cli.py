@@ -1,0 +1,78 @@
+"""The console script ``aiodist`` and the module ``aiodist.launch``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+from collections.abc import Sequence
+
+from aiodist.errors import DistError, InvalidUsageError
+from aiodist.launch.args import Parser, job_spec, launch_parser, misplaced_count, run_parser
+from aiodist.launch.supervisor import run_job
+
+USAGE_ERROR = 2
+
+HELP = """\
+usage: aiodist COMMAND ...
+
+  run        start a script in N processes: aiodist run -n 4 train.py
+  --version  say which aiodist this is
+
+'aiodist run --help' shows the options.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``aiodist COMMAND ...``; returns the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    command, rest = (argv[0], argv[1:]) if argv else ("", [])
+    if command == "run":
+        return _run(run_parser(), rest)
+    if command in ("-h", "--help", "help"):
+        sys.stdout.write(HELP)
+        return 0
+    if command in ("-V", "--version"):
+        sys.stdout.write(f"aiodist {_version()}\n")
+        return 0
+    problem = f"aiodist: there is no command {command!r}\n" if command else ""
+    hint = f"aiodist: to start a script: aiodist run {command}\n" if command[-3:] == ".py" else ""
+    sys.stderr.write(problem + (hint or HELP))
+    return USAGE_ERROR
+
+
+def launch_main(argv: Sequence[str] | None = None) -> int:
+    """``python -m aiodist.launch ...``; returns the exit code."""
+    return _run(launch_parser(), sys.argv[1:] if argv is None else argv)
+
+
+def _run(parser: Parser, argv: Sequence[str]) -> int:
+    try:
+        args = parser.read(argv)
+        spec = job_spec(args, dict(os.environ))
+        word = misplaced_count(args)
+        if word is not None:
+            _say(f"{word} stands after the script's name and goes to the script; 1 process starts")
+        return run_job(spec)
+    except InvalidUsageError as error:
+        _say(f"{error}\n{parser.prog} --help shows the options")
+        return USAGE_ERROR
+    except DistError as error:
+        _say(str(error))
+        return USAGE_ERROR
+    except OSError as error:
+        _say(f"the system refuses to start the ranks: {error}")
+        return 1
+
+
+def _say(text: str) -> None:
+    for line in text.splitlines():
+        sys.stderr.write(f"aiodist: {line}\n")
+    sys.stderr.flush()
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("aiodist")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"

@@ -1,0 +1,57 @@
+"""How many processes ``cpu``, ``gpu`` and ``auto`` stand for on this host."""
+
+from __future__ import annotations
+
+import glob
+import os
+import subprocess
+import sys
+
+from aiodist.errors import InvalidUsageError
+
+
+def process_count(text: str) -> int:
+    """What ``text`` names: digits, or ``cpu``, ``gpu``, ``auto`` (GPUs if any, else CPUs)."""
+    word = text.strip().lower()
+    if word == "cpu":
+        return _cpus()
+    if word == "gpu":
+        count = _gpus()
+        if count == 0:
+            raise InvalidUsageError("torch sees no GPU on this host: pass a number, or 'cpu'")
+        return count
+    if word == "auto":
+        return (_gpus() if _maybe_gpus() else 0) or _cpus()
+    try:
+        count = int(word)
+    except ValueError:
+        raise InvalidUsageError(
+            f"the number of processes must be a number, 'cpu', 'gpu' or 'auto', not {text!r}"
+        ) from None
+    if count < 1:
+        raise InvalidUsageError(f"the number of processes must be at least 1, not {count}")
+    return count
+
+
+def _cpus() -> int:
+    """Cores this process may use."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _maybe_gpus() -> bool:
+    """Whether asking torch could be worth its start-up time."""
+    return bool(glob.glob("/dev/nvidia[0-9]*") or glob.glob("/dev/kfd") or glob.glob("/dev/dxg"))
+
+
+def _gpus() -> int:
+    """Devices that torch sees. Asked in another process, since importing torch takes seconds and
+    would stay in the launcher for the whole job."""
+    code = "import torch; print(torch.cuda.device_count())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise InvalidUsageError(
+            "torch cannot be asked for its GPUs: " + done.stderr.strip().rpartition("\n")[2]
+        )
+    return int(done.stdout.split()[-1])

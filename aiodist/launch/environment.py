@@ -1,0 +1,44 @@
+"""The environment variables by which a started process learns its place in the job."""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import Mapping
+
+INHERITED_FROM_AN_OUTER_JOB = (
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+)
+"""Removed from the ranks' environment: they describe a torchrun that is not this job's launcher,
+and would send the ranks to a store that is not theirs."""
+
+
+def rank_environment(
+    *, rank: int, local_rank: int, world_size: int, local_world_size: int
+) -> dict[str, str]:
+    """What tells one process who it is."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(local_world_size),
+    }
+
+
+def meeting_environment(address: str, port: int) -> dict[str, str]:
+    """Where the ranks meet."""
+    return {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+
+
+def job_identity(base: Mapping[str, str]) -> dict[str, str]:
+    """AIODIST_SECRET and AIODIST_RUN_ID of a job on one host: those in ``base``, or new ones.
+
+    An empty value counts as unset: an empty secret would protect nothing.
+    """
+    return {
+        "AIODIST_SECRET": base.get("AIODIST_SECRET") or secrets.token_hex(32),
+        "AIODIST_RUN_ID": base.get("AIODIST_RUN_ID") or str(uuid.uuid4()),
+    }

@@ -1,0 +1,124 @@
+"""What went wrong first, told so that the cause is the last thing on the screen."""
+
+from __future__ import annotations
+
+import re
+import signal
+from dataclasses import dataclass
+
+TAIL_LIMIT = 1 << 16
+"""Bytes of each rank's stderr kept for the summary."""
+
+LINES_WITHOUT_TRACEBACK = 20
+
+_START = re.compile(
+    r"^(?:Traceback \(most recent call last\):|\s*\+ Exception Group Traceback )", re.M
+)
+_CHAINED = (
+    "During handling of the above exception, another exception occurred:",
+    "The above exception was the direct cause of the following exception:",
+)
+_CONSEQUENCES = re.compile(r"(?:^|\.)(?:PeerLostError|CollectiveCancelledError|GroupClosedError)\b")
+
+
+class Tail:
+    """The last bytes of a stream."""
+
+    def __init__(self, limit: int = TAIL_LIMIT) -> None:
+        self._limit = limit
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        self._data += data
+        if len(self._data) > 2 * self._limit:
+            del self._data[: -self._limit]
+
+    def text(self) -> str:
+        """What is kept, from the first whole line on; carriage returns end lines."""
+        data = bytes(self._data[-self._limit :])
+        if len(self._data) > self._limit:
+            data = data[data.find(b"\n") + 1 :]
+        return data.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One rank's end. ``status``: its exit code, or minus the signal that killed it."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    host: str
+    status: int
+    stderr: str | None
+    """The tail of its stderr; None where the output was not read."""
+
+    @property
+    def code(self) -> int:
+        """The exit code a shell would report: 128 + signal for a signal."""
+        return exit_code(self.status)
+
+    @property
+    def cause(self) -> str:
+        """``exit code 1``, ``SIGKILL``."""
+        return describe_status(self.status)
+
+    def is_consequence(self) -> bool:
+        """Whether it says itself that another rank is to blame: its peer was lost, or cancelled."""
+        trace = last_traceback(self.stderr or "")
+        return trace is not None and any(_CONSEQUENCES.search(line) for line in _heads(trace))
+
+    def summary(self, others: str = "") -> str:
+        """Several lines, the traceback last."""
+        lines = [
+            f"aiodist: rank {self.rank} failed first: {self.cause} "
+            f"(local rank {self.local_rank}, pid {self.pid}, host {self.host})"
+        ]
+        if others:
+            lines.append(f"aiodist: {others}")
+        if self.stderr is None:
+            lines.append("aiodist: its output was passed through unread; look above for the cause")
+            return "\n".join(lines)
+        trace = last_traceback(self.stderr)
+        if trace is None and self.stderr.strip():
+            kept = self.stderr.rstrip().splitlines()[-LINES_WITHOUT_TRACEBACK:]
+            lines.append(f"aiodist: the last it wrote to stderr (rank {self.rank}):")
+            lines += kept
+        elif trace is None:
+            lines.append("aiodist: it wrote nothing to stderr")
+        else:
+            lines.append(f"aiodist: its traceback (rank {self.rank}):")
+            lines.append(trace)
+        return "\n".join(lines)
+
+
+def exit_code(status: int) -> int:
+    """A shell's exit code from subprocess's returncode."""
+    return 128 - status if status < 0 else status
+
+
+def describe_status(status: int) -> str:
+    """``exit code 3`` or ``SIGSEGV``."""
+    if status >= 0:
+        return f"exit code {status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"
+
+
+def last_traceback(text: str) -> str | None:
+    """The last Python traceback in ``text`` with those it is chained to; None without one."""
+    starts = [match.start() for match in _START.finditer(text)]
+    if not starts:
+        return None
+    first = len(starts) - 1
+    while first > 0 and text[starts[first - 1] : starts[first]].rstrip().endswith(_CHAINED):
+        first -= 1
+    return text[starts[first] :].rstrip()
+
+
+def _heads(trace: str) -> list[str]:
+    """The lines of a traceback that may name an exception: those at the left margin."""
+    lines = (line.split(":", 1)[0] for line in trace.splitlines())
+    return [line for line in lines if line and not line[0].isspace()]

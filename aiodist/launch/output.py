@@ -1,0 +1,159 @@
+"""Output of many ranks on one screen: whole lines, each with its rank, progress bars kept usable.
+
+`LineSplitter` cuts a rank's bytes into pieces. `Screen` puts the pieces of all ranks on one
+file descriptor. Neither reads anything: the supervisor feeds them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+from typing import NamedTuple
+
+LINE_LIMIT = 1 << 20
+"""Bytes of one line kept back for its end; beyond, it is shown in parts."""
+
+COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
+"""Terminal colours of the ranks in turn; red is left to errors."""
+
+ERASE_LINE = b"\r\x1b[K"
+
+_PIECE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r)")
+
+
+class Piece(NamedTuple):
+    """Some text and what ended it.
+
+    ``b"\\n"``: a line. ``b"\\r"``: a state of a progress bar. ``b""``: nothing yet.
+    """
+
+    text: bytes
+    end: bytes
+
+
+class LineSplitter:
+    """Cuts a stream of bytes at line feeds and carriage returns. Any bytes are allowed."""
+
+    def __init__(self, limit: int = LINE_LIMIT) -> None:
+        self._limit = limit
+        self._rest = b""
+
+    @property
+    def holds_text(self) -> bool:
+        """Whether the start of a line is waiting for its end."""
+        return bool(self._rest)
+
+    def feed(self, data: bytes) -> list[Piece]:
+        """The pieces that are complete now."""
+        data = self._rest + data
+        pieces, start = [], 0
+        for match in _PIECE.finditer(data):
+            start = match.end()
+            whole = match.group()
+            text = whole.rstrip(b"\r\n")
+            pieces.append(Piece(text, b"\r" if whole == text + b"\r" else b"\n"))
+        self._rest = data[start:]
+        if len(self._rest) >= self._limit:
+            pieces += self.flush()
+        return pieces
+
+    def flush(self) -> list[Piece]:
+        """The unfinished rest, as a piece without an end."""
+        rest, self._rest = self._rest, b""
+        return [Piece(rest, b"")] if rest else []
+
+
+class Screen:
+    """Puts pieces of many sources on one file descriptor, which it does not own.
+
+    A line that one source leaves open (a progress bar, a prompt) is never continued by
+    another: on a terminal the other's line appears above and the open one is drawn again, in a
+    file or pipe the open one is ended first.
+    """
+
+    def __init__(self, fd: int, *, tty: bool) -> None:
+        self._fd = fd
+        self.tty = tty
+        self._buffer = bytearray()
+        self._owner: object = None
+        self._shown = b""  # the owner's open line, with its prefix
+        self._returned = False  # the open line ended in \r: the next piece replaces it
+
+    def put(self, source: object, prefix: bytes, piece: Piece) -> None:
+        """Add a piece of ``source``; `flush` writes it."""
+        text, end = piece
+        mine = self._owner is source
+        again = b""
+        if mine and not self._returned:
+            head = b""  # goes on with the line it left open
+        elif not text and end != b"\n":
+            return  # a carriage return at the start of a line, as progress bars print
+        elif mine and not text:
+            head = b""  # only ends the bar
+        else:
+            head = prefix
+            if self._owner is not None and not mine:
+                self._buffer += ERASE_LINE if self.tty else b"\n"
+                if self.tty and end == b"\n":
+                    again = self._shown + (b"\r" if self._returned else b"")
+        self._buffer += head + text + end + again
+        if again:
+            return
+        if end == b"\n":
+            self._owner = None
+            return
+        self._shown = (b"" if head or not mine else self._shown) + head + text
+        self._owner, self._returned = source, end == b"\r"
+
+    def settle(self) -> None:
+        """End the line that is open, if one is: what follows starts at the left."""
+        if self._owner is not None:
+            self._buffer += b"\n"
+            self._owner = None
+
+    def flush(self) -> None:
+        """Write all that was put. Waits for a slow reader; raises BrokenPipeError without one."""
+        data, self._buffer = memoryview(self._buffer), bytearray()
+        while data:
+            try:
+                data = data[os.write(self._fd, data) :]
+            except BlockingIOError:  # somebody who shares the descriptor made it non-blocking
+                select.select([], [self._fd], [])
+
+
+class Console:
+    """The launcher's stdout and stderr as screens; one and the same where both go to one place."""
+
+    def __init__(self, stdout: int, stderr: int) -> None:
+        """Ranks have colours on a terminal, unless NO_COLOR is set."""
+        self.stdout = Screen(stdout, tty=os.isatty(stdout))
+        self.stderr = self.stdout
+        if not os.path.sameopenfile(stdout, stderr):
+            self.stderr = Screen(stderr, tty=os.isatty(stderr))
+        self._colour = not os.environ.get("NO_COLOR")
+
+    def prefix(self, rank: int, screen: Screen) -> bytes:
+        """What stands before each line of ``rank`` on ``screen``."""
+        if not (self._colour and screen.tty):
+            return b"[%d] " % rank
+        return b"\x1b[%dm[%d]\x1b[0m " % (COLOURS[rank % len(COLOURS)], rank)
+
+    def say(self, text: str) -> None:
+        """The launcher's own words, on stderr, on lines of their own."""
+        self.stderr.settle()
+        for line in text.splitlines():
+            self.stderr.put(self, b"", Piece(line.encode(errors="replace"), b"\n"))
+        self.flush()
+
+    def close(self) -> None:
+        """End open lines, so that the shell's prompt starts at the left."""
+        self.stdout.settle()
+        self.stderr.settle()
+        self.flush()
+
+    def flush(self) -> None:
+        """Write all that was put on either screen."""
+        self.stdout.flush()
+        if self.stderr is not self.stdout:
+            self.stderr.flush()

@@ -1,0 +1,158 @@
+"""One rank's process, its group, and the watchdog over all groups."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from aiodist.launch.failure import Tail
+
+_HERE = Path(__file__).parent
+
+
+def helper_command(name: str) -> list[str]:
+    """How to run one of this folder's programs: quick to start, deaf to PYTHON* variables."""
+    return [sys.executable, "-I", "-S", str(_HERE / name)]
+
+
+class Watchdog:
+    """A small process that kills the announced groups if this one dies. A context manager."""
+
+    def __enter__(self) -> Watchdog:
+        self._process = subprocess.Popen(
+            helper_command("watchdog.py"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,
+            bufsize=0,
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=1)
+        except subprocess.TimeoutExpired:  # a fork of this program holds the pipe open
+            self._process.kill()
+            self._process.wait()
+
+    def announce(self, group: int) -> None:
+        self._write(f"+{group}\n")
+
+    def take_back(self, group: int) -> None:
+        self._write(f"-{group}\n")
+
+    def _write(self, line: str) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line.encode())
+        except BrokenPipeError:
+            pass  # somebody killed the watchdog; the parent-death signal is still there
+
+
+class RankProcess:
+    """A started rank, leader of a session and process group of its own.
+
+    The group makes it possible to stop what the rank started as well. A session of its own, and not
+    just a group, lets rank 0 read the terminal, which stops background groups of its session.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        rank: int,
+        local_rank: int,
+        stdin: int | None,
+        stdout: int | None,
+        stderr: int | None,
+    ) -> None:
+        """Descriptors are as in subprocess.Popen. Raises OSError where nothing can be started."""
+        self.rank = rank
+        self.local_rank = local_rank
+        self.popen = subprocess.Popen(
+            [*helper_command("child.py"), str(os.getpid()), *command],
+            env=environment,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+            bufsize=0,
+        )
+        self.pid = self.popen.pid
+        self.status: int | None = None
+        self.tail = Tail()
+        """Of its stderr, for the summary; empty where its output is passed through."""
+        self.group_gone = False
+        self.pidfd = _pidfd(self.pid)
+
+    @property
+    def running(self) -> bool:
+        return self.status is None
+
+    def reap(self) -> bool:
+        """Whether it has ended just now; ``status`` then says how."""
+        if self.status is not None:
+            return False
+        self.status = self.popen.poll()
+        if self.status is None:
+            return False
+        self.close_pidfd()
+        return True
+
+    def close_pidfd(self) -> None:
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+            self.pidfd = None
+
+    def send(self, number: int) -> None:
+        """Signal the rank, not what it started.
+
+        A data loader's worker that ends first makes its trainer fail while that tries to save its
+        work. Ctrl-C goes to all, as in a shell.
+        """
+        if self.running:
+            if number == signal.SIGINT:
+                self.send_group(number)
+            else:
+                self.popen.send_signal(number)
+
+    def send_group(self, number: int) -> None:
+        """Signal everything in the rank's group."""
+        if not self.group_gone:
+            try:
+                os.killpg(self.pid, number)
+            except ProcessLookupError:
+                self.group_gone = not self.running
+            except PermissionError:
+                pass  # macOS says so of groups that hold only zombies
+
+    def group_alive(self) -> bool:
+        """Whether anything is left of the rank's group. Once it is empty it is never signalled
+        again: its number may then belong to somebody else."""
+        self.send_group(0)
+        return not self.group_gone
+
+
+def _pidfd(pid: int) -> int | None:
+    """A descriptor that becomes readable when the child ends, where the system has such a thing."""
+    if sys.platform == "linux":
+        try:
+            return os.pidfd_open(pid)
+        except OSError:
+            return None
+    return None

@@ -1,0 +1,105 @@
+"""What to start: one node's share of a job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from aiodist.deadline import to_seconds
+from aiodist.errors import InvalidUsageError
+from aiodist.launch.environment import (
+    INHERITED_FROM_AN_OUTER_JOB,
+    job_identity,
+    meeting_environment,
+    rank_environment,
+)
+
+DEFAULT_MASTER_PORT = 29500
+"""Of a job on several nodes that names none, as in torch: every node must know it beforehand."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """A job as one launcher sees it. Checked when made: raises InvalidUsageError.
+
+    ``program`` is what each rank runs, such as ``(sys.executable, "train.py")``, and ``arguments``
+    what follows; ``--local_rank=K`` goes between the two where ``pass_local_rank`` is set.
+    """
+
+    program: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
+    nproc: int = 1
+    nnodes: int = 1
+    node_rank: int = 0
+    master_addr: str = "127.0.0.1"
+    master_port: int | None = None
+    """None: on one node a free port is reserved; on several `DEFAULT_MASTER_PORT`."""
+    pass_local_rank: bool = False
+    prefix: bool = True
+    """Put ``[rank]`` before each line. False: the ranks write to our own stdout and stderr."""
+    grace: float = 5.0
+    """Seconds between asking a rank to stop and killing it; 0 kills at once."""
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    """What the ranks inherit, before the job's own variables."""
+
+    def __post_init__(self) -> None:
+        if not self.program:
+            raise InvalidUsageError("there is nothing to start: name a program")
+        if self.nproc < 1:
+            raise InvalidUsageError(f"the number of processes must be at least 1, not {self.nproc}")
+        if self.nnodes < 1:
+            raise InvalidUsageError(f"the number of nodes must be at least 1, not {self.nnodes}")
+        if not 0 <= self.node_rank < self.nnodes:
+            raise InvalidUsageError(
+                f"the node's rank must be from 0 to {self.nnodes - 1} in a job of "
+                f"{self.nnodes} node(s), not {self.node_rank}"
+            )
+        if self.master_port is not None and not 1 <= self.master_port <= 65535:
+            raise InvalidUsageError(
+                f"the master port must be from 1 to 65535, not {self.master_port}"
+            )
+        if self.grace != 0:
+            to_seconds(self.grace)
+
+    @property
+    def world_size(self) -> int:
+        return self.nnodes * self.nproc
+
+    def rank_of(self, local_rank: int) -> int:
+        """The global rank of this node's ``local_rank``."""
+        return self.node_rank * self.nproc + local_rank
+
+    def command(self, local_rank: int) -> list[str]:
+        """The command line of one rank."""
+        own = [f"--local_rank={local_rank}"] if self.pass_local_rank else []
+        return [*self.program, *own, *self.arguments]
+
+    def limits_threads(self) -> bool:
+        """Whether ranks get OMP_NUM_THREADS=1, so that they do not fight over the cores."""
+        return self.nproc > 1 and "OMP_NUM_THREADS" not in self.environment
+
+    def shared_environment(self, port: int) -> dict[str, str]:
+        """What every rank of this node has in common; made once for the job.
+
+        On several nodes the secret and the run's name are what the user set, or unset: one node
+        cannot tell the others what it invented.
+        """
+        env = dict(self.environment)
+        for name in INHERITED_FROM_AN_OUTER_JOB:
+            env.pop(name, None)
+        if self.nnodes == 1:
+            env |= job_identity(env)
+        if self.limits_threads():
+            env["OMP_NUM_THREADS"] = "1"
+        env["PYTHONUNBUFFERED"] = "1"  # a line appears when it is printed, not when a pipe is full
+        return env | meeting_environment(self.master_addr, port)
+
+    def rank_variables(self, local_rank: int) -> dict[str, str]:
+        """What only this rank has."""
+        return rank_environment(
+            rank=self.rank_of(local_rank),
+            local_rank=local_rank,
+            world_size=self.world_size,
+            local_world_size=self.nproc,
+        )

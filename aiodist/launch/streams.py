@@ -1,0 +1,88 @@
+"""A rank's stdout or stderr on its way to the screen."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from typing import IO
+
+from aiodist.launch.failure import Tail
+from aiodist.launch.output import LineSplitter, Piece, Screen
+
+CHUNK = 1 << 16
+
+DRAIN_LIMIT = 64
+"""Chunks read at a rank's end: more than a pipe can hold, so all the rank wrote is in it,
+and an end even where something it started goes on writing."""
+
+PATIENCE = 0.1
+"""Seconds after which a terminal shows a line without its end: a prompt, a bar."""
+
+
+class OutputStream:
+    """Reads a pipe without ever blocking and puts its lines on a screen."""
+
+    def __init__(
+        self, rank: int, pipe: IO[bytes], screen: Screen, prefix: bytes, tail: Tail | None
+    ) -> None:
+        self.rank = rank
+        self.closed = False
+        self._tail = tail
+        self._fd = pipe.fileno()
+        self._screen = screen
+        self._prefix = prefix
+        self._splitter = LineSplitter()
+        self._fed_at = 0.0
+        os.set_blocking(self._fd, False)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def read(self) -> None:
+        """Take what is there, one chunk: each rank gets its turn."""
+        self._take()
+
+    def drain(self) -> None:
+        """Take all that is in the pipe."""
+        for _ in range(DRAIN_LIMIT):
+            if self.closed or not self._take():
+                return
+
+    def finish(self) -> None:
+        """No more will come: show the last line even without its end."""
+        self.closed = True
+        self._put(self._splitter.flush())
+
+    def partial_due(self, now: float) -> float:
+        """Seconds until `show_partial` will show something; inf where nothing waits for it.
+
+        Only a terminal has somebody who waits for a prompt; in a file, lines stay whole.
+        """
+        if not self._screen.tty or not self._splitter.holds_text:
+            return math.inf
+        return max(0.0, self._fed_at + PATIENCE - now)
+
+    def show_partial(self, now: float) -> None:
+        """Show the start of a line that has waited long enough for its end."""
+        if self.partial_due(now) == 0.0:
+            self._put(self._splitter.flush())
+
+    def _take(self) -> bool:
+        """Whether there was anything."""
+        try:
+            data = os.read(self._fd, CHUNK)
+        except BlockingIOError:
+            return False
+        if not data:
+            self.finish()
+            return False
+        self._fed_at = time.monotonic()
+        if self._tail is not None:
+            self._tail.feed(data)
+        self._put(self._splitter.feed(data))
+        return True
+
+    def _put(self, pieces: list[Piece]) -> None:
+        for piece in pieces:
+            self._screen.put(self, self._prefix, piece)

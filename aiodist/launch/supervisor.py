@@ -1,0 +1,322 @@
+"""Starts the ranks of one node, shows their output, and ends them together.
+
+One thread, one selector. Whatever happens (a rank fails, Ctrl-C, a broken pipe, an error here), no
+rank outlives `Launcher.run`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from aiodist.errors import DistError
+from aiodist.launch.failure import Failure, describe_status
+from aiodist.launch.output import Console
+from aiodist.launch.ports import reserve_port
+from aiodist.launch.process import RankProcess, Watchdog
+from aiodist.launch.signals import SignalInbox
+from aiodist.launch.spec import DEFAULT_MASTER_PORT, JobSpec
+from aiodist.launch.streams import OutputStream
+
+POLL = 0.05
+"""Seconds between looks at the children where the system cannot announce their end."""
+
+SETTLE = 2.0
+"""Seconds that the others get to show the cause, when the first to fail blames another rank."""
+
+LINGER = 0.5
+"""Seconds that helpers of a finished rank get to end by themselves."""
+
+
+class Launcher:
+    """Runs one `JobSpec`. Use once; `run_job` is the short form."""
+
+    def __init__(self, spec: JobSpec, *, stdout: int = 1, stderr: int = 2) -> None:
+        """``stdout``, ``stderr``: descriptors that output goes to."""
+        self.spec = spec
+        self.failure: Failure | None = None
+        """The first rank to fail, once `run` has returned; None where none did."""
+        self._descriptors = stdout, stderr
+        self._console = Console(stdout, stderr)
+        self._ranks: list[RankProcess] = []
+        self._streams: list[OutputStream] = []
+        self._failures: list[Failure] = []
+        self._signal: int | None = None
+        self._started = False
+        self._stop_with: int | None = None
+        self._stop_at = math.inf
+        self._kill_at = math.inf
+        self._killed = 0
+        self._output_lost = False
+
+    def run(self) -> int:
+        """Start all ranks and wait for them; returns the job's exit code.
+
+        0 where all ranks returned 0; else that of the first to fail, 128 + N where signal N
+        killed it; 130 or 143 after SIGINT or SIGTERM to this process, 141 when nobody reads the
+        output any more. Raises DistError before anything is started (port in use, no POSIX system),
+        OSError where the system refuses a process; no rank is left then either.
+        """
+        if os.name != "posix":
+            raise DistError("the launcher needs a POSIX system; on Windows use aiodist.spawn")
+        if not sys.executable:
+            raise DistError("the path of the Python interpreter (sys.executable) is not known")
+        with ExitStack() as stack:
+            environment = self.spec.shared_environment(self._port(stack))
+            if self.spec.limits_threads():
+                self._console.say(
+                    "aiodist: OMP_NUM_THREADS=1 is set for each rank, so that they do not fight "
+                    "over the cores; set it yourself to choose otherwise"
+                )
+            self._selector = stack.enter_context(selectors.DefaultSelector())
+            self._watchdog = stack.enter_context(Watchdog())
+            inbox = stack.enter_context(SignalInbox(self._on_signal))
+            self._selector.register(inbox.fileno(), selectors.EVENT_READ, inbox.drain)
+            stack.callback(self._release)
+            self._start_all(environment)
+            while any(rank.running for rank in self._ranks):
+                self._step()
+            self._sweep()
+            self._finish_output()
+        return self._conclude()
+
+    def _port(self, stack: ExitStack) -> int:
+        """The port rank 0 is to listen on, kept for it if it runs on this node."""
+        spec = self.spec
+        if spec.node_rank != 0:
+            return spec.master_port or DEFAULT_MASTER_PORT
+        free = 0 if spec.nnodes == 1 else DEFAULT_MASTER_PORT
+        return stack.enter_context(reserve_port(spec.master_port or free)).port
+
+    # starting
+
+    def _start_all(self, environment: dict[str, str]) -> None:
+        for local_rank in range(self.spec.nproc):
+            if self._signal is None:
+                self._start(local_rank, environment)
+        self._started = True
+        if self._signal is not None:
+            self._stop(self._signal_to_pass_on())
+
+    def _start(self, local_rank: int, environment: dict[str, str]) -> None:
+        spec = self.spec
+        stdout: int | None
+        stderr: int | None
+        stdout, stderr = (subprocess.PIPE,) * 2 if spec.prefix else self._descriptors
+        process = RankProcess(
+            spec.command(local_rank),
+            environment | spec.rank_variables(local_rank),
+            rank=spec.rank_of(local_rank),
+            local_rank=local_rank,
+            # Only one process can read what is typed.
+            stdin=None if local_rank == 0 else subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+        )
+        self._ranks.append(process)
+        self._watchdog.announce(process.pid)
+        if process.pidfd is not None:
+            self._selector.register(process.pidfd, selectors.EVENT_READ, lambda: None)
+        for pipe, screen, tail in (
+            (process.popen.stdout, self._console.stdout, None),
+            (process.popen.stderr, self._console.stderr, process.tail),
+        ):
+            if pipe is not None:
+                prefix = self._console.prefix(process.rank, screen)
+                stream = OutputStream(process.rank, pipe, screen, prefix, tail)
+                self._streams.append(stream)
+                self._selector.register(stream.fileno(), selectors.EVENT_READ, stream.read)
+
+    # the loop
+
+    def _step(self, limit: float = math.inf) -> None:
+        """Wait for the next event, at most ``limit`` seconds, and deal with it."""
+        timeout = min(limit, self._patience())
+        for key, _ in self._selector.select(None if timeout == math.inf else timeout):
+            act: Callable[[], None] = key.data
+            act()
+        now = time.monotonic()
+        for stream in self._streams:
+            if stream.closed:
+                self._forget(stream.fileno())
+            else:
+                stream.show_partial(now)
+        self._streams = [stream for stream in self._streams if not stream.closed]
+        self._reap()
+        self._write_out()
+        if now >= self._stop_at:
+            self._stop(signal.SIGTERM)
+        if now >= self._kill_at:
+            self._kill()
+
+    def _patience(self) -> float:
+        """Seconds until something must be done even if nothing happens."""
+        now = time.monotonic()
+        patience = min(self._stop_at, self._kill_at) - now
+        if any(rank.running and rank.pidfd is None for rank in self._ranks):
+            patience = min(patience, POLL)
+        if any(not rank.running and not rank.group_gone for rank in self._ranks):
+            patience = min(patience, 1.0)
+        patience = min([patience, *(stream.partial_due(now) for stream in self._streams)])
+        return max(0.0, patience)
+
+    def _reap(self) -> None:
+        for rank in self._ranks:
+            pidfd = rank.pidfd
+            if rank.reap():
+                if pidfd is not None:
+                    self._selector.unregister(pidfd)
+                self._on_exit(rank)
+            if not rank.running and not rank.group_gone and not rank.group_alive():
+                self._watchdog.take_back(rank.pid)
+
+    def _on_exit(self, rank: RankProcess) -> None:
+        for stream in self._streams:
+            if stream.rank == rank.rank:
+                stream.drain()
+        assert rank.status is not None
+        if rank.status == 0 or self._signal is not None:
+            return
+        if self._stop_with is not None:
+            return  # stopped by us, or failing because of that
+        failure = Failure(
+            rank=rank.rank,
+            local_rank=rank.local_rank,
+            pid=rank.pid,
+            host=socket.gethostname(),
+            status=rank.status,
+            stderr=rank.tail.text() if self.spec.prefix else None,
+        )
+        self._failures.append(failure)
+        settle = SETTLE if failure.is_consequence() else 0.0
+        self._stop_at = min(self._stop_at, time.monotonic() + settle)
+        if not settle:
+            self._stop(signal.SIGTERM)
+
+    # stopping
+
+    def _on_signal(self, number: int) -> None:
+        """Runs in the signal handler, so that it works even while the output is stuck."""
+        if self._signal is None:
+            self._signal = number
+            if self._started:  # else a rank that is just being started would be missed
+                self._stop(self._signal_to_pass_on())
+        elif number == signal.SIGINT:
+            self._kill()
+
+    def _signal_to_pass_on(self) -> int:
+        return signal.SIGINT if self._signal == signal.SIGINT else signal.SIGTERM
+
+    def _stop(self, number: int) -> None:
+        """Ask all ranks to end, once; those that are there after the grace are killed."""
+        self._stop_at = math.inf
+        if self._stop_with is not None:
+            return
+        self._stop_with = number
+        self._kill_at = time.monotonic() + self.spec.grace
+        for rank in self._ranks:
+            rank.send(number)
+
+    def _kill(self) -> None:
+        """Kill all ranks and what they started."""
+        self._kill_at = math.inf
+        for rank in self._ranks:
+            self._killed += rank.running
+            rank.send_group(signal.SIGKILL)
+
+    def _sweep(self) -> None:
+        """The ranks have ended: end what they left running, or it would hold their output open."""
+        for number, seconds in (
+            (0, LINGER),
+            (signal.SIGTERM, self.spec.grace),
+            (signal.SIGKILL, LINGER),
+        ):
+            for rank in self._ranks:
+                rank.send_group(number)
+            limit = time.monotonic() + seconds
+            while any(rank.group_alive() for rank in self._ranks):
+                if time.monotonic() >= limit:
+                    break
+                self._step(0.02)
+
+    def _release(self) -> None:
+        """Whatever happened: leave no process and no descriptor behind."""
+        for rank in self._ranks:
+            if rank.running or not rank.group_gone:
+                rank.send_group(signal.SIGKILL)
+            rank.popen.wait()
+            rank.close_pidfd()
+            for pipe in (rank.popen.stdout, rank.popen.stderr):
+                if pipe is not None:
+                    pipe.close()
+
+    # output and result
+
+    def _forget(self, fd: int) -> None:
+        if fd in self._selector.get_map():
+            self._selector.unregister(fd)
+
+    def _finish_output(self) -> None:
+        for stream in self._streams:
+            stream.drain()
+            stream.finish()
+        self._write_out(close=True)
+
+    def _write_out(self, *, close: bool = False) -> None:
+        if self._output_lost:
+            return
+        try:
+            if close:
+                self._console.close()
+            else:
+                self._console.flush()
+        except BrokenPipeError:
+            self._output_lost = True
+            self._stop(signal.SIGTERM)
+
+    def _conclude(self) -> int:
+        if self._signal is not None:
+            name = signal.Signals(self._signal).name
+            killed = f", {self._killed} of them by SIGKILL" if self._killed else ""
+            self._say(f"aiodist: {name}: all ranks are stopped{killed}")
+            return 128 + self._signal
+        if self._failures:
+            causes = [f for f in self._failures if not f.is_consequence()]
+            self.failure = (causes or self._failures)[0]
+            self._say(self.failure.summary(self._fate_of_others(self.failure)))
+            return self.failure.code
+        return 128 + signal.SIGPIPE if self._output_lost else 0
+
+    def _fate_of_others(self, first: Failure) -> str:
+        ends: dict[str, list[int]] = {}
+        for rank in self._ranks:
+            if rank.rank != first.rank and rank.status:
+                ends.setdefault(describe_status(rank.status), []).append(rank.rank)
+        if not ends:
+            return ""
+        told = (f"{_ranks(ranks)} by {cause}" for cause, ranks in ends.items())
+        return "then ended " + ", ".join(told)
+
+    def _say(self, text: str) -> None:
+        if not self._output_lost:
+            try:
+                self._console.say(text)
+            except BrokenPipeError:
+                self._output_lost = True
+
+
+def run_job(spec: JobSpec, *, stdout: int = 1, stderr: int = 2) -> int:
+    """Run ``spec`` to its end and return the exit code; see `Launcher.run`. Blocks."""
+    return Launcher(spec, stdout=stdout, stderr=stderr).run()
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

@@ -1,0 +1,96 @@
+"""What is to be started, checked before anything is: a script, a module or a program."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.machinery
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+
+from aiodist.errors import InvalidUsageError
+
+
+def script_program(path: str) -> tuple[str, ...]:
+    """The command that runs the Python script (or folder with a ``__main__.py``) at ``path``."""
+    if os.path.isdir(path):
+        if not os.path.isfile(os.path.join(path, "__main__.py")):
+            raise InvalidUsageError(
+                f"{path!r} is a directory without a __main__.py: name a script in it"
+            )
+    elif not os.path.exists(path):
+        raise InvalidUsageError(f"there is no script {path!r}{_similar_file(path)}")
+    elif not os.access(path, os.R_OK):
+        raise InvalidUsageError(f"the script {path!r} may not be read by this user")
+    return (sys.executable, path)
+
+
+def module_program(name: str) -> tuple[str, ...]:
+    """The command that runs the module ``name``, as ``python -m`` does.
+
+    Parent packages are searched but not imported: they may be slow, or do things.
+    """
+    if name.endswith(".py") or "/" in name:
+        raise InvalidUsageError(
+            f"-m takes a module's name with dots and without .py, not {name!r}; "
+            "leave -m out to run a file"
+        )
+    places: Sequence[str] | None = None
+    spec: importlib.machinery.ModuleSpec | None = None
+    parts = name.split(".")
+    for depth in range(1, len(parts) + 1):
+        spec = _find(".".join(parts[:depth]), places)
+        if spec is None:
+            missing = ".".join(parts[:depth])
+            raise InvalidUsageError(
+                f"there is no module named {missing!r} here or among the installed ones"
+            )
+        places = spec.submodule_search_locations
+        if places is None and depth < len(parts):
+            raise InvalidUsageError(f"{spec.name!r} is a module, not a package: no {name!r} in it")
+    if places is not None and _find(f"{name}.__main__", places) is None:
+        raise InvalidUsageError(
+            f"{name!r} is a package without a __main__ module: name a module in it"
+        )
+    return (sys.executable, "-m", name)
+
+
+def plain_program(name: str) -> tuple[str, ...]:
+    """The command of ``--no_python``: any executable file, or a name on PATH."""
+    found = shutil.which(name)
+    if found is None:
+        if os.path.isfile(name):
+            raise InvalidUsageError(
+                f"{name!r} cannot be executed: make it so with chmod +x, or leave --no_python out"
+            )
+        raise InvalidUsageError(f"there is no program {name!r}, in this place or on PATH")
+    return (found,)
+
+
+def _find(name: str, places: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
+    if places is None:
+        here = importlib.machinery.PathFinder.find_spec(name, [os.getcwd()])
+        if here is not None:
+            return here
+        try:
+            return importlib.util.find_spec(name)
+        except ValueError:  # of an empty name, or a module without a spec
+            return None
+    for finder in sys.meta_path:
+        spec = finder.find_spec(name, places)
+        if spec is not None:
+            return spec
+    return None
+
+
+def _similar_file(path: str) -> str:
+    folder, name = os.path.split(path)
+    try:
+        neighbours = sorted(os.listdir(folder or "."))
+    except OSError:
+        return f" (there is no folder {folder!r})"
+    candidates = [n for n in neighbours if n.endswith(".py")]
+    close = difflib.get_close_matches(name, candidates, n=1)
+    return f": did you mean {os.path.join(folder, close[0])!r}?" if close else ""
