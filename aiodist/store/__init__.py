@@ -5,5 +5,16 @@ from aiodist.store.exchange import exchange, leave
 from aiodist.store.generation import join
 from aiodist.store.memory import MemoryStore
 from aiodist.store.prefix import PrefixStore
+from aiodist.store.tcp import TcpStore
+from aiodist.store.tcp_server import TcpStoreServer
 
-__all__ = ["MemoryStore", "PrefixStore", "Store", "exchange", "join", "leave"]
+__all__ = [
+    "MemoryStore",
+    "PrefixStore",
+    "Store",
+    "TcpStore",
+    "TcpStoreServer",
+    "exchange",
+    "join",
+    "leave",
+]

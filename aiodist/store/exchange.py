@@ -77,7 +77,7 @@ async def _gather(store: Store, size: int, deadline: Deadline, name: str) -> byt
         missing = set(error.keys)
         absent = [rank for rank, key in enumerate(keys) if key in missing]
         return _pack([], absent, deadline.timeout)
-    return _pack([await store.get(key, deadline) for key in keys], [], None)
+    return _pack(await asyncio.gather(*(store.get(key, deadline) for key in keys)), [], None)
 
 
 def _pack(values: list[bytes], absent: list[int], timeout: float | None) -> bytes:
@@ -85,18 +85,18 @@ def _pack(values: list[bytes], absent: list[int], timeout: float | None) -> byte
     return packed
 
 
-async def _absent(store: Store, size: int, name: str) -> list[int]:
-    """The ranks whose key is not there; [] if the store does not say."""
+async def _absent(store: Store, size: int, name: str) -> list[int] | None:
+    """The ranks whose key is not there; None if the store does not say."""
     try:
         async with asyncio.timeout(_BLAME_SECONDS):
             there = await asyncio.gather(*(store.check([f"{name}/{r}"]) for r in range(size)))
     except (DistStoreError, TimeoutError):
-        return []
+        return None
     return [rank for rank, arrived in enumerate(there) if not arrived]
 
 
 def _not_arrived(
-    rank: int, size: int, absent: list[int], timeout: float | None
+    rank: int, size: int, absent: list[int] | None, timeout: float | None
 ) -> StoreTimeoutError:
     after = "" if timeout is None else f" within {timeout:g} s"
     if absent:
@@ -108,9 +108,11 @@ def _not_arrived(
             f"{who} {names} of {size} did not arrive at the store{after}; see whether they were "
             "started, still run, and were given the same address and world size"
         )
+    elif absent is None:
+        what = f"the {size} ranks did not meet{after}, and the store does not say who is missing"
     else:
         what = (
             f"all {size} ranks arrived at the store, and rank 0 did not hand out their "
             f"values{after}; see what it is doing"
         )
-    return StoreTimeoutError(f"rank {rank}: {what}", ranks=tuple(absent))
+    return StoreTimeoutError(f"rank {rank}: {what}", ranks=tuple(absent or ()))

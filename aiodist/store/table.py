@@ -75,12 +75,15 @@ class KeyTable:
         """What ``add`` would make of the counter ``key``; changes nothing."""
         value = self._values.get(key, b"0")
         try:
-            return int(value) + amount
+            total = int(value) + amount
         except ValueError:
             raise DistStoreError(
                 f"key {key!r} is no counter: it holds {_short(value)}, and add() works only on "
                 "keys that add() made or that hold decimal digits"
             ) from None
+        if not -(2**63) <= total < 2**63:
+            raise DistStoreError(f"counter {key!r} would be {total}, which 64 bits do not hold")
+        return total
 
     def add(self, key: str, amount: int) -> int:
         total = self.sum(key, amount)

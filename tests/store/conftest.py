@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from aiodist.store import MemoryStore, PrefixStore, Store
+from aiodist.deadline import Deadline
+from aiodist.store import MemoryStore, PrefixStore, Store, TcpStore, TcpStoreServer
 
 Make = Callable[[], Awaitable[Store]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _libuv_pipes() -> None:
+    """libuv opens a pipe at its first use and keeps it; uvloop and torch have one libuv each."""
+    if find_spec("uvloop"):
+        import uvloop
+
+        uvloop.new_event_loop().close()
+    if find_spec("torch"):
+        from torch.distributed import TCPStore
+
+        TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
 async def memory(stack: AsyncExitStack, tmp_path: Path) -> Make:
@@ -31,7 +46,26 @@ async def prefix(stack: AsyncExitStack, tmp_path: Path) -> Make:
     return make
 
 
-KINDS = {kind.__name__: kind for kind in (memory, prefix)}
+async def tcp(stack: AsyncExitStack, tmp_path: Path) -> Make:
+    server = await stack.enter_async_context(await TcpStoreServer.start("127.0.0.1"))
+
+    async def make() -> Store:
+        return await TcpStore.connect("127.0.0.1", server.port, Deadline(20))
+
+    return make
+
+
+async def tcp_and_its_host(stack: AsyncExitStack, tmp_path: Path) -> Make:
+    server = await stack.enter_async_context(await TcpStoreServer.start("localhost"))
+    hosted = iter([server.store()])
+
+    async def make() -> Store:
+        return next(hosted, None) or await TcpStore.connect("localhost", server.port, Deadline(20))
+
+    return make
+
+
+KINDS = {kind.__name__: kind for kind in (memory, prefix, tcp, tcp_and_its_host)}
 
 
 @pytest.fixture(params=KINDS)

@@ -1,0 +1,127 @@
+"""Names to addresses, and addresses to listening sockets, with errors that say what to change."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from typing import Any
+
+from aiodist.deadline import Deadline
+from aiodist.errors import DistStoreError, InvalidUsageError, StoreTimeoutError
+from aiodist.store.waiting import limit
+
+_BACKLOG = 1024
+_TRIES = 8
+
+Address = tuple[socket.AddressFamily, Any]
+"""An address family and the address as its sockets take it."""
+
+
+def show(host: str, port: int) -> str:
+    """``host:port``, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+async def resolve(
+    host: str, port: int, deadline: Deadline, *, to_listen: bool = False
+) -> list[Address]:
+    """The addresses of ``host``, an IPv4 or IPv6 address or a name, in the system's order.
+
+    Raises DistStoreError at once if there are none, StoreTimeoutError if the look-up takes too
+    long, InvalidUsageError for an impossible port.
+    """
+    if not isinstance(port, int) or not (0 if to_listen else 1) <= port <= 65535:
+        raise InvalidUsageError(f"port must be a number up to 65535, not {port!r}")
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(limit(deadline)):
+            found = await loop.getaddrinfo(
+                host or None,
+                port,
+                type=socket.SOCK_STREAM,
+                flags=socket.AI_PASSIVE if to_listen else 0,
+            )
+    except TimeoutError as error:
+        raise StoreTimeoutError(
+            f"the name look-up of {host!r} took longer than {deadline.timeout:g} s; use an address "
+            "instead of the name, or see to the host's DNS configuration"
+        ) from error
+    except (OSError, UnicodeError) as error:
+        raise DistStoreError(
+            f"the host name {host!r} does not resolve to an address ({_reason(error)}); check its "
+            "spelling (MASTER_ADDR or the init_method), or use an address"
+        ) from error
+    return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
+
+
+def listen(host: str, port: int, addresses: list[Address]) -> list[socket.socket]:
+    """Sockets that listen at all ``addresses`` of ``host``, on one port (0: any free one).
+
+    An address whose family this machine lacks is skipped while another one works. Raises
+    DistStoreError, and then leaves nothing open.
+    """
+    for attempt in range(_TRIES):
+        sockets: list[socket.socket] = []
+        failed: OSError | None = None
+        chosen = port
+        for family, address in addresses:
+            try:
+                sock = _listen_at(family, (address[0], chosen, *address[2:]))
+            except OSError as error:
+                failed = error
+                if error.errno == errno.EADDRINUSE:
+                    break
+            else:
+                sockets.append(sock)
+                chosen = sock.getsockname()[1]
+        if failed is None or (sockets and failed.errno != errno.EADDRINUSE):
+            return sockets
+        for sock in sockets:
+            sock.close()
+        # A free port of one family may be taken in the other one: then draw again.
+        if port or failed.errno != errno.EADDRINUSE or attempt == _TRIES - 1:
+            raise _cannot_listen(host, port, failed) from failed
+    raise AssertionError("unreachable: the last attempt returned or raised")
+
+
+def _listen_at(family: socket.AddressFamily, address: Any) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if os.name == "posix":
+            # The last job's connections may linger on the port; a listener still keeps it.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.setblocking(False)
+        sock.bind(address)
+        sock.listen(_BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> DistStoreError:
+    where = show(host, port)
+    if error.errno == errno.EADDRINUSE:
+        why = (
+            f"port {port} is in use on {host}, perhaps by another job; choose another one "
+            "(MASTER_PORT, --master_port, or the number in tcp://host:port), or port 0 for any "
+            "free one"
+        )
+    elif error.errno == errno.EADDRNOTAVAIL:
+        why = (
+            f"{host} is no address of this machine; rank 0 must run on the host that MASTER_ADDR "
+            "(or tcp://host:port) names"
+        )
+    elif error.errno == errno.EACCES:
+        why = "this user may not open that port; choose one above 1023"
+    else:
+        why = _reason(error)
+    return DistStoreError(f"cannot serve a store at {where}: {why}")
+
+
+def _reason(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error)

@@ -1,0 +1,200 @@
+"""The client of the TCP store."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from aiodist.deadline import Deadline, to_seconds
+from aiodist.errors import DistStoreError
+from aiodist.store.addresses import show
+from aiodist.store.base import Store
+from aiodist.store.tcp_connect import Stream, connect
+from aiodist.store.tcp_wire import MAX_FRAME, pack, read_message
+from aiodist.store.waiting import check_value, closed, limit, timed_out
+
+CALL_SECONDS = 300.0
+_CANCEL_SECONDS = 5.0
+
+_Reply = tuple[bool, Any]
+"""Whether it went well, and the value or the error (its sentence, if the server sent it)."""
+
+
+class TcpStore(Store):
+    """A connection to a `TcpStoreServer`. Make it with `connect`.
+
+    Calls are pipelined: many can be under way at once. Waiting happens in the server. When the
+    connection breaks, every call under way and every later one raises DistStoreError; make a new
+    store to go on. Usable as an async context manager.
+    """
+
+    def __init__(self, name: str, stream: Stream, call_timeout: float, max_frame: int) -> None:
+        """Not for users: `connect` makes one."""
+        self._name = name
+        self._reader, self._writer = stream
+        self._call_timeout = call_timeout
+        self._max_frame = max_frame
+        self._numbers = itertools.count()
+        self._calls: dict[int, asyncio.Future[_Reply]] = {}
+        self._closed = False
+        self._cause: Exception | None = None
+        self._task = asyncio.get_running_loop().create_task(self._read())
+
+    @classmethod
+    async def connect(
+        cls,
+        host: str,
+        port: int,
+        deadline: Deadline,
+        *,
+        call_timeout: float = CALL_SECONDS,
+        max_frame: int = MAX_FRAME,
+    ) -> TcpStore:
+        """Connect to ``host``:``port``; tries until ``deadline`` if no server is there yet.
+
+        ``call_timeout``: seconds after which a call that does not wait for keys counts as failed.
+
+        Raises DistStoreError at once if the name does not resolve or what answers there is no
+        aiodist store, and StoreTimeoutError, with the last attempt's reason, at the deadline.
+        """
+        seconds = to_seconds(call_timeout) or CALL_SECONDS
+        stream = await connect(host, port, deadline)
+        return cls(show(host, port), stream, seconds, max_frame)
+
+    async def set(self, key: str, value: bytes) -> None:
+        await self._call("set", key, check_value(value))
+
+    async def get(self, key: str, deadline: Deadline) -> bytes:
+        value: bytes = await self._wait("get", [key], deadline)
+        return value
+
+    async def wait(self, keys: Sequence[str], deadline: Deadline) -> None:
+        await self._wait("wait", list(keys), deadline)
+
+    async def add(self, key: str, amount: int) -> int:
+        total: int = await self._call("add", key, amount)
+        return total
+
+    async def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        value: bytes = await self._call(
+            "compare_set", key, check_value(expected), check_value(desired)
+        )
+        return value
+
+    async def check(self, keys: Sequence[str]) -> bool:
+        return not await self._call("missing", list(keys))
+
+    async def delete_key(self, key: str) -> bool:
+        deleted: bool = await self._call("delete", key)
+        return deleted
+
+    async def num_keys(self) -> int:
+        count: int = await self._call("count")
+        return count
+
+    async def close(self) -> None:
+        """Drop the connection; calls under way raise DistStoreError. Idempotent; never raises."""
+        self._closed = True
+        self._drop()
+        self._task.cancel()
+        await asyncio.wait({self._task})
+        try:
+            await self._writer.wait_closed()
+        except OSError:
+            pass
+
+    async def __aenter__(self) -> TcpStore:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def _call(self, operation: str, *arguments: Any, within: float | None = None) -> Any:
+        seconds = self._call_timeout if within is None else within
+        number, future = self._send(operation, arguments)
+        try:
+            await asyncio.wait({future}, timeout=seconds)
+            if future.done():
+                return self._value(future)
+        finally:
+            self._calls.pop(number, None)
+        raise DistStoreError(
+            f"the store at {self._name} did not answer {operation!r} within {seconds:g} s; see "
+            "whether the process that hosts it still runs"
+        )
+
+    async def _wait(self, operation: str, keys: list[str], deadline: Deadline) -> Any:
+        number, future = self._send(operation, (keys,))
+        # The deadline is about keys that do not appear; the way to the server and back needs time
+        # even if it has passed.
+        left = limit(deadline)
+        try:
+            await asyncio.wait({future}, timeout=left)
+            if future.done():
+                return self._value(future)
+            try:
+                missing = await self._call("cancel", number, within=_CANCEL_SECONDS)
+            except DistStoreError as error:
+                raise timed_out(keys, deadline) from error
+            # Answers come in order: what was there in time has arrived before this one.
+            if future.done():
+                return self._value(future)
+            raise timed_out(missing, deadline)
+        except asyncio.CancelledError:
+            if number in self._calls and self._cause is None and not self._closed:
+                self._send("cancel", (number,))
+            raise
+        finally:
+            self._calls.pop(number, None)
+
+    def _send(
+        self, operation: str, arguments: tuple[Any, ...]
+    ) -> tuple[int, asyncio.Future[_Reply]]:
+        if self._closed or self._cause is not None:
+            raise self._failure()
+        number = next(self._numbers)
+        frame = pack((number, operation, *arguments), self._max_frame)
+        future: asyncio.Future[_Reply] = asyncio.get_running_loop().create_future()
+        self._calls[number] = future
+        self._writer.write(frame)
+        return number, future
+
+    def _value(self, future: asyncio.Future[_Reply]) -> Any:
+        ok, value = future.result()
+        if ok:
+            return value
+        if isinstance(value, DistStoreError):
+            raise value
+        raise DistStoreError(value)
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                number, ok, value = await read_message(self._reader, self._max_frame)
+                future = self._calls.pop(number, None)
+                if future is not None and not future.done():
+                    future.set_result((ok, value))
+        except (asyncio.IncompleteReadError, OSError, DistStoreError, ValueError) as error:
+            self._cause = error
+        finally:
+            self._drop()
+
+    def _drop(self) -> None:
+        # Not close(): that would first wait for a server that does not read any more.
+        self._writer.transport.abort()
+        for future in self._calls.values():
+            if not future.done():
+                future.set_result((False, self._failure()))
+
+    def _failure(self) -> DistStoreError:
+        if self._closed or self._cause is None:
+            return closed(f"the connection to the store at {self._name}")
+        if isinstance(self._cause, asyncio.IncompleteReadError):
+            why = "the other side closed it; the process that hosts the store has left or ended"
+        else:
+            why = str(self._cause)
+        error = DistStoreError(f"the connection to the store at {self._name} was lost: {why}")
+        error.__cause__ = self._cause
+        return error

@@ -1,0 +1,136 @@
+"""How the TCP store's client finds its server: name, address, attempts, greeting."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+
+from aiodist.deadline import Deadline
+from aiodist.errors import DistStoreError, StoreTimeoutError
+from aiodist.store.addresses import Address, resolve, show
+from aiodist.store.tcp_wire import GREETING, MAGIC, describe_stranger, read_greeting
+from aiodist.store.waiting import limit, pauses
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+_ATTEMPT_SECONDS = 5.0
+_GREETING_SECONDS = 15.0
+_MUTE_ATTEMPTS = 5
+"""Attempts in a row that are closed without a word before the other side counts as a stranger.
+
+Not one: the server of the last job on this port may just be closing.
+"""
+
+
+class _TryAgain(Exception):
+    """This attempt failed in a way that time may mend. ``mute``: closed without a word."""
+
+    def __init__(self, why: str, *, mute: bool = False) -> None:
+        super().__init__(why)
+        self.mute = mute
+
+
+async def connect(host: str, port: int, deadline: Deadline) -> Stream:
+    """A greeted connection. Errors as for `TcpStore.connect`; leaves nothing open when it fails."""
+    addresses = await resolve(host, port, deadline)
+    mute = 0
+    for pause in pauses(longest=1.0, first=0.01):
+        failures: list[_TryAgain] = []
+        for address in addresses:
+            try:
+                return await _attempt(host, port, address, deadline)
+            except _TryAgain as failure:
+                failures.append(failure)
+        mute = mute + 1 if any(failure.mute for failure in failures) else 0
+        if mute == _MUTE_ATTEMPTS:
+            raise _stranger(host, port, b"")
+        if deadline.remaining() <= pause:
+            # Of several addresses the reason of one that was reached says most.
+            reasons = "; ".join(dict.fromkeys(str(failure) for failure in failures))
+            raise StoreTimeoutError(
+                f"no store answered at {show(host, port)} within {deadline.timeout:g} s "
+                f"({reasons}); see whether rank 0, or the launcher, runs there and uses this port"
+            ) from failures[-1]
+        await asyncio.sleep(pause)
+    raise AssertionError("unreachable: pauses never end")
+
+
+async def _attempt(host: str, port: int, address: Address, deadline: Deadline) -> Stream:
+    family, socket_address = address
+    try:
+        async with asyncio.timeout(min(_ATTEMPT_SECONDS, max(0.1, deadline.remaining()))):
+            sock = await _open(family, socket_address)
+    except TimeoutError:
+        raise _TryAgain(f"{socket_address[0]} did not answer") from None
+    except OSError as error:
+        raise _TryAgain(f"{socket_address[0]}: {_reason(error)}") from error
+    try:
+        reader, writer = await asyncio.open_connection(sock=sock)
+    except BaseException:
+        sock.close()
+        raise
+    try:
+        writer.write(GREETING)
+        try:
+            async with asyncio.timeout(_greeting_seconds(deadline)):
+                first = await read_greeting(reader)
+        except TimeoutError:
+            raise _TryAgain(
+                f"{socket_address[0]} accepted the connection and said nothing: its process is "
+                "busy, or is no aiodist store (torch's TCPStore is as silent)"
+            ) from None
+        except OSError as error:
+            raise _TryAgain(f"{socket_address[0]} closed the connection", mute=True) from error
+        if not first:
+            raise _TryAgain(f"{socket_address[0]} closed the connection", mute=True)
+        if first != GREETING:
+            raise _stranger(host, port, first)
+    except BaseException:
+        writer.transport.abort()
+        raise
+    return reader, writer
+
+
+def _greeting_seconds(deadline: Deadline) -> float:
+    left = limit(deadline)
+    return _GREETING_SECONDS if left is None else min(_GREETING_SECONDS, max(0.1, left))
+
+
+async def _open(family: socket.AddressFamily, address: tuple[str, int]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        _keep_alive(sock)
+        await asyncio.get_running_loop().sock_connect(sock, address)
+        if sock.getsockname() == sock.getpeername():
+            # On one host the kernel may pick the very port that is tried as this side's own, and
+            # connect the socket to itself. It would also keep the server off its port.
+            raise ConnectionRefusedError("Connection refused")
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _keep_alive(sock: socket.socket) -> None:
+    """Notice within about a minute that the server's host is gone without a goodbye."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _reason(error: OSError) -> str:
+    # asyncio's own text repeats the address and leaves out what went wrong.
+    return os.strerror(error.errno) if error.errno else str(error)
+
+
+def _stranger(host: str, port: int, first: bytes) -> DistStoreError:
+    who = describe_stranger(first)
+    if first.startswith(MAGIC):
+        return DistStoreError(f"the store at {show(host, port)} cannot be used: {who}")
+    return DistStoreError(
+        f"what answers at {show(host, port)} is no aiodist store: {who}; check MASTER_ADDR and "
+        "MASTER_PORT (or the init_method), and that rank 0 uses aiodist too"
+    )

@@ -1,0 +1,348 @@
+import asyncio
+import socket
+import sys
+from asyncio.subprocess import PIPE
+
+import pytest
+
+from aiodist.deadline import Deadline
+from aiodist.errors import DistStoreError, InvalidUsageError, StoreTimeoutError
+from aiodist.store import TcpStore, TcpStoreServer, exchange, join, leave
+
+
+def soon() -> Deadline:
+    return Deadline(20)
+
+
+async def until(condition) -> None:
+    while not condition():  # noqa: ASYNC110  # the server has no event for it
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def server():
+    async with await TcpStoreServer.start("127.0.0.1") as server:
+        yield server
+
+
+async def raw_server(handler):
+    server = await asyncio.start_server(handler, "127.0.0.1", 0)
+    return server, server.sockets[0].getsockname()[1]
+
+
+async def test_client_may_come_before_the_server():
+    with socket.socket() as placeholder:
+        placeholder.bind(("127.0.0.1", 0))
+        port = placeholder.getsockname()[1]
+        early = asyncio.create_task(TcpStore.connect("127.0.0.1", port, soon()))
+        await asyncio.sleep(0.03)  # a few refused attempts
+        assert not early.done()
+    async with await TcpStoreServer.start("127.0.0.1", port) as server, await early as store:
+        await store.set("k", b"v")
+        assert await server.store().get("k", soon()) == b"v"
+
+
+async def test_nobody_there_by_the_deadline():
+    with socket.socket() as placeholder:
+        placeholder.bind(("127.0.0.1", 0))
+        port = placeholder.getsockname()[1]
+        with pytest.raises(StoreTimeoutError, match=rf"127.0.0.1:{port} within 0.05 s.*refused"):
+            await TcpStore.connect("127.0.0.1", port, Deadline(0.05))
+
+
+async def test_name_that_does_not_resolve_fails_at_once():
+    with pytest.raises(DistStoreError, match=r"'no-such-host\.invalid' does not resolve"):
+        await TcpStore.connect("no-such-host.invalid", 1234, Deadline(300))
+    with pytest.raises(DistStoreError, match="does not resolve"):
+        await TcpStoreServer.start("bad..name")
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536])
+async def test_impossible_port(port):
+    with pytest.raises(InvalidUsageError, match="port"):
+        await TcpStore.connect("127.0.0.1", port, soon())
+
+
+async def test_port_in_use_is_named(server):
+    with pytest.raises(DistStoreError, match=rf"port {server.port} is in use.*choose another"):
+        await TcpStoreServer.start("127.0.0.1", server.port)
+
+
+async def test_address_of_another_host():
+    # 203.0.113.0/24 is reserved for documentation: no machine has it.
+    with pytest.raises(DistStoreError, match="no address of this machine"):
+        await TcpStoreServer.start("203.0.113.7")
+
+
+async def test_server_listens_at_the_given_address_only(server):
+    assert [s.getsockname()[0] for listener in server._listeners for s in listener.sockets] == [
+        "127.0.0.1"
+    ]
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
+async def test_ipv6():
+    try:
+        server = await TcpStoreServer.start("::1")
+    except DistStoreError:
+        pytest.skip("no IPv6 loopback here")
+    async with server, await TcpStore.connect("::1", server.port, soon()) as store:
+        assert server.address == f"[::1]:{server.port}"
+        assert await store.add("k", 1) == 1
+
+
+async def test_http_client_is_refused_with_one_clear_line(server, caplog):
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    (record,) = caplog.records
+    assert record.name == "aiodist.store"
+    assert "refused a connection from 127.0.0.1" in record.getMessage()
+    assert "HTTP client" in record.getMessage()
+
+
+async def test_torch_client_is_refused_with_one_clear_line(server, caplog):
+    torch_distributed = pytest.importorskip("torch.distributed")
+    from datetime import timedelta
+
+    def connect() -> None:
+        torch_distributed.TCPStore(
+            "127.0.0.1", server.port, is_master=False, timeout=timedelta(milliseconds=300)
+        )
+
+    with pytest.raises(Exception):  # noqa: B017, PT011  # whatever torch says
+        await asyncio.to_thread(connect)
+    assert any("torch.distributed's TCPStore client" in r.getMessage() for r in caplog.records)
+
+
+async def test_client_of_another_version_is_told(server, caplog):
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"AIODIST-STORE 99\n")
+    assert await reader.read() == b"AIODIST-STORE 1\n"
+    writer.close()
+    await writer.wait_closed()
+    assert "version 99" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "no aiodist store: it is an HTTP server"),
+        (b"SSH-2.0-OpenSSH_9\r\n", "no aiodist store: it said b'SSH-2.0"),
+        (b"AIODIST-STORE 7\n", "version 7 .* this side version 1"),
+        (b"", "no aiodist store: it closed the connection without a word"),
+    ],
+)
+async def test_server_that_is_no_store(answer, message):
+    async def handler(reader, writer):
+        await reader.readline()
+        writer.write(answer)
+        writer.close()
+        await writer.wait_closed()
+
+    other, port = await raw_server(handler)
+    async with other:
+        with pytest.raises(DistStoreError, match=message) as caught:
+            await TcpStore.connect("127.0.0.1", port, Deadline(300))
+        assert not isinstance(caught.value, StoreTimeoutError)
+
+
+async def test_torch_server_is_no_store():
+    torch_distributed = pytest.importorskip("torch.distributed")
+    other = torch_distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with pytest.raises(DistStoreError, match="no aiodist store"):
+        await TcpStore.connect("127.0.0.1", other.port, Deadline(0.2))
+
+
+async def test_server_that_says_nothing():
+    hanging = asyncio.Event()
+
+    async def handler(reader, writer):
+        await hanging.wait()
+        writer.close()
+        await writer.wait_closed()
+
+    other, port = await raw_server(handler)
+    async with other:
+        with pytest.raises(StoreTimeoutError, match="said nothing"):
+            await TcpStore.connect("127.0.0.1", port, Deadline(0.05))
+        hanging.set()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\xff\xff\xff\xff",  # a frame of 4 GiB
+        b"\x00\x00\x00\x01\xc1",  # no msgpack
+        b"\x00\x00\x00\x01\x07",  # no message
+        b"\x00\x00\x00\x04\x92\x01\xa1x",  # an operation that does not exist
+        b"\x00\x00\x00\x07\x93\x01\xa3get\x07",  # wrong arguments
+    ],
+)
+async def test_bad_frames_cost_only_their_own_connection(server, caplog, sent):
+    async with await TcpStore.connect("127.0.0.1", server.port, soon()) as store:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"AIODIST-STORE 1\n" + sent)
+        try:
+            assert await reader.read() in (b"", b"AIODIST-STORE 1\n")
+        except ConnectionResetError:
+            pass
+        writer.close()
+        await store.set("k", b"v")
+    assert "dropped the client" in caplog.text
+
+
+async def test_frame_over_the_limit_is_refused_before_it_is_sent(server):
+    async with await TcpStore.connect("127.0.0.1", server.port, soon(), max_frame=1000) as store:
+        with pytest.raises(DistStoreError, match="longer than the store takes"):
+            await store.set("k", bytes(1000))
+        await store.set("k", bytes(900))
+
+
+async def test_answer_over_the_limit_is_an_error_of_that_call_alone():
+    async with await TcpStoreServer.start("127.0.0.1", max_frame=1000) as server:
+        await server.store().set("k", bytes(1000))
+        async with await TcpStore.connect("127.0.0.1", server.port, soon()) as store:
+            with pytest.raises(DistStoreError, match="longer than the store takes"):
+                await store.get("k", soon())
+            assert await store.check(["k"])
+
+
+async def test_lost_connection_fails_all_calls_under_way(server):
+    store = await TcpStore.connect("127.0.0.1", server.port, soon())
+    calls = [
+        asyncio.create_task(store.get("absent", Deadline.never())),
+        asyncio.create_task(store.wait(["a", "b"], soon())),
+    ]
+    await store.set("k", b"")
+    await server.close()
+    for error in await asyncio.gather(*calls, return_exceptions=True):
+        assert isinstance(error, DistStoreError)
+        assert not isinstance(error, StoreTimeoutError)
+        assert f"127.0.0.1:{server.port} was lost" in str(error)
+    with pytest.raises(DistStoreError, match="was lost"):
+        await store.add("k", 1)
+    await store.close()
+
+
+async def test_close_fails_calls_under_way_and_later_ones(server):
+    store = await TcpStore.connect("127.0.0.1", server.port, soon())
+    call = asyncio.create_task(store.get("absent", Deadline.never()))
+    await asyncio.sleep(0)
+    await store.close()
+    with pytest.raises(DistStoreError, match="closed on this side"):
+        await call
+    with pytest.raises(DistStoreError, match="closed on this side"):
+        await store.num_keys()
+
+
+async def test_server_forgets_waits_that_were_cancelled_timed_out_or_lost(server):
+    async with await TcpStore.connect("127.0.0.1", server.port, soon()) as store:
+        task = asyncio.create_task(store.get("a", soon()))
+        await until(lambda: server._table._watches)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(StoreTimeoutError):
+            await store.get("b", Deadline(0.01))
+        assert await store.num_keys() == 0  # answered after the cancellation was read
+        assert server._table._watches == {}
+        assert store._calls == {}
+        lost = asyncio.create_task(store.get("c", soon()))
+        await until(lambda: server._table._watches)
+    with pytest.raises(DistStoreError):
+        await lost
+    await until(lambda: not server._table._watches)
+
+
+async def test_mute_server_is_noticed():
+    async def handler(reader, writer):
+        writer.write(b"AIODIST-STORE 1\n")
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+
+    other, port = await raw_server(handler)
+    async with (
+        other,
+        await TcpStore.connect("127.0.0.1", port, soon(), call_timeout=0.02) as store,
+    ):
+        with pytest.raises(DistStoreError, match=r"did not answer 'add' within 0\.02 s"):
+            await store.add("k", 1)
+
+
+async def test_two_jobs_in_a_row_on_one_port():
+    with socket.socket() as placeholder:
+        placeholder.bind(("127.0.0.1", 0))
+        port = placeholder.getsockname()[1]
+    size = 4
+
+    async def rank_main(rank: int) -> list[list[bytes]]:
+        seen = []
+        for round_ in range(3):
+            server = None
+            if rank == 0:
+                server = await TcpStoreServer.start("127.0.0.1", port, expected_clients=size - 1)
+                base = server.store()
+            else:
+                base = await TcpStore.connect("127.0.0.1", port, soon())
+            store = await join(base, rank, size, soon())
+            seen.append(await exchange(store, rank, size, b"%d/%d" % (round_, rank), soon()))
+            assert await leave(store, rank, size, soon())
+            await base.close()
+            if server is not None:
+                await server.close()
+        return seen
+
+    expected = [[b"%d/%d" % (k, r) for r in range(size)] for k in range(3)]
+    assert await asyncio.gather(*map(rank_main, range(size))) == [expected] * size
+
+
+def test_uvloop_runs_it_too():
+    uvloop = pytest.importorskip("uvloop")
+
+    async def main() -> None:
+        async with (
+            await TcpStoreServer.start("localhost") as server,
+            await TcpStore.connect("localhost", server.port, soon()) as store,
+        ):
+            waiting = asyncio.create_task(store.get("k", soon()))
+            await server.store().set("k", bytes(2**20))
+            assert await waiting == bytes(2**20)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+CHILD = """
+import asyncio, sys
+from aiodist.deadline import Deadline
+from aiodist.store import TcpStoreServer
+
+async def main():
+    async with await TcpStoreServer.start("127.0.0.1") as server:
+        print(server.port, flush=True)
+        await server.store().set("hello", b"from the child")
+        await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+async def test_server_process_that_is_killed():
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", CHILD, stdout=PIPE)
+    try:
+        port = int(await child.stdout.readline())
+        async with await TcpStore.connect("127.0.0.1", port, soon()) as store:
+            assert await store.get("hello", soon()) == b"from the child"
+            waiting = asyncio.create_task(store.get("absent", soon()))
+            await store.num_keys()
+            child.kill()
+            with pytest.raises(DistStoreError, match="was lost"):
+                await waiting
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.communicate()
