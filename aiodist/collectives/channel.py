@@ -1,4 +1,4 @@
-"""What an algorithm may know of the world: its rank, how many there are, how to send and receive."""
+"""What an algorithm may know of the world: its rank, how many there are, and how to exchange."""
 
 from __future__ import annotations
 
