@@ -43,7 +43,6 @@ class ReduceOp:
     BAND: ReduceOp
     BOR: ReduceOp
     BXOR: ReduceOp
-    RedOpType = RedOpType
 
     def __init__(self, kind: RedOpType, factor: Any = None) -> None:
         self.kind = kind
@@ -54,7 +53,7 @@ class ReduceOp:
         """A PREMUL_SUM: ``factor`` is a number, or a 0-d tensor or array."""
         return cls(RedOpType.PREMUL_SUM, factor)
 
-    # torch spells it as a class attribute of the kind; the factor then has to come from the maker.
+    # torch has the kind itself as an attribute; its factor has to come from premul_sum.
     PREMUL_SUM = RedOpType.PREMUL_SUM
 
     @classmethod
@@ -73,7 +72,7 @@ class ReduceOp:
             name = op.upper()
         else:
             # torch's RedOpType has .name; its ReduceOp carries the RedOpType as .op
-            name = getattr(op, "name", None) or getattr(getattr(op, "op", None), "name", "")
+            name = str(getattr(op, "name", None) or getattr(getattr(op, "op", None), "name", ""))
         if name in RedOpType.__members__ and name != "PREMUL_SUM":
             return cls(RedOpType[name])
         raise TypeError(f"op must be a ReduceOp such as ReduceOp.SUM, not {op!r}")
@@ -106,9 +105,8 @@ class _DeprecatedReduceOp:
     def __getattr__(self, name: str) -> Any:
         if name not in RedOpType.__members__:
             raise AttributeError(name)
-        warnings.warn(
-            "reduce_op is deprecated, use ReduceOp instead", FutureWarning, stacklevel=2
-        )
+        message = "reduce_op is deprecated, use ReduceOp instead"
+        warnings.warn(message, FutureWarning, stacklevel=2)
         return getattr(ReduceOp, name)
 
 
@@ -128,7 +126,7 @@ class Backend(str):
     NCCL = "nccl"
     MPI = "mpi"
 
-    backend_list = [UNDEFINED, AIODIST, GLOO, NCCL, MPI]
+    backend_list = (UNDEFINED, AIODIST, GLOO, NCCL, MPI)
 
     def __new__(cls, name: str) -> Backend:
         if not isinstance(name, str):

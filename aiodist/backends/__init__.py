@@ -1,1 +1,1 @@
-"""Engines that carry out the operations of a group."""
+"""Who runs a group's operations: the native backend over aiodist's own streams."""

@@ -1,1 +1,1 @@
-"""Process groups and worlds: what is running, in what order, with which arguments."""
+"""Process groups, the work they have in hand, and the world they belong to."""

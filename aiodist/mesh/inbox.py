@@ -79,15 +79,20 @@ class Inbox:
         if arrival.recv is None:
             self.matcher.put_back(arrival)
 
-    def forget(self, key: Key) -> None:
-        """Collective ``key`` is over here: drop what is left of it, tell senders that wait for us."""
-        for arrival in self.matcher.forget_key(key, range(self._size)):
+    def forget(self, key: Key) -> Arrival | None:
+        """Collective ``key`` is over here: drop what is left of it, tell senders that wait for us.
+
+        Returns the first message nobody had asked for, if there was one.
+        """
+        left = self.matcher.forget_key(key, range(self._size))
+        for arrival in left:
             self._drop(arrival)
         if self._tickets:
             for ticket in [t for t, r in self._tickets.items() if r.key == key]:
                 recv = self._tickets.pop(ticket)
                 if recv.reader is not None:
                     recv.reader.redirect(None, None)
+        return left[0] if left else None
 
     def drop(self, recv: Recv) -> None:
         """Stop reading into a receive of a failed collective; the message is thrown away."""

@@ -20,8 +20,8 @@ ANY_SOURCE = -1
 Allocate = Callable[[bytes, int], memoryview]
 """(metadata, payload bytes) -> memory for a message whose receive brought none."""
 
-Check = Callable[[int, bytes, int], BaseException | None]
-"""(source, metadata, payload bytes) -> why this message must not go into this receive, or None."""
+Check = Callable[["Recv", int, bytes, int], BaseException | None]
+"""(receive, source, metadata, payload bytes) -> why this message must not go there, or None."""
 
 
 class Recv(Pending[int]):
@@ -78,7 +78,7 @@ class Recv(Pending[int]):
         self.source = src
         if into is not None and meta == self.expect and length == len(into):
             return None
-        error = self.check(src, meta, length)
+        error = self.check(self, src, meta, length)
         if error is None and into is None and self.allocate is not None:
             self.into = self.allocate(meta, length)
         return error

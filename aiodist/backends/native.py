@@ -1,0 +1,364 @@
+"""The backend "aiodist", also reached as "gloo": every operation over aiodist's own streams."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from aiodist.backends.native_objects import OBJECTS, NativeObjects
+from aiodist.backends.sizes import split_bytes
+from aiodist.collectives import operations as run
+from aiodist.collectives.channel import Channel
+from aiodist.errors import InvalidUsageError, ProtocolError
+from aiodist.group.backend import Received, Tensor
+from aiodist.group.fingerprint import Fingerprint
+from aiodist.group.work import Work
+from aiodist.mesh.matching import Recv
+from aiodist.tensors import (
+    Buffer,
+    buffer_of,
+    decode_meta,
+    empty_like_message,
+    encode_meta,
+    pack,
+    reduction,
+    scratch,
+    unpack,
+)
+from aiodist.types import ReduceOp
+from aiodist.wire.frames import Key
+
+
+class NativeBackend(NativeObjects):
+    """Operations on CPU tensors and arrays; non-contiguous ones travel through a staged copy."""
+
+    name = "aiodist"
+
+    # -- point to point
+
+    def send(self, tensor: Tensor, dst: int, tag: int, timeout: float | None) -> Work[None]:
+        buffer = buffer_of(tensor, "tensor", writable=False)
+        return self._group.send(buffer.view, encode_meta(buffer), dst, tag, timeout)
+
+    def recv(self, tensor: Tensor, src: int | None, tag: int, timeout: float | None) -> Work[int]:
+        buffer = buffer_of(tensor, "tensor", writable=True, load=False)
+
+        def make(key: Key, source: int) -> Recv:
+            return Recv(key, source, buffer.view, encode_meta(buffer), check)
+
+        def check(recv: Recv, src: int, meta: bytes, length: int) -> BaseException | None:
+            if meta == OBJECTS:
+                return _objects_came(src)
+            _, dtype, shape = decode_meta(meta)
+            if dtype == buffer.dtype and length == buffer.nbytes:
+                return None
+            return InvalidUsageError(
+                f"rank {src} sent {dtype.name}{list(shape)}, the tensor to receive into is "
+                f"{buffer.dtype.name}{list(buffer.shape)}; the message is dropped"
+            )
+
+        def finish(source: int) -> int:
+            buffer.write_back()
+            return source
+
+        return self._group.recv(make, finish, src, tag, timeout)
+
+    def recv_new(self, src: int | None, tag: int, timeout: float | None) -> Work[Received]:
+        made: list[Buffer] = []
+
+        def allocate(meta: bytes, length: int) -> memoryview:
+            kind, dtype, shape = decode_meta(meta)
+            made[:] = [empty_like_message(kind, dtype, shape)]
+            return made[0].view
+
+        def make(key: Key, source: int) -> Recv:
+            return Recv(key, source, None, b"", check, allocate)
+
+        def check(recv: Recv, src: int, meta: bytes, length: int) -> BaseException | None:
+            if meta == OBJECTS:
+                return _objects_came(src)
+            _, dtype, shape = decode_meta(meta)
+            if math.prod(shape) * dtype.itemsize != length:
+                return ProtocolError(f"rank {src} sent {length} bytes as {dtype.name}{list(shape)}")
+            return None
+
+        def finish(source: int) -> Received:
+            return Received(made[0].owner, source)
+
+        return self._group.recv(make, finish, src, tag, timeout)
+
+    # -- one to all, all to one
+
+    def broadcast(self, tensor: Tensor, root: int, timeout: float | None) -> Work[None]:
+        is_root = self._group.rank == root
+        buffer = buffer_of(tensor, "tensor", writable=not is_root, load=is_root)
+
+        async def body(channel: Channel) -> None:
+            await run.broadcast(channel, root, buffer.view)
+            if not is_root:
+                buffer.write_back()
+
+        fingerprint = Fingerprint("broadcast", buffer.dtype, root=root, count=buffer.count)
+        return self._group.collective(fingerprint, body, timeout)
+
+    def reduce(
+        self, tensor: Tensor, root: int, op: ReduceOp, timeout: float | None
+    ) -> Work[None]:
+        is_root = self._group.rank == root
+        buffer = buffer_of(tensor, "tensor", writable=is_root)
+        reduce = reduction(op, buffer.dtype, self._group.size)
+
+        async def body(channel: Channel) -> None:
+            data = buffer.view
+            if reduce.needs_prepare:
+                if not is_root:  # only the root's tensor changes
+                    data = scratch(buffer.nbytes)
+                    data[:] = buffer.view
+                reduce.prepare(data)
+            await run.reduce(channel, root, data, reduce, scratch)
+            if is_root:
+                reduce.finish(data)
+                buffer.write_back()
+
+        fingerprint = Fingerprint("reduce", buffer.dtype, op, root, buffer.count)
+        return self._group.collective(fingerprint, body, timeout)
+
+    def gather(
+        self, tensor: Tensor, outputs: Sequence[Tensor] | None, root: int, timeout: float | None
+    ) -> Work[None]:
+        buffer = buffer_of(tensor, "tensor", writable=False)
+        places = _outputs(outputs or (), "gather_list", buffer)
+
+        async def body(channel: Channel) -> None:
+            blocks = [place.view for place in places]
+            await run.gather(channel, root, buffer.view, blocks or None, scratch)
+            _write_back(places)
+
+        if places:
+            _check_own(places[self._group.rank], buffer, "gather_list")
+        return self._group.collective(
+            Fingerprint("gather", buffer.dtype, root=root), body, timeout
+        )
+
+    def scatter(
+        self, output: Tensor, inputs: Sequence[Tensor] | None, root: int, timeout: float | None
+    ) -> Work[None]:
+        buffer = buffer_of(output, "tensor", writable=True, load=False)
+        sources = _inputs(inputs or (), "scatter_list", buffer)
+
+        async def body(channel: Channel) -> None:
+            blocks = [source.view for source in sources]
+            await run.scatter(channel, root, blocks or None, buffer.view, scratch)
+            buffer.write_back()
+
+        if sources:
+            _check_own(sources[self._group.rank], buffer, "scatter_list")
+        return self._group.collective(
+            Fingerprint("scatter", buffer.dtype, root=root), body, timeout
+        )
+
+    # -- all to all ranks
+
+    def all_reduce(self, tensor: Tensor, op: ReduceOp, timeout: float | None) -> Work[None]:
+        buffer = buffer_of(tensor, "tensor", writable=True)
+        return self._all_reduce(buffer.view, [buffer], op, timeout)
+
+    def all_reduce_coalesced(
+        self, tensors: Sequence[Tensor], op: ReduceOp, timeout: float | None
+    ) -> Work[None]:
+        buffers = [
+            buffer_of(tensor, f"tensors[{i}]", writable=True) for i, tensor in enumerate(tensors)
+        ]
+        if any(buffer.dtype != buffers[0].dtype for buffer in buffers):
+            names = sorted({buffer.dtype.name for buffer in buffers})
+            raise InvalidUsageError(f"tensors must have one dtype, got {', '.join(names)}")
+        return self._all_reduce(pack(buffers), buffers, op, timeout)
+
+    def _all_reduce(
+        self, data: memoryview, buffers: Sequence[Buffer], op: ReduceOp, timeout: float | None
+    ) -> Work[None]:
+        first = buffers[0]
+        reduce = reduction(op, first.dtype, self._group.size)
+
+        async def body(channel: Channel) -> None:
+            reduce.prepare(data)
+            await run.all_reduce(channel, data, reduce, scratch)
+            reduce.finish(data)
+            if len(buffers) > 1:
+                unpack(data, buffers)
+            else:
+                first.write_back()
+
+        count = len(data) // first.dtype.itemsize
+        fingerprint = Fingerprint("all_reduce", first.dtype, op, count=count)
+        return self._group.collective(fingerprint, body, timeout)
+
+    def all_gather(
+        self, outputs: Sequence[Tensor], tensor: Tensor, timeout: float | None
+    ) -> Work[None]:
+        buffer = buffer_of(tensor, "tensor", writable=False)
+        places = _outputs(outputs, "tensor_list", buffer)
+        own = places[self._group.rank]
+        _check_own(own, buffer, "tensor_list")
+        total = sum(place.count for place in places)
+
+        async def body(channel: Channel) -> None:
+            own.view[:] = buffer.view
+            await run.all_gather(channel, [place.view for place in places], scratch)
+            _write_back(places)
+
+        fingerprint = Fingerprint("all_gather", buffer.dtype, count=total)
+        return self._group.collective(fingerprint, body, timeout)
+
+    def all_gather_into(
+        self, output: Tensor, tensor: Tensor, timeout: float | None
+    ) -> Work[None]:
+        buffer = buffer_of(tensor, "input_tensor", writable=False)
+        place = buffer_of(output, "output_tensor", writable=True, load=False)
+        self._check_multiple(place, "output_tensor", buffer, "input_tensor")
+
+        async def body(channel: Channel) -> None:
+            blocks = self._blocks(place, buffer.nbytes)
+            blocks[self._group.rank][:] = buffer.view
+            await run.all_gather(channel, blocks, scratch)
+            place.write_back()
+
+        fingerprint = Fingerprint("all_gather", buffer.dtype, count=place.count)
+        return self._group.collective(fingerprint, body, timeout)
+
+    def reduce_scatter(
+        self, output: Tensor, inputs: Sequence[Tensor], op: ReduceOp, timeout: float | None
+    ) -> Work[None]:
+        place = buffer_of(output, "output", writable=True, load=False)
+        sources = _inputs(inputs, "input_list", place)
+        _check_own(sources[self._group.rank], place, "input_list")
+        return self._reduce_scatter(place, [s.view for s in sources], op, timeout)
+
+    def reduce_scatter_from(
+        self, output: Tensor, tensor: Tensor, op: ReduceOp, timeout: float | None
+    ) -> Work[None]:
+        place = buffer_of(output, "output", writable=True, load=False)
+        source = buffer_of(tensor, "input", writable=False)
+        self._check_multiple(source, "input", place, "output")
+        return self._reduce_scatter(place, self._blocks(source, place.nbytes), op, timeout)
+
+    def _reduce_scatter(
+        self, place: Buffer, blocks: Sequence[memoryview], op: ReduceOp, timeout: float | None
+    ) -> Work[None]:
+        reduce = reduction(op, place.dtype, self._group.size)
+
+        async def body(channel: Channel) -> None:
+            sources = blocks
+            if reduce.needs_prepare:  # inputs stay as they are
+                sources = [scratch(len(block)) for block in blocks]
+                for copy, block in zip(sources, blocks, strict=True):
+                    copy[:] = block
+                    reduce.prepare(copy)
+            await run.reduce_scatter(channel, sources, place.view, reduce, scratch)
+            reduce.finish(place.view)
+            place.write_back()
+
+        count = sum(map(len, blocks)) // place.dtype.itemsize
+        fingerprint = Fingerprint("reduce_scatter", place.dtype, op, count=count)
+        return self._group.collective(fingerprint, body, timeout)
+
+    def all_to_all(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], timeout: float | None
+    ) -> Work[None]:
+        first = buffer_of(inputs[0], "input_tensor_list[0]", writable=False)
+        sources = _inputs(inputs, "input_tensor_list", first)
+        places = _outputs(outputs, "output_tensor_list", first)
+        rank = self._group.rank
+        _check_own(places[rank], sources[rank], "output_tensor_list")
+
+        async def body(channel: Channel) -> None:
+            views = [source.view for source in sources]
+            await run.all_to_all(channel, views, [p.view for p in places], scratch)
+            _write_back(places)
+
+        return self._group.collective(Fingerprint("all_to_all", first.dtype), body, timeout)
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        tensor: Tensor,
+        output_splits: Sequence[int] | None,
+        input_splits: Sequence[int] | None,
+        timeout: float | None,
+    ) -> Work[None]:
+        source = buffer_of(tensor, "input", writable=False)
+        place = buffer_of(output, "output", writable=True, load=False)
+        _check_dtype(place, "output", source)
+        size, rank = self._group.size, self._group.rank
+        inputs = split_bytes(source, "input", input_splits, size)
+        outputs = split_bytes(place, "output", output_splits, size)
+        if len(inputs[rank]) != len(outputs[rank]):
+            raise InvalidUsageError(
+                f"what rank {rank} sends itself has {len(inputs[rank])} bytes, what it expects "
+                f"from itself {len(outputs[rank])}: the splits do not fit together"
+            )
+
+        async def body(channel: Channel) -> None:
+            await run.all_to_all(channel, inputs, outputs, scratch)
+            place.write_back()
+
+        return self._group.collective(Fingerprint("all_to_all", source.dtype), body, timeout)
+
+    # -- checks
+
+    def _blocks(self, buffer: Buffer, nbytes: int) -> list[memoryview]:
+        return [buffer.view[i * nbytes : (i + 1) * nbytes] for i in range(self._group.size)]
+
+    def _check_multiple(self, whole: Buffer, whole_name: str, part: Buffer, part_name: str) -> None:
+        _check_dtype(whole, whole_name, part)
+        size = self._group.size
+        if whole.count != part.count * size:
+            raise InvalidUsageError(
+                f"{whole_name} has {whole.count} elements; it must have {size} (the group's size) "
+                f"times the {part.count} of {part_name}"
+            )
+
+
+def _objects_came(src: int) -> InvalidUsageError:
+    return InvalidUsageError(
+        f"rank {src} sent objects; receive them with recv_object_list. The message is dropped"
+    )
+
+
+def _outputs(tensors: Sequence[Tensor], name: str, like: Buffer) -> list[Buffer]:
+    buffers = [
+        buffer_of(tensor, f"{name}[{i}]", writable=True, load=False)
+        for i, tensor in enumerate(tensors)
+    ]
+    for i, buffer in enumerate(buffers):
+        _check_dtype(buffer, f"{name}[{i}]", like)
+    return buffers
+
+
+def _inputs(tensors: Sequence[Tensor], name: str, like: Buffer) -> list[Buffer]:
+    buffers = [
+        buffer_of(tensor, f"{name}[{i}]", writable=False) for i, tensor in enumerate(tensors)
+    ]
+    for i, buffer in enumerate(buffers):
+        _check_dtype(buffer, f"{name}[{i}]", like)
+    return buffers
+
+
+def _write_back(buffers: Sequence[Buffer]) -> None:
+    for buffer in buffers:
+        buffer.write_back()
+
+
+def _check_dtype(buffer: Buffer, name: str, like: Buffer) -> None:
+    if buffer.dtype != like.dtype:
+        raise InvalidUsageError(
+            f"{name} is {buffer.dtype.name}, it must be {like.dtype.name} as the rest of the call"
+        )
+
+
+def _check_own(in_list: Buffer, own: Buffer, name: str) -> None:
+    if in_list.count != own.count:
+        raise InvalidUsageError(
+            f"this rank's own entry of {name} has {in_list.count} elements, the tensor that goes "
+            f"with it {own.count}"
+        )

@@ -1,0 +1,40 @@
+"""How the rows of one tensor are divided among ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aiodist.errors import InvalidUsageError
+from aiodist.tensors import Buffer
+
+
+def split_bytes(
+    buffer: Buffer, name: str, splits: Sequence[int] | None, size: int
+) -> list[memoryview]:
+    """``buffer``'s bytes for each of ``size`` ranks: ``splits[r]`` rows of its first dimension.
+
+    None means equal shares. Raises InvalidUsageError where the splits do not add up.
+    """
+    rows = buffer.shape[0] if buffer.shape else 1
+    if splits is None or len(splits) == 0:
+        if rows % size:
+            raise InvalidUsageError(
+                f"{name} has {rows} rows, which {size} ranks cannot share equally; pass "
+                f"{name}_split_sizes"
+            )
+        splits = [rows // size] * size
+    if len(splits) != size:
+        raise InvalidUsageError(
+            f"{name}_split_sizes has {len(splits)} entries; the group has {size} ranks"
+        )
+    if any(split < 0 for split in splits) or sum(splits) != rows:
+        raise InvalidUsageError(
+            f"{name}_split_sizes {list(splits)} must be non-negative and add up to the {rows} "
+            f"rows of {name}"
+        )
+    row = buffer.nbytes // rows if rows else 0
+    views, start = [], 0
+    for split in splits:
+        views.append(buffer.view[start : start + split * row])
+        start += split * row
+    return views

@@ -1,0 +1,105 @@
+"""Checks of arguments that all operations share. Each raises at once and says what to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aiodist.errors import InvalidUsageError
+from aiodist.group.process_group import ProcessGroup
+
+
+def check_rank(
+    group: ProcessGroup,
+    global_rank: int | None,
+    group_rank: int | None,
+    name: str,
+    *,
+    default: int | None = None,
+) -> int:
+    """The group rank that ``name`` (src or dst) or ``group_name`` means.
+
+    ``default``: the group rank where neither is given; None: one of them is required.
+    """
+    if global_rank is not None and group_rank is not None:
+        raise InvalidUsageError(f"pass {name} or group_{name}, not both")
+    if group_rank is not None:
+        _check_int(group_rank, f"group_{name}")
+        if not 0 <= group_rank < group.size:
+            raise InvalidUsageError(
+                f"group_{name} {group_rank} is out of range: group {group.name!r} has ranks 0 to "
+                f"{group.size - 1}"
+            )
+        return group_rank
+    if global_rank is None:
+        if default is None:
+            raise InvalidUsageError(f"pass {name} (a global rank) or group_{name}")
+        return default
+    _check_int(global_rank, name)
+    if not 0 <= global_rank < group.world.size:
+        raise InvalidUsageError(
+            f"{name} {global_rank} is out of range: the world has ranks 0 to {group.world.size - 1}"
+        )
+    return group.group_rank(global_rank)
+
+
+def check_other(group: ProcessGroup, rank: int, name: str) -> int:
+    """Refuses a message to oneself."""
+    if rank == group.rank:
+        raise InvalidUsageError(
+            f"{name} is this rank itself ({group.global_rank}); a message needs another rank"
+        )
+    return rank
+
+
+def check_tag(tag: int) -> int:
+    """A tag as it goes on the wire."""
+    _check_int(tag, "tag")
+    if not -(1 << 63) <= tag < 1 << 63:
+        raise InvalidUsageError(f"tag must fit in 64 bits, got {tag}")
+    return tag
+
+
+def check_list(items: Any, name: str, size: int | None = None, each: str = "rank") -> list[Any]:
+    """A list or tuple; of ``size`` entries where that is given, one for each ``each``."""
+    if not isinstance(items, (list, tuple)):
+        raise TypeError(f"{name} must be a list, not {type(items).__name__}")
+    if size is not None and len(items) != size:
+        raise InvalidUsageError(
+            f"{name} has {len(items)} entries; it must have {size}, one for each {each} of the group"
+        )
+    return items if isinstance(items, list) else list(items)
+
+
+def check_root_list(items: Any, name: str, group: ProcessGroup, root: int) -> list[Any] | None:
+    """The list that only the root passes: required there, refused elsewhere unless empty."""
+    if group.rank == root:
+        if items is None:
+            raise InvalidUsageError(f"{name} is required on the root, rank {group.ranks[root]}")
+        return check_list(items, name, group.size)
+    if items:
+        raise InvalidUsageError(
+            f"{name} is for the root (rank {group.ranks[root]}) alone; pass None on this rank"
+        )
+    return None
+
+
+def check_ranks(ranks: Sequence[int], world_size: int) -> tuple[int, ...]:
+    """Global ranks of a new group: distinct, in range, at least one."""
+    chosen = tuple(check_list(list(ranks), "ranks"))
+    for rank in chosen:
+        _check_int(rank, "each of ranks")
+        if not 0 <= rank < world_size:
+            raise InvalidUsageError(
+                f"rank {rank} is out of range: the world has ranks 0 to {world_size - 1}"
+            )
+    if len(set(chosen)) != len(chosen):
+        raise InvalidUsageError(f"ranks must be distinct, got {list(chosen)}")
+    if not chosen:
+        raise InvalidUsageError("ranks is empty; a group has at least one rank")
+    return chosen
+
+
+def _check_int(value: Any, name: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an int, not {type(value).__name__}")

@@ -1,0 +1,88 @@
+"""What every message of a collective says about the collective it belongs to.
+
+Ranks that disagree about an operation find out by comparing a few bytes, and the error can show
+both sides in words.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from aiodist.tensors import DType, dtype_of_code
+from aiodist.types import RedOpType, ReduceOp
+
+_LAYOUT = struct.Struct("<BBBiQ")
+
+_OPERATIONS = (
+    "barrier",
+    "broadcast",
+    "all_reduce",
+    "reduce",
+    "all_gather",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast_object_list",
+    "all_gather_object",
+    "gather_object",
+    "scatter_object_list",
+    "new_group",
+)
+_NONE = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """An operation as all its ranks must agree on it. -1, None: not part of the agreement."""
+
+    operation: str
+    dtype: DType | None = None
+    op: ReduceOp | None = None
+    root: int = -1
+    count: int = -1
+    """Elements; or a digest, for operations without a tensor that must agree on something."""
+
+    def encode(self) -> bytes:
+        return _LAYOUT.pack(
+            _OPERATIONS.index(self.operation),
+            _NONE if self.dtype is None else self.dtype.code,
+            _NONE if self.op is None else self.op.kind.value,
+            self.root,
+            self.count + 1,
+        )
+
+    def __str__(self) -> str:
+        op = None if self.op is None else self.op.name
+        dtype = None if self.dtype is None else self.dtype.name
+        return _describe(self.operation, dtype, op, self.root, self.count)
+
+
+def describe(encoded: bytes) -> str:
+    """A fingerprint that arrived, in words."""
+    if len(encoded) != _LAYOUT.size:
+        return f"something unknown ({len(encoded)} bytes)"
+    operation, dtype, op, root, count = _LAYOUT.unpack(encoded)
+    if operation >= len(_OPERATIONS):
+        return f"an operation this version does not know ({operation})"
+    return _describe(
+        _OPERATIONS[operation],
+        None if dtype == _NONE else dtype_of_code(dtype).name,
+        None if op == _NONE else RedOpType(op).name,
+        root,
+        count - 1,
+    )
+
+
+def _describe(operation: str, dtype: str | None, op: str | None, root: int, count: int) -> str:
+    facts = []
+    if count >= 0:
+        facts.append(f"{count} x {dtype}" if dtype else f"digest {count:x}")
+    elif dtype:
+        facts.append(dtype)
+    if op:
+        facts.append(op)
+    if root >= 0:
+        facts.append(f"root {root}")
+    return f"{operation}({', '.join(facts)})"

@@ -1,0 +1,234 @@
+"""The messages of one operation: the `Channel` of a collective, and single messages by tag."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from aiodist.completion import Pending
+from aiodist.errors import (
+    CollectiveCancelledError,
+    CollectiveError,
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    DistError,
+)
+from aiodist.group.fingerprint import Fingerprint, describe
+from aiodist.mesh.endpoint import Endpoint
+from aiodist.mesh.matching import Recv
+from aiodist.mesh.outbox import Send
+from aiodist.tensors import scratch
+from aiodist.wire.frames import COLLECTIVE
+
+if TYPE_CHECKING:
+    from aiodist.group.process_group import ProcessGroup
+
+_PRUNE = 64
+
+
+class CollectiveLine:
+    """A collective's private line: a `collectives.Channel` by (group, sequence number)."""
+
+    __slots__ = (
+        "_endpoint",
+        "_fingerprint",
+        "_group",
+        "_key",
+        "_meta",
+        "_ranks",
+        "_recvs",
+        "_sends",
+        "rank",
+        "sequence",
+        "size",
+    )
+
+    def __init__(
+        self, group: ProcessGroup, endpoint: Endpoint, sequence: int, fingerprint: Fingerprint
+    ) -> None:
+        self.rank = group.rank
+        self.size = group.size
+        self.sequence = sequence
+        self._group = group
+        self._endpoint = endpoint
+        self._ranks = group.ranks
+        self._key = (COLLECTIVE, group.id, sequence)
+        self._fingerprint = fingerprint
+        self._meta = fingerprint.encode()
+        self._recvs: list[Recv] = []
+        self._sends: list[tuple[int, Send]] = []
+
+    # -- collectives.Channel
+
+    def send(self, dst: int, data: memoryview) -> Pending[None]:
+        to = self._ranks[dst]
+        message = self._endpoint.send(to, self._key, data, self._meta)
+        if not message.done:
+            if len(self._sends) > _PRUNE:
+                self._sends = [pair for pair in self._sends if not pair[1].done]
+            self._sends.append((to, message))
+        return message
+
+    def recv(self, src: int, into: memoryview) -> Pending[Any]:
+        return self._post(Recv(self._key, self._ranks[src], into, self._meta, self._check))
+
+    def recv_new(self, src: int) -> Pending[memoryview]:
+        arrived: Pending[memoryview] = Pending()
+        recv = Recv(
+            self._key, self._ranks[src], None, self._meta, self._check, lambda _, n: scratch(n)
+        )
+
+        def hand_over() -> None:
+            if recv.error is not None:
+                arrived.fail(recv.error)
+            else:
+                assert recv.into is not None  # allocated when the message was accepted
+                arrived.complete(recv.into)
+
+        recv.callback = hand_over
+        self._post(recv)
+        return arrived
+
+    def _post(self, recv: Recv) -> Recv:
+        self._endpoint.recv(recv)
+        if not recv.done:
+            if len(self._recvs) > _PRUNE:
+                self._recvs = [r for r in self._recvs if not r.done]
+            self._recvs.append(recv)
+        return recv
+
+    def _check(self, recv: Recv, src: int, meta: bytes, length: int) -> BaseException | None:
+        if meta != self._meta:
+            return self._mismatch(src, meta)
+        if recv.into is not None and len(recv.into) != length:
+            detail = f" and sent {length} bytes where {len(recv.into)} are expected"
+            return self._mismatch(src, meta, detail)
+        return None
+
+    def _mismatch(self, src: int, meta: bytes, detail: str = "") -> CollectiveMismatchError:
+        here = self._ranks[self.rank]
+        return CollectiveMismatchError(
+            f"ranks disagree about operation {self.sequence} of group {self._group.name!r}: "
+            f"rank {here} called {self._fingerprint}, rank {src} called {describe(meta)}{detail}",
+            operation=self._fingerprint.operation,
+            group=self._group.name,
+            sequence=self.sequence,
+            rank=src,
+        )
+
+    # -- group.work.Line
+
+    def describe(self) -> str:
+        return f"{self._fingerprint.operation} (operation {self.sequence} of {self._group.name!r})"
+
+    def waiting_for(self) -> Sequence[int]:
+        ranks = {r.src for r in self._recvs if not r.done}
+        ranks.update(to for to, message in self._sends if not message.done)
+        return sorted(ranks)
+
+    def over(self, error: BaseException | None) -> BaseException | None:
+        inbox = self._endpoint.inbox
+        if error is not None:
+            for recv in self._recvs:
+                inbox.drop(recv)
+            for to, message in self._sends:
+                if not message.done:
+                    self._endpoint.withdraw_send(to, message)
+        left = inbox.forget(self._key)
+        if error is None and left is not None:
+            # All that this rank wanted came, and more: somebody thinks of another operation.
+            error = self._mismatch(left.src, left.meta)
+        self._group.ended(self.sequence, self._told(error))
+        return error
+
+    def _told(self, error: BaseException | None) -> DistError | None:
+        """The error as the other ranks are to hear it."""
+        here = self._ranks[self.rank]
+        name = self._fingerprint.operation
+        common: dict[str, Any] = {
+            "operation": name,
+            "group": self._group.name,
+            "sequence": self.sequence,
+            "rank": here,
+        }
+        if error is None or isinstance(error, DistError):
+            return error
+        if isinstance(error, asyncio.CancelledError):
+            return CollectiveCancelledError(f"rank {here} cancelled {self.describe()}", **common)
+        return CollectiveError(
+            f"{self.describe()} failed on rank {here}: {type(error).__name__}: {error}", **common
+        )
+
+    def timeout_error(self, seconds: float) -> CollectiveTimeoutError:
+        return _timeout(self.describe(), seconds, self.waiting_for(), {
+            "operation": self._fingerprint.operation,
+            "group": self._group.name,
+            "sequence": self.sequence,
+            "rank": self._ranks[self.rank],
+        })
+
+
+class MessageLine:
+    """One point-to-point message."""
+
+    __slots__ = ("_endpoint", "_group", "_other", "_recv", "_send", "_tag", "_what")
+
+    def __init__(self, group: ProcessGroup, what: str, other: int, tag: int) -> None:
+        """``what``: send or recv. ``other``: the global rank at the other end, -1 for any."""
+        self._endpoint: Endpoint | None = group.endpoint
+        self._group = group
+        self._what = what
+        self._other = other
+        self._tag = tag
+        self._recv: Recv | None = None
+        self._send: Send | None = None
+
+    def sending(self, message: Send) -> Send:
+        self._send = message
+        return message
+
+    def receiving(self, recv: Recv) -> Recv:
+        self._recv = recv
+        return recv
+
+    def describe(self) -> str:
+        direction = "to" if self._what == "send" else "from"
+        whom = "any rank" if self._other < 0 else f"rank {self._other}"
+        return f"{self._what} {direction} {whom} with tag {self._tag} in group {self._group.name!r}"
+
+    def waiting_for(self) -> Sequence[int]:
+        return [self._other] if self._other >= 0 else [
+            rank for rank in self._group.ranks if rank != self._group.global_rank
+        ]
+
+    def over(self, error: BaseException | None) -> BaseException | None:
+        if error is not None and self._endpoint is not None:
+            if self._recv is not None:
+                self._endpoint.inbox.withdraw(self._recv)
+            if self._send is not None and not self._send.done:
+                self._endpoint.withdraw_send(self._other, self._send)
+        self._group.message_ended(self)
+        return error
+
+    def timeout_error(self, seconds: float) -> CollectiveTimeoutError:
+        return _timeout(self.describe(), seconds, self.waiting_for(), {
+            "operation": self._what,
+            "group": self._group.name,
+            "rank": self._group.global_rank,
+        })
+
+
+def _timeout(
+    what: str, seconds: float, ranks: Sequence[int], fields: dict[str, Any]
+) -> CollectiveTimeoutError:
+    if ranks:
+        plural = "s" if len(ranks) > 1 else ""
+        blame = f"still waiting for rank{plural} {', '.join(map(str, ranks))}"
+    else:
+        blame = "nothing was missing from other ranks"
+    return CollectiveTimeoutError(
+        f"{what} timed out after {seconds:g} s on rank {fields['rank']}: {blame}",
+        waiting_for=ranks,
+        **fields,
+    )

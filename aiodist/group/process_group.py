@@ -1,0 +1,232 @@
+"""A group of ranks: its numbers, its operations under way, and what ends them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aiodist.completion import T
+from aiodist.errors import DistError, GroupClosedError, InvalidUsageError, PeerLostError
+from aiodist.group.fingerprint import Fingerprint
+from aiodist.group.lines import CollectiveLine, MessageLine
+from aiodist.group.work import Work
+from aiodist.mesh.endpoint import Endpoint
+from aiodist.mesh.matching import ANY_SOURCE, Check, Recv
+from aiodist.types import Backend
+from aiodist.wire.frames import POINT_TO_POINT, Key
+
+if TYPE_CHECKING:
+    from aiodist.group.backend import CollectiveBackend
+    from aiodist.group.world import World
+
+
+class ProcessGroup:
+    """Some of the world's ranks, in an order of their own.
+
+    ``rank`` is this process's number in the group, ``ranks[i]`` the global rank of group rank i.
+    Operations on one group start in the same order on all its ranks; different groups are
+    independent of each other.
+    """
+
+    backend: CollectiveBackend
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        ranks: Sequence[int],
+        backend_name: Backend,
+        timeout: float | None,
+    ) -> None:
+        """``ranks`` contains this process's global rank. ``timeout``: seconds, of each operation."""
+        self.world = world
+        self.name = name
+        self.id = group_id(name, ranks)
+        self.ranks = tuple(ranks)
+        self.global_rank = world.rank
+        self.rank = self.ranks.index(world.rank)
+        self.size = len(self.ranks)
+        self.backend_name = backend_name
+        self.timeout = timeout
+        self._numbers = {global_rank: number for number, global_rank in enumerate(self.ranks)}
+        self._next = 0
+        self._active: dict[int, Work[Any]] = {}
+        self._messages: dict[MessageLine, Work[Any]] = {}
+        self._failures: dict[int, DistError] = {}
+        self._error: DistError | None = None
+
+    # -- numbers
+
+    def group_rank(self, global_rank: int) -> int:
+        """This group's number of a global rank. Raises InvalidUsageError for a rank outside."""
+        try:
+            return self._numbers[global_rank]
+        except (KeyError, TypeError):
+            raise InvalidUsageError(
+                f"rank {global_rank!r} is not in group {self.name!r}, whose ranks are "
+                f"{list(self.ranks)}"
+            ) from None
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return self.world.endpoint
+
+    # -- operations
+
+    def collective(
+        self,
+        fingerprint: Fingerprint,
+        body: Callable[[CollectiveLine], Coroutine[Any, Any, T]],
+        timeout: float | None = None,
+    ) -> Work[T]:
+        """Start a collective: takes the next sequence number and runs ``body`` to its first wait.
+
+        ``timeout`` in seconds; the group's where None. Raises what closed or broke the group.
+        """
+        self._check_open()
+        sequence = self._next
+        self._next = sequence + 1
+        line = CollectiveLine(self, self.endpoint, sequence, fingerprint)
+        work: Work[T] = Work(self.world.loop, line)
+        self._active[sequence] = work
+        failed = self._failures.pop(sequence, None)
+        if failed is not None:
+            work.fail(failed)
+        else:
+            work.start(body(line), self.timeout if timeout is None else timeout)
+        return work
+
+    def send(
+        self, data: memoryview, meta: bytes, dst: int, tag: int, timeout: float | None = None
+    ) -> Work[None]:
+        """Start sending to group rank ``dst``."""
+        self._check_open()
+        to = self.ranks[dst]
+        line = MessageLine(self, "send", to, tag)
+
+        async def body() -> None:
+            await line.sending(self.endpoint.send(to, self._tag_key(tag), data, meta))
+
+        return self._start_message(line, body(), timeout)
+
+    def recv(
+        self,
+        make: Callable[[Key, int], Recv],
+        finish: Callable[[int], T],
+        src: int | None,
+        tag: int,
+        timeout: float | None = None,
+    ) -> Work[T]:
+        """Start receiving from group rank ``src``, or from any where None.
+
+        ``make(key, global source)`` makes the receive; ``finish(global source)`` the result.
+        """
+        self._check_open()
+        source = ANY_SOURCE if src is None else self.ranks[src]
+        line = MessageLine(self, "recv", source, tag)
+        recv = make(self._tag_key(tag), source)
+        holder: list[Work[T]] = []
+
+        async def body() -> T:
+            sender = await line.receiving(self.endpoint.recv(recv))
+            result = finish(sender)
+            holder[0].set_source(sender)
+            return result
+
+        return self._start_message(line, body(), timeout, holder)
+
+    def _start_message(
+        self,
+        line: MessageLine,
+        body: Coroutine[Any, Any, T],
+        timeout: float | None,
+        holder: list[Work[T]] | None = None,
+    ) -> Work[T]:
+        work: Work[T] = Work(self.world.loop, line)
+        if holder is not None:
+            holder.append(work)
+        self._messages[line] = work
+        work.start(body, self.timeout if timeout is None else timeout)
+        return work
+
+    def _tag_key(self, tag: int) -> Key:
+        return (POINT_TO_POINT, self.id, tag)
+
+    # -- the end of operations
+
+    def is_over(self, sequence: int) -> bool:
+        return sequence < self._next and sequence not in self._active
+
+    def ended(self, sequence: int, told: DistError | None) -> None:
+        """A collective has ended here; ``told`` is its failure, for the other ranks' ears."""
+        self._active.pop(sequence, None)
+        if told is None:
+            return
+        if isinstance(told, PeerLostError):
+            self._error = self._error or told
+        if getattr(told, "_from_afar", False):
+            return  # whoever noticed it has told everybody
+        self.world.announce(self, sequence, told)
+
+    def message_ended(self, line: MessageLine) -> None:
+        self._messages.pop(line, None)
+
+    def failed_elsewhere(self, sequence: int, error: DistError) -> None:
+        """Another rank says that a collective failed."""
+        error._from_afar = True  # type: ignore[attr-defined]  # so that it is not told on
+        if isinstance(error, PeerLostError):
+            self._error = self._error or error
+        work = self._active.get(sequence)
+        if work is not None:
+            work.fail(error)
+        elif sequence >= self._next:
+            self._failures[sequence] = error
+
+    def peer_lost(self, error: PeerLostError) -> None:
+        """A member died: everything under way fails, and everything later."""
+        self._error = self._error or error
+        self._fail_all(error)
+
+    def close(self, error: GroupClosedError) -> None:
+        """Destroyed or aborted: nothing goes on and nothing starts any more."""
+        self._error = error
+        self._fail_all(error)
+
+    def idle(self) -> list[Work[Any]]:
+        """What is under way, for whoever waits until the group is quiet."""
+        return [*self._active.values(), *self._messages.values()]
+
+    def _fail_all(self, error: DistError) -> None:
+        for work in self.idle():
+            work.fail(error)
+
+    def _check_open(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def __repr__(self) -> str:
+        return f"<ProcessGroup {self.name!r}: rank {self.rank} of {self.size}, {self.backend_name}>"
+
+
+class NonGroupMember:
+    """What ``new_group`` returns to a rank that is not in the group: `GroupMember.NON_GROUP_MEMBER`."""
+
+    def __repr__(self) -> str:
+        return "<not a member of this group>"
+
+
+class GroupMember:
+    """torch's name for the place where the two special groups stand."""
+
+    WORLD: ProcessGroup | None = None
+    NON_GROUP_MEMBER = NonGroupMember()
+
+
+Group = ProcessGroup | NonGroupMember
+
+
+def group_id(name: str, ranks: Sequence[int]) -> int:
+    """64 bits that name a group on the wire: equal on all ranks that made it with equal arguments."""
+    text = f"{name}\0{','.join(map(str, ranks))}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -1,0 +1,251 @@
+"""The handle of an operation under way: awaitable on its loop, waitable from other threads."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from datetime import timedelta
+from typing import Any, Generic, Protocol
+
+from aiodist.completion import Driver, T
+from aiodist.deadline import to_seconds
+from aiodist.errors import CollectiveTimeoutError, InvalidUsageError
+
+log = logging.getLogger("aiodist")
+
+
+class Line(Protocol):
+    """The messages of one operation, as its `Work` sees them."""
+
+    def describe(self) -> str:
+        """The operation in words: name, number, group."""
+        ...
+
+    def waiting_for(self) -> Sequence[int]:
+        """Global ranks whose messages have not come, or have not been taken."""
+        ...
+
+    def over(self, error: BaseException | None) -> BaseException | None:
+        """The operation ended: take back what is left of it. Returns the error to report."""
+        ...
+
+    def timeout_error(self, seconds: float) -> CollectiveTimeoutError:
+        """The error for an operation that has not finished in time."""
+        ...
+
+
+class Work(Generic[T]):
+    """An operation that has started. ``await work`` gives what a blocking call would return.
+
+    Cancelling a task that awaits it cancels the operation: a point-to-point message is taken
+    back where that is still possible, a collective fails on all ranks. Everything but ``wait``,
+    ``is_completed`` and ``get_future`` belongs to the loop's thread.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_callbacks",
+        "_done",
+        "_driver",
+        "_error",
+        "_line",
+        "_loop",
+        "_retrieved",
+        "_source",
+        "_timer",
+        "_value",
+    )
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, line: Line) -> None:
+        self._loop = loop
+        self._line: Line | None = line
+        self._done = False
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._retrieved = False
+        self._source = -1
+        self._callbacks: list[Callable[[], None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._driver: Driver[T] | None = None
+
+    # -- for whoever runs the operation
+
+    def start(self, body: Coroutine[Any, Any, T], timeout: float | None) -> None:
+        """Run ``body`` (it awaits only `Pending`) up to its first wait, now."""
+        self._driver = Driver(body, self._ended)
+        self._driver.start()
+        if not self._done and timeout is not None:
+            self._timer = self._loop.call_later(timeout, self._expired, timeout)
+
+    def fail(self, error: BaseException) -> None:
+        """Raise ``error`` inside the operation."""
+        if self._driver is not None:
+            self._driver.throw(error)
+        else:
+            self._ended(None, error)
+
+    def _expired(self, seconds: float) -> None:
+        if self._line is not None:
+            self.fail(self._line.timeout_error(seconds))
+
+    def _ended(self, value: T | None, error: BaseException | None) -> None:
+        line, self._line = self._line, None
+        if line is None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._driver = None
+        self._error = line.over(error)
+        self._value = value
+        # _done first, then the callbacks one by one: a thread that appends its own looks at
+        # _done afterwards, so it is called here or there, and no lock is needed.
+        self._done = True
+        callbacks = self._callbacks
+        while callbacks:
+            callbacks.pop(0)()
+
+    # -- for users
+
+    def is_completed(self) -> bool:
+        """Whether the operation has ended, well or badly. Any thread."""
+        return self._done
+
+    def is_success(self) -> bool:
+        """Whether it has ended well."""
+        return self._done and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """The error it ended with, or None. Raises InvalidUsageError while it runs."""
+        if not self._done:
+            raise InvalidUsageError("the operation has not finished: await it, or wait()")
+        self._retrieved = True
+        return self._error
+
+    def result(self) -> T:
+        """What it returns, or its error raised. Raises InvalidUsageError while it runs."""
+        error = self.exception()
+        if error is not None:
+            raise error
+        return self._value  # type: ignore[return-value]  # done without error: it is set
+
+    def source_rank(self) -> int:
+        """The global rank a receive got its message from. Raises InvalidUsageError for others."""
+        if self._source < 0:
+            raise InvalidUsageError("source_rank() is for a receive that has finished")
+        return self._source
+
+    def set_source(self, rank: int) -> None:
+        """For the engine: the receive got its message from global rank ``rank``."""
+        self._source = rank
+
+    def cancel(self) -> bool:
+        """Give the operation up; awaiting it raises CancelledError. False if it has ended."""
+        if self._done:
+            return False
+        self.fail(asyncio.CancelledError())
+        return True
+
+    def add_done_callback(self, callback: Callable[[], None]) -> None:
+        """Call ``callback()`` when it ends, in the loop's thread; at once if it has ended."""
+        if self._done:
+            callback()
+        else:
+            self._callbacks.append(callback)
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        """Block the calling thread until the operation ends; True, or its error raised.
+
+        ``timeout`` (seconds or timedelta): the operation itself fails with
+        CollectiveTimeoutError when it passes. In the loop's own thread an operation that has not
+        ended raises InvalidUsageError: there, ``await`` it.
+        """
+        if not self._done:
+            try:
+                running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+            except RuntimeError:
+                running = None
+            if running is self._loop:
+                raise InvalidUsageError(
+                    "wait() would block the event loop that has to finish the operation; await it"
+                )
+            self._block(to_seconds(timeout))
+        self.result()
+        return True
+
+    def _block(self, seconds: float | None) -> None:
+        # A bare lock is a third of the price of threading.Event.
+        gate = threading.Lock()
+        gate.acquire()
+
+        def open_gate() -> None:
+            if gate.locked():
+                gate.release()
+
+        self._callbacks.append(open_gate)
+        if self._done:
+            return
+        if seconds is None:
+            gate.acquire()
+        elif not gate.acquire(timeout=seconds):
+            self._loop.call_soon_threadsafe(self._expired, seconds)
+            gate.acquire()
+
+    def get_future(self) -> concurrent.futures.Future[T]:
+        """A future of the same outcome, for code that composes futures. Any thread.
+
+        ``asyncio.wrap_future`` makes it awaitable on another loop. It cannot be cancelled.
+        """
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        future.set_running_or_notify_cancel()
+
+        def resolve() -> None:
+            if not future.done():
+                self._retrieved = True
+                if self._error is not None:
+                    future.set_exception(self._error)
+                else:
+                    future.set_result(self._value)  # type: ignore[arg-type]  # set when done
+
+        self._callbacks.append(resolve)
+        if self._done:
+            resolve()
+        return future
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if not self._done:
+            loop = asyncio.get_running_loop()
+            if loop is not self._loop:
+                raise InvalidUsageError(
+                    "this operation belongs to another event loop; there, use "
+                    "asyncio.wrap_future(work.get_future())"
+                )
+            waiter: asyncio.Future[None] = loop.create_future()
+
+            def wake() -> None:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+            self._callbacks.append(wake)
+            try:
+                yield from waiter
+            except asyncio.CancelledError:
+                self._retrieved = True
+                self.cancel()
+                raise
+        return self.result()
+
+    def __repr__(self) -> str:
+        if not self._done:
+            what = self._line.describe() if self._line is not None else "?"
+            return f"<Work {what}: running>"
+        return f"<Work: {'done' if self._error is None else repr(self._error)}>"
+
+    def __del__(self) -> None:
+        error = self._error
+        if error is not None and not self._retrieved:
+            if not isinstance(error, asyncio.CancelledError):
+                log.error("an operation failed and nobody awaited it: %s", error)

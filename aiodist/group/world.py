@@ -1,0 +1,186 @@
+"""One rank's world: its endpoint, its groups, and the loop it lives on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+from contextvars import ContextVar
+
+from aiodist.errors import (
+    DistError,
+    GroupClosedError,
+    InvalidUsageError,
+    NotInitializedError,
+    PeerLostError,
+)
+from aiodist.group.process_group import Group, NonGroupMember, ProcessGroup
+from aiodist.mesh.endpoint import Endpoint
+from aiodist.store import Store
+from aiodist.types import Backend
+from aiodist.wire.failures import decode_error, encode_error
+
+log = logging.getLogger("aiodist")
+
+
+class World:
+    """All that one rank has. Empty until ``init_process_group`` fills it.
+
+    Belongs to the event loop that filled it and to the process: a forked child finds it empty.
+    """
+
+    def __init__(self) -> None:
+        self.rank = -1
+        self.size = -1
+        self.default: ProcessGroup | None = None
+        self.store: Store | None = None
+        self.pid = os.getpid()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._endpoint: Endpoint | None = None
+        self._groups: dict[int, ProcessGroup] = {}
+        self._closed: set[int] = set()
+        self._names: dict[str, int] = {}
+
+    # -- life
+
+    def open(self, rank: int, size: int, store: Store | None) -> None:
+        """Take a place among ``size`` ranks; the endpoint and the default group follow."""
+        self.rank = rank
+        self.size = size
+        self.store = store
+        self.pid = os.getpid()
+        self._loop = asyncio.get_running_loop()
+
+    def attach(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    def clear(self) -> None:
+        """Empty again, as before ``open``."""
+        self.__init__()  # type: ignore[misc]  # one list of what empty means
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            raise NotInitializedError(_NO_INIT)
+        return self._loop
+
+    @property
+    def endpoint(self) -> Endpoint:
+        if self._endpoint is None:
+            raise NotInitializedError(_NO_INIT)
+        return self._endpoint
+
+    @property
+    def is_initialized(self) -> bool:
+        return self.default is not None and self.pid == os.getpid()
+
+    # -- groups
+
+    def add(self, group: ProcessGroup) -> None:
+        if group.id in self._groups:
+            raise InvalidUsageError(f"a group {group.name!r} of these ranks exists already")
+        self._closed.discard(group.id)
+        self._groups[group.id] = group
+
+    def remove(self, group: ProcessGroup) -> None:
+        group.close(
+            GroupClosedError(
+                f"group {group.name!r} was destroyed; make a new one", group=group.name
+            )
+        )
+        self._groups.pop(group.id, None)
+        self._closed.add(group.id)
+
+    @property
+    def groups(self) -> Sequence[ProcessGroup]:
+        return list(self._groups.values())
+
+    def unused_name(self, stem: str) -> str:
+        """A name for a new group; equal on ranks that make equal groups in the same order."""
+        number = self._names.get(stem, 0)
+        self._names[stem] = number + 1
+        return f"{stem}{number}"
+
+    def default_group(self) -> ProcessGroup:
+        if not self.is_initialized or self.default is None:
+            raise NotInitializedError(_NO_INIT)
+        return self.default
+
+    def group(self, group: Group | None) -> ProcessGroup:
+        """``group``, or the default one where None; it can run operations of this rank now.
+
+        Raises NotInitializedError, InvalidUsageError for a rank outside the group or a foreign
+        event loop, and TypeError for other objects.
+        """
+        chosen = self.default_group() if group is None else group
+        if isinstance(chosen, NonGroupMember):
+            raise InvalidUsageError(
+                f"rank {self.rank} is not a member of this group; only its members may call this"
+            )
+        if not isinstance(chosen, ProcessGroup):
+            raise TypeError(f"group must be a ProcessGroup, not {type(chosen).__name__}")
+        if chosen.world is not self:
+            raise InvalidUsageError(
+                f"group {chosen.name!r} was made by another rank of this process, or before "
+                "destroy_process_group(); make a new one"
+            )
+        self._check_loop()
+        return chosen
+
+    def _check_loop(self) -> None:
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is not self._loop:
+            where = "outside an event loop" if running is None else "in another event loop"
+            raise InvalidUsageError(
+                f"called {where} than the one init_process_group ran in; await it there, or use "
+                "aiodist.sync from blocking code"
+            )
+
+    # -- mesh.endpoint.Events
+
+    def is_over(self, group: int, sequence: int) -> bool:
+        known = self._groups.get(group)
+        return known.is_over(sequence) if known is not None else group in self._closed
+
+    def collective_failed(self, src: int, group: int, sequence: int, error: memoryview) -> None:
+        known = self._groups.get(group)
+        if known is not None:
+            known.failed_elsewhere(sequence, decode_error(bytes(error), src))
+
+    def peer_lost(self, rank: int, error: PeerLostError, *, departed: bool) -> None:
+        if departed:
+            return  # what needed it has failed; a rank that is done with its work may leave
+        for group in self.groups:
+            if rank in group.ranks:
+                group.peer_lost(error)
+
+    def announce(self, group: ProcessGroup, sequence: int, error: DistError) -> None:
+        """Tell the other members that a collective failed on this rank."""
+        others = [rank for rank in group.ranks if rank != self.rank]
+        self.endpoint.announce_failure(group.id, sequence, encode_error(error), others)
+
+
+_NO_INIT = (
+    "Default process group has not been initialized, please make sure to call init_process_group."
+)
+
+# Each context may have a world of its own (many ranks in one process); where none was set, all
+# share this one.
+_current: ContextVar[World] = ContextVar("aiodist_world", default=World())  # noqa: B039
+
+
+def current_world() -> World:
+    """The world of the calling context."""
+    world = _current.get()
+    if world.pid != os.getpid():
+        world.clear()  # a forked child: the parent's connections are not ours
+    return world
+
+
+def use_world(world: World) -> None:
+    """From here on, in this context, ``world`` is the current one."""
+    _current.set(world)
