@@ -244,15 +244,3 @@ COSTS: Mapping[tuple[str, str], Cost] = MappingProxyType(
         ),
     }
 )
-
-
-def markdown() -> str:
-    """The rows as the table of docs/algorithms.md."""
-    lines = [
-        "| operation | algorithm | rounds | messages a rank | bytes a rank sends |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for (operation, algorithm), cost in COSTS.items():
-        cells = (operation, f"`{algorithm}`", cost.rounds, cost.messages, cost.nbytes)
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"

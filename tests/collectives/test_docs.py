@@ -1,0 +1,65 @@
+"""docs/algorithms.md holds the same tables as the code, and the sources that the files name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aiodist.collectives.cost import COSTS
+from aiodist.collectives.select import MANY, RULES, Rule
+
+DOCS = Path(__file__).parents[2] / "docs" / "algorithms.md"
+
+
+def table(head: list[str], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def costs() -> str:
+    rows = [
+        (operation, f"`{algorithm}`", cost.rounds, cost.messages, cost.nbytes)
+        for (operation, algorithm), cost in COSTS.items()
+    ]
+    return table(["operation", "algorithm", "rounds", "messages", "bytes sent"], rows)
+
+
+def amount(nbytes: int) -> str:
+    if nbytes >= MANY:
+        return "any"
+    if nbytes >= 1 << 20:
+        return f"{nbytes >> 20} MiB"
+    return f"{nbytes >> 10} KiB"
+
+
+def choices() -> str:
+    def row(operation: str, rule: Rule) -> tuple[str, ...]:
+        ranks = "any" if rule.ranks >= MANY else str(rule.ranks)
+        if rule.power_of_two:
+            ranks += ", a power of two"
+        name, chunk = rule.choice
+        pipelined = name in {"ring", "chain", "scatter_gather"} and operation != "all_gather"
+        return (
+            operation,
+            ranks,
+            amount(rule.nbytes),
+            f"`{name}`",
+            amount(chunk) if pipelined else "",
+        )
+
+    rows = [row(operation, rule) for operation, rules in RULES.items() for rule in rules]
+    return table(["operation", "ranks up to", "bytes up to", "algorithm", "chunk"], rows)
+
+
+@pytest.mark.parametrize("expected", [costs, choices])
+def test_the_tables_are_those_of_the_code(expected):
+    wanted = expected()
+    assert wanted in DOCS.read_text(encoding="utf-8"), f"the table should read:\n{wanted}"
+
+
+def test_every_algorithm_has_a_section():
+    text = DOCS.read_text(encoding="utf-8")
+    for operation, algorithm in COSTS:
+        section = text.split(f"\n## {operation}\n")[1].split("\n## ")[0]
+        assert f"**`{algorithm}`**" in section, (operation, algorithm)
