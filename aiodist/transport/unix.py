@@ -27,6 +27,12 @@ from aiodist.transport.stream_socket import SocketConnection
 
 SCHEME = "unix"
 
+SEND_BUFFER = 2 << 20
+"""Bytes; the kernel's default of 208 KiB costs a tenth of the throughput at 1 MiB a message.
+
+TCP's buffers are left to the kernel: it tunes them, and figures of ours were never better.
+"""
+
 
 class UnixTransport(Transport):
     """Streams between processes of one host and one user; other users' processes are refused.
@@ -95,7 +101,9 @@ class UnixTransport(Transport):
 def _new_socket() -> socket.socket:
     if not hasattr(socket, "AF_UNIX"):
         raise DistNetworkError("this system has no Unix sockets; use the tcp transport instead")
-    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+    return sock
 
 
 def _parse(address: str) -> str:
@@ -126,6 +134,7 @@ def _wrap_accepted(sock: socket.socket, address: str) -> SocketConnection | None
         logger.warning("refused a connection to %s from a process of user %s", address, uid)
         sock.close()
         return None
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
     return SocketConnection(sock, SCHEME, f"a client of {address}")
 
 

@@ -1,0 +1,51 @@
+"""Every transport on every loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+import uvloop
+
+from aiodist.transport.base import Transport
+from aiodist.transport.inproc import InprocHub, InprocTransport
+from aiodist.transport.tcp import TcpTransport
+from aiodist.transport.unix import UnixTransport
+
+Pair = tuple[Transport, Transport]
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _what_uvloop_opens_once() -> None:
+    """uvloop's first loop opens a pipe that the process keeps; no test of ours left it behind."""
+    uvloop.new_event_loop().close()
+
+
+def _tcp() -> Pair:
+    return TcpTransport("127.0.0.1"), TcpTransport("127.0.0.1")
+
+
+def _unix() -> Pair:
+    return UnixTransport(), UnixTransport()
+
+
+def _unix_path() -> Pair:
+    return UnixTransport(abstract=False), UnixTransport(abstract=False)
+
+
+def _inproc() -> Pair:
+    hub = InprocHub()
+    return InprocTransport(hub), InprocTransport(hub)
+
+
+@pytest.fixture(params=[_tcp, _unix, _unix_path, _inproc], ids=lambda make: make.__name__[1:])
+def make_pair(request: pytest.FixtureRequest) -> Callable[[], Pair]:
+    make: Callable[[], Pair] = request.param
+    return make
