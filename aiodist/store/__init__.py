@@ -2,6 +2,7 @@
 
 from aiodist.store.base import Store
 from aiodist.store.exchange import exchange, leave
+from aiodist.store.file import FileStore
 from aiodist.store.generation import join
 from aiodist.store.memory import MemoryStore
 from aiodist.store.prefix import PrefixStore
@@ -9,6 +10,7 @@ from aiodist.store.tcp import TcpStore
 from aiodist.store.tcp_server import TcpStoreServer
 
 __all__ = [
+    "FileStore",
     "MemoryStore",
     "PrefixStore",
     "Store",

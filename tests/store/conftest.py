@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aiodist.deadline import Deadline
-from aiodist.store import MemoryStore, PrefixStore, Store, TcpStore, TcpStoreServer
+from aiodist.store import FileStore, MemoryStore, PrefixStore, Store, TcpStore, TcpStoreServer
 
 Make = Callable[[], Awaitable[Store]]
 
@@ -65,7 +65,14 @@ async def tcp_and_its_host(stack: AsyncExitStack, tmp_path: Path) -> Make:
     return make
 
 
-KINDS = {kind.__name__: kind for kind in (memory, prefix, tcp, tcp_and_its_host)}
+async def file(stack: AsyncExitStack, tmp_path: Path) -> Make:
+    async def make() -> Store:
+        return await FileStore.open(tmp_path / "store")
+
+    return make
+
+
+KINDS = {kind.__name__: kind for kind in (memory, prefix, tcp, tcp_and_its_host, file)}
 
 
 @pytest.fixture(params=KINDS)

@@ -1,0 +1,210 @@
+"""A store in one file, for processes of one host or of hosts that share a file system."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from aiodist.deadline import Deadline
+from aiodist.errors import DistStoreError
+from aiodist.store.base import Store
+from aiodist.store.filelog import FileLog
+from aiodist.store.participants import Participant, check_admission
+from aiodist.store.waiting import check_value, closed, pauses, timed_out
+
+_log = logging.getLogger("aiodist.store")
+T = TypeVar("T")
+
+_LOCK_SECONDS = 60.0
+"""How long the lock, which is held for microseconds, may be out of reach."""
+_LEAVE_SECONDS = 1.0
+
+
+class FileStore(Store):
+    """A handle on the store in a file. Make it with `open`.
+
+    Writers append under a file lock; readers look again and again with growing pauses of at most
+    20 ms. No call blocks the loop for longer than it takes to read or write its own bytes.
+    The file (mode 0600) is removed when the last handle on it is closed. Not to be used in a
+    child after ``fork``: open it there. Usable as an async context manager.
+    """
+
+    def __init__(self, log: FileLog, me: Participant) -> None:
+        """Not for users: `open` makes one."""
+        self._log = log
+        self._me = me
+        self._closed = False
+
+    @classmethod
+    async def open(
+        cls, path: str | os.PathLike[str], rank: int | None = None, deadline: Deadline | None = None
+    ) -> FileStore:
+        """Join the store in the file ``path``; the file is made if there is none.
+
+        ``rank`` is recorded with this process's id, so that later ranks can tell who is there.
+        A file all of whose users died is started afresh, with one warning in the log
+        ``aiodist.store``. None joins without a rank. ``deadline``: for getting the lock.
+
+        Raises DistStoreError at once if the rank is held by another running process, or was
+        recorded on another host or boot; if the file is none of a store, or cannot be opened.
+        Cancelled, it leaves nothing open.
+        """
+        me = Participant.me(rank)
+        log = FileLog(os.fspath(path))
+        limit = deadline or Deadline(_LOCK_SECONDS)
+        try:
+            for pause in pauses():
+                log.open()
+                with log.locked(exclusive=True) as held:
+                    # Its last user may have removed it since: then open what is there now.
+                    if held and log.is_current():
+                        _join(log, me)
+                        return cls(log, me)
+                await _pause_for_lock(log.path, pause, limit)
+            raise AssertionError("unreachable: pauses never end")
+        except BaseException:
+            log.close()
+            raise
+
+    async def set(self, key: str, value: bytes) -> None:
+        data = check_value(value)
+        await self._under_lock(lambda: self._log.append("set", key, data), exclusive=True)
+
+    async def get(self, key: str, deadline: Deadline) -> bytes:
+        return (await self._values([key], deadline))[0]
+
+    async def wait(self, keys: Sequence[str], deadline: Deadline) -> None:
+        await self._values(keys, deadline)
+
+    async def add(self, key: str, amount: int) -> int:
+        def change() -> int:
+            total = self._log.table.sum(key, amount)
+            self._log.append("set", key, b"%d" % total)
+            return total
+
+        return await self._under_lock(change, exclusive=True)
+
+    async def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        expected, desired = check_value(expected), check_value(desired)
+
+        def change() -> bytes:
+            if self._log.table.matches(key, expected):
+                self._log.append("set", key, desired)
+            value = self._log.table.get(key)
+            return expected if value is None else value
+
+        return await self._under_lock(change, exclusive=True)
+
+    async def check(self, keys: Sequence[str]) -> bool:
+        return not await self._under_lock(lambda: self._log.table.missing(keys))
+
+    async def delete_key(self, key: str) -> bool:
+        def change() -> bool:
+            there = self._log.table.get(key) is not None
+            if there:
+                self._log.append("delete", key)
+            return there
+
+        return await self._under_lock(change, exclusive=True)
+
+    async def num_keys(self) -> int:
+        return await self._under_lock(lambda: len(self._log.table))
+
+    async def close(self) -> None:
+        """Record that this handle has left; the last one removes the file. Idempotent.
+
+        Calls that wait on this handle raise DistStoreError. Never raises; cancelled, the handle
+        is closed, and counts as present until this process ends.
+        """
+        if self._closed:
+            return
+        try:
+            await self._under_lock(
+                lambda: _leave(self._log, self._me), exclusive=True, within=_LEAVE_SECONDS
+            )
+        except (DistStoreError, OSError) as error:
+            _log.debug("%s: left without a record: %s", self._log.path, error)
+        finally:
+            self._closed = True
+            self._log.close()
+
+    async def __aenter__(self) -> FileStore:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def _values(self, keys: Sequence[str], deadline: Deadline) -> list[bytes]:
+        """Their values at a moment when all were there."""
+        table = self._log.table
+
+        def look() -> tuple[list[str], list[bytes]]:
+            return table.missing(keys), [table.get(key) or b"" for key in keys]
+
+        for pause in pauses():
+            left = deadline.remaining()
+            # A look needs its moment even if the deadline has passed.
+            within = min(_LOCK_SECONDS, max(left, _LEAVE_SECONDS))
+            missing, values = await self._under_lock(look, within=within)
+            if not missing:
+                return values
+            if left <= 0:
+                raise timed_out(missing, deadline)
+            await asyncio.sleep(min(pause, left))
+        raise AssertionError("unreachable: pauses never end")
+
+    async def _under_lock(
+        self, action: Callable[[], T], *, exclusive: bool = False, within: float = _LOCK_SECONDS
+    ) -> T:
+        """Call ``action`` on the up-to-date table, with nobody writing meanwhile."""
+        limit = Deadline(within)
+        for pause in pauses():
+            if self._closed:
+                raise closed(f"the store in {self._log.path}")
+            with self._log.locked(exclusive=exclusive) as held:
+                if held:
+                    self._log.refresh(exclusive=exclusive)
+                    return action()
+            await _pause_for_lock(self._log.path, pause, limit)
+        raise AssertionError("unreachable: pauses never end")
+
+
+async def _pause_for_lock(path: str, pause: float, limit: Deadline) -> None:
+    if limit.expired():
+        raise DistStoreError(
+            f"could not lock the store's file {path} within {limit.timeout:g} s; a process that "
+            "uses it may be stopped, or the file system's lock service may be down"
+        )
+    # Uneven, so that processes which met at the lock do not meet again.
+    await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+
+
+def _join(log: FileLog, me: Participant) -> None:
+    """Enter the file, afresh if nobody who lives uses it. Under the exclusive lock."""
+    if log.read_header():
+        log.refresh(exclusive=True)
+        present = list(log.present.values())
+        if all(participant.is_dead() for participant in present):
+            if present:
+                _log.warning(
+                    "%s was left over by a job that is dead: %s; starting the file afresh",
+                    log.path,
+                    ", ".join(participant.describe() for participant in present),
+                )
+            log.begin()
+        else:
+            check_admission(log.path, me, present)
+    else:
+        log.begin()
+    log.append("join", me.token, me.rank, me.pid, me.host, me.started)
+
+
+def _leave(log: FileLog, me: Participant) -> None:
+    """Leave the file, and remove it if nobody who lives is in it. Under the exclusive lock."""
+    log.append("left", me.token)
+    if all(other.is_dead() for other in log.present.values()) and log.is_current():
+        log.remove()

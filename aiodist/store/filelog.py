@@ -1,0 +1,200 @@
+"""The file beneath the file store: records appended under a lock, replayed into a table.
+
+First the line ``AIODIST-FILESTORE 1`` and 16 random bytes, the file's epoch: another epoch under
+the same path means that another job started the file afresh. Then records: four bytes of length,
+big-endian, and a msgpack array whose first element is the kind. Nothing here waits: a lock that
+is not free is for the caller to try again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgpack
+
+from aiodist.errors import DistStoreError
+from aiodist.store.participants import Participant
+from aiodist.store.table import KeyTable
+
+if sys.platform != "win32":
+    import fcntl
+
+_MAGIC = b"AIODIST-FILESTORE 1\n"
+_HEADER = len(_MAGIC) + 16
+_LENGTH = struct.Struct(">I")
+MAX_RECORD = 64 * 2**20
+"""Bytes of one record, so the size of a value that the store takes."""
+
+
+class FileLog:
+    """One handle on the file: its descriptor, what was read so far, and what that amounts to."""
+
+    def __init__(self, path: str) -> None:
+        """Opens nothing yet. ``present``: who joined and did not leave, by token."""
+        self.path = path
+        self.table = KeyTable()
+        self.present: dict[str, Participant] = {}
+        self._fd = -1
+        self._epoch = b""
+        self._end = 0
+
+    def open(self) -> None:
+        """Open the file, make it (for this user alone) if there is none. Raises DistStoreError."""
+        if sys.platform == "win32":
+            raise DistStoreError("file stores need POSIX file locks; use tcp://host:port instead")
+        self.close()
+        try:
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise DistStoreError(
+                f"cannot open the store's file {self.path}: {error.strerror}; its directory must "
+                "exist and be writable for every rank"
+            ) from error
+
+    def close(self) -> None:
+        """Close the descriptor, and give the lock back with it."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    @contextmanager
+    def locked(self, *, exclusive: bool) -> Iterator[bool]:
+        """Hold the lock if it is free; gives whether it is held."""
+        mode = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
+        try:
+            fcntl.flock(self._fd, mode | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES, errno.EINTR):
+                yield False
+                return
+            raise DistStoreError(
+                f"cannot lock the store's file {self.path}: {error.strerror}; put it on a file "
+                "system that has locks"
+            ) from error
+        try:
+            yield True
+        except OSError as error:
+            raise DistStoreError(
+                f"cannot use the store's file {self.path}: {error.strerror}"
+            ) from error
+        finally:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def is_current(self) -> bool:
+        """Whether the path still names the open file: its last user may have removed it."""
+        try:
+            there = os.stat(self.path)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(there, os.fstat(self._fd))
+
+    def begin(self) -> None:
+        """Make the file an empty store, whatever it held. Under the exclusive lock."""
+        os.ftruncate(self._fd, 0)
+        self._epoch = os.urandom(_HEADER - len(_MAGIC))
+        self._end = 0
+        self._write(_MAGIC + self._epoch)
+        self.table.clear()
+        self.present.clear()
+
+    def read_header(self) -> bool:
+        """Whether there is a store in the file; False if it is empty or was cut off at birth.
+
+        Raises DistStoreError for a file of somebody else, which is left as it is.
+        """
+        header = os.pread(self._fd, _HEADER, 0)
+        if not header.startswith(_MAGIC[: len(header)]):
+            raise DistStoreError(
+                f"{self.path} is no file of an aiodist store; name another one, or delete it if "
+                "nobody needs it (a file of torch's FileStore cannot be shared with aiodist)"
+            )
+        if len(header) < _HEADER:
+            return False
+        self._epoch = header[len(_MAGIC) :]
+        self._end = _HEADER
+        return True
+
+    def refresh(self, *, exclusive: bool) -> None:
+        """Replay the records that others have appended. Under the lock.
+
+        A record that was cut off (its writer was killed) is removed if the lock is ``exclusive``.
+        Raises DistStoreError if the file is not the one that was joined any more.
+        """
+        if os.pread(self._fd, _HEADER, 0)[len(_MAGIC) :] != self._epoch:
+            raise DistStoreError(
+                f"{self.path} was started afresh by another job, or damaged, while this one "
+                "used it; give each job a file of its own"
+            )
+        size = os.fstat(self._fd).st_size
+        data = memoryview(self._read(size - self._end)) if size > self._end else memoryview(b"")
+        at = 0
+        while len(data) - at >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(data, at)
+            if length > MAX_RECORD:
+                raise self._damaged()
+            if len(data) - at - _LENGTH.size < length:
+                break
+            self._replay(data[at + _LENGTH.size : at + _LENGTH.size + length])
+            at += _LENGTH.size + length
+        self._end += at
+        if exclusive and at < len(data):
+            os.ftruncate(self._fd, self._end)
+
+    def append(self, *record: Any) -> None:
+        """Add one record and replay it. Under the exclusive lock, after `refresh`."""
+        body: bytes = msgpack.packb(record)
+        if len(body) > MAX_RECORD:
+            raise DistStoreError(
+                f"a record of {len(body)} bytes is longer than the store takes ({MAX_RECORD} "
+                "bytes): pass large data between ranks with send and recv"
+            )
+        self._write(_LENGTH.pack(len(body)) + body)
+        self._replay(memoryview(body))
+
+    def remove(self) -> None:
+        """Remove the file. Under the exclusive lock."""
+        os.unlink(self.path)
+
+    def _read(self, count: int) -> bytearray:
+        data = bytearray()
+        while len(data) < count:
+            part = os.pread(self._fd, count - len(data), self._end + len(data))
+            if not part:
+                break
+            data += part
+        return data
+
+    def _write(self, data: bytes) -> None:
+        # A write that stops half-way is removed by the next exclusive refresh of anybody.
+        at, view = self._end, memoryview(data)
+        while view:
+            written = os.pwrite(self._fd, view, at)
+            at += written
+            view = view[written:]
+        self._end = at
+
+    def _replay(self, body: memoryview) -> None:
+        try:
+            kind, *fields = msgpack.unpackb(body)
+            if kind == "set":
+                self.table.set(*fields)
+            elif kind == "delete":
+                self.table.delete(*fields)
+            elif kind == "join":
+                participant = Participant(*fields)
+                self.present[participant.token] = participant
+            elif kind == "left":
+                self.present.pop(fields[0], None)
+            else:
+                raise ValueError(kind)
+        except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:
+            raise self._damaged() from error
+
+    def _damaged(self) -> DistStoreError:
+        return DistStoreError(f"the store's file {self.path} is damaged; delete it and start again")

@@ -1,0 +1,103 @@
+"""Who uses a file store, and whether they still live: pure decisions over recorded facts."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiodist.errors import DistStoreError
+
+_PROC = Path("/proc")
+_GONE_STATES = "ZX"  # a zombie has ended, even while nobody has asked for its exit code
+
+
+@dataclass(frozen=True)
+class Participant:
+    """One handle on the file. ``host``: see `this_host`; ``started``: clock ticks since boot."""
+
+    token: str
+    rank: int | None
+    pid: int
+    host: str
+    started: int | None
+
+    @classmethod
+    def me(cls, rank: int | None) -> Participant:
+        pid = os.getpid()
+        return cls(os.urandom(8).hex(), rank, pid, this_host(), start_time(pid))
+
+    def describe(self) -> str:
+        return f"pid {self.pid}" if self.rank is None else f"rank {self.rank} (pid {self.pid})"
+
+    def is_dead(self) -> bool:
+        """Whether the process surely has ended. False for those of other hosts: nobody knows."""
+        if self.host != this_host():
+            return False
+        if self.started is not None:
+            return start_time(self.pid) != self.started
+        return not _exists(self.pid)
+
+
+def this_host() -> str:
+    """What stays the same for all processes that see each other's pids, until the next boot."""
+    try:
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+        # Containers on one host share the boot id, and may not see each other's processes.
+        return f"{boot} {os.readlink(_PROC / 'self/ns/pid')}"
+    except OSError:
+        return socket.gethostname()
+
+
+def start_time(pid: int) -> int | None:
+    """When ``pid`` was started, to tell it from a later process of that number; None if it ended.
+
+    Also None where the system has no /proc.
+    """
+    try:
+        stat = (_PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return None
+    # "pid (name) state parent ...": the name may hold spaces and parentheses itself.
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in _GONE_STATES else int(fields[19])
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def check_admission(path: str, newcomer: Participant, present: Iterable[Participant]) -> None:
+    """Raise DistStoreError if ``newcomer``'s rank is held by somebody else of ``present``.
+
+    The same process may hold its rank several times: it initialises again.
+    """
+    present = list(present)
+    for other in present:
+        if newcomer.rank is None or other.rank != newcomer.rank:
+            continue
+        if other.host != newcomer.host:
+            raise DistStoreError(
+                f"{path}: rank {other.rank} is recorded by pid {other.pid} of another host, "
+                "container or boot, so the file is probably left over; if that job is over, "
+                "delete the file and start again"
+            )
+        if other.is_dead():
+            living = ", ".join(p.describe() for p in present if not p.is_dead())
+            raise DistStoreError(
+                f"{path}: {other.describe()} of an earlier job is dead, and others of that job "
+                f"may still run: {living}; end them or use another file"
+            )
+        if other.pid != newcomer.pid:
+            raise DistStoreError(
+                f"{path}: rank {other.rank} is taken by the running process {other.pid}; give each "
+                "process a rank of its own, and each job a file of its own"
+            )

@@ -1,0 +1,50 @@
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from aiodist.errors import DistStoreError
+from aiodist.store.participants import Participant, check_admission, start_time, this_host
+
+linux = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="reads /proc")
+
+
+def test_this_process_lives():
+    assert not Participant.me(0).is_dead()
+
+
+@linux
+def test_a_later_process_of_the_same_pid_is_another_one():
+    me = Participant.me(0)
+    assert me.started is not None
+    assert replace(me, started=me.started - 1).is_dead()
+
+
+def test_an_ended_process_is_dead_even_before_anybody_waited_for_it():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with child:
+        other = Participant("t", 0, child.pid, this_host(), start_time(child.pid))
+        assert not other.is_dead()
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # leaves it a zombie
+        if other.started is not None:
+            assert other.is_dead()
+    assert other.is_dead()
+    assert replace(other, started=None).is_dead()  # as on systems without /proc
+
+
+def test_nobody_knows_about_processes_of_other_hosts():
+    assert not Participant("t", 0, 2**22 + 1, "elsewhere", 1).is_dead()
+
+
+def test_admission():
+    me = Participant.me(3)
+    parent = Participant("t", 3, os.getppid(), me.host, start_time(os.getppid()))
+    check_admission("f", me, [replace(parent, rank=2), me, replace(me, rank=None)])
+    check_admission("f", replace(me, rank=None), [replace(parent, rank=None)])
+    with pytest.raises(DistStoreError, match=rf"f: rank 3 is taken by .* process {parent.pid}"):
+        check_admission("f", me, [parent])
+    with pytest.raises(DistStoreError, match=r"f: rank 3 .* another host.*delete the file"):
+        check_admission("f", me, [replace(parent, host="elsewhere")])
