@@ -79,7 +79,8 @@ class Failure:
         if self.stderr is None:
             lines.append("aiodist: its output was passed through unread; look above for the cause")
             return "\n".join(lines)
-        trace = last_traceback(self.stderr)
+        # A process killed by a signal did not end by an exception, whatever it had logged before.
+        trace = last_traceback(self.stderr) if self.status > 0 else None
         if trace is None and self.stderr.strip():
             kept = self.stderr.rstrip().splitlines()[-LINES_WITHOUT_TRACEBACK:]
             lines.append(f"aiodist: the last it wrote to stderr (rank {self.rank}):")

@@ -19,7 +19,7 @@ COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 
 ERASE_LINE = b"\r\x1b[K"
 
-_PIECE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r)")
+_END = re.compile(rb"\r\n|\n|\r")
 
 
 class Piece(NamedTuple):
@@ -48,11 +48,10 @@ class LineSplitter:
         """The pieces that are complete now."""
         data = self._rest + data
         pieces, start = [], 0
-        for match in _PIECE.finditer(data):
+        for match in _END.finditer(data):
+            end = b"\r" if match.group() == b"\r" else b"\n"
+            pieces.append(Piece(data[start : match.start()], end))
             start = match.end()
-            whole = match.group()
-            text = whole.rstrip(b"\r\n")
-            pieces.append(Piece(text, b"\r" if whole == text + b"\r" else b"\n"))
         self._rest = data[start:]
         if len(self._rest) >= self._limit:
             pieces += self.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import signal
 import subprocess
@@ -146,6 +147,28 @@ class RankProcess:
         again: its number may then belong to somebody else."""
         self.send_group(0)
         return not self.group_gone
+
+    def group_running(self) -> bool:
+        """As `group_alive`, without zombies, which stay in containers where nobody collects them.
+
+        Looks at every process of the host, so it is for the end of the job only.
+        """
+        return self.group_alive() and not _only_zombies(self.pid)
+
+
+def _only_zombies(group: int) -> bool:
+    """Whether every process of ``group`` has ended; False where the system does not tell."""
+    stats = glob.glob("/proc/[0-9]*/stat")
+    for path in stats:
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                # "pid (name) state parent group ...": the name may hold spaces and parentheses
+                state, _, its_group = file.read().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue  # it is gone already
+        if int(its_group) == group and state not in "ZX":
+            return False
+    return bool(stats)
 
 
 def _pidfd(pid: int) -> int | None:

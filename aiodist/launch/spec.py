@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from aiodist.deadline import to_seconds
 from aiodist.errors import InvalidUsageError
 from aiodist.launch.environment import (
     INHERITED_FROM_AN_OUTER_JOB,
@@ -59,8 +58,8 @@ class JobSpec:
             raise InvalidUsageError(
                 f"the master port must be from 1 to 65535, not {self.master_port}"
             )
-        if self.grace != 0:
-            to_seconds(self.grace)
+        if not self.grace >= 0:  # catches nan, too
+            raise InvalidUsageError(f"the grace must be 0 or more seconds, not {self.grace}")
 
     @property
     def world_size(self) -> int:

@@ -242,7 +242,7 @@ class Launcher:
             for rank in self._ranks:
                 rank.send_group(number)
             limit = time.monotonic() + seconds
-            while any(rank.group_alive() for rank in self._ranks):
+            while any(rank.group_running() for rank in self._ranks):
                 if time.monotonic() >= limit:
                     break
                 self._step(0.02)
@@ -303,7 +303,7 @@ class Launcher:
         if not ends:
             return ""
         told = (f"{_ranks(ranks)} by {cause}" for cause, ranks in ends.items())
-        return "then ended " + ", ".join(told)
+        return "then ended: " + ", ".join(told)
 
     def _say(self, text: str) -> None:
         if not self._output_lost:

@@ -1,0 +1,165 @@
+"""What a newcomer types wrong gets a sentence that says what to do, at once."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+import aiodist.launch.cli as cli
+from aiodist.launch.spec import JobSpec
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "package" / "inner").mkdir(parents=True)
+    (tmp_path / "package" / "__init__.py").write_text("raise SystemExit('imported')")
+    (tmp_path / "package" / "mod.py").write_text("")
+    (tmp_path / "package" / "inner" / "__init__.py").write_text("")
+    (tmp_path / "package" / "inner" / "__main__.py").write_text("")
+
+
+@pytest.fixture
+def specs(monkeypatch) -> list[JobSpec]:
+    """The jobs that would have been started."""
+    started: list[JobSpec] = []
+
+    def record(spec: JobSpec) -> int:
+        started.append(spec)
+        return 0
+
+    monkeypatch.setattr(cli, "run_job", record)
+    return started
+
+
+MISTAKES = [
+    (["run", "trian.py"], "there is no script 'trian.py': did you mean 'train.py'?"),
+    (["run", "no/such.py"], "there is no script 'no/such.py' (there is no folder 'no')"),
+    (["run", "folder"], "'folder' is a directory without a __main__.py"),
+    (["run", "-n", "0", "train.py"], "must be at least 1, not 0"),
+    (["run", "-n", "-3", "train.py"], "must be at least 1, not -3"),
+    (["run", "-n", "two", "train.py"], "a number, 'cpu', 'gpu' or 'auto', not 'two'"),
+    (["run", "-n"], "expected one argument"),
+    (["run", "-n", "2"], "required: script"),
+    (["run", "--nproc-per-nod", "2", "train.py"], "did you mean --nproc-per-node?"),
+    (["run", "--frobnicate", "train.py"], "unknown option --frobnicate; options of the script"),
+    (["run", "-m", "no_such_module"], "no module named 'no_such_module'"),
+    (["run", "-m", "package.nothing"], "no module named 'package.nothing'"),
+    (["run", "-m", "package.mod.deeper"], "'package.mod' is a module, not a package"),
+    (["run", "-m", "package"], "'package' is a package without a __main__ module"),
+    (["run", "-m", "train.py"], "-m takes a module's name with dots and without .py"),
+    (["run", "--no-python", "no-such-program"], "there is no program 'no-such-program'"),
+    (["run", "--no-python", "./train.py"], "chmod +x"),
+    (["run", "-m", "--no-python", "x"], "exclude each other"),
+    (["run", "--nnodes", "2", "train.py"], "needs --master_addr"),
+    (["run", "--nnodes", "1:4", "train.py"], "a range of nodes"),
+    (["run", "--nnodes", "0", "train.py"], "nodes must be at least 1"),
+    (["run", "--node-rank", "1", "train.py"], "the node's rank must be from 0 to 0"),
+    (["run", "--master-port", "70000", "train.py"], "from 1 to 65535, not 70000"),
+    (["run", "--grace", "-1", "train.py"], "the grace must be"),
+    (["run", "--grace", "nan", "train.py"], "the grace must be"),
+    (["train.py"], "to start a script: aiodist run train.py"),
+    (["frob"], "there is no command 'frob'"),
+    ([], "usage: aiodist COMMAND"),
+]
+
+
+@pytest.mark.parametrize(("argv", "words"), MISTAKES, ids=[" ".join(m[0]) for m in MISTAKES])
+def test_mistakes(argv, words, specs, capfd):
+    assert cli.main(argv) == 2
+    assert words in capfd.readouterr().err
+    assert specs == []
+
+
+def test_the_early_launcher_wants_use_env_with_no_python(specs, capfd):
+    assert cli.launch_main(["--no_python", "true"]) == 2
+    assert "--no_python needs --use_env" in capfd.readouterr().err
+
+
+def test_a_port_in_use_is_told_before_anything_starts(capfd):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        assert cli.main(["run", "--master-port", port, "train.py"]) == 2
+        assert f"port {port} is already in use" in capfd.readouterr().err
+
+
+def test_only_node_0_needs_the_port(capfd):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        options = ["--nnodes=2", "--master-addr=127.0.0.1", "--master-port", port]
+        assert cli.main(["run", *options, "--node-rank=1", "--no-python", "true"]) == 0
+        assert cli.main(["run", *options, "--node-rank=0", "--no-python", "true"]) == 2
+
+
+def test_a_count_after_the_script_is_noticed(specs, capfd):
+    assert cli.main(["run", "train.py", "-n", "4"]) == 0
+    assert "-n stands after the script's name" in capfd.readouterr().err
+    assert cli.main(["run", "-n", "2", "train.py", "-n", "4"]) == 0
+    assert capfd.readouterr().err == ""
+    assert specs[1].arguments == ("-n", "4")
+
+
+def test_parents_of_a_module_are_not_imported(specs):
+    assert cli.main(["run", "-m", "package.mod"]) == 0
+    assert cli.main(["run", "-m", "package.inner"]) == 0
+    assert cli.main(["run", "-m", "email.mime.text"]) == 0
+    assert specs[0].program == (sys.executable, "-m", "package.mod")
+
+
+def test_words_for_counts(specs, monkeypatch, capfd):
+    assert cli.main(["run", "-n", "cpu", "train.py"]) == 0
+    assert specs[0].nproc == len(os.sched_getaffinity(0))
+    monkeypatch.setattr("aiodist.launch.counting._gpus", lambda: 3)
+    assert cli.main(["run", "-n", "gpu", "train.py"]) == 0
+    monkeypatch.setattr("aiodist.launch.counting._maybe_gpus", lambda: True)
+    assert cli.main(["run", "-n", "auto", "train.py"]) == 0
+    assert [spec.nproc for spec in specs[1:]] == [3, 3]
+    monkeypatch.setattr("aiodist.launch.counting._gpus", lambda: 0)
+    assert cli.main(["run", "-n", "auto", "train.py"]) == 0
+    assert specs[3].nproc == specs[0].nproc
+    assert cli.main(["run", "-n", "gpu", "train.py"]) == 2
+    assert "torch sees no GPU" in capfd.readouterr().err
+
+
+def test_several_nodes_take_the_meeting_place_from_the_environment(specs, monkeypatch, capfd):
+    monkeypatch.setenv("MASTER_ADDR", "node0")
+    monkeypatch.setenv("MASTER_PORT", "1234")
+    assert cli.main(["run", "--nnodes", "2", "train.py"]) == 0
+    assert (specs[0].master_addr, specs[0].master_port) == ("node0", 1234)
+    assert cli.main(["run", "--nnodes", "2", "--master-addr", "x", "train.py"]) == 0
+    assert specs[1].master_addr == "x"
+    monkeypatch.setenv("MASTER_PORT", "many")
+    assert cli.main(["run", "--nnodes", "2", "train.py"]) == 2
+    assert "MASTER_PORT must be a number" in capfd.readouterr().err
+
+
+def test_a_refusal_of_the_system_is_told(monkeypatch, capfd):
+    def refuse(spec: JobSpec) -> int:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(cli, "run_job", refuse)
+    assert cli.main(["run", "train.py"]) == 1
+    assert "refuses to start" in capfd.readouterr().err
+
+
+def test_help_and_version(capfd):
+    assert cli.main(["--help"]) == 0
+    assert "aiodist run -n 4 train.py" in capfd.readouterr().out
+    assert cli.main(["--version"]) == 0
+    assert capfd.readouterr().out.startswith("aiodist ")
+    with pytest.raises(SystemExit) as done:
+        cli.main(["run", "--help"])
+    assert done.value.code == 0
+
+
+def test_the_launcher_does_not_import_torch():
+    script = "import sys, aiodist.launch.cli; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -1,0 +1,97 @@
+"""What the summary blames, and what it repeats."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiodist.launch.failure import Failure, Tail, describe_status, exit_code, last_traceback
+
+PLAIN = """Traceback (most recent call last):
+  File "a.py", line 1, in <module>
+    1 / 0
+ZeroDivisionError: division by zero"""
+
+CHAINED = f"""{PLAIN}
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "a.py", line 3, in <module>
+    raise KeyError("x")
+KeyError: 'x'"""
+
+GROUP = """  + Exception Group Traceback (most recent call last):
+  |   File "a.py", line 1, in <module>
+  | ExceptionGroup: two (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    | ValueError: inner
+    +------------------------------------"""
+
+LOST = """Traceback (most recent call last):
+  File "a.py", line 1, in <module>
+aiodist.errors.PeerLostError: rank 2 is gone"""
+
+
+def failure(stderr: str | None, status: int = 1) -> Failure:
+    return Failure(rank=3, local_rank=1, pid=42, host="here", status=status, stderr=stderr)
+
+
+def test_the_last_traceback_is_found_with_its_chain():
+    assert last_traceback("nothing here\n") is None
+    assert last_traceback(f"warning\n{PLAIN}\n") == PLAIN
+    assert last_traceback(f"{PLAIN}\nwent on\n{CHAINED}\n") == CHAINED
+    assert last_traceback(f"{PLAIN}\nwent on\n{GROUP}\n") == GROUP
+
+
+def test_the_summary_ends_with_the_traceback():
+    told = failure(f"noise\n{PLAIN}\n").summary("then ended: rank 0 by SIGTERM").splitlines()
+    assert told[0] == (
+        "aiodist: rank 3 failed first: exit code 1 (local rank 1, pid 42, host here)"
+    )
+    assert told[1] == "aiodist: then ended: rank 0 by SIGTERM"
+    assert told[-4:] == PLAIN.splitlines()
+    assert "noise" not in told
+
+
+def test_without_a_traceback_the_summary_ends_with_the_last_lines():
+    told = failure("".join(f"line {n}\n" for n in range(50))).summary().splitlines()
+    assert told[-20:] == [f"line {n}" for n in range(30, 50)]
+    assert "wrote nothing" in failure("").summary()
+    assert "look above" in failure(None).summary()
+
+
+def test_a_signal_is_named_and_old_tracebacks_are_not_blamed_for_it():
+    told = failure(f"{PLAIN}\nhandled\n", status=-11).summary()
+    assert "failed first: SIGSEGV" in told
+    assert "its traceback" not in told
+    assert told.endswith("handled")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [(3, 3, "exit code 3"), (-9, 137, "SIGKILL"), (-63, 191, "signal 63")],
+)
+def test_statuses(status, code, words):
+    assert exit_code(status) == code
+    assert describe_status(status) == words
+
+
+def test_a_lost_peer_is_a_consequence():
+    assert failure(LOST).is_consequence()
+    assert not failure(PLAIN).is_consequence()
+    assert not failure(f"{LOST}\nwent on\n{PLAIN}").is_consequence()
+    assert not failure(
+        'Traceback (most recent call last):\nValueError: "PeerLostError"'
+    ).is_consequence()
+    assert not failure(None).is_consequence()
+
+
+def test_a_tail_keeps_whole_lines_of_the_end():
+    tail = Tail(limit=20)
+    for number in range(100):
+        tail.feed(b"line %d\n" % number)
+    assert tail.text() == "line 98\nline 99\n"
+    short = Tail()
+    short.feed(b"10%\r20%\r\n\xff")
+    assert short.text() == "10%\n20%\n\ufffd"

@@ -1,0 +1,171 @@
+"""Lines of many ranks on one screen."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from aiodist.launch.output import Console, LineSplitter, Piece, Screen
+
+
+class Captured:
+    """A screen on a pipe, and what was written there."""
+
+    def __init__(self, *, tty: bool) -> None:
+        self._read, self._write = os.pipe()
+        self.screen = Screen(self._write, tty=tty)
+
+    def put(self, rank: int, text: bytes, end: bytes = b"\n") -> None:
+        self.screen.put(rank, b"[%d] " % rank, Piece(text, end))
+
+    def text(self) -> bytes:
+        self.screen.flush()
+        os.close(self._write)
+        with os.fdopen(self._read, "rb") as read:
+            return read.read()
+
+
+@pytest.fixture
+def file() -> Captured:
+    return Captured(tty=False)
+
+
+@pytest.fixture
+def terminal() -> Captured:
+    return Captured(tty=True)
+
+
+def test_lines_are_cut_wherever_the_chunks_end():
+    data = b"one\ntwo\r\nthree\rfour\n\nlast"
+    whole = LineSplitter()
+    expected = [
+        Piece(b"one", b"\n"),
+        Piece(b"two", b"\n"),
+        Piece(b"three", b"\r"),
+        Piece(b"four", b"\n"),
+        Piece(b"", b"\n"),
+    ]
+    assert whole.feed(data) == expected
+    assert whole.flush() == [Piece(b"last", b"")]
+    assert whole.flush() == []
+
+
+def test_any_bytes_in_any_chunks_come_out_again():
+    source = random.Random(7)
+    data = source.randbytes(20_000).replace(b"\r", b"-") + b"end"
+    splitter, pieces, rest = LineSplitter(), [], data
+    while rest:
+        cut = source.randrange(1, 500)
+        pieces += splitter.feed(rest[:cut])
+        rest = rest[cut:]
+    pieces += splitter.flush()
+    assert b"".join(text + end for text, end in pieces) == data
+
+
+def test_a_line_beyond_the_limit_comes_in_parts():
+    splitter = LineSplitter(limit=10)
+    assert splitter.feed(b"123456789") == []
+    assert splitter.feed(b"abc") == [Piece(b"123456789abc", b"")]
+    assert splitter.feed(b"def\n") == [Piece(b"def", b"\n")]
+
+
+def test_parts_of_a_long_line_have_one_prefix(file):
+    file.put(0, b"long ", b"")
+    file.put(0, b"line")
+    file.put(0, b"next")
+    assert file.text() == b"[0] long line\n[0] next\n"
+
+
+def test_in_a_file_an_open_line_is_ended_before_another_ranks(file):
+    file.put(0, b"open", b"")
+    file.put(1, b"whole")
+    file.put(0, b"rest")
+    assert file.text() == b"[0] open\n[1] whole\n[0] rest\n"
+
+
+def test_a_progress_bar_in_a_file_stays_on_its_line(file):
+    file.put(0, b"", b"\r")
+    file.put(0, b"10%", b"\r")
+    file.put(0, b"20%", b"\r")
+    file.put(0, b"", b"\n")
+    file.put(1, b"done")
+    assert file.text() == b"[0] 10%\r[0] 20%\r\n[1] done\n"
+
+
+def test_on_a_terminal_lines_appear_above_the_bar(terminal):
+    terminal.put(0, b"10%", b"\r")
+    terminal.put(1, b"hello")
+    terminal.put(0, b"20%", b"\r")
+    assert terminal.text() == b"[0] 10%\r\r\x1b[K[1] hello\n[0] 10%\r[0] 20%\r"
+
+
+def test_on_a_terminal_a_prompt_goes_on_after_another_ranks_line(terminal):
+    terminal.put(0, b"name? ", b"")
+    terminal.put(1, b"hello")
+    terminal.put(0, b"me")
+    assert terminal.text() == b"[0] name? \r\x1b[K[1] hello\n[0] name? me\n"
+
+
+def test_two_bars_take_turns(terminal):
+    terminal.put(0, b"a", b"\r")
+    terminal.put(1, b"b", b"\r")
+    terminal.put(0, b"", b"\n")
+    assert terminal.text() == b"[0] a\r\r\x1b[K[1] b\r\r\x1b[K[0] \n[1] b\r"
+
+
+def test_settling_ends_the_open_line_once(file):
+    file.put(0, b"open", b"")
+    file.screen.settle()
+    file.screen.settle()
+    file.put(0, b"new")
+    assert file.text() == b"[0] open\n[0] new\n"
+
+
+def test_flush_waits_for_a_slow_reader_of_a_non_blocking_pipe(file):
+    os.set_blocking(file._write, False)
+    size = 300_000  # more than a pipe holds
+    file.put(0, b"x" * size)
+    with ThreadPoolExecutor(1) as threads:
+        received = threads.submit(lambda: os.read(file._read, 10) + _read_all(file._read))
+        file.screen.flush()
+        os.close(file._write)
+        assert received.result() == b"[0] " + b"x" * size + b"\n"
+    os.close(file._read)
+
+
+def _read_all(fd: int) -> bytes:
+    chunks = []
+    while chunk := os.read(fd, 1 << 16):
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+@pytest.fixture
+def pty() -> Iterator[int]:
+    leader, follower = os.openpty()
+    yield follower
+    os.close(leader)
+    os.close(follower)
+
+
+def test_ranks_have_colours_on_a_terminal_only(pty, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with open(os.devnull, "wb") as null:
+        console = Console(pty, null.fileno())
+        assert console.prefix(1, console.stdout) == b"\x1b[33m[1]\x1b[0m "
+        assert console.prefix(1, console.stderr) == b"[1] "
+        monkeypatch.setenv("NO_COLOR", "1")
+        console = Console(pty, null.fileno())
+        assert console.prefix(1, console.stdout) == b"[1] "
+
+
+def test_one_place_is_one_screen(pty):
+    both = Console(pty, pty)
+    assert both.stdout is both.stderr
+    with open(os.devnull, "wb") as null:
+        split = Console(pty, null.fileno())
+    assert split.stdout is not split.stderr

@@ -1,0 +1,72 @@
+"""Groups, their end, and the watchdog's list."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from aiodist.launch.process import RankProcess, Watchdog
+from aiodist.launch.watchdog import surviving
+
+
+def start(*command: str) -> RankProcess:
+    null = subprocess.DEVNULL
+    return RankProcess(
+        command, os.environ, rank=0, local_rank=0, stdin=null, stdout=null, stderr=null
+    )
+
+
+def test_the_watchdog_kills_what_was_announced_and_not_taken_back():
+    assert surviving([b"+1\n", b"+22\n", b"-1\n", b"+333\n", b"+44"]) == {22, 333}
+
+
+def test_closing_the_watchdog_kills_the_groups_still_announced():
+    with Watchdog() as watchdog:
+        lost, kept = start("sleep", "60"), start("sleep", "60")
+        watchdog.announce(lost.pid)
+        watchdog.announce(kept.pid)
+        watchdog.take_back(kept.pid)
+    assert lost.popen.wait() == -signal.SIGKILL
+    assert kept.popen.poll() is None
+    kept.send_group(signal.SIGKILL)
+    kept.popen.wait()
+    for rank in (lost, kept):
+        rank.close_pidfd()
+
+
+def test_a_killed_watchdog_is_not_missed():
+    with Watchdog() as watchdog:
+        watchdog._process.kill()
+        watchdog._process.wait()
+        watchdog.announce(1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_group_of_zombies_does_not_run():
+    rank = start("sleep", "60")
+    assert rank.group_running()
+    rank.send_group(signal.SIGKILL)
+    os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)  # a zombie now
+    assert rank.group_alive()
+    assert not rank.group_running()
+    assert rank.reap()
+    assert not rank.reap()
+    assert not rank.group_alive()
+    rank.send_group(signal.SIGKILL)  # reaches nobody
+    assert rank.status == -signal.SIGKILL
+
+
+def test_sigterm_goes_to_the_rank_alone(tmp_path):
+    rank = start("sh", "-c", f"trap 'exit 5' TERM; sleep 60 & echo $! > {tmp_path}/pid; wait")
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        time.sleep(0.01)
+    rank.send(signal.SIGTERM)
+    assert rank.popen.wait() == 5
+    assert rank.group_running()
+    rank.send_group(signal.SIGKILL)
+    rank.close_pidfd()

@@ -1,0 +1,373 @@
+"""The launcher for real: tiny scripts, real processes, real signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from aiodist.launch import JobSpec, Launcher, run_job
+
+WAIT = "open(f'pid{RANK}', 'w').write(str(os.getpid()))\ntime.sleep(60)\n"
+
+
+def lines(text: str) -> list[str]:
+    return sorted(text.splitlines())
+
+
+def test_ranks_learn_their_place(sandbox, run_command):
+    script = sandbox.script(
+        "E = os.environ\n"
+        "print(E['LOCAL_RANK'], E['WORLD_SIZE'], E['LOCAL_WORLD_SIZE'], E['MASTER_ADDR'],\n"
+        "      E['OMP_NUM_THREADS'], sys.argv[1:], 'TORCHELASTIC_USE_AGENT_STORE' in E)\n"
+        "open('id' + RANK, 'w').write(' '.join(\n"
+        "    [E['MASTER_PORT'], E['AIODIST_SECRET'], E['AIODIST_RUN_ID']]))\n"
+    )
+    env = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    code, out, err = sandbox.run(*run_command, "-n", "3", script, "-x", "--y=1", env=env)
+    assert code == 0
+    assert lines(out) == [f"[{k}] {k} 3 3 127.0.0.1 1 ['-x', '--y=1'] False" for k in range(3)]
+    assert err.count("OMP_NUM_THREADS=1") == 1
+    identities = sandbox.wait_for("id0", "id1", "id2")
+    assert len(set(identities)) == 1
+    port, secret, run_id = identities[0].split()
+    assert 1024 < int(port) < 65536
+    assert len(bytes.fromhex(secret)) == 32
+    assert run_id.count("-") == 4
+
+
+def test_what_the_user_set_stays(sandbox, run_command):
+    script = sandbox.script(
+        "E = os.environ\n"
+        "print(E['OMP_NUM_THREADS'], E['AIODIST_SECRET'], E['AIODIST_RUN_ID'], E['MASTER_PORT'])\n"
+    )
+    env = {"OMP_NUM_THREADS": "7", "AIODIST_SECRET": "s", "AIODIST_RUN_ID": "r"}
+    code, out, err = sandbox.run(*run_command, "-n", "2", script, env=env | {"MASTER_PORT": "1"})
+    assert code == 0
+    assert err == ""
+    assert all(line.split()[1:4] == ["7", "s", "r"] for line in out.splitlines())
+    assert all(int(line.split()[4]) > 1 for line in out.splitlines())
+
+
+def test_the_early_launcher_passes_the_local_rank(sandbox, launch_command):
+    script = sandbox.script("print(sys.argv[1:])\n")
+    code, out, _ = sandbox.run(*launch_command, "--nproc_per_node=2", script, "--lr", "1")
+    assert code == 0
+    assert lines(out) == [f"[{k}] ['--local_rank={k}', '--lr', '1']" for k in range(2)]
+    code, out, _ = sandbox.run(*launch_command, "--use_env", "--nproc-per-node", "1", script)
+    assert (code, out) == (0, "[0] []\n")
+
+
+def test_several_nodes_number_their_ranks_on(sandbox, launch_command):
+    script = sandbox.script(
+        "E = os.environ\n"
+        "print(RANK, E['LOCAL_RANK'], E['WORLD_SIZE'], E['MASTER_ADDR'], E['MASTER_PORT'],\n"
+        "      'AIODIST_SECRET' in E)\n"
+    )
+    code, out, _ = sandbox.run(
+        *launch_command,
+        *("--nproc_per_node=2", "--nnodes=3", "--node_rank=1", "--master_addr=[::1]"),
+        *("--master_port=4242", script),
+    )
+    assert code == 0
+    assert lines(out) == [f"[{2 + k}] {2 + k} {k} 6 ::1 4242 False" for k in range(2)]
+
+
+def test_modules_and_programs(sandbox, run_command):
+    sandbox.script("print('module', sys.argv[1:])\n", "mod.py")
+    assert sandbox.run(*run_command, "-m", "mod", "a")[:2] == (0, "[0] module ['a']\n")
+    program = ("--no-python", "sh", "-c", "echo $RANK; exit 7")
+    code, out, _ = sandbox.run(*run_command, *program)
+    assert (code, out) == (7, "[0] 0\n")
+
+
+def test_two_launches_at_the_same_moment_have_ports_of_their_own(sandbox, run_command):
+    """Every rank 0 listens on its port, and all of them at the same time."""
+    script = sandbox.script(
+        "import socket\n"
+        "server = socket.create_server(('127.0.0.1', int(os.environ['MASTER_PORT'])))\n"
+        "open(sys.argv[1], 'w').write(os.environ['MASTER_PORT'])\n"
+        "while not os.path.exists('all'): time.sleep(0.01)\n"
+    )
+    jobs = [sandbox.start(*run_command, script, f"port{n}") for n in range(4)]
+    ports = sandbox.wait_for(*(f"port{n}" for n in range(4)))
+    (sandbox.folder / "all").touch()
+    assert [sandbox.finish(job)[0] for job in jobs] == [0] * 4
+    assert len(set(ports)) == 4
+
+
+def test_the_first_failure_stops_the_rest_and_its_traceback_is_last(sandbox, run_command):
+    script = sandbox.script(
+        "open('ready' + RANK, 'w').write('1')\n"
+        "if RANK == '1':\n"
+        "    while not (os.path.exists('ready0') and os.path.exists('ready2')): time.sleep(0.01)\n"
+        "    raise SystemExit(3) if 'quiet' in sys.argv else ValueError('boom')\n"
+        "time.sleep(60)\n"
+    )
+    code, _, err = sandbox.run(*run_command, "-n", "3", script)
+    assert code == 1
+    told = err.splitlines()
+    assert told[-1] == "ValueError: boom"
+    assert "[1] ValueError: boom" in told
+    summary = next(line for line in told if "failed first" in line)
+    assert summary.startswith("aiodist: rank 1 failed first: exit code 1 (local rank 1, pid ")
+    assert "aiodist: then ended: ranks 0, 2 by SIGTERM" in told
+    for name in ("ready0", "ready2"):
+        (sandbox.folder / name).unlink()
+    assert sandbox.run(*run_command, "-n", "3", script, "quiet")[0] == 3
+
+
+def test_a_rank_killed_by_a_signal_gives_128_plus_it(sandbox, run_command):
+    script = sandbox.script("if RANK == '0': os.kill(os.getpid(), 9)\ntime.sleep(60)\n")
+    code, _, err = sandbox.run(*run_command, "-n", "2", script)
+    assert code == 137
+    assert "rank 0 failed first: SIGKILL" in err
+
+
+def test_a_rank_that_blames_a_peer_does_not_hide_the_cause(sandbox, run_command):
+    script = sandbox.script(
+        "from aiodist.errors import PeerLostError\n"
+        "if RANK == '0': raise PeerLostError('rank 1 is gone', rank=1)\n"
+        "while not os.path.exists('go'): time.sleep(0.01)\n"
+        "raise ValueError('the cause')\n"
+    )
+    job = sandbox.start(*run_command, "-n", "2", script, stderr=subprocess.PIPE)
+    for line in job.stderr:
+        if b"PeerLostError: rank 1 is gone" in line:
+            break
+    (sandbox.folder / "go").touch()
+    code, _, err = sandbox.finish(job)
+    assert code == 1
+    assert "rank 1 failed first" in err
+    assert err.splitlines()[-1] == "ValueError: the cause"
+
+
+def test_a_rank_deaf_to_sigterm_is_killed_after_the_grace(sandbox, run_command):
+    script = sandbox.script(
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "if RANK == '0': open('deaf', 'w').write('1'); time.sleep(60)\n"
+        "while not os.path.exists('deaf'): time.sleep(0.01)\n"
+        "sys.exit(5)\n"
+    )
+    code, _, err = sandbox.run(*run_command, "-n", "2", "--grace", "0.2", script)
+    assert code == 5
+    assert "rank 0 by SIGKILL" in err
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_a_signal_to_the_launcher_reaches_each_rank_once(sandbox, run_command, number, code):
+    script = sandbox.script(
+        "got = []\n"
+        "def note(n, f): got.append(n); os.write(1, b'got %d\\n' % n)\n"
+        "signal.signal(signal.SIGINT, note); signal.signal(signal.SIGTERM, note)\n"
+        "open('pid' + RANK, 'w').write(str(os.getpid()))\n"
+        "while not got: time.sleep(0.01)\n"
+    )
+    job = sandbox.start(*run_command, "-n", "2", script)
+    pids = sandbox.wait_for("pid0", "pid1")
+    job.send_signal(number)
+    got = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+    result, out, err = sandbox.finish(job)
+    assert result == code
+    assert lines(out) == [f"[{k}] got {got}" for k in range(2)]
+    assert f"{signal.Signals(number).name}: all ranks are stopped" in err
+    sandbox.wait_dead(*map(int, pids))
+
+
+def test_a_second_ctrl_c_kills_at_once(sandbox, run_command):
+    script = sandbox.script(
+        "signal.signal(signal.SIGINT, lambda n, f: open('got' + RANK, 'w').write('1'))\n" + WAIT
+    )
+    job = sandbox.start(*run_command, "-n", "2", "--grace", "1000", script)
+    sandbox.wait_for("pid0", "pid1")
+    job.send_signal(signal.SIGINT)
+    sandbox.wait_for("got0", "got1")
+    job.send_signal(signal.SIGINT)
+    code, _, err = sandbox.finish(job)
+    assert code == 130
+    assert "2 of them by SIGKILL" in err
+
+
+GRANDCHILD = (
+    "import subprocess\n"
+    "child = subprocess.Popen(['sleep', '60'])\n"
+    "open('child' + RANK, 'w').write(str(child.pid))\n"
+)
+
+
+def test_killing_the_launcher_leaves_no_orphan(sandbox, run_command):
+    """Neither ranks nor what they started; the ranks ignore every signal that can be ignored."""
+    script = sandbox.script(
+        "for name in ('SIGTERM', 'SIGINT', 'SIGHUP'):\n"
+        "    signal.signal(getattr(signal, name), signal.SIG_IGN)\n" + GRANDCHILD + WAIT
+    )
+    job = sandbox.start(*run_command, "-n", "2", script)
+    pids = sandbox.wait_for("pid0", "pid1", "child0", "child1")
+    job.kill()
+    job.wait()
+    sandbox.wait_dead(*map(int, pids))
+
+
+def test_killing_launcher_and_watchdog_together_still_ends_the_ranks(sandbox, run_command):
+    job = sandbox.start(*run_command, "-n", "2", sandbox.script(WAIT))
+    pids = sandbox.wait_for("pid0", "pid1")
+    children = _children(job.pid)
+    (watchdog,) = children - set(map(int, pids))
+    os.kill(watchdog, signal.SIGKILL)
+    job.kill()
+    job.wait()
+    sandbox.wait_dead(*map(int, pids))
+
+
+def _children(pid: int) -> set[int]:
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return set(map(int, file.read().split()))
+
+
+def test_a_child_whose_launcher_is_gone_already_does_not_start(sandbox):
+    program = os.path.join(os.path.dirname(sys.modules["aiodist.launch"].__file__), "child.py")
+    nobody = "1" if os.getppid() != 1 else "2"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", program, nobody, "echo", "started"],
+        capture_output=True,
+        timeout=sandbox.limit,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")
+
+
+def test_what_ranks_leave_running_is_ended_with_the_job(sandbox, run_command):
+    """It holds the rank's output open: a launcher that waited for its end would wait for ever."""
+    script = sandbox.script(GRANDCHILD + "print('done')\n")
+    code, out, _ = sandbox.run(*run_command, script)
+    assert (code, out) == (0, "[0] done\n")
+    sandbox.wait_dead(*map(int, sandbox.wait_for("child0")))
+
+
+def test_long_binary_and_unfinished_output(sandbox, run_command):
+    script = sandbox.script(
+        "out = sys.stdout.buffer\n"
+        "for n in range(20): out.write((RANK * 200_000).encode() + b'\\n')\n"
+        "out.write(bytes(range(14, 256)) + b'\\n')\n"
+        "out.write(b'end ' + RANK.encode()); out.flush()\n"
+    )
+    job = sandbox.start(*run_command, "-n", "2", script)
+    out, _ = job.communicate(timeout=sandbox.limit)
+    assert job.returncode == 0
+    told = out.split(b"\n")
+    for rank in (b"0", b"1"):
+        assert told.count(b"[%b] " % rank + rank * 200_000) == 20
+        assert b"[%b] " % rank + bytes(range(14, 256)) in told
+        assert b"[%b] end %b" % (rank, rank) in told
+    assert len(told) == 2 * 22 + 1
+
+
+def test_raw_output_is_the_ranks_own(sandbox, run_command):
+    script = sandbox.script("print('x\\ry', end=''); sys.exit(len(sys.argv) > 1 and 4)\n")
+    code, out, _ = sandbox.run(*run_command, "-n", "2", "--raw", script)
+    assert (code, out) == (0, "x\ryx\ry")
+    code, out, err = sandbox.run(*run_command, "--raw", script, "4")
+    assert (code, out) == (4, "x\ry")
+    assert "rank 0 failed first" in err
+    assert "look above" in err
+
+
+def test_rank_0_reads_what_is_typed(sandbox, run_command):
+    script = sandbox.script("print(repr(sys.stdin.read()))\n")
+    job = sandbox.start(*run_command, "-n", "2", script, stdin=subprocess.PIPE)
+    out, _ = job.communicate(b"typed", timeout=sandbox.limit)
+    assert lines(out.decode()) == ["[0] 'typed'", "[1] ''"]
+
+
+def test_on_a_terminal_prompts_show_before_their_end_and_ranks_have_colours(sandbox, run_command):
+    leader, follower = os.openpty()
+    try:
+        script = sandbox.script("print('name? ', end=''); print('hello ' + input())\n")
+        ends = {"stdin": follower, "stdout": follower, "stderr": follower}
+        job = sandbox.start(*run_command, script, env={"NO_COLOR": ""}, **ends)
+        shown = b""
+        while not shown.endswith(b"[0]\x1b[0m name? "):
+            shown += os.read(leader, 1024)
+        os.write(leader, b"me\n")
+        while b"hello me\r\n" not in shown:
+            shown += os.read(leader, 1024)
+        assert job.wait(sandbox.limit) == 0
+    finally:
+        os.close(leader)
+        os.close(follower)
+
+
+def test_a_reader_that_went_away_ends_the_job(sandbox, run_command):
+    script = sandbox.script("while True: print('y' * 1000)\n")
+    job = sandbox.start(*run_command, "-n", "2", script)
+    assert job.stdout.readline().startswith((b"[0] yyy", b"[1] yyy"))
+    job.stdout.close()
+    assert job.wait(sandbox.limit) == 141
+
+
+def spec(*command: str, **options: object) -> JobSpec:
+    return JobSpec(program=command, **options)
+
+
+def test_from_python(capfd):
+    assert run_job(spec("sh", "-c", "echo $RANK")) == 0
+    assert capfd.readouterr().out == "[0] 0\n"
+    launcher = Launcher(spec("sh", "-c", "echo why >&2; exit $RANK", nproc=2))
+    assert launcher.run() == 1
+    assert launcher.failure.rank == 1
+    assert launcher.failure.status == 1
+    assert launcher.failure.stderr == "why\n"
+
+
+def test_from_a_thread_the_programs_own_signal_handling_stays(capfd):
+    before = signal.getsignal(signal.SIGINT)
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(run_job(spec("sh", "-c", "exit 9"))))
+    thread.start()
+    thread.join()
+    assert codes == [9]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_handlers_are_put_back(capfd):
+    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    run_job(spec("true"))
+    after = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    assert after == before
+
+
+def test_without_pidfd_the_ends_are_still_seen(capfd, monkeypatch):
+    monkeypatch.setattr("aiodist.launch.process._pidfd", lambda pid: None)
+    assert run_job(spec("sh", "-c", "exit $RANK", nproc=3)) in (1, 2)
+
+
+def test_a_command_that_cannot_be_run_is_the_ranks_failure(capfd):
+    assert run_job(spec("/no/such/program")) == 127
+    assert "cannot run '/no/such/program': No such file" in capfd.readouterr().err
+
+
+def test_a_refused_start_leaves_nothing_running(capfd, monkeypatch):
+    """The system runs out of processes at the second rank; the leak check does the rest."""
+    import aiodist.launch.supervisor as supervisor
+
+    real, started = supervisor.RankProcess, []
+
+    def process(*args: object, **kwargs: object) -> object:
+        if started:
+            raise BlockingIOError("Resource temporarily unavailable")
+        started.append(real(*args, **kwargs))
+        return started[0]
+
+    monkeypatch.setattr(supervisor, "RankProcess", process)
+    begun = time.monotonic()
+    with pytest.raises(BlockingIOError):
+        run_job(spec("sleep", "60", nproc=2))
+    assert time.monotonic() - begun < 30
+    assert started[0].popen.returncode == -signal.SIGKILL
