@@ -1,0 +1,133 @@
+"""`spawn`: a function in several processes, as in torch, with the rendezvous ready.
+
+`import aiodist.spawn` does not import torch; calling `spawn` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import inspect
+import os
+import pickle
+import sys
+import weakref
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from aiodist.errors import InvalidUsageError
+from aiodist.launch.environment import (
+    INHERITED_FROM_AN_OUTER_JOB,
+    job_identity,
+    meeting_environment,
+    rank_environment,
+)
+from aiodist.launch.ports import reserve_port
+
+if TYPE_CHECKING:
+    from torch.multiprocessing.spawn import ProcessContext
+
+ADDRESS = "127.0.0.1"
+
+
+def spawn(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> ProcessContext | None:
+    """Call ``fn(i, *args)`` in ``nprocs`` new processes, ``i`` from 0.
+
+    Parameters and meaning are those of torch.multiprocessing.spawn, which does the work; in
+    addition each process finds RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR,
+    MASTER_PORT, AIODIST_SECRET and AIODIST_RUN_ID, so that ``init_process_group()``
+    needs no arguments. ``fn`` may be a coroutine function: it runs under uvloop, or asyncio where
+    uvloop is not installed. ``start_method`` is "spawn", "fork" or "forkserver". This process's own
+    environment is left as it is.
+
+    With ``join=True`` returns None when all processes have ended; when one fails the others are
+    terminated and torch's ProcessRaisedException (with the traceback) or ProcessExitedException
+    is raised. With ``join=False`` returns torch's ProcessContext at once: keep it and call
+    its ``join()`` until it returns True. The port stays reserved as long as the context exists.
+
+    Raises TypeError for an ``fn`` that cannot be called, or cannot be sent to a new
+    interpreter; InvalidUsageError (a ValueError) for ``nprocs`` below 1; ValueError for an unknown
+    ``start_method``. Nothing has been started then.
+    """
+    if not callable(fn):
+        raise TypeError(f"fn must be a function to call as fn(i, *args), not {fn!r}")
+    if not isinstance(nprocs, int) or isinstance(nprocs, bool):
+        raise TypeError(f"nprocs must be an int, not {nprocs!r}")
+    if nprocs < 1:
+        raise InvalidUsageError(f"nprocs must be at least 1, not {nprocs}")
+    if start_method != "fork" and inspect.isfunction(fn):
+        _check_sendable(fn, start_method)
+    from torch.multiprocessing.spawn import start_processes
+
+    start: Callable[..., ProcessContext] = start_processes
+    with ExitStack() as stack:
+        port = stack.enter_context(reserve_port()).port
+        shared = job_identity(os.environ) | meeting_environment(ADDRESS, port)
+        context = start(
+            _become_rank,
+            (fn, tuple(args), nprocs, shared),
+            nprocs,
+            join=False,
+            daemon=daemon,
+            start_method=start_method,
+        )
+        if not join:
+            weakref.finalize(context, stack.pop_all().close)
+            return context
+        while not context.join():
+            pass
+    return None
+
+
+def _become_rank(
+    i: int, fn: Callable[..., Any], args: tuple[Any, ...], nprocs: int, shared: dict[str, str]
+) -> None:
+    """Runs in the child."""
+    for name in INHERITED_FROM_AN_OUTER_JOB:
+        os.environ.pop(name, None)
+    os.environ.update(shared)
+    os.environ.update(
+        rank_environment(rank=i, local_rank=i, world_size=nprocs, local_world_size=nprocs)
+    )
+    result = fn(i, *args)
+    if inspect.iscoroutine(result):
+        _run_coroutine(result)
+
+
+def _run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> None:
+    if importlib.util.find_spec("uvloop") is None:
+        asyncio.run(coroutine)
+    else:
+        import uvloop
+
+        uvloop.run(coroutine)
+
+
+def _check_sendable(fn: Callable[..., Any], start_method: str) -> None:
+    """Raise TypeError where a new interpreter could not find ``fn``: the child would only die."""
+    advice = (
+        "put it at the top level of a module that can be imported, or use start_method='fork' "
+        "where the system has it, or aiodist.testing.run_ranks for ranks in this process"
+    )
+    try:
+        pickle.dumps(fn)
+    except Exception as error:
+        raise TypeError(
+            f"{fn!r} cannot be sent to a process started by {start_method!r}: {error}; {advice}"
+        ) from error
+    main = sys.modules["__main__"]
+    if fn.__module__ == "__main__" and getattr(main, "__spec__", None) is None:
+        file = getattr(main, "__file__", None)
+        if file is None or not os.path.exists(file):
+            raise TypeError(
+                f"{fn!r} was defined interactively, where a process started by "
+                f"{start_method!r} cannot find it; {advice}"
+            )

@@ -1,0 +1,171 @@
+"""`spawn`: torch's meaning, with the rendezvous ready in the children."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import socket
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+
+import pytest
+
+from aiodist.errors import InvalidUsageError
+from aiodist.spawn import spawn
+
+torch_spawn = pytest.importorskip("torch.multiprocessing.spawn")
+
+NAMES = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT", "AIODIST_SECRET", "AIODIST_RUN_ID"),
+    "TORCHELASTIC_USE_AGENT_STORE",
+)
+
+
+def note(i: int, folder: str, text: str) -> None:
+    Path(folder, f"rank{i}").write_text(text)
+
+
+def tell(i: int, folder: str) -> None:
+    words = [os.environ.get(name, "unset") for name in NAMES]
+    note(i, folder, " ".join(words))
+
+
+async def tell_async(i: int, folder: str) -> None:
+    await asyncio.sleep(0)
+    note(i, folder, type(asyncio.get_running_loop()).__module__)
+
+
+def fail(i: int) -> None:
+    if i == 1:
+        raise ValueError("boom in rank 1")
+
+
+async def fail_async(i: int) -> None:
+    fail(i)
+
+
+def leave(i: int) -> None:
+    os._exit(7)
+
+
+def listen(i: int) -> None:
+    if i == 0:
+        socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"]))).close()
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("RANK", "9")
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_children_find_the_rendezvous_ready(tmp_path, method):
+    before = dict(os.environ)
+    assert spawn(tell, (str(tmp_path),), nprocs=2, start_method=method) is None
+    assert dict(os.environ) == before
+    told = [(tmp_path / f"rank{i}").read_text().split() for i in range(2)]
+    assert [words[:5] for words in told] == [
+        [str(i), str(i), "2", "2", "127.0.0.1"] for i in (0, 1)
+    ]
+    assert told[0][5:] == told[1][5:]
+    port, secret, run_id, agent = told[0][5:]
+    assert int(port) > 1023
+    assert len(bytes.fromhex(secret)) == 32
+    assert run_id != "unset"
+    assert agent == "unset"
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_coroutine_functions_run_under_uvloop(tmp_path, method):
+    spawn(tell_async, (str(tmp_path),), start_method=method)
+    assert (tmp_path / "rank0").read_text() == "uvloop"
+
+
+def test_without_uvloop_asyncio_runs_the_coroutine(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    spawn(tell_async, (str(tmp_path),), start_method="fork")
+    assert (tmp_path / "rank0").read_text().startswith("asyncio")
+
+
+@pytest.mark.parametrize("fn", [fail, fail_async])
+def test_an_exception_reaches_the_parent_with_its_traceback(fn):
+    with pytest.raises(torch_spawn.ProcessRaisedException, match="boom in rank 1") as caught:
+        spawn(fn, nprocs=2, start_method="fork")
+    assert caught.value.error_index == 1
+    assert "Traceback" in str(caught.value)
+
+
+def test_an_exit_code_reaches_the_parent():
+    with pytest.raises(torch_spawn.ProcessExitedException) as caught:
+        spawn(leave, start_method="fork")
+    assert caught.value.exit_code == 7
+
+
+def test_rank_0_can_listen_on_the_reserved_port():
+    spawn(listen, nprocs=2, start_method="fork")
+
+
+def test_without_join_the_context_holds_the_reservation(tmp_path):
+    context = spawn(tell, (str(tmp_path),), nprocs=2, join=False, start_method="fork")
+    assert isinstance(context, torch_spawn.ProcessContext)
+    while not context.join():
+        pass
+    port = int((tmp_path / "rank0").read_text().split()[5])
+    with socket.socket() as plain, pytest.raises(OSError, match="in use"):
+        plain.bind(("127.0.0.1", port))
+    gone = weakref.ref(context)
+    del context
+    gc.collect()
+    assert gone() is None
+    with socket.socket() as plain:
+        plain.bind(("127.0.0.1", port))
+
+
+def test_the_users_secret_stays(tmp_path, monkeypatch):
+    monkeypatch.setenv("AIODIST_SECRET", "mine")
+    monkeypatch.setenv("AIODIST_RUN_ID", "run")
+    spawn(tell, (str(tmp_path),), start_method="fork")
+    assert (tmp_path / "rank0").read_text().split()[6:8] == ["mine", "run"]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "error", "words"),
+    [
+        ({"nprocs": 0}, InvalidUsageError, "nprocs must be at least 1"),
+        ({"nprocs": 1.5}, TypeError, "nprocs must be an int"),
+        ({"nprocs": True}, TypeError, "nprocs must be an int"),
+        ({"fn": 3}, TypeError, "fn must be a function"),
+        ({"fn": lambda i: None}, TypeError, "top level of a module"),
+        ({"start_method": "thread", "fn": tell}, ValueError, "thread"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(kwargs, error, words):
+    with pytest.raises(error, match=words):
+        spawn(**({"fn": tell} | kwargs))
+
+
+def test_a_function_typed_in_interactively_is_refused():
+    script = "from aiodist.spawn import spawn\ndef fn(i): pass\nspawn(fn)\n"
+    for source in (["-c", script], ["-"]):
+        done = subprocess.run(
+            [sys.executable, *source],
+            input=script,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert "TypeError" in done.stderr
+        assert "was defined interactively" in done.stderr
+
+
+def test_importing_it_does_not_import_torch():
+    script = "import sys, aiodist.spawn; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
