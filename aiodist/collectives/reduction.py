@@ -8,8 +8,8 @@ from typing import Protocol
 Scratch = Callable[[int], memoryview]
 """``scratch(n)`` gives ``n`` writable bytes (0 too), aligned for any element type.
 
-Contents are arbitrary. The memory belongs to the algorithm until its coroutine has ended, by
-return or by error; the owner may then hand it to the next one.
+Every call gives memory of its own, with arbitrary contents. It belongs to the algorithm until the
+coroutine has ended, by return or by error; the owner may then hand it to the next one.
 """
 
 

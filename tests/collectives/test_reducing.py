@@ -197,6 +197,56 @@ def test_scratch_of_a_pipeline_is_bounded(network, reduction, operation, algorit
     assert max(net.scratch) <= 2 * WINDOW * chunk + result
 
 
+class First:
+    """op(a, b) = a, which shows the order of operands: the lowest rank's data must win."""
+
+    itemsize = 1
+
+    def __call__(self, acc, other, other_first=False):
+        if other_first:
+            acc[:] = other
+
+    def into(self, a, b, out):
+        out[:] = a
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("algorithm", ["doubling", "halving_doubling"])
+def test_lower_ranks_come_first_in_all_reduce(network, algorithm, size):
+    data = [memoryview(bytearray([rank]) * 20) for rank in range(size)]
+    network(size).run(
+        lambda line: operations.all_reduce(
+            line, data[line.rank], First(), line.scratch, Choice(algorithm)
+        )
+    )
+    assert data == [bytes(20)] * size
+
+
+@pytest.mark.parametrize("algorithm", ["binomial", "chain"])
+def test_ranks_count_from_the_root_in_reduce(network, algorithm):
+    data = [memoryview(bytearray([rank]) * 200) for rank in range(7)]
+    network(7).run(
+        lambda line: operations.reduce(
+            line, 3, data[line.rank], First(), line.scratch, Choice(algorithm, CHUNK)
+        )
+    )
+    assert data[3] == bytes([3]) * 200
+
+
+def test_lower_ranks_come_first_in_reduce_scatter_by_halving(network):
+    outs = [memoryview(bytearray(3)) for _ in range(8)]
+
+    def program(line):
+        blocks = [memoryview(bytearray([line.rank]) * 3)] * 8
+        out = outs[line.rank]
+        return operations.reduce_scatter(
+            line, blocks, out, First(), line.scratch, Choice("halving")
+        )
+
+    network(8).run(program)
+    assert outs == [bytes(3)] * 8
+
+
 @pytest.mark.parametrize("operation", ["all_reduce", "reduce", "reduce_scatter"])
 def test_an_unknown_algorithm_is_refused(network, reduction, operation):
     op, data, choice = reduction(np.add, "f4"), memoryview(bytearray(4)), Choice("magic")
