@@ -8,6 +8,7 @@ from aiodist.store.memory import MemoryStore
 from aiodist.store.prefix import PrefixStore
 from aiodist.store.tcp import TcpStore
 from aiodist.store.tcp_server import TcpStoreServer
+from aiodist.store.torch_store import TorchStore
 
 __all__ = [
     "FileStore",
@@ -16,6 +17,7 @@ __all__ = [
     "Store",
     "TcpStore",
     "TcpStoreServer",
+    "TorchStore",
     "exchange",
     "join",
     "leave",

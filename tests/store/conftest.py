@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from aiodist.deadline import Deadline
-from aiodist.store import FileStore, MemoryStore, PrefixStore, Store, TcpStore, TcpStoreServer
+from aiodist.store import (
+    FileStore,
+    MemoryStore,
+    PrefixStore,
+    Store,
+    TcpStore,
+    TcpStoreServer,
+    TorchStore,
+)
 
 Make = Callable[[], Awaitable[Store]]
 
@@ -72,7 +80,62 @@ async def file(stack: AsyncExitStack, tmp_path: Path) -> Make:
     return make
 
 
-KINDS = {kind.__name__: kind for kind in (memory, prefix, tcp, tcp_and_its_host, file)}
+async def torch_hash(stack: AsyncExitStack, tmp_path: Path) -> Make:
+    distributed = pytest.importorskip("torch.distributed")
+    base = distributed.HashStore()
+
+    async def make() -> Store:
+        return TorchStore(base)
+
+    return make
+
+
+async def torch_tcp(stack: AsyncExitStack, tmp_path: Path) -> Make:
+    distributed = pytest.importorskip("torch.distributed")
+    # Its server ends when the object goes; pytest keeps make() beyond the check for left-overs.
+    servers = [distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)]
+    stack.callback(servers.clear)
+    port = servers[0].port
+
+    async def make() -> Store:
+        return TorchStore(distributed.TCPStore("127.0.0.1", port, is_master=False))
+
+    return make
+
+
+async def torch_file(stack: AsyncExitStack, tmp_path: Path) -> Make:
+    distributed = pytest.importorskip("torch.distributed")
+
+    async def make() -> Store:
+        return TorchStore(distributed.FileStore(str(tmp_path / "torch"), -1))
+
+    return make
+
+
+async def torch_prefix(stack: AsyncExitStack, tmp_path: Path) -> Make:
+    distributed = pytest.importorskip("torch.distributed")
+    base = distributed.PrefixStore("p", distributed.HashStore())
+
+    async def make() -> Store:
+        return PrefixStore("q", TorchStore(base))
+
+    return make
+
+
+KINDS = {
+    kind.__name__: kind
+    for kind in (
+        memory,
+        prefix,
+        tcp,
+        tcp_and_its_host,
+        file,
+        torch_hash,
+        torch_tcp,
+        torch_file,
+        torch_prefix,
+    )
+}
 
 
 @pytest.fixture(params=KINDS)

@@ -1,0 +1,120 @@
+"""torch.distributed's stores behind aiodist's interface. Is handed one: does not import torch."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from aiodist.deadline import Deadline, to_seconds
+from aiodist.errors import DistStoreError
+from aiodist.store.base import Store
+from aiodist.store.waiting import check_value, closed, pauses, timed_out
+
+T = TypeVar("T")
+
+CALL_SECONDS = 300.0
+
+
+class TorchStore(Store):
+    """Wraps any ``torch.distributed.Store``: TCPStore, FileStore, HashStore, PrefixStore.
+
+    torch's calls block, so they run one after the other in a thread of this object. None of them
+    waits for keys: waiting is asking again with growing pauses of at most 20 ms, so it can be
+    cancelled, and no thread is stuck in it when the interpreter ends. ``delete_key`` asks first
+    whether the key is there (torch's FileStore does not say), so of two deletions at the same
+    moment both may return True. Usable as an async context manager.
+    """
+
+    def __init__(self, store: Any, *, call_timeout: float = CALL_SECONDS) -> None:
+        """``store`` stays the caller's: its own timeout is not changed, and it is not closed.
+
+        ``call_timeout``: seconds after which a call that does not wait for keys counts as failed.
+        """
+        self.store = store
+        self._call_timeout = to_seconds(call_timeout)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="aiodist-torch-store")
+        self._closed = False
+        # No value of anybody else's: see get().
+        self._nothing = os.urandom(16).hex()
+
+    async def set(self, key: str, value: bytes) -> None:
+        await self._call(self.store.set, key, check_value(value))
+
+    async def get(self, key: str, deadline: Deadline) -> bytes:
+        # torch's get() waits, and nobody can call it back. compare_set with a value that nobody
+        # has is a get() that does not: it writes nothing and answers with what is there, or with
+        # the value that was expected.
+        nothing = self._nothing
+        for pause in pauses():
+            value: bytes = await self._call(self.store.compare_set, key, nothing, nothing)
+            if value != nothing.encode():
+                return value
+            await self._pause(pause, [key], deadline)
+        raise AssertionError("unreachable: pauses never end")
+
+    async def wait(self, keys: Sequence[str], deadline: Deadline) -> None:
+        for pause in pauses():
+            if await self.check(keys):
+                return
+            await self._pause(pause, keys, deadline)
+
+    async def add(self, key: str, amount: int) -> int:
+        total: int = await self._call(self.store.add, key, amount)
+        return total
+
+    async def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        value: bytes = await self._call(
+            self.store.compare_set, key, check_value(expected), check_value(desired)
+        )
+        return value
+
+    async def check(self, keys: Sequence[str]) -> bool:
+        there: bool = await self._call(self.store.check, list(keys))
+        return there
+
+    async def delete_key(self, key: str) -> bool:
+        def delete() -> bool:
+            return bool(self.store.check([key]) and self.store.delete_key(key))
+
+        return await self._call(delete)
+
+    async def num_keys(self) -> int:
+        count: int = await self._call(self.store.num_keys)
+        return count
+
+    async def close(self) -> None:
+        """End this object's thread. The torch store stays open. Idempotent; never raises."""
+        self._closed = True
+        # Not cancelled: a queued call is short, and whoever awaits it gets its answer.
+        self._pool.shutdown(wait=False)
+
+    async def __aenter__(self) -> TorchStore:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def _pause(self, pause: float, keys: Sequence[str], deadline: Deadline) -> None:
+        left = deadline.remaining()
+        if left <= 0:
+            raise timed_out([key for key in keys if not await self.check([key])], deadline)
+        await asyncio.sleep(min(pause, left))
+
+    async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
+        if self._closed:
+            raise closed(f"the adapter of {type(self.store).__name__}")
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._call_timeout):
+                return await loop.run_in_executor(self._pool, function, *arguments)
+        except TimeoutError as error:
+            raise DistStoreError(
+                f"torch's {type(self.store).__name__} did not answer within "
+                f"{self._call_timeout:g} s; see whether the process that hosts it still runs"
+            ) from error
+        except (RuntimeError, ValueError) as error:
+            # torch's DistStoreError and DistNetworkError are RuntimeErrors.
+            raise DistStoreError(f"torch's {type(self.store).__name__} failed: {error}") from error

@@ -1,0 +1,115 @@
+import asyncio
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from aiodist.deadline import Deadline
+from aiodist.errors import DistStoreError, StoreTimeoutError
+from aiodist.store import TorchStore, exchange, join
+
+distributed = pytest.importorskip("torch.distributed")
+
+
+def soon() -> Deadline:
+    return Deadline(20)
+
+
+async def test_torch_sees_what_we_set_and_the_other_way_round():
+    theirs = distributed.HashStore()
+    async with TorchStore(theirs) as ours:
+        await ours.set("a", b"1")
+        assert theirs.get("a") == b"1"
+        theirs.add("b", 41)
+        assert await ours.add("b", 1) == 42
+
+
+async def test_waiting_does_not_occupy_the_thread():
+    async with TorchStore(distributed.HashStore()) as store:
+        waits = [asyncio.create_task(store.get("k", soon())) for _ in range(20)]
+        assert await store.add("counter", 1) == 1
+        await store.set("k", b"v")
+        assert await asyncio.gather(*waits) == [b"v"] * 20
+
+
+async def test_get_writes_nothing():
+    async with TorchStore(distributed.HashStore()) as store:
+        with pytest.raises(StoreTimeoutError):
+            await store.get("k", Deadline(0.01))
+        assert not await store.check(["k"])
+        assert await store.num_keys() == 0
+
+
+async def test_close_ends_waits_and_the_thread_and_leaves_the_torch_store_open():
+    theirs = distributed.HashStore()
+    store = TorchStore(theirs)
+    waiting = asyncio.create_task(store.get("absent", Deadline.never()))
+    await store.set("k", b"")
+    await store.close()
+    with pytest.raises(DistStoreError, match=r"adapter of HashStore is closed"):
+        await waiting
+    with pytest.raises(DistStoreError, match=r"closed"):
+        await store.add("k", 1)
+    assert theirs.check(["k"])
+
+
+async def test_torch_errors_become_ours():
+    server = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = distributed.TCPStore("127.0.0.1", server.port, is_master=False)
+    async with TorchStore(client) as store:
+        await store.set("k", b"")
+        del server
+        with pytest.raises(DistStoreError, match="torch's TCPStore failed") as caught:
+            await store.add("k", 1)
+        assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+async def test_call_that_hangs_is_given_up():
+    release = threading.Event()
+
+    class Hanging:
+        def add(self, key: str, amount: int) -> int:
+            release.wait()
+            return 0
+
+    async with TorchStore(Hanging(), call_timeout=0.02) as store:
+        with pytest.raises(DistStoreError, match=r"Hanging did not answer within 0\.02 s"):
+            await store.add("k", 1)
+        release.set()
+
+
+async def test_ranks_meet_over_prefixed_torch_stores():
+    base = distributed.PrefixStore("job", distributed.HashStore())
+
+    async def rank_main(rank: int) -> list[bytes]:
+        async with TorchStore(base) as ours:
+            store = await join(ours, rank, 3, soon())
+            return await exchange(store, rank, 3, b"%d" % rank, soon())
+
+    assert await asyncio.gather(*map(rank_main, range(3))) == [[b"0", b"1", b"2"]] * 3
+
+
+UNCLOSED = """
+import asyncio
+from torch.distributed import HashStore
+from aiodist.deadline import Deadline
+from aiodist.store import TorchStore
+
+async def main():
+    store = TorchStore(HashStore())
+    asyncio.create_task(store.get("absent", Deadline.never()))
+    await store.set("k", b"")
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_interpreter_ends_without_close():
+    subprocess.run([sys.executable, "-c", UNCLOSED], check=True, timeout=40)
+
+
+def test_the_package_does_not_import_torch():
+    code = "import aiodist.store, sys; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
