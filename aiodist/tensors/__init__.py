@@ -5,6 +5,7 @@ The rest of aiodist sees bytes (`Buffer.view`), element types (`DType`) and redu
 """
 
 from aiodist.tensors.buffer import Buffer, Kind, buffer_of, empty_like_message, scratch
+from aiodist.tensors.codec import TensorExtension
 from aiodist.tensors.dtypes import DTYPES, DType, dtype_named, dtype_of_code
 from aiodist.tensors.meta import decode_meta, encode_meta
 from aiodist.tensors.packing import pack, unpack
@@ -16,6 +17,7 @@ __all__ = [
     "DType",
     "Kind",
     "Reduction",
+    "TensorExtension",
     "buffer_of",
     "decode_meta",
     "dtype_named",
