@@ -41,7 +41,9 @@ LAYERS: tuple[tuple[frozenset[str], ...], ...] = (
 WITHOUT_IO = frozenset({"errors", "types", "deadline", "completion", "wire", "collectives"})
 IO_MODULES = frozenset({"asyncio", "socket", "select", "selectors", "uvloop", "threading", "ssl"})
 
-TORCH_OUTSIDE_TENSORS = MappingProxyType[str, str]({})
+TORCH_OUTSIDE_TENSORS = MappingProxyType[str, str](
+    {"aiodist.mesh.rendezvous.agent": "torchrun's agent speaks the protocol of torch's TCPStore"}
+)
 """Modules outside tensors/ that import torch at run time, and why each has to."""
 
 GLOBAL_STATE = MappingProxyType[str, str]({})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from aiodist.errors import InvalidUsageError
@@ -91,8 +92,6 @@ def _file(url: str, parts: SplitResult) -> _Parts:
     return None, None, Path(unquote(parts.path))
 
 
-_SCHEMES: dict[str, Callable[[str, SplitResult], _Parts]] = {
-    "env": _env,
-    "tcp": _tcp,
-    "file": _file,
-}
+_SCHEMES = MappingProxyType[str, Callable[[str, SplitResult], _Parts]](
+    {"env": _env, "tcp": _tcp, "file": _file}
+)

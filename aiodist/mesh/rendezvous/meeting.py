@@ -1,0 +1,186 @@
+"""The rendezvous itself: open the store, join this initialisation's part of it, see all ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from aiodist.deadline import Deadline
+from aiodist.errors import DistError, DistStoreError, InvalidUsageError, StoreTimeoutError
+from aiodist.mesh.interfaces import choose_hosts, default_address
+from aiodist.mesh.rendezvous.places import Place, given_place, open_place
+from aiodist.mesh.rendezvous.plan import Plan, plan, plan_with_store
+from aiodist.store import Store, exchange, join, leave
+from aiodist.store.waiting import pauses
+
+_FAREWELL_SECONDS = 5.0
+_FAREWELL = "rendezvous"
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass
+class Rendezvous:
+    """Who this rank is, and the store that all ranks of this initialisation share.
+
+    ``host``: this rank's own address, by which the others reach it; listeners bind to it.
+    ``hosts``: all addresses of its own that streams are dealt to, ``host`` first.
+    ``local_rank``: its number on this host, None where nothing tells. ``source``: who told rank
+    and size, for messages.
+    """
+
+    rank: int
+    size: int
+    store: Store
+    host: str
+    hosts: tuple[str, ...]
+    local_rank: int | None
+    source: str
+    _place: Place = field(repr=False)
+    _left: bool = field(default=False, init=False, repr=False)
+    _closed: bool = field(default=False, init=False, repr=False)
+
+    async def done(self) -> None:
+        """This rank needs nothing more from the store. Idempotent; `close` says it as well.
+
+        Said early by every rank, it lets rank 0 close without waiting. Never raises a DistError:
+        a store that is gone needs no farewell.
+        """
+        if self._left or self._place.serves:
+            return
+        self._left = True
+        try:
+            await leave(self.store, self.rank, self.size, _farewell(), name=_FAREWELL)
+        except DistError:
+            pass
+
+    async def close(self) -> None:
+        """Give back the store and, on the rank that serves it, the server. Idempotent.
+
+        That rank first waits until all others are `done`, for 5 seconds at most: one of them may
+        have died. Cancelled while it waits, it closes at once.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._place.serves:
+                await leave(self.store, self.rank, self.size, _farewell(), name=_FAREWELL)
+            else:
+                await self.done()
+        except DistError:
+            pass
+        finally:
+            await self._place.close()
+
+
+def _farewell() -> Deadline:
+    return Deadline(_FAREWELL_SECONDS)
+
+
+async def rendezvous(
+    init_method: str | None,
+    *,
+    rank: int,
+    size: int,
+    store: Any | None,
+    deadline: Deadline,
+    environ: Mapping[str, str],
+) -> Rendezvous:
+    """Find rank, size, store and own address, and wait until all ranks are there.
+
+    ``init_method``: ``env://`` (also what None means), ``tcp://host:port``, ``file:///path``.
+    ``rank``, ``size``: -1 where the caller left them out. ``store``: one of ours, or of torch's,
+    instead of an init_method; it stays the caller's to close.
+
+    Raises TypeError and InvalidUsageError for what cannot be meant, at once; DistStoreError and
+    DistNetworkError for a port in use, a name that does not resolve, a host without a route, at
+    once; StoreTimeoutError at the deadline, naming the ranks that did not come (its ``ranks``).
+    Cancelled or failed, it leaves nothing open.
+    """
+    if store is not None:
+        if init_method is not None:
+            raise InvalidUsageError(
+                "init_method and store were both given: each says where ranks meet, leave one out"
+            )
+        own = plan_with_store(rank=rank, size=size, environ=environ)
+        return await _meet(own, given_place(store), environ, deadline)
+    own = plan(init_method, rank=rank, size=size, environ=environ)
+    lost: DistStoreError | None = None
+    for pause in pauses(longest=0.5, first=0.01):
+        try:
+            place = await open_place(own, environ, deadline)
+        except StoreTimeoutError as error:
+            if lost is None:
+                raise
+            raise StoreTimeoutError(f"{error.message}; earlier, {lost}", **error.fields) from lost
+        try:
+            return await _meet(own, place, environ, deadline)
+        except DistStoreError as error:
+            # Rank 0's server of an initialisation before this one may still have been there, and
+            # is now gone; or rank 0 started anew.
+            if isinstance(error, StoreTimeoutError) or not place.once:
+                raise
+            if deadline.remaining() <= pause:
+                raise
+            lost = error
+        await asyncio.sleep(pause)
+    raise AssertionError("unreachable: pauses never end")
+
+
+async def _meet(
+    own: Plan, place: Place, environ: Mapping[str, str], deadline: Deadline
+) -> Rendezvous:
+    try:
+        hosts = choose_hosts(place.route, environ)
+        part = await join(place.store, own.rank, own.size, deadline)
+        hosts = await _arrive(own, part, hosts, place, deadline)
+    except BaseException:
+        await place.close()
+        raise
+    return Rendezvous(
+        own.rank, own.size, part, hosts[0], hosts, own.local_rank, own.source, _place=place
+    )
+
+
+async def _arrive(
+    own: Plan, part: Store, hosts: tuple[str, ...] | None, place: Place, deadline: Deadline
+) -> tuple[str, ...]:
+    """Wait until all ranks are here; this rank's addresses, if need be from what the others say."""
+    mine = msgpack.packb((own.size, host_identity()))
+    try:
+        values = await exchange(part, own.rank, own.size, mine, deadline)
+    except StoreTimeoutError as error:
+        raise StoreTimeoutError(
+            f"{error.message} (they meet at {place.where}, told by {own.source})", **error.fields
+        ) from error
+    others = [msgpack.unpackb(value) for value in values]
+    sizes = [size for size, _ in others]
+    if {*sizes, own.size} != {own.size}:
+        # All find it in the same values; rank 0 keeps the store until they have.
+        await leave(part, own.rank, sizes[0], _farewell(), name=_FAREWELL)
+        told = ", ".join(f"rank {rank}: {size}" for rank, size in enumerate(sizes))
+        raise InvalidUsageError(
+            f"the ranks were told different world sizes ({told}; this is rank {own.rank}, told "
+            f"{own.size}): give every rank the same"
+        )
+    if hosts is not None:
+        return hosts
+    # No master to find the route to: loopback serves as long as nobody is on another host.
+    one_host = len({identity for _, identity in others}) == 1
+    return (_LOOPBACK if one_host else default_address(),)
+
+
+def host_identity() -> str:
+    """Equal for processes that reach each other by loopback: one boot of one host, one network
+    namespace. Without /proc, the host's name."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/net').readlink()}"
+    except OSError:
+        return platform.node()
