@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[frozenset[str], ...], ...] = (
     (frozenset({"transport"}), frozenset({"store"})),
     (frozenset({"mesh"}),),
     (frozenset({"collectives"}),),
-    (frozenset({"group"}),),
+    (frozenset({"groups"}),),
     (frozenset({"backends"}),),
     (frozenset({"api"}),),
     (

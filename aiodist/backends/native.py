@@ -10,9 +10,9 @@ from aiodist.backends.sizes import split_bytes
 from aiodist.collectives import operations as run
 from aiodist.collectives.channel import Channel
 from aiodist.errors import InvalidUsageError, ProtocolError
-from aiodist.group.backend import Received, Tensor
-from aiodist.group.fingerprint import Fingerprint
-from aiodist.group.work import Work
+from aiodist.groups.backend import Received, Tensor
+from aiodist.groups.fingerprint import Fingerprint
+from aiodist.groups.work import Work
 from aiodist.mesh.matching import Recv
 from aiodist.tensors import (
     Buffer,
@@ -101,9 +101,7 @@ class NativeBackend(NativeObjects):
         fingerprint = Fingerprint("broadcast", buffer.dtype, root=root, count=buffer.count)
         return self._group.collective(fingerprint, body, timeout)
 
-    def reduce(
-        self, tensor: Tensor, root: int, op: ReduceOp, timeout: float | None
-    ) -> Work[None]:
+    def reduce(self, tensor: Tensor, root: int, op: ReduceOp, timeout: float | None) -> Work[None]:
         is_root = self._group.rank == root
         buffer = buffer_of(tensor, "tensor", writable=is_root)
         reduce = reduction(op, buffer.dtype, self._group.size)
@@ -136,9 +134,7 @@ class NativeBackend(NativeObjects):
 
         if places:
             _check_own(places[self._group.rank], buffer, "gather_list")
-        return self._group.collective(
-            Fingerprint("gather", buffer.dtype, root=root), body, timeout
-        )
+        return self._group.collective(Fingerprint("gather", buffer.dtype, root=root), body, timeout)
 
     def scatter(
         self, output: Tensor, inputs: Sequence[Tensor] | None, root: int, timeout: float | None
@@ -210,9 +206,7 @@ class NativeBackend(NativeObjects):
         fingerprint = Fingerprint("all_gather", buffer.dtype, count=total)
         return self._group.collective(fingerprint, body, timeout)
 
-    def all_gather_into(
-        self, output: Tensor, tensor: Tensor, timeout: float | None
-    ) -> Work[None]:
+    def all_gather_into(self, output: Tensor, tensor: Tensor, timeout: float | None) -> Work[None]:
         buffer = buffer_of(tensor, "input_tensor", writable=False)
         place = buffer_of(output, "output_tensor", writable=True, load=False)
         self._check_multiple(place, "output_tensor", buffer, "input_tensor")

@@ -12,13 +12,15 @@ from aiodist.collectives.channel import Channel
 from aiodist.collectives.gather_linear import gather_new
 from aiodist.collectives.scatter_linear import scatter_new
 from aiodist.errors import InvalidUsageError
-from aiodist.group.backend import CollectiveBackend
-from aiodist.group.fingerprint import Fingerprint
-from aiodist.group.process_group import ProcessGroup
-from aiodist.group.work import Work
+from aiodist.groups.backend import CollectiveBackend
+from aiodist.groups.fingerprint import Fingerprint
+from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.work import Work
 from aiodist.mesh.matching import Recv
-from aiodist.tensors import object_codec, scratch
+from aiodist.tensors import scratch
+from aiodist.tensors.codec import TensorExtension
 from aiodist.wire.frames import Key
+from aiodist.wire.objects import ObjectCodec
 
 OBJECTS = b"\xffobjects"
 """Metadata of a point-to-point message of objects; no tensor's description starts like it."""
@@ -29,7 +31,7 @@ class NativeObjects(CollectiveBackend):
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
-        self._codec = object_codec()
+        self._codec = ObjectCodec([TensorExtension()])
 
     # -- nothing
 

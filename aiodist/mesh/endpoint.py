@@ -7,9 +7,9 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistError, DistNetworkError, PeerLostError
@@ -105,8 +105,9 @@ class Endpoint:
                 self._peers[card.rank] = peer
                 self.inbox.add_source(peer)
 
-    def card(self, rank: int) -> Card:
-        return self._peers[rank].card
+    def host_of(self, rank: int) -> str:
+        """A name for the host of ``rank``: equal for ranks under one kernel."""
+        return self._host_id if rank == self.rank else self._peers[rank].card.host_id
 
     # -- messages
 
@@ -128,7 +129,9 @@ class Endpoint:
         """Take a message back; False if it is on the stream already."""
         return self._peers[dst].outbox.withdraw(message)
 
-    def announce_failure(self, group: int, sequence: int, error: bytes, ranks: Sequence[int]) -> None:
+    def announce_failure(
+        self, group: int, sequence: int, error: bytes, ranks: Sequence[int]
+    ) -> None:
         """Tell ``ranks`` that a collective failed here, and why."""
         frame = encode(FrameType.ABORT, (0, group, sequence), length=len(error))
         for rank in ranks:
@@ -151,7 +154,7 @@ class Endpoint:
             timer.cancel()
             link.connection.abort()
         self._strangers.clear()
-        flushing = []
+        flushing: list[Coroutine[Any, Any, None]] = []
         for peer in self._peers.values():
             if peer.connecting is not None and not peer.connecting.done():
                 # What was sent before the connection was up still goes out.

@@ -119,7 +119,7 @@ class Link:
 
     def payload_done(self, frame: Frame) -> None:
         peer = self.peer
-        assert peer is not None  # noqa: S101  # payload() has refused everything before the proof
+        assert peer is not None  # payload() has refused everything before the proof
         target, self._target = self._target, None
         if frame.type == FrameType.EAGER:
             self._owner.inbox.eager_done(peer, target)

@@ -168,7 +168,7 @@ class FrameDecoder:
         if self._direct:
             self._got += count
             frame = self._frame
-            assert frame is not None  # noqa: S101  # get_buffer gave its destination
+            assert frame is not None  # get_buffer gave its destination
             if self._got == frame.length:
                 self._finish(frame)
         else:
@@ -183,10 +183,12 @@ class FrameDecoder:
     def redirect(self, destination: memoryview | None) -> None:
         """Send the payload being read elsewhere (None drops the rest).
 
-        What has arrived so far is copied to ``destination``, so that it holds the whole payload
-        in the end. Only between ``payload`` and ``payload_done`` of the same frame.
+        What has arrived so far is copied to the start of ``destination``, so that the whole
+        payload stands there in the end. Only between ``payload`` and ``payload_done`` of the same frame.
         """
         old, got = self._destination, self._got
+        if destination is not None and self._frame is not None:
+            destination = destination[: self._frame.length]
         if destination is not None and old is not None:
             destination[:got] = old[:got]
         self._destination = destination

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from aiodist.completion import T
 from aiodist.errors import DistError, GroupClosedError, InvalidUsageError, PeerLostError
-from aiodist.group.fingerprint import Fingerprint
-from aiodist.group.lines import CollectiveLine, MessageLine
-from aiodist.group.work import Work
+from aiodist.groups.fingerprint import Fingerprint
+from aiodist.groups.lines import CollectiveLine, MessageLine
+from aiodist.groups.work import Work
 from aiodist.mesh.endpoint import Endpoint
-from aiodist.mesh.matching import ANY_SOURCE, Check, Recv
+from aiodist.mesh.matching import ANY_SOURCE, Recv
 from aiodist.types import Backend
 from aiodist.wire.frames import POINT_TO_POINT, Key
 
 if TYPE_CHECKING:
-    from aiodist.group.backend import CollectiveBackend
-    from aiodist.group.world import World
+    from aiodist.groups.backend import CollectiveBackend
+    from aiodist.groups.world import World
 
 
 class ProcessGroup:
@@ -193,12 +193,13 @@ class ProcessGroup:
         self._error = error
         self._fail_all(error)
 
-    def idle(self) -> list[Work[Any]]:
-        """What is under way, for whoever waits until the group is quiet."""
-        return [*self._active.values(), *self._messages.values()]
+    def unfinished(self) -> list[Work[Any]]:
+        """Collectives and sends under way, for whoever waits until the group is quiet."""
+        sends = [work for line, work in self._messages.items() if line.is_send]
+        return [*self._active.values(), *sends]
 
     def _fail_all(self, error: DistError) -> None:
-        for work in self.idle():
+        for work in [*self._active.values(), *self._messages.values()]:
             work.fail(error)
 
     def _check_open(self) -> None:
@@ -216,12 +217,7 @@ class NonGroupMember:
         return "<not a member of this group>"
 
 
-class GroupMember:
-    """torch's name for the place where the two special groups stand."""
-
-    WORLD: ProcessGroup | None = None
-    NON_GROUP_MEMBER = NonGroupMember()
-
+NON_GROUP_MEMBER = NonGroupMember()
 
 Group = ProcessGroup | NonGroupMember
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aiodist.errors import InvalidUsageError
-from aiodist.group.process_group import ProcessGroup
+from aiodist.groups.process_group import ProcessGroup
 
 
 def check_rank(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 
 from aiodist.errors import (
@@ -15,10 +15,9 @@ from aiodist.errors import (
     NotInitializedError,
     PeerLostError,
 )
-from aiodist.group.process_group import Group, NonGroupMember, ProcessGroup
+from aiodist.groups.process_group import Group, NonGroupMember, ProcessGroup
 from aiodist.mesh.endpoint import Endpoint
 from aiodist.store import Store
-from aiodist.types import Backend
 from aiodist.wire.failures import decode_error, encode_error
 
 log = logging.getLogger("aiodist")
@@ -41,6 +40,8 @@ class World:
         self._groups: dict[int, ProcessGroup] = {}
         self._closed: set[int] = set()
         self._names: dict[str, int] = {}
+        self.opening = False  # init_process_group is under way
+        self._on_close: list[Callable[[], Awaitable[None]]] = []
 
     # -- life
 
@@ -54,6 +55,21 @@ class World:
 
     def attach(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
+
+    def on_close(self, callback: Callable[[], Awaitable[None]]) -> None:
+        """Await ``callback()`` when the world closes, after the endpoint."""
+        self._on_close.append(callback)
+
+    async def close(self) -> None:
+        """Close the connections, flushing them, and be empty again."""
+        endpoint, callbacks = self._endpoint, self._on_close
+        self.clear()
+        try:
+            if endpoint is not None:
+                await endpoint.close()
+        finally:
+            for callback in callbacks:
+                await callback()
 
     def clear(self) -> None:
         """Empty again, as before ``open``."""
@@ -107,17 +123,14 @@ class World:
             raise NotInitializedError(_NO_INIT)
         return self.default
 
-    def group(self, group: Group | None) -> ProcessGroup:
-        """``group``, or the default one where None; it can run operations of this rank now.
+    def find(self, group: Group | None) -> Group:
+        """``group``, or the default one where None; for questions about it.
 
-        Raises NotInitializedError, InvalidUsageError for a rank outside the group or a foreign
-        event loop, and TypeError for other objects.
+        Raises NotInitializedError, InvalidUsageError for another world's group, and TypeError.
         """
         chosen = self.default_group() if group is None else group
         if isinstance(chosen, NonGroupMember):
-            raise InvalidUsageError(
-                f"rank {self.rank} is not a member of this group; only its members may call this"
-            )
+            return chosen
         if not isinstance(chosen, ProcessGroup):
             raise TypeError(f"group must be a ProcessGroup, not {type(chosen).__name__}")
         if chosen.world is not self:
@@ -125,10 +138,20 @@ class World:
                 f"group {chosen.name!r} was made by another rank of this process, or before "
                 "destroy_process_group(); make a new one"
             )
-        self._check_loop()
         return chosen
 
-    def _check_loop(self) -> None:
+    def group(self, group: Group | None) -> ProcessGroup:
+        """As `find`, for operations: also refuses a rank outside the group and a foreign loop."""
+        chosen = self.find(group)
+        if isinstance(chosen, NonGroupMember):
+            raise InvalidUsageError(
+                f"rank {self.rank} is not a member of this group; only its members may call this"
+            )
+        self.check_loop()
+        return chosen
+
+    def check_loop(self) -> None:
+        """Refuse a call outside the event loop that ``init_process_group`` ran in."""
         try:
             running = asyncio.get_running_loop()
         except RuntimeError:

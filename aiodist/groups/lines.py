@@ -14,7 +14,7 @@ from aiodist.errors import (
     CollectiveTimeoutError,
     DistError,
 )
-from aiodist.group.fingerprint import Fingerprint, describe
+from aiodist.groups.fingerprint import Fingerprint, describe
 from aiodist.mesh.endpoint import Endpoint
 from aiodist.mesh.matching import Recv
 from aiodist.mesh.outbox import Send
@@ -22,7 +22,7 @@ from aiodist.tensors import scratch
 from aiodist.wire.frames import COLLECTIVE
 
 if TYPE_CHECKING:
-    from aiodist.group.process_group import ProcessGroup
+    from aiodist.groups.process_group import ProcessGroup
 
 _PRUNE = 64
 
@@ -161,12 +161,17 @@ class CollectiveLine:
         )
 
     def timeout_error(self, seconds: float) -> CollectiveTimeoutError:
-        return _timeout(self.describe(), seconds, self.waiting_for(), {
-            "operation": self._fingerprint.operation,
-            "group": self._group.name,
-            "sequence": self.sequence,
-            "rank": self._ranks[self.rank],
-        })
+        return _timeout(
+            self.describe(),
+            seconds,
+            self.waiting_for(),
+            {
+                "operation": self._fingerprint.operation,
+                "group": self._group.name,
+                "sequence": self.sequence,
+                "rank": self._ranks[self.rank],
+            },
+        )
 
 
 class MessageLine:
@@ -184,6 +189,10 @@ class MessageLine:
         self._recv: Recv | None = None
         self._send: Send | None = None
 
+    @property
+    def is_send(self) -> bool:
+        return self._what == "send"
+
     def sending(self, message: Send) -> Send:
         self._send = message
         return message
@@ -198,9 +207,11 @@ class MessageLine:
         return f"{self._what} {direction} {whom} with tag {self._tag} in group {self._group.name!r}"
 
     def waiting_for(self) -> Sequence[int]:
-        return [self._other] if self._other >= 0 else [
-            rank for rank in self._group.ranks if rank != self._group.global_rank
-        ]
+        return (
+            [self._other]
+            if self._other >= 0
+            else [rank for rank in self._group.ranks if rank != self._group.global_rank]
+        )
 
     def over(self, error: BaseException | None) -> BaseException | None:
         if error is not None and self._endpoint is not None:
@@ -212,11 +223,16 @@ class MessageLine:
         return error
 
     def timeout_error(self, seconds: float) -> CollectiveTimeoutError:
-        return _timeout(self.describe(), seconds, self.waiting_for(), {
-            "operation": self._what,
-            "group": self._group.name,
-            "rank": self._group.global_rank,
-        })
+        return _timeout(
+            self.describe(),
+            seconds,
+            self.waiting_for(),
+            {
+                "operation": self._what,
+                "group": self._group.name,
+                "rank": self._group.global_rank,
+            },
+        )
 
 
 def _timeout(

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from aiodist.group.work import Work
+from aiodist.groups.work import Work
 from aiodist.types import ReduceOp
 
 Tensor = Any

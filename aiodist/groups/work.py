@@ -246,6 +246,6 @@ class Work(Generic[T]):
 
     def __del__(self) -> None:
         error = self._error
-        if error is not None and not self._retrieved:
-            if not isinstance(error, asyncio.CancelledError):
-                log.error("an operation failed and nobody awaited it: %s", error)
+        if self._retrieved or error is None or isinstance(error, asyncio.CancelledError):
+            return
+        log.error("an operation failed and nobody awaited it: %s", error)

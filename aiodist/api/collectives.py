@@ -1,0 +1,231 @@
+"""Collectives of the async door. Each starts at the call and returns an awaitable `Work`.
+
+A tensor is a torch.Tensor on the CPU or a numpy.ndarray, contiguous or not, of any size from no
+element up. All members of the group call the same operations in the same order. ``group`` is the
+default group where None; ``timeout`` (seconds or timedelta) the group's where None.
+
+Raised at the call, before anything is sent, with the group still usable: TypeError and
+InvalidUsageError (a ValueError) for arguments that cannot be meant, NotInitializedError before
+``init_process_group``. Raised by ``await``: CollectiveMismatchError where ranks disagree,
+CollectiveTimeoutError, CollectiveCancelledError, PeerLostError, GroupClosedError. After a
+failure or a cancellation the outputs hold anything, and nothing writes to them any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from aiodist.deadline import to_seconds
+from aiodist.errors import InvalidUsageError
+from aiodist.groups.backend import Tensor
+from aiodist.groups.checks import check_list, check_rank, check_root_list
+from aiodist.groups.process_group import Group
+from aiodist.groups.work import Work
+from aiodist.groups.world import current_world
+from aiodist.types import ReduceOp
+
+Timeout = float | timedelta | None
+
+
+def broadcast(
+    tensor: Tensor,
+    src: int | None = None,
+    group: Group | None = None,
+    *,
+    group_src: int | None = None,
+    timeout: Timeout = None,
+) -> Work[None]:
+    """Copy ``tensor`` of rank ``src`` (global; or ``group_src``) into ``tensor`` of all ranks.
+
+    Same number of elements and dtype on all ranks.
+    """
+    pg = current_world().group(group)
+    root = check_rank(pg, src, group_src, "src")
+    return pg.backend.broadcast(tensor, root, to_seconds(timeout))
+
+
+def all_reduce(
+    tensor: Tensor,
+    op: ReduceOp = ReduceOp.SUM,
+    group: Group | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Work[None]:
+    """Reduce ``tensor`` over all ranks, in place; the result is bitwise the same on all ranks."""
+    pg = current_world().group(group)
+    return pg.backend.all_reduce(tensor, ReduceOp.of(op), to_seconds(timeout))
+
+
+def all_reduce_coalesced(
+    tensors: Sequence[Tensor],
+    op: ReduceOp = ReduceOp.SUM,
+    group: Group | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Work[None]:
+    """Reduce several tensors of one dtype in one operation, in place."""
+    pg = current_world().group(group)
+    several = check_list(tensors, "tensors")
+    if not several:
+        raise InvalidUsageError("tensors is empty")
+    return pg.backend.all_reduce_coalesced(several, ReduceOp.of(op), to_seconds(timeout))
+
+
+def reduce(
+    tensor: Tensor,
+    dst: int | None = None,
+    op: ReduceOp = ReduceOp.SUM,
+    group: Group | None = None,
+    *,
+    group_dst: int | None = None,
+    timeout: Timeout = None,
+) -> Work[None]:
+    """Reduce ``tensor`` over all ranks into that of rank ``dst``; the others' stay as they are."""
+    pg = current_world().group(group)
+    root = check_rank(pg, dst, group_dst, "dst")
+    return pg.backend.reduce(tensor, root, ReduceOp.of(op), to_seconds(timeout))
+
+
+def all_gather(
+    tensor_list: list[Tensor],
+    tensor: Tensor,
+    group: Group | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Work[None]:
+    """Fill ``tensor_list[r]`` with rank r's ``tensor`` on all ranks.
+
+    Shapes may differ between ranks; ``tensor_list[r]`` then has rank r's number of elements.
+    """
+    pg = current_world().group(group)
+    outputs = check_list(tensor_list, "tensor_list", pg.size)
+    return pg.backend.all_gather(outputs, tensor, to_seconds(timeout))
+
+
+def all_gather_into_tensor(
+    output_tensor: Tensor,
+    input_tensor: Tensor,
+    group: Group | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Work[None]:
+    """Gather ``input_tensor`` of all ranks, one after the other, into one ``output_tensor``.
+
+    ``output_tensor`` has group size times the elements of ``input_tensor``, concatenated along
+    the first dimension or stacked along a new one: the memory is the same.
+    """
+    pg = current_world().group(group)
+    return pg.backend.all_gather_into(output_tensor, input_tensor, to_seconds(timeout))
+
+
+def gather(
+    tensor: Tensor,
+    gather_list: list[Tensor] | None = None,
+    dst: int | None = None,
+    group: Group | None = None,
+    *,
+    group_dst: int | None = None,
+    timeout: Timeout = None,
+) -> Work[None]:
+    """Fill ``gather_list[r]`` on rank ``dst`` (default: the group's first) with rank r's ``tensor``.
+
+    ``gather_list`` is for ``dst`` alone. Shapes may differ between ranks.
+    """
+    pg = current_world().group(group)
+    root = check_rank(pg, dst, group_dst, "dst", default=0)
+    outputs = check_root_list(gather_list, "gather_list", pg, root)
+    return pg.backend.gather(tensor, outputs, root, to_seconds(timeout))
+
+
+def scatter(
+    tensor: Tensor,
+    scatter_list: list[Tensor] | None = None,
+    src: int | None = None,
+    group: Group | None = None,
+    *,
+    group_src: int | None = None,
+    timeout: Timeout = None,
+) -> Work[None]:
+    """Fill ``tensor`` on each rank r with ``scatter_list[r]`` of rank ``src`` (default: the first).
+
+    ``scatter_list`` is for ``src`` alone. Shapes may differ between ranks.
+    """
+    pg = current_world().group(group)
+    root = check_rank(pg, src, group_src, "src", default=0)
+    inputs = check_root_list(scatter_list, "scatter_list", pg, root)
+    return pg.backend.scatter(tensor, inputs, root, to_seconds(timeout))
+
+
+def reduce_scatter(
+    output: Tensor,
+    input_list: list[Tensor],
+    op: ReduceOp = ReduceOp.SUM,
+    group: Group | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Work[None]:
+    """Reduce ``input_list[r]`` over all ranks into rank r's ``output``. Inputs stay as they are."""
+    pg = current_world().group(group)
+    inputs = check_list(input_list, "input_list", pg.size)
+    return pg.backend.reduce_scatter(output, inputs, ReduceOp.of(op), to_seconds(timeout))
+
+
+def reduce_scatter_tensor(
+    output: Tensor,
+    input: Tensor,
+    op: ReduceOp = ReduceOp.SUM,
+    group: Group | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Work[None]:
+    """Reduce ``input`` over all ranks and leave rank r the r-th of its equal parts, in ``output``."""
+    pg = current_world().group(group)
+    return pg.backend.reduce_scatter_from(output, input, ReduceOp.of(op), to_seconds(timeout))
+
+
+def all_to_all(
+    output_tensor_list: list[Tensor],
+    input_tensor_list: list[Tensor],
+    group: Group | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Work[None]:
+    """Send ``input_tensor_list[r]`` to each rank r; fill ``output_tensor_list[r]`` from rank r.
+
+    Shapes may differ; each output has as many elements as what its rank sends here.
+    """
+    pg = current_world().group(group)
+    outputs = check_list(output_tensor_list, "output_tensor_list", pg.size)
+    inputs = check_list(input_tensor_list, "input_tensor_list", pg.size)
+    return pg.backend.all_to_all(outputs, inputs, to_seconds(timeout))
+
+
+def all_to_all_single(
+    output: Tensor,
+    input: Tensor,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: Group | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Work[None]:
+    """Send ``input_split_sizes[r]`` rows of ``input`` to each rank r, and the like for ``output``.
+
+    Rows are counted along the first dimension; None divides them equally.
+    """
+    pg = current_world().group(group)
+    return pg.backend.all_to_all_single(
+        output, input, output_split_sizes, input_split_sizes, to_seconds(timeout)
+    )
+
+
+def barrier(
+    group: Group | None = None,
+    device_ids: Sequence[int] | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Work[None]:
+    """Done when all ranks of the group have called it. ``device_ids`` is for GPU backends."""
+    pg = current_world().group(group)
+    return pg.backend.barrier(to_seconds(timeout))

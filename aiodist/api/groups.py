@@ -1,0 +1,270 @@
+"""Groups of ranks and questions about them. Making one is a collective; asking is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import msgpack
+
+from aiodist.api.collectives import Timeout
+from aiodist.backends.registry import backend_named, bind
+from aiodist.collectives.all_gather_ring import all_gather_new
+from aiodist.deadline import to_seconds
+from aiodist.errors import CollectiveMismatchError, InvalidUsageError
+from aiodist.groups.checks import check_list, check_ranks
+from aiodist.groups.fingerprint import Fingerprint
+from aiodist.groups.lines import CollectiveLine
+from aiodist.groups.process_group import NON_GROUP_MEMBER, Group, NonGroupMember, ProcessGroup
+from aiodist.groups.work import Work
+from aiodist.groups.world import World, current_world
+
+
+class _Worlds(type):
+    @property
+    def WORLD(cls) -> ProcessGroup:  # noqa: N802  # torch's name
+        return current_world().default_group()
+
+
+class GroupMember(metaclass=_Worlds):
+    """torch's names for the two special groups: ``WORLD``, all ranks, and ``NON_GROUP_MEMBER``."""
+
+    NON_GROUP_MEMBER = NON_GROUP_MEMBER
+
+
+class group(GroupMember):  # noqa: N801  # torch's name
+    """The same under its other name, as in ``group=dist.group.WORLD``."""
+
+
+Plan = tuple[str, tuple[int, ...]]
+"""A group to be: its name and its global ranks."""
+
+
+def new_group(
+    ranks: Sequence[int] | None = None,
+    timeout: Timeout = None,
+    backend: str | None = None,
+    pg_options: Any | None = None,
+    use_local_synchronization: bool = False,
+    group_desc: str | None = None,
+    device_id: Any | None = None,
+) -> Work[Group]:
+    """Make a group of ``ranks`` (global; all where None), numbered in their order there.
+
+    All ranks of the world call it, with equal ``ranks``: else CollectiveMismatchError on all, with
+    both lists. With ``use_local_synchronization`` only the members call it. Its result is the
+    group, or `GroupMember.NON_GROUP_MEMBER` on ranks outside. ``timeout``: of the group's
+    operations, the default group's where None. ``group_desc``: a name for messages.
+    """
+    world = current_world()
+    parent = world.group(None)
+    chosen = check_ranks(range(world.size) if ranks is None else ranks, world.size)
+    make = _maker(world, parent, timeout, backend)
+    if use_local_synchronization:
+        stem = f"{group_desc or 'local'}:{','.join(map(str, chosen))}#"
+        plan = (world.unused_name(stem), chosen)
+        if world.rank not in chosen:
+            raise InvalidUsageError(
+                "with use_local_synchronization only the members of the group may call new_group"
+            )
+        group = make(plan)
+        assert isinstance(group, ProcessGroup)  # this rank is a member
+        return group.collective(Fingerprint("new_group"), _agreed([plan], lambda: group))
+    plan = (world.unused_name(group_desc or "group"), chosen)
+    return parent.collective(Fingerprint("new_group"), _agreed([plan], lambda: make(plan)))
+
+
+def new_subgroups(
+    group_size: int | None = None,
+    group: Group | None = None,
+    timeout: Timeout = None,
+    backend: str | None = None,
+    pg_options: Any | None = None,
+    group_desc: str | None = None,
+) -> Work[tuple[Group, list[Group]]]:
+    """Divide ``group`` (default: the world) into groups of ``group_size`` consecutive ranks.
+
+    Where ``group_size`` is None, one group for each host, if all hosts have equally many ranks.
+    Its result is this rank's own group and the list of all.
+    """
+    world = current_world()
+    parent = world.group(group)
+    size = _ranks_per_host(world, parent) if group_size is None else group_size
+    if not 0 < size <= parent.size or parent.size % size:
+        raise InvalidUsageError(
+            f"group_size {size} does not divide the group's {parent.size} ranks into equal parts"
+        )
+    parts = [list(parent.ranks[i : i + size]) for i in range(0, parent.size, size)]
+    return _subgroups(world, parent, parts, timeout, backend, group_desc)
+
+
+def new_subgroups_by_enumeration(
+    ranks_per_subgroup_list: Sequence[Sequence[int]],
+    timeout: Timeout = None,
+    backend: str | None = None,
+    pg_options: Any | None = None,
+    group_desc: str | None = None,
+) -> Work[tuple[Group, list[Group]]]:
+    """Make one group for each list of global ranks; the lists have no rank in common.
+
+    Its result is this rank's own group (`GroupMember.NON_GROUP_MEMBER` if none) and all of them.
+    """
+    world = current_world()
+    parts = [list(part) for part in check_list(ranks_per_subgroup_list, "ranks_per_subgroup_list")]
+    return _subgroups(world, world.group(None), parts, timeout, backend, group_desc)
+
+
+def split_group(
+    parent_pg: Group | None = None,
+    split_ranks: Sequence[Sequence[int]] | None = None,
+    timeout: Timeout = None,
+    pg_options: Any | None = None,
+    group_desc: str | None = None,
+) -> Work[Group]:
+    """Split ``parent_pg`` into groups; ``split_ranks`` lists numbers *in the parent group*.
+
+    All ranks of the parent call it. Its result is the part that this rank is in, or
+    `GroupMember.NON_GROUP_MEMBER`.
+    """
+    world = current_world()
+    parent = world.group(parent_pg)
+    if not split_ranks:
+        raise InvalidUsageError("split_ranks is required: lists of ranks in the parent group")
+    parts = []
+    for part in check_list(split_ranks, "split_ranks"):
+        numbers = check_ranks(part, parent.size)
+        parts.append([parent.ranks[number] for number in numbers])
+    plans = _plans(world, parts, group_desc or "split")
+    make = _maker(world, parent, timeout, parent.backend_name)
+
+    def finish() -> Group:
+        return _own([make(plan) for plan in plans])
+
+    return parent.collective(Fingerprint("new_group"), _agreed(plans, finish))
+
+
+def get_rank(group: Group | None = None) -> int:
+    """This process's number in ``group`` (default: the world); -1 if it is not a member."""
+    chosen = current_world().find(group)
+    return chosen.rank if isinstance(chosen, ProcessGroup) else -1
+
+
+def get_world_size(group: Group | None = None) -> int:
+    """How many ranks ``group`` has (default: the world); -1 if this rank is not a member."""
+    chosen = current_world().find(group)
+    return chosen.size if isinstance(chosen, ProcessGroup) else -1
+
+
+def get_backend(group: Group | None = None) -> str:
+    """The name of the group's backend, as it was asked for."""
+    return str(_member(group).backend_name)
+
+
+def get_process_group_ranks(group: Group | None = None) -> list[int]:
+    """The group's global ranks, in its own order."""
+    return list(_member(group).ranks)
+
+
+def get_group_rank(group: Group, global_rank: int) -> int:
+    """A global rank's number in ``group``. Raises InvalidUsageError if it is not a member."""
+    return _member(group).group_rank(global_rank)
+
+
+def get_global_rank(group: Group, group_rank: int) -> int:
+    """The global rank of a number in ``group``. Raises InvalidUsageError if out of range."""
+    chosen = _member(group)
+    if not 0 <= group_rank < chosen.size:
+        raise InvalidUsageError(
+            f"group rank {group_rank} is out of range: {chosen.name!r} has {chosen.size} ranks"
+        )
+    return chosen.ranks[group_rank]
+
+
+def _member(group: Group | None) -> ProcessGroup:
+    chosen = current_world().find(group)
+    if isinstance(chosen, NonGroupMember):
+        raise InvalidUsageError("this rank is not a member of that group")
+    return chosen
+
+
+def _subgroups(
+    world: World,
+    parent: ProcessGroup,
+    parts: list[list[int]],
+    timeout: Timeout,
+    backend: str | None,
+    group_desc: str | None,
+) -> Work[tuple[Group, list[Group]]]:
+    plans = _plans(world, parts, group_desc or "subgroup")
+    make = _maker(world, parent, timeout, backend)
+
+    def finish() -> tuple[Group, list[Group]]:
+        made = [make(plan) for plan in plans]
+        return _own(made), made
+
+    return parent.collective(Fingerprint("new_group"), _agreed(plans, finish))
+
+
+def _plans(world: World, parts: Sequence[Sequence[int]], stem: str) -> list[Plan]:
+    chosen = [check_ranks(part, world.size) for part in parts]
+    everybody = [rank for part in chosen for rank in part]
+    if len(set(everybody)) != len(everybody):
+        raise InvalidUsageError("a rank may be in one subgroup only")
+    return [(world.unused_name(stem), part) for part in chosen]
+
+
+def _own(groups: Sequence[Group]) -> Group:
+    members = [group for group in groups if isinstance(group, ProcessGroup)]
+    return members[0] if members else NON_GROUP_MEMBER
+
+
+def _maker(
+    world: World, parent: ProcessGroup, timeout: Timeout, backend: str | None
+) -> Callable[[Plan], Group]:
+    name = parent.backend_name if backend is None else backend_named(backend)
+    seconds = parent.timeout if timeout is None else to_seconds(timeout)
+
+    def make(plan: Plan) -> Group:
+        if world.rank not in plan[1]:
+            return NON_GROUP_MEMBER
+        group = ProcessGroup(world, plan[0], plan[1], name, seconds)
+        bind(group)
+        world.add(group)
+        return group
+
+    return make
+
+
+def _agreed(
+    plans: Sequence[Plan], finish: Callable[[], Any]
+) -> Callable[[CollectiveLine], Coroutine[Any, Any, Any]]:
+    """A collective that ends with ``finish()`` if all ranks have the same plans."""
+
+    async def body(line: CollectiveLine) -> Any:
+        mine = msgpack.packb(plans)
+        everybody = await all_gather_new(line, memoryview(mine))
+        for number, theirs in enumerate(everybody):
+            if theirs != mine:
+                raise CollectiveMismatchError(
+                    f"ranks disagree about the new group: rank {line.rank} says {_words(mine)}, "
+                    f"rank {number} says {_words(theirs)}",
+                    operation="new_group",
+                    rank=number,
+                )
+        return finish()
+
+    return body
+
+
+def _words(plans: bytes | memoryview) -> str:
+    return ", ".join(f"{name} = {ranks}" for name, ranks in msgpack.unpackb(plans))
+
+
+def _ranks_per_host(world: World, parent: ProcessGroup) -> int:
+    hosts: dict[str, int] = {}
+    for rank in parent.ranks:
+        host = world.endpoint.host_of(rank)
+        hosts[host] = hosts.get(host, 0) + 1
+    if len(set(hosts.values())) != 1:
+        raise InvalidUsageError("pass group_size: the hosts have different numbers of ranks")
+    return next(iter(hosts.values()))

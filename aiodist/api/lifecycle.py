@@ -1,0 +1,234 @@
+"""The start and the end: ``init_process_group``, ``destroy_process_group``, and what is available."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import msgpack
+
+from aiodist.backends.registry import backend_named, bind
+from aiodist.deadline import Deadline, to_seconds
+from aiodist.errors import InvalidUsageError, NotInitializedError
+from aiodist.groups.process_group import Group, NonGroupMember, ProcessGroup
+from aiodist.groups.world import World, current_world
+from aiodist.mesh.endpoint import DEFAULT_WINDOW, Endpoint
+from aiodist.mesh.peer import Card
+from aiodist.mesh.rendezvous import Rendezvous, rendezvous
+from aiodist.store import Store, exchange
+from aiodist.transport.base import Transport
+from aiodist.transport.registry import Transports
+from aiodist.types import DEFAULT_TIMEOUT, Backend
+
+DEFAULT_GROUP = "default_pg"
+_FLUSH_SECONDS = 5.0
+_DEFAULT_TRANSPORTS = "unix,tcp"
+
+
+async def init_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: float | timedelta | None = DEFAULT_TIMEOUT,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Any | None = None,
+    group_name: str = "",
+    pg_options: Any | None = None,
+    device_id: Any | None = None,
+) -> None:
+    """Meet the other ranks and make the default group. Returns when all of them are there.
+
+    ``backend``: "aiodist" (the default), which "gloo" names too. ``init_method``: ``env://`` (the
+    default: from the environment of ``aiodist run``, torchrun, Slurm, Open MPI, MPICH),
+    ``tcp://host:port``, ``file:///path``; or a ``store``, ours or torch's, with ``rank`` and
+    ``world_size``. ``timeout`` is for this call and the default for every operation.
+    ``group_name`` names the default group in messages. ``pg_options`` and ``device_id`` are for
+    GPU backends.
+
+    Raises InvalidUsageError (a ValueError) for what cannot be meant, with all missing variables
+    in one message, and when the world is initialised already; StoreTimeoutError naming the ranks
+    that have not arrived; DistNetworkError and DistStoreError for hosts and ports. Cancelled or
+    failed, it leaves nothing open and may be called again.
+    """
+    world = current_world()
+    if world.is_initialized or world.opening:
+        raise InvalidUsageError(
+            "trying to initialize the default process group twice; call "
+            "destroy_process_group() first"
+        )
+    chosen = backend_named(backend)
+    seconds = to_seconds(timeout)
+    deadline = Deadline(seconds)
+    world.opening = True
+    try:
+        met = await rendezvous(
+            init_method,
+            rank=rank,
+            size=world_size,
+            store=store,
+            deadline=deadline,
+            environ=os.environ,
+        )
+        try:
+            transports = transports_of(met, os.environ)
+            window = _window(os.environ)
+            await _open_world(world, met.rank, met.size, met.store, transports, window, deadline)
+            await met.done()
+        except BaseException:
+            await met.close()
+            raise
+    finally:
+        world.opening = False
+    world.on_close(met.close)
+    _make_default(world, group_name, chosen, seconds)
+
+
+async def open_in_process(
+    rank: int,
+    size: int,
+    store: Store,
+    transport: Transport,
+    timeout: float | timedelta | None,
+    buffer_bytes: int | None,
+) -> None:
+    """Initialise the current world as one of several in this process, over ``transport``."""
+    world = current_world()
+    seconds = to_seconds(timeout)
+    window = DEFAULT_WINDOW if buffer_bytes is None else buffer_bytes
+    await _open_world(world, rank, size, store, [transport], window, Deadline(seconds))
+    _make_default(world, "", Backend(Backend.AIODIST), seconds)
+
+
+async def _open_world(
+    world: World,
+    rank: int,
+    size: int,
+    store: Store,
+    transports: list[Transport],
+    window: int,
+    deadline: Deadline,
+) -> None:
+    world.open(rank, size, store)
+    endpoint = Endpoint(rank, size, transports, world, window=window)
+    try:
+        card = await endpoint.open()
+        token = os.urandom(32) if rank == 0 else b""
+        mine = msgpack.packb([card.encode(), token])
+        answers = await exchange(store, rank, size, mine, deadline, name="cards")
+        everybody = [msgpack.unpackb(answer) for answer in answers]
+        secret = os.environ.get("AIODIST_SECRET", "").encode()
+        key = hmac.new(secret, everybody[0][1], hashlib.sha256).digest()
+        endpoint.meet([Card.decode(card) for card, _ in everybody], key)
+    except BaseException:
+        await endpoint.close()
+        world.clear()
+        raise
+    world.attach(endpoint)
+
+
+def _make_default(world: World, name: str, backend: Backend, timeout: float | None) -> None:
+    group = ProcessGroup(world, name or DEFAULT_GROUP, range(world.size), backend, timeout)
+    bind(group)
+    world.add(group)
+    world.default = group
+
+
+def transports_of(met: Rendezvous, environ: Mapping[str, str]) -> list[Transport]:
+    """The transports that AIODIST_TRANSPORT names, in its order; a lone rank needs none."""
+    if met.size == 1:
+        return []
+    known = Transports.default(met.host, source_hosts=met.hosts if len(met.hosts) > 1 else ())
+    wanted = environ.get("AIODIST_TRANSPORT", _DEFAULT_TRANSPORTS)
+    return [known.get(scheme.strip()) for scheme in wanted.split(",") if scheme.strip()]
+
+
+def _window(environ: Mapping[str, str]) -> int:
+    text = environ.get("AIODIST_BUFFER_BYTES", "")
+    if not text:
+        return DEFAULT_WINDOW
+    if not text.isdecimal() or int(text) < 1 << 16:
+        raise InvalidUsageError(
+            f"AIODIST_BUFFER_BYTES must be a number of bytes, at least 65536, not {text!r}"
+        )
+    return int(text)
+
+
+async def destroy_process_group(group: Group | None = None) -> None:
+    """Close ``group``, or where None all groups and the connections to the other ranks.
+
+    What is under way has some seconds to finish (receives have none); then it fails with
+    GroupClosedError. Afterwards ``init_process_group`` may be called again.
+    """
+    world = current_world()
+    chosen = world.find(group)
+    if isinstance(chosen, NonGroupMember):
+        return
+    if chosen is not world.default:
+        await _quiet([chosen])
+        world.remove(chosen)
+        return
+    world.check_loop()
+    await _quiet(list(world.groups))
+    for each in world.groups:
+        world.remove(each)
+    await world.close()
+
+
+async def _quiet(groups: list[ProcessGroup]) -> None:
+    """Let sends and collectives under way finish, for a bounded time."""
+    done = asyncio.Event()
+    works = [work for group in groups for work in group.unfinished()]
+    left = len(works)
+    if not left:
+        return
+
+    def one_less() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            done.set()
+
+    for work in works:
+        work.add_done_callback(one_less)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_FLUSH_SECONDS):
+            await done.wait()
+
+
+def is_initialized() -> bool:
+    """Whether the default group is there."""
+    return current_world().is_initialized
+
+
+def is_available() -> bool:
+    """True: where aiodist imports, it works."""
+    return True
+
+
+def is_mpi_available() -> bool:
+    """Whether backend "mpi" can be used here."""
+    return _can_run(Backend.MPI)
+
+
+def is_nccl_available() -> bool:
+    """Whether backend "nccl" can be used here."""
+    return _can_run(Backend.NCCL)
+
+
+def is_gloo_available() -> bool:
+    """True: "gloo" names the native backend."""
+    return _can_run(Backend.GLOO)
+
+
+def _can_run(name: str) -> bool:
+    try:
+        backend_named(name)
+    except (InvalidUsageError, NotInitializedError):
+        return False
+    return True
