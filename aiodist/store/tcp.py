@@ -49,18 +49,20 @@ class TcpStore(Store):
         port: int,
         deadline: Deadline,
         *,
+        secret: bytes = b"",
         call_timeout: float = CALL_SECONDS,
         max_frame: int = MAX_FRAME,
     ) -> TcpStore:
         """Connect to ``host``:``port``; tries until ``deadline`` if no server is there yet.
 
-        ``call_timeout``: seconds after which a call that does not wait for keys counts as failed.
+        ``secret``: the job's, as the server's. ``call_timeout``: seconds after which a call that
+        does not wait for keys counts as failed.
 
         Raises DistStoreError at once if the name does not resolve or what answers there is no
-        aiodist store, and StoreTimeoutError, with the last attempt's reason, at the deadline.
+        aiodist store of this job, and StoreTimeoutError, with the last attempt's reason, at the deadline.
         """
         seconds = to_seconds(call_timeout) or CALL_SECONDS
-        stream = await connect(host, port, deadline)
+        stream = await connect(host, port, deadline, secret)
         return cls(show(host, port), stream, seconds, max_frame)
 
     async def set(self, key: str, value: bytes) -> None:

@@ -9,7 +9,7 @@ import socket
 from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError, StoreTimeoutError
 from aiodist.store.addresses import Address, resolve, show
-from aiodist.store.tcp_wire import GREETING, MAGIC, describe_stranger, read_greeting
+from aiodist.store.tcp_greeting import MAGIC, StrangerError, describe_stranger, greet_server
 from aiodist.store.waiting import limit, pauses
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -31,7 +31,7 @@ class _TryAgain(Exception):
         self.mute = mute
 
 
-async def connect(host: str, port: int, deadline: Deadline) -> Stream:
+async def connect(host: str, port: int, deadline: Deadline, secret: bytes) -> Stream:
     """A greeted connection. Errors as for `TcpStore.connect`; leaves nothing open when it fails."""
     addresses = await resolve(host, port, deadline)
     mute = 0
@@ -39,12 +39,12 @@ async def connect(host: str, port: int, deadline: Deadline) -> Stream:
         failures: list[_TryAgain] = []
         for address in addresses:
             try:
-                return await _attempt(host, port, address, deadline)
+                return await _attempt(host, port, address, deadline, secret)
             except _TryAgain as failure:
                 failures.append(failure)
         mute = mute + 1 if any(failure.mute for failure in failures) else 0
         if mute == _MUTE_ATTEMPTS:
-            raise _stranger(host, port, b"")
+            raise _stranger(host, port, StrangerError(describe_stranger(b""), first=b""))
         if deadline.remaining() <= pause:
             # Of several addresses the reason of one that was reached says most.
             reasons = "; ".join(dict.fromkeys(str(failure) for failure in failures))
@@ -56,7 +56,9 @@ async def connect(host: str, port: int, deadline: Deadline) -> Stream:
     raise AssertionError("unreachable: pauses never end")
 
 
-async def _attempt(host: str, port: int, address: Address, deadline: Deadline) -> Stream:
+async def _attempt(
+    host: str, port: int, address: Address, deadline: Deadline, secret: bytes
+) -> Stream:
     family, socket_address = address
     try:
         async with asyncio.timeout(min(_ATTEMPT_SECONDS, max(0.1, deadline.remaining()))):
@@ -71,21 +73,20 @@ async def _attempt(host: str, port: int, address: Address, deadline: Deadline) -
         sock.close()
         raise
     try:
-        writer.write(GREETING)
         try:
             async with asyncio.timeout(_greeting_seconds(deadline)):
-                first = await read_greeting(reader)
+                await greet_server(reader, writer, secret)
         except TimeoutError:
             raise _TryAgain(
                 f"{socket_address[0]} accepted the connection and said nothing: its process is "
                 "busy, or is no aiodist store (torch's TCPStore is as silent)"
             ) from None
-        except OSError as error:
+        except (OSError, asyncio.IncompleteReadError) as error:
             raise _TryAgain(f"{socket_address[0]} closed the connection", mute=True) from error
-        if not first:
-            raise _TryAgain(f"{socket_address[0]} closed the connection", mute=True)
-        if first != GREETING:
-            raise _stranger(host, port, first)
+        except StrangerError as error:
+            if not error.first:
+                raise _TryAgain(f"{socket_address[0]} closed the connection", mute=True) from error
+            raise _stranger(host, port, error) from None
     except BaseException:
         writer.transport.abort()
         raise
@@ -126,11 +127,10 @@ def _reason(error: OSError) -> str:
     return os.strerror(error.errno) if error.errno else str(error)
 
 
-def _stranger(host: str, port: int, first: bytes) -> DistStoreError:
-    who = describe_stranger(first)
-    if first.startswith(MAGIC):
-        return DistStoreError(f"the store at {show(host, port)} cannot be used: {who}")
+def _stranger(host: str, port: int, error: StrangerError) -> DistStoreError:
+    if error.first.startswith(MAGIC):
+        return DistStoreError(f"the store at {show(host, port)} cannot be used: {error}")
     return DistStoreError(
-        f"what answers at {show(host, port)} is no aiodist store: {who}; check MASTER_ADDR and "
+        f"what answers at {show(host, port)} is no aiodist store: {error}; check MASTER_ADDR and "
         "MASTER_PORT (or the init_method), and that rank 0 uses aiodist too"
     )

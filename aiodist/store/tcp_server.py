@@ -12,12 +12,10 @@ from aiodist.errors import DistStoreError
 from aiodist.store.addresses import listen, resolve, show
 from aiodist.store.memory import MemoryStore
 from aiodist.store.table import KeyTable, Watch
+from aiodist.store.tcp_greeting import StrangerError, greet_client
 from aiodist.store.tcp_wire import (
-    GREETING,
     MAX_FRAME,
-    describe_stranger,
     pack,
-    read_greeting,
     read_message,
 )
 
@@ -30,14 +28,17 @@ _FLUSH_SECONDS = 1.0
 class TcpStoreServer:
     """Serves a store at ``host``:``port`` until closed. Make it with `start`.
 
-    Whoever connects must greet as an aiodist client first; others are refused with one line in
-    the log ``aiodist.store``. Usable as an async context manager.
+    Whoever connects must greet as an aiodist client that knows the job's secret; others are
+    refused with one line in the log ``aiodist.store``. Usable as an async context manager.
     """
 
-    def __init__(self, host: str, port: int, expected_clients: int | None, max_frame: int) -> None:
+    def __init__(
+        self, host: str, port: int, secret: bytes, expected_clients: int | None, max_frame: int
+    ) -> None:
         """Not for users: `start` makes one that listens."""
         self.host = host
         self.port = port
+        self._secret = secret
         self._expected = expected_clients
         self._max_frame = max_frame
         self._table = KeyTable()
@@ -51,6 +52,7 @@ class TcpStoreServer:
         host: str,
         port: int = 0,
         *,
+        secret: bytes = b"",
         expected_clients: int | None = None,
         max_frame: int = MAX_FRAME,
     ) -> TcpStoreServer:
@@ -59,14 +61,14 @@ class TcpStoreServer:
         ``host`` "0.0.0.0" or "::" asks for every address of the family. ``port`` 0 takes a free
         one: see the attribute ``port``. With ``expected_clients``, the server stops accepting
         once that many are connected at the same time: the port is free for the next job's
-        server, and nobody of the next job meets this one. ``max_frame``: bytes of the longest
-        message.
+        server, and nobody of the next job meets this one. ``secret``: the job's; without one
+        every aiodist client may come. ``max_frame``: bytes of the longest message.
 
         Raises DistStoreError for a name that does not resolve, a port in use, a foreign address.
         """
         addresses = await resolve(host, port, Deadline.never(), to_listen=True)
         sockets = listen(host, port, addresses)
-        server = cls(host, sockets[0].getsockname()[1], expected_clients, max_frame)
+        server = cls(host, sockets[0].getsockname()[1], secret, expected_clients, max_frame)
         try:
             for sock in sockets:
                 server._listeners.append(await asyncio.start_server(server._accept, sock=sock))
@@ -154,19 +156,17 @@ class TcpStoreServer:
     ) -> bool:
         try:
             async with asyncio.timeout(_GREETING_SECONDS):
-                first = await read_greeting(reader)
+                await greet_client(reader, writer, self._secret)
         except TimeoutError:
-            why = f"it said nothing for {_GREETING_SECONDS:g} s"
-        else:
-            # Also to a client of another version, so that it can say so on its side.
-            writer.write(GREETING)
-            if first == GREETING:
-                return True
-            why = describe_stranger(first)
-            if not first:
+            why = f"it did not greet within {_GREETING_SECONDS:g} s"
+        except StrangerError as error:
+            if not error.first:
                 return False  # it may have given up, and this server may be closing
+            why = str(error)
+        else:
+            return True
         _log.warning(
-            "store at %s: refused a connection from %s that is no aiodist client: %s",
+            "store at %s: refused a connection from %s, which is no client of this job: %s",
             self.address,
             name,
             why,

@@ -62,6 +62,9 @@ async def check_values(one: Store, two: Store) -> None:
         await one.set(f"check/values/{name}", value)
     for name, value in values.items():
         for store in (two, one):
+            assert await store.check([f"check/values/{name}"]), (
+                f"key {name!r} was set and is not there: do the handles share one store?"
+            )
             got = await store.get(f"check/values/{name}", _soon())
             assert isinstance(got, bytes), f"get() returned {type(got).__name__}, not bytes"
             assert got == value, (

@@ -8,6 +8,7 @@ import pytest
 from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError, InvalidUsageError, StoreTimeoutError
 from aiodist.store import TcpStore, TcpStoreServer, exchange, join, leave
+from aiodist.store.tcp_greeting import greet_client, greet_server
 
 
 def soon() -> Deadline:
@@ -184,14 +185,52 @@ async def test_server_that_says_nothing():
 async def test_bad_frames_cost_only_their_own_connection(server, caplog, sent):
     async with await TcpStore.connect("127.0.0.1", server.port, soon()) as store:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(b"AIODIST-STORE 1\n" + sent)
+        await greet_server(reader, writer, b"")
+        writer.write(sent)
         try:
-            assert await reader.read() in (b"", b"AIODIST-STORE 1\n")
+            assert await reader.read() == b""
         except ConnectionResetError:
             pass
         writer.close()
         await store.set("k", b"v")
     assert "dropped the client" in caplog.text
+
+
+async def test_secret_is_known_to_both():
+    async with (
+        await TcpStoreServer.start("127.0.0.1", secret=b"ours") as server,
+        await TcpStore.connect("127.0.0.1", server.port, soon(), secret=b"ours") as store,
+    ):
+        assert await store.add("k", 1) == 1
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(b"a", b"b"), (b"a", b""), (b"", b"b")])
+async def test_other_secret_is_refused_on_both_sides(caplog, ours, theirs):
+    async with await TcpStoreServer.start("127.0.0.1", secret=ours) as server:
+        with pytest.raises(DistStoreError, match="does not know this job's secret"):
+            await TcpStore.connect("127.0.0.1", server.port, Deadline(300), secret=theirs)
+        await until(lambda: "shown that it knows this job's secret" in caplog.text)
+
+
+async def test_client_that_guesses_a_proof_gets_nothing(caplog):
+    async with await TcpStoreServer.start("127.0.0.1", secret=b"ours") as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        request = b"\x00\x00\x00\x08\x92\x01\xa5count"
+        writer.write(b"AIODIST-STORE 1\n" + bytes(32 + 32) + request)
+        assert len(await reader.read()) == len(b"AIODIST-STORE 1\n") + 32 + 32
+        writer.close()
+        await writer.wait_closed()
+    assert "does not know this job's secret" in caplog.text
+
+
+async def test_timeout_reaches_the_others_although_the_server_closes(server):
+    async with await TcpStore.connect("127.0.0.1", server.port, soon()) as store:
+        other = asyncio.create_task(exchange(store, 1, 3, b"", soon()))
+        with pytest.raises(StoreTimeoutError, match="rank 0: rank 2 of 3 did not arrive"):
+            await exchange(server.store(), 0, 3, b"", Deadline(0.05))
+        await server.close()
+        with pytest.raises(StoreTimeoutError, match="rank 1: rank 2 of 3 did not arrive"):
+            await other
 
 
 async def test_frame_over_the_limit_is_refused_before_it_is_sent(server):
@@ -259,7 +298,7 @@ async def test_server_forgets_waits_that_were_cancelled_timed_out_or_lost(server
 
 async def test_mute_server_is_noticed():
     async def handler(reader, writer):
-        writer.write(b"AIODIST-STORE 1\n")
+        await greet_client(reader, writer, b"")
         await reader.read()
         writer.close()
         await writer.wait_closed()

@@ -1,0 +1,138 @@
+"""The first words on a connection to the TCP store: is it one, of this version, and of this job.
+
+::
+
+    client -> server   the line "AIODIST-STORE <version>", nonce C
+    server -> client   the line "AIODIST-STORE <version>", nonce S, HMAC(secret, "server", C, S)
+    client -> server   HMAC(secret, "client", C, S)
+
+Each side proves that it knows the job's secret without showing it (RFC 2104 with SHA-256; nonces
+of 32 bytes). The empty secret is everybody's. Nothing else is read from a stranger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import os
+
+from aiodist.errors import DistStoreError
+
+MAGIC = b"AIODIST-STORE "
+VERSION = 1
+GREETING = MAGIC + b"%d\n" % VERSION
+_LONGEST = 64
+_NONCE = 32
+_PROOF = hashlib.sha256().digest_size
+
+_HTTP = (b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"DELE", b"CONN", b"PATC", b"TRAC")
+# torch's client starts with the query "validate", a zero byte, and this number.
+_TORCH_MAGIC = 0x3C85F7CE
+
+
+class StrangerError(DistStoreError):
+    """The other side is not of this job. ``first``: its first bytes, empty if it said nothing."""
+
+    first: bytes
+
+
+async def greet_server(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes
+) -> None:
+    """The client's part. Raises StrangerError, OSError or IncompleteReadError."""
+    mine = os.urandom(_NONCE)
+    writer.write(GREETING + mine)
+    await _expect_greeting(reader)
+    theirs = await reader.readexactly(_NONCE)
+    if not hmac.compare_digest(
+        await reader.readexactly(_PROOF), _proof(secret, b"server", mine + theirs)
+    ):
+        raise _wrong_secret()
+    writer.write(_proof(secret, b"client", mine + theirs))
+
+
+async def greet_client(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes
+) -> None:
+    """The server's part. Raises StrangerError, OSError or IncompleteReadError."""
+    try:
+        await _expect_greeting(reader)
+    except StrangerError:
+        # Also to a client of another version, so that it can say so on its side.
+        writer.write(GREETING)
+        raise
+    theirs = await reader.readexactly(_NONCE)
+    mine = os.urandom(_NONCE)
+    writer.write(GREETING + mine + _proof(secret, b"server", theirs + mine))
+    try:
+        proof = await reader.readexactly(_PROOF)
+    except asyncio.IncompleteReadError as error:
+        raise StrangerError(
+            "it left before it had shown that it knows this job's secret; it may belong to another "
+            "job, or have been stopped",
+            first=GREETING,
+        ) from error
+    if not hmac.compare_digest(proof, _proof(secret, b"client", theirs + mine)):
+        raise _wrong_secret()
+
+
+async def _expect_greeting(reader: asyncio.StreamReader) -> None:
+    first = await read_greeting(reader)
+    if first != GREETING:
+        raise StrangerError(describe_stranger(first), first=first)
+
+
+def _proof(secret: bytes, role: bytes, nonces: bytes) -> bytes:
+    return hmac.new(secret, role + nonces, hashlib.sha256).digest()
+
+
+def _wrong_secret() -> StrangerError:
+    return StrangerError(
+        "it does not know this job's secret, so it belongs to another job; give each job a port of "
+        "its own, or all ranks of one job the same AIODIST_SECRET",
+        first=GREETING,
+    )
+
+
+async def read_greeting(reader: asyncio.StreamReader) -> bytes:
+    """The other side's first bytes: its line, or as much as shows that it is none of ours.
+
+    A stranger may wait for an answer without ever ending a line, so reading stops at the first
+    byte that is wrong. Empty at the end of the stream.
+    """
+    first = b""
+    while len(first) < _LONGEST and not first.endswith(b"\n"):
+        # Byte by byte near the end, so that no byte of the first frame is taken.
+        want = max(1, len(MAGIC) - len(first))
+        chunk = await reader.read(want)
+        first += chunk
+        if not chunk or not (first.startswith(MAGIC) or MAGIC.startswith(first)):
+            break
+    return first
+
+
+def describe_stranger(first: bytes) -> str:
+    """Who says ``first`` instead of this version's greeting, as far as it can be told."""
+    if first.startswith(MAGIC):
+        theirs = first[len(MAGIC) :].strip().decode("ascii", "replace")
+        return (
+            f"it speaks version {theirs} of the store's protocol and this side version {VERSION}; "
+            "install the same aiodist on all hosts"
+        )
+    if not first:
+        return "it closed the connection without a word"
+    if first.startswith(_HTTP):
+        return f"it is an HTTP client (it said {first!r})"
+    if first.startswith(b"HTTP/"):
+        return f"it is an HTTP server (it said {first!r})"
+    if first.startswith(b"\x16\x03"):
+        return "it speaks TLS"
+    if first[0] == 0 and len(first) >= 5:
+        number = first[1:5]
+        if _TORCH_MAGIC in (int.from_bytes(number, "little"), int.from_bytes(number, "big")):
+            return (
+                "it is torch.distributed's TCPStore client, and this is no torch TCPStore; use "
+                "aiodist on all ranks, or give torch a port of its own"
+            )
+    return f"it said {first!r}"
