@@ -24,7 +24,10 @@ class Receiver(Protocol):
     """Who takes the bytes of a connection."""
 
     def get_buffer(self) -> memoryview:
-        """Memory for the next bytes; never empty. Valid until the next ``received``."""
+        """Memory for the next bytes; never empty. Valid until the next ``received``.
+
+        May be asked for though nothing comes: then it is asked for again before the next bytes.
+        """
         ...
 
     def received(self, count: int) -> None:

@@ -1,0 +1,172 @@
+"""Addresses, names, interfaces and the errors of TCP."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+
+import pytest
+
+from aiodist.deadline import Deadline
+from aiodist.errors import DistNetworkError, InvalidUsageError
+from aiodist.testing.check_transport import connected
+from aiodist.testing.sinks import Sink
+from aiodist.transport.base import Connection, Transport
+from aiodist.transport.stream_socket import SocketConnection
+from aiodist.transport.tcp import TcpTransport, format_address, parse_address
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as sock:
+            sock.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("tcp://127.0.0.1:80", ("127.0.0.1", 80)),
+        ("tcp://node-3.example:65535", ("node-3.example", 65535)),
+        ("tcp://[::1]:1", ("::1", 1)),
+        ("tcp://[fe80::1%eth0]:29500", ("fe80::1%eth0", 29500)),
+    ],
+)
+def test_addresses_are_read_and_written_back(address: str, expected: tuple[str, int]) -> None:
+    assert parse_address(address) == expected
+    assert format_address(*expected) == address
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "tcp:",
+        "tcp://",
+        "tcp://host",
+        "tcp://host:",
+        "tcp://:80",
+        "tcp://host:0",
+        "tcp://host:65536",
+        "tcp://host:-1",
+        "tcp://host:port",
+        "tcp://::1:80",
+        "udp://host:80",
+        "host:80",
+    ],
+)
+async def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(InvalidUsageError, match="tcp://host:port"):
+        await TcpTransport("127.0.0.1").connect(address, Deadline(1))
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this host has no IPv6 loopback")
+async def test_ipv6() -> None:
+    async def make() -> tuple[Transport, Transport]:
+        return TcpTransport("::1"), TcpTransport("127.0.0.1")
+
+    async with connected(make) as (a, b):
+        assert a.peer_name.startswith("tcp://[::1]:")
+        assert b.peer_name.startswith("tcp://[::1]:")
+        sink = Sink()
+        b.start(sink)
+        a.send([b"six"])
+        await sink.holds(3)
+
+
+async def test_a_host_name_is_resolved() -> None:
+    transport = TcpTransport("localhost")
+    accepted: asyncio.Queue[Connection] = asyncio.Queue()
+    listener = await transport.listen(accepted.put_nowait)
+    _, port = parse_address(listener.address)
+    connection = await transport.connect(f"tcp://localhost:{port}", Deadline(5))
+    (await accepted.get()).abort()
+    connection.abort()
+    await listener.close()
+    await asyncio.get_running_loop().shutdown_default_executor()
+
+
+async def test_it_listens_on_its_own_interface_only() -> None:
+    listener = await TcpTransport("127.0.0.1").listen(lambda connection: connection.abort())
+    assert listener.address.startswith("tcp://127.0.0.1:")
+    assert listener._sock.getsockname()[0] == "127.0.0.1"
+    await listener.close()
+
+
+async def test_the_advertised_host_takes_the_place_of_the_bound_one() -> None:
+    transport = TcpTransport("127.0.0.1", advertise="gateway.example")
+    listener = await transport.listen(lambda connection: connection.abort())
+    assert listener.address.startswith("tcp://gateway.example:")
+    await listener.close()
+
+
+async def test_nagle_is_off_on_both_ends() -> None:
+    async def make() -> tuple[Transport, Transport]:
+        return TcpTransport("127.0.0.1"), TcpTransport("127.0.0.1")
+
+    async with connected(make) as ends:
+        for end in ends:
+            assert isinstance(end, SocketConnection)
+            assert end._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="all of 127/8 is loopback on Linux only")
+async def test_source_hosts_take_turns() -> None:
+    accepted: asyncio.Queue[Connection] = asyncio.Queue()
+    listener = await TcpTransport("127.0.0.1").listen(accepted.put_nowait)
+    connecting = TcpTransport("127.0.0.1", source_hosts=["127.0.0.2", "::2", "127.0.0.3"])
+    sources = []
+    for _ in range(4):
+        connection = await connecting.connect(listener.address, Deadline(5))
+        other = await accepted.get()
+        sources.append(parse_address(other.peer_name)[0])
+        connection.abort()
+        other.abort()
+    assert sources == ["127.0.0.2", "127.0.0.3"] * 2
+    await listener.close()
+
+
+async def test_a_source_that_is_not_ours_is_named() -> None:
+    connecting = TcpTransport("127.0.0.1", source_hosts=["192.0.2.1"])
+    with pytest.raises(DistNetworkError, match=r"tcp://127\.0\.0\.1:9.*192\.0\.2\.1"):
+        await connecting.connect("tcp://127.0.0.1:9", Deadline(5))
+
+
+async def test_listening_on_a_foreign_address_says_so() -> None:
+    with pytest.raises(DistNetworkError, match=r"192\.0\.2\.1.*interface of this host"):
+        await TcpTransport("192.0.2.1").listen(lambda connection: connection.abort())
+
+
+async def test_a_name_that_does_not_resolve_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(*args: object, **kwargs: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    async def resolve(host: str, port: int) -> None:
+        await fails()
+
+    monkeypatch.setattr("aiodist.transport.tcp._resolve", resolve)
+    with pytest.raises(DistNetworkError, match=r"tcp://nowhere\.invalid:1.*does not resolve"):
+        await TcpTransport("127.0.0.1").connect("tcp://nowhere.invalid:1", Deadline(5))
+    with pytest.raises(DistNetworkError, match=r"'nowhere\.invalid': the name does not resolve"):
+        await TcpTransport("nowhere.invalid").listen(lambda connection: connection.abort())
+
+
+async def test_a_host_that_does_not_answer_times_out() -> None:
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        address = format_address(*full.getsockname())
+        transport = TcpTransport("127.0.0.1")
+        connections = []
+
+        async def fill() -> None:
+            while True:  # the backlog takes one or two; after that, nobody answers
+                connections.append(await transport.connect(address, Deadline(0.05)))
+
+        with pytest.raises(DistNetworkError, match=rf"timed out connecting to {address} after"):
+            await fill()
+        for connection in connections:
+            connection.abort()
