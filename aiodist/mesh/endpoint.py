@@ -76,6 +76,7 @@ class Endpoint:
         self._listeners: list[Listener] = []
         self._peers: dict[int, Peer] = {}
         self._strangers: dict[Link, asyncio.TimerHandle] = {}
+        self._early: list[Connection] = []  # came before ``meet``: the faster ranks know us already
         self._key = b""
         self._closed = False
         self._host_id = ""
@@ -104,6 +105,9 @@ class Endpoint:
                 peer = Peer(card, self.window, self._loop.call_soon)
                 self._peers[card.rank] = peer
                 self.inbox.add_source(peer)
+        early, self._early = self._early, []
+        for connection in early:
+            self._accept(connection)
 
     def host_of(self, rank: int) -> str:
         """A name for the host of ``rank``: equal for ranks under one kernel."""
@@ -154,6 +158,8 @@ class Endpoint:
             timer.cancel()
             link.connection.abort()
         self._strangers.clear()
+        for connection in self._early:
+            connection.abort()
         flushing: list[Coroutine[Any, Any, None]] = []
         for peer in self._peers.values():
             if peer.connecting is not None and not peer.connecting.done():
@@ -233,8 +239,11 @@ class Endpoint:
         return Handshake(self._key, self.rank, self.size, self.window)
 
     def _accept(self, connection: Connection) -> None:
-        if self._closed or not self._key:
+        if self._closed:
             connection.abort()
+            return
+        if not self._key:
+            self._early.append(connection)
             return
         link = Link(self, connection, self._handshake())
         error = DistNetworkError(f"{connection.peer_name} did not finish the handshake in time")
