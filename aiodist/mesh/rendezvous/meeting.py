@@ -16,7 +16,7 @@ from aiodist.errors import DistError, DistStoreError, InvalidUsageError, StoreTi
 from aiodist.mesh.interfaces import choose_hosts, default_address
 from aiodist.mesh.rendezvous.places import Place, given_place, open_place
 from aiodist.mesh.rendezvous.plan import Plan, plan, plan_with_store
-from aiodist.store import Store, exchange, join, leave
+from aiodist.store import Store, exchange, leave
 from aiodist.store.waiting import pauses
 
 _FAREWELL_SECONDS = 5.0
@@ -138,8 +138,13 @@ async def _meet(
 ) -> Rendezvous:
     try:
         hosts = choose_hosts(place.route, environ)
-        part = await join(place.store, own.rank, own.size, deadline)
-        hosts = await _arrive(own, part, hosts, place, deadline)
+        part = await place.join(place.store, own.rank, own.size, deadline)
+        hosts = await _arrive(own, part, hosts, deadline)
+    except StoreTimeoutError as error:
+        await place.close()
+        raise StoreTimeoutError(
+            f"{error.message} (they meet at {place.where}, told by {own.source})", **error.fields
+        ) from error
     except BaseException:
         await place.close()
         raise
@@ -149,16 +154,11 @@ async def _meet(
 
 
 async def _arrive(
-    own: Plan, part: Store, hosts: tuple[str, ...] | None, place: Place, deadline: Deadline
+    own: Plan, part: Store, hosts: tuple[str, ...] | None, deadline: Deadline
 ) -> tuple[str, ...]:
     """Wait until all ranks are here; this rank's addresses, if need be from what the others say."""
     mine = msgpack.packb((own.size, host_identity()))
-    try:
-        values = await exchange(part, own.rank, own.size, mine, deadline)
-    except StoreTimeoutError as error:
-        raise StoreTimeoutError(
-            f"{error.message} (they meet at {place.where}, told by {own.source})", **error.fields
-        ) from error
+    values = await exchange(part, own.rank, own.size, mine, deadline)
     others = [msgpack.unpackb(value) for value in values]
     sizes = [size for size, _ in others]
     if {*sizes, own.size} != {own.size}:

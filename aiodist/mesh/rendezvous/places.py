@@ -19,6 +19,7 @@ from aiodist.mesh.interfaces import (
     route_to,
 )
 from aiodist.mesh.rendezvous.agent import agent_client
+from aiodist.mesh.rendezvous.assembly import assemble
 from aiodist.mesh.rendezvous.plan import Master, Plan
 from aiodist.store import (
     FileStore,
@@ -28,6 +29,7 @@ from aiodist.store import (
     TcpStore,
     TcpStoreServer,
     TorchStore,
+    join,
 )
 from aiodist.store.addresses import resolve
 
@@ -49,6 +51,7 @@ class Place:
     route: str | None = None
     serves: bool = False
     once: bool = False
+    join: Callable[[Store, int, int, Deadline], Awaitable[Store]] = join
 
 
 async def open_place(plan: Plan, environ: Mapping[str, str], deadline: Deadline) -> Place:
@@ -173,8 +176,7 @@ async def _at_agent(master: Master, environ: Mapping[str, str], deadline: Deadli
     loop = asyncio.get_running_loop()
     client = await loop.run_in_executor(None, partial(agent_client, master, deadline))
     adapter = TorchStore(client)
-    # Workers that were restarted find the keys of the attempt before.
-    job = environ.get("TORCHELASTIC_RUN_ID", "")
-    attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = PrefixStore(f"aiodist/{job}/{attempt}", adapter)
-    return Place(store, f"torchrun's store at {master}", adapter.close, route)
+    store = PrefixStore(f"aiodist/{environ.get('TORCHELASTIC_RUN_ID', '')}", adapter)
+    where = f"torchrun's store at {master}"
+    # Not by counting: the agents of several nodes count attempts differently.
+    return Place(store, where, adapter.close, route, join=assemble)
