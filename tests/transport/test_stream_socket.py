@@ -274,6 +274,22 @@ async def test_close_now_gives_up_when_nobody_reads() -> None:
     theirs.close()
 
 
+async def test_close_tells_the_other_side_and_ends_when_it_ends(
+    monkeypatch: pytest.MonkeyPatch, scaled: Callable[[float], float]
+) -> None:
+    monkeypatch.setattr(stream_socket, "DRAIN_SECONDS", 3600)
+
+    async def make() -> tuple[Transport, Transport]:
+        return UnixTransport(), UnixTransport()
+
+    async with connected(make) as (a, b):
+        sink = Sink()
+        b.start(sink)
+        async with asyncio.timeout(scaled(5)):
+            await a.close()
+        assert sink.ends == [None]
+
+
 async def test_close_does_not_wait_long_for_a_peer_that_never_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
