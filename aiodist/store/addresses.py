@@ -30,15 +30,18 @@ async def resolve(
     """The addresses of ``host``, an IPv4 or IPv6 address or a name, in the system's order.
 
     Raises DistStoreError at once if there are none, StoreTimeoutError if the look-up takes too
-    long, InvalidUsageError for an impossible port.
+    long, InvalidUsageError for an impossible port or no name at all.
     """
     if not isinstance(port, int) or not (0 if to_listen else 1) <= port <= 65535:
         raise InvalidUsageError(f"port must be a number up to 65535, not {port!r}")
+    if not host:
+        # The system takes no name for every address of the machine; that is to be asked for.
+        raise InvalidUsageError("host must be an address or a name, not empty")
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(limit(deadline)):
             found = await loop.getaddrinfo(
-                host or None,
+                host,
                 port,
                 type=socket.SOCK_STREAM,
                 flags=socket.AI_PASSIVE if to_listen else 0,

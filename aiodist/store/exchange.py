@@ -9,6 +9,7 @@ import msgpack
 from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError, StoreTimeoutError
 from aiodist.store.base import Store
+from aiodist.store.waiting import in_time
 
 _BLAME_SECONDS = 5.0
 """How long the store is asked, after the deadline, who is missing."""
@@ -26,7 +27,7 @@ async def exchange(
     this rank's own); its ``ranks`` are the absent ones. DistStoreError if the store fails.
     Cancelled, this rank may or may not have arrived for the others.
     """
-    await store.set(f"{name}/{rank}", value)
+    await in_time(store.set(f"{name}/{rank}", value), deadline)
     if rank != 0:
         try:
             answer = await store.get(f"{name}/all", deadline)

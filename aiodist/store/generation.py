@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from aiodist.deadline import Deadline
 from aiodist.errors import InvalidUsageError
 from aiodist.store.base import Store
 from aiodist.store.prefix import PrefixStore
-from aiodist.store.waiting import limit, timed_out
+from aiodist.store.waiting import in_time
 
 
 async def join(store: Store, rank: int, world_size: int, deadline: Deadline) -> Store:
@@ -26,10 +24,5 @@ async def join(store: Store, rank: int, world_size: int, deadline: Deadline) -> 
         raise InvalidUsageError(
             f"rank {rank} is outside a world of {world_size}: ranks go from 0 to world_size - 1"
         )
-    key = f"init/{rank}"
-    try:
-        async with asyncio.timeout(limit(deadline)):
-            count = await store.add(key, 1)
-    except TimeoutError as error:
-        raise timed_out([key], deadline) from error
+    count = await in_time(store.add(f"init/{rank}", 1), deadline)
     return PrefixStore(f"gen{count}", store)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
+from typing import TypeVar
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError, StoreTimeoutError
+
+T = TypeVar("T")
 
 FIRST_PAUSE = 0.0005
 LONGEST_PAUSE = 0.02
@@ -38,6 +42,20 @@ def timed_out(keys: Sequence[str], deadline: Deadline) -> StoreTimeoutError:
         "not come so far, or waits elsewhere",
         keys=keys,
     )
+
+
+async def in_time(call: Awaitable[T], deadline: Deadline) -> T:
+    """The result of a call that waits for no key, by ``deadline``. Raises StoreTimeoutError."""
+    try:
+        async with asyncio.timeout(limit(deadline)):
+            return await call
+    except StoreTimeoutError:
+        raise
+    except TimeoutError as error:
+        raise StoreTimeoutError(
+            f"the store did not answer within {deadline.timeout:g} s; see whether the process "
+            "that hosts it still runs"
+        ) from error
 
 
 def closed(what: str) -> DistStoreError:

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from aiodist.deadline import Deadline
-from aiodist.errors import InvalidUsageError
+from aiodist.errors import InvalidUsageError, StoreTimeoutError
 from aiodist.store import MemoryStore, exchange, join
 
 
@@ -28,3 +28,12 @@ async def test_rank_outside_the_world(rank):
     with pytest.raises(InvalidUsageError, match="world of 2"):
         await join(store, rank, 2, Deadline(1))
     assert await store.num_keys() == 0
+
+
+async def test_store_that_does_not_answer_in_time():
+    class Mute(MemoryStore):
+        async def add(self, key, amount):
+            await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(StoreTimeoutError, match=r"store did not answer within 0\.01 s"):
+        await join(Mute(), 0, 2, Deadline(0.01))

@@ -9,6 +9,7 @@ from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError, InvalidUsageError, StoreTimeoutError
 from aiodist.store import TcpStore, TcpStoreServer, exchange, join, leave
 from aiodist.store.tcp_greeting import greet_client, greet_server
+from aiodist.testing.check_store import check_store
 
 
 def soon() -> Deadline:
@@ -62,6 +63,11 @@ async def test_name_that_does_not_resolve_fails_at_once():
 async def test_impossible_port(port):
     with pytest.raises(InvalidUsageError, match="port"):
         await TcpStore.connect("127.0.0.1", port, soon())
+
+
+async def test_no_host_does_not_mean_every_address():
+    with pytest.raises(InvalidUsageError, match="not empty"):
+        await TcpStoreServer.start("")
 
 
 async def test_port_in_use_is_named(server):
@@ -343,13 +349,8 @@ def test_uvloop_runs_it_too():
     uvloop = pytest.importorskip("uvloop")
 
     async def main() -> None:
-        async with (
-            await TcpStoreServer.start("localhost") as server,
-            await TcpStore.connect("localhost", server.port, soon()) as store,
-        ):
-            waiting = asyncio.create_task(store.get("k", soon()))
-            await server.store().set("k", bytes(2**20))
-            assert await waiting == bytes(2**20)
+        async with await TcpStoreServer.start("localhost") as server:
+            await check_store(lambda: TcpStore.connect("localhost", server.port, soon()))
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
