@@ -99,7 +99,7 @@ def all_gather(
     Shapes may differ between ranks; ``tensor_list[r]`` then has rank r's number of elements.
     """
     pg = current_world().group(group)
-    outputs = check_list(tensor_list, "tensor_list", pg.size)
+    outputs = check_list(tensor_list, "tensor_list", pg.n_ranks)
     return pg.backend.all_gather(outputs, tensor, to_seconds(timeout))
 
 
@@ -167,7 +167,7 @@ def reduce_scatter(
 ) -> Work[None]:
     """Reduce ``input_list[r]`` over all ranks into rank r's ``output``. Inputs stay as they are."""
     pg = current_world().group(group)
-    inputs = check_list(input_list, "input_list", pg.size)
+    inputs = check_list(input_list, "input_list", pg.n_ranks)
     return pg.backend.reduce_scatter(output, inputs, ReduceOp.of(op), to_seconds(timeout))
 
 
@@ -196,8 +196,8 @@ def all_to_all(
     Shapes may differ; each output has as many elements as what its rank sends here.
     """
     pg = current_world().group(group)
-    outputs = check_list(output_tensor_list, "output_tensor_list", pg.size)
-    inputs = check_list(input_tensor_list, "input_tensor_list", pg.size)
+    outputs = check_list(output_tensor_list, "output_tensor_list", pg.n_ranks)
+    inputs = check_list(input_tensor_list, "input_tensor_list", pg.n_ranks)
     return pg.backend.all_to_all(outputs, inputs, to_seconds(timeout))
 
 

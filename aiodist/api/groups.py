@@ -90,11 +90,11 @@ def new_subgroups(
     world = current_world()
     parent = world.group(group)
     size = _ranks_per_host(world, parent) if group_size is None else group_size
-    if not 0 < size <= parent.size or parent.size % size:
+    if not 0 < size <= parent.n_ranks or parent.n_ranks % size:
         raise InvalidUsageError(
-            f"group_size {size} does not divide the group's {parent.size} ranks into equal parts"
+            f"group_size {size} does not divide the group's {parent.n_ranks} ranks into equal parts"
         )
-    parts = [list(parent.ranks[i : i + size]) for i in range(0, parent.size, size)]
+    parts = [list(parent.ranks[i : i + size]) for i in range(0, parent.n_ranks, size)]
     return _subgroups(world, parent, parts, timeout, backend, group_desc)
 
 
@@ -132,7 +132,7 @@ def split_group(
         raise InvalidUsageError("split_ranks is required: lists of ranks in the parent group")
     parts = []
     for part in check_list(split_ranks, "split_ranks"):
-        numbers = check_ranks(part, parent.size)
+        numbers = check_ranks(part, parent.n_ranks)
         parts.append([parent.ranks[number] for number in numbers])
     plans = _plans(world, parts, group_desc or "split")
     make = _maker(world, parent, timeout, parent.backend_name)
@@ -146,13 +146,13 @@ def split_group(
 def get_rank(group: Group | None = None) -> int:
     """This process's number in ``group`` (default: the world); -1 if it is not a member."""
     chosen = current_world().find(group)
-    return chosen.rank if isinstance(chosen, ProcessGroup) else -1
+    return chosen.own_rank if isinstance(chosen, ProcessGroup) else -1
 
 
 def get_world_size(group: Group | None = None) -> int:
     """How many ranks ``group`` has (default: the world); -1 if this rank is not a member."""
     chosen = current_world().find(group)
-    return chosen.size if isinstance(chosen, ProcessGroup) else -1
+    return chosen.n_ranks if isinstance(chosen, ProcessGroup) else -1
 
 
 def get_backend(group: Group | None = None) -> str:
@@ -173,9 +173,9 @@ def get_group_rank(group: Group, global_rank: int) -> int:
 def get_global_rank(group: Group, group_rank: int) -> int:
     """The global rank of a number in ``group``. Raises InvalidUsageError if out of range."""
     chosen = _member(group)
-    if not 0 <= group_rank < chosen.size:
+    if not 0 <= group_rank < chosen.n_ranks:
         raise InvalidUsageError(
-            f"group rank {group_rank} is out of range: {chosen.name!r} has {chosen.size} ranks"
+            f"group rank {group_rank} is out of range: {chosen.group_name!r} has {chosen.n_ranks} ranks"
         )
     return chosen.ranks[group_rank]
 

@@ -49,7 +49,7 @@ def all_gather_object(
     """Fill ``object_list[r]`` with rank r's ``obj`` on all ranks. Its length is the group's size."""
     pg = current_world().group(group)
     objects = _mutable(object_list, "object_list")
-    check_list(objects, "object_list", pg.size)
+    check_list(objects, "object_list", pg.n_ranks)
     return pg.backend.all_gather_object(objects, obj, allow_pickle, to_seconds(timeout))
 
 
@@ -87,7 +87,7 @@ def scatter_object_list(
     if not output:
         raise InvalidUsageError("scatter_object_output_list must have at least one entry")
     inputs = None
-    if pg.rank == root:
+    if pg.own_rank == root:
         inputs = check_root_list(scatter_object_input_list, "scatter_object_input_list", pg, root)
     return pg.backend.scatter_object(output, inputs, root, allow_pickle, to_seconds(timeout))
 

@@ -90,7 +90,7 @@ class NativeBackend(NativeObjects):
     # -- one to all, all to one
 
     def broadcast(self, tensor: Tensor, root: int, timeout: float | None) -> Work[None]:
-        is_root = self._group.rank == root
+        is_root = self._group.own_rank == root
         buffer = buffer_of(tensor, "tensor", writable=not is_root, load=is_root)
 
         async def body(channel: Channel) -> None:
@@ -102,9 +102,9 @@ class NativeBackend(NativeObjects):
         return self._group.collective(fingerprint, body, timeout)
 
     def reduce(self, tensor: Tensor, root: int, op: ReduceOp, timeout: float | None) -> Work[None]:
-        is_root = self._group.rank == root
+        is_root = self._group.own_rank == root
         buffer = buffer_of(tensor, "tensor", writable=is_root)
-        reduce = reduction(op, buffer.dtype, self._group.size)
+        reduce = reduction(op, buffer.dtype, self._group.n_ranks)
 
         async def body(channel: Channel) -> None:
             data = buffer.view
@@ -133,7 +133,7 @@ class NativeBackend(NativeObjects):
             _write_back(places)
 
         if places:
-            _check_own(places[self._group.rank], buffer, "gather_list")
+            _check_own(places[self._group.own_rank], buffer, "gather_list")
         return self._group.collective(Fingerprint("gather", buffer.dtype, root=root), body, timeout)
 
     def scatter(
@@ -148,7 +148,7 @@ class NativeBackend(NativeObjects):
             buffer.write_back()
 
         if sources:
-            _check_own(sources[self._group.rank], buffer, "scatter_list")
+            _check_own(sources[self._group.own_rank], buffer, "scatter_list")
         return self._group.collective(
             Fingerprint("scatter", buffer.dtype, root=root), body, timeout
         )
@@ -174,7 +174,7 @@ class NativeBackend(NativeObjects):
         self, data: memoryview, buffers: Sequence[Buffer], op: ReduceOp, timeout: float | None
     ) -> Work[None]:
         first = buffers[0]
-        reduce = reduction(op, first.dtype, self._group.size)
+        reduce = reduction(op, first.dtype, self._group.n_ranks)
 
         async def body(channel: Channel) -> None:
             reduce.prepare(data)
@@ -194,7 +194,7 @@ class NativeBackend(NativeObjects):
     ) -> Work[None]:
         buffer = buffer_of(tensor, "tensor", writable=False)
         places = _outputs(outputs, "tensor_list", buffer)
-        own = places[self._group.rank]
+        own = places[self._group.own_rank]
         _check_own(own, buffer, "tensor_list")
         total = sum(place.count for place in places)
 
@@ -213,7 +213,7 @@ class NativeBackend(NativeObjects):
 
         async def body(channel: Channel) -> None:
             blocks = self._blocks(place, buffer.nbytes)
-            blocks[self._group.rank][:] = buffer.view
+            blocks[self._group.own_rank][:] = buffer.view
             await run.all_gather(channel, blocks, scratch)
             place.write_back()
 
@@ -225,7 +225,7 @@ class NativeBackend(NativeObjects):
     ) -> Work[None]:
         place = buffer_of(output, "output", writable=True, load=False)
         sources = _inputs(inputs, "input_list", place)
-        _check_own(sources[self._group.rank], place, "input_list")
+        _check_own(sources[self._group.own_rank], place, "input_list")
         return self._reduce_scatter(place, [s.view for s in sources], op, timeout)
 
     def reduce_scatter_from(
@@ -239,7 +239,7 @@ class NativeBackend(NativeObjects):
     def _reduce_scatter(
         self, place: Buffer, blocks: Sequence[memoryview], op: ReduceOp, timeout: float | None
     ) -> Work[None]:
-        reduce = reduction(op, place.dtype, self._group.size)
+        reduce = reduction(op, place.dtype, self._group.n_ranks)
 
         async def body(channel: Channel) -> None:
             sources = blocks
@@ -262,7 +262,7 @@ class NativeBackend(NativeObjects):
         first = buffer_of(inputs[0], "input_tensor_list[0]", writable=False)
         sources = _inputs(inputs, "input_tensor_list", first)
         places = _outputs(outputs, "output_tensor_list", first)
-        rank = self._group.rank
+        rank = self._group.own_rank
         _check_own(places[rank], sources[rank], "output_tensor_list")
 
         async def body(channel: Channel) -> None:
@@ -283,7 +283,7 @@ class NativeBackend(NativeObjects):
         source = buffer_of(tensor, "input", writable=False)
         place = buffer_of(output, "output", writable=True, load=False)
         _check_dtype(place, "output", source)
-        size, rank = self._group.size, self._group.rank
+        size, rank = self._group.n_ranks, self._group.own_rank
         inputs = split_bytes(source, "input", input_splits, size)
         outputs = split_bytes(place, "output", output_splits, size)
         if len(inputs[rank]) != len(outputs[rank]):
@@ -301,11 +301,11 @@ class NativeBackend(NativeObjects):
     # -- checks
 
     def _blocks(self, buffer: Buffer, nbytes: int) -> list[memoryview]:
-        return [buffer.view[i * nbytes : (i + 1) * nbytes] for i in range(self._group.size)]
+        return [buffer.view[i * nbytes : (i + 1) * nbytes] for i in range(self._group.n_ranks)]
 
     def _check_multiple(self, whole: Buffer, whole_name: str, part: Buffer, part_name: str) -> None:
         _check_dtype(whole, whole_name, part)
-        size = self._group.size
+        size = self._group.n_ranks
         if whole.count != part.count * size:
             raise InvalidUsageError(
                 f"{whole_name} has {whole.count} elements; it must have {size} (the group's size) "

@@ -80,7 +80,7 @@ class NativeObjects(CollectiveBackend):
     def broadcast_object(
         self, objects: list[Any], root: int, pickle: bool, timeout: float | None
     ) -> Work[None]:
-        is_root = self._group.rank == root
+        is_root = self._group.own_rank == root
         data = self._dump(objects, pickle) if is_root else None
 
         async def body(channel: Channel) -> None:

@@ -25,10 +25,10 @@ def check_rank(
         raise InvalidUsageError(f"pass {name} or group_{name}, not both")
     if group_rank is not None:
         _check_int(group_rank, f"group_{name}")
-        if not 0 <= group_rank < group.size:
+        if not 0 <= group_rank < group.n_ranks:
             raise InvalidUsageError(
-                f"group_{name} {group_rank} is out of range: group {group.name!r} has ranks 0 to "
-                f"{group.size - 1}"
+                f"group_{name} {group_rank} is out of range: group {group.group_name!r} has ranks 0 to "
+                f"{group.n_ranks - 1}"
             )
         return group_rank
     if global_rank is None:
@@ -45,7 +45,7 @@ def check_rank(
 
 def check_other(group: ProcessGroup, rank: int, name: str) -> int:
     """Refuses a message to oneself."""
-    if rank == group.rank:
+    if rank == group.own_rank:
         raise InvalidUsageError(
             f"{name} is this rank itself ({group.global_rank}); a message needs another rank"
         )
@@ -73,10 +73,10 @@ def check_list(items: Any, name: str, size: int | None = None, each: str = "rank
 
 def check_root_list(items: Any, name: str, group: ProcessGroup, root: int) -> list[Any] | None:
     """The list that only the root passes: required there, refused elsewhere unless empty."""
-    if group.rank == root:
+    if group.own_rank == root:
         if items is None:
             raise InvalidUsageError(f"{name} is required on the root, rank {group.ranks[root]}")
-        return check_list(items, name, group.size)
+        return check_list(items, name, group.n_ranks)
     if items:
         raise InvalidUsageError(
             f"{name} is for the root (rank {group.ranks[root]}) alone; pass None on this rank"

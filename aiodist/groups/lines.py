@@ -47,8 +47,8 @@ class CollectiveLine:
     def __init__(
         self, group: ProcessGroup, endpoint: Endpoint, sequence: int, fingerprint: Fingerprint
     ) -> None:
-        self.rank = group.rank
-        self.size = group.size
+        self.rank = group.own_rank
+        self.size = group.n_ranks
         self.sequence = sequence
         self._group = group
         self._endpoint = endpoint
@@ -109,10 +109,10 @@ class CollectiveLine:
     def _mismatch(self, src: int, meta: bytes, detail: str = "") -> CollectiveMismatchError:
         here = self._ranks[self.rank]
         return CollectiveMismatchError(
-            f"ranks disagree about operation {self.sequence} of group {self._group.name!r}: "
+            f"ranks disagree about operation {self.sequence} of group {self._group.group_name!r}: "
             f"rank {here} called {self._fingerprint}, rank {src} called {describe(meta)}{detail}",
             operation=self._fingerprint.operation,
-            group=self._group.name,
+            group=self._group.group_name,
             sequence=self.sequence,
             rank=src,
         )
@@ -120,7 +120,7 @@ class CollectiveLine:
     # -- group.work.Line
 
     def describe(self) -> str:
-        return f"{self._fingerprint.operation} (operation {self.sequence} of {self._group.name!r})"
+        return f"{self._fingerprint.operation} (operation {self.sequence} of {self._group.group_name!r})"
 
     def waiting_for(self) -> Sequence[int]:
         ranks = {r.src for r in self._recvs if not r.done}
@@ -148,7 +148,7 @@ class CollectiveLine:
         name = self._fingerprint.operation
         common: dict[str, Any] = {
             "operation": name,
-            "group": self._group.name,
+            "group": self._group.group_name,
             "sequence": self.sequence,
             "rank": here,
         }
@@ -167,7 +167,7 @@ class CollectiveLine:
             self.waiting_for(),
             {
                 "operation": self._fingerprint.operation,
-                "group": self._group.name,
+                "group": self._group.group_name,
                 "sequence": self.sequence,
                 "rank": self._ranks[self.rank],
             },
@@ -204,7 +204,7 @@ class MessageLine:
     def describe(self) -> str:
         direction = "to" if self._what == "send" else "from"
         whom = "any rank" if self._other < 0 else f"rank {self._other}"
-        return f"{self._what} {direction} {whom} with tag {self._tag} in group {self._group.name!r}"
+        return f"{self._what} {direction} {whom} with tag {self._tag} in group {self._group.group_name!r}"
 
     def waiting_for(self) -> Sequence[int]:
         return (
@@ -229,7 +229,7 @@ class MessageLine:
             self.waiting_for(),
             {
                 "operation": self._what,
-                "group": self._group.name,
+                "group": self._group.group_name,
                 "rank": self._group.global_rank,
             },
         )

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 class ProcessGroup:
     """Some of the world's ranks, in an order of their own.
 
-    ``rank`` is this process's number in the group, ``ranks[i]`` the global rank of group rank i.
+    ``own_rank`` is this process's number among the group's ``n_ranks``; ``ranks[i]`` is the
+    global rank of group rank i. `rank`, `size` and `name` answer the same as methods, as in torch.
     Operations on one group start in the same order on all its ranks; different groups are
     independent of each other.
     """
@@ -41,12 +42,12 @@ class ProcessGroup:
     ) -> None:
         """``ranks`` contains this process's global rank. ``timeout``: seconds, of each operation."""
         self.world = world
-        self.name = name
+        self.group_name = name
         self.id = group_id(name, ranks)
         self.ranks = tuple(ranks)
         self.global_rank = world.rank
-        self.rank = self.ranks.index(world.rank)
-        self.size = len(self.ranks)
+        self.own_rank = self.ranks.index(world.rank)
+        self.n_ranks = len(self.ranks)
         self.backend_name = backend_name
         self.timeout = timeout
         self._numbers = {global_rank: number for number, global_rank in enumerate(self.ranks)}
@@ -58,13 +59,25 @@ class ProcessGroup:
 
     # -- numbers
 
+    def rank(self) -> int:
+        """This process's number in the group."""
+        return self.own_rank
+
+    def size(self) -> int:
+        """How many ranks the group has."""
+        return self.n_ranks
+
+    def name(self) -> str:
+        """The name of the group's backend, as it was asked for."""
+        return str(self.backend_name)
+
     def group_rank(self, global_rank: int) -> int:
         """This group's number of a global rank. Raises InvalidUsageError for a rank outside."""
         try:
             return self._numbers[global_rank]
         except (KeyError, TypeError):
             raise InvalidUsageError(
-                f"rank {global_rank!r} is not in group {self.name!r}, whose ranks are "
+                f"rank {global_rank!r} is not in group {self.group_name!r}, whose ranks are "
                 f"{list(self.ranks)}"
             ) from None
 
@@ -207,7 +220,8 @@ class ProcessGroup:
             raise self._error
 
     def __repr__(self) -> str:
-        return f"<ProcessGroup {self.name!r}: rank {self.rank} of {self.size}, {self.backend_name}>"
+        place = f"rank {self.own_rank} of {self.n_ranks}"
+        return f"<ProcessGroup {self.group_name!r}: {place}, {self.backend_name}>"
 
 
 class NonGroupMember:

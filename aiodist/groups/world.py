@@ -95,14 +95,14 @@ class World:
 
     def add(self, group: ProcessGroup) -> None:
         if group.id in self._groups:
-            raise InvalidUsageError(f"a group {group.name!r} of these ranks exists already")
+            raise InvalidUsageError(f"a group {group.group_name!r} of these ranks exists already")
         self._closed.discard(group.id)
         self._groups[group.id] = group
 
     def remove(self, group: ProcessGroup) -> None:
         group.close(
             GroupClosedError(
-                f"group {group.name!r} was destroyed; make a new one", group=group.name
+                f"group {group.group_name!r} was destroyed; make a new one", group=group.group_name
             )
         )
         self._groups.pop(group.id, None)
@@ -135,7 +135,7 @@ class World:
             raise TypeError(f"group must be a ProcessGroup, not {type(chosen).__name__}")
         if chosen.world is not self:
             raise InvalidUsageError(
-                f"group {chosen.name!r} was made by another rank of this process, or before "
+                f"group {chosen.group_name!r} was made by another rank of this process, or before "
                 "destroy_process_group(); make a new one"
             )
         return chosen
