@@ -72,7 +72,7 @@ class Launcher:
         with ExitStack() as stack:
             environment = self.spec.shared_environment(self._port(stack))
             if self.spec.limits_threads():
-                self._console.say(
+                self._say(
                     "aiodist: OMP_NUM_THREADS=1 is set for each rank, so that they do not fight "
                     "over the cores; set it yourself to choose otherwise"
                 )

@@ -119,7 +119,8 @@ def test_the_first_failure_stops_the_rest_and_its_traceback_is_last(sandbox, run
     assert "aiodist: then ended: ranks 0, 2 by SIGTERM" in told
     for name in ("ready0", "ready2"):
         (sandbox.folder / name).unlink()
-    assert sandbox.run(*run_command, "-n", "3", script, "quiet")[0] == 3
+    code, _, err = sandbox.run(*run_command, "-n", "3", script, "quiet")
+    assert code == 3, err
 
 
 def test_a_rank_killed_by_a_signal_gives_128_plus_it(sandbox, run_command):
