@@ -162,13 +162,14 @@ class Endpoint:
             connection.abort()
         flushing: list[Coroutine[Any, Any, None]] = []
         for peer in self._peers.values():
-            if peer.connecting is not None and not peer.connecting.done():
+            connecting = peer.connecting
+            if connecting is not None and not connecting.done():
                 # What was sent before the connection was up still goes out.
                 with contextlib.suppress(TimeoutError, DistError):
-                    await asyncio.wait_for(asyncio.shield(peer.connecting), _FLUSH_SECONDS)
-                peer.connecting.cancel()
+                    await asyncio.wait_for(asyncio.shield(connecting), _FLUSH_SECONDS)
+                connecting.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
-                    await peer.connecting
+                    await connecting
             if peer.error is None:
                 peer.error = PeerLostError("this rank has left the mesh", rank=peer.rank)
                 if peer.outbox.connection is not None:
