@@ -32,8 +32,8 @@ def broadcast(
     tensor: Tensor,
     src: int | None = None,
     group: Group | None = None,
-    *,
     group_src: int | None = None,
+    *,
     timeout: Timeout = None,
 ) -> Work[None]:
     """Copy ``tensor`` of rank ``src`` (global; or ``group_src``) into ``tensor`` of all ranks.
@@ -77,8 +77,8 @@ def reduce(
     dst: int | None = None,
     op: ReduceOp = ReduceOp.SUM,
     group: Group | None = None,
-    *,
     group_dst: int | None = None,
+    *,
     timeout: Timeout = None,
 ) -> Work[None]:
     """Reduce ``tensor`` over all ranks into that of rank ``dst``; the others' stay as they are."""
@@ -124,8 +124,8 @@ def gather(
     gather_list: list[Tensor] | None = None,
     dst: int | None = None,
     group: Group | None = None,
-    *,
     group_dst: int | None = None,
+    *,
     timeout: Timeout = None,
 ) -> Work[None]:
     """Fill ``gather_list[r]`` on rank ``dst`` (default: the group's first) with rank r's ``tensor``.
@@ -143,8 +143,8 @@ def scatter(
     scatter_list: list[Tensor] | None = None,
     src: int | None = None,
     group: Group | None = None,
-    *,
     group_src: int | None = None,
+    *,
     timeout: Timeout = None,
 ) -> Work[None]:
     """Fill ``tensor`` on each rank r with ``scatter_list[r]`` of rank ``src`` (default: the first).

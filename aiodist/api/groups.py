@@ -22,8 +22,10 @@ from aiodist.groups.world import World, current_world
 
 class _Worlds(type):
     @property
-    def WORLD(cls) -> ProcessGroup:  # noqa: N802  # torch's name
-        return current_world().default_group()
+    def WORLD(cls) -> ProcessGroup | None:  # noqa: N802  # torch's name
+        # None and not an error where there is none yet: scripts have it as a default argument,
+        # which Python looks up before they can have initialised anything.
+        return current_world().default if current_world().is_initialized else None
 
 
 class GroupMember(metaclass=_Worlds):
@@ -48,8 +50,11 @@ def new_group(
     use_local_synchronization: bool = False,
     group_desc: str | None = None,
     device_id: Any | None = None,
+    sort_ranks: bool = True,
 ) -> Work[Group]:
-    """Make a group of ``ranks`` (global; all where None), numbered in their order there.
+    """Make a group of ``ranks`` (global; all where None), numbered from the lowest up.
+
+    With ``sort_ranks=False`` they are numbered in the order of the list.
 
     All ranks of the world call it, with equal ``ranks``: else CollectiveMismatchError on all, with
     both lists. With ``use_local_synchronization`` only the members call it. Its result is the
@@ -59,6 +64,8 @@ def new_group(
     world = current_world()
     parent = world.group(None)
     chosen = check_ranks(range(world.size) if ranks is None else ranks, world.size)
+    if sort_ranks:
+        chosen = tuple(sorted(chosen))
     make = _maker(world, parent, timeout, backend)
     if use_local_synchronization:
         stem = f"{group_desc or 'local'}:{','.join(map(str, chosen))}#"
@@ -107,10 +114,12 @@ def new_subgroups_by_enumeration(
 ) -> Work[tuple[Group, list[Group]]]:
     """Make one group for each list of global ranks; the lists have no rank in common.
 
+    Each group is numbered from its lowest rank up.
     Its result is this rank's own group (`GroupMember.NON_GROUP_MEMBER` if none) and all of them.
     """
     world = current_world()
-    parts = [list(part) for part in check_list(ranks_per_subgroup_list, "ranks_per_subgroup_list")]
+    lists = check_list(ranks_per_subgroup_list, "ranks_per_subgroup_list")
+    parts = [sorted(check_ranks(part, world.size)) for part in lists]
     return _subgroups(world, world.group(None), parts, timeout, backend, group_desc)
 
 
@@ -120,11 +129,12 @@ def split_group(
     timeout: Timeout = None,
     pg_options: Any | None = None,
     group_desc: str | None = None,
+    backend: str | None = None,
 ) -> Work[Group]:
     """Split ``parent_pg`` into groups; ``split_ranks`` lists numbers *in the parent group*.
 
-    All ranks of the parent call it. Its result is the part that this rank is in, or
-    `GroupMember.NON_GROUP_MEMBER`.
+    Each part is numbered from its lowest rank up. All ranks of the parent call it. Its result is
+    the part that this rank is in, or `GroupMember.NON_GROUP_MEMBER`.
     """
     world = current_world()
     parent = world.group(parent_pg)
@@ -132,10 +142,10 @@ def split_group(
         raise InvalidUsageError("split_ranks is required: lists of ranks in the parent group")
     parts = []
     for part in check_list(split_ranks, "split_ranks"):
-        numbers = check_ranks(part, parent.n_ranks)
+        numbers = sorted(check_ranks(part, parent.n_ranks))
         parts.append([parent.ranks[number] for number in numbers])
     plans = _plans(world, parts, group_desc or "split")
-    make = _maker(world, parent, timeout, parent.backend_name)
+    make = _maker(world, parent, timeout, backend)
 
     def finish() -> Group:
         return _own([make(plan) for plan in plans])

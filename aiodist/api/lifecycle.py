@@ -174,13 +174,18 @@ async def destroy_process_group(group: Group | None = None) -> None:
         world.remove(chosen)
         return
     world.check_loop()
-    await _quiet(list(world.groups))
+    await close_world(world)
+
+
+async def close_world(world: World, seconds: float = _FLUSH_SECONDS) -> None:
+    """Close all groups of ``world``, after ``seconds`` for what is under way, and its connections."""
+    await _quiet(list(world.groups), seconds)
     for each in world.groups:
         world.remove(each)
     await world.close()
 
 
-async def _quiet(groups: list[ProcessGroup]) -> None:
+async def _quiet(groups: list[ProcessGroup], seconds: float = _FLUSH_SECONDS) -> None:
     """Let sends and collectives under way finish, for a bounded time."""
     done = asyncio.Event()
     works = [work for group in groups for work in group.unfinished()]
@@ -197,7 +202,7 @@ async def _quiet(groups: list[ProcessGroup]) -> None:
     for work in works:
         work.add_done_callback(one_less)
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_FLUSH_SECONDS):
+        async with asyncio.timeout(seconds):
             await done.wait()
 
 

@@ -23,8 +23,8 @@ def broadcast_object_list(
     src: int | None = None,
     group: Group | None = None,
     device: Any = None,
-    *,
     group_src: int | None = None,
+    *,
     allow_pickle: bool = False,
     timeout: Timeout = None,
 ) -> Work[None]:
@@ -58,8 +58,8 @@ def gather_object(
     object_gather_list: list[Any] | None = None,
     dst: int | None = None,
     group: Group | None = None,
-    *,
     group_dst: int | None = None,
+    *,
     allow_pickle: bool = False,
     timeout: Timeout = None,
 ) -> Work[None]:
@@ -75,8 +75,8 @@ def scatter_object_list(
     scatter_object_input_list: list[Any] | None = None,
     src: int | None = None,
     group: Group | None = None,
-    *,
     group_src: int | None = None,
+    *,
     allow_pickle: bool = False,
     timeout: Timeout = None,
 ) -> Work[None]:
@@ -97,8 +97,8 @@ def send_object_list(
     dst: int | None = None,
     group: Group | None = None,
     device: Any = None,
-    *,
     group_dst: int | None = None,
+    *,
     allow_pickle: bool = False,
     timeout: Timeout = None,
 ) -> Work[None]:
@@ -114,8 +114,8 @@ def recv_object_list(
     src: int | None = None,
     group: Group | None = None,
     device: Any = None,
-    *,
     group_src: int | None = None,
+    *,
     allow_pickle: bool = False,
     timeout: Timeout = None,
 ) -> Work[int]:

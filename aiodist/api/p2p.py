@@ -29,8 +29,8 @@ def isend(
     dst: int | None = None,
     group: Group | None = None,
     tag: int = 0,
-    *,
     group_dst: int | None = None,
+    *,
     timeout: Timeout = None,
 ) -> Work[None]:
     """Send ``tensor`` to rank ``dst``. Done when its memory may be changed again.
@@ -48,8 +48,8 @@ def irecv(
     src: int | None = None,
     group: Group | None = None,
     tag: int = 0,
-    *,
     group_src: int | None = None,
+    *,
     timeout: Timeout = None,
 ) -> Work[int]:
     """Receive into ``tensor`` from rank ``src``, or from any rank where None.
@@ -67,8 +67,8 @@ def send(
     dst: int | None = None,
     group: Group | None = None,
     tag: int = 0,
-    *,
     group_dst: int | None = None,
+    *,
     timeout: Timeout = None,
 ) -> Work[None]:
     """The same as `isend`: in the async door every operation starts at the call."""
@@ -81,8 +81,8 @@ def recv(
     src: int | None = None,
     group: Group | None = None,
     tag: int = 0,
-    *,
     group_src: int | None = None,
+    *,
     timeout: Timeout = None,
 ) -> Work[int]: ...
 
@@ -93,8 +93,8 @@ def recv(
     src: int | None = None,
     group: Group | None = None,
     tag: int = 0,
-    *,
     group_src: int | None = None,
+    *,
     timeout: Timeout = None,
 ) -> Work[Received]: ...
 
@@ -104,8 +104,8 @@ def recv(
     src: int | None = None,
     group: Group | None = None,
     tag: int = 0,
-    *,
     group_src: int | None = None,
+    *,
     timeout: Timeout = None,
 ) -> Work[Any]:
     """With a tensor the same as `irecv`: its result is the sender's rank.

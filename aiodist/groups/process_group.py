@@ -217,7 +217,7 @@ class ProcessGroup:
 
     def _check_open(self) -> None:
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)  # raised again and again, it would only grow
 
     def __repr__(self) -> str:
         place = f"rank {self.own_rank} of {self.n_ranks}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Generator, Sequence
@@ -12,9 +13,12 @@ from typing import Any, Generic, Protocol
 
 from aiodist.completion import Driver, T
 from aiodist.deadline import to_seconds
-from aiodist.errors import CollectiveTimeoutError, InvalidUsageError
+from aiodist.errors import CollectiveTimeoutError, GroupClosedError, InvalidUsageError
 
 log = logging.getLogger("aiodist")
+
+# None where no loop runs, and no exception made for it; exported by asyncio.events.
+_running_loop = asyncio._get_running_loop
 
 
 class Line(Protocol):
@@ -41,8 +45,8 @@ class Work(Generic[T]):
     """An operation that has started. ``await work`` gives what a blocking call would return.
 
     Cancelling a task that awaits it cancels the operation: a point-to-point message is taken
-    back where that is still possible, a collective fails on all ranks. Everything but ``wait``,
-    ``is_completed`` and ``get_future`` belongs to the loop's thread.
+    back where that is still possible, a collective fails on all ranks. ``start``, ``fail`` and
+    ``set_source`` belong to the loop's thread; the rest may be called in any.
     """
 
     __slots__ = (
@@ -102,7 +106,8 @@ class Work(Generic[T]):
         self._error = line.over(error)
         self._value = value
         # _done first, then the callbacks one by one: a thread that appends its own looks at
-        # _done afterwards, so it is called here or there, and no lock is needed.
+        # _done afterwards and takes it back if it is still there, so it is called here or there,
+        # once, and no lock is needed.
         self._done = True
         callbacks = self._callbacks
         while callbacks:
@@ -129,7 +134,10 @@ class Work(Generic[T]):
         """What it returns, or its error raised. Raises InvalidUsageError while it runs."""
         error = self.exception()
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error, self  # else the error's traceback would hold this frame, and that it
         return self._value  # type: ignore[return-value]  # done without error: it is set
 
     def source_rank(self) -> int:
@@ -143,18 +151,33 @@ class Work(Generic[T]):
         self._source = rank
 
     def cancel(self) -> bool:
-        """Give the operation up; awaiting it raises CancelledError. False if it has ended."""
+        """Give the operation up; awaiting it raises CancelledError. False if it has ended.
+
+        In another thread than the loop's it asks the loop to do so and returns True at once.
+        """
         if self._done:
             return False
-        self.fail(asyncio.CancelledError())
+        error = asyncio.CancelledError()
+        if _running_loop() is self._loop:
+            self.fail(error)
+            return True
+        try:
+            self._loop.call_soon_threadsafe(self.fail, error)
+        except RuntimeError:  # the loop was closed meanwhile, and all its operations ended
+            return False
         return True
 
     def add_done_callback(self, callback: Callable[[], None]) -> None:
         """Call ``callback()`` when it ends, in the loop's thread; at once if it has ended."""
-        if self._done:
-            callback()
-        else:
+        if not self._done:
             self._callbacks.append(callback)
+            if not self._done:
+                return
+            try:
+                self._callbacks.remove(callback)
+            except ValueError:
+                return  # the loop's thread has it
+        callback()
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         """Block the calling thread until the operation ends; True, or its error raised.
@@ -164,11 +187,7 @@ class Work(Generic[T]):
         ended raises InvalidUsageError: there, ``await`` it.
         """
         if not self._done:
-            try:
-                running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
-            except RuntimeError:
-                running = None
-            if running is self._loop:
+            if _running_loop() is self._loop:
                 raise InvalidUsageError(
                     "wait() would block the event loop that has to finish the operation; await it"
                 )
@@ -180,18 +199,12 @@ class Work(Generic[T]):
         # A bare lock is a third of the price of threading.Event.
         gate = threading.Lock()
         gate.acquire()
-
-        def open_gate() -> None:
-            if gate.locked():
-                gate.release()
-
-        self._callbacks.append(open_gate)
-        if self._done:
-            return
+        self.add_done_callback(gate.release)
         if seconds is None:
             gate.acquire()
         elif not gate.acquire(timeout=seconds):
-            self._loop.call_soon_threadsafe(self._expired, seconds)
+            with contextlib.suppress(RuntimeError):  # closed: then all operations have ended
+                self._loop.call_soon_threadsafe(self._expired, seconds)
             gate.acquire()
 
     def get_future(self) -> concurrent.futures.Future[T]:
@@ -203,16 +216,13 @@ class Work(Generic[T]):
         future.set_running_or_notify_cancel()
 
         def resolve() -> None:
-            if not future.done():
-                self._retrieved = True
-                if self._error is not None:
-                    future.set_exception(self._error)
-                else:
-                    future.set_result(self._value)  # type: ignore[arg-type]  # set when done
+            self._retrieved = True
+            if self._error is not None:
+                future.set_exception(self._error)
+            else:
+                future.set_result(self._value)  # type: ignore[arg-type]  # set when done
 
-        self._callbacks.append(resolve)
-        if self._done:
-            resolve()
+        self.add_done_callback(resolve)
         return future
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -239,13 +249,16 @@ class Work(Generic[T]):
         return self.result()
 
     def __repr__(self) -> str:
+        line = self._line
         if not self._done:
-            what = self._line.describe() if self._line is not None else "?"
+            what = line.describe() if line is not None else "that is ending"
             return f"<Work {what}: running>"
         return f"<Work: {'done' if self._error is None else repr(self._error)}>"
 
     def __del__(self) -> None:
         error = self._error
-        if self._retrieved or error is None or isinstance(error, asyncio.CancelledError):
+        if self._retrieved or error is None:
             return
+        if isinstance(error, (asyncio.CancelledError, GroupClosedError)):
+            return  # what this rank did itself is no news to it
         log.error("an operation failed and nobody awaited it: %s", error)
