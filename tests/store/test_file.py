@@ -174,12 +174,35 @@ async def test_record_of_a_killed_writer_is_cut_off(path):
     async with await FileStore.open(path, 0) as one, await FileStore.open(path, 1) as two:
         await one.set("whole", b"1")
         with path.open("ab") as file:
-            file.write(b"\x00\x00\x10\x00half")
+            file.write(b"\x00\x00\x10\x00" + b"half" * 100)
         assert await two.get("whole", soon()) == b"1"
         with pytest.raises(StoreTimeoutError):
             await two.get("half", Deadline(0.01))
         await two.set("next", b"2")
         assert await one.get("next", soon()) == b"2"
+
+
+async def test_file_removed_before_it_could_be_locked(path, monkeypatch):
+    opened = FileLog.open
+
+    def open_and_lose_it_once(log):
+        opened(log)
+        monkeypatch.setattr(FileLog, "open", opened)
+        os.unlink(path)
+
+    monkeypatch.setattr(FileLog, "open", open_and_lose_it_once)
+    async with await FileStore.open(path, 0) as one, await FileStore.open(path, 1) as two:
+        await one.set("k", b"v")
+        assert await two.get("k", soon()) == b"v"
+
+
+async def test_last_one_does_not_remove_another_jobs_file(path):
+    async with await FileStore.open(path, 0):
+        path.unlink()
+        other = await FileStore.open(path, 0)
+    assert path.exists()
+    await other.close()
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("content", [b"AIODIST-FILESTORE 1\nshort", b"AIO", b""])

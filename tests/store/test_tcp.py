@@ -318,6 +318,17 @@ async def test_mute_server_is_noticed():
             await store.add("k", 1)
 
 
+async def test_port_is_free_once_the_expected_clients_are_connected():
+    async with await TcpStoreServer.start("127.0.0.1", expected_clients=2) as server:
+        one = await TcpStore.connect("127.0.0.1", server.port, soon())
+        two = await TcpStore.connect("127.0.0.1", server.port, soon())
+        await two.set("k", b"v")  # answered, so greeted
+        async with await TcpStoreServer.start("127.0.0.1", server.port):
+            assert await one.get("k", soon()) == b"v"
+        await one.close()
+        await two.close()
+
+
 async def test_two_jobs_in_a_row_on_one_port():
     with socket.socket() as placeholder:
         placeholder.bind(("127.0.0.1", 0))

@@ -46,7 +46,11 @@ async def test_close_ends_waits_and_the_thread_and_leaves_the_torch_store_open()
     store = TorchStore(theirs)
     waiting = asyncio.create_task(store.get("absent", Deadline.never()))
     await store.set("k", b"")
+    threads = [t for t in threading.enumerate() if t.name.startswith("aiodist-torch-store")]
     await store.close()
+    for thread in threads:
+        await asyncio.to_thread(thread.join, 20)
+        assert not thread.is_alive()
     with pytest.raises(DistStoreError, match=r"adapter of HashStore is closed"):
         await waiting
     with pytest.raises(DistStoreError, match=r"closed"):
