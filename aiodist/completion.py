@@ -45,7 +45,10 @@ class Pending(Generic[T]):
         if not self.done:
             yield self
         if self.error is not None:
-            raise self.error
+            try:
+                raise self.error
+            finally:
+                del self  # else the error's traceback would hold this frame, and that the error
         return self.value  # type: ignore[return-value]  # T admits None, and done means it is set
 
 
@@ -94,6 +97,8 @@ class Driver(Generic[T]):
             except StopIteration as stop:
                 self._end(stop.value, None)
             except BaseException as raised:  # noqa: BLE001  # handed to on_done, whatever it is
+                # This frame is in the traceback, and without that it would hold the error.
+                error = None
                 self._end(None, raised)
             else:
                 if self._error is None and not waiting.done:
@@ -104,6 +109,7 @@ class Driver(Generic[T]):
 
     def _end(self, value: T | None, error: BaseException | None) -> None:
         self._coroutine = None
+        self._error = None
         self._on_done(value, error)
 
 

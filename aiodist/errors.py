@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 
 class DistError(RuntimeError):
@@ -41,8 +41,19 @@ class DistError(RuntimeError):
         for name, value in fields.items():
             setattr(self, name, value)
 
-    def __reduce__(self) -> tuple[Callable[..., DistError], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., Self], tuple[Any, ...]]:
         return partial(type(self), **self._fields), (self.message,)
+
+    def again(self) -> Self:
+        """A new error that says the same.
+
+        One error that many operations raised would collect all their tracebacks, and hold what
+        their frames hold.
+        """
+        make, args = self.__reduce__()
+        copy: Self = make(*args)
+        copy.__cause__ = self.__cause__
+        return copy
 
     @property
     def fields(self) -> dict[str, Any]:

@@ -7,8 +7,10 @@ both sides in words.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from aiodist.errors import DistError
 from aiodist.tensors import DType, dtype_of_code
 from aiodist.types import RedOpType, ReduceOp
 
@@ -68,11 +70,18 @@ def describe(encoded: bytes) -> str:
         return f"an operation this version does not know ({operation})"
     return _describe(
         _OPERATIONS[operation],
-        None if dtype == _NONE else dtype_of_code(dtype).name,
-        None if op == _NONE else RedOpType(op).name,
+        None if dtype == _NONE else _name(dtype_of_code, dtype),
+        None if op == _NONE else _name(RedOpType, op),
         root,
         count - 1,
     )
+
+
+def _name(find: Callable[[int], DType | RedOpType], code: int) -> str:
+    try:
+        return find(code).name
+    except (LookupError, ValueError, DistError):
+        return f"unknown ({code})"
 
 
 def _describe(operation: str, dtype: str | None, op: str | None, root: int, count: int) -> str:

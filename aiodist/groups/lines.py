@@ -13,6 +13,8 @@ from aiodist.errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
     DistError,
+    GroupClosedError,
+    PeerLostError,
 )
 from aiodist.groups.fingerprint import Fingerprint, describe
 from aiodist.mesh.endpoint import Endpoint
@@ -99,23 +101,19 @@ class CollectiveLine:
         return recv
 
     def _check(self, recv: Recv, src: int, meta: bytes, length: int) -> BaseException | None:
+        error = None
         if meta != self._meta:
-            return self._mismatch(src, meta)
-        if recv.into is not None and len(recv.into) != length:
+            error = self._mismatch(src, meta)
+        elif recv.into is not None and len(recv.into) != length:
             detail = f" and sent {length} bytes where {len(recv.into)} are expected"
-            return self._mismatch(src, meta, detail)
-        return None
+            error = self._mismatch(src, meta, detail)
+        if error is not None:
+            # The algorithm may wait for another rank just now, which may take its time.
+            self._group.fail_soon(self.sequence, error)
+        return error
 
     def _mismatch(self, src: int, meta: bytes, detail: str = "") -> CollectiveMismatchError:
-        here = self._ranks[self.rank]
-        return CollectiveMismatchError(
-            f"ranks disagree about operation {self.sequence} of group {self._group.group_name!r}: "
-            f"rank {here} called {self._fingerprint}, rank {src} called {describe(meta)}{detail}",
-            operation=self._fingerprint.operation,
-            group=self._group.group_name,
-            sequence=self.sequence,
-            rank=src,
-        )
+        return mismatch(self._group, self.sequence, self._fingerprint, src, meta, detail)
 
     # -- group.work.Line
 
@@ -139,7 +137,7 @@ class CollectiveLine:
         if error is None and left is not None:
             # All that this rank wanted came, and more: somebody thinks of another operation.
             error = self._mismatch(left.src, left.meta)
-        self._group.ended(self.sequence, self._told(error))
+        self._group.ended(self.sequence, self._fingerprint, self._told(error))
         return error
 
     def _told(self, error: BaseException | None) -> DistError | None:
@@ -152,7 +150,10 @@ class CollectiveLine:
             "sequence": self.sequence,
             "rank": here,
         }
-        if error is None or isinstance(error, DistError):
+        if isinstance(error, GroupClosedError):
+            text = f"rank {here} destroyed or aborted the group during {self.describe()}"
+            return CollectiveCancelledError(text, **common)
+        if error is None or isinstance(error, CollectiveError | PeerLostError):
             return error
         if isinstance(error, asyncio.CancelledError):
             return CollectiveCancelledError(f"rank {here} cancelled {self.describe()}", **common)
@@ -192,6 +193,10 @@ class MessageLine:
     @property
     def is_send(self) -> bool:
         return self._what == "send"
+
+    @property
+    def from_anybody(self) -> bool:
+        return self._other < 0
 
     def sending(self, message: Send) -> Send:
         self._send = message
@@ -233,6 +238,26 @@ class MessageLine:
                 "rank": self._group.global_rank,
             },
         )
+
+
+def mismatch(
+    group: ProcessGroup,
+    sequence: int,
+    fingerprint: Fingerprint,
+    src: int,
+    meta: bytes,
+    detail: str = "",
+) -> CollectiveMismatchError:
+    """The error for a message of rank ``src`` that another operation sent than is called here."""
+    return CollectiveMismatchError(
+        f"ranks disagree about operation {sequence} of group {group.group_name!r}: "
+        f"rank {group.global_rank} called {fingerprint}, "
+        f"rank {src} called {describe(meta)}{detail}",
+        operation=fingerprint.operation,
+        group=group.group_name,
+        sequence=sequence,
+        rank=src,
+    )
 
 
 def _timeout(

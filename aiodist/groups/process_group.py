@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiodist.completion import T
 from aiodist.errors import DistError, GroupClosedError, InvalidUsageError, PeerLostError
 from aiodist.groups.fingerprint import Fingerprint
-from aiodist.groups.lines import CollectiveLine, MessageLine
+from aiodist.groups.lines import CollectiveLine, MessageLine, mismatch
 from aiodist.groups.work import Work
 from aiodist.mesh.endpoint import Endpoint
 from aiodist.mesh.matching import ANY_SOURCE, Recv
@@ -19,6 +20,14 @@ from aiodist.wire.frames import POINT_TO_POINT, Key
 if TYPE_CHECKING:
     from aiodist.groups.backend import CollectiveBackend
     from aiodist.groups.world import World
+
+log = logging.getLogger("aiodist")
+
+WHOLE_GROUP = -1
+"""In place of a sequence number: a failure that ends the group."""
+
+_REMEMBERED = 256
+"""Collectives that ended well, of which a group remembers what they were."""
 
 
 class ProcessGroup:
@@ -54,7 +63,10 @@ class ProcessGroup:
         self._next = 0
         self._active: dict[int, Work[Any]] = {}
         self._messages: dict[MessageLine, Work[Any]] = {}
-        self._failures: dict[int, DistError] = {}
+        self._failures: dict[int, DistError] = {}  # of collectives that have not started here
+        self._heard: set[int] = set()  # failures of collectives that all the others know
+        self._finished: dict[int, Fingerprint] = {}  # the last that ended well
+        self._left: set[int] = set()  # members that said goodbye
         self._error: DistError | None = None
 
     # -- numbers
@@ -105,6 +117,7 @@ class ProcessGroup:
         self._active[sequence] = work
         failed = self._failures.pop(sequence, None)
         if failed is not None:
+            self._heard.add(sequence)
             work.fail(failed)
         else:
             work.start(body(line), self.timeout if timeout is None else timeout)
@@ -147,7 +160,10 @@ class ProcessGroup:
             holder[0].set_source(sender)
             return result
 
-        return self._start_message(line, body(), timeout, holder)
+        work = self._start_message(line, body(), timeout, holder)
+        if self._left and src is None:
+            self._fail_lonely()
+        return work
 
     def _start_message(
         self,
@@ -171,35 +187,84 @@ class ProcessGroup:
     def is_over(self, sequence: int) -> bool:
         return sequence < self._next and sequence not in self._active
 
-    def ended(self, sequence: int, told: DistError | None) -> None:
+    def ended(self, sequence: int, fingerprint: Fingerprint, told: DistError | None) -> None:
         """A collective has ended here; ``told`` is its failure, for the other ranks' ears."""
         self._active.pop(sequence, None)
         if told is None:
-            return
-        if isinstance(told, PeerLostError):
-            self._error = self._error or told
-        if getattr(told, "_from_afar", False):
-            return  # whoever noticed it has told everybody
-        self.world.announce(self, sequence, told)
+            self._finished[sequence] = fingerprint
+            self._finished.pop(sequence - _REMEMBERED, None)
+        elif sequence in self._heard:
+            self._heard.discard(sequence)
+        elif isinstance(told, PeerLostError):
+            self.peer_lost(told)
+        else:
+            self.world.announce(self, sequence, told)
 
     def message_ended(self, line: MessageLine) -> None:
         self._messages.pop(line, None)
 
-    def failed_elsewhere(self, sequence: int, error: DistError) -> None:
-        """Another rank says that a collective failed."""
-        error._from_afar = True  # type: ignore[attr-defined]  # so that it is not told on
-        if isinstance(error, PeerLostError):
-            self._error = self._error or error
+    def fail_soon(self, sequence: int, error: BaseException) -> None:
+        """Fail a collective in the next turn, whatever message it waits for."""
         work = self._active.get(sequence)
         if work is not None:
+            self.world.loop.call_soon(work.fail, error)
+
+    def late(self, sequence: int, src: int, meta: bytes) -> None:
+        """A message came for a collective that is over here.
+
+        After a failure that is usual. After a success it means that ``src`` is in another one:
+        those that still wait must know, since this rank will not answer them.
+        """
+        fingerprint = self._finished.pop(sequence, None)
+        if fingerprint is not None:
+            error = mismatch(self, sequence, fingerprint, src, meta)
+            log.error("%s; it has ended on this rank", error)
+            self.world.announce(self, sequence, error)
+
+    def failed_elsewhere(self, sequence: int, error: DistError) -> None:
+        """Another rank says that a collective failed, or the whole group."""
+        work = self._active.get(sequence)
+        if sequence == WHOLE_GROUP:
+            if isinstance(error, PeerLostError):
+                self.peer_lost(error, tell=False)
+        elif work is not None:
+            self._heard.add(sequence)
             work.fail(error)
         elif sequence >= self._next:
-            self._failures[sequence] = error
+            self._failures.setdefault(sequence, error)
+        elif self._finished.pop(sequence, None) is not None:
+            log.error("an operation that has ended on this rank failed elsewhere: %s", error)
 
-    def peer_lost(self, error: PeerLostError) -> None:
-        """A member died: everything under way fails, and everything later."""
-        self._error = self._error or error
+    def peer_lost(self, error: PeerLostError, *, tell: bool = True) -> None:
+        """A member is gone: all that is under way fails on all members, and all that comes later.
+
+        ``tell``: the other members may not know; a rank hears only of those it has talked to.
+        """
+        if self._error is not None:
+            return
+        self._error = error.again()
+        if tell:
+            self.world.announce(self, WHOLE_GROUP, error)
+        self._heard.update(self._active)
         self._fail_all(error)
+
+    def peer_left(self, rank: int, error: PeerLostError) -> None:
+        """A member said goodbye: what waits for it will wait in vain, the rest goes on."""
+        self._left.add(rank)
+        if any(rank in work.waiting_for() for work in self._active.values()):
+            self.peer_lost(error)
+        else:
+            self._fail_lonely()
+
+    def _fail_lonely(self) -> None:
+        """Fail receives from anybody once nobody is left."""
+        if len(self._left) < self.n_ranks - 1:
+            return
+        for line, work in list(self._messages.items()):
+            if line.from_anybody:
+                work.fail(
+                    PeerLostError(f"{line.describe()} waits in vain: all other ranks have left")
+                )
 
     def close(self, error: GroupClosedError) -> None:
         """Destroyed or aborted: nothing goes on and nothing starts any more."""
@@ -213,7 +278,7 @@ class ProcessGroup:
 
     def _fail_all(self, error: DistError) -> None:
         for work in [*self._active.values(), *self._messages.values()]:
-            work.fail(error)
+            work.fail(error.again())
 
     def _check_open(self) -> None:
         if self._error is not None:

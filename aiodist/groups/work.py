@@ -103,7 +103,10 @@ class Work(Generic[T]):
             self._timer.cancel()
             self._timer = None
         self._driver = None
-        self._error = line.over(error)
+        try:
+            self._error = line.over(error)
+        except Exception as failed:  # noqa: BLE001  # the stream that brought us here goes on
+            self._error = failed
         self._value = value
         # _done first, then the callbacks one by one: a thread that appends its own looks at
         # _done afterwards and takes it back if it is still there, so it is called here or there,
@@ -111,7 +114,16 @@ class Work(Generic[T]):
         self._done = True
         callbacks = self._callbacks
         while callbacks:
-            callbacks.pop(0)()
+            try:
+                callbacks.pop(0)()
+            except Exception as raised:  # noqa: BLE001  # not the engine's trouble
+                self._loop.call_exception_handler(
+                    {"message": "a done callback of an operation raised", "exception": raised}
+                )
+
+    def waiting_for(self) -> Sequence[int]:
+        """Global ranks without which it cannot end; none once it has."""
+        return () if self._line is None else self._line.waiting_for()
 
     # -- for users
 

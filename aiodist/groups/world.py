@@ -19,6 +19,7 @@ from aiodist.groups.process_group import Group, NonGroupMember, ProcessGroup
 from aiodist.mesh.endpoint import Endpoint
 from aiodist.store import Store
 from aiodist.wire.failures import decode_error, encode_error
+from aiodist.wire.frames import COLLECTIVE, Key
 
 log = logging.getLogger("aiodist")
 
@@ -39,9 +40,11 @@ class World:
         self._endpoint: Endpoint | None = None
         self._groups: dict[int, ProcessGroup] = {}
         self._closed: set[int] = set()
+        self._early: dict[int, list[tuple[int, DistError]]] = {}  # failures in groups to come
         self._names: dict[str, int] = {}
         self.opening = False  # init_process_group is under way
         self._on_close: list[Callable[[], Awaitable[None]]] = []
+        self._in_child: list[Callable[[], None]] = []
 
     # -- life
 
@@ -56,9 +59,15 @@ class World:
     def attach(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
 
-    def on_close(self, callback: Callable[[], Awaitable[None]]) -> None:
-        """Await ``callback()`` when the world closes, after the endpoint."""
+    def on_close(
+        self, callback: Callable[[], Awaitable[None]], in_child: Callable[[], None]
+    ) -> None:
+        """Await ``callback()`` when the world closes, after the endpoint.
+
+        In a forked child ``in_child()`` gives back what the child inherited.
+        """
         self._on_close.append(callback)
+        self._in_child.append(in_child)
 
     async def close(self) -> None:
         """Close the connections, flushing them, and be empty again."""
@@ -70,6 +79,14 @@ class World:
         finally:
             for callback in callbacks:
                 await callback()
+
+    def close_in_child(self) -> None:
+        """In a forked child: be empty, and give back the sockets; the parent's streams go on."""
+        if self._endpoint is not None:
+            self._endpoint.close_in_child()
+        for callback in self._in_child:
+            callback()
+        self.clear()
 
     def clear(self) -> None:
         """Empty again, as before ``open``."""
@@ -98,6 +115,8 @@ class World:
             raise InvalidUsageError(f"a group {group.group_name!r} of these ranks exists already")
         self._closed.discard(group.id)
         self._groups[group.id] = group
+        for sequence, error in self._early.pop(group.id, ()):
+            group.failed_elsewhere(sequence, error)
 
     def remove(self, group: ProcessGroup) -> None:
         group.close(
@@ -107,6 +126,8 @@ class World:
         )
         self._groups.pop(group.id, None)
         self._closed.add(group.id)
+        if self._endpoint is not None:
+            self._endpoint.inbox.forget_group(group.id)
 
     @property
     def groups(self) -> Sequence[ProcessGroup]:
@@ -165,27 +186,43 @@ class World:
 
     # -- mesh.endpoint.Events
 
-    def is_over(self, group: int, sequence: int) -> bool:
+    def is_over(self, key: Key) -> bool:
+        kind, group, sequence = key
         known = self._groups.get(group)
-        return known.is_over(sequence) if known is not None else group in self._closed
+        if known is None:
+            return group in self._closed
+        return kind == COLLECTIVE and known.is_over(sequence)
+
+    def late(self, key: Key, src: int, meta: bytes) -> None:
+        known = self._groups.get(key[1])
+        if known is not None:
+            known.late(key[2], src, meta)
 
     def collective_failed(self, src: int, group: int, sequence: int, error: memoryview) -> None:
         known = self._groups.get(group)
         if known is not None:
             known.failed_elsewhere(sequence, decode_error(bytes(error), src))
+        elif group not in self._closed and len(self._early) < _MAX_EARLY:
+            early = self._early.setdefault(group, [])
+            if len(early) < _MAX_EARLY:
+                early.append((sequence, decode_error(bytes(error), src)))
 
     def peer_lost(self, rank: int, error: PeerLostError, *, departed: bool) -> None:
-        if departed:
-            return  # what needed it has failed; a rank that is done with its work may leave
         for group in self.groups:
             if rank in group.ranks:
-                group.peer_lost(error)
+                if departed:  # a rank that is done with its work may leave
+                    group.peer_left(rank, error)
+                else:
+                    group.peer_lost(error)
 
     def announce(self, group: ProcessGroup, sequence: int, error: DistError) -> None:
         """Tell the other members that a collective failed on this rank."""
         others = [rank for rank in group.ranks if rank != self.rank]
         self.endpoint.announce_failure(group.id, sequence, encode_error(error), others)
 
+
+_MAX_EARLY = 1024
+"""Groups, and failures of each, that are remembered before this rank has made them."""
 
 _NO_INIT = (
     "Default process group has not been initialized, please make sure to call init_process_group."
@@ -200,7 +237,7 @@ def current_world() -> World:
     """The world of the calling context."""
     world = _current.get()
     if world.pid != os.getpid():
-        world.clear()  # a forked child: the parent's connections are not ours
+        world.close_in_child()
     return world
 
 

@@ -39,8 +39,12 @@ _LOCAL_SCHEMES = ("unix",)
 class Events(Protocol):
     """What the endpoint tells the world that owns it."""
 
-    def is_over(self, group: int, sequence: int) -> bool:
-        """Whether this rank has ended that collective, so that its late messages mean nothing."""
+    def is_over(self, key: Key) -> bool:
+        """Whether this rank has ended that collective, or closed that group."""
+        ...
+
+    def late(self, key: Key, src: int, meta: bytes) -> None:
+        """A message of rank ``src`` came for what is over; it is dropped."""
         ...
 
     def collective_failed(self, src: int, group: int, sequence: int, error: memoryview) -> None:
@@ -70,7 +74,7 @@ class Endpoint:
         self.rank = rank
         self.size = size
         self.window = window
-        self.inbox = Inbox(size, events.is_over)
+        self.inbox = Inbox(size, events.is_over, events.late)
         self._events = events
         self._transports = {transport.scheme: transport for transport in transports}
         self._listeners: list[Listener] = []
@@ -180,6 +184,14 @@ class Endpoint:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(closing, _FLUSH_SECONDS)
 
+    def close_in_child(self) -> None:
+        """In a forked child: give back what it inherited; the parent's streams go on."""
+        self._closed = True
+        for listener in self._listeners:
+            listener.close_in_child()
+        for connection in [*self.connections(), *(link.connection for link in self._strangers)]:
+            connection.close_in_child()
+
     def connections(self) -> list[Connection]:
         """The open connections, for whoever must close them without the loop (exit, fork)."""
         return [link.connection for peer in self._peers.values() for link in peer.links]
@@ -221,7 +233,7 @@ class Endpoint:
         else:
             text = f"{peer.card} died or was cut off: {error}"
         lost = PeerLostError(text, rank=peer.rank, host=peer.card.host, pid=peer.card.pid)
-        lost.__cause__ = error
+        lost.__cause__ = _without_frames(error)
         self._peer_lost(peer, lost)
 
     # -- inside
@@ -303,6 +315,15 @@ class Endpoint:
         except BaseException:
             connection.abort()
             raise
+
+
+def _without_frames(error: BaseException | None) -> BaseException | None:
+    """``error``, whose frames hold buffers that were being read: a group keeps it for long."""
+    each = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__
+    return error
 
 
 def host_id() -> str:

@@ -8,7 +8,7 @@ from typing import Protocol
 from aiodist.mesh.matching import ANY_SOURCE, Arrival, Matcher, Reader, Recv
 from aiodist.mesh.outbox import MESSAGE_COST, Outbox
 from aiodist.tensors import scratch
-from aiodist.wire.frames import COLLECTIVE, Frame, FrameType, Key, encode
+from aiodist.wire.frames import Frame, FrameType, Key, encode
 
 
 class Source(Protocol):
@@ -25,11 +25,20 @@ class Source(Protocol):
 class Inbox:
     """The receiving half of a rank."""
 
-    def __init__(self, size: int, is_over: Callable[[int, int], bool]) -> None:
-        """``is_over(group id, sequence)``: whether that collective has ended on this rank."""
+    def __init__(
+        self,
+        size: int,
+        is_over: Callable[[Key], bool],
+        late: Callable[[Key, int, bytes], None],
+    ) -> None:
+        """``is_over(key)``: whether that operation or its group has ended on this rank.
+
+        ``late(key, source, metadata)`` hears of a message for such a key; it is dropped.
+        """
         self.matcher = Matcher()
         self._size = size
         self._is_over = is_over
+        self._late = late
         self._tickets: dict[int, Recv] = {}
         self._next_ticket = 0
         self._sources: dict[int, Source] = {}
@@ -40,7 +49,9 @@ class Inbox:
     # -- this rank's receives
 
     def post(self, recv: Recv) -> None:
-        arrival = self.matcher.post(recv)
+        self._posted(recv, self.matcher.post(recv))
+
+    def _posted(self, recv: Recv, arrival: Arrival | None) -> None:
         if arrival is not None:
             self._deliver(recv, arrival)
             return
@@ -53,12 +64,19 @@ class Inbox:
 
     def withdraw(self, recv: Recv) -> None:
         """Cancel a receive: its memory is not written any more, its message goes to the next one."""
-        if recv.done or self.matcher.withdraw(recv) or recv.into is None:
+        if recv.done or self.matcher.withdraw(recv):
+            return
+        if recv.arrival is not None:
+            self._hand_on(recv.arrival)
+            recv.arrival = None
+            return
+        if recv.into is None:
             return
         # The message is on its way into the caller's memory. It moves to memory of its own and
         # waits there for the next receive.
         into, length = recv.into, len(recv.into)
         arrival = Arrival(recv.key, recv.source, recv.meta, length, 0, None)
+        arrival.order = recv.turn
         arrival.data = private = scratch(length)
         reader, recv.reader = recv.reader, None
         if recv.ticket:
@@ -66,6 +84,7 @@ class Inbox:
             standin = Recv(recv.key, recv.src, private, recv.expect, recv.check)
             standin.got, standin.ticket, standin.send_id = recv.got, recv.ticket, recv.send_id
             standin.source = recv.source
+            standin.stands_for = arrival
             standin.callback = lambda: self._standin_done(standin, arrival)
             self._tickets[recv.ticket] = standin
             if reader is not None:
@@ -75,9 +94,16 @@ class Inbox:
             reader.redirect(arrival, private)
         else:
             return
-        arrival.recv = self.matcher.take_recv(arrival.key, arrival.src)
-        if arrival.recv is None:
+        self._hand_on(arrival)
+
+    def _hand_on(self, arrival: Arrival) -> None:
+        """Give a message that is still arriving, and lost its receive, to the next one."""
+        arrival.recv = recv = self.matcher.take_recv(arrival.key, arrival.src)
+        if recv is None:
             self.matcher.put_back(arrival)
+        else:
+            recv.arrival = arrival
+            recv.turn = arrival.order
 
     def forget(self, key: Key) -> Arrival | None:
         """Collective ``key`` is over here: drop what is left of it, tell senders that wait for us.
@@ -88,16 +114,28 @@ class Inbox:
         for arrival in left:
             self._drop(arrival)
         if self._tickets:
-            for ticket in [t for t, r in self._tickets.items() if r.key == key]:
-                recv = self._tickets.pop(ticket)
-                if recv.reader is not None:
-                    recv.reader.redirect(None, None)
+            self._void([t for t, r in self._tickets.items() if r.key == key])
         return left[0] if left else None
+
+    def forget_group(self, group: int) -> None:
+        """``group`` is closed here: drop all that waits for its operations and tags."""
+        for arrival in self.matcher.forget_group(group):
+            self._drop(arrival)
+        self._void([t for t, r in self._tickets.items() if r.key[1] == group])
 
     def drop(self, recv: Recv) -> None:
         """Stop reading into a receive of a failed collective; the message is thrown away."""
-        if not recv.done and not self.matcher.withdraw(recv) and recv.reader is not None:
-            reader, recv.reader = recv.reader, None
+        if recv.done:
+            return
+        recv.callback = None
+        if self.matcher.withdraw(recv):
+            return
+        arrival, recv.arrival = recv.arrival, None
+        if arrival is not None:
+            arrival.recv = None
+            self._drop(arrival)
+        reader, recv.reader = recv.reader, None
+        if reader is not None:
             reader.redirect(None, None)
 
     def peer_lost(self, source: Source, error: BaseException) -> None:
@@ -107,13 +145,16 @@ class Inbox:
             if recv.src == source.rank and self.matcher.withdraw(recv):
                 recv.fail(error)
         for ticket in [t for t, r in self._tickets.items() if r.source == source.rank]:
-            self._tickets.pop(ticket).fail(error)
+            # One failure may end an operation, and that takes its other tickets away.
+            promised = self._tickets.pop(ticket, None)
+            if promised is not None:
+                promised.fail(error)
 
     def interrupted(self, target: Recv | Arrival | None, error: BaseException) -> None:
         """The stream ended inside a payload for ``target``."""
         recv = target.recv if isinstance(target, Arrival) else target
         if recv is not None:
-            recv.reader = None
+            recv.reader = recv.arrival = None
             recv.fail(error)
 
     # -- frames from ``source``
@@ -122,8 +163,9 @@ class Inbox:
         """Where an eager payload goes. None drops it."""
         key = frame.key
         cost = frame.length + MESSAGE_COST
-        if key[0] == COLLECTIVE and self._is_over(key[1], key[2]):
+        if self._is_over(key):
             self._refund(source, cost)
+            self._late(key, source.rank, frame.meta)
             return None
         recv = self.matcher.take_recv(key, source.rank)
         if recv is not None:
@@ -150,8 +192,9 @@ class Inbox:
 
     def request(self, source: Source, frame: Frame) -> None:
         key = frame.key
-        if key[0] == COLLECTIVE and self._is_over(key[1], key[2]):
+        if self._is_over(key):
             self._refund(source, MESSAGE_COST)
+            self._late(key, source.rank, frame.meta)
             source.outbox.control(encode(FrameType.REFUSE, id=frame.id))
             return
         arrival = Arrival(key, source.rank, frame.meta, frame.length, MESSAGE_COST, frame.id)
@@ -159,6 +202,7 @@ class Inbox:
         if recv is None:
             self.matcher.keep(arrival)
         else:
+            arrival.order = recv.turn
             self._deliver(recv, arrival)
 
     def part(self, frame: Frame, reader: Reader) -> Recv | None:
@@ -186,8 +230,18 @@ class Inbox:
         for ticket, recv in self._tickets.items():
             if recv.send_id == send_id and recv.source == source.rank:
                 del self._tickets[ticket]
-                self.matcher.repost(recv)
+                self._take_back(recv)
                 return
+
+    def _take_back(self, recv: Recv) -> None:
+        """The message that ``recv`` was promised will not come: it gets the next one."""
+        arrival = recv.stands_for
+        if arrival is not None:  # its own receive was cancelled before: see who waits now
+            if arrival.recv is None:
+                self.matcher.remove_arrival(arrival)
+                return
+            recv, arrival.recv = arrival.recv, None
+        self._posted(recv, self.matcher.repost(recv))
 
     def stalled(self, source: Source, stalled: bool) -> None:
         source.stalled = stalled
@@ -212,7 +266,9 @@ class Inbox:
             return
         if data is not None and not arrival.complete:
             arrival.recv = recv
+            recv.arrival = arrival
             return
+        recv.arrival = None
         error = recv.accept(arrival.src, arrival.meta, arrival.length)
         if error is not None:
             self._drop(arrival)
@@ -238,6 +294,13 @@ class Inbox:
         arrival.complete = True
         if arrival.recv is not None:
             self._deliver(arrival.recv, arrival)
+
+    def _void(self, tickets: list[int]) -> None:
+        for ticket in tickets:
+            recv = self._tickets.pop(ticket)
+            reader, recv.reader = recv.reader, None
+            if reader is not None:
+                reader.redirect(None, None)
 
     def _drop(self, arrival: Arrival) -> None:
         source = self._sources[arrival.src]

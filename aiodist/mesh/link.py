@@ -8,10 +8,11 @@ from typing import Protocol
 from aiodist.errors import DistNetworkError, HandshakeError, ProtocolError
 from aiodist.mesh.inbox import Inbox
 from aiodist.mesh.matching import Arrival, Recv
+from aiodist.mesh.outbox import EAGER_BYTES
 from aiodist.mesh.peer import Peer
 from aiodist.tensors import scratch
 from aiodist.transport.base import Connection
-from aiodist.wire.frames import MAX_PAYLOAD, Frame, FrameDecoder, FrameType, encode
+from aiodist.wire.frames import MAX_META, MAX_PAYLOAD, Frame, FrameDecoder, FrameType, encode
 from aiodist.wire.handshake import Handshake
 
 MAX_ABORT_BYTES = 1 << 20
@@ -100,6 +101,8 @@ class Link:
         if peer is None:
             raise ProtocolError("a payload before the handshake")
         if frame.type == FrameType.EAGER:
+            if frame.length > EAGER_BYTES:
+                raise ProtocolError(f"an eager message of {frame.length} bytes")
             self._target = target = inbox.eager(peer, frame, self)
             if target is None:
                 return None
@@ -165,7 +168,7 @@ class Link:
             answer = self._handshake.receive(frame.meta)
         except HandshakeError as error:
             if frame.type != FrameType.REJECT:
-                reason_bytes = str(error).encode()
+                reason_bytes = str(error).encode()[:MAX_META]
                 self.connection.send([encode(FrameType.REJECT, meta=reason_bytes)])
             raise
         if answer is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from aiodist.completion import Pending, T
 from aiodist.wire.frames import Key
@@ -33,6 +33,7 @@ class Recv(Pending[int]):
 
     __slots__ = (
         "allocate",
+        "arrival",
         "check",
         "expect",
         "got",
@@ -44,7 +45,9 @@ class Recv(Pending[int]):
         "send_id",
         "source",
         "src",
+        "stands_for",
         "ticket",
+        "turn",
     )
 
     def __init__(
@@ -63,7 +66,12 @@ class Recv(Pending[int]):
         self.expect = expect
         self.check = check
         self.allocate = allocate
-        self.order = 0
+        self.order = 0  # among receives
+        self.turn = 0  # among messages: the one that was matched with this receive
+        self.arrival: Arrival | None = None  # that message, while it is still arriving elsewhere
+        self.stands_for: Arrival | None = (
+            None  # this takes the parts of a cancelled receive's message
+        )
         self.meta = b""  # of the message that was accepted
         self.source = ANY_SOURCE  # who sent it
         self.got = 0  # bytes in place, of a message that comes in parts
@@ -78,9 +86,12 @@ class Recv(Pending[int]):
         self.source = src
         if into is not None and meta == self.expect and length == len(into):
             return None
-        error = self.check(self, src, meta, length)
-        if error is None and into is None and self.allocate is not None:
-            self.into = self.allocate(meta, length)
+        try:
+            error = self.check(self, src, meta, length)
+            if error is None and into is None and self.allocate is not None:
+                self.into = self.allocate(meta, length)
+        except Exception as failed:  # noqa: BLE001  # e.g. no memory: this receive's trouble alone
+            return failed
         return error
 
 
@@ -135,20 +146,28 @@ class Matcher:
 
     def post(self, recv: Recv) -> Arrival | None:
         """Give ``recv`` its message if one waits (it is removed), else remember the receive."""
+        self._order += 1
+        recv.order = self._order
         arrival = self._take_arrival(recv.key, recv.src)
         if arrival is None:
-            self._order += 1
-            recv.order = self._order
             self._posted.setdefault((recv.key, recv.src), deque()).append(recv)
+        else:
+            recv.turn = arrival.order
         return arrival
 
-    def repost(self, recv: Recv) -> None:
-        """Put back a receive whose message was withdrawn; it keeps its turn."""
-        recv.ticket = recv.got = 0
+    def repost(self, recv: Recv) -> Arrival | None:
+        """As `post`, for a receive whose message was withdrawn; it keeps its turn."""
+        recv.ticket = recv.send_id = recv.got = 0
         recv.source = ANY_SOURCE
+        recv.arrival = None
         if recv.allocate is not None:
             recv.into = None
-        self._posted.setdefault((recv.key, recv.src), deque()).appendleft(recv)
+        arrival = self._take_arrival(recv.key, recv.src)
+        if arrival is None:
+            _insert(self._posted, (recv.key, recv.src), recv)
+        else:
+            recv.turn = arrival.order
+        return arrival
 
     def withdraw(self, recv: Recv) -> bool:
         """Forget a posted receive; False if it is not (or no more) posted."""
@@ -158,13 +177,20 @@ class Matcher:
 
     def take_recv(self, key: Key, src: int) -> Recv | None:
         """The receive that a message from ``src`` goes to; removed from the posted ones."""
-        exact = self._posted.get((key, src))
-        anybody = self._posted.get((key, ANY_SOURCE))
-        if anybody is not None and (exact is None or anybody[0].order < exact[0].order):
-            return _pop(self._posted, (key, ANY_SOURCE), anybody)
-        if exact is None:
+        posted = self._posted
+        if not posted:
             return None
-        return _pop(self._posted, (key, src), exact)
+        exact = posted.get((key, src))
+        anybody = posted.get((key, ANY_SOURCE))
+        if anybody is not None and (exact is None or anybody[0].order < exact[0].order):
+            recv = _pop(posted, (key, ANY_SOURCE), anybody)
+        elif exact is not None:
+            recv = _pop(posted, (key, src), exact)
+        else:
+            return None
+        self._order += 1
+        recv.turn = self._order
+        return recv
 
     def keep(self, arrival: Arrival) -> None:
         """Remember a message that nobody has asked for."""
@@ -173,8 +199,12 @@ class Matcher:
         self._arrived.setdefault((arrival.key, arrival.src), deque()).append(arrival)
 
     def put_back(self, arrival: Arrival) -> None:
-        """Remember a message again whose receive was cancelled; it goes to the next receive."""
-        self._arrived.setdefault((arrival.key, arrival.src), deque()).appendleft(arrival)
+        """Remember a message again whose receive was cancelled; it keeps its turn."""
+        _insert(self._arrived, (arrival.key, arrival.src), arrival)
+
+    def remove_arrival(self, arrival: Arrival) -> bool:
+        """Forget a message that waits; False if it does not."""
+        return _remove(self._arrived, (arrival.key, arrival.src), arrival)
 
     def withdraw_arrival(self, src: int, send_id: int) -> Arrival | None:
         """Forget the announcement ``send_id`` of ``src``, if it still waits."""
@@ -205,6 +235,15 @@ class Matcher:
             dropped.extend(self._arrived.pop((key, src), ()))
         return dropped
 
+    def forget_group(self, group: int) -> list[Arrival]:
+        """Drop all that waits for any key of ``group``. Returns the arrivals."""
+        for slot in [slot for slot in self._posted if slot[0][1] == group]:
+            del self._posted[slot]
+        dropped: list[Arrival] = []
+        for slot in [slot for slot in self._arrived if slot[0][1] == group]:
+            dropped.extend(self._arrived.pop(slot))
+        return dropped
+
     # -- looking
 
     def posted_from(self, src: int) -> Iterator[Recv]:
@@ -231,6 +270,22 @@ class Matcher:
             if slot[0] == key and (first is None or queue[0].order < order):
                 first, order = slot, queue[0].order
         return None if first is None else _pop(self._arrived, first, self._arrived[first])
+
+
+_Ordered = TypeVar("_Ordered", Recv, Arrival)
+
+
+def _insert(
+    table: dict[tuple[Key, int], deque[_Ordered]], slot: tuple[Key, int], item: _Ordered
+) -> None:
+    """Put ``item`` where its order belongs; mostly that is the front."""
+    queue = table.setdefault(slot, deque())
+    place = 0
+    for other in queue:
+        if other.order > item.order:
+            break
+        place += 1
+    queue.insert(place, item)
 
 
 def _pop(table: dict[tuple[Key, int], deque[T]], slot: tuple[Key, int], queue: deque[T]) -> T:

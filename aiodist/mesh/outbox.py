@@ -28,8 +28,9 @@ EAGER_BYTES = 1 << 20
 CHUNK_BYTES = 1 << 20
 """Part of a large message between which others get their turn."""
 
-MESSAGE_COST = 512
-"""Charged for each message beside its payload: what the receiver's bookkeeping of it takes."""
+MESSAGE_COST = 2048
+"""Charged for each message beside its payload: what the receiver's bookkeeping of it takes.
+Measured: 1.6 kB for a message alone under its key, 0.8 kB for one of many."""
 
 _PARTS_A_TURN = 4
 
@@ -88,8 +89,10 @@ class Outbox:
             message.fail(self._error)
         elif self._connection is None:
             self._held.append(message)
-        elif self._stalled and self._wanted[message.key] > 0:
+        elif self._stalled and message.key in self._wanted:
             self._wanted[message.key] -= 1
+            if not self._wanted[message.key]:
+                del self._wanted[message.key]
             self._offer(message, self._connection, wanted=True)
         elif self._held or not self._offer(message, self._connection):
             self._hold(message)
@@ -170,7 +173,10 @@ class Outbox:
         """Send a message or its announcement; False if the credit does not allow it."""
         length = len(message.data)
         cost = length + MESSAGE_COST
-        if length <= EAGER_BYTES and (wanted or self._credit - cost >= self._reserve):
+        # What the receiver asked for may use the reserve, too. Beyond the credit only its
+        # announcement goes: the receive that it was meant for may be gone by now.
+        floor = 0 if wanted else self._reserve
+        if length <= EAGER_BYTES and (self._credit - cost >= floor or (wanted and not length)):
             self._credit -= cost
             header = encode(FrameType.EAGER, message.key, length=length, meta=message.meta)
             if length:

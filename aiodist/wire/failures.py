@@ -7,12 +7,30 @@ import msgpack
 from aiodist import errors
 from aiodist.errors import CollectiveError, DistError
 
+MAX_MESSAGE = 64 * 1024
+"""Characters of a message that travel; an exception may print a whole tensor."""
+
+_MAX_FIELDS = 256 * 1024
+
 
 def encode_error(error: DistError) -> bytes:
     """``error`` in msgpack; only fields that are numbers, text or lists of these survive."""
+    name = type(error).__name__
+    message = _text(error.message)
+    if len(message) > MAX_MESSAGE:
+        message = message[:MAX_MESSAGE] + " ..."
     fields = {k: list(v) if isinstance(v, tuple) else v for k, v in error.fields.items()}
-    packed: bytes = msgpack.packb([type(error).__name__, error.message, fields], default=str)
+    try:
+        if len(msgpack.packb(fields, default=str)) > _MAX_FIELDS:
+            fields = {}
+        packed: bytes = msgpack.packb([name, message, fields], default=str)
+    except (ValueError, OverflowError):  # text that is no Unicode, a number beyond 64 bits
+        packed = msgpack.packb([name, message, {}])
     return packed
+
+
+def _text(message: str) -> str:
+    return message.encode("utf-8", "replace").decode()
 
 
 def decode_error(data: bytes, src: int) -> DistError:

@@ -22,6 +22,7 @@ from aiodist.errors import HandshakeError
 
 VERSION = 1
 _MAGIC = b"AIOD"
+_START = struct.Struct("<4sH")  # of every HELLO and WELCOME, in all versions to come
 _HELLO = struct.Struct("<4sHIIQ32s")
 _WELCOME = struct.Struct("<4sHIQ32s")
 _PROOF_BYTES = hashlib.sha256().digest_size
@@ -75,10 +76,10 @@ class Handshake:
         return None
 
     def _hello_arrived(self, message: bytes) -> bytes:
+        _check_version(message)
         if len(message) != _HELLO.size:
             raise HandshakeError(f"a greeting of {len(message)} bytes is not aiodist's")
-        magic, version, rank, wanted, window, _ = _HELLO.unpack(message)
-        _check_version(magic, version)
+        _, _, rank, wanted, window, _ = _HELLO.unpack(message)
         if wanted != self._rank:
             raise HandshakeError(f"this is rank {self._rank}, rank {wanted} was wanted here")
         if rank >= self._size or rank == self._rank:
@@ -89,11 +90,11 @@ class Handshake:
         return welcome + _proof(self._key, b"server", self._transcript)
 
     def _welcome_arrived(self, message: bytes) -> bytes:
+        _check_version(message)
         if len(message) != _WELCOME.size + _PROOF_BYTES:
             raise HandshakeError(f"an answer of {len(message)} bytes is not aiodist's")
         welcome, proof = message[: _WELCOME.size], message[_WELCOME.size :]
-        magic, version, rank, window, _ = _WELCOME.unpack(welcome)
-        _check_version(magic, version)
+        _, _, rank, window, _ = _WELCOME.unpack(welcome)
         self._transcript = self._hello + welcome
         if not hmac.compare_digest(proof, _proof(self._key, b"server", self._transcript)):
             raise HandshakeError(_WRONG_KEY)
@@ -107,9 +108,11 @@ class Handshake:
 _WRONG_KEY = "the other side does not know this job's key: it belongs to another job"
 
 
-def _check_version(magic: bytes, version: int) -> None:
-    if magic != _MAGIC:
+def _check_version(message: bytes) -> None:
+    # Before the length: a message of another version may have another one.
+    if len(message) < _START.size or message[: len(_MAGIC)] != _MAGIC:
         raise HandshakeError("the other side does not speak aiodist's protocol")
+    version: int = _START.unpack_from(message)[1]
     if version != VERSION:
         raise HandshakeError(
             f"the other side speaks version {version} of the protocol, this rank version {VERSION}; "
