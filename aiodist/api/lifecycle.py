@@ -85,7 +85,7 @@ async def init_process_group(
             raise
     finally:
         world.opening = False
-    world.on_close(met.close)
+    world.on_close(met.close, met.close_in_child)
     _make_default(world, group_name, chosen, seconds)
 
 

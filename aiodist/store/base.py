@@ -57,3 +57,6 @@ class Store(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Give up this handle's connection, server or file. Idempotent; never raises."""
+
+    def close_in_child(self) -> None:  # noqa: B027  # most hold nothing that is shared
+        """In a forked child: give back inherited sockets without a word to the other side."""

@@ -59,3 +59,6 @@ class PrefixStore(Store):
 
     async def close(self) -> None:
         pass
+
+    def close_in_child(self) -> None:
+        self.store.close_in_child()

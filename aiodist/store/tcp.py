@@ -12,7 +12,7 @@ from aiodist.errors import DistStoreError
 from aiodist.store.addresses import show
 from aiodist.store.base import Store
 from aiodist.store.tcp_connect import Stream, connect
-from aiodist.store.tcp_wire import MAX_FRAME, pack, read_message
+from aiodist.store.tcp_wire import MAX_FRAME, close_inherited, pack, read_message
 from aiodist.store.waiting import check_value, closed, limit, timed_out
 
 CALL_SECONDS = 300.0
@@ -106,6 +106,10 @@ class TcpStore(Store):
             await self._writer.wait_closed()
         except OSError:
             pass
+
+    def close_in_child(self) -> None:
+        self._closed = True
+        close_inherited([self._writer])
 
     async def __aenter__(self) -> TcpStore:
         return self

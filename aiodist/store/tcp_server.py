@@ -15,6 +15,7 @@ from aiodist.store.table import KeyTable, Watch
 from aiodist.store.tcp_greeting import StrangerError, greet_client
 from aiodist.store.tcp_wire import (
     MAX_FRAME,
+    close_inherited,
     pack,
     read_message,
 )
@@ -112,6 +113,10 @@ class TcpStoreServer:
                 task.cancel()
             if late:
                 await asyncio.wait(late)
+
+    def close_in_child(self) -> None:
+        """In a forked child: give back inherited sockets; the parent goes on serving."""
+        close_inherited([*self._tasks.values(), *self._listeners])
 
     async def __aenter__(self) -> TcpStoreServer:
         return self

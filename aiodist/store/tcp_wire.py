@@ -9,8 +9,9 @@ withdraws it, and answers with the keys it still missed.
 from __future__ import annotations
 
 import asyncio
+import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgpack
@@ -32,6 +33,25 @@ def pack(message: Sequence[Any], max_frame: int) -> bytes:
             "pass large data between ranks with send and recv, and small values through the store"
         )
     return _LENGTH.pack(len(body)) + body
+
+
+def close_inherited(owners: Iterable[asyncio.StreamWriter | asyncio.Server]) -> None:
+    """In a forked child: end the sockets of streams and servers for this process alone.
+
+    Their descriptors become /dev/null: the objects that own the numbers, asyncio's or uvloop's,
+    stay as they are, and may close them whenever they like.
+    """
+    numbers: list[int] = []
+    for owner in owners:
+        if isinstance(owner, asyncio.StreamWriter):
+            numbers.append(owner.get_extra_info("socket").fileno())
+        else:
+            numbers.extend(sock.fileno() for sock in owner.sockets)
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in numbers:
+        if number >= 0:
+            os.dup2(null, number, inheritable=False)
+    os.close(null)
 
 
 async def read_message(reader: asyncio.StreamReader, max_frame: int) -> list[Any]:

@@ -1,1 +1,153 @@
-"""The blocking door: torch.distributed's functions over the async ones."""
+"""The blocking door: ``import aiodist.sync as dist`` in place of ``torch.distributed``.
+
+Names, parameters, defaults and meaning are torch's. With ``async_op=True`` a collective returns a
+`Work`; without, it blocks and returns None. Calls may come from any thread that runs no event
+loop; the operations run in a thread of their own.
+"""
+
+from aiodist.api.groups import (
+    GroupMember,
+    get_backend,
+    get_global_rank,
+    get_group_rank,
+    get_process_group_ranks,
+    get_rank,
+    get_world_size,
+    group,
+)
+from aiodist.api.lifecycle import (
+    is_available,
+    is_gloo_available,
+    is_initialized,
+    is_mpi_available,
+    is_nccl_available,
+)
+from aiodist.api.p2p import P2POp
+from aiodist.errors import (
+    CollectiveCancelledError,
+    CollectiveError,
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    DistBackendError,
+    DistError,
+    DistNetworkError,
+    DistStoreError,
+    GroupClosedError,
+    HandshakeError,
+    InvalidUsageError,
+    NotInitializedError,
+    PeerLostError,
+    ProtocolError,
+    StoreTimeoutError,
+)
+from aiodist.groups.backend import Received
+from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.work import Work
+from aiodist.sync.collectives import (
+    all_gather,
+    all_gather_into_tensor,
+    all_reduce,
+    all_reduce_coalesced,
+    all_to_all,
+    all_to_all_single,
+    barrier,
+    broadcast,
+    gather,
+    reduce,
+    reduce_scatter,
+    reduce_scatter_tensor,
+    scatter,
+)
+from aiodist.sync.groups import (
+    new_group,
+    new_subgroups,
+    new_subgroups_by_enumeration,
+    split_group,
+)
+from aiodist.sync.lifecycle import destroy_process_group, init_process_group
+from aiodist.sync.objects import (
+    all_gather_object,
+    broadcast_object_list,
+    gather_object,
+    recv_object_list,
+    scatter_object_list,
+    send_object_list,
+)
+from aiodist.sync.p2p import batch_isend_irecv, irecv, isend, recv, send
+from aiodist.sync.stores import FileStore, HashStore, PrefixStore, Store, TCPStore
+from aiodist.types import DEFAULT_TIMEOUT as default_pg_timeout  # noqa: N811  # torch's name
+from aiodist.types import Backend, ReduceOp, reduce_op
+
+__all__ = [
+    "Backend",
+    "CollectiveCancelledError",
+    "CollectiveError",
+    "CollectiveMismatchError",
+    "CollectiveTimeoutError",
+    "DistBackendError",
+    "DistError",
+    "DistNetworkError",
+    "DistStoreError",
+    "FileStore",
+    "GroupClosedError",
+    "GroupMember",
+    "HandshakeError",
+    "HashStore",
+    "InvalidUsageError",
+    "NotInitializedError",
+    "P2POp",
+    "PeerLostError",
+    "PrefixStore",
+    "ProcessGroup",
+    "ProtocolError",
+    "Received",
+    "ReduceOp",
+    "Store",
+    "StoreTimeoutError",
+    "TCPStore",
+    "Work",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "batch_isend_irecv",
+    "broadcast",
+    "broadcast_object_list",
+    "default_pg_timeout",
+    "destroy_process_group",
+    "gather",
+    "gather_object",
+    "get_backend",
+    "get_global_rank",
+    "get_group_rank",
+    "get_process_group_ranks",
+    "get_rank",
+    "get_world_size",
+    "group",
+    "init_process_group",
+    "irecv",
+    "is_available",
+    "is_gloo_available",
+    "is_initialized",
+    "is_mpi_available",
+    "is_nccl_available",
+    "isend",
+    "new_group",
+    "new_subgroups",
+    "new_subgroups_by_enumeration",
+    "recv",
+    "recv_object_list",
+    "reduce",
+    "reduce_op",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+    "scatter_object_list",
+    "send",
+    "send_object_list",
+    "split_group",
+]

@@ -73,6 +73,9 @@ class Connection(ABC):
     def abort(self) -> None:
         """Drop what is queued and close at once. Idempotent."""
 
+    def close_in_child(self) -> None:  # noqa: B027  # without a descriptor there is nothing to do
+        """In a forked child: give back what it inherited, without harm to the parent's stream."""
+
 
 OnAccept = Callable[[Connection], None]
 
@@ -85,6 +88,9 @@ class Listener(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Stop listening and give the address back; accepted connections live on. Idempotent."""
+
+    def close_in_child(self) -> None:  # noqa: B027  # without a descriptor there is nothing to do
+        """In a forked child: give back what it inherited; the parent keeps listening."""
 
 
 class Transport(ABC):

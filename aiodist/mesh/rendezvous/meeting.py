@@ -78,6 +78,11 @@ class Rendezvous:
         finally:
             await self._place.close()
 
+    def close_in_child(self) -> None:
+        """In a forked child: give back inherited sockets; the parent goes on."""
+        self._closed = True
+        self._place.close_in_child()
+
 
 def _farewell() -> Deadline:
     return Deadline(_FAREWELL_SECONDS)

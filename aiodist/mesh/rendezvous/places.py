@@ -34,6 +34,12 @@ from aiodist.store import (
 from aiodist.store.addresses import resolve
 
 _LOCAL_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
+
+
+def _keep() -> None:
+    """A store without sockets of its own."""
+
+
 _TORCH_METHODS = ("set", "add", "check", "compare_set", "delete_key", "num_keys")
 
 
@@ -49,6 +55,7 @@ class Place:
     where: str
     close: Callable[[], Awaitable[None]]
     route: str | None = None
+    close_in_child: Callable[[], None] = _keep
     serves: bool = False
     once: bool = False
     join: Callable[[Store, int, int, Deadline], Awaitable[Store]] = join
@@ -102,7 +109,7 @@ async def _at_master(
                 f"{error.message}",
                 **error.fields,
             ) from error
-        return Place(client, str(master), client.close, route, once=True)
+        return Place(client, str(master), client.close, route, client.close_in_child, once=True)
     own = [address for address in addresses if _is_own(address)]
     where = str(master)
     if own == addresses and len(own) > 1:
@@ -115,7 +122,7 @@ async def _at_master(
         where = f"{host} (since {master} is no address of rank 0's own host), port {master.port}"
     # Everybody connected: the port is free for a next job, which then cannot meet this one.
     server = await TcpStoreServer.start(host, master.port, expected_clients=plan.size - 1)
-    return Place(server.store(), where, server.close, route, serves=True)
+    return Place(server.store(), where, server.close, route, server.close_in_child, serves=True)
 
 
 async def numeric_addresses(

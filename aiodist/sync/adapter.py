@@ -1,0 +1,40 @@
+"""From an async function to a blocking one: the one place that knows ``async_op``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from aiodist.groups.process_group import NonGroupMember
+from aiodist.groups.world import current_world
+from aiodist.sync.portal import portal
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def start(
+    async_op: bool, function: Callable[..., Any], *args: Any, group: Any = None, **kwargs: Any
+) -> Any:
+    """Call ``function`` of the async door; its `Work` if ``async_op``, else what it results in.
+
+    A rank outside ``group`` has nothing to do there: as in torch it is warned, and gets None.
+    """
+    if isinstance(group, NonGroupMember):
+        warnings.warn(
+            f"running {function.__name__} on global rank {current_world().rank}, which does not "
+            "belong to the given group",
+            stacklevel=3,
+        )
+        return None
+    return portal().call(function, not async_op, *args, group=group, **kwargs)
+
+
+def mirrors(function: Callable[..., Any]) -> Callable[[F], F]:
+    """Decorator: what ``function`` of the async door says goes below the own first line."""
+
+    def decorate(own: F) -> F:
+        own.__doc__ = f"{own.__doc__}\n\n    {(function.__doc__ or '').lstrip()}"
+        return own
+
+    return decorate

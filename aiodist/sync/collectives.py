@@ -1,0 +1,264 @@
+"""Collectives of the blocking door: those of `aiodist`, with torch's ``async_op``.
+
+Each returns None when this rank's part is done; with ``async_op=True`` it returns a `Work` as
+soon as the operation has started: ``work.wait()``, ``work.is_completed()``. Tensors are CPU
+tensors of torch or numpy arrays. ``timeout`` (seconds or timedelta) is the group's where None.
+Arguments, errors and what they mean are those of `aiodist.api.collectives`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aiodist.api import collectives as api
+from aiodist.api.collectives import Timeout
+from aiodist.groups.backend import Tensor
+from aiodist.groups.process_group import Group
+from aiodist.groups.work import Work
+from aiodist.sync.adapter import mirrors, start
+from aiodist.types import ReduceOp
+
+Done = Work[None] | None
+"""A Work where ``async_op``, else None."""
+
+
+@mirrors(api.broadcast)
+def broadcast(
+    tensor: Tensor,
+    src: int | None = None,
+    group: Group | None = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Done:
+    """Copy ``tensor`` of one rank to all."""
+    work: Done = start(
+        async_op, api.broadcast, tensor, src, group=group, group_src=group_src, timeout=timeout
+    )
+    return work
+
+
+@mirrors(api.all_reduce)
+def all_reduce(
+    tensor: Tensor,
+    op: ReduceOp = ReduceOp.SUM,
+    group: Group | None = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> Done:
+    """Reduce ``tensor`` over all ranks; all get the result."""
+    work: Done = start(async_op, api.all_reduce, tensor, op, group=group, timeout=timeout)
+    return work
+
+
+@mirrors(api.all_reduce_coalesced)
+def all_reduce_coalesced(
+    tensors: Sequence[Tensor],
+    op: ReduceOp = ReduceOp.SUM,
+    group: Group | None = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> Done:
+    """Reduce several tensors at once; all ranks get the results."""
+    work: Done = start(
+        async_op, api.all_reduce_coalesced, tensors, op, group=group, timeout=timeout
+    )
+    return work
+
+
+@mirrors(api.reduce)
+def reduce(
+    tensor: Tensor,
+    dst: int | None = None,
+    op: ReduceOp = ReduceOp.SUM,
+    group: Group | None = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Done:
+    """Reduce ``tensor`` over all ranks to one rank."""
+    work: Done = start(
+        async_op, api.reduce, tensor, dst, op, group=group, group_dst=group_dst, timeout=timeout
+    )
+    return work
+
+
+@mirrors(api.all_gather)
+def all_gather(
+    tensor_list: list[Tensor],
+    tensor: Tensor,
+    group: Group | None = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> Done:
+    """Gather ``tensor`` of all ranks on all ranks."""
+    work: Done = start(async_op, api.all_gather, tensor_list, tensor, group=group, timeout=timeout)
+    return work
+
+
+@mirrors(api.all_gather_into_tensor)
+def all_gather_into_tensor(
+    output_tensor: Tensor,
+    input_tensor: Tensor,
+    group: Group | None = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> Done:
+    """Gather a tensor of all ranks into one tensor on all ranks."""
+    work: Done = start(
+        async_op,
+        api.all_gather_into_tensor,
+        output_tensor,
+        input_tensor,
+        group=group,
+        timeout=timeout,
+    )
+    return work
+
+
+@mirrors(api.gather)
+def gather(
+    tensor: Tensor,
+    gather_list: list[Tensor] | None = None,
+    dst: int | None = None,
+    group: Group | None = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Done:
+    """Gather ``tensor`` of all ranks on one rank."""
+    work: Done = start(
+        async_op,
+        api.gather,
+        tensor,
+        gather_list,
+        dst,
+        group=group,
+        group_dst=group_dst,
+        timeout=timeout,
+    )
+    return work
+
+
+@mirrors(api.scatter)
+def scatter(
+    tensor: Tensor,
+    scatter_list: list[Tensor] | None = None,
+    src: int | None = None,
+    group: Group | None = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Done:
+    """Give each rank its tensor of a list on one rank."""
+    work: Done = start(
+        async_op,
+        api.scatter,
+        tensor,
+        scatter_list,
+        src,
+        group=group,
+        group_src=group_src,
+        timeout=timeout,
+    )
+    return work
+
+
+@mirrors(api.reduce_scatter)
+def reduce_scatter(
+    output: Tensor,
+    input_list: list[Tensor],
+    op: ReduceOp = ReduceOp.SUM,
+    group: Group | None = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> Done:
+    """Reduce a list of tensors over all ranks; each rank gets its entry."""
+    work: Done = start(
+        async_op, api.reduce_scatter, output, input_list, op, group=group, timeout=timeout
+    )
+    return work
+
+
+@mirrors(api.reduce_scatter_tensor)
+def reduce_scatter_tensor(
+    output: Tensor,
+    input: Tensor,
+    op: ReduceOp = ReduceOp.SUM,
+    group: Group | None = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> Done:
+    """Reduce a tensor over all ranks; each rank gets its part."""
+    work: Done = start(
+        async_op, api.reduce_scatter_tensor, output, input, op, group=group, timeout=timeout
+    )
+    return work
+
+
+@mirrors(api.all_to_all)
+def all_to_all(
+    output_tensor_list: list[Tensor],
+    input_tensor_list: list[Tensor],
+    group: Group | None = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> Done:
+    """Send each rank its tensor of a list, and receive one from each."""
+    work: Done = start(
+        async_op,
+        api.all_to_all,
+        output_tensor_list,
+        input_tensor_list,
+        group=group,
+        timeout=timeout,
+    )
+    return work
+
+
+@mirrors(api.all_to_all_single)
+def all_to_all_single(
+    output: Tensor,
+    input: Tensor,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: Group | None = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> Done:
+    """Send each rank its part of a tensor, and receive one from each."""
+    work: Done = start(
+        async_op,
+        api.all_to_all_single,
+        output,
+        input,
+        output_split_sizes,
+        input_split_sizes,
+        group=group,
+        timeout=timeout,
+    )
+    return work
+
+
+@mirrors(api.barrier)
+def barrier(
+    group: Group | None = None,
+    async_op: bool = False,
+    device_ids: Sequence[int] | None = None,
+    timeout: Timeout = None,
+) -> Done:
+    """Wait until all ranks of the group are here."""
+    work: Done = start(async_op, api.barrier, group=group, device_ids=device_ids, timeout=timeout)
+    return work

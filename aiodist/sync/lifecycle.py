@@ -1,0 +1,86 @@
+"""The start and the end of the blocking door."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from aiodist.api import lifecycle as api
+from aiodist.groups.process_group import Group
+from aiodist.groups.world import World, current_world
+from aiodist.sync.adapter import mirrors
+from aiodist.sync.portal import portal
+from aiodist.sync.stores import Store
+from aiodist.types import DEFAULT_TIMEOUT
+
+_EXIT_SECONDS = 2.0
+"""What is under way when the process ends has this long to finish."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A world that lives on the portal's loop, and the store it was given to meet by."""
+
+    world: World
+    store: Any = None
+
+    async def leave(self) -> None:
+        await api.close_world(self.world, _EXIT_SECONDS)
+
+    def close_in_child(self) -> None:
+        self.world.close_in_child()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Member) and other.world is self.world
+
+
+@mirrors(api.init_process_group)
+def init_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: float | timedelta | None = DEFAULT_TIMEOUT,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Any | None = None,
+    group_name: str = "",
+    pg_options: Any | None = None,
+    device_id: Any | None = None,
+) -> None:
+    """Meet the other ranks and make the default group.
+
+    Starts the thread that runs the event loop, and ends it if this fails. A program that ends
+    without `destroy_process_group` sends what is queued and says goodbye, within some seconds.
+    """
+    door = portal()
+    member = Member(current_world(), store)
+    place = store.inner if isinstance(store, Store) else store
+    door.enter()
+    try:
+        door.run(
+            api.init_process_group,
+            backend,
+            init_method,
+            timeout,
+            world_size,
+            rank,
+            place,
+            group_name,
+            pg_options,
+            device_id,
+        )
+        door.settle(member)
+    finally:
+        door.leave()
+
+
+@mirrors(api.destroy_process_group)
+def destroy_process_group(group: Group | None = None) -> None:
+    """Close a group, or all of them; then the thread of the event loop ends."""
+    door = portal()
+    world = current_world()
+    try:
+        door.run(api.destroy_process_group, group)
+    finally:
+        if not world.is_initialized:
+            door.unsettle(Member(world))

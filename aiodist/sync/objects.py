@@ -1,0 +1,161 @@
+"""Python objects of the blocking door: those of `aiodist`, each returning when it is done.
+
+Objects travel as msgpack; classes of your own need ``allow_pickle=True`` on all ranks, which lets
+the sender run code here. Errors are those of `aiodist.api.objects`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiodist.api import objects as api
+from aiodist.api.collectives import Timeout
+from aiodist.groups.process_group import Group
+from aiodist.sync.adapter import mirrors, start
+
+
+@mirrors(api.broadcast_object_list)
+def broadcast_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: Group | None = None,
+    device: Any = None,
+    group_src: int | None = None,
+    *,
+    allow_pickle: bool = False,
+    timeout: Timeout = None,
+) -> None:
+    """Copy a list of objects of one rank to all."""
+    start(
+        False,
+        api.broadcast_object_list,
+        object_list,
+        src,
+        group=group,
+        device=device,
+        group_src=group_src,
+        allow_pickle=allow_pickle,
+        timeout=timeout,
+    )
+
+
+@mirrors(api.all_gather_object)
+def all_gather_object(
+    object_list: list[Any],
+    obj: Any,
+    group: Group | None = None,
+    *,
+    allow_pickle: bool = False,
+    timeout: Timeout = None,
+) -> None:
+    """Gather an object of each rank on all ranks."""
+    start(
+        False,
+        api.all_gather_object,
+        object_list,
+        obj,
+        group=group,
+        allow_pickle=allow_pickle,
+        timeout=timeout,
+    )
+
+
+@mirrors(api.gather_object)
+def gather_object(
+    obj: Any,
+    object_gather_list: list[Any] | None = None,
+    dst: int | None = None,
+    group: Group | None = None,
+    group_dst: int | None = None,
+    *,
+    allow_pickle: bool = False,
+    timeout: Timeout = None,
+) -> None:
+    """Gather an object of each rank on one rank."""
+    start(
+        False,
+        api.gather_object,
+        obj,
+        object_gather_list,
+        dst,
+        group=group,
+        group_dst=group_dst,
+        allow_pickle=allow_pickle,
+        timeout=timeout,
+    )
+
+
+@mirrors(api.scatter_object_list)
+def scatter_object_list(
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    src: int | None = None,
+    group: Group | None = None,
+    group_src: int | None = None,
+    *,
+    allow_pickle: bool = False,
+    timeout: Timeout = None,
+) -> None:
+    """Give each rank its object of a list on one rank."""
+    start(
+        False,
+        api.scatter_object_list,
+        scatter_object_output_list,
+        scatter_object_input_list,
+        src,
+        group=group,
+        group_src=group_src,
+        allow_pickle=allow_pickle,
+        timeout=timeout,
+    )
+
+
+@mirrors(api.send_object_list)
+def send_object_list(
+    object_list: list[Any],
+    dst: int | None = None,
+    group: Group | None = None,
+    device: Any = None,
+    group_dst: int | None = None,
+    *,
+    allow_pickle: bool = False,
+    timeout: Timeout = None,
+) -> None:
+    """Send a list of objects to one rank."""
+    start(
+        False,
+        api.send_object_list,
+        object_list,
+        dst,
+        group=group,
+        device=device,
+        group_dst=group_dst,
+        allow_pickle=allow_pickle,
+        timeout=timeout,
+    )
+
+
+@mirrors(api.recv_object_list)
+def recv_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: Group | None = None,
+    device: Any = None,
+    group_src: int | None = None,
+    *,
+    allow_pickle: bool = False,
+    timeout: Timeout = None,
+) -> int:
+    """Receive a list of objects; the sender's global rank."""
+    sender: int | None = start(
+        False,
+        api.recv_object_list,
+        object_list,
+        src,
+        group=group,
+        device=device,
+        group_src=group_src,
+        allow_pickle=allow_pickle,
+        timeout=timeout,
+    )
+    return -1 if sender is None else sender

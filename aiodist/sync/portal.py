@@ -1,0 +1,294 @@
+"""The event loop of the blocking door: a thread of its own, and the way in for all others."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
+from multiprocessing import util
+from typing import Any, Protocol, TypeVar
+
+from aiodist.errors import InvalidUsageError, NotInitializedError
+
+T = TypeVar("T")
+
+_JOIN_SECONDS = 5.0
+"""How long the end of the process waits for the loop's thread."""
+
+_running_loop = asyncio._get_running_loop
+
+
+class Resident(Protocol):
+    """Something that lives on the portal's loop and keeps it running: a world, a store."""
+
+    async def leave(self) -> None:
+        """The process ends: say goodbye and close, within few seconds."""
+        ...
+
+    def close_in_child(self) -> None:
+        """In a forked child: give back descriptors without a word to the other side."""
+        ...
+
+
+class Portal:
+    """A daemon thread that runs an event loop as long as anything lives there.
+
+    A blocking call is one hop there and back: the loop's thread starts the operation and runs
+    it from its callbacks, and its end releases a lock that the calling thread waits for. No
+    task, no future, no coroutine of asyncio is made for it.
+
+    The loop sees the context variables of the calling thread, so also its world.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a finalizer may call leave() at any point
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._users = 0
+        self._residents: list[Resident] = []
+        self._inherited: list[object] = []
+        self._finalizer: Any = None
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    # -- the way in
+
+    def call(self, function: Callable[..., Any], blocks: bool, *args: Any, **kwargs: Any) -> Any:
+        """Start ``function(*args, **kwargs)`` in the loop's thread.
+
+        ``blocks``: it returns a Work; wait for it and return its result. Else return what it
+        returns. Interrupted by Ctrl-C, the operation is cancelled.
+        """
+        refuse_in_loop(function)
+        loop = self._loop
+        if loop is None:
+            return function(*args, **kwargs)  # nothing is initialised, as it will say
+        call = _Call(function, blocks, args, kwargs)
+        try:
+            loop.call_soon_threadsafe(call.start)
+        except RuntimeError:
+            raise NotInitializedError(_CLOSED) from None
+        try:
+            call.gate.acquire()
+        except BaseException:
+            loop.call_soon_threadsafe(call.cancel)
+            raise
+        error = call.error
+        if error is not None:
+            call.error = None
+            try:
+                raise error
+            finally:
+                del error, call, args, kwargs  # the traceback holds this frame
+        returned = call.returned
+        return returned.result() if blocks else returned
+
+    def run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> T:
+        """Await ``function(*args, **kwargs)`` in the loop's thread; its result. Not the hot path.
+
+        Interrupted by Ctrl-C, the coroutine is cancelled.
+        """
+        refuse_in_loop(function)
+        loop = self.enter()
+        try:
+            future = asyncio.run_coroutine_threadsafe(function(*args, **kwargs), loop)
+            try:
+                return future.result()
+            except BaseException:
+                future.cancel()
+                raise
+        finally:
+            self.leave()
+
+    # -- the thread's life
+
+    def enter(self) -> asyncio.AbstractEventLoop:
+        """Keep the loop running until `leave`; starts it if need be."""
+        with self._lock:
+            self._users += 1
+            if self._loop is None:
+                self._start()
+            assert self._loop is not None
+            return self._loop
+
+    def leave(self) -> None:
+        """The counterpart of `enter`. After the last one the thread ends. Any thread."""
+        with self._lock:
+            self._users -= 1
+            if self._users > 0 or self._loop is None:
+                return
+            thread = self._stop()
+        if thread is not threading.current_thread():
+            thread.join(_JOIN_SECONDS)
+
+    def settle(self, resident: Resident) -> None:
+        """Let ``resident`` live on the loop: an `enter` that is undone by `unsettle`."""
+        self.enter()
+        self._residents.append(resident)
+
+    def unsettle(self, resident: Resident) -> None:
+        """``resident`` has closed. Once only; a second call does nothing."""
+        try:
+            self._residents.remove(resident)
+        except ValueError:
+            return
+        self.leave()
+
+    def depart(self, resident: Resident) -> None:
+        """Let ``resident`` leave, without waiting: for finalizers, which run in any thread."""
+        loop = self._loop
+        if loop is not None and resident in self._residents:
+            asyncio.run_coroutine_threadsafe(self._departure(resident), loop)
+
+    async def _departure(self, resident: Resident) -> None:
+        try:
+            await resident.leave()
+        finally:
+            self.unsettle(resident)
+
+    def close(self) -> None:
+        """The process ends: what is queued goes out, everybody says goodbye. Bounded in time."""
+        loop, thread = self._loop, self._thread
+        if loop is None or thread is None:
+            return
+        leaving = asyncio.run_coroutine_threadsafe(_leave(self._residents), loop)
+        try:
+            leaving.result(_JOIN_SECONDS)
+        except TimeoutError:
+            pass
+        self._residents.clear()
+        with self._lock:
+            if self._loop is loop:
+                self._users = 0
+                self._stop()
+        thread.join(1.0)
+
+    def _start(self) -> None:
+        loop = _new_loop()
+        thread = threading.Thread(target=_live, args=(loop,), name="aiodist", daemon=True)
+        thread.start()
+        self._loop, self._thread = loop, thread
+        atexit.register(self.close)
+        # Children of multiprocessing end without atexit, but run its own finalizers.
+        self._finalizer = util.Finalize(None, self.close, exitpriority=1)
+
+    def _stop(self) -> threading.Thread:
+        loop, thread = self._loop, self._thread
+        assert loop is not None
+        assert thread is not None
+        self._loop = self._thread = None
+        atexit.unregister(self.close)
+        self._finalizer.cancel()
+        loop.call_soon_threadsafe(loop.stop)
+        return thread
+
+    def _after_fork(self) -> None:
+        # The thread is the parent's. Nothing may touch its loop here: the epoll instance behind
+        # it is shared. The objects stay, lest they be torn down as if they were ours.
+        loop, residents = self._loop, self._residents
+        self._inherited += [loop, self._thread, residents]
+        self._lock = threading.RLock()  # a finalizer may call leave() at any point
+        self._loop = self._thread = None
+        self._users = 0
+        self._residents = []
+        if loop is not None:
+            atexit.unregister(self.close)
+            for resident in residents:
+                resident.close_in_child()
+            for name in ("_ssock", "_csock"):  # how others wake asyncio's own loop
+                sock = getattr(loop, name, None)
+                if sock is not None:
+                    sock.close()
+
+
+class _Call:
+    """One call from another thread."""
+
+    __slots__ = ("_args", "_blocks", "_function", "_kwargs", "error", "gate", "returned")
+
+    def __init__(
+        self, function: Callable[..., Any], blocks: bool, args: Any, kwargs: dict[str, Any]
+    ) -> None:
+        self._function = function
+        self._blocks = blocks
+        self._args = args
+        self._kwargs = kwargs
+        self.returned: Any = None
+        self.error: BaseException | None = None
+        self.gate = threading.Lock()
+        self.gate.acquire()
+
+    def start(self) -> None:
+        try:
+            self.returned = returned = self._function(*self._args, **self._kwargs)
+        except BaseException as error:  # noqa: BLE001  # raised in the thread that called
+            traceback = error.__traceback__
+            self.error = error.with_traceback(traceback and traceback.tb_next)
+            self.gate.release()
+            return
+        if self._blocks:
+            returned.add_done_callback(self.gate.release)
+        else:
+            self.gate.release()
+
+    def cancel(self) -> None:
+        works = self.returned if isinstance(self.returned, list) else [self.returned]
+        for work in works:
+            if work is not None:
+                work.cancel()
+
+
+def refuse_in_loop(function: Callable[..., Any]) -> None:
+    """Raise InvalidUsageError in a thread that runs an event loop: a blocking call would stop it."""
+    if _running_loop() is not None:
+        name = getattr(function, "__name__", "this")
+        raise InvalidUsageError(
+            f"{name} of aiodist.sync would block the event loop that runs in this thread; use the "
+            f"async door here: import aiodist as dist; await dist.{name}(...)"
+        )
+
+
+async def _leave(residents: list[Resident]) -> None:
+    while residents:
+        leaving = [resident.leave() for resident in residents]
+        residents.clear()
+        await asyncio.gather(*leaving, return_exceptions=True)
+
+
+def _live(loop: asyncio.AbstractEventLoop) -> None:
+    """The thread: run until stopped, then end what is still there."""
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            loop.run_until_complete(asyncio.wait(tasks, timeout=_JOIN_SECONDS))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+_CLOSED = "Default process group has not been initialized: another thread has just destroyed it."
+
+# One for the process; a context may have one of its own, as it may have a world of its own.
+_current: ContextVar[Portal] = ContextVar("aiodist_portal", default=Portal())  # noqa: B039
+
+
+def portal() -> Portal:
+    """The portal of the calling context."""
+    return _current.get()

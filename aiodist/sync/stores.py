@@ -1,0 +1,257 @@
+"""Stores of the blocking door: names and meaning of torch's, over those of `aiodist.store`.
+
+Values are str or bytes going in and bytes coming out. Waiting calls raise StoreTimeoutError, which
+names the missing keys. A store closes when nobody holds it any more, or by ``close()``.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Coroutine, Sequence
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from aiodist.deadline import Deadline, to_seconds
+from aiodist.errors import DistStoreError, InvalidUsageError
+from aiodist.store import FileStore as AsyncFileStore
+from aiodist.store import MemoryStore, TcpStore, TcpStoreServer
+from aiodist.store import PrefixStore as AsyncPrefixStore
+from aiodist.store import Store as AsyncStore
+from aiodist.sync.portal import Portal, portal
+
+T = TypeVar("T")
+
+STORE_TIMEOUT = timedelta(minutes=5)
+"""Of calls that wait for keys, where nobody sets another (torch's default)."""
+
+_JOINED = "aiodist/joined"
+_COMPLETE = "aiodist/complete"
+
+
+class Store:
+    """What all stores of the blocking door can do. Any thread may call; a call blocks its thread."""
+
+    def __init__(self, inner: AsyncStore, timeout: timedelta, owner: Portal) -> None:
+        """Not for users: make a `TCPStore`, `FileStore`, `HashStore` or `PrefixStore`."""
+        self.inner = inner
+        self._timeout = timeout
+        self._portal = owner
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Write ``value`` under ``key``, over what was there."""
+        self._run(self.inner.set, key, _bytes(value))
+
+    def get(self, key: str) -> bytes:
+        """The value of ``key``; waits for it until the store's timeout."""
+        return self._run(self.inner.get, key, Deadline(self._timeout))
+
+    def wait(self, keys: Sequence[str], timeout: float | timedelta | None = None) -> None:
+        """Return when all ``keys`` are there; ``timeout`` is the store's where None."""
+        self._run(self.inner.wait, keys, Deadline(self._timeout if timeout is None else timeout))
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter, which starts at 0, and return its new value."""
+        return self._run(self.inner.add, key, amount)
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Write ``desired`` if the value is ``expected``, or both are absent and empty; the value."""
+        return self._run(self.inner.compare_set, key, _bytes(expected), _bytes(desired))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all ``keys`` are there, without waiting."""
+        return self._run(self.inner.check, keys)
+
+    def delete_key(self, key: str) -> bool:
+        """Remove ``key``; whether it was there."""
+        return self._run(self.inner.delete_key, key)
+
+    def num_keys(self) -> int:
+        """How many keys the store holds; a `TCPStore` with a ``world_size`` keeps two of its own."""
+        return self._run(self.inner.num_keys)
+
+    def set_timeout(self, timeout: float | timedelta) -> None:
+        """How long `get` and `wait` wait for keys."""
+        self._timeout = timedelta(seconds=to_seconds(timeout) or 0)
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long `get` and `wait` wait for keys."""
+        return self._timeout
+
+    def close(self) -> None:
+        """Give up this handle's connection, server or file. Idempotent."""
+
+    def _run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        return self._portal.run(function, *args)
+
+
+class _Opened(Store):
+    """A store that holds something open on the portal's loop, until closed or forgotten."""
+
+    def __init__(self, opening: Callable[[], Coroutine[Any, Any, _Resident]], timeout: Any) -> None:
+        owner = portal()
+        seconds = to_seconds(timeout) or 0
+        owner.enter()
+        try:
+            resident = owner.run(opening)
+            owner.settle(resident)
+        finally:
+            owner.leave()
+        super().__init__(resident.store, timedelta(seconds=seconds), owner)
+        self._resident = resident
+        self._forgotten = weakref.finalize(self, _close_soon, owner, resident)
+        self._forgotten.atexit = False  # the portal's end takes care of it
+
+    def close(self) -> None:
+        """Give up this handle's connection, server or file. Idempotent."""
+        if self._forgotten.detach() is not None:
+            try:
+                self._portal.run(self._resident.leave)
+            finally:
+                self._portal.unsettle(self._resident)
+
+    def _run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        if not self._forgotten.alive:
+            raise DistStoreError("this store was closed; make a new one")
+        return self._portal.run(function, *args)
+
+
+class _Resident:
+    """The async side of an opened store."""
+
+    def __init__(self, store: AsyncStore, server: TcpStoreServer | None = None) -> None:
+        self.store = store
+        self.server = server
+
+    async def leave(self) -> None:
+        await self.store.close()
+        if self.server is not None:
+            await self.server.close()
+
+    def close_in_child(self) -> None:
+        self.store.close_in_child()
+        if self.server is not None:
+            self.server.close_in_child()
+
+
+def _close_soon(owner: Portal, resident: _Resident) -> None:
+    # The garbage collector may come in any thread, the loop's too: nothing here may wait.
+    owner.depart(resident)
+
+
+class TCPStore(_Opened):
+    """A store served by one process to all others."""
+
+    def __init__(
+        self,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: float | timedelta = STORE_TIMEOUT,
+        wait_for_workers: bool = True,
+    ) -> None:
+        """Serve at ``host_name``:``port`` if ``is_master``, else connect there.
+
+        ``port`` 0 takes a free one, see `port`. The master waits until ``world_size`` stores
+        (its own counts) have been made, unless ``wait_for_workers`` is False or no
+        ``world_size`` given. ``timeout`` is for this and for calls that wait for keys.
+
+        Raises DistStoreError for a port in use or a name that does not resolve,
+        StoreTimeoutError where no server or too few others come in time.
+        """
+        waits = is_master and wait_for_workers
+
+        async def opening() -> _Resident:
+            deadline = Deadline(timeout)
+            if is_master:
+                server = await TcpStoreServer.start(host_name, port)
+                resident = _Resident(server.store(), server)
+            else:
+                resident = _Resident(await TcpStore.connect(host_name, port, deadline))
+            try:
+                if world_size is not None and world_size > 0:
+                    await _join(resident.store, world_size, waits, deadline)
+            except BaseException:
+                await resident.leave()
+                raise
+            return resident
+
+        super().__init__(opening, timeout)
+        server = self._resident.server
+        self._address = (host_name, port if server is None else server.port)
+
+    @property
+    def host(self) -> str:
+        """Where the store is served, as it was named."""
+        return self._address[0]
+
+    @property
+    def port(self) -> int:
+        """The port that the store is served at."""
+        return self._address[1]
+
+
+async def _join(store: AsyncStore, size: int, waits: bool, deadline: Deadline) -> None:
+    if await store.add(_JOINED, 1) == size:
+        await store.set(_COMPLETE, b"")
+    elif waits:
+        await store.wait([_COMPLETE], deadline)
+
+
+class FileStore(_Opened):
+    """A store in a file, for processes that share a file system."""
+
+    def __init__(self, file_name: str | os.PathLike[str], world_size: int = -1) -> None:
+        """Join the store in ``file_name``; made if absent, removed when its last user closes it.
+
+        ``world_size`` is torch's; nothing depends on it here. Raises DistStoreError.
+        """
+
+        async def opening() -> _Resident:
+            return _Resident(await AsyncFileStore.open(file_name))
+
+        super().__init__(opening, STORE_TIMEOUT)
+        self._path = os.fspath(file_name)
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return self._path
+
+
+class HashStore(_Opened):
+    """A store in this process's memory, for its threads."""
+
+    def __init__(self) -> None:
+        async def opening() -> _Resident:
+            return _Resident(MemoryStore())
+
+        super().__init__(opening, STORE_TIMEOUT)
+
+
+class PrefixStore(Store):
+    """A part of ``store``: every key gets ``prefix + "/"`` before it."""
+
+    def __init__(self, prefix: str, store: Store) -> None:
+        if not isinstance(store, Store):
+            raise TypeError(f"store must be a store of aiodist.sync, not {type(store).__name__}")
+        super().__init__(AsyncPrefixStore(prefix, store.inner), store.timeout, store._portal)
+        self._beneath = store
+
+    @property
+    def underlying_store(self) -> Store:
+        """The store that this is a part of."""
+        return self._beneath
+
+    def _run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        return self._beneath._run(function, *args)
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    raise InvalidUsageError(f"a store's value must be str or bytes, not {type(value).__name__}")
