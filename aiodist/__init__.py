@@ -6,6 +6,7 @@ door, with the API of torch.distributed, is ``import aiodist.sync as dist``.
 
 from aiodist.api.collectives import (
     all_gather,
+    all_gather_coalesced,
     all_gather_into_tensor,
     all_reduce,
     all_reduce_coalesced,
@@ -72,6 +73,7 @@ from aiodist.groups.backend import Received
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.work import Work
 from aiodist.store import FileStore, MemoryStore, PrefixStore, Store, TcpStore, TcpStoreServer
+from aiodist.spawn import spawn
 from aiodist.types import Backend, ReduceOp, reduce_op
 
 __version__ = "0.1.0"
@@ -106,6 +108,7 @@ __all__ = [
     "TcpStoreServer",
     "Work",
     "all_gather",
+    "all_gather_coalesced",
     "all_gather_into_tensor",
     "all_gather_object",
     "all_reduce",
@@ -147,5 +150,6 @@ __all__ = [
     "scatter_object_list",
     "send",
     "send_object_list",
+    "spawn",
     "split_group",
 ]

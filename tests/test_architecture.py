@@ -30,8 +30,7 @@ LAYERS: tuple[tuple[frozenset[str], ...], ...] = (
     (frozenset({"api"}),),
     (
         frozenset({"sync"}),
-        frozenset({"launch"}),
-        frozenset({"spawn"}),
+        frozenset({"launch", "spawn", "__main__"}),
         frozenset({"testing"}),
     ),
     (frozenset({""}),),  # aiodist/__init__.py: the names users see, which nothing below imports
@@ -42,7 +41,10 @@ WITHOUT_IO = frozenset({"errors", "types", "deadline", "completion", "wire", "co
 IO_MODULES = frozenset({"asyncio", "socket", "select", "selectors", "uvloop", "threading", "ssl"})
 
 TORCH_OUTSIDE_TENSORS = MappingProxyType[str, str](
-    {"aiodist.mesh.rendezvous.agent": "torchrun's agent speaks the protocol of torch's TCPStore"}
+    {
+        "aiodist.mesh.rendezvous.agent": "torchrun's agent speaks the protocol of torch's TCPStore",
+        "aiodist.spawn": "it is torch.multiprocessing.spawn with the rendezvous made ready",
+    }
 )
 """Modules outside tensors/ that import torch at run time, and why each has to."""
 

@@ -79,7 +79,7 @@ async def init_process_group(
             transports = transports_of(met, os.environ)
             window = _window(os.environ)
             await _open_world(world, met.rank, met.size, met.store, transports, window, deadline)
-            await met.done()
+            await met.settle(deadline)
         except BaseException:
             await met.close()
             raise

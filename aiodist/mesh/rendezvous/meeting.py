@@ -59,6 +59,20 @@ class Rendezvous:
         except DistError:
             pass
 
+    async def settle(self, deadline: Deadline) -> None:
+        """All ranks call it: returns when none needs the store any more, or at the deadline.
+
+        So the rank that serves the store may from then on keep its loop busy with other things.
+        """
+        if self._place.serves and not self._left:
+            self._left = True
+            try:
+                await leave(self.store, self.rank, self.size, deadline, name=_FAREWELL)
+            except DistError:
+                pass
+        else:
+            await self.done()
+
     async def close(self) -> None:
         """Give back the store and, on the rank that serves it, the server. Idempotent.
 
@@ -69,7 +83,7 @@ class Rendezvous:
             return
         self._closed = True
         try:
-            if self._place.serves:
+            if self._place.serves and not self._left:
                 await leave(self.store, self.rank, self.size, _farewell(), name=_FAREWELL)
             else:
                 await self.done()

@@ -99,10 +99,11 @@ async def _at_master(
 ) -> Place:
     addresses = await numeric_addresses(master, plan.one_host, environ, deadline)
     route = _routed(addresses, master)
+    secret = environ.get("AIODIST_SECRET", "").encode()
     if plan.rank != 0:
         host = addresses[0] if len(addresses) == 1 else master.host
         try:
-            client = await TcpStore.connect(host, master.port, deadline)
+            client = await TcpStore.connect(host, master.port, deadline, secret=secret)
         except StoreTimeoutError as error:
             raise StoreTimeoutError(
                 f"rank {plan.rank}: rank 0 never listened at {master} ({plan.source}): "
@@ -121,7 +122,9 @@ async def _at_master(
         host = route = (choose_hosts(None, environ) or (default_address(),))[0]
         where = f"{host} (since {master} is no address of rank 0's own host), port {master.port}"
     # Everybody connected: the port is free for a next job, which then cannot meet this one.
-    server = await TcpStoreServer.start(host, master.port, expected_clients=plan.size - 1)
+    server = await TcpStoreServer.start(
+        host, master.port, secret=secret, expected_clients=plan.size - 1
+    )
     return Place(server.store(), where, server.close, route, server.close_in_child, serves=True)
 
 
