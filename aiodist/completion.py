@@ -45,10 +45,7 @@ class Pending(Generic[T]):
         if not self.done:
             yield self
         if self.error is not None:
-            try:
-                raise self.error
-            finally:
-                del self  # else the error's traceback would hold this frame, and that the error
+            raise self.error
         return self.value  # type: ignore[return-value]  # T admits None, and done means it is set
 
 
@@ -97,8 +94,6 @@ class Driver(Generic[T]):
             except StopIteration as stop:
                 self._end(stop.value, None)
             except BaseException as raised:  # noqa: BLE001  # handed to on_done, whatever it is
-                # This frame is in the traceback, and without that it would hold the error.
-                error = None
                 self._end(None, raised)
             else:
                 if self._error is None and not waiting.done:

@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol
 
 from aiodist.completion import Driver, T
 from aiodist.deadline import to_seconds
-from aiodist.errors import CollectiveTimeoutError, GroupClosedError, InvalidUsageError
+from aiodist.errors import CollectiveTimeoutError, DistError, GroupClosedError, InvalidUsageError
 
 log = logging.getLogger("aiodist")
 
@@ -103,6 +103,10 @@ class Work(Generic[T]):
             self._timer.cancel()
             self._timer = None
         self._driver = None
+        if isinstance(error, (DistError, asyncio.CancelledError)):
+            # The frames it came through hold the tensors and, in a circle, the error itself.
+            # Its message says all; an error of another class keeps them, to be looked into.
+            error.__traceback__ = None
         try:
             self._error = line.over(error)
         except Exception as failed:  # noqa: BLE001  # the stream that brought us here goes on

@@ -1,0 +1,168 @@
+"""Pending and Driver: who is called back, when, and what errors leave behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiodist.completion import Driver, Pending, completed
+
+
+class Outcome:
+    """Where a driver's end is kept."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, BaseException | None]] = []
+
+    def __call__(self, value: Any, error: BaseException | None) -> None:
+        self.calls.append((value, error))
+
+
+def test_a_driver_runs_at_once_to_the_first_wait_and_on_inside_complete() -> None:
+    first: Pending[int] = Pending()
+    second: Pending[int] = Pending()
+    seen: list[Any] = []
+    outcome = Outcome()
+
+    async def body() -> int:
+        seen.append("started")
+        seen.append(await first)
+        return await second + 1
+
+    Driver(body(), outcome).start()
+    assert seen == ["started"]
+    first.complete(5)
+    assert seen == ["started", 5]
+    assert outcome.calls == []
+    second.complete(41)
+    assert outcome.calls == [(42, None)]
+
+
+def test_what_is_done_before_the_wait_costs_no_turn() -> None:
+    outcome = Outcome()
+
+    async def body() -> int:
+        return await completed(1) + await completed(2)
+
+    Driver(body(), outcome).start()
+    assert outcome.calls == [(3, None)]
+
+
+def test_the_first_completion_counts() -> None:
+    pending: Pending[int] = Pending()
+    pending.complete(1)
+    pending.complete(2)
+    pending.fail(ValueError())
+    assert (pending.value, pending.error) == (1, None)
+    failed: Pending[int] = Pending()
+    failed.fail(ValueError())
+    failed.complete(1)
+    assert failed.value is None
+
+
+def test_an_error_is_raised_at_the_wait_and_may_be_handled() -> None:
+    pending: Pending[int] = Pending()
+    outcome = Outcome()
+
+    async def body() -> str:
+        try:
+            await pending
+        except ValueError as error:
+            return str(error)
+        return "no error"
+
+    Driver(body(), outcome).start()
+    pending.fail(ValueError("told"))
+    assert outcome.calls == [("told", None)]
+
+
+def test_an_unhandled_error_reaches_on_done() -> None:
+    pending: Pending[int] = Pending()
+    outcome = Outcome()
+
+    async def body() -> None:
+        await pending
+
+    Driver(body(), outcome).start()
+    error = ValueError("out")
+    pending.fail(error)
+    assert outcome.calls == [(None, error)]
+
+
+def test_throw_interrupts_the_wait_and_detaches_from_what_was_waited_for() -> None:
+    pending: Pending[int] = Pending()
+    outcome = Outcome()
+
+    async def body() -> None:
+        await pending
+
+    driver = Driver(body(), outcome)
+    driver.start()
+    error = ValueError("thrown")
+    driver.throw(error)
+    assert outcome.calls == [(None, error)]
+    pending.complete(1)  # nobody waits any more
+    driver.throw(ValueError("too late"))
+    assert len(outcome.calls) == 1
+
+
+def test_throw_from_within_the_running_coroutine_comes_at_its_next_wait() -> None:
+    outcome = Outcome()
+    never: Pending[int] = Pending()
+    reached: list[str] = []
+
+    async def body() -> None:
+        driver.throw(ValueError("own fault"))
+        reached.append("after throw")
+        await never
+        reached.append("after wait")
+
+    driver = Driver(body(), outcome)
+    driver.start()
+    assert reached == ["after throw"]
+    assert str(outcome.calls[0][1]) == "own fault"
+    assert never.callback is None
+
+
+def test_throw_from_within_is_forgotten_when_the_coroutine_ends_first() -> None:
+    outcome = Outcome()
+
+    async def body() -> int:
+        driver.throw(ValueError())
+        return 1
+
+    driver = Driver(body(), outcome)
+    driver.start()
+    assert outcome.calls == [(1, None)]
+
+
+def test_completion_from_within_another_drivers_step() -> None:
+    """A completes what B waits for, and B what A waits for next: no step is entered twice."""
+    ping: Pending[int] = Pending()
+    pong: Pending[int] = Pending()
+    ends = Outcome()
+
+    async def a() -> str:
+        ping.complete(1)
+        return f"a{await pong}"
+
+    async def b() -> str:
+        value = await ping
+        pong.complete(value + 1)
+        return "b"
+
+    Driver(b(), ends).start()
+    Driver(a(), ends).start()
+    assert sorted(value for value, _ in ends.calls) == ["a2", "b"]
+
+
+def test_a_long_chain_of_done_waits_does_not_recurse() -> None:
+    outcome = Outcome()
+
+    async def body() -> int:
+        total = 0
+        for _ in range(10_000):
+            total += await completed(1)
+        return total
+
+    Driver(body(), outcome).start()
+    assert outcome.calls == [(10_000, None)]

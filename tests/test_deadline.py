@@ -1,0 +1,53 @@
+"""Deadlines and what counts as a timeout."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+
+import pytest
+
+from aiodist import deadline
+from aiodist.deadline import Deadline, to_seconds
+
+
+def test_remaining_counts_down_to_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(deadline.time, "monotonic", lambda: now)
+    limit = Deadline(2.0)
+    assert limit.remaining() == 2.0
+    assert not limit.expired()
+    now = 101.5
+    assert limit.remaining() == 0.5
+    now = 102.0
+    assert limit.expired()
+    now = 500.0
+    assert limit.remaining() == 0.0
+    assert "of 2.0" in repr(limit)
+
+
+def test_never_is_never() -> None:
+    limit = Deadline.never()
+    assert limit.remaining() == math.inf
+    assert not limit.expired()
+    assert limit.timeout is None
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [(None, None), (1, 1.0), (0.5, 0.5), (timedelta(milliseconds=1500), 1.5)],
+)
+def test_to_seconds(given: float | timedelta | None, seconds: float | None) -> None:
+    assert to_seconds(given) == seconds
+
+
+@pytest.mark.parametrize("given", ["1", True, [1], b"1"])
+def test_to_seconds_refuses_other_types(given: object) -> None:
+    with pytest.raises(TypeError, match="timeout must be a number of seconds"):
+        to_seconds(given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [0, -1, math.nan, timedelta(0), timedelta(seconds=-3)])
+def test_to_seconds_refuses_what_is_not_positive(given: float | timedelta) -> None:
+    with pytest.raises(ValueError, match="must be positive"):
+        to_seconds(given)
