@@ -103,6 +103,29 @@ def all_gather(
     return pg.backend.all_gather(outputs, tensor, to_seconds(timeout))
 
 
+def all_gather_coalesced(
+    output_tensor_lists: list[list[Tensor]],
+    input_tensor_list: list[Tensor],
+    group: Group | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Work[None]:
+    """Fill ``output_tensor_lists[r][i]`` with rank r's ``input_tensor_list[i]`` on all ranks.
+
+    Several tensors of one dtype in one operation. All ranks pass equally many; shapes may differ.
+    """
+    pg = current_world().group(group)
+    inputs = check_list(input_tensor_list, "input_tensor_list")
+    if not inputs:
+        raise InvalidUsageError("input_tensor_list is empty")
+    outputs = check_list(output_tensor_lists, "output_tensor_lists", pg.n_ranks)
+    rows = [
+        check_list(row, f"output_tensor_lists[{number}]", len(inputs), each="tensor")
+        for number, row in enumerate(outputs)
+    ]
+    return pg.backend.all_gather_coalesced(rows, inputs, to_seconds(timeout))
+
+
 def all_gather_into_tensor(
     output_tensor: Tensor,
     input_tensor: Tensor,

@@ -165,9 +165,7 @@ class NativeBackend(NativeObjects):
         buffers = [
             buffer_of(tensor, f"tensors[{i}]", writable=True) for i, tensor in enumerate(tensors)
         ]
-        if any(buffer.dtype != buffers[0].dtype for buffer in buffers):
-            names = sorted({buffer.dtype.name for buffer in buffers})
-            raise InvalidUsageError(f"tensors must have one dtype, got {', '.join(names)}")
+        _check_one_dtype(buffers, "tensors")
         return self._all_reduce(pack(buffers), buffers, op, timeout)
 
     def _all_reduce(
@@ -177,9 +175,11 @@ class NativeBackend(NativeObjects):
         reduce = reduction(op, first.dtype, self._group.n_ranks)
 
         async def body(channel: Channel) -> None:
-            reduce.prepare(data)
+            if reduce.needs_prepare:
+                reduce.prepare(data)
             await run.all_reduce(channel, data, reduce, scratch)
-            reduce.finish(data)
+            if reduce.needs_finish:
+                reduce.finish(data)
             if len(buffers) > 1:
                 unpack(data, buffers)
             else:
@@ -204,6 +204,33 @@ class NativeBackend(NativeObjects):
             _write_back(places)
 
         fingerprint = Fingerprint("all_gather", buffer.dtype, count=total)
+        return self._group.collective(fingerprint, body, timeout)
+
+    def all_gather_coalesced(
+        self, outputs: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], timeout: float | None
+    ) -> Work[None]:
+        buffers = [
+            buffer_of(tensor, f"input_tensor_list[{i}]", writable=False)
+            for i, tensor in enumerate(tensors)
+        ]
+        _check_one_dtype(buffers, "input_tensor_list")
+        places = [
+            _outputs(row, f"output_tensor_lists[{number}]", buffers[0])
+            for number, row in enumerate(outputs)
+        ]
+        rank = self._group.own_rank
+        for place, buffer in zip(places[rank], buffers, strict=True):
+            _check_own(place, buffer, f"output_tensor_lists[{rank}]")
+
+        async def body(channel: Channel) -> None:
+            blocks = [scratch(sum(place.nbytes for place in row)) for row in places]
+            blocks[rank] = pack(buffers)
+            await run.all_gather(channel, blocks, scratch)
+            for block, row in zip(blocks, places, strict=True):
+                unpack(block, row)
+
+        total = sum(place.count for row in places for place in row)
+        fingerprint = Fingerprint("all_gather", buffers[0].dtype, count=total)
         return self._group.collective(fingerprint, body, timeout)
 
     def all_gather_into(self, output: Tensor, tensor: Tensor, timeout: float | None) -> Work[None]:
@@ -348,6 +375,12 @@ def _check_dtype(buffer: Buffer, name: str, like: Buffer) -> None:
         raise InvalidUsageError(
             f"{name} is {buffer.dtype.name}, it must be {like.dtype.name} as the rest of the call"
         )
+
+
+def _check_one_dtype(buffers: Sequence[Buffer], name: str) -> None:
+    names = sorted({buffer.dtype.name for buffer in buffers})
+    if len(names) > 1:
+        raise InvalidUsageError(f"{name} must have one dtype, got {', '.join(names)}")
 
 
 def _check_own(in_list: Buffer, own: Buffer, name: str) -> None:

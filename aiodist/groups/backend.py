@@ -83,6 +83,11 @@ class CollectiveBackend(ABC):
     ) -> Work[None]: ...
 
     @abstractmethod
+    def all_gather_coalesced(
+        self, outputs: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], timeout: float | None
+    ) -> Work[None]: ...
+
+    @abstractmethod
     def all_gather_into(
         self, output: Tensor, tensor: Tensor, timeout: float | None
     ) -> Work[None]: ...

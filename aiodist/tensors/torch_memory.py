@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -25,6 +25,7 @@ TORCH_DTYPES: Mapping[DType, torch.dtype] = MappingProxyType(
 
 _DTYPE_OF: Mapping[torch.dtype, DType] = MappingProxyType({t: d for d, t in TORCH_DTYPES.items()})
 _SUB_BYTE = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8))
+# What torch cannot copy but as bytes.
 _UNCOPYABLE = frozenset(t for d, t in TORCH_DTYPES.items() if d.name in _SUB_BYTE)
 _STRIDED = torch.strided
 _PLAIN: frozenset[type] = frozenset({Tensor, torch.nn.Parameter})
@@ -66,16 +67,24 @@ def open_tensor(
             f"{name} has elements that share memory (an expanded tensor?), so it cannot be "
             f"written; pass a copy: {name}.clone()"
         )
-    source = _copyable(tensor)
-    staged = _new(source.shape, source.dtype)
+    staged = _new(tensor.shape, tensor.dtype)
     if load:
-        staged.copy_(source)
+        assign(staged, tensor)
     return dtype, _bytes_of(staged, dtype, name), staged
 
 
 def assign(owner: Tensor, staged: Tensor) -> None:
-    """Copy the staged elements into the caller's tensor, through its strides and conj bit."""
-    _copyable(owner).copy_(staged)
+    """Copy the elements of one tensor to another of its dtype, through strides and conj bits."""
+    target, source = owner.detach(), staged.detach()
+    if target.dtype in _UNCOPYABLE:
+        target.view(torch.uint8).copy_(source.view(torch.uint8))
+    elif target.dtype is torch.complex32:
+        pairs = _pairs(target)
+        pairs.copy_(_pairs(source))
+        if target.is_conj() != source.is_conj():
+            pairs[..., 1].neg_()
+    else:
+        target.copy_(source)
 
 
 def empty(dtype: DType, shape: tuple[int, ...]) -> Tensor | None:
@@ -84,13 +93,12 @@ def empty(dtype: DType, shape: tuple[int, ...]) -> Tensor | None:
     return None if found is None else _new(shape, found)
 
 
-def _copyable(tensor: Tensor) -> Tensor:
-    """The tensor outside autograd, and as bytes where torch cannot copy its dtype (int4 etc.)."""
-    tensor = tensor.detach()
-    return tensor.view(torch.uint8) if tensor.dtype in _UNCOPYABLE else tensor
+def _pairs(tensor: Tensor) -> Tensor:
+    """Complex numbers as they are stored; copying complex32 itself warns of being experimental."""
+    return torch.view_as_real(tensor.conj() if tensor.is_conj() else tensor)
 
 
-def _new(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _new(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     # The device is named because torch.set_default_device may say another.
     if dtype is torch.complex32:  # asked for directly, it warns of being experimental
         return torch.view_as_complex(torch.empty((*shape, 2), dtype=torch.half, device="cpu"))
