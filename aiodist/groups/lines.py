@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiodist.completion import Pending
@@ -125,6 +125,9 @@ class CollectiveLine:
         ranks.update(to for to, message in self._sends if not message.done)
         return sorted(ranks)
 
+    def polls(self) -> tuple[float, Sequence[Callable[[], None]]]:
+        return self._endpoint.polls([r.src for r in self._recvs if not r.done])
+
     def over(self, error: BaseException | None) -> BaseException | None:
         inbox = self._endpoint.inbox
         if error is not None:
@@ -217,6 +220,11 @@ class MessageLine:
             if self._other >= 0
             else [rank for rank in self._group.ranks if rank != self._group.global_rank]
         )
+
+    def polls(self) -> tuple[float, Sequence[Callable[[], None]]]:
+        if self._endpoint is None or self._other < 0:
+            return 0.0, ()
+        return self._endpoint.polls([self._other])
 
     def over(self, error: BaseException | None) -> BaseException | None:
         if error is not None and self._endpoint is not None:

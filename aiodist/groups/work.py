@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from datetime import timedelta
+from time import perf_counter
 from typing import Any, Generic, Protocol
 
 from aiodist.completion import Driver, T
@@ -30,6 +31,10 @@ class Line(Protocol):
 
     def waiting_for(self) -> Sequence[int]:
         """Global ranks whose messages have not come, or have not been taken."""
+        ...
+
+    def polls(self) -> tuple[float, Sequence[Callable[[], None]]]:
+        """For how many seconds to look for what is missing before sleeping, and what to call."""
         ...
 
     def over(self, error: BaseException | None) -> BaseException | None:
@@ -129,6 +134,25 @@ class Work(Generic[T]):
         """Global ranks without which it cannot end; none once it has."""
         return () if self._line is None else self._line.waiting_for()
 
+    def spin(self) -> None:
+        """Look for the end a moment before sleeping; in the loop's thread, not in a callback.
+
+        Where each rank has a core, an answer is often only microseconds away, and to sleep and
+        be woken costs more than that.
+        """
+        line = self._line
+        if line is None:
+            return
+        seconds, polls = line.polls()
+        if not polls:
+            return
+        end = perf_counter() + seconds
+        while True:
+            for poll in polls:
+                poll()
+            if self._done or perf_counter() > end:
+                return
+
     # -- for users
 
     def is_completed(self) -> bool:
@@ -208,7 +232,10 @@ class Work(Generic[T]):
                     "wait() would block the event loop that has to finish the operation; await it"
                 )
             self._block(to_seconds(timeout))
-        self.result()
+        try:
+            self.result()
+        finally:
+            del self  # as in result()
         return True
 
     def _block(self, seconds: float | None) -> None:
@@ -244,6 +271,9 @@ class Work(Generic[T]):
     def __await__(self) -> Generator[Any, None, T]:
         if not self._done:
             loop = asyncio.get_running_loop()
+            if loop is self._loop:
+                self.spin()
+        if not self._done:
             if loop is not self._loop:
                 raise InvalidUsageError(
                     "this operation belongs to another event loop; there, use "

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,6 +29,9 @@ DEFAULT_WINDOW = 64 << 20
 
 CONNECT_SECONDS = 60.0
 """All ranks listen before any learns their addresses: who has not answered by then is gone."""
+
+SPIN_SECONDS = 50e-6
+"""How long a rank looks for an answer before it sleeps, where every rank of the host has a core."""
 
 HANDSHAKE_SECONDS = 10.0
 _FLUSH_SECONDS = 5.0
@@ -82,6 +85,7 @@ class Endpoint:
         self._strangers: dict[Link, asyncio.TimerHandle] = {}
         self._early: list[Connection] = []  # came before ``meet``: the faster ranks know us already
         self._key = b""
+        self.spin_seconds = 0.0
         self._closed = False
         self._host_id = ""
         self._loop = asyncio.get_running_loop()
@@ -104,6 +108,9 @@ class Endpoint:
     def meet(self, cards: Sequence[Card], key: bytes) -> None:
         """Learn the others' cards and the job's key (32 bytes or so, secret)."""
         self._key = key
+        here = [card.pid for card in cards if card.host_id == self._host_id]
+        alone = len(set(here)) == len(here)  # in one process, spinning would keep the other waiting
+        self.spin_seconds = SPIN_SECONDS if alone and len(here) <= _cores() else 0.0
         for card in cards:
             if card.rank != self.rank:
                 peer = Peer(card, self.window, self._loop.call_soon)
@@ -112,6 +119,13 @@ class Endpoint:
         early, self._early = self._early, []
         for connection in early:
             self._accept(connection)
+
+    def polls(self, ranks: Sequence[int]) -> tuple[float, list[Callable[[], None]]]:
+        """How long to look for messages from ``ranks`` before sleeping, and what to call for it."""
+        if not self.spin_seconds:
+            return 0.0, []
+        links = [link for rank in set(ranks) for link in self._peers[rank].links]
+        return self.spin_seconds, [link.connection.poll for link in links]
 
     def host_of(self, rank: int) -> str:
         """A name for the host of ``rank``: equal for ranks under one kernel."""
@@ -324,6 +338,13 @@ def _without_frames(error: BaseException | None) -> BaseException | None:
         each.__traceback__ = None
         each = each.__cause__ or each.__context__
     return error
+
+
+def _cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def host_id() -> str:

@@ -62,6 +62,13 @@ class Connection(ABC):
         through ``on_sent``, it does not raise.
         """
 
+    def poll(self) -> None:
+        """Take in now what has arrived, without waiting for the loop to say so.
+
+        Never from inside one of this connection's callbacks. Where a transport has nothing to
+        gain from it, it does nothing.
+        """
+
     @abstractmethod
     async def close(self) -> None:
         """Send what is queued, then end the stream in both directions. Idempotent.

@@ -69,6 +69,10 @@ class SocketConnection(CallbackConnection):
         elif self._ended_unseen:
             self._loop.call_soon(self._tell_lost, receiver, self._ended_unseen.pop())
 
+    def poll(self) -> None:
+        if self._receiver is not None and self._state == _OPEN:
+            self._on_readable()
+
     def _on_readable(self) -> None:
         budget = READ_BUDGET
         recv_into = self._sock.recv_into
