@@ -1,0 +1,177 @@
+"""Inbox and outbox of two ranks together: every message once, in order, within the window."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from aiodist.mesh import link, outbox
+from aiodist.mesh.matching import ANY_SOURCE, Recv
+from aiodist.mesh.outbox import Send
+from aiodist.wire.frames import Key
+from tests.mesh.pairs import Pair, Side
+
+EAGER, CHUNK, COST, SMALL_WINDOW = 64, 32, 16, 500
+
+LENGTHS = {0: 0, 1: EAGER, 2: EAGER + 1, 4: CHUNK * 5 + 3, 5: EAGER - 4}
+"""Length of the messages by tag. On tags from 4 on, sends and receives are cancelled as well."""
+
+PLAIN, CANCELLED = (0, 1, 2), (4, 5)
+
+
+@pytest.fixture(autouse=True)
+def _small_sizes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """So that a few hundred bytes go through every protocol."""
+    monkeypatch.setattr(outbox, "EAGER_BYTES", EAGER)
+    monkeypatch.setattr(outbox, "CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(outbox, "MESSAGE_COST", COST)
+    monkeypatch.setattr("aiodist.mesh.inbox.MESSAGE_COST", COST)
+    monkeypatch.setattr(link, "EAGER_BYTES", EAGER)
+    yield
+
+
+def key_of(tag: int) -> Key:
+    return (1, 99, tag)
+
+
+class Exchange:
+    """Random sends, receives, cancellations and deliveries in both directions."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.pair = Pair(SMALL_WINDOW)
+        self.sides = (self.pair.a, self.pair.b)
+        self.count = 0
+        self.sent: dict[tuple[int, int], list[tuple[Send, bytes, bytearray]]] = {}
+        self.receives: dict[tuple[int, int], list[Recv]] = {}
+        self.cancelled: list[tuple[memoryview, bytes]] = []
+        self.stalls = 0
+        # Of a run: how eager one direction is, and how long receivers hesitate.
+        self.lean = self.random.random()
+        self.weights = [self.random.choice([1, 3, 9]) for _ in range(6)]
+
+    def run(self, steps: int) -> None:
+        actions = (
+            self.send,
+            self.recv,
+            self.deliver,
+            self.pair.run_soon,
+            self.cancel_receive,
+            self.cancel_send,
+        )
+        for _ in range(steps):
+            self.random.choices(actions, self.weights)[0]()
+            self.check_window()
+            self.scribble()
+        self.check_end()
+
+    def direction(self) -> tuple[int, Side]:
+        number = int(self.random.random() < self.lean)
+        return number, self.sides[number]
+
+    def send(self) -> None:
+        number, side = self.direction()
+        tag = self.random.choice(list(LENGTHS))
+        for _ in range(self.random.randint(1, 6)):
+            self.count += 1
+            content = (self.count.to_bytes(3, "little") * LENGTHS[tag])[: LENGTHS[tag]]
+            data = bytearray(content)
+            message = side.send(key_of(tag), data)
+            self.sent.setdefault((number, tag), []).append((message, content, data))
+
+    def recv(self) -> None:
+        number, _ = self.direction()
+        number = 1 - number
+        tag = self.random.choice(list(LENGTHS))
+        source = self.random.choice([ANY_SOURCE, None])
+        size = self.random.choice([LENGTHS[tag], None])
+        for _ in range(self.random.randint(1, 4)):
+            one = self.sides[number].recv(key_of(tag), size, source)
+            self.receives.setdefault((number, tag), []).append(one)
+
+    def deliver(self) -> None:
+        side = self.random.choice(self.sides)
+        side.stream.push(self.random.choice([1, 10, 41, 100, 300, 2000]))
+
+    def cancel_receive(self) -> None:
+        number, side = self.direction()
+        entries = self.receives.get((number, self.random.choice(CANCELLED)), [])
+        running = [one for one in entries if not one.done]
+        if running:
+            one = self.random.choice(running)
+            entries.remove(one)
+            side.inbox.withdraw(one)
+            if one.into is not None:
+                self.cancelled.append((one.into, bytes(one.into)))
+
+    def cancel_send(self) -> None:
+        number, side = self.direction()
+        entries = self.sent.get((number, self.random.choice(CANCELLED)), [])
+        running = [entry for entry in entries if not entry[0].done]
+        if running:
+            entry = self.random.choice(running)
+            if side.peer.outbox.withdraw(entry[0]):
+                entries.remove(entry)
+                entry[2][:] = b"\xee" * len(entry[2])
+
+    def scribble(self) -> None:
+        """The memory of a finished send is the caller's again."""
+        for entries in self.sent.values():
+            for message, _, data in entries:
+                if message.done and data:
+                    data[:] = b"\xff" * len(data)
+
+    def check_window(self) -> None:
+        for side in self.sides:
+            kept = SMALL_WINDOW + max(LENGTHS.values()) * len(self.cancelled)
+            assert side.inbox.matcher.arrived_bytes() <= kept
+            self.stalls += side.peer.stalled
+            assert side.peer.outbox._credit <= SMALL_WINDOW
+
+    def check_end(self) -> None:
+        self.pair.settle()
+        self.scribble()
+        for number, side in enumerate(self.sides):
+            for tag in LENGTHS:
+                self.check_tag(number, tag)
+            other = self.sides[1 - number]
+            waiting = [a for queue in other.inbox.matcher._arrived.values() for a in queue]
+            paid = sum(arrival.cost for arrival in waiting)
+            assert side.peer.outbox._credit + other.peer.owed + paid == SMALL_WINDOW
+            assert not side.inbox._tickets
+            assert not side.peer.outbox._bulk
+        for memory, before in self.cancelled:
+            assert bytes(memory) == before, "a cancelled receive was written"
+
+    def check_tag(self, number: int, tag: int) -> None:
+        messages = self.sent.get((number, tag), [])
+        receives = self.receives.get((1 - number, tag), [])
+        done = [one for one in receives if one.done]
+        assert all(one.error is None for one in done)
+        assert len(done) == min(len(messages), len(receives)), "a message is lost or came twice"
+        contents = [content for _, content, _ in messages]
+        got = [bytes(one.into) for one in done if one.into is not None]
+        assert len(got) == len(done)
+        if tag in PLAIN:
+            assert got == contents[: len(got)]
+        else:
+            assert len(set(got)) == len(got)
+            assert set(got) <= set(contents)
+        if len(receives) >= len(messages):
+            assert all(message.done for message, _, _ in messages)
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_every_message_arrives_once_in_order_and_within_the_window(block: int) -> None:
+    stalls = 0
+    for seed in range(block * 60, block * 60 + 60):
+        exchange = Exchange(seed)
+        try:
+            exchange.run(150)
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+        stalls += exchange.stalls
+    assert stalls > 0, "no run went beyond the credit: the test has lost its point"
