@@ -45,6 +45,7 @@ from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.work import Work
 from aiodist.sync.collectives import (
     all_gather,
+    all_gather_coalesced,
     all_gather_into_tensor,
     all_reduce,
     all_reduce_coalesced,
@@ -107,6 +108,7 @@ __all__ = [
     "TCPStore",
     "Work",
     "all_gather",
+    "all_gather_coalesced",
     "all_gather_into_tensor",
     "all_gather_object",
     "all_reduce",

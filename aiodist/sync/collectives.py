@@ -101,6 +101,27 @@ def all_gather(
     return work
 
 
+@mirrors(api.all_gather_coalesced)
+def all_gather_coalesced(
+    output_tensor_lists: list[list[Tensor]],
+    input_tensor_list: list[Tensor],
+    group: Group | None = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> Done:
+    """Gather several tensors of all ranks at once on all ranks."""
+    work: Done = start(
+        async_op,
+        api.all_gather_coalesced,
+        output_tensor_lists,
+        input_tensor_list,
+        group=group,
+        timeout=timeout,
+    )
+    return work
+
+
 @mirrors(api.all_gather_into_tensor)
 def all_gather_into_tensor(
     output_tensor: Tensor,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
+import socket
 import threading
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
+from functools import partial
 from multiprocessing import util
 from typing import Any, Protocol, TypeVar
 
@@ -75,15 +77,14 @@ class Portal:
         except BaseException:
             loop.call_soon_threadsafe(call.cancel)
             raise
-        error = call.error
-        if error is not None:
-            call.error = None
-            try:
+        error, call.error = call.error, None
+        try:
+            if error is not None:
                 raise error
-            finally:
-                del error, call, args, kwargs  # the traceback holds this frame
-        returned = call.returned
-        return returned.result() if blocks else returned
+            return call.returned.result() if blocks else call.returned
+        finally:
+            # The traceback of an error holds this frame: what leads back to the error must go.
+            del call, error, args, kwargs
 
     def run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> T:
         """Await ``function(*args, **kwargs)`` in the loop's thread; its result. Not the hot path.
@@ -225,7 +226,7 @@ class _Call:
             self.returned = returned = self._function(*self._args, **self._kwargs)
         except BaseException as error:  # noqa: BLE001  # raised in the thread that called
             traceback = error.__traceback__
-            self.error = error.with_traceback(traceback and traceback.tb_next)
+            self.error = error.with_traceback(traceback and traceback.tb_next)  # without this frame
             self.gate.release()
             return
         if self._blocks:
@@ -279,8 +280,14 @@ def _new_loop() -> asyncio.AbstractEventLoop:
         import uvloop
     except ImportError:
         return asyncio.new_event_loop()
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    return loop
+
+    class Loop(uvloop.Loop):
+        async def getaddrinfo(self, *args: Any, **kwargs: Any) -> Any:
+            # uvloop's own starts the threads of libuv, and a forked child crashes when it ends:
+            # libuv then joins those threads, which the child never had.
+            return await self.run_in_executor(None, partial(socket.getaddrinfo, *args, **kwargs))
+
+    return Loop()
 
 
 _CLOSED = "Default process group has not been initialized: another thread has just destroyed it."

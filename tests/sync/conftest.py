@@ -1,0 +1,93 @@
+"""Ranks of the blocking door: as threads of this process, and as scripts in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiodist.sync as dist
+from aiodist.groups.world import World, use_world
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _libuv_is_there() -> None:
+    """With its first loop libuv opens a pipe for signals, which it keeps for ever."""
+    dist.HashStore().close()
+
+
+@pytest.fixture
+def run_threads() -> Callable[..., list[Any]]:
+    """``run_threads(size, fn)``: ``fn(rank)`` in a thread for each rank; their results."""
+    return _run_threads
+
+
+def _run_threads(size: int, fn: Callable[[int], Any]) -> list[Any]:
+    store = dist.HashStore()
+    results: list[Any] = [None] * size
+    errors: list[BaseException] = []
+
+    def one(rank: int) -> None:
+        use_world(World())
+        try:
+            dist.init_process_group(store=store, rank=rank, world_size=size, timeout=30)
+            try:
+                results[rank] = fn(rank)
+            finally:
+                dist.destroy_process_group()
+        except BaseException as error:  # noqa: BLE001  # raised below, in the test's thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    store.close()
+    if errors:
+        raise errors[0]
+    return results
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """An initialised world of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start a Python script in a process of its own; killed at the end if it still runs."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(source: str, *args: object, **environment: str) -> subprocess.Popen[str]:
+        path = tmp_path / f"script{len(started)}.py"
+        path.write_text(textwrap.dedent(source))
+        process = subprocess.Popen(
+            [sys.executable, "-X", "faulthandler", str(path), *map(str, args)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()

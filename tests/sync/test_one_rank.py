@@ -1,0 +1,184 @@
+"""Arguments and return values, where one rank is enough to see them."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import traceback
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+import aiodist.sync as dist
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+
+def test_a_collective_returns_none_or_a_work() -> None:
+    tensor = torch.ones(3)
+    assert dist.all_reduce(tensor) is None
+    work = dist.all_reduce(tensor, async_op=True)
+    assert isinstance(work, dist.Work)
+    assert work.wait() is True
+    assert work.is_completed()
+    assert work.is_success()
+    assert work.get_future().result() is None
+
+
+def test_positional_arguments_of_the_early_documentation() -> None:
+    tensor, one = torch.ones(2), [torch.zeros(2)]
+    dist.gather(tensor, one, 0)
+    assert one[0].tolist() == [1, 1]
+    dist.scatter(tensor, [torch.full((2,), 7.0)], 0)
+    assert tensor.tolist() == [7, 7]
+    dist.reduce(tensor, 0, dist.ReduceOp.SUM, dist.group.WORLD)
+    dist.broadcast(tensor, 0, dist.group.WORLD, False)
+    dist.all_gather(one, tensor, dist.group.WORLD)
+    assert one[0].tolist() == [7, 7]
+    with pytest.warns(FutureWarning, match="reduce_op is deprecated"):
+        old = dist.reduce_op.SUM
+    dist.all_reduce(tensor, old)
+    dist.barrier()
+    assert tensor.tolist() == [7, 7]
+
+
+def test_torch_reduce_ops_are_taken() -> None:
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor, op=torch.distributed.ReduceOp.MAX)
+    assert tensor.tolist() == [1, 1]
+
+
+def test_every_collective_and_object_function_returns() -> None:
+    a, b = np.arange(4.0), np.zeros(4)
+    assert dist.all_gather_into_tensor(b, a) is None
+    assert dist.all_gather_coalesced([[np.zeros(4)]], [a]) is None
+    assert dist.reduce_scatter_tensor(b, a) is None
+    assert dist.reduce_scatter(b, [a]) is None
+    assert dist.all_to_all([b], [a]) is None
+    assert dist.all_to_all_single(b, a) is None
+    assert dist.all_reduce_coalesced([a, b]) is None
+    assert b.tolist() == [0, 1, 2, 3]
+    objects = [None]
+    dist.all_gather_object(objects, {"x": 1})
+    assert objects == [{"x": 1}]
+    dist.gather_object("y", objects, 0)
+    assert objects == ["y"]
+    dist.broadcast_object_list(objects, 0)
+    dist.scatter_object_list(objects, ["z"], 0)
+    assert objects == ["z"]
+
+
+def test_groups() -> None:
+    world = dist.group.WORLD
+    assert isinstance(world, dist.ProcessGroup)
+    assert (world.rank(), world.size(), world.name()) == (0, 1, "gloo")
+    assert world is dist.GroupMember.WORLD
+    group = dist.new_group([0], group_desc="mine")
+    assert (dist.get_rank(group), dist.get_world_size(group)) == (0, 1)
+    assert dist.get_process_group_ranks(group) == [0]
+    own, every = dist.new_subgroups(1)
+    assert every == [own]
+    assert dist.new_subgroups_by_enumeration([[0]])[0].size() == 1
+    assert dist.split_group(split_ranks=[[0]]).rank() == 0
+    dist.destroy_process_group(group)
+    with pytest.raises(dist.GroupClosedError):
+        dist.barrier(group)
+    dist.barrier()
+
+
+def test_wrong_arguments_raise_at_the_call_and_show_the_way_there() -> None:
+    with pytest.raises(dist.InvalidUsageError, match="src 3 is out of range") as caught:
+        dist.broadcast(torch.ones(1), 3, async_op=True)
+    assert caught.value.__context__ is None
+    assert caught.value.__cause__ is None
+    names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert names[0].startswith("test_wrong_arguments")
+    assert names[-1] == "check_rank"
+    assert "start" not in names[3:]  # of the loop's thread only what was called there
+    with pytest.raises(TypeError, match="tensor"):
+        dist.all_reduce([1.0])  # type: ignore[arg-type]
+    dist.barrier()
+
+
+def broadcast_from_nobody() -> None:
+    dist.broadcast(torch.ones(1), 3)
+
+
+def receive_nothing() -> None:
+    dist.recv(torch.ones(1), timeout=0.01)
+
+
+def wait_for_nothing() -> None:
+    dist.irecv(torch.ones(1), timeout=0.01).wait()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("fail", [broadcast_from_nobody, receive_nothing, wait_for_nothing])
+def test_an_error_leaves_no_cycle_behind(fail: Callable[[], None]) -> None:
+    def caught() -> weakref.ref[BaseException]:
+        try:
+            fail()
+        except dist.DistError as error:
+            return weakref.ref(error)
+        raise AssertionError("no error")
+
+    gc.disable()
+    try:
+        reference = caught()
+        dist.barrier()  # the loop's thread has let go of the operation
+        assert reference() is None
+    finally:
+        gc.enable()
+
+
+def test_a_receive_times_out_by_its_own_timeout_and_by_that_of_wait() -> None:
+    with pytest.raises(dist.CollectiveTimeoutError, match=r"after 0\.01 s"):
+        dist.recv(torch.ones(1), timeout=0.01)
+    work = dist.irecv(torch.ones(1))
+    assert work is not None
+    assert not work.is_completed()
+    with pytest.raises(dist.CollectiveTimeoutError):
+        work.wait(timeout=0.01)
+
+
+def test_a_work_may_be_cancelled_in_the_callers_thread() -> None:
+    work = dist.irecv(torch.ones(1))
+    assert work is not None
+    called = threading.Event()
+    work.add_done_callback(called.set)
+    assert work.cancel()
+    assert called.wait(5)
+    assert not work.cancel()
+    assert isinstance(work.exception(), BaseException)
+    late = threading.Event()
+    work.add_done_callback(late.set)
+    assert late.is_set()
+
+
+def test_a_batch_is_started_at_once_and_wrong_operations_refused() -> None:
+    assert dist.P2POp(dist.isend, torch.ones(1), 0).sends
+    assert not dist.P2POp(dist.irecv, torch.ones(1), 0).sends
+    with pytest.raises(dist.InvalidUsageError, match="this rank itself"):
+        dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.ones(1), 0)])
+    with pytest.raises(dist.InvalidUsageError):
+        dist.P2POp(dist.broadcast, torch.ones(1), 0)
+
+
+def test_init_twice_is_refused_and_the_first_goes_on() -> None:
+    with pytest.raises(dist.InvalidUsageError, match="twice"):
+        dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+    dist.barrier()
+
+
+def test_no_call_returns_after_the_end() -> None:
+    group = dist.group.WORLD
+    dist.destroy_process_group()
+    assert not dist.is_initialized()
+    assert dist.group.WORLD is None
+    for call in (dist.barrier, dist.get_rank, dist.new_group, dist.destroy_process_group):
+        with pytest.raises(dist.NotInitializedError):
+            call()
+    with pytest.raises(dist.GroupClosedError):
+        dist.barrier(group)

@@ -1,0 +1,144 @@
+"""The blocking door against torch.distributed and against the async door: names, parameters, defaults."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch.distributed
+
+import aiodist
+import aiodist.sync as dist
+
+FUNCTIONS = sorted(name for name in dist.__all__ if inspect.isfunction(getattr(dist, name)))
+
+TIMEOUT = "a limit for one operation, in place of the group's"
+PICKLE = "objects are not pickled unless the caller allows it"
+
+# What aiodist has and torch has not; all of it can be left out.
+ADDED = {
+    **{
+        (name, "timeout"): TIMEOUT
+        for name in FUNCTIONS
+        if "async_op" in inspect.signature(getattr(dist, name)).parameters and name != "barrier"
+    },
+    **{(name, "timeout"): TIMEOUT for name in ("isend", "irecv", "send", "recv")},
+    **{
+        (name, added): why
+        for name in FUNCTIONS
+        if name.endswith(("_object", "_object_list"))
+        for added, why in (("allow_pickle", PICKLE), ("timeout", TIMEOUT))
+    },
+}
+# What torch has and aiodist has not.
+MISSING = {
+    ("send_object_list", "use_batch"): "concerns how NCCL opens its communicators",
+    ("recv_object_list", "use_batch"): "concerns how NCCL opens its communicators",
+    ("init_process_group", "_ranks"): "private",
+}
+# Other defaults.
+DEFAULTS = {
+    ("init_process_group", "timeout"): "torch's None means the backend's, 30 minutes for Gloo",
+    ("recv", "tensor"): "without a tensor, recv() makes one",
+    ("get_process_group_ranks", "group"): "torch takes None and has no default",
+}
+
+
+def parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(function).parameters)
+
+
+def same_default(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, dist.ReduceOp):
+        return ours == dist.ReduceOp.of(theirs)
+    return bool(ours == theirs)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_parameters_are_those_of_torch(name: str) -> None:
+    ours, theirs = parameters(getattr(dist, name)), parameters(getattr(torch.distributed, name))
+    added = {parameter for function, parameter in ADDED if function == name}
+    missing = {parameter for function, parameter in MISSING if function == name}
+    assert added <= ours.keys() - theirs.keys()
+    assert missing <= theirs.keys() - ours.keys()
+    assert all(ours[parameter].kind is inspect.Parameter.KEYWORD_ONLY for parameter in added)
+    common = [parameter for parameter in ours if parameter not in added]
+    assert common == [parameter for parameter in theirs if parameter not in missing]
+    for parameter in common:
+        mine, other = ours[parameter], theirs[parameter]
+        assert mine.kind is other.kind, parameter
+        if (name, parameter) in DEFAULTS:
+            assert not same_default(mine.default, other.default), parameter
+        else:
+            assert same_default(mine.default, other.default), parameter
+
+
+def test_the_tables_speak_of_functions_that_exist() -> None:
+    assert {name for name, _ in [*ADDED, *MISSING, *DEFAULTS]} <= set(FUNCTIONS)
+
+
+ASYNC_ONLY = {
+    "spawn": "torch has it in torch.multiprocessing; both doors use aiodist.spawn",
+    "MemoryStore": "HashStore",
+    "TcpStore": "TCPStore",
+    "TcpStoreServer": "TCPStore(is_master=True)",
+}
+SYNC_ONLY = {"HashStore", "TCPStore", "default_pg_timeout"}
+
+
+def test_both_doors_have_the_same_names() -> None:
+    assert set(aiodist.__all__) - set(ASYNC_ONLY) == set(dist.__all__) - SYNC_ONLY
+    assert set(ASYNC_ONLY) <= set(aiodist.__all__)
+    assert set(dist.__all__) >= SYNC_ONLY
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_both_doors_have_the_same_signatures(name: str) -> None:
+    ours = parameters(getattr(dist, name))
+    theirs = parameters(getattr(aiodist, name))
+    if ours.pop("async_op", None) is not None:
+        assert "group" in theirs
+    if name == "barrier":  # where torch itself has a timeout, by position
+        assert ours.pop("timeout").default is theirs.pop("timeout").default
+    assert [(p.name, p.kind, p.default) for p in ours.values()] == [
+        (p.name, p.kind, p.default) for p in theirs.values()
+    ]
+
+
+def test_all_is_exact() -> None:
+    public = {
+        name
+        for name, value in vars(dist).items()
+        if not name.startswith("_") and not inspect.ismodule(value)
+    }
+    assert set(dist.__all__) == public
+    assert dist.__all__ == sorted(dist.__all__)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_help_says_what_a_function_does(name: str) -> None:
+    function = getattr(dist, name)
+    text = inspect.getdoc(function)
+    assert text is not None
+    first, *rest = text.splitlines()
+    assert first.endswith(".")
+    if function is not getattr(aiodist, name):
+        assert len(rest) >= 2
+
+
+def test_stores_have_the_methods_of_torch() -> None:
+    for name in ("set", "get", "add", "wait", "check", "delete_key", "num_keys", "compare_set"):
+        assert hasattr(torch.distributed.Store, name)
+        assert callable(getattr(dist.Store, name))
+    assert "host_name: str, port" in (torch.distributed.TCPStore.__init__.__doc__ or "")
+    assert list(parameters(dist.TCPStore)) == [
+        "host_name",
+        "port",
+        "world_size",
+        "is_master",
+        "timeout",
+        "wait_for_workers",
+    ]
+    assert list(parameters(dist.FileStore)) == ["file_name", "world_size"]

@@ -1,0 +1,119 @@
+"""The blocking stores: torch's names and meaning."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+import aiodist.sync as dist
+
+Make = Callable[[], dist.Store]
+
+
+@pytest.fixture(params=["hash", "file", "tcp", "client", "prefix"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dist.Store]:
+    opened: list[dist.Store] = []
+    made: dist.Store
+    if request.param == "file":
+        made = dist.FileStore(str(tmp_path / "store"), 1)
+    elif request.param == "hash":
+        made = dist.HashStore()
+    else:
+        made = dist.TCPStore("127.0.0.1", 0, None, True)
+    opened.append(made)
+    if request.param == "client":
+        assert isinstance(made, dist.TCPStore)
+        made = dist.TCPStore("127.0.0.1", made.port, timeout=timedelta(seconds=10))
+        opened.append(made)
+    elif request.param == "prefix":
+        made = dist.PrefixStore("part", made)
+    yield made
+    for each in reversed(opened):
+        each.close()
+
+
+def test_every_method(store: dist.Store) -> None:
+    store.set("text", "value")
+    store.set("bytes", b"\x00\xff")
+    assert (store.get("text"), store.get("bytes")) == (b"value", b"\x00\xff")
+    assert [store.add("counter", 1), store.add("counter", 6)] == [1, 7]
+    assert store.get("counter") == b"7"
+    assert store.check(["text", "counter"])
+    assert not store.check(["text", "absent"])
+    assert store.compare_set("text", "value", "new") == b"new"
+    assert store.compare_set("text", "value", "newer") == b"new"
+    assert store.compare_set("fresh", "", "first") == b"first"
+    assert store.num_keys() == 4
+    assert store.delete_key("fresh")
+    assert not store.delete_key("fresh")
+    store.wait(["text"], timedelta(seconds=1))
+    store.set_timeout(timedelta(milliseconds=20))
+    assert store.timeout == timedelta(milliseconds=20)
+    with pytest.raises(dist.StoreTimeoutError, match="absent"):
+        store.get("absent")
+    with pytest.raises(dist.StoreTimeoutError):
+        store.wait(["absent"])
+    with pytest.raises(dist.InvalidUsageError, match="str or bytes"):
+        store.set("text", 1)  # type: ignore[arg-type]
+
+
+def test_a_get_waits_for_a_set_of_another_thread(store: dist.Store) -> None:
+    found: list[bytes] = []
+    thread = threading.Thread(target=lambda: found.append(store.get("late")))
+    thread.start()
+    store.set("late", "here")
+    thread.join()
+    assert found == [b"here"]
+
+
+def test_a_tcp_store_waits_for_its_workers() -> None:
+    with pytest.raises(dist.StoreTimeoutError):
+        dist.TCPStore("127.0.0.1", 0, 2, True, timedelta(milliseconds=20))
+    master = dist.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
+    assert (master.host, master.port > 0) == ("127.0.0.1", True)
+    worker = dist.TCPStore("127.0.0.1", master.port, 2)
+    worker.set("a", "b")
+    assert master.get("a") == b"b"
+    worker.close()
+    master.close()
+    with pytest.raises(dist.DistStoreError, match="closed"):
+        master.get("a")
+    master.close()
+
+
+def test_a_forgotten_store_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    store = dist.FileStore(path)
+    store.set("a", "b")
+    assert store.path == str(path)
+    assert path.exists()
+    thread = next(thread for thread in threading.enumerate() if thread.name == "aiodist")
+    del store
+    gc.collect()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert not path.exists()
+
+
+def test_a_group_keeps_the_store_that_it_was_given(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    dist.init_process_group(store=dist.FileStore(path), rank=0, world_size=1)
+    gc.collect()
+    assert path.exists()
+    dist.destroy_process_group()
+
+
+def test_a_prefix_needs_a_store_of_this_door() -> None:
+    with pytest.raises(TypeError, match=r"aiodist\.sync"):
+        dist.PrefixStore("a", object())  # type: ignore[arg-type]
+    store = dist.HashStore()
+    part = dist.PrefixStore("a", store)
+    part.set("b", "c")
+    assert store.get("a/b") == b"c"
+    assert part.underlying_store is store
+    store.close()
