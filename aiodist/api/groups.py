@@ -76,9 +76,11 @@ def new_group(
             )
         group = make(plan)
         assert isinstance(group, ProcessGroup)  # this rank is a member
-        return group.collective(Fingerprint("new_group"), _agreed([plan], lambda: group))
-    plan = (world.unused_name(group_desc or "group"), chosen)
-    return parent.collective(Fingerprint("new_group"), _agreed([plan], lambda: make(plan)))
+        body = _agreed(group, lambda _: [plan], lambda _: group)
+        return group.collective(Fingerprint("new_group"), body)
+    plans_of = _named(parent, group_desc or "group", [chosen])
+    body = _agreed(parent, plans_of, lambda plans: make(plans[0]))
+    return parent.collective(Fingerprint("new_group"), body)
 
 
 def new_subgroups(
@@ -118,9 +120,10 @@ def new_subgroups_by_enumeration(
     Its result is this rank's own group (`GroupMember.NON_GROUP_MEMBER` if none) and all of them.
     """
     world = current_world()
+    parent = world.group(None)
     lists = check_list(ranks_per_subgroup_list, "ranks_per_subgroup_list")
     parts = [sorted(check_ranks(part, world.size)) for part in lists]
-    return _subgroups(world, world.group(None), parts, timeout, backend, group_desc)
+    return _subgroups(world, parent, parts, timeout, backend, group_desc)
 
 
 def split_group(
@@ -142,15 +145,15 @@ def split_group(
         raise InvalidUsageError("split_ranks is required: lists of ranks in the parent group")
     parts = []
     for part in check_list(split_ranks, "split_ranks"):
-        numbers = sorted(check_ranks(part, parent.n_ranks))
+        numbers = sorted(check_ranks(part, parent.n_ranks, "the parent group"))
         parts.append([parent.ranks[number] for number in numbers])
-    plans = _plans(world, parts, group_desc or "split")
+    plans_of = _named(parent, group_desc or "split", parts)
     make = _maker(world, parent, timeout, backend)
 
-    def finish() -> Group:
+    def finish(plans: Sequence[Plan]) -> Group:
         return _own([make(plan) for plan in plans])
 
-    return parent.collective(Fingerprint("new_group"), _agreed(plans, finish))
+    return parent.collective(Fingerprint("new_group"), _agreed(parent, plans_of, finish))
 
 
 def get_rank(group: Group | None = None) -> int:
@@ -205,22 +208,35 @@ def _subgroups(
     backend: str | None,
     group_desc: str | None,
 ) -> Work[tuple[Group, list[Group]]]:
-    plans = _plans(world, parts, group_desc or "subgroup")
+    plans_of = _named(parent, group_desc or "subgroup", parts)
     make = _maker(world, parent, timeout, backend)
 
-    def finish() -> tuple[Group, list[Group]]:
+    def finish(plans: Sequence[Plan]) -> tuple[Group, list[Group]]:
         made = [make(plan) for plan in plans]
         return _own(made), made
 
-    return parent.collective(Fingerprint("new_group"), _agreed(plans, finish))
+    return parent.collective(Fingerprint("new_group"), _agreed(parent, plans_of, finish))
 
 
-def _plans(world: World, parts: Sequence[Sequence[int]], stem: str) -> list[Plan]:
-    chosen = [check_ranks(part, world.size) for part in parts]
-    everybody = [rank for part in chosen for rank in part]
+def _named(
+    parent: ProcessGroup, stem: str, parts: Sequence[Sequence[int]]
+) -> Callable[[int], list[Plan]]:
+    """The plans for ``parts`` of ``parent``, by the sequence number of the call that makes them.
+
+    The number is the parent's own, so that its ranks find equal names whatever else some of them
+    have made, in other groups or in vain.
+    """
+    everybody = [rank for part in parts for rank in part]
     if len(set(everybody)) != len(everybody):
         raise InvalidUsageError("a rank may be in one subgroup only")
-    return [(world.unused_name(stem), part) for part in chosen]
+    prefix = "" if parent is parent.world.default else f"{parent.group_name}/"
+
+    def plans(sequence: int) -> list[Plan]:
+        name = f"{prefix}{stem}#{sequence}"
+        several = len(parts) > 1
+        return [(f"{name}.{i}" if several else name, tuple(part)) for i, part in enumerate(parts)]
+
+    return plans
 
 
 def _own(groups: Sequence[Group]) -> Group:
@@ -246,22 +262,27 @@ def _maker(
 
 
 def _agreed(
-    plans: Sequence[Plan], finish: Callable[[], Any]
+    parent: ProcessGroup,
+    plans_of: Callable[[int], Sequence[Plan]],
+    finish: Callable[[Sequence[Plan]], Any],
 ) -> Callable[[CollectiveLine], Coroutine[Any, Any, Any]]:
-    """A collective that ends with ``finish()`` if all ranks have the same plans."""
+    """A collective that ends with ``finish(plans)`` if all ranks of ``parent`` have equal plans."""
 
     async def body(line: CollectiveLine) -> Any:
+        plans = plans_of(line.sequence)
         mine = msgpack.packb(plans)
         everybody = await all_gather_new(line, memoryview(mine))
         for number, theirs in enumerate(everybody):
             if theirs != mine:
                 raise CollectiveMismatchError(
-                    f"ranks disagree about the new group: rank {line.rank} says {_words(mine)}, "
-                    f"rank {number} says {_words(theirs)}",
+                    f"ranks disagree about the new group: rank {parent.global_rank} says "
+                    f"{_words(mine)}, rank {parent.ranks[number]} says {_words(theirs)}",
                     operation="new_group",
-                    rank=number,
+                    group=parent.group_name,
+                    sequence=line.sequence,
+                    rank=parent.ranks[number],
                 )
-        return finish()
+        return finish(plans)
 
     return body
 

@@ -67,6 +67,8 @@ def gather_object(
     pg = current_world().group(group)
     root = check_rank(pg, dst, group_dst, "dst", default=0)
     objects = check_root_list(object_gather_list, "object_gather_list", pg, root)
+    if objects is not None:
+        _mutable(object_gather_list, "object_gather_list")
     return pg.backend.gather_object(obj, objects, root, allow_pickle, to_seconds(timeout))
 
 

@@ -143,6 +143,16 @@ class P2POp:
         self.tag = tag
         self.group_peer = group_peer
 
+    def check(self) -> None:
+        """Raise what `start` would for these arguments, and start nothing."""
+        pg = current_world().group(self.group)
+        if self.sends:
+            check_other(pg, check_rank(pg, self.peer, self.group_peer, "dst"), "dst")
+        else:
+            _source(pg, self.peer, self.group_peer)
+        check_tag(self.tag)
+        pg.backend.check_tensor(self.tensor, writable=not self.sends)
+
     def start(self) -> Work[Any]:
         """Start this message."""
         if self.sends:
@@ -165,15 +175,12 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work[Any]]:
     for item in batch:
         if not isinstance(item, P2POp):
             raise TypeError(f"p2p_op_list must hold P2POp objects, not {type(item).__name__}")
-    works: dict[int, Work[Any]] = {}
-    try:
-        for number in sorted(range(len(batch)), key=lambda n: batch[n].sends):
-            works[number] = batch[number].start()
-    except BaseException:
-        for work in works.values():  # a bad argument in one: none of them has happened
-            work.cancel()
-            work.exception()
-        raise
+    for item in batch:  # a bad argument in one: none of them starts
+        item.check()
+    works = {
+        number: batch[number].start()
+        for number in sorted(range(len(batch)), key=lambda n: batch[n].sends)
+    }
     return [works[number] for number in range(len(batch))]
 
 

@@ -36,6 +36,9 @@ class NativeBackend(NativeObjects):
 
     # -- point to point
 
+    def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:
+        buffer_of(tensor, "tensor", writable=writable, load=False)
+
     def send(self, tensor: Tensor, dst: int, tag: int, timeout: float | None) -> Work[None]:
         buffer = buffer_of(tensor, "tensor", writable=False)
         return self._group.send(buffer.view, encode_meta(buffer), dst, tag, timeout)

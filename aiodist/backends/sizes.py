@@ -16,7 +16,9 @@ def split_bytes(
     None means equal shares. Raises InvalidUsageError where the splits do not add up.
     """
     rows = buffer.shape[0] if buffer.shape else 1
-    if splits is None or len(splits) == 0:
+    if splits is not None and not isinstance(splits, (list, tuple)):
+        raise TypeError(f"{name}_split_sizes must be a list, not {type(splits).__name__}")
+    if not splits:
         if rows % size:
             raise InvalidUsageError(
                 f"{name} has {rows} rows, which {size} ranks cannot share equally; pass "
@@ -27,6 +29,8 @@ def split_bytes(
         raise InvalidUsageError(
             f"{name}_split_sizes has {len(splits)} entries; the group has {size} ranks"
         )
+    if not all(isinstance(split, int) for split in splits):
+        raise TypeError(f"{name}_split_sizes must be a list of ints, not {list(splits)}")
     if any(split < 0 for split in splits) or sum(splits) != rows:
         raise InvalidUsageError(
             f"{name}_split_sizes {list(splits)} must be non-negative and add up to the {rows} "

@@ -34,6 +34,10 @@ class CollectiveBackend(ABC):
     name: str
 
     @abstractmethod
+    def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:
+        """Raise what `send` (or, where ``writable``, `recv`) would for this tensor."""
+
+    @abstractmethod
     def send(self, tensor: Tensor, dst: int, tag: int, timeout: float | None) -> Work[None]: ...
 
     @abstractmethod

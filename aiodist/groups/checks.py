@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from aiodist.errors import InvalidUsageError
@@ -77,21 +77,23 @@ def check_root_list(items: Any, name: str, group: ProcessGroup, root: int) -> li
         if items is None:
             raise InvalidUsageError(f"{name} is required on the root, rank {group.ranks[root]}")
         return check_list(items, name, group.n_ranks)
-    if items:
+    if items is not None and check_list(items, name):
         raise InvalidUsageError(
             f"{name} is for the root (rank {group.ranks[root]}) alone; pass None on this rank"
         )
     return None
 
 
-def check_ranks(ranks: Sequence[int], world_size: int) -> tuple[int, ...]:
-    """Global ranks of a new group: distinct, in range, at least one."""
-    chosen = tuple(check_list(list(ranks), "ranks"))
+def check_ranks(ranks: Sequence[int], size: int, where: str = "the world") -> tuple[int, ...]:
+    """Ranks of a new group, numbers below ``size`` in ``where``: distinct, at least one."""
+    if not isinstance(ranks, Iterable):
+        raise TypeError(f"ranks must be a list of ints, not {type(ranks).__name__}")
+    chosen = tuple(ranks)
     for rank in chosen:
         _check_int(rank, "each of ranks")
-        if not 0 <= rank < world_size:
+        if not 0 <= rank < size:
             raise InvalidUsageError(
-                f"rank {rank} is out of range: the world has ranks 0 to {world_size - 1}"
+                f"rank {rank} is out of range: {where} has ranks 0 to {size - 1}"
             )
     if len(set(chosen)) != len(chosen):
         raise InvalidUsageError(f"ranks must be distinct, got {list(chosen)}")

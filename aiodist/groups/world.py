@@ -168,7 +168,8 @@ class World:
             raise InvalidUsageError(
                 f"rank {self.rank} is not a member of this group; only its members may call this"
             )
-        self.check_loop()
+        if self._loop is not None:  # else chosen is closed, and says so itself
+            self.check_loop()
         return chosen
 
     def check_loop(self) -> None:

@@ -1,0 +1,98 @@
+"""Objects, and the lists they go into."""
+
+from __future__ import annotations
+
+import aiodist as dist
+from aiodist.errors import InvalidUsageError
+from tests.operations.bad_input.calls import (
+    ME,
+    Call,
+    Entry,
+    check_refused,
+    each,
+)
+
+
+class Custom:
+    pass
+
+
+ENTRIES: list[Entry] = [
+    (
+        "a class of one's own",
+        lambda h: dist.broadcast_object_list([1, Custom()], ME),
+        TypeError,
+        "Custom.*allow_pickle=True",
+    ),
+    (
+        "a class of one's own to send",
+        lambda h: dist.send_object_list([Custom()], 0),
+        TypeError,
+        "allow_pickle=True",
+    ),
+    (
+        "a class of one's own deep inside",
+        lambda h: dist.all_gather_object([None] * 3, {"a": [0, Custom()]}),
+        TypeError,
+        r"\['a'\]\[1\].*allow_pickle=True",
+    ),
+    (
+        "a tuple to fill",
+        lambda h: dist.broadcast_object_list((1, 2), 0),
+        TypeError,
+        r"object_list must be a list \(it is filled in place\), not tuple",
+    ),
+    (
+        "a tuple to receive into",
+        lambda h: dist.recv_object_list((None,), 0),
+        TypeError,
+        "object_list must be a list",
+    ),
+    (
+        "gather_object: a tuple to fill",
+        lambda h: dist.gather_object(1, (None,) * 3, ME),
+        TypeError,
+        "object_gather_list must be a list",
+    ),
+    (
+        "all_gather_object: wrong length",
+        lambda h: dist.all_gather_object([None] * 2, 1),
+        InvalidUsageError,
+        "object_list has 2 entries; it must have 3",
+    ),
+    (
+        "gather_object: wrong length",
+        lambda h: dist.gather_object(1, [None] * 4, ME),
+        InvalidUsageError,
+        "object_gather_list has 4 entries; it must have 3",
+    ),
+    (
+        "gather_object: no list on the root",
+        lambda h: dist.gather_object(1, None, ME),
+        InvalidUsageError,
+        "object_gather_list is required on the root",
+    ),
+    (
+        "scatter_object_list: nothing to fill",
+        lambda h: dist.scatter_object_list([], [1, 2, 3], ME),
+        InvalidUsageError,
+        "scatter_object_output_list must have at least one entry",
+    ),
+    (
+        "scatter_object_list: wrong length",
+        lambda h: dist.scatter_object_list([None], [1, 2], ME),
+        InvalidUsageError,
+        "scatter_object_input_list has 2 entries; it must have 3",
+    ),
+    (
+        "scatter_object_list: nothing on the root",
+        lambda h: dist.scatter_object_list([None], None, ME),
+        InvalidUsageError,
+        "scatter_object_input_list is required on the root",
+    ),
+]
+
+
+@each(ENTRIES)
+async def test_bad_input(call: Call, error: type[Exception], words: str) -> None:
+    await check_refused(call, error, words)
