@@ -68,10 +68,16 @@ RULES: Rules = MappingProxyType(
             Rule(MANY, MANY, Choice("chain")),
         ),
         "all_reduce": (
+            # Up to four ranks: measured over TCP and Unix sockets of one host. With two, doubling
+            # sends no more than a ring, in one message; beyond, the longest chunks that go eagerly
+            # do best.
+            Rule(2, 1 * MIB, Choice("doubling")),
+            Rule(2, MANY, Choice("ring", 1 * MIB)),
+            Rule(4, 512 * KIB, Choice("doubling")),
+            Rule(4, 4 * MIB, Choice("halving_doubling"), power_of_two=True),
+            Rule(4, 4 * MIB, Choice("ring", 256 * KIB)),
+            Rule(4, MANY, Choice("ring")),
             Rule(MANY, 64 * KIB, Choice("doubling")),
-            Rule(2, 256 * KIB, Choice("doubling")),
-            Rule(4, 256 * KIB, Choice("halving_doubling"), power_of_two=True),
-            Rule(4, 1 * MIB, Choice("ring", 64 * KIB)),
             Rule(MANY, 512 * KIB, Choice("halving_doubling")),
             Rule(8, 1 * MIB, Choice("ring", 64 * KIB)),
             Rule(8, 8 * MIB, Choice("ring", 128 * KIB)),
@@ -96,6 +102,8 @@ RULES: Rules = MappingProxyType(
             Rule(MANY, MANY, Choice("linear")),
         ),
         "reduce_scatter": (
+            Rule(2, 2 * MIB, Choice("pairwise")),
+            Rule(2, MANY, Choice("ring", 1 * MIB)),
             Rule(4, 64 * KIB, Choice("pairwise")),
             Rule(MANY, 64 * KIB, Choice("halving"), power_of_two=True),
             Rule(MANY, 64 * KIB, Choice("pairwise")),
