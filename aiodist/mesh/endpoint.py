@@ -7,9 +7,9 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistError, DistNetworkError, PeerLostError
@@ -170,6 +170,13 @@ class Endpoint:
         if self._closed:
             return
         self._closed = True
+        try:
+            await self._leave()
+        finally:
+            for connection in self.connections():  # those that did not end in time
+                connection.abort()
+
+    async def _leave(self) -> None:
         for listener in self._listeners:
             await listener.close()
         for link, timer in list(self._strangers.items()):
@@ -178,7 +185,6 @@ class Endpoint:
         self._strangers.clear()
         for connection in self._early:
             connection.abort()
-        flushing: list[Coroutine[Any, Any, None]] = []
         for peer in self._peers.values():
             connecting = peer.connecting
             if connecting is not None and not connecting.done():
@@ -188,13 +194,15 @@ class Endpoint:
                 connecting.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await connecting
+            if peer.doubt is not None:
+                peer.doubt.cancel()
             if peer.error is None:
                 peer.error = PeerLostError("this rank has left the mesh", rank=peer.rank)
                 if peer.outbox.connection is not None:
                     peer.outbox.control(encode(FrameType.GOODBYE))
-            flushing.extend(link.connection.close() for link in peer.links)
-        if flushing:
-            closing = asyncio.gather(*flushing, return_exceptions=True)
+        connections = self.connections()
+        if connections:
+            closing = asyncio.gather(*(c.close() for c in connections), return_exceptions=True)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(closing, _FLUSH_SECONDS)
 
@@ -242,6 +250,20 @@ class Endpoint:
         peer = link.peer
         if peer is None or peer.error is not None or self._closed:
             return
+        if not peer.said_goodbye and not link.carries and self._has_another(peer):
+            # A rank that leaves ends all its links at once, and says goodbye on the one that
+            # carries its messages, which may still be on their way.
+            if peer.doubt is None:
+                peer.doubt = self._loop.call_later(_FLUSH_SECONDS, self._lost, peer, error)
+            return
+        self._lost(peer, error)
+
+    def _has_another(self, peer: Peer) -> bool:
+        return any(link.failed is None for link in peer.links)
+
+    def _lost(self, peer: Peer, error: BaseException | None) -> None:
+        if peer.error is not None:
+            return
         if peer.said_goodbye:
             text = f"{peer.card} has left: it destroyed its process group or ended"
         else:
@@ -258,6 +280,9 @@ class Endpoint:
 
     def _peer_lost(self, peer: Peer, error: PeerLostError) -> None:
         peer.error = error
+        if peer.doubt is not None:
+            peer.doubt.cancel()
+            peer.doubt = None
         peer.outbox.fail(error)
         self.inbox.peer_lost(peer, error)
         self._events.peer_lost(peer.rank, error, departed=peer.said_goodbye)

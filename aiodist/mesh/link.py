@@ -39,6 +39,7 @@ class Link:
         self.peer: Peer | None = None
         self.peer_window = 0  # bytes the peer buffers of what we send
         self.dialled = False
+        self.carries = False  # the peer sends on it
         self.failed: BaseException | None = None
         self.on_proven: Callable[[BaseException | None], None] | None = None
         self._owner = owner
@@ -68,6 +69,7 @@ class Link:
         if peer is None:
             self._introduce(frame)
             return
+        self.carries = True
         kind = frame.type
         if kind == FrameType.EAGER:
             inbox = self._owner.inbox
@@ -100,6 +102,7 @@ class Link:
         self._abort = None
         if peer is None:
             raise ProtocolError("a payload before the handshake")
+        self.carries = True
         if frame.type == FrameType.EAGER:
             if frame.length > EAGER_BYTES:
                 raise ProtocolError(f"an eager message of {frame.length} bytes")

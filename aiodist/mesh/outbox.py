@@ -41,7 +41,7 @@ _IN_FLIGHT = 2
 class Send(Pending[None]):
     """A message on its way out; completes when its memory may be overwritten."""
 
-    __slots__ = ("data", "id", "key", "meta", "offset", "ticket")
+    __slots__ = ("data", "id", "key", "meta", "offset", "outbox", "ticket")
 
     def __init__(self, key: Key, data: memoryview, meta: bytes) -> None:
         super().__init__()
@@ -51,12 +51,13 @@ class Send(Pending[None]):
         self.id = 0
         self.ticket = 0
         self.offset = 0
+        self.outbox: Outbox | None = None
 
     def sent(self, error: BaseException | None) -> None:
         if error is None:
             self.complete(None)
-        else:
-            self.fail(error)
+        elif self.outbox is not None:
+            self.outbox.stranded(self)
 
 
 class Outbox:
@@ -71,6 +72,7 @@ class Outbox:
         self._held: deque[Send] = deque()
         self._requested: dict[int, Send] = {}
         self._bulk: deque[Send] = deque()
+        self._stranded: list[Send] = []  # the stream broke under them
         self._in_flight = 0
         self._next_id = 0
         self._credit = 0
@@ -85,6 +87,7 @@ class Outbox:
     # -- from this rank
 
     def send(self, message: Send) -> None:
+        message.outbox = self
         if self._error is not None:
             message.fail(self._error)
         elif self._connection is None:
@@ -130,12 +133,20 @@ class Outbox:
     def fail(self, error: BaseException) -> None:
         """The peer is gone: everything that waits fails, and all that comes later."""
         self._error = error
-        waiting = [*self._held, *self._requested.values(), *self._bulk]
+        waiting = [*self._held, *self._requested.values(), *self._bulk, *self._stranded]
+        self._stranded.clear()
         self._held.clear()
         self._requested.clear()
         self._bulk.clear()
         for message in waiting:
             message.fail(error)
+
+    def stranded(self, message: Send) -> None:
+        """The stream broke under ``message``. What became of the peer, `fail` will say."""
+        if self._error is not None:
+            message.fail(self._error)
+        else:
+            self._stranded.append(message)
 
     # -- from the receiver
 
@@ -244,8 +255,8 @@ class Outbox:
     def _part_sent(self, message: Send, last: bool, error: BaseException | None) -> None:
         self._in_flight -= 1
         if error is not None:
-            message.fail(error)
-        elif last:
+            self.stranded(message)
+            return
+        if last:
             message.complete(None)
-        if error is None:
-            self._pump()
+        self._pump()

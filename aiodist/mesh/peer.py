@@ -65,4 +65,5 @@ class Peer:
         self.said_goodbye = False
         self.error: BaseException | None = None
         self.links: list[Link] = []
+        self.doubt: asyncio.TimerHandle | None = None  # one of two links ended without a word
         self.connecting: asyncio.Task[Any] | None = None

@@ -70,6 +70,9 @@ async def run_ranks(
         await asyncio.wait(tasks)
         raise
     await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # looked at: only the first is raised
     for failure in failures:
         raise failure
     return [task.result() for task in tasks]

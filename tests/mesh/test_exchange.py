@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 
@@ -22,14 +21,13 @@ PLAIN, CANCELLED = (0, 1, 2), (4, 5)
 
 
 @pytest.fixture(autouse=True)
-def _small_sizes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a few hundred bytes go through every protocol."""
     monkeypatch.setattr(outbox, "EAGER_BYTES", EAGER)
     monkeypatch.setattr(outbox, "CHUNK_BYTES", CHUNK)
     monkeypatch.setattr(outbox, "MESSAGE_COST", COST)
     monkeypatch.setattr("aiodist.mesh.inbox.MESSAGE_COST", COST)
     monkeypatch.setattr(link, "EAGER_BYTES", EAGER)
-    yield
 
 
 def key_of(tag: int) -> Key:

@@ -112,7 +112,9 @@ def test_messages_of_cancelled_receives_keep_their_order() -> None:
     assert [content(one)[0] for one in again] == [0, 1, 2]
 
 
-def test_a_granted_message_that_is_withdrawn_leaves_its_receive_to_one_that_came_meanwhile() -> None:
+def test_a_granted_message_that_is_withdrawn_leaves_its_receive_to_one_that_came_meanwhile() -> (
+    None
+):
     pair = Pair(64 << 20)
     recv = pair.b.recv(TAG, None)
     first = pair.a.send(TAG, LARGE)

@@ -1,0 +1,51 @@
+"""Ranks in one process, over every transport, with a limit on the whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from aiodist.groups.work import Work
+from aiodist.testing.in_process import run_ranks
+
+RunRanks = Callable[..., Awaitable[list[Any]]]
+
+
+@pytest.fixture(params=["inproc", "unix", "tcp"])
+def ranks(request: pytest.FixtureRequest, scaled: Callable[[float], float]) -> RunRanks:
+    """``run_ranks`` over each transport; a deadlock fails in seconds."""
+
+    async def run(size: int, fn: Callable[[int], Awaitable[Any]], **options: Any) -> list[Any]:
+        async with asyncio.timeout(scaled(20)):
+            return await run_ranks(size, fn, request.param, **options)
+
+    return run
+
+
+@pytest.fixture
+def inproc(scaled: Callable[[float], float]) -> RunRanks:
+    """The same over queues only, for what does not depend on the transport."""
+
+    async def run(size: int, fn: Callable[[int], Awaitable[Any]], **options: Any) -> list[Any]:
+        async with asyncio.timeout(scaled(20)):
+            return await run_ranks(size, fn, "inproc", **options)
+
+    return run
+
+
+async def outcome(work: Work[Any]) -> BaseException | None:
+    """The error that an operation ends with, or None."""
+    try:
+        await work
+    except Exception as error:  # noqa: BLE001  # whatever it is, the test looks at it
+        return error
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        assert task is not None
+        if task.cancelling():
+            raise
+        return error
+    return None

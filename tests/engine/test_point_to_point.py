@@ -1,0 +1,263 @@
+"""Messages between ranks over the whole engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import aiodist as dist
+from aiodist.groups.world import current_world
+from aiodist.mesh.outbox import CHUNK_BYTES, EAGER_BYTES
+from tests.engine.conftest import RunRanks, outcome
+
+SIZES = [0, 1, EAGER_BYTES, EAGER_BYTES + 1, 3 * CHUNK_BYTES + 1]
+
+
+def pattern(size: int, salt: int = 0) -> np.ndarray:
+    return (np.arange(size, dtype=np.int64) * 7 + salt).astype(np.uint8)
+
+
+async def turns(count: int = 20) -> None:
+    """Let everybody run for a while; nothing is waited for that could be missed."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Turn by turn, until it holds; the test's own limit bounds it."""
+    while not condition():  # noqa: ASYNC110  # no event tells what the engine does inside
+        await asyncio.sleep(0.001)
+
+
+async def test_crossing_messages_of_every_protocol(ranks: RunRanks) -> None:
+    """Both ranks dial at once, and both send before they receive."""
+
+    async def main(rank: int) -> None:
+        other = 1 - rank
+        sends = [dist.isend(pattern(size, rank), other, tag=i) for i, size in enumerate(SIZES)]
+        for i, size in reversed(list(enumerate(SIZES))):
+            into = np.zeros(size, np.uint8)
+            assert await dist.recv(into, other, tag=i) == other
+            assert (into == pattern(size, other)).all()
+        for send in sends:
+            await send
+
+    await ranks(2, main)
+
+
+async def test_receive_posted_first_or_last(ranks: RunRanks) -> None:
+    async def main(rank: int) -> None:
+        for size in SIZES:
+            for receiver_waits in (True, False):
+                if rank == 0:
+                    work = dist.isend(pattern(size), 1)
+                    if not receiver_waits:
+                        await dist.send(np.zeros(1, np.uint8), 1, tag=1)
+                    await work
+                else:
+                    if not receiver_waits:
+                        await dist.recv(np.zeros(1, np.uint8), 0, tag=1)
+                    into = np.zeros(size, np.uint8)
+                    await dist.recv(into, 0)
+                    assert (into == pattern(size)).all()
+
+    await ranks(2, main)
+
+
+async def test_from_anybody_each_message_comes_once(ranks: RunRanks) -> None:
+    size, each = 5, 8
+
+    async def main(rank: int) -> None:
+        if rank:
+            for number in range(each):
+                length = 3 if number % 2 else EAGER_BYTES // 4 + 1
+                await dist.send(np.full(length, 100 * rank + number, np.int64), 0)
+            return
+        got: dict[int, list[int]] = {source: [] for source in range(1, size)}
+        for _ in range(each * (size - 1)):
+            tensor, source = await dist.recv()
+            assert len(set(tensor.tolist())) == 1
+            got[source].append(int(tensor[0]))
+        assert got == {s: [100 * s + n for n in range(each)] for s in range(1, size)}
+
+    await ranks(size, main)
+
+
+async def test_tags_in_any_order_and_fifo_within_one(ranks: RunRanks) -> None:
+    async def main(rank: int) -> None:
+        if rank == 0:
+            for number in range(30):
+                await dist.send(np.array([number]), 1, tag=number % 3)
+        else:
+            for tag in (2, 0, 1):
+                for turn in range(10):
+                    into = np.zeros(1, np.int64)
+                    await dist.recv(into, 0, tag=tag)
+                    assert into[0] == 3 * turn + tag
+
+    await ranks(2, main)
+
+
+async def test_a_cancelled_receive_leaves_its_message_to_the_next(ranks: RunRanks) -> None:
+    async def main(rank: int) -> None:
+        if rank == 0:
+            await dist.recv(np.zeros(1), 1, tag=9)  # the first receive has been cancelled
+            await dist.send(np.full(4, 7), 1)
+            return
+        given_up = np.zeros(4, np.int64)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(dist.recv(given_up, 0), 0.01)
+        await dist.send(np.zeros(1), 0, tag=9)
+        into = np.zeros(4, np.int64)
+        await dist.recv(into, 0)
+        assert into.tolist() == [7] * 4
+        assert given_up.tolist() == [0] * 4
+
+    await ranks(2, main)
+
+
+async def test_a_large_receive_cancelled_half_way(ranks: RunRanks) -> None:
+    size = 64 * CHUNK_BYTES
+
+    async def main(rank: int) -> None:
+        data = pattern(size)
+        if rank == 0:
+            await dist.send(data, 1)
+            return
+        given_up = np.zeros(size, np.uint8)
+        work = dist.irecv(given_up, 0)
+        await until(lambda: bool(given_up[CHUNK_BYTES // 2 : CHUNK_BYTES].any()))
+        assert work.cancel()
+        assert isinstance(work.exception(), asyncio.CancelledError)
+        before = given_up.copy()
+        into = np.zeros(size, np.uint8)
+        assert await dist.recv(into, 0) == 0
+        assert (into == data).all()
+        assert (given_up == before).all()
+        assert not (given_up == data).all()
+
+    await ranks(2, main)
+
+
+async def test_a_large_send_cancelled_half_way_leaves_the_receive_to_the_next(
+    ranks: RunRanks,
+) -> None:
+    size = 64 * CHUNK_BYTES
+
+    async def main(rank: int) -> None:
+        if rank == 0:
+            work = dist.isend(pattern(size), 1)
+            await until(lambda: bool(current_world().endpoint._peers[1].outbox._bulk))
+            assert work.cancel()
+            await dist.send(pattern(size, 5), 1)
+        else:
+            into = np.zeros(size, np.uint8)
+            await dist.recv(into, 0)
+            assert (into == pattern(size, 5)).all()
+
+    await ranks(2, main)
+
+
+async def test_sends_cancelled_before_the_connection_is_there(ranks: RunRanks) -> None:
+    async def main(rank: int) -> None:
+        if rank == 0:
+            works = [dist.isend(np.array([n]), 1) for n in range(3)]
+            works[1].cancel()
+            await works[0]
+            await works[2]
+        else:
+            got = [int((await dist.recv(src=0)).tensor[0]) for _ in range(2)]
+            assert got == [0, 2]
+
+    await ranks(2, main)
+
+
+async def test_a_timed_out_receive_stays_a_matter_of_its_rank(ranks: RunRanks) -> None:
+    async def main(rank: int) -> None:
+        if rank == 1:
+            error = await outcome(dist.irecv(np.zeros(1), 0, tag=3, timeout=0.02))
+            assert isinstance(error, dist.CollectiveTimeoutError)
+            assert error.waiting_for == (0,)
+            assert "recv from rank 0 with tag 3" in str(error)
+            assert "still waiting for rank 0" in str(error)
+        await dist.barrier()
+
+    await ranks(2, main)
+
+
+async def test_wrong_shape_fails_the_receive_alone(ranks: RunRanks) -> None:
+    async def main(rank: int) -> None:
+        if rank == 0:
+            for size in (5, EAGER_BYTES):
+                await dist.send(np.zeros(size), 1)
+            await dist.send(np.array([3.0]), 1)
+        else:
+            for _ in range(2):
+                error = await outcome(dist.irecv(np.zeros(1), 0))
+                assert isinstance(error, dist.InvalidUsageError)
+                assert "sent float64" in str(error)
+            into = np.zeros(1)
+            await dist.recv(into, 0)
+            assert into[0] == 3.0
+        await dist.barrier()
+
+    await ranks(2, main)
+
+
+async def test_messages_for_a_group_that_the_receiver_makes_later(ranks: RunRanks) -> None:
+    """new_group does not wait for the others where it need not; their messages keep."""
+    made = asyncio.Event()
+
+    async def main(rank: int) -> None:
+        group = await dist.new_group([0, 1])
+        if rank == 0:
+            small = dist.isend(np.array([1, 2]), 1, group)
+            large = dist.isend(pattern(EAGER_BYTES + 1), 1, group, tag=1)
+            await small
+            made.set()
+            await large
+        else:
+            await made.wait()
+            into = np.zeros(2, np.int64)
+            await dist.recv(into, 0, group)
+            assert into.tolist() == [1, 2]
+            big = np.zeros(EAGER_BYTES + 1, np.uint8)
+            await dist.recv(big, 0, group, tag=1)
+            assert (big == pattern(EAGER_BYTES + 1)).all()
+
+    await ranks(2, main)
+
+
+async def test_messages_for_a_destroyed_group_are_dropped(ranks: RunRanks) -> None:
+    async def main(rank: int) -> None:
+        group = await dist.new_group([0, 1])
+        await dist.barrier()
+        if rank == 1:
+            await dist.destroy_process_group(group)
+            await dist.barrier()
+        else:
+            await dist.barrier()
+            await dist.send(np.zeros(10), 1, group)
+            await dist.send(np.zeros(EAGER_BYTES), 1, group)
+        await dist.barrier()
+        if rank == 1:
+            assert current_world().endpoint.inbox.matcher.arrived_bytes() == 0
+
+    await ranks(2, main)
+
+
+async def test_no_connection_before_the_first_message(ranks: RunRanks) -> None:
+    """A ring of messages opens a ring of connections, not one for every pair."""
+
+    async def main(rank: int) -> int:
+        into = np.zeros(1)
+        recv = dist.irecv(into, (rank - 1) % 5)
+        await dist.send(np.ones(1), (rank + 1) % 5)
+        await recv
+        return len(current_world().endpoint.connections())
+
+    counts = await ranks(5, main)
+    assert max(counts) <= 2
