@@ -1,0 +1,135 @@
+"""``python -m benchmarks``: measure, make the page, or measure the engine's own steps."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.cases import FULL, OPERATIONS, QUICK, STANDARD, Suite
+from benchmarks.peers import PEERS
+from benchmarks.processes import ROOT
+
+PAGE = ROOT / "docs" / "performance.md"
+FIGURES = ROOT / "docs" / "performance"
+RESULTS = FIGURES / "results.json"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; its exit code."""
+    options = _parser().parse_args(arguments)
+    command = options.command or "bench"
+    if command == "rank":
+        from benchmarks.rank import serve
+
+        serve(options.rank, options.ranks, options.port, options.peers.split(","), options.pin)
+        return 0
+    if command == "micro":
+        return _micro(options.rest)
+    if command == "page":
+        return _page(options.results)
+    if command == "run":
+        return _run(_suite(options), options.peers.split(","), options.output, options)
+    defaults = _parser().parse_args(["run"])
+    return _run(STANDARD, tuple(PEERS), RESULTS, defaults) or _page(RESULTS)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Without a command: the standard suite, then the page docs/performance.md.",
+    )
+    commands = parser.add_subparsers(dest="command", metavar="command")
+    run = commands.add_parser("run", help="measure, show tables, write JSON")
+    size = run.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="few sizes and repetitions")
+    size.add_argument("--full", action="store_true", help="all sizes on all ranks; takes long")
+    run.add_argument("--ranks", help="only these, as 2,4")
+    run.add_argument("--operations", help=f"only these of {','.join(OPERATIONS)}")
+    run.add_argument("--sizes", help="only these bytes, as 4,1048576")
+    run.add_argument("--peers", default=",".join(PEERS), help="default: %(default)s")
+    run.add_argument("--no-pin", action="store_true", help="let the kernel move ranks among cores")
+    run.add_argument("--with-mpi", action="store_true", help="Open MPI and MPICH as well")
+    run.add_argument("--output", type=Path, default=Path("build/benchmarks.json"))
+    page = commands.add_parser("page", help="make the page and its figures from JSON")
+    page.add_argument("results", type=Path, nargs="?", default=RESULTS)
+    micro = commands.add_parser("micro", help="the engine's own steps, under pytest-benchmark")
+    micro.add_argument("rest", nargs=argparse.REMAINDER, help="arguments for pytest")
+    rank = commands.add_parser("rank", help="one rank of a run (the runner starts it)")
+    rank.add_argument("rank", type=int)
+    rank.add_argument("ranks", type=int)
+    rank.add_argument("port", type=int)
+    rank.add_argument("peers")
+    rank.add_argument("--pin", action="store_true")
+    return parser
+
+
+def _suite(options: argparse.Namespace) -> Suite:
+    suite = QUICK if options.quick else FULL if options.full else STANDARD
+    if options.operations:
+        chosen = options.operations.split(",")
+        unknown = set(chosen) - set(OPERATIONS)
+        if unknown:
+            raise SystemExit(
+                f"no operation {', '.join(unknown)}; there are {', '.join(OPERATIONS)}"
+            )
+        suite = replace(suite, operations=tuple(chosen))
+    sizes = dict(suite.sizes)
+    if options.ranks:
+        counts = [int(text) for text in options.ranks.split(",")]
+        sizes = {count: sizes.get(count, max(sizes.values(), key=len)) for count in counts}
+    if options.sizes:
+        wanted = tuple(int(text) for text in options.sizes.split(","))
+        sizes = dict.fromkeys(sizes, wanted)
+    return replace(suite, sizes=sizes)
+
+
+def _run(suite: Suite, peers: Sequence[str], output: Path, options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from benchmarks.processes import RankFailedError
+    from benchmarks.results import save
+    from benchmarks.run import run
+    from benchmarks.table import print_report
+
+    console = Console()
+    others = []
+    if options.with_mpi:
+        from benchmarks.mpi import mpi_peers
+
+        others = mpi_peers(console.print)
+    try:
+        report = run(
+            suite,
+            peers,
+            others,
+            pinned=not options.no_pin,
+            progress=lambda line: console.print(f"== {line}"),
+        )
+    except RankFailedError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print_report(report, console)
+    save(report, output)
+    console.print(f"== results: {output}")
+    return 0
+
+
+def _page(results: Path) -> int:
+    from benchmarks.page import render
+    from benchmarks.plots import draw
+    from benchmarks.results import load
+
+    report = load(results)
+    draw(report, FIGURES)
+    PAGE.write_text(render(report), encoding="utf-8")
+    print(f"== page: {PAGE.relative_to(ROOT)}")
+    return 0
+
+
+def _micro(rest: Sequence[str]) -> int:
+    import pytest
+
+    return int(pytest.main(["-c", str(ROOT / "benchmarks" / "micro" / "pytest.ini"), *rest]))

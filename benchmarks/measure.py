@@ -1,0 +1,113 @@
+"""The measuring itself, on one rank: rounds in which each peer has one turn."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.operations import Call
+from benchmarks.peers.base import Interval, Peer, UnsupportedError
+
+SHORT_TURN = 0.004
+"""Seconds that the calls of a turn may take together where they are several."""
+MOST_CALLS = 8
+
+
+@dataclass(frozen=True)
+class Effort:
+    """``budget`` in seconds for the measured rounds, and the ``fewest`` and ``most`` rounds."""
+
+    budget: float
+    fewest: int
+    most: int
+
+    def calls(self, seconds: float) -> int:
+        """How many calls a turn has where a turn of one call takes ``seconds``.
+
+        Short calls come in a row, and the first of the row does not count: caches and threads
+        are still at the peer before. A program calls one library, not five by turns.
+        """
+        return max(1, min(MOST_CALLS, int(SHORT_TURN / max(seconds, 1e-6))))
+
+    def rounds(self, seconds: float) -> int:
+        """How many rounds of ``seconds`` each to measure."""
+        return max(self.fewest, min(self.most, int(self.budget / max(seconds, 1e-6))))
+
+
+@dataclass
+class Samples:
+    """What one rank saw of one case."""
+
+    intervals: dict[str, list[Interval]] = field(default_factory=dict)
+    unsupported: dict[str, str] = field(default_factory=dict)
+
+
+def measure(
+    peers: Sequence[Peer],
+    call: Call,
+    effort: Effort,
+    agree: Callable[[int], int],
+) -> Samples:
+    """Give each peer one turn a round, forwards and backwards by turns.
+
+    The first round opens connections and is not counted; the second tells how many calls make a
+    turn, and how many rounds fit the effort. Where already the first is long it serves for both.
+    ``agree`` gives all ranks rank 0's number.
+    """
+    samples = Samples()
+    able = []
+    start = time.perf_counter()
+    for peer in peers:
+        try:
+            peer.turn(call, range(1))
+        except UnsupportedError as error:
+            samples.unsupported[peer.name] = str(error)
+        else:
+            able.append(peer)
+    seconds = time.perf_counter() - start
+    if not able:
+        return samples
+    if agree(seconds < effort.budget / 2):
+        seconds = _round(able, call, 1)
+    calls = agree(effort.calls(seconds / len(able)))
+    if calls > 1:
+        seconds = _round(able, call, calls)
+    rounds = agree(effort.rounds(seconds))
+    samples.intervals = {peer.name: [] for peer in able}
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(rounds):
+            numbers = range(number * calls, (number + 1) * calls)
+            for peer in able if number % 2 == 0 else reversed(able):
+                found = peer.turn(call, numbers)
+                samples.intervals[peer.name] += found[1:] if calls > 1 else found
+    finally:
+        gc.enable()
+    return samples
+
+
+def _round(peers: Sequence[Peer], call: Call, calls: int) -> float:
+    """A round that is not counted; the seconds it took."""
+    start = time.perf_counter()
+    for peer in peers:
+        peer.turn(call, range(calls))
+    return time.perf_counter() - start
+
+
+def encode(samples: Samples) -> str:
+    """As JSON text; `decode` is the reverse."""
+    return json.dumps(dataclasses.asdict(samples))
+
+
+def decode(text: str | bytes) -> Samples:
+    """What `encode` has written."""
+    fields = json.loads(text)
+    intervals = {
+        name: [(start, end) for start, end in pairs] for name, pairs in fields["intervals"].items()
+    }
+    return Samples(intervals, fields["unsupported"])

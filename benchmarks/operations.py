@@ -1,0 +1,131 @@
+"""Each operation as data: how long its tensors are, what they hold before and after a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.cases import Case
+from benchmarks.pattern import Array, Segment, check, fill, mark
+
+Segments = tuple[Segment, ...]
+
+_POISON = -1
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Of one call on one rank. ``before`` is the input; in place, the output is the same memory."""
+
+    before: Segments
+    after: Segments
+
+
+@dataclass(frozen=True)
+class Operation:
+    """``lengths(count, ranks)``: elements of input and output; an output of None is in place."""
+
+    lengths: Callable[[int, int], tuple[int, int | None]]
+    contents: Callable[[int, int, int, int], Contents]
+    """(rank, ranks, count, turn), ``count`` being the elements of the larger tensor."""
+
+
+def poison(count: int) -> Segments:
+    """What an output holds before the call."""
+    return (Segment(0, count, 0, _POISON),)
+
+
+def _all_reduce(rank: int, ranks: int, count: int, turn: int) -> Contents:
+    total = sum(mark(sender, 0, turn) for sender in range(ranks))
+    return Contents(
+        (Segment(0, count, 1, mark(rank, 0, turn)),), (Segment(0, count, ranks, total),)
+    )
+
+
+def _broadcast(rank: int, ranks: int, count: int, turn: int) -> Contents:
+    roots = (Segment(0, count, 1, mark(0, 0, turn)),)
+    return Contents(roots if rank == 0 else poison(count), roots)
+
+
+def _all_gather(rank: int, ranks: int, count: int, turn: int) -> Contents:
+    part = count // ranks
+    return Contents(
+        (Segment(0, part, 1, mark(rank, 0, turn)),),
+        tuple(Segment(r * part, part, 1, mark(r, 0, turn)) for r in range(ranks)),
+    )
+
+
+def _reduce_scatter(rank: int, ranks: int, count: int, turn: int) -> Contents:
+    total = sum(mark(sender, rank, turn) for sender in range(ranks))
+    return Contents(_parts(rank, ranks, count, turn), (Segment(0, count // ranks, ranks, total),))
+
+
+def _all_to_all(rank: int, ranks: int, count: int, turn: int) -> Contents:
+    part = count // ranks
+    return Contents(
+        _parts(rank, ranks, count, turn),
+        tuple(Segment(r * part, part, 1, mark(r, rank, turn)) for r in range(ranks)),
+    )
+
+
+def _send_recv(rank: int, ranks: int, count: int, turn: int) -> Contents:
+    message = (Segment(0, count, 1, mark(0, 0, turn)),)
+    return Contents(message if rank == 0 else poison(count), message)
+
+
+def _barrier(rank: int, ranks: int, count: int, turn: int) -> Contents:
+    return Contents((), ())
+
+
+def _parts(rank: int, ranks: int, count: int, turn: int) -> Segments:
+    part = count // ranks
+    return tuple(Segment(r * part, part, 1, mark(rank, r, turn)) for r in range(ranks))
+
+
+def _in_place(count: int, ranks: int) -> tuple[int, int | None]:
+    return count, None
+
+
+CONTENTS = {
+    "all_reduce": Operation(_in_place, _all_reduce),
+    "broadcast": Operation(_in_place, _broadcast),
+    "all_gather": Operation(lambda count, ranks: (count // ranks, count), _all_gather),
+    "reduce_scatter": Operation(lambda count, ranks: (count, count // ranks), _reduce_scatter),
+    "all_to_all": Operation(lambda count, ranks: (count, count), _all_to_all),
+    "send_recv": Operation(lambda count, ranks: (count, count), _send_recv),
+    "barrier": Operation(_in_place, _barrier),
+}
+
+
+class Call:
+    """The memory of one case on one rank, rewritten before each call and checked after it.
+
+    ``empty(count)`` makes float32 memory and returns the peer's form of it and a numpy view;
+    ``source`` and ``target`` are in that form, one and the same where the operation is in place.
+    """
+
+    def __init__(self, case: Case, rank: int, empty: Callable[[int], tuple[Any, Array]]) -> None:
+        self.case = case
+        self.operation = case.operation
+        self.rank = rank
+        self._of = CONTENTS[case.operation]
+        before, after = self._of.lengths(case.count, case.ranks)
+        self.source, self._source = empty(before)
+        self.in_place = after is None
+        self.target, self._target = (self.source, self._source) if after is None else empty(after)
+
+    def write(self, turn: int) -> None:
+        """Fill the input with what belongs to ``turn`` and the output with nonsense."""
+        if not self.in_place:
+            fill(self._target, poison(len(self._target)))
+        fill(self._source, self._contents(turn).before)
+
+    def check(self, turn: int, peer: str) -> None:
+        """Raise WrongResultError unless the output is right."""
+        who = f"{peer}, {self.case}, rank {self.rank}, turn {turn}"
+        check(self._target, self._contents(turn).after, who)
+
+    def _contents(self, turn: int) -> Contents:
+        case = self.case
+        return self._of.contents(self.rank, case.ranks, case.count, turn)

@@ -1,0 +1,53 @@
+"""The peers by name. Another one is named ``module:factory``, and needs no change here."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import partial
+from types import MappingProxyType
+
+from benchmarks.peers.base import Peer
+from benchmarks.peers.doors import AsyncDoor, BlockingDoor
+from benchmarks.peers.gloo import Gloo
+
+PEERS: MappingProxyType[str, Callable[[], Peer]] = MappingProxyType(
+    {
+        "gloo": Gloo,
+        "async": partial(AsyncDoor, "async", None),
+        "blocking": partial(BlockingDoor, "blocking", None),
+        "async-tcp": partial(AsyncDoor, "async-tcp", "tcp"),
+        "blocking-tcp": partial(BlockingDoor, "blocking-tcp", "tcp"),
+    }
+)
+
+LABELS = MappingProxyType(
+    {
+        "gloo": "Gloo",
+        "async": "aiodist, async",
+        "blocking": "aiodist, blocking",
+        "async-tcp": "aiodist, async, TCP",
+        "blocking-tcp": "aiodist, blocking, TCP",
+        "openmpi": "Open MPI",
+        "mpich": "MPICH",
+    }
+)
+
+
+def label(name: str) -> str:
+    """How a peer is called in tables and plots."""
+    return LABELS.get(name, name)
+
+
+def make_peer(name: str) -> Peer:
+    """The peer called ``name``, not yet open. ValueError for a name that is not known."""
+    factory = PEERS.get(name)
+    if factory is None:
+        module, colon, attribute = name.partition(":")
+        if not colon:
+            known = ", ".join(PEERS)
+            raise ValueError(f"no peer {name!r}; there are {known}, or name one module:factory")
+        factory = getattr(importlib.import_module(module), attribute)
+    peer = factory()
+    peer.name = name
+    return peer

@@ -1,0 +1,78 @@
+"""What is measured against what: a peer opens, takes its turns, and closes."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.operations import Call
+
+Interval = tuple[int, int]
+"""Start and end of a call, in ns of the clock that all processes of a host share."""
+
+clock = time.perf_counter_ns
+
+
+class UnsupportedError(Exception):
+    """The peer does not have this operation; the message says why."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Who this process is, and a store of torch's for the peer alone, to meet by."""
+
+    rank: int
+    ranks: int
+    store: Any
+
+
+class Peer(ABC):
+    """One rank's part in one library. All ranks give each peer its turn in the same order."""
+
+    name: str
+
+    @abstractmethod
+    def open(self, place: Place) -> None:
+        """Meet the other ranks."""
+
+    @abstractmethod
+    def turn(self, call: Call, numbers: range) -> list[Interval]:
+        """For each number: rewrite the buffers, meet, call and take the time, check the result.
+
+        At the end all ranks meet again. When it returns on this rank, no rank needs this one any
+        more to end the turn: the next turn may block the thread, and this peer's event loop with
+        it. Raises UnsupportedError on all ranks alike, before anything is sent.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave in good order."""
+
+
+class BlockingPeer(Peer):
+    """A peer whose operations block."""
+
+    @abstractmethod
+    def bind(self, call: Call) -> Callable[[], object]:
+        """The operation on the call's buffers, ready to run."""
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+
+    def turn(self, call: Call, numbers: range) -> list[Interval]:
+        operation = self.bind(call)
+        intervals = []
+        for number in numbers:
+            call.write(number)
+            self.barrier()
+            start = clock()
+            operation()
+            end = clock()
+            call.check(number, self.name)
+            intervals.append((start, end))
+        self.barrier()
+        return intervals

@@ -1,0 +1,130 @@
+"""Both doors of aiodist, each in a world of its own, so that all of them live in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from benchmarks.operations import Call
+from benchmarks.peers.base import BlockingPeer, Interval, Peer, Place, clock
+from benchmarks.peers.torch_shaped import bind, bind_blocking
+
+VARIABLE = "AIODIST_TRANSPORT"
+
+
+class AsyncDoor(Peer):
+    """``import aiodist``, on a uvloop that runs during this peer's turns only."""
+
+    def __init__(self, name: str, transport: str | None) -> None:
+        self.name = name
+        self._transport = transport
+
+    def open(self, place: Place) -> None:
+        import uvloop
+
+        import aiodist
+        from aiodist.groups.world import World, use_world
+
+        async def initialise() -> None:
+            use_world(World())
+            await aiodist.init_process_group(
+                store=place.store, rank=place.rank, world_size=place.ranks
+            )
+
+        self._dist = aiodist
+        self._context = contextvars.copy_context()
+        self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        with transport(self._transport):
+            self._runner.run(initialise(), context=self._context)
+
+    def turn(self, call: Call, numbers: range) -> list[Interval]:
+        return self._runner.run(self._turn(call, numbers), context=self._context)
+
+    async def _turn(self, call: Call, numbers: range) -> list[Interval]:
+        operation = self._bind(call)
+        intervals = []
+        for number in numbers:
+            call.write(number)
+            await self._dist.barrier()
+            start = clock()
+            await operation()
+            end = clock()
+            call.check(number, self.name)
+            intervals.append((start, end))
+        await self._dist.barrier()
+        # The loop stops after this; what it has put off to its next round goes out before.
+        for _ in range(3):
+            await asyncio.sleep(0)
+        return intervals
+
+    def _bind(self, call: Call) -> Callable[[], Awaitable[Any]]:
+        if call.operation != "send_recv":
+            return bind(self._dist, call)
+        dist, source, target = self._dist, call.source, call.target
+
+        async def ping() -> None:
+            await dist.send(source, 1)
+            await dist.recv(target, 1)
+
+        async def pong() -> None:
+            await dist.recv(target, 0)
+            await dist.send(target, 0)
+
+        return ping if call.rank == 0 else pong
+
+    def close(self) -> None:
+        self._runner.run(self._dist.destroy_process_group(), context=self._context)
+        self._runner.close()
+
+
+class BlockingDoor(BlockingPeer):
+    """``import aiodist.sync``, whose loop has a thread of its own."""
+
+    def __init__(self, name: str, transport: str | None) -> None:
+        self.name = name
+        self._transport = transport
+
+    def open(self, place: Place) -> None:
+        import aiodist.sync
+        from aiodist.groups.world import World, use_world
+
+        self._dist: Any = aiodist.sync
+        self._context = contextvars.copy_context()
+        self._context.run(use_world, World())
+        with transport(self._transport):
+            self._context.run(
+                self._dist.init_process_group,
+                store=place.store,
+                rank=place.rank,
+                world_size=place.ranks,
+            )
+
+    def turn(self, call: Call, numbers: range) -> list[Interval]:
+        return self._context.run(super().turn, call, numbers)
+
+    def bind(self, call: Call) -> Callable[[], object]:
+        return bind_blocking(self._dist, call)
+
+    def barrier(self) -> None:
+        self._dist.barrier()
+
+    def close(self) -> None:
+        self._context.run(self._dist.destroy_process_group)
+
+
+@contextmanager
+def transport(names: str | None) -> Iterator[None]:
+    """Initialise with the transports ``names``; the default ones where None."""
+    before = os.environ.pop(VARIABLE, None)
+    if names is not None:
+        os.environ[VARIABLE] = names
+    try:
+        yield
+    finally:
+        os.environ.pop(VARIABLE, None)
+        if before is not None:
+            os.environ[VARIABLE] = before

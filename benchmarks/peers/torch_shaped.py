@@ -1,0 +1,54 @@
+"""The operations by torch.distributed's names, which Gloo and both doors of aiodist share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from benchmarks.operations import Call
+from benchmarks.peers.base import UnsupportedError
+
+
+def bind(dist: Any, call: Call) -> Callable[[], Any]:
+    """The call in ``dist``, a module shaped like torch.distributed. Not for send_recv."""
+    source, target = call.source, call.target
+    match call.operation:
+        case "all_reduce":
+            return partial(dist.all_reduce, source)
+        case "broadcast":
+            return partial(dist.broadcast, source, 0)
+        case "all_gather":
+            # torch 2.13 renames the two, and warns at each call by the old name.
+            function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+            return partial(function, target, source)
+        case "reduce_scatter":
+            function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+            return partial(function, target, source)
+        case "all_to_all":
+            return partial(dist.all_to_all_single, target, source)
+        case "barrier":
+            return partial(dist.barrier)
+    raise UnsupportedError(f"no operation {call.operation}")
+
+
+def blocking_ping_pong(dist: Any, call: Call) -> Callable[[], None]:
+    """Rank 0 sends a message to rank 1, which sends what it received back."""
+    source, target = call.source, call.target
+
+    def ping() -> None:
+        dist.send(source, 1)
+        dist.recv(target, 1)
+
+    def pong() -> None:
+        dist.recv(target, 0)
+        dist.send(target, 0)
+
+    return ping if call.rank == 0 else pong
+
+
+def bind_blocking(dist: Any, call: Call) -> Callable[[], Any]:
+    """Any operation of a blocking module."""
+    if call.operation == "send_recv":
+        return blocking_ping_pong(dist, call)
+    return bind(dist, call)

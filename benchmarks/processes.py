@@ -1,0 +1,122 @@
+"""Start the ranks of a run, give them cases, collect what they saw."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from benchmarks.cases import Case
+from benchmarks.measure import Effort, Samples, decode
+
+ROOT = Path(__file__).parents[1]
+_LOOK_SECONDS = 0.1
+"""How often to look for answers; seldom, since the cores are being measured."""
+
+
+class RankFailedError(RuntimeError):
+    """A rank ended, or did not answer in time. What it said is in the message."""
+
+
+class Ranks:
+    """Processes that hold the given peers and measure a case when told to. A context manager."""
+
+    def __init__(
+        self, ranks: int, peers: Sequence[str], *, pinned: bool = True, limit: float = 300.0
+    ) -> None:
+        from torch.distributed import TCPStore
+
+        self.ranks = ranks
+        self.peers = tuple(peers)
+        self._pinned = pinned
+        self._limit = limit
+        self._number = 0
+        self._store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._processes = [self._start(rank) for rank in range(ranks)]
+
+    def __enter__(self) -> Ranks:
+        try:
+            self._wait([f"ready/{rank}" for rank in range(self.ranks)], "start")
+        except BaseException:
+            self._kill()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self._store.set(f"order/{self._number}", "null")
+                for process in self._processes:
+                    process.wait(30)
+        finally:
+            self._kill()
+
+    def measure(self, case: Case, effort: Effort) -> list[Samples]:
+        """What each rank saw of ``case``. Raises RankFailedError."""
+        number = self._number
+        self._number += 1
+        order = {"case": dataclasses.asdict(case), "effort": dataclasses.asdict(effort)}
+        self._store.set(f"order/{number}", json.dumps(order))
+        keys = [f"samples/{number}/{rank}" for rank in range(self.ranks)]
+        self._wait(keys, str(case))
+        return [decode(self._store.get(key)) for key in keys]
+
+    def _start(self, rank: int) -> subprocess.Popen[str]:
+        program = [sys.executable, "-m", "benchmarks", "rank", str(rank), str(self.ranks)]
+        program += [str(self._store.port), ",".join(self.peers)]
+        program += ["--pin"] if self._pinned else []
+        return subprocess.Popen(
+            program, cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True
+        )
+
+    def _wait(self, keys: list[str], what: str) -> None:
+        end = time.monotonic() + self._limit
+        # Asking is cheap; waiting in the store would print a warning at each look.
+        while not self._store.check(keys):
+            for rank, process in enumerate(self._processes):
+                if process.poll() is not None:
+                    raise RankFailedError(self._blame(rank, what))
+            if time.monotonic() > end:
+                missing = [key for key in keys if not self._store.check([key])]
+                raise RankFailedError(
+                    f"{what}: no answer after {self._limit:.0f} s, still missing {missing}"
+                )
+            time.sleep(_LOOK_SECONDS)
+
+    def _blame(self, rank: int, what: str) -> str:
+        process = self._processes[rank]
+        assert process.stderr is not None
+        said = process.stderr.read().strip()
+        return f"{what}: rank {rank} of {self.ranks} ended with {process.returncode}\n{said}"
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+            if process.stderr is not None:
+                process.stderr.close()
+        self._store = None
+
+
+def environment() -> dict[str, str]:
+    """What ranks find: one thread each, loopback, and this source tree before all others."""
+    environ = dict(os.environ)
+    environ.update(
+        OMP_NUM_THREADS="1",
+        AIODIST_SOCKET_IFNAME="lo",
+        GLOO_SOCKET_IFNAME="lo",
+        PYTHONPATH=os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH")])),
+    )
+    return environ

@@ -1,0 +1,65 @@
+"""One rank of the processes that hold all peers but MPI: does what the runner's store tells it."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import PrefixStore, TCPStore
+
+from benchmarks.cases import Case
+from benchmarks.measure import Effort, encode, measure
+from benchmarks.operations import Call
+from benchmarks.pattern import Array
+from benchmarks.peers import make_peer
+from benchmarks.peers.base import Place
+from benchmarks.placement import pin
+
+FOREVER = timedelta(days=1)
+"""How long a rank waits for its next order. The runner ends ranks; they do not end themselves."""
+
+
+def serve(rank: int, ranks: int, port: int, peer_names: list[str], pinned: bool) -> None:
+    """Open the peers, then measure case after case until the runner says stop."""
+    if pinned:
+        pin(rank, ranks)
+    torch.set_num_threads(1)
+    store = TCPStore("127.0.0.1", port, is_master=False, timeout=FOREVER)
+    peers = [make_peer(name) for name in peer_names]
+    for number, peer in enumerate(peers):
+        peer.open(Place(rank, ranks, PrefixStore(f"peer{number}", store)))
+    store.set(f"ready/{rank}", "")
+    number = 0
+    while (order := json.loads(store.get(f"order/{number}"))) is not None:
+        call = Call(Case(**order["case"]), rank, empty)
+        agreement = Agreement(store, rank, f"agree/{number}")
+        samples = measure(peers, call, Effort(**order["effort"]), agreement)
+        store.set(f"samples/{number}/{rank}", encode(samples))
+        number += 1
+    for peer in peers:
+        peer.close()
+
+
+class Agreement:
+    """All ranks take rank 0's number."""
+
+    def __init__(self, store: Any, rank: int, prefix: str) -> None:
+        self._store = store
+        self._rank = rank
+        self._prefix = prefix
+        self._count = 0
+
+    def __call__(self, value: int) -> int:
+        key = f"{self._prefix}/{self._count}"
+        self._count += 1
+        if self._rank == 0:
+            self._store.set(key, str(int(value)))
+        return int(self._store.get(key))
+
+
+def empty(count: int) -> tuple[torch.Tensor, Array]:
+    """Memory as a tensor and as an array."""
+    tensor = torch.empty(count, dtype=torch.float32)
+    return tensor, tensor.numpy()

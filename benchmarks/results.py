@@ -1,0 +1,112 @@
+"""What a run found, and the JSON file that keeps it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cases import OPERATIONS, Case
+from benchmarks.stats import Summary
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """One peer in one case: its times, or why it has none."""
+
+    case: Case
+    peer: str
+    summary: Summary | None
+    unsupported: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """All of a run. ``peers`` in the order in which tables show them; ratios are to the first."""
+
+    machine: dict[str, Any]
+    settings: dict[str, Any]
+    peers: tuple[str, ...]
+    results: tuple[Result, ...]
+
+    def rank_counts(self) -> list[int]:
+        """How many ranks were used, ascending."""
+        return sorted({result.case.ranks for result in self.results})
+
+    def operations(self, ranks: int) -> list[str]:
+        """The operations measured with so many ranks."""
+        found = {result.case.operation for result in self.results if result.case.ranks == ranks}
+        return [name for name in OPERATIONS if name in found]
+
+    def rows(self, ranks: int, operation: str) -> list[tuple[Case, dict[str, Result]]]:
+        """By size: the case, and what each peer did."""
+        rows: dict[Case, dict[str, Result]] = {}
+        for result in self.results:
+            if result.case.ranks == ranks and result.case.operation == operation:
+                rows.setdefault(result.case, {})[result.peer] = result
+        return sorted(rows.items(), key=lambda row: row[0].nbytes)
+
+    def ratio(self, row: dict[str, Result], peer: str) -> float | None:
+        """The peer's median over the first peer's; None where one of them is missing."""
+        mine, first = row.get(peer), row.get(self.peers[0])
+        if mine is None or first is None or mine.summary is None or first.summary is None:
+            return None
+        return mine.summary.median / first.summary.median if first.summary.median else None
+
+
+def save(report: Report, path: Path) -> None:
+    """Write JSON with one result a line, so that a later run makes a readable difference."""
+    head = {
+        "format": FORMAT,
+        "machine": report.machine,
+        "settings": report.settings,
+        "peers": report.peers,
+    }
+    text = json.dumps(head, indent=1)[:-2]
+    lines = ",\n".join(f"  {json.dumps(_flat(result))}" for result in report.results)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'{text},\n "results": [\n{lines}\n ]\n}}\n', encoding="utf-8")
+
+
+def load(path: Path) -> Report:
+    """What `save` has written. ValueError for a file of another format."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    if data.get("format") != FORMAT:
+        raise ValueError(f"{path} has format {data.get('format')}, not {FORMAT}; measure again")
+    results = tuple(_result(entry) for entry in data["results"])
+    return Report(data["machine"], data["settings"], tuple(data["peers"]), results)
+
+
+def in_order(results: Iterable[Result], peers: Sequence[str]) -> tuple[Result, ...]:
+    """By ranks, operation, size, peer."""
+
+    def place(result: Result) -> tuple[int, int, int, int]:
+        case = result.case
+        return (
+            case.ranks,
+            OPERATIONS.index(case.operation),
+            case.nbytes,
+            peers.index(result.peer),
+        )
+
+    return tuple(sorted(results, key=place))
+
+
+def _flat(result: Result) -> dict[str, Any]:
+    flat = {**dataclasses.asdict(result.case), "peer": result.peer}
+    if result.summary is None:
+        return {**flat, "unsupported": result.unsupported}
+    return {**flat, **dataclasses.asdict(result.summary)}
+
+
+def _result(entry: dict[str, Any]) -> Result:
+    case = Case(entry["operation"], entry["ranks"], entry["nbytes"])
+    if "median" not in entry:
+        return Result(case, entry["peer"], None, entry["unsupported"])
+    fields = {field.name: entry[field.name] for field in dataclasses.fields(Summary)}
+    return Result(case, entry["peer"], Summary(**fields))

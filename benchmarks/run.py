@@ -1,0 +1,120 @@
+"""A whole run: every block of a suite over all peers, merged into a report."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from benchmarks import machine
+from benchmarks.cases import Case, Suite
+from benchmarks.measure import Effort, Samples
+from benchmarks.peers import PEERS
+from benchmarks.processes import Ranks
+from benchmarks.results import Report, Result, in_order
+from benchmarks.stats import combine, summarize
+
+Row = dict[str, Result]
+
+
+class Blocks(Protocol):
+    """A peer in a job of its own, which measures a block of cases at a time."""
+
+    name: str
+    version: str
+
+    def measure(
+        self, ranks: int, cases: Sequence[Case], effort: Effort, pinned: bool
+    ) -> list[list[Samples]]:
+        """For each case what each rank saw."""
+        ...
+
+
+class Gathered:
+    """Times and refusals of all peers, which come in one pass or several."""
+
+    def __init__(self) -> None:
+        self._times: dict[tuple[Case, str], list[float]] = {}
+        self._unsupported: dict[tuple[Case, str], str] = {}
+
+    def add(self, case: Case, by_rank: Sequence[Samples]) -> None:
+        """Take in what each rank saw of ``case``."""
+        for peer in by_rank[0].intervals:
+            times = combine(case, [samples.intervals[peer] for samples in by_rank])
+            self._times.setdefault((case, peer), []).extend(times)
+        for peer, reason in by_rank[0].unsupported.items():
+            self._unsupported[case, peer] = reason
+
+    def results(self) -> list[Result]:
+        """A result for each case and peer."""
+        found = [
+            Result(case, peer, summarize(times)) for (case, peer), times in self._times.items()
+        ]
+        return found + [
+            Result(case, peer, None, reason) for (case, peer), reason in self._unsupported.items()
+        ]
+
+
+def run(
+    suite: Suite,
+    peers: Sequence[str] = tuple(PEERS),
+    others: Sequence[Blocks] = (),
+    *,
+    pinned: bool = True,
+    progress: Callable[[str], None] = lambda line: None,
+) -> Report:
+    """Measure all cases of ``suite``.
+
+    ``peers`` share their processes and take turns call by call. ``others`` have jobs of their
+    own: each block (all sizes of one operation) is then measured in two passes, in which the
+    jobs follow each other forwards and backwards.
+    """
+    before = machine.describe()
+    began = time.monotonic()
+    passes = 2 if others else 1
+    effort = Effort(suite.budget / passes, -(-suite.fewest // passes), max(1, suite.most // passes))
+    gathered = Gathered()
+    for ranks in suite.sizes:
+        with Ranks(ranks, peers, pinned=pinned) as job:
+            for _, operation, cases in (b for b in suite.blocks() if b[0] == ranks):
+                jobs: list[Callable[[], None]] = [
+                    lambda c=cases, j=job: _ours(j, c, effort, gathered)
+                ]
+                jobs += [
+                    lambda o=other, c=cases, r=ranks: _theirs(o, r, c, effort, pinned, gathered)
+                    for other in others
+                ]
+                for number in range(passes):
+                    for measure in jobs if number % 2 == 0 else reversed(jobs):
+                        measure()
+                spent = time.monotonic() - began
+                progress(f"{ranks} ranks, {operation}: {len(cases)} sizes, {spent:.0f} s so far")
+    names = (*peers, *(other.name for other in others))
+    settings: dict[str, Any] = {
+        "suite": suite.name,
+        "effort": dataclasses.asdict(effort),
+        "passes": passes,
+        "seconds": round(time.monotonic() - began),
+        "interface": "lo",
+        "pinned": pinned,
+    }
+    before["versions"].update({other.name: other.version for other in others})
+    return Report(before, settings, names, in_order(gathered.results(), names))
+
+
+def _ours(job: Ranks, cases: Sequence[Case], effort: Effort, gathered: Gathered) -> None:
+    for case in cases:
+        gathered.add(case, job.measure(case, effort))
+
+
+def _theirs(
+    other: Blocks,
+    ranks: int,
+    cases: Sequence[Case],
+    effort: Effort,
+    pinned: bool,
+    gathered: Gathered,
+) -> None:
+    for case, by_rank in zip(cases, other.measure(ranks, cases, effort, pinned), strict=True):
+        gathered.add(case, by_rank)

@@ -1,0 +1,75 @@
+"""Times and ratios as text, the same on the terminal and on the page."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.cases import size_text
+from benchmarks.peers import label
+from benchmarks.results import Report, Result
+
+NOTHING = "–"  # noqa: RUF001  # an en dash: no figure here
+
+
+def time_text(microseconds: float) -> str:
+    """Three digits and a unit: ``9.13 us``, ``214 us``, ``95.2 ms``."""
+    for factor, unit in ((1e6, "s"), (1e3, "ms")):
+        if microseconds >= factor * 0.9995:
+            return f"{_digits(microseconds / factor)} {unit}"
+    return f"{_digits(microseconds)} us"
+
+
+def ratio_text(ratio: float | None) -> str:
+    """``0.31``, ``4.2``, ``12``."""
+    if ratio is None:
+        return NOTHING
+    return f"{ratio:.2f}" if ratio < 1.995 else f"{ratio:.1f}" if ratio < 9.95 else f"{ratio:.0f}"
+
+
+def spread_text(result: Result | None) -> tuple[str, str]:
+    """(median, 10th to 90th percentile)."""
+    if result is None or result.summary is None:
+        return NOTHING, ""
+    summary = result.summary
+    low, high = time_text(summary.p10), time_text(summary.p90)
+    if low.split()[1] == high.split()[1]:
+        low = low.split()[0]
+    return time_text(summary.median), f"{low} to {high}"
+
+
+def print_report(report: Report, console: Console) -> None:
+    """A table for each number of ranks and operation."""
+    for ranks in report.rank_counts():
+        for operation in report.operations(ranks):
+            console.print(_table(report, ranks, operation))
+
+
+def _table(report: Report, ranks: int, operation: str) -> Table:
+    table = Table(
+        title=f"{operation}, {ranks} ranks (median, p10 to p90, ratio to {label(report.peers[0])})"
+    )
+    table.add_column("bytes", justify="right", no_wrap=True)
+    for peer in report.peers:
+        table.add_column(label(peer), justify="right")
+    for case, row in report.rows(ranks, operation):
+        cells = [size_text(case.nbytes) if case.nbytes else ""]
+        for peer in report.peers:
+            median, spread = spread_text(row.get(peer))
+            ratio = report.ratio(row, peer)
+            if not spread:
+                cells.append(median)
+                continue
+            colour = "" if ratio is None or peer == report.peers[0] else _colour(ratio)
+            mark = f" [{colour}]{ratio_text(ratio)}[/]" if colour else ""
+            cells.append(f"{median}{mark}\n[dim]{spread}[/]")
+        table.add_row(*cells)
+    return table
+
+
+def _colour(ratio: float) -> str:
+    return "green" if ratio < 0.95 else "red" if ratio > 1.05 else "yellow"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
