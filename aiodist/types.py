@@ -64,16 +64,18 @@ class ReduceOp:
         """
         if isinstance(op, cls):
             return op
-        if op is RedOpType.PREMUL_SUM:
-            raise TypeError("PREMUL_SUM needs its factor: pass ReduceOp.premul_sum(factor)")
-        if isinstance(op, RedOpType):
-            return cls(op)
         if isinstance(op, str):
             name = op.upper()
         else:
             # torch's RedOpType has .name; its ReduceOp carries the RedOpType as .op
             name = str(getattr(op, "name", None) or getattr(getattr(op, "op", None), "name", ""))
-        if name in RedOpType.__members__ and name != "PREMUL_SUM":
+        if name == "PREMUL_SUM":
+            # torch keeps the factor where only pickle finds it: the state is (kind, factor).
+            state = op.__getstate__()
+            if isinstance(state, tuple) and len(state) == 2 and state[1] is not None:
+                return cls.premul_sum(state[1])
+            raise TypeError("PREMUL_SUM needs its factor: pass ReduceOp.premul_sum(factor)")
+        if name in RedOpType.__members__:
             return cls(RedOpType[name])
         raise TypeError(f"op must be a ReduceOp such as ReduceOp.SUM, not {op!r}")
 

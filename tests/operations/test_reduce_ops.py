@@ -1,0 +1,159 @@
+"""The ways to say what to reduce with: ours, torch's, the old ones."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed
+
+import aiodist as dist
+from aiodist.errors import CollectiveMismatchError
+from aiodist.testing.in_process import run_ranks
+
+EXPECTED = {  # of 6 and 10
+    "SUM": 16,
+    "AVG": 8,
+    "PRODUCT": 60,
+    "MIN": 6,
+    "MAX": 10,
+    "BAND": 2,
+    "BOR": 14,
+    "BXOR": 12,
+}
+
+
+async def reduced(op: Any, dtype: str = "int64") -> list[float]:
+    async def on_rank(rank: int) -> float:
+        tensor = np.array([6, 10][rank : rank + 1], dtype)
+        await dist.all_reduce(tensor, op)
+        return tensor[0].item()
+
+    return await run_ranks(2, on_rank, timeout=20)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+async def test_every_way_to_name_an_op(name: str) -> None:
+    for op in (
+        getattr(dist.ReduceOp, name),
+        getattr(torch.distributed.ReduceOp, name),
+        torch.distributed.ReduceOp(getattr(torch.distributed.ReduceOp, name)),
+        name,
+        name.lower(),
+    ):
+        assert await reduced(op) == [EXPECTED[name]] * 2
+
+
+@pytest.mark.parametrize("factor", [2, 2.0, np.float64(2), np.array(2), torch.tensor(2.0)])
+async def test_premul_sum(factor: Any) -> None:
+    assert await reduced(dist.ReduceOp.premul_sum(factor), "float32") == [32.0] * 2
+
+
+async def test_a_premul_sum_of_torch() -> None:
+    op = torch.distributed._make_nccl_premul_sum(0.5)
+    assert await reduced(op, "float32") == [8.0] * 2
+
+
+async def test_each_rank_may_have_a_factor_of_its_own() -> None:
+    async def on_rank(rank: int) -> float:
+        tensor = torch.ones(1)
+        await dist.all_reduce(tensor, dist.ReduceOp.premul_sum(10.0**rank))
+        return tensor.item()
+
+    assert await run_ranks(3, on_rank, timeout=20) == [111.0] * 3
+
+
+@pytest.mark.parametrize("name", ["SUM", "PRODUCT", "MIN", "MAX"])
+async def test_the_deprecated_name_works_and_warns(name: str) -> None:
+    with pytest.warns(FutureWarning, match="reduce_op is deprecated, use ReduceOp"):
+        op = getattr(dist.reduce_op, name)
+    assert await reduced(op) == [EXPECTED[name]] * 2
+
+
+@pytest.mark.parametrize("op", [dist.ReduceOp.PREMUL_SUM, torch.distributed.ReduceOp.PREMUL_SUM])
+async def test_a_premul_sum_without_its_factor_says_how_to_give_it(op: Any) -> None:
+    with pytest.raises(TypeError, match=r"pass ReduceOp.premul_sum\(factor\)"):
+        await reduced(op)
+
+
+def test_the_new_name_does_not_warn() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert dist.ReduceOp.SUM is dist.ReduceOp.SUM
+
+
+async def test_averages_of_integers_are_cut_toward_zero() -> None:
+    async def on_rank(rank: int) -> list[int]:
+        tensor = torch.tensor([-3, 3, -4, 127], dtype=torch.int8)
+        tensor[:3] += rank
+        await dist.all_reduce(tensor, dist.ReduceOp.AVG)
+        return tensor.tolist()
+
+    # -5/2, 7/2, -7/2; the sum of 127 and 127 wraps around to -2.
+    assert await run_ranks(2, on_rank, timeout=20) == [[-2, 3, -3, -1]] * 2
+
+
+async def test_integers_wrap_around() -> None:
+    async def on_rank(rank: int) -> list[int]:
+        tensor = torch.tensor([200, 100], dtype=torch.uint8)
+        await dist.all_reduce(tensor)
+        return tensor.tolist()
+
+    assert await run_ranks(3, on_rank, timeout=20) == [[600 % 256, 300 % 256]] * 3
+
+
+async def test_bool_sums_are_or_and_products_and() -> None:
+    async def on_rank(rank: int) -> tuple[list[bool], list[bool]]:
+        ors = torch.tensor([rank == 1, True, False])
+        ands = ors.clone()
+        await dist.all_reduce(ors)
+        await dist.all_reduce(ands, dist.ReduceOp.PRODUCT)
+        return ors.tolist(), ands.tolist()
+
+    expected = ([True, True, False], [False, True, False])
+    assert await run_ranks(2, on_rank, timeout=20) == [expected] * 2
+
+
+async def disagree(what: str, odd: bool) -> None:
+    """One call, of which one rank's is another in the way that ``what`` says."""
+    count = 5 if odd and what == "count" else 4
+    tensor = torch.ones(count, dtype=torch.float64 if odd and what == "dtype" else torch.float32)
+    if what == "root":
+        await dist.reduce(tensor, 2 if odd else 0)
+    elif what == "operation" and odd:
+        await dist.barrier()
+    else:
+        await dist.all_reduce(tensor, "MAX" if odd and what == "op" else "SUM")
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("op", ("4 x float32, SUM", "4 x float32, MAX")),
+        ("dtype", ("4 x float32", "4 x float64")),
+        ("count", ("4 x float32", "5 x float32")),
+        ("operation", ("all_reduce", "barrier")),
+        ("root", ("root 0", "root 2")),
+    ],
+)
+async def test_ranks_that_disagree_are_told(what: str, words: tuple[str, str]) -> None:
+    """The same error on all that are still in the operation, with both sides; the group goes on."""
+    told: dict[int, str] = {}
+
+    async def on_rank(rank: int) -> None:
+        try:
+            await disagree(what, rank == 1)
+        except CollectiveMismatchError as error:
+            told[rank] = str(error)
+        await dist.barrier()
+        tensor = torch.ones(1)
+        await dist.all_reduce(tensor)
+        assert tensor.item() == 3
+
+    await run_ranks(3, on_rank, timeout=20)
+    # Off the root a reduce may be over when the others find out: its message is on its way.
+    assert set(told) >= ({0, 2} if what == "root" else {0, 1, 2})
+    assert all(word in message for message in told.values() for word in words), told
