@@ -1,0 +1,214 @@
+"""Objects over every operation that carries them."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import PurePosixPath
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pytest
+import torch
+
+import aiodist as dist
+from aiodist.testing.in_process import run_ranks
+
+SIZE = 3
+ROOT = 2
+
+VALUES: dict[str, Any] = {
+    "None": None,
+    "numbers": [0, -1, 1 << 70, -(1 << 70), 1.5, float("inf"), -0.0, 2 + 3j, True, False],
+    "text": ["", "äöü", "\N{SNOWMAN}", "a" * 100_000],
+    "bytes": [b"", b"\0\1", bytearray(b"xyz"), memoryview(b"abc").tobytes()],
+    "list": [1, [2, [3, []]]],
+    "tuple": (1, (2,), ()),
+    "dict": {"a": 1, 2: "b", (3, 4): [5], None: {}},
+    "set": {1, 2, 3},
+    "frozenset": frozenset({1, frozenset({2})}),
+    "range and slice": [range(1, 10, 2), slice(1, None, 3)],
+    "collections": [OrderedDict(b=1, a=2), deque([1, 2], maxlen=5), Counter("aab")],
+    "dates": [datetime(2024, 1, 2, 3, 4, 5, 6, tzinfo=UTC), date(2024, 1, 2), timedelta(1, 2, 3)],
+    "exact numbers": [Decimal("1.10"), Fraction(1, 3)],
+    "names": [UUID(int=7), PurePosixPath("/a/b")],
+    "ellipsis": [..., NotImplemented],
+}
+
+
+@dataclass
+class Custom:
+    value: int
+
+
+class Made(dict[str, int]):
+    """A subclass is not its base: it must not come back as one."""
+
+
+def same(one: Any, two: Any) -> bool:
+    """Equal in value and in type, all the way down."""
+    if type(one) is not type(two):
+        return False
+    if isinstance(one, (list, tuple, deque)):
+        return len(one) == len(two) and all(map(same, one, two))
+    if isinstance(one, dict):
+        return list(map(repr, one)) == list(map(repr, two)) and all(
+            same(a, b) for a, b in zip(one.values(), two.values(), strict=True)
+        )
+    if isinstance(one, torch.Tensor):
+        return one.dtype == two.dtype and torch.equal(one, two)
+    if isinstance(one, np.ndarray):
+        return one.dtype == two.dtype and np.array_equal(one, two)
+    return repr(one) == repr(two)
+
+
+async def broadcast(rank: int, make: Callable[[int], Any], pickle: bool) -> None:
+    objects = [make(0), make(1)] if rank == ROOT else [None, None]
+    await dist.broadcast_object_list(objects, ROOT, allow_pickle=pickle)
+    assert same(objects, [make(0), make(1)])
+
+
+async def all_gather(rank: int, make: Callable[[int], Any], pickle: bool) -> None:
+    objects: list[Any] = [None] * SIZE
+    await dist.all_gather_object(objects, make(rank), allow_pickle=pickle)
+    assert same(objects, [make(number) for number in range(SIZE)])
+
+
+async def gather(rank: int, make: Callable[[int], Any], pickle: bool) -> None:
+    objects: list[Any] | None = [None] * SIZE if rank == ROOT else None
+    await dist.gather_object(make(rank), objects, ROOT, allow_pickle=pickle)
+    assert same(objects, [make(number) for number in range(SIZE)] if rank == ROOT else None)
+
+
+async def scatter(rank: int, make: Callable[[int], Any], pickle: bool) -> None:
+    output = [None, "left alone"]
+    given = [make(number) for number in range(SIZE)] if rank == ROOT else None
+    await dist.scatter_object_list(output, given, ROOT, allow_pickle=pickle)
+    assert same(output, [make(rank), "left alone"])
+
+
+async def send(rank: int, make: Callable[[int], Any], pickle: bool) -> None:
+    if rank != ROOT:
+        await dist.send_object_list([make(rank), rank], ROOT, allow_pickle=pickle)
+        return
+    for source in (None, None):
+        objects = [None, None]
+        sender = await dist.recv_object_list(objects, source, allow_pickle=pickle)
+        assert same(objects, [make(sender), sender])
+
+
+Program = Callable[[int, Callable[[int], Any], bool], Awaitable[None]]
+PROGRAMS: list[Program] = [broadcast, all_gather, gather, scatter, send]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+async def test_builtin_objects_come_back_as_they_went(program: Program) -> None:
+    async def on_rank(rank: int) -> None:
+        for name, value in VALUES.items():
+
+            def make(number: int, name: str = name, value: Any = value) -> Any:
+                return {"of": number, "what": (name, value)}
+
+            await program(rank, make, False)
+
+    await run_ranks(SIZE, on_rank, timeout=20)
+
+
+@pytest.mark.parametrize("transport", ["inproc", "tcp"])
+@pytest.mark.parametrize("program", PROGRAMS)
+async def test_tensors_and_arrays_inside(program: Program, transport: str) -> None:
+    def make(number: int) -> Any:
+        return {
+            "tensor": torch.full((2, 3), number, dtype=torch.bfloat16),
+            "none": torch.zeros(0, 3),
+            "array": [np.full((3, 1), number, np.uint16), np.float32(number)],
+            "large": torch.full((300_000,), float(number)),
+        }
+
+    await run_ranks(SIZE, lambda rank: program(rank, make, False), transport, timeout=20)
+
+
+@pytest.mark.parametrize("make", [Custom, lambda n: [Custom(n)], lambda n: Made(a=n)])
+@pytest.mark.parametrize("program", PROGRAMS)
+async def test_own_classes_where_pickle_is_allowed(program: Program, make: Any) -> None:
+    await run_ranks(SIZE, lambda rank: program(rank, make, True), timeout=20)
+
+
+@pytest.mark.parametrize("make", [Custom, lambda n: [Custom(n)], lambda n: Made(a=n)])
+@pytest.mark.parametrize("program", PROGRAMS)
+async def test_own_classes_are_refused_otherwise(program: Program, make: Any) -> None:
+    """On the ranks that would send one, and no unpickling anywhere."""
+    senders = []
+
+    async def on_rank(rank: int) -> None:
+        sends = program is all_gather or program is gather or (rank == ROOT) != (program is send)
+        if sends:
+            with pytest.raises(TypeError, match="allow_pickle=True"):
+                await program(rank, make, False)
+            senders.append(rank)
+        one = torch.ones(1)
+        await dist.all_reduce(one)
+        assert one.item() == SIZE
+
+    await run_ranks(SIZE, on_rank, timeout=20)
+    assert senders
+
+
+async def test_pickle_has_to_be_allowed_by_the_receiver_too() -> None:
+    async def on_rank(rank: int) -> None:
+        objects = [Custom(1)] if rank == ROOT else [None]
+        if rank == ROOT:
+            try:
+                await dist.broadcast_object_list(objects, ROOT, allow_pickle=True)
+            except dist.CollectiveError:
+                pass  # told by the others, if they were in time
+        else:
+            with pytest.raises((TypeError, dist.DistError), match="allow_pickle=True"):
+                await dist.broadcast_object_list(objects, ROOT)
+            assert objects == [None]
+        one = torch.ones(1)
+        await dist.all_reduce(one)
+        assert one.item() == SIZE
+
+    await run_ranks(SIZE, on_rank, timeout=20)
+
+
+async def test_lists_of_other_lengths_are_told_apart() -> None:
+    async def on_rank(rank: int) -> None:
+        if rank == 0:
+            await dist.send_object_list([1, 2], 1)
+        else:
+            with pytest.raises(dist.DistError, match="2 objects arrived for a list of 3"):
+                await dist.recv_object_list([None] * 3, 0)
+        await dist.barrier()
+
+    await run_ranks(2, on_rank, timeout=20)
+
+
+async def test_objects_are_read_when_the_operation_starts() -> None:
+    """What is changed before the await has gone out as it was."""
+
+    async def on_rank(rank: int) -> None:
+        mine = [rank]
+        objects: list[Any] = [None] * 2
+        work = dist.all_gather_object(objects, mine)
+        mine.append(99)
+        await work
+        assert objects == [[0], [1]]
+
+    await run_ranks(2, on_rank, timeout=20)
+
+
+async def test_one_value_twice_in_a_list_and_defaultdicts() -> None:
+    async def on_rank(rank: int) -> None:
+        twice = [1]
+        objects: list[Any] = [None] * 2
+        await dist.all_gather_object(objects, [twice, twice, dict(defaultdict(list, a=[1]))])
+        assert objects == [[[1], [1], {"a": [1]}]] * 2
+
+    await run_ranks(2, on_rank, timeout=20)
