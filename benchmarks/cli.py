@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--operations", help=f"only these of {','.join(OPERATIONS)}")
     run.add_argument("--sizes", help="only these bytes, as 4,1048576")
     run.add_argument("--peers", default=",".join(PEERS), help="default: %(default)s")
-    run.add_argument("--no-pin", action="store_true", help="let the kernel move ranks among cores")
+    run.add_argument("--pin", action="store_true", help="keep each rank on its share of cores")
     run.add_argument("--with-mpi", action="store_true", help="Open MPI and MPICH as well")
     run.add_argument("--output", type=Path, default=Path("build/benchmarks.json"))
     page = commands.add_parser("page", help="make the page and its figures from JSON")
@@ -105,7 +105,7 @@ def _run(suite: Suite, peers: Sequence[str], output: Path, options: argparse.Nam
             suite,
             peers,
             others,
-            pinned=not options.no_pin,
+            pinned=options.pin,
             progress=lambda line: console.print(f"== {line}"),
         )
     except RankFailedError as error:
@@ -132,4 +132,5 @@ def _page(results: Path) -> int:
 def _micro(rest: Sequence[str]) -> int:
     import pytest
 
-    return int(pytest.main(["-c", str(ROOT / "benchmarks" / "micro" / "pytest.ini"), *rest]))
+    folder = ROOT / "benchmarks" / "micro"
+    return int(pytest.main(["-c", str(folder / "pytest.ini"), *rest, str(folder)]))

@@ -1,4 +1,4 @@
-"""Which cores a rank may use."""
+"""Which cores a rank may use, where it is kept on some."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import os
 
 
 def cores_of(rank: int, ranks: int, cores: list[int]) -> list[int]:
-    """An equal share of ``cores``, a rank's own; all of them where ranks outnumber cores.
-
-    Unpinned, the kernel puts two ranks on one core for seconds at a time, and figures for small
-    messages fall into two groups, several times apart, by chance.
-    """
+    """An equal share of ``cores``, a rank's own; all of them where ranks outnumber cores."""
     share = len(cores) // ranks
     return cores[rank * share : (rank + 1) * share] if share else cores
 
 
 def pin(rank: int, ranks: int) -> None:
-    """Keep this process, with the threads it will start, on its share. Nothing but on Linux."""
+    """Keep this process, with the threads it will start, on its share. Nothing but on Linux.
+
+    Not the default, since no torch launcher does it: where ranks are not pinned, the kernel puts
+    two of them on one core for a while, by chance, and figures for small messages fall into two
+    groups. Pinned, a library whose calls need several threads of a rank suffers.
+    """
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores_of(rank, ranks, sorted(os.sched_getaffinity(0))))

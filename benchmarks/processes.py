@@ -29,7 +29,7 @@ class Ranks:
     """Processes that hold the given peers and measure a case when told to. A context manager."""
 
     def __init__(
-        self, ranks: int, peers: Sequence[str], *, pinned: bool = True, limit: float = 300.0
+        self, ranks: int, peers: Sequence[str], *, pinned: bool = False, limit: float = 300.0
     ) -> None:
         from torch.distributed import TCPStore
 

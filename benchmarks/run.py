@@ -61,7 +61,7 @@ def run(
     peers: Sequence[str] = tuple(PEERS),
     others: Sequence[Blocks] = (),
     *,
-    pinned: bool = True,
+    pinned: bool = False,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Report:
     """Measure all cases of ``suite``.

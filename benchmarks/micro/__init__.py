@@ -1,0 +1,1 @@
+"""Microbenchmarks of the engine's own steps, for pytest-benchmark."""

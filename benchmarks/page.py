@@ -1,0 +1,136 @@
+"""docs/performance.md, from the results alone: no figure in it is typed by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.cases import size_text
+from benchmarks.peers import label
+from benchmarks.plots import figure_name, plotted
+from benchmarks.results import Report
+from benchmarks.table import NOTHING, ratio_text, spread_text
+
+COMMAND = "make bench"
+
+
+def render(report: Report) -> str:
+    """The page as Markdown."""
+    parts = [
+        "# Performance",
+        f"Made by `{COMMAND}` out of [performance/results.json](performance/results.json); "
+        "run it to get this page for your machine.",
+        "## The machine",
+        "\n".join(_machine(report)),
+        "## How it is measured",
+        _method(report),
+        "## At a glance",
+        _glance_words(report),
+    ]
+    parts += ["\n".join(_glance(report, ranks)) for ranks in report.rank_counts()]
+    for ranks in report.rank_counts():
+        parts += [f"## {ranks} ranks"]
+        if ranks in plotted(report):
+            parts.append(f"![Time over bytes, {ranks} ranks](performance/{figure_name(ranks)})")
+        for operation in report.operations(ranks):
+            parts += [f"### {operation}, {ranks} ranks", "\n".join(_rows(report, ranks, operation))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _machine(report: Report) -> Iterator[str]:
+    machine, settings = report.machine, report.settings
+    versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
+    loads = ", ".join(f"{load:.2f}" for load in machine["load_average"])
+    aiodist = machine["aiodist"]
+    lines = {
+        "processor": machine["cpu"],
+        "cores": machine["cores"],
+        "memory": f"{machine['memory_gib']} GiB",
+        "system": machine["system"],
+        "load before the run (1, 5, 15 minutes)": loads,
+        "Python": machine["python"],
+        "aiodist": f"{aiodist['version']}, commit {aiodist['commit']}",
+        "others": versions,
+        "measured": f"{machine['date']}, in {settings['seconds']} s, suite {settings['suite']}",
+        "ranks on cores": "each kept on its share" if settings["pinned"] else "not pinned",
+        "network interface": settings["interface"],
+    }
+    yield "| | |"
+    yield "| --- | --- |"
+    for name, value in lines.items():
+        yield f"| {name} | {value} |"
+
+
+def _method(report: Report) -> str:
+    effort = report.settings["effort"]
+    text = (
+        "The same processes hold all peers, and in each round every peer has one turn, forwards "
+        "and backwards by turns. A turn is one call or, where calls are short, up to eight in a "
+        "row, of which the first is not counted. Before each call the buffers are rewritten and "
+        "all ranks meet in a barrier of the same peer; after it the result is compared, element "
+        "by element, with what it must be. A time is that of the slowest rank; of send_recv half "
+        "a round trip. Tables show the median, the 10th to 90th percentile, and the ratio of "
+        f"medians to {label(report.peers[0])} in the same run (below 1 is faster). "
+        f"Each case has {effort['fewest']} to {effort['most']} rounds within about "
+        f"{effort['budget']:g} s. Bytes are those of a rank's larger tensor, in float32. One "
+        "thread a rank; garbage collection is off while the time runs."
+    )
+    if report.settings["passes"] > 1:
+        text += (
+            " MPI needs jobs of its own. Jobs follow each other block by block (all sizes of one "
+            "operation), forwards and backwards, so the turns are coarser there."
+        )
+    return text
+
+
+def _glance_words(report: Report) -> str:
+    first = label(report.peers[0])
+    return (
+        f"Median over that of {first}: the smallest to the largest ratio over all sizes. "
+        "Peers marked TCP leave the faster transports of one host aside."
+    )
+
+
+def _glance(report: Report, ranks: int) -> Iterator[str]:
+    peers = report.peers[1:]
+    yield _line([f"{ranks} ranks", *map(label, peers)])
+    yield _line(["---", *["---:"] * len(peers)])
+    for operation in report.operations(ranks):
+        cells = [operation]
+        for peer in peers:
+            ratios = [
+                ratio
+                for _, row in report.rows(ranks, operation)
+                if (ratio := report.ratio(row, peer)) is not None
+            ]
+            cells.append(_range(ratios))
+        yield _line(cells)
+
+
+def _range(ratios: list[float]) -> str:
+    if not ratios:
+        return NOTHING
+    low, high = ratio_text(min(ratios)), ratio_text(max(ratios))
+    return low if low == high else f"{low} to {high}"
+
+
+def _rows(report: Report, ranks: int, operation: str) -> Iterator[str]:
+    yield _line(["bytes", *map(label, report.peers)])
+    yield _line(["---:"] * (1 + len(report.peers)))
+    reasons: dict[str, str] = {}
+    for case, row in report.rows(ranks, operation):
+        cells = [size_text(case.nbytes) if case.nbytes else NOTHING]
+        for peer in report.peers:
+            result = row.get(peer)
+            median, spread = spread_text(result)
+            if result is not None and result.unsupported:
+                reasons[peer] = result.unsupported
+            if spread and peer != report.peers[0]:
+                median = f"{median} ({ratio_text(report.ratio(row, peer))})"
+            cells.append(f"{median}<br><sub>{spread}</sub>" if spread else median)
+        yield _line(cells)
+    for peer, reason in reasons.items():
+        yield f"\n{label(peer)}: {reason}."
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
