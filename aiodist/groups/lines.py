@@ -164,18 +164,21 @@ class CollectiveLine:
             f"{self.describe()} failed on rank {here}: {type(error).__name__}: {error}", **common
         )
 
-    def timeout_error(self, seconds: float) -> CollectiveTimeoutError:
-        return _timeout(
-            self.describe(),
-            seconds,
-            self.waiting_for(),
-            {
+    def expired(self, seconds: float, fail: Callable[[BaseException], None]) -> None:
+        def done(missing: list[int]) -> None:
+            if missing:
+                blame = f"{_ranks(missing)} did not enter it or cannot answer"
+            else:
+                blame = f"all ranks are in it, still waiting for {_ranks(self.waiting_for())}"
+            fields = {
                 "operation": self._fingerprint.operation,
                 "group": self._group.group_name,
                 "sequence": self.sequence,
                 "rank": self._ranks[self.rank],
-            },
-        )
+            }
+            fail(_timeout(self.describe(), seconds, blame, missing or self.waiting_for(), fields))
+
+        self._group.call_roll(self.sequence, done)
 
 
 class MessageLine:
@@ -235,16 +238,15 @@ class MessageLine:
         self._group.message_ended(self)
         return error
 
-    def timeout_error(self, seconds: float) -> CollectiveTimeoutError:
-        return _timeout(
-            self.describe(),
-            seconds,
-            self.waiting_for(),
-            {
-                "operation": self._what,
-                "group": self._group.group_name,
-                "rank": self._group.global_rank,
-            },
+    def expired(self, seconds: float, fail: Callable[[BaseException], None]) -> None:
+        ranks = self.waiting_for()
+        fields = {
+            "operation": self._what,
+            "group": self._group.group_name,
+            "rank": self._group.global_rank,
+        }
+        fail(
+            _timeout(self.describe(), seconds, f"still waiting for {_ranks(ranks)}", ranks, fields)
         )
 
 
@@ -268,14 +270,15 @@ def mismatch(
     )
 
 
+def _ranks(ranks: Sequence[int]) -> str:
+    if not ranks:
+        return "no rank"
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
 def _timeout(
-    what: str, seconds: float, ranks: Sequence[int], fields: dict[str, Any]
+    what: str, seconds: float, blame: str, ranks: Sequence[int], fields: dict[str, Any]
 ) -> CollectiveTimeoutError:
-    if ranks:
-        plural = "s" if len(ranks) > 1 else ""
-        blame = f"still waiting for rank{plural} {', '.join(map(str, ranks))}"
-    else:
-        blame = "nothing was missing from other ranks"
     return CollectiveTimeoutError(
         f"{what} timed out after {seconds:g} s on rank {fields['rank']}: {blame}",
         waiting_for=ranks,

@@ -11,6 +11,7 @@ from aiodist.completion import T
 from aiodist.errors import DistError, GroupClosedError, InvalidUsageError, PeerLostError
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.lines import CollectiveLine, MessageLine, mismatch
+from aiodist.groups.roll import Roll
 from aiodist.groups.work import Work
 from aiodist.mesh.endpoint import Endpoint
 from aiodist.mesh.matching import ANY_SOURCE, Recv
@@ -67,6 +68,7 @@ class ProcessGroup:
         self._heard: set[int] = set()  # failures of collectives that all the others know
         self._finished: dict[int, Fingerprint] = {}  # the last that ended well
         self._left: set[int] = set()  # members that said goodbye
+        self._rolls: dict[int, Roll] = {}
         self._error: DistError | None = None
 
     # -- numbers
@@ -190,6 +192,8 @@ class ProcessGroup:
     def ended(self, sequence: int, fingerprint: Fingerprint, told: DistError | None) -> None:
         """A collective has ended here; ``told`` is its failure, for the other ranks' ears."""
         self._active.pop(sequence, None)
+        if self._rolls and (roll := self._rolls.pop(sequence, None)) is not None:
+            roll.drop()
         if told is None:
             self._finished[sequence] = fingerprint
             self._finished.pop(sequence - _REMEMBERED, None)
@@ -199,6 +203,23 @@ class ProcessGroup:
             self.peer_lost(told)
         else:
             self.world.announce(self, sequence, told)
+
+    def call_roll(self, sequence: int, done: Callable[[list[int]], None]) -> None:
+        """Ask the other members who has entered a collective; ``done(missing global ranks)``."""
+        others = [rank for rank in self.ranks if rank != self.global_rank]
+        asked = self.endpoint.call_roll(self.id, sequence, others)
+        absent = set(others).difference(asked)
+        self._rolls[sequence] = Roll(self.world.loop, asked, absent, done)
+
+    def roll_answered(self, rank: int, sequence: int, entered: bool) -> None:
+        """What ``rank`` says to `call_roll`."""
+        roll = self._rolls.get(sequence)
+        if roll is not None:
+            roll.answered(rank, entered)
+
+    def has_entered(self, sequence: int) -> bool:
+        """Whether that collective has started on this rank."""
+        return sequence < self._next
 
     def message_ended(self, line: MessageLine) -> None:
         self._messages.pop(line, None)
@@ -282,7 +303,7 @@ class ProcessGroup:
 
     def _check_open(self) -> None:
         if self._error is not None:
-            raise self._error.with_traceback(None)  # raised again and again, it would only grow
+            raise self._error.again()
 
     def __repr__(self) -> str:
         place = f"rank {self.own_rank} of {self.n_ranks}"

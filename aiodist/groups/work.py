@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol
 
 from aiodist.completion import Driver, T
 from aiodist.deadline import to_seconds
-from aiodist.errors import CollectiveTimeoutError, DistError, GroupClosedError, InvalidUsageError
+from aiodist.errors import DistError, GroupClosedError, InvalidUsageError
 
 log = logging.getLogger("aiodist")
 
@@ -41,8 +41,8 @@ class Line(Protocol):
         """The operation ended: take back what is left of it. Returns the error to report."""
         ...
 
-    def timeout_error(self, seconds: float) -> CollectiveTimeoutError:
-        """The error for an operation that has not finished in time."""
+    def expired(self, seconds: float, fail: Callable[[BaseException], None]) -> None:
+        """Time is up: find out who is missing, then ``fail`` with CollectiveTimeoutError."""
         ...
 
 
@@ -98,7 +98,7 @@ class Work(Generic[T]):
 
     def _expired(self, seconds: float) -> None:
         if self._line is not None:
-            self.fail(self._line.timeout_error(seconds))
+            self._line.expired(seconds, self.fail)
 
     def _ended(self, value: T | None, error: BaseException | None) -> None:
         line, self._line = self._line, None

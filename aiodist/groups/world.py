@@ -208,6 +208,15 @@ class World:
             if len(early) < _MAX_EARLY:
                 early.append((sequence, decode_error(bytes(error), src)))
 
+    def has_entered(self, group: int, sequence: int) -> bool:
+        known = self._groups.get(group)
+        return known is not None and known.has_entered(sequence)
+
+    def roll_answered(self, src: int, group: int, sequence: int, entered: bool) -> None:
+        known = self._groups.get(group)
+        if known is not None:
+            known.roll_answered(src, sequence, entered)
+
     def peer_lost(self, rank: int, error: PeerLostError, *, departed: bool) -> None:
         for group in self.groups:
             if rank in group.ranks:

@@ -54,6 +54,14 @@ class Events(Protocol):
         """Rank ``src`` says why that collective failed."""
         ...
 
+    def has_entered(self, group: int, sequence: int) -> bool:
+        """Whether that collective has started on this rank."""
+        ...
+
+    def roll_answered(self, src: int, group: int, sequence: int, entered: bool) -> None:
+        """Rank ``src`` says whether that collective has started there."""
+        ...
+
     def peer_lost(self, rank: int, error: PeerLostError, *, departed: bool) -> None:
         """``rank`` is gone; ``departed`` if it said goodbye first."""
         ...
@@ -157,11 +165,22 @@ class Endpoint:
         """Tell ``ranks`` that a collective failed here, and why."""
         frame = encode(FrameType.ABORT, (0, group, sequence), length=len(error))
         for rank in ranks:
-            peer = self._peers.get(rank)
-            if peer is not None and peer.error is None:
-                peer.outbox.control(frame, [error])
-                if peer.outbox.connection is None and peer.connecting is None:
-                    peer.connecting = self._loop.create_task(self._connect(peer))
+            self._tell(rank, frame, [error])
+
+    def call_roll(self, group: int, sequence: int, ranks: Sequence[int]) -> list[int]:
+        """Ask ``ranks`` whether they have entered a collective. Returns those that may answer."""
+        frame = encode(FrameType.ROLL, (0, group, sequence))
+        return [rank for rank in ranks if self._tell(rank, frame)]
+
+    def _tell(self, rank: int, frame: bytes, payload: Sequence[bytes] = ()) -> bool:
+        """Send a frame of the protocol to ``rank``, connected or not; False if it is gone."""
+        peer = self._peers[rank]
+        if peer.error is not None:
+            return False
+        peer.outbox.control(frame, payload)
+        if peer.outbox.connection is None and peer.connecting is None:
+            peer.connecting = self._loop.create_task(self._connect(peer))
+        return True
 
     # -- the end
 
@@ -241,6 +260,13 @@ class Endpoint:
 
     def abort_arrived(self, peer: Peer, frame: Frame, error: memoryview) -> None:
         self._events.collective_failed(peer.rank, frame.group, frame.channel, error)
+
+    def roll_called(self, peer: Peer, frame: Frame) -> None:
+        entered = self._events.has_entered(frame.group, frame.channel)
+        self._tell(peer.rank, encode(FrameType.PRESENT, frame.key, id=int(entered)))
+
+    def roll_answered(self, peer: Peer, frame: Frame) -> None:
+        self._events.roll_answered(peer.rank, frame.group, frame.channel, frame.id != 0)
 
     def link_lost(self, link: Link, error: BaseException | None) -> None:
         timer = self._strangers.pop(link, None)

@@ -28,6 +28,10 @@ class Owner(Protocol):
 
     def abort_arrived(self, peer: Peer, frame: Frame, error: memoryview) -> None: ...
 
+    def roll_called(self, peer: Peer, frame: Frame) -> None: ...
+
+    def roll_answered(self, peer: Peer, frame: Frame) -> None: ...
+
     def link_lost(self, link: Link, error: BaseException | None) -> None: ...
 
 
@@ -89,6 +93,10 @@ class Link:
             peer.outbox.refused(frame.id)
         elif kind == FrameType.WITHDRAW:
             self._owner.inbox.withdrawn(peer, frame.id)
+        elif kind == FrameType.ROLL:
+            self._owner.roll_called(peer, frame)
+        elif kind == FrameType.PRESENT:
+            self._owner.roll_answered(peer, frame)
         elif kind == FrameType.GOODBYE:
             peer.said_goodbye = True
             self._owner.link_lost(self, None)

@@ -59,6 +59,10 @@ class FrameType(enum.IntEnum):
     """Collective number ``channel`` of ``group`` failed; the payload is the error."""
     GOODBYE = 13
     """The rank leaves in good order and sends nothing more."""
+    ROLL = 14
+    """Has the receiver entered collective number ``channel`` of ``group``?"""
+    PRESENT = 15
+    """The answer to a ROLL: ``id`` is 1 for yes, 0 for no."""
 
 
 _TYPES = frozenset(int(t) for t in FrameType)

@@ -49,3 +49,9 @@ async def outcome(work: Work[Any]) -> BaseException | None:
             raise
         return error
     return None
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Turn by turn, until it holds; the test's own limit bounds it."""
+    while not condition():  # noqa: ASYNC110  # no event tells what the engine does inside
+        await asyncio.sleep(0.001)

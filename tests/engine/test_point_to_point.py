@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,25 +10,13 @@ import pytest
 import aiodist as dist
 from aiodist.groups.world import current_world
 from aiodist.mesh.outbox import CHUNK_BYTES, EAGER_BYTES
-from tests.engine.conftest import RunRanks, outcome
+from tests.engine.conftest import RunRanks, outcome, until
 
 SIZES = [0, 1, EAGER_BYTES, EAGER_BYTES + 1, 3 * CHUNK_BYTES + 1]
 
 
 def pattern(size: int, salt: int = 0) -> np.ndarray:
     return (np.arange(size, dtype=np.int64) * 7 + salt).astype(np.uint8)
-
-
-async def turns(count: int = 20) -> None:
-    """Let everybody run for a while; nothing is waited for that could be missed."""
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Turn by turn, until it holds; the test's own limit bounds it."""
-    while not condition():  # noqa: ASYNC110  # no event tells what the engine does inside
-        await asyncio.sleep(0.001)
 
 
 async def test_crossing_messages_of_every_protocol(ranks: RunRanks) -> None:

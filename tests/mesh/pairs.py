@@ -98,6 +98,11 @@ class Side:
     def abort_arrived(self, peer: Peer, frame: Frame, error: memoryview) -> None:
         self.aborts.append(bytes(error))
 
+    def roll_called(self, peer: Peer, frame: Frame) -> None:
+        raise AssertionError("no roll is called here")
+
+    roll_answered = roll_called
+
     def link_lost(self, link: Link, error: BaseException | None) -> None:
         self.lost.append(error)
         if self.peer.error is None:

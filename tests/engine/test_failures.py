@@ -1,0 +1,508 @@
+"""A failure is an event for the whole group, and the group goes on after it where it can."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist as dist
+from aiodist.groups.work import Work
+from aiodist.groups.world import current_world
+from aiodist.mesh.outbox import EAGER_BYTES
+from tests.engine.conftest import RunRanks, outcome, until
+
+LARGE = EAGER_BYTES // 2  # float64: four times what travels eagerly
+
+
+async def next_works(rank: int, size: int) -> None:
+    """The group is as good as new."""
+    for length in (3, LARGE):
+        data = np.full(length, float(rank))
+        await dist.all_reduce(data)
+        assert (data == sum(range(size))).all()
+
+
+def all_reduce(length: int, dtype: Any = np.float64, op: Any = dist.ReduceOp.SUM) -> Work[None]:
+    return dist.all_reduce(np.ones(length, dtype), op=op)
+
+
+def broadcast(root: int, length: int = 4) -> Work[None]:
+    return dist.broadcast(np.ones(length), root)
+
+
+MISMATCHES: dict[str, tuple[Callable[[int], Work[Any]], list[str]]] = {
+    "operation": (
+        lambda rank: all_reduce(4) if rank else dist.barrier(),
+        ["all_reduce(4 x float64, SUM)", "barrier()"],
+    ),
+    "dtype": (
+        lambda rank: all_reduce(4, np.float32 if rank == 1 else np.float64),
+        ["4 x float32", "4 x float64"],
+    ),
+    "count": (lambda rank: all_reduce(5 if rank == 2 else 4), ["5 x float64", "4 x float64"]),
+    "count, both large": (
+        lambda rank: all_reduce(LARGE + (rank == 2)),
+        [f"{LARGE} x float64", f"{LARGE + 1} x float64"],
+    ),
+    "count, one empty": (lambda rank: all_reduce(0 if rank == 2 else 4), ["0 x", "4 x"]),
+    "op": (
+        lambda rank: all_reduce(4, op=dist.ReduceOp.MAX if rank == 1 else dist.ReduceOp.SUM),
+        ["SUM", "MAX"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISMATCHES)
+async def test_a_mismatch_reaches_all_ranks_and_shows_both_sides(
+    ranks: RunRanks, case: str
+) -> None:
+    call, sides = MISMATCHES[case]
+
+    async def main(rank: int) -> BaseException | None:
+        error = await outcome(call(rank))
+        await next_works(rank, 3)
+        return error
+
+    errors = await ranks(3, main)
+    for error in errors:
+        assert isinstance(error, dist.CollectiveMismatchError), errors
+        assert all(side in str(error) for side in sides)
+        assert (error.sequence, error.group) == (0, "default_pg")
+
+
+async def test_a_rank_that_only_sends_may_be_done_before_anybody_can_tell(
+    ranks: RunRanks, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two roots: each has sent what it had to. No rank that waits is left waiting."""
+
+    async def main(rank: int) -> BaseException | None:
+        error = await outcome(broadcast(1 if rank == 1 else 0))
+        await next_works(rank, 3)
+        return error
+
+    with caplog.at_level(logging.ERROR, "aiodist"):
+        errors = await ranks(3, main)
+    for error in errors:
+        assert error is None or isinstance(error, dist.CollectiveMismatchError)
+    said = f"{caplog.text} {errors}"
+    assert "ranks disagree about operation 0" in said
+    assert "root 0" in said
+    assert "root 1" in said
+
+
+async def test_a_mismatch_is_seen_while_waiting_for_somebody_else(ranks: RunRanks) -> None:
+    """The root waits for rank 1 first; rank 2's message says at once that something is wrong."""
+    told = asyncio.Event()
+
+    async def main(rank: int) -> BaseException | None:
+        if rank == 1:
+            await told.wait()
+            error = await outcome(dist.gather(np.ones(2), None, 0))
+        elif rank == 2:
+            error = await outcome(dist.gather(np.ones(2, np.float32), None, 0))
+        else:
+            error = await outcome(dist.gather(np.ones(2), [np.ones(2) for _ in range(3)], 0))
+            told.set()
+        await next_works(rank, 3)
+        return error
+
+    errors = await ranks(3, main)
+    assert isinstance(errors[0], dist.CollectiveMismatchError)
+    assert isinstance(errors[1], dist.CollectiveMismatchError)
+
+
+@pytest.mark.parametrize("length", [4, LARGE])
+async def test_a_timeout_reaches_all_ranks_and_names_who_is_missing(
+    ranks: RunRanks, length: int
+) -> None:
+    over = asyncio.Event()
+
+    async def main(rank: int) -> BaseException | None:
+        data = np.ones(length)
+        if rank == 2:
+            await over.wait()
+            error = await outcome(dist.all_reduce(data))
+        else:
+            timeout = 0.1 if rank == 0 else None
+            error = await outcome(dist.all_reduce(data, timeout=timeout))
+            over.set()
+        await next_works(rank, 3)
+        return error
+
+    errors = await ranks(3, main)
+    for error in errors:
+        assert isinstance(error, dist.CollectiveTimeoutError)
+        assert error.rank == 0
+        assert error.waiting_for == (2,)
+        assert "all_reduce (operation 0 of 'default_pg') timed out after 0.1 s on rank 0" in str(
+            error
+        )
+
+
+@pytest.mark.parametrize("size", [2, 4, 5])
+async def test_a_timed_out_barrier_does_not_blame_in_circles(inproc: RunRanks, size: int) -> None:
+    """Everybody waits for a neighbour; only one has never come."""
+    over = asyncio.Event()
+
+    async def main(rank: int) -> BaseException | None:
+        if rank == 1:
+            await over.wait()
+            return await outcome(dist.barrier())
+        error = await outcome(dist.barrier(timeout=0.1 if rank == 0 else None))
+        over.set()
+        return error
+
+    for error in await inproc(size, main):
+        assert isinstance(error, dist.CollectiveTimeoutError)
+        assert error.waiting_for == (1,)
+
+
+@pytest.mark.parametrize("length", [4, LARGE])
+async def test_a_cancelled_collective_is_cancelled_everywhere(ranks: RunRanks, length: int) -> None:
+    async def main(rank: int) -> BaseException | None:
+        data = np.ones(length)
+        error: BaseException | None = None
+        if rank == 0:
+            try:
+                async with asyncio.timeout(0.02):
+                    await dist.all_reduce(data)
+            except TimeoutError as raised:
+                error = raised
+        elif rank == 1:
+            error = await outcome(dist.all_reduce(data))
+        else:
+            await until(lambda: bool(current_world().default_group()._failures))
+            error = await outcome(dist.all_reduce(data))
+        await next_works(rank, 3)
+        return error
+
+    errors = await ranks(3, main)
+    assert isinstance(errors[0], TimeoutError)
+    for error in errors[1:]:
+        assert isinstance(error, dist.CollectiveCancelledError)
+        assert (error.rank, error.sequence, error.operation) == (0, 0, "all_reduce")
+        assert "rank 0 cancelled all_reduce" in str(error)
+
+
+async def test_many_collectives_at_once_on_several_groups_in_any_order(ranks: RunRanks) -> None:
+    async def main(rank: int) -> None:
+        world = await dist.new_group([0, 1, 2])
+        pair = await dist.new_group([0, 2])
+        works: list[tuple[Work[None], np.ndarray, float]] = []
+        for number in range(20):
+            for group, members in ((None, 3), (world, 3), (pair, 2)):
+                if members == 2 and rank == 1:
+                    continue
+                data = np.full(3 if number % 5 else LARGE // 4, float(number))
+                works.append((dist.all_reduce(data, group=group), data, number * members))
+        # Awaited in an order of each rank's own.
+        order = np.random.default_rng(rank).permutation(len(works))
+        for position in order:
+            work, data, expected = works[position]
+            await work
+            assert (data == expected).all()
+
+    await ranks(3, main)
+
+
+async def test_one_failure_among_many_leaves_the_others_alone(ranks: RunRanks) -> None:
+    async def main(rank: int) -> None:
+        data = [np.full(4, float(rank)) for _ in range(5)]
+        works = [
+            dist.all_reduce(each if number != 2 or rank else each.astype(np.float32))
+            for number, each in enumerate(data)
+        ]
+        errors = [await outcome(work) for work in works]
+        assert isinstance(errors.pop(2), dist.CollectiveMismatchError)
+        assert errors == [None] * 4
+        assert all((data[number] == 3).all() for number in (0, 1, 3, 4))
+
+    await ranks(3, main)
+
+
+async def test_an_exception_inside_a_reduction_reaches_all_ranks(
+    ranks: RunRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from aiodist.backends import native
+
+    real = native.reduction
+
+    class Broken:
+        def __init__(self, inner: Any) -> None:
+            self._inner = inner
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inner, name)
+
+        def __call__(self, *args: Any) -> None:
+            raise ArithmeticError("x" * (2 << 20))  # as long as a printed tensor
+
+        into = __call__
+
+    broken = [True]
+    monkeypatch.setattr(
+        native,
+        "reduction",
+        lambda *args: (
+            Broken(real(*args)) if broken[0] and current_world().rank == 1 else real(*args)
+        ),
+    )
+    done = asyncio.Barrier(3)
+
+    async def main(rank: int) -> BaseException | None:
+        error = await outcome(dist.all_reduce(np.ones(4)))
+        await done.wait()
+        broken[0] = False
+        await next_works(rank, 3)
+        return error
+
+    errors = await ranks(3, main)
+    assert isinstance(errors[1], ArithmeticError)
+    for error in (errors[0], errors[2]):
+        assert isinstance(error, dist.DistBackendError)
+        assert "failed on rank 1: ArithmeticError" in str(error)
+
+
+async def test_after_destroy_everything_is_refused(ranks: RunRanks) -> None:
+    async def main(rank: int) -> None:
+        group = await dist.new_group([0, 1])
+        await dist.barrier(group=group)
+        posted = dist.irecv(np.zeros(1), 1 - rank, group)
+        await dist.destroy_process_group(group)
+        assert isinstance(await outcome(posted), dist.GroupClosedError)
+        backend = group.backend  # type: ignore[union-attr]
+        with pytest.raises(dist.GroupClosedError, match="was destroyed; make a new one"):
+            backend.barrier(None)
+        with pytest.raises(dist.GroupClosedError):
+            backend.send(np.zeros(1), 1 - rank, 0, None)
+        await next_works(rank, 2)
+
+    await ranks(2, main)
+
+
+async def cut(rank: int) -> None:
+    """Break this rank's connections as a cable would: the transport aborts, no goodbye."""
+    for connection in current_world().endpoint.connections():
+        connection.abort()
+
+
+@pytest.mark.parametrize("pending", [True, False])
+async def test_a_rank_whose_connections_are_cut_is_lost_to_all(
+    ranks: RunRanks, pending: bool
+) -> None:
+    """Also to rank 3, which never had a connection to it, and to what comes later."""
+    was_cut = asyncio.Event()
+    over = asyncio.Barrier(4)
+
+    async def main(rank: int) -> list[BaseException | None]:
+        errors: list[BaseException | None] = []
+        if rank < 3:  # rank 2 talks to 0 only
+            peer = 2 if rank == 0 else 0
+            await dist.send(np.ones(1), peer, tag=rank)
+            if rank == 0:
+                await dist.recv(np.ones(1), 1, tag=1)
+            await dist.recv(np.ones(1), 0 if rank == 2 else 2, tag=2 if rank == 0 else 0) if (
+                rank != 1
+            ) else None
+        if rank == 2:
+            await cut(rank)
+            was_cut.set()
+        else:
+            work = dist.barrier() if pending else None
+            await was_cut.wait()
+            if work is not None:
+                errors.append(await outcome(work))
+            try:
+                errors.append(await outcome(dist.barrier()))
+            except dist.DistError as error:
+                errors.append(error)
+            with pytest.raises(dist.PeerLostError):
+                await dist.barrier()
+        await over.wait()
+        return errors
+
+    results = await ranks(4, main)
+    for rank in (0, 1, 3):
+        assert results[rank]
+        for error in results[rank]:
+            assert isinstance(error, dist.PeerLostError), results
+    assert any("rank 2" in str(error) for error in results[0])
+
+
+async def test_pending_messages_fail_when_the_peer_is_cut(ranks: RunRanks) -> None:
+    ready = asyncio.Event()
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        if rank == 1:
+            await ready.wait()
+            await cut(rank)
+            return
+        works = [
+            dist.irecv(np.zeros(1), 1),
+            dist.irecv(np.zeros(1)),
+            dist.isend(np.zeros(LARGE), 1),
+            dist.all_reduce(np.zeros(3)),
+        ]
+        ready.set()
+        for work in works:
+            error = await outcome(work)
+            assert isinstance(error, dist.PeerLostError)
+            assert error.rank == 1
+            assert "died or was cut off" in str(error)
+
+    await ranks(2, main)
+
+
+async def test_a_rank_may_leave_while_others_work_on(ranks: RunRanks) -> None:
+    left = asyncio.Event()
+
+    async def main(rank: int) -> None:
+        pair = await dist.new_group([0, 1])
+        await dist.barrier()
+        if rank == 2:
+            await dist.send(np.full(LARGE, 5.0), 0)  # arrives, although it leaves at once
+            asyncio.get_running_loop().call_later(0.02, left.set)
+            return
+        await left.wait()
+        for _ in range(3):
+            await dist.all_reduce(np.ones(4), group=pair)
+        if rank == 0:
+            into = np.zeros(LARGE)
+            error = await outcome(dist.irecv(into, 2, tag=1))
+            assert isinstance(error, dist.PeerLostError)
+            assert "has left" in str(error)
+        else:
+            await dist.send(np.ones(2), 0)
+        if rank == 0:
+            await dist.recv(np.zeros(2), 1)
+
+    async def with_receive(rank: int) -> None:
+        if rank == 0:
+            into = np.zeros(LARGE)
+            early = dist.irecv(into, 2)
+            await main(rank)
+            await early
+            assert (into == 5).all()
+        else:
+            await main(rank)
+
+    await ranks(3, with_receive)
+
+
+async def test_a_collective_without_a_rank_that_left_fails_on_all_that_are_there(
+    ranks: RunRanks,
+) -> None:
+    async def main(rank: int) -> BaseException | None:
+        await dist.barrier()
+        if rank == 2:
+            return None
+        return await outcome(dist.all_reduce(np.ones(4)))
+
+    errors = await ranks(3, main)
+    for error in errors[:2]:
+        assert isinstance(error, dist.PeerLostError)
+
+
+async def test_a_receive_from_anybody_fails_when_everybody_has_left(ranks: RunRanks) -> None:
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        if rank == 0:
+            await dist.recv(np.zeros(1))
+            error = await outcome(dist.irecv(np.zeros(1)))
+            assert isinstance(error, dist.PeerLostError)
+            assert "all other ranks have left" in str(error)
+            assert isinstance(await outcome(dist.irecv(np.zeros(1))), dist.PeerLostError)
+        elif rank == 1:
+            await dist.send(np.zeros(1), 0)
+
+    await ranks(3, main)
+
+
+async def test_a_failure_in_a_group_that_is_made_later_is_not_lost(
+    ranks: RunRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 has made the group, used it and given up before rank 1 knows of it."""
+    gave_up = asyncio.Event()
+    from aiodist.groups import world as module
+
+    real = module.World.add
+
+    async def main(rank: int) -> BaseException | None:
+        await dist.barrier()
+        world = current_world()
+        if rank == 1:
+            held: list[Any] = []
+            monkeypatch.setattr(world, "add", held.append)
+            group = await dist.new_group([0, 1])
+            monkeypatch.undo()
+            await gave_up.wait()
+            await asyncio.sleep(0.05)
+            real(world, group)  # type: ignore[arg-type]
+        else:
+            group = await dist.new_group([0, 1])
+            work = dist.barrier(group=group)
+            await asyncio.sleep(0)
+            work.cancel()
+            work.exception()
+            gave_up.set()
+            return None
+        return await outcome(dist.barrier(group=group))
+
+    errors = await ranks(2, main)
+    assert isinstance(errors[1], dist.CollectiveCancelledError)
+
+
+async def test_one_error_is_not_raised_by_many(inproc: RunRanks) -> None:
+    """A broken group raises a new error each time: a shared one would collect tracebacks."""
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        if rank == 1:
+            await cut(rank)
+            return
+        first = await outcome(dist.barrier())
+        seen: list[BaseException] = []
+        for _ in range(3):
+            with pytest.raises(dist.PeerLostError) as caught:
+                dist.barrier()
+            seen.append(caught.value)
+        assert len({id(error) for error in (first, *seen)}) == 4
+        depths = {_depth(error) for error in seen}
+        assert len(depths) == 1
+
+    await inproc(2, main)
+
+
+def _depth(error: BaseException) -> int:
+    depth, frame = 0, error.__traceback__
+    while frame is not None:
+        depth, frame = depth + 1, frame.tb_next
+    return depth
+
+
+async def test_done_callbacks_that_raise_harm_nobody(inproc: RunRanks) -> None:
+    complaints: list[Any] = []
+
+    async def main(rank: int) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: complaints.append(context["exception"]))
+        work = dist.barrier()
+        called: list[int] = []
+
+        def bad() -> None:
+            raise ValueError("mine")
+
+        work.add_done_callback(bad)
+        work.add_done_callback(lambda: called.append(1))
+        await work
+        assert called == [1]
+        await next_works(rank, 2)
+
+    await inproc(2, main)
+    assert [str(error) for error in complaints] == ["mine", "mine"]
