@@ -19,15 +19,18 @@ RESULTS = FIGURES / "results.json"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; its exit code."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
     command = options.command or "bench"
+    if rest and command != "micro":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if command == "rank":
         from benchmarks.rank import serve
 
         serve(options.rank, options.ranks, options.port, options.peers.split(","), options.pin)
         return 0
     if command == "micro":
-        return _micro(options.rest)
+        return _micro(rest)
     if command == "page":
         return _page(options.results)
     if command == "run":
@@ -55,8 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--output", type=Path, default=Path("build/benchmarks.json"))
     page = commands.add_parser("page", help="make the page and its figures from JSON")
     page.add_argument("results", type=Path, nargs="?", default=RESULTS)
-    micro = commands.add_parser("micro", help="the engine's own steps, under pytest-benchmark")
-    micro.add_argument("rest", nargs=argparse.REMAINDER, help="arguments for pytest")
+    commands.add_parser(
+        "micro", help="the engine's own steps; other arguments are pytest-benchmark's"
+    )
     rank = commands.add_parser("rank", help="one rank of a run (the runner starts it)")
     rank.add_argument("rank", type=int)
     rank.add_argument("ranks", type=int)
