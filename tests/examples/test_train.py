@@ -1,0 +1,55 @@
+"""The training job learns, with any number of ranks, and its replicas stay the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "train.py"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+def accuracy(output: str) -> float:
+    found = re.search(r"accuracy +([\d.]+)% of 1000 images", output)
+    assert found, output
+    return float(found[1])
+
+
+def digest(output: str) -> str:
+    found = re.search(r"bitwise the same on \d ranks? \(sha256 ([0-9a-f]{12})\)", output)
+    assert found, output
+    return found[1]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_it_learns(launch: Callable[..., str], ranks: int) -> None:
+    output = launch(ranks, SCRIPT, "--epochs", "2")
+    assert f"[0] {ranks} rank" in output
+    assert f"{4000 // ranks:,} images each" in output
+    assert accuracy(output) > 80  # chance is 10
+    assert "epoch 2/2: 100%" in output
+    assert re.search(r"communication +[\d.]+ s of that \(\d+%\)", output)
+    assert "[1]" not in output  # only rank 0 speaks
+
+
+def test_the_seed_decides(launch: Callable[..., str]) -> None:
+    digests = [
+        digest(launch(2, SCRIPT, "--epochs", "1", "--batch-size", "500", "--seed", seed))
+        for seed in ("5", "5")
+    ]
+    assert digests[0] == digests[1]
+
+
+def test_it_runs_over_torch_by_its_import_line(launch: Callable[..., str], tmp_path: Path) -> None:
+    source = SCRIPT.read_text()
+    changed = source.replace("import aiodist.sync as dist", "import torch.distributed as dist")
+    assert changed != source
+    script = tmp_path / "train.py"
+    script.write_text(changed)
+    output = launch(2, script, "--epochs", "1")
+    assert accuracy(output) > 60
+    assert digest(output)
