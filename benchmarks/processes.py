@@ -7,8 +7,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,14 +32,18 @@ class Ranks:
     def __init__(
         self, ranks: int, peers: Sequence[str], *, pinned: bool = False, limit: float = 300.0
     ) -> None:
-        from torch.distributed import TCPStore
+        from torch import distributed
 
         self.ranks = ranks
         self.peers = tuple(peers)
         self._pinned = pinned
         self._limit = limit
         self._number = 0
-        self._store: Any = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._store: Any = distributed.TCPStore(
+            "127.0.0.1", 0, is_master=True, wait_for_workers=False
+        )
+        # Files, since nobody reads while the time runs, and a full pipe would stop a rank.
+        self._said = [tempfile.TemporaryFile("w+", errors="replace") for _ in range(ranks)]
         self._processes = [self._start(rank) for rank in range(ranks)]
 
     def __enter__(self) -> Ranks:
@@ -77,17 +82,16 @@ class Ranks:
         program = [sys.executable, "-m", "benchmarks", "rank", str(rank), str(self.ranks)]
         program += [str(self._store.port), ",".join(self.peers)]
         program += ["--pin"] if self._pinned else []
-        return subprocess.Popen(
-            program, cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True
-        )
+        said = self._said[rank]
+        return subprocess.Popen(program, cwd=ROOT, env=environment(), stderr=said, text=True)
 
     def _wait(self, keys: list[str], what: str) -> None:
         end = time.monotonic() + self._limit
         # Asking is cheap; waiting in the store would print a warning at each look.
         while not self._store.check(keys):
-            for rank, process in enumerate(self._processes):
-                if process.poll() is not None:
-                    raise RankFailedError(self._blame(rank, what))
+            if any(process.poll() is not None for process in self._processes):
+                time.sleep(_LOOK_SECONDS)  # others may fail of it, or have failed first
+                raise RankFailedError("\n".join([f"{what}: the run failed", *self._ended()]))
             if time.monotonic() > end:
                 missing = [key for key in keys if not self._store.check([key])]
                 raise RankFailedError(
@@ -95,18 +99,19 @@ class Ranks:
                 )
             time.sleep(_LOOK_SECONDS)
 
-    def _blame(self, rank: int, what: str) -> str:
-        process = self._processes[rank]
-        assert process.stderr is not None
-        said = process.stderr.read().strip()
-        return f"{what}: rank {rank} of {self.ranks} ended with {process.returncode}\n{said}"
+    def _ended(self) -> Iterator[str]:
+        for rank, process in enumerate(self._processes):
+            if process.poll() is not None:
+                self._said[rank].seek(0)
+                said = self._said[rank].read().strip()
+                yield f"rank {rank} of {self.ranks} ended with {process.returncode}\n{said}"
 
     def _kill(self) -> None:
         for process in self._processes:
             process.kill()
             process.wait()
-            if process.stderr is not None:
-                process.stderr.close()
+        for said in self._said:
+            said.close()
         self._store = None
 
 

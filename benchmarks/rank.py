@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import PrefixStore, TCPStore
+from torch import distributed
 
 from benchmarks.cases import Case
 from benchmarks.measure import Effort, encode, measure
@@ -26,10 +26,10 @@ def serve(rank: int, ranks: int, port: int, peer_names: list[str], pinned: bool)
     if pinned:
         pin(rank, ranks)
     torch.set_num_threads(1)
-    store = TCPStore("127.0.0.1", port, is_master=False, timeout=FOREVER)
+    store = distributed.TCPStore("127.0.0.1", port, is_master=False, timeout=FOREVER)
     peers = [make_peer(name) for name in peer_names]
     for number, peer in enumerate(peers):
-        peer.open(Place(rank, ranks, PrefixStore(f"peer{number}", store)))
+        peer.open(Place(rank, ranks, distributed.PrefixStore(f"peer{number}", store)))
     store.set(f"ready/{rank}", "")
     number = 0
     while (order := json.loads(store.get(f"order/{number}"))) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from benchmarks import machine
@@ -78,12 +79,12 @@ def run(
     for ranks in suite.sizes:
         with Ranks(ranks, peers, pinned=pinned) as job:
             for _, operation, cases in (b for b in suite.blocks() if b[0] == ranks):
-                jobs: list[Callable[[], None]] = [
-                    lambda c=cases, j=job: _ours(j, c, effort, gathered)
-                ]
-                jobs += [
-                    lambda o=other, c=cases, r=ranks: _theirs(o, r, c, effort, pinned, gathered)
-                    for other in others
+                jobs = [
+                    partial(_ours, job, cases, effort, gathered),
+                    *(
+                        partial(_theirs, other, ranks, cases, effort, pinned, gathered)
+                        for other in others
+                    ),
                 ]
                 for number in range(passes):
                     for measure in jobs if number % 2 == 0 else reversed(jobs):

@@ -1,0 +1,54 @@
+"""A whole run, very small: two processes, all peers, two sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.cases import QUICK, Case
+from benchmarks.peers import PEERS, make_peer
+from benchmarks.processes import RankFailedError
+from benchmarks.run import run
+
+pytestmark = pytest.mark.usefixtures("libuv")
+
+TINY = replace(QUICK, sizes={2: (64, 65536)}, budget=0.0, fewest=2, most=2)
+
+
+@pytest.mark.slow
+def test_a_run_measures_every_peer_in_every_case() -> None:
+    report = run(TINY, tuple(PEERS))
+
+    assert report.peers == tuple(PEERS)
+    cases = {case for _, _, block in TINY.blocks() for case in block}
+    measured = {(result.case, result.peer) for result in report.results if result.summary}
+    assert measured == {(case, peer) for case in cases for peer in PEERS}
+    assert all(
+        0 < result.summary.p10 <= result.summary.p90 for result in report.results if result.summary
+    )
+
+
+@pytest.mark.slow
+def test_a_peer_that_gives_wrong_results_ends_the_run() -> None:
+    suite = replace(TINY, operations=("barrier", "all_reduce"))
+
+    with pytest.raises(
+        RankFailedError, match=r"(?s)all_reduce.*WrongResultError: tests.*Idle.*must be"
+    ):
+        run(suite, ["tests.benchmarks.broken:Idle"])
+
+
+@pytest.mark.slow
+def test_a_peer_without_an_operation_leaves_a_gap() -> None:
+    suite = replace(TINY, operations=("all_reduce", "barrier"), sizes={2: (64,)})
+    report = run(suite, [limited := "tests.benchmarks.broken:Limited"])
+
+    rows = dict(report.rows(2, "all_reduce"))
+    assert rows[Case("all_reduce", 2, 64)][limited].unsupported == "it has only a barrier"
+    assert dict(report.rows(2, "barrier"))[Case("barrier", 2, 0)][limited].summary is not None
+
+
+def test_an_unknown_peer_is_refused() -> None:
+    with pytest.raises(ValueError, match="no peer 'glue'; there are gloo, async"):
+        make_peer("glue")
