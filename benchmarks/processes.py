@@ -43,7 +43,10 @@ class Ranks:
             "127.0.0.1", 0, is_master=True, wait_for_workers=False
         )
         # Files, since nobody reads while the time runs, and a full pipe would stop a rank.
-        self._said = [tempfile.TemporaryFile("w+", errors="replace") for _ in range(ranks)]
+        self._said = [
+            tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # closed by _kill
+            for _ in range(ranks)
+        ]
         self._processes = [self._start(rank) for rank in range(ranks)]
 
     def __enter__(self) -> Ranks:
