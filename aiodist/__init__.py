@@ -4,6 +4,8 @@ The async door: every operation starts at the call and returns an awaitable `Wor
 door, with the API of torch.distributed, is ``import aiodist.sync as dist``.
 """
 
+import sys
+
 from aiodist.api.collectives import (
     all_gather,
     all_gather_coalesced,
@@ -72,8 +74,8 @@ from aiodist.errors import (
 from aiodist.groups.backend import Received
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.work import Work
-from aiodist.store import FileStore, MemoryStore, PrefixStore, Store, TcpStore, TcpStoreServer
 from aiodist.spawn import spawn
+from aiodist.store import FileStore, MemoryStore, PrefixStore, Store, TcpStore, TcpStoreServer
 from aiodist.types import Backend, ReduceOp, reduce_op
 
 __version__ = "0.1.0"
@@ -153,3 +155,6 @@ __all__ = [
     "spawn",
     "split_group",
 ]
+
+if "torch" in sys.modules:  # else torch does it, when it is imported; this does not import it
+    import aiodist.torch_backend  # noqa: F401

@@ -33,6 +33,7 @@ LAYERS: tuple[tuple[frozenset[str], ...], ...] = (
         frozenset({"launch", "spawn", "__main__"}),
         frozenset({"testing"}),
     ),
+    (frozenset({"torch_backend"}),),
     (frozenset({""}),),  # aiodist/__init__.py: the names users see, which nothing below imports
 )
 """From the lowest up. Rooms of a layer do not see each other; a room is packages or modules."""
@@ -40,13 +41,16 @@ LAYERS: tuple[tuple[frozenset[str], ...], ...] = (
 WITHOUT_IO = frozenset({"errors", "types", "deadline", "completion", "wire", "collectives"})
 IO_MODULES = frozenset({"asyncio", "socket", "select", "selectors", "uvloop", "threading", "ssl"})
 
-TORCH_OUTSIDE_TENSORS = MappingProxyType[str, str](
+AT_TORCH = frozenset({"tensors", "torch_backend"})
+"""Where torch is known: its memory, and its process groups."""
+
+TORCH_ELSEWHERE = MappingProxyType[str, str](
     {
         "aiodist.mesh.rendezvous.agent": "torchrun's agent speaks the protocol of torch's TCPStore",
         "aiodist.spawn": "it is torch.multiprocessing.spawn with the rendezvous made ready",
     }
 )
-"""Modules outside tensors/ that import torch at run time, and why each has to."""
+"""Other modules that import torch at run time, and why each has to."""
 
 GLOBAL_STATE = MappingProxyType[str, str]({})
 """Modules that rebind a module-level name with ``global``, and why each has to."""
@@ -193,11 +197,11 @@ def io_imports(modules: tuple[Module, ...]) -> list[str]:
 
 
 def torch_imports(modules: tuple[Module, ...]) -> dict[str, str]:
-    """Modules outside tensors/ that import torch when they run, with a line that does."""
+    """Modules outside AT_TORCH that import torch when they run, with a line that does."""
     return {
         module.name: f"{module.name}:{imported.line} imports {imported.target}"
         for module in modules
-        if area(module.name) != "tensors"
+        if area(module.name) not in AT_TORCH
         for imported in imports(module, names(modules))
         if imported.target.split(".")[0] == "torch" and not imported.for_types_only
     }
@@ -295,8 +299,8 @@ def test_frames_and_algorithms_know_no_io() -> None:
     assert io_imports(MODULES) == []
 
 
-def test_torch_is_imported_in_tensors_only() -> None:
-    assert unlisted(torch_imports(MODULES), TORCH_OUTSIDE_TENSORS) == []
+def test_torch_is_imported_where_it_is_known_only() -> None:
+    assert unlisted(torch_imports(MODULES), TORCH_ELSEWHERE) == []
 
 
 def test_no_module_keeps_a_container_that_can_change() -> None:
@@ -376,7 +380,7 @@ def test_breaches_of_the_other_import_rules_are_found() -> None:
     assert io_imports(modules_of(transport__tcp="import asyncio")) == []
 
 
-def test_torch_outside_tensors_is_found() -> None:
+def test_torch_elsewhere_is_found() -> None:
     lazy = modules_of(mesh__matching="def f():\n    import torch.distributed as d")
     assert list(torch_imports(lazy)) == ["aiodist.mesh.matching"]
     assert torch_imports(modules_of(api__p2p="if TYPE_CHECKING:\n    import torch")) == {}

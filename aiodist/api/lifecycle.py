@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import hmac
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -170,8 +170,7 @@ async def destroy_process_group(group: Group | None = None) -> None:
     if isinstance(chosen, NonGroupMember):
         return
     if chosen is not world.default:
-        await _quiet([chosen])
-        world.remove(chosen)
+        await close_groups(world, [chosen])
         return
     world.check_loop()
     await close_world(world)
@@ -179,13 +178,20 @@ async def destroy_process_group(group: Group | None = None) -> None:
 
 async def close_world(world: World, seconds: float = _FLUSH_SECONDS) -> None:
     """Close all groups of ``world``, after ``seconds`` for what is under way, and its connections."""
-    await _quiet(list(world.groups), seconds)
-    for each in world.groups:
-        world.remove(each)
+    await close_groups(world, world.groups, seconds)
     await world.close()
 
 
-async def _quiet(groups: list[ProcessGroup], seconds: float = _FLUSH_SECONDS) -> None:
+async def close_groups(
+    world: World, groups: Sequence[ProcessGroup], seconds: float = _FLUSH_SECONDS
+) -> None:
+    """Close some of ``world``'s groups, after ``seconds`` for what is under way in them."""
+    await _quiet(groups, seconds)
+    for each in groups:
+        world.remove(each)
+
+
+async def _quiet(groups: Sequence[ProcessGroup], seconds: float = _FLUSH_SECONDS) -> None:
     """Let sends and collectives under way finish, for a bounded time."""
     done = asyncio.Event()
     works = [work for group in groups for work in group.unfinished()]

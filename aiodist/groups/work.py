@@ -50,8 +50,8 @@ class Work(Generic[T]):
     """An operation that has started. ``await work`` gives what a blocking call would return.
 
     Cancelling a task that awaits it cancels the operation: a point-to-point message is taken
-    back where that is still possible, a collective fails on all ranks. ``start``, ``fail`` and
-    ``set_source`` belong to the loop's thread; the rest may be called in any.
+    back where that is still possible, a collective fails on all ranks. ``start``, ``fail``,
+    ``expire`` and ``set_source`` belong to the loop's thread; the rest may be called in any.
     """
 
     __slots__ = (
@@ -87,7 +87,7 @@ class Work(Generic[T]):
         self._driver = Driver(body, self._ended)
         self._driver.start()
         if not self._done and timeout is not None:
-            self._timer = self._loop.call_later(timeout, self._expired, timeout)
+            self._timer = self._loop.call_later(timeout, self.expire, timeout)
 
     def fail(self, error: BaseException) -> None:
         """Raise ``error`` inside the operation."""
@@ -96,7 +96,8 @@ class Work(Generic[T]):
         else:
             self._ended(None, error)
 
-    def _expired(self, seconds: float) -> None:
+    def expire(self, seconds: float) -> None:
+        """Fail with the line's timeout error: it has not ended within ``seconds``."""
         if self._line is not None:
             self._line.expired(seconds, self.fail)
 
@@ -247,7 +248,7 @@ class Work(Generic[T]):
             gate.acquire()
         elif not gate.acquire(timeout=seconds):
             with contextlib.suppress(RuntimeError):  # closed: then all operations have ended
-                self._loop.call_soon_threadsafe(self._expired, seconds)
+                self._loop.call_soon_threadsafe(self.expire, seconds)
             gate.acquire()
 
     def get_future(self) -> concurrent.futures.Future[T]:

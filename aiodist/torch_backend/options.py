@@ -1,0 +1,45 @@
+"""What torch's option objects say, in the engine's words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from aiodist.errors import InvalidUsageError
+from aiodist.torch_backend.work import given
+from aiodist.types import ReduceOp
+
+T = TypeVar("T")
+
+
+def seconds_of(opts: Any) -> float | None:
+    """The timeout of one operation; None where the group's holds."""
+    return given(getattr(opts, "timeout", None))
+
+
+def reduce_op(opts: Any) -> Callable[[], ReduceOp]:
+    """The reduction that options ask for, read at once: torch may change its object later.
+
+    What cannot be meant raises when the result is called.
+    """
+    found = getattr(opts, "reduceOp", opts)
+    if found is None:
+        return lambda: ReduceOp.SUM
+    state = found.__getstate__() if hasattr(found, "op") else None
+    if isinstance(state, tuple) and state[1] is not None:
+        factor = state[1]
+        return lambda: ReduceOp.premul_sum(factor)
+    kind = getattr(found, "op", found)
+    return lambda: ReduceOp.of(kind)
+
+
+def single(items: Sequence[T], name: str) -> T:
+    """The only entry. Raises InvalidUsageError where there are more or none."""
+    if len(items) != 1:
+        raise InvalidUsageError(f"{name} must be a list of one, not of {len(items)}")
+    return items[0]
+
+
+def splits(sizes: Sequence[int]) -> list[int] | None:
+    """Rows for each rank; torch's empty list means equal shares."""
+    return list(sizes) or None

@@ -1,0 +1,52 @@
+"""The sum of sparse tensors, whose sizes each rank knows only of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from aiodist.collectives.all_gather_ring import all_gather_new
+from aiodist.errors import InvalidUsageError
+from aiodist.groups.fingerprint import Fingerprint
+from aiodist.groups.lines import CollectiveLine
+from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.work import Work
+from aiodist.tensors import buffer_of
+from aiodist.types import RedOpType, ReduceOp
+
+
+def all_reduce_sparse(
+    group: ProcessGroup, tensor: torch.Tensor, op: ReduceOp, timeout: float | None
+) -> Work[None]:
+    """Sum a sparse COO tensor over all ranks, in place; it comes out coalesced.
+
+    All ranks pass equal shapes, with as many entries as each has. Indices go round first, then
+    values: each an all-gather, summed in the order of ranks, so that all have equal bits.
+    """
+    if op.kind is not RedOpType.SUM:
+        raise InvalidUsageError(f"sparse tensors can only be summed, not reduced by {op.name}")
+    mine = tensor.detach().coalesce()
+    indices = buffer_of(mine.indices(), "indices", writable=False)
+    values = buffer_of(mine.values(), "values", writable=False)
+
+    async def body(line: CollectiveLine) -> None:
+        where = await all_gather_new(line, indices.view)
+        what = await all_gather_new(line, values.view)
+        total = sum(map(_sparse, where, what))
+        tensor.detach().copy_(total.coalesce())
+
+    def _sparse(where: Any, what: Any) -> Any:
+        entries = len(where) // (8 * mine.sparse_dim())
+        places = _tensor(where, torch.int64).view(mine.sparse_dim(), entries)
+        numbers = _tensor(what, mine.dtype).view(entries, *mine.values().shape[1:])
+        return torch.sparse_coo_tensor(places, numbers, mine.shape)
+
+    fingerprint = Fingerprint("all_reduce", values.dtype, op, count=mine.numel())
+    return group.collective(fingerprint, body, timeout)
+
+
+def _tensor(data: memoryview, dtype: torch.dtype) -> torch.Tensor:
+    if not len(data):
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(bytearray(data), dtype=dtype)

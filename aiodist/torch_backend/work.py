@@ -1,0 +1,131 @@
+"""The handle that torch's callers get for an operation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C import _distributed_c10d as c10d
+
+from aiodist.torch_backend.futures import Completions
+from aiodist.torch_backend.operation import Operation, Operations
+
+
+class TorchWork(c10d.Work):
+    """A ``torch.distributed.Work`` over an `Operation`."""
+
+    def __init__(
+        self, operation: Operation | Operations, tensors: Sequence[Any], completions: Completions
+    ) -> None:
+        """``tensors``: what the operation writes, the result of the future."""
+        super().__init__()
+        self.operation = operation
+        self.tensors = list(tensors)
+        self._completions = completions
+        self._root: torch.futures.Future[Any] | None = None
+        self._future: torch.futures.Future[Any] | None = None
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Block until the operation ends; True, or its error raised.
+
+        After ``timeout``, where it is more than zero, the operation fails on all its ranks.
+        """
+        self.operation.wait(given(timeout))
+        return True
+
+    def synchronize(self) -> None:
+        """The same as `wait`: there is no stream to order behind."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """The same as `wait`."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether it has ended, well or badly."""
+        return self.operation.done
+
+    def is_success(self) -> bool:
+        """Whether it has ended well."""
+        return self.operation.done and self.operation.error is None
+
+    def exception(self) -> BaseException | None:
+        """The error it ended with, if any."""
+        return self.operation.error
+
+    def result(self) -> list[Any]:
+        """The tensors it has written; waits for them."""
+        self.wait()
+        return self.tensors
+
+    def abort(self) -> None:
+        """Give it up; a collective fails on all its ranks."""
+        self.operation.cancel()
+
+    def source_rank(self) -> int:
+        """The group's number of the rank that a receive got its message from."""
+        self.wait()
+        return self._source()
+
+    def _source_rank(self) -> int:
+        return self.source_rank()
+
+    def _source(self) -> int:
+        raise RuntimeError("source_rank() is for a receive")
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """A torch Future of the tensors; callbacks run in the thread that completes it.
+
+        An error is raised inside ``then``: ``set_exception`` on a future that C++ waits for ends
+        the process.
+        """
+        if self._future is None:
+            root: torch.futures.Future[Any] = torch.futures.Future()
+            operation, tensors = self.operation, self.tensors
+
+            def outcome(_: Any) -> Any:
+                if operation.error is not None:
+                    raise operation.error.with_traceback(None)
+                return tensors
+
+            self._root = root
+            self._future = root.then(outcome)
+            self._completions.add(operation, root)
+        return self._future
+
+
+class TorchReceive(TorchWork):
+    """The handle of a receive, which knows its sender."""
+
+    def __init__(
+        self,
+        operation: Operation | Operations,
+        tensors: Sequence[Any],
+        completions: Completions,
+        numbers: dict[int, int],
+    ) -> None:
+        """``numbers``: the group's number of each global rank."""
+        super().__init__(operation, tensors, completions)
+        self._numbers = numbers
+
+    def _source(self) -> int:
+        return self._numbers[self.operation.works[0].source_rank()]
+
+
+def given(timeout: timedelta | None) -> float | None:
+    """Seconds of a timeout that torch passes; None where it means that none was given."""
+    if timeout is None:
+        return None
+    seconds = timeout.total_seconds()
+    return seconds if seconds > 0 else None
+
+
+def together(works: Sequence[TorchWork], completions: Completions) -> TorchWork:
+    """One handle for several operations that run already."""
+    return TorchWork(
+        Operations([work.operation for work in works]),
+        [tensor for work in works for tensor in work.tensors],
+        completions,
+    )
