@@ -136,6 +136,9 @@ class CollectiveLine:
             for to, message in self._sends:
                 if not message.done:
                     self._endpoint.withdraw_send(to, message)
+        # Each receive refers to this line by its check: the circle would keep their memory.
+        self._recvs.clear()
+        self._sends.clear()
         left = inbox.forget(self._key)
         if error is None and left is not None:
             # All that this rank wanted came, and more: somebody thinks of another operation.

@@ -1,0 +1,196 @@
+"""Nothing stays behind: tensors, tasks, timers, sockets, works."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist as dist
+from aiodist.groups.work import Work
+from aiodist.groups.world import World, current_world
+from aiodist.mesh.outbox import EAGER_BYTES
+from tests.engine.conftest import RunRanks, outcome, until
+
+SIZES = [4, EAGER_BYTES // 2]
+
+
+class Array(np.ndarray):
+    """A numpy array that can be watched."""
+
+
+def watched(size: int) -> tuple[Array, weakref.ref[Array]]:
+    array = np.zeros(size).view(Array)
+    return array, weakref.ref(array)
+
+
+@pytest.fixture
+def _no_collector() -> Iterator[None]:
+    """What is freed is freed by reference counts alone."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+OPERATIONS: dict[str, Callable[[int, Any], Work[Any]]] = {
+    "send and recv": lambda rank, a: dist.isend(a, 1) if rank == 0 else dist.irecv(a, 0),
+    "from anybody": lambda rank, a: dist.isend(a, 1) if rank == 0 else dist.irecv(a),
+    "all_reduce": lambda rank, a: dist.all_reduce(a),
+    "broadcast": lambda rank, a: dist.broadcast(a, 0),
+    "reduce": lambda rank, a: dist.reduce(a, 0),
+    "gather": lambda rank, a: dist.gather(a, [a, np.zeros_like(a)] if rank == 0 else None, 0),
+}
+
+
+@pytest.mark.usefixtures("_no_collector")
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("operation", OPERATIONS)
+async def test_the_tensor_of_a_finished_operation_is_free(
+    ranks: RunRanks, operation: str, size: int
+) -> None:
+    call = OPERATIONS[operation]
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        array, freed = watched(size)
+        work = call(rank, array)
+        await work
+        del array
+        await dist.barrier()
+        assert freed() is None, gc.get_referrers(freed())
+        gone = weakref.ref(work)
+        del work
+        assert gone() is None
+
+    await ranks(2, main)
+
+
+@pytest.mark.usefixtures("_no_collector")
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("way", ["cancelled", "timed out", "cancelled by another", "mismatch"])
+async def test_the_tensor_of_a_failed_operation_is_free(
+    ranks: RunRanks, way: str, size: int
+) -> None:
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        array, freed = watched(size)
+        if way == "mismatch":
+            work = dist.all_reduce(array if rank else array[1:])
+        elif way == "cancelled by another" and rank:
+            await until(lambda: bool(current_world().default_group()._failures))
+            work = dist.all_reduce(array)
+        else:
+            work = dist.all_reduce(array, timeout=0.02 if way == "timed out" else None)
+            if rank == 0 and way.startswith("cancelled"):
+                work.cancel()
+        error = await outcome(work)
+        if rank == 0 or way != "cancelled":  # rank 1 may have had all it needed
+            assert error is not None
+        del array
+        await dist.barrier()
+        assert freed() is None
+
+    if way == "timed out":
+
+        async def late(rank: int) -> None:
+            if rank:
+                group = current_world().default_group()
+                await dist.barrier()
+                await until(lambda: bool(group._failures))
+                assert await outcome(dist.barrier()) is not None
+                await dist.barrier()
+            else:
+                await main(rank)
+
+        await ranks(2, late)
+    else:
+        await ranks(2, main)
+
+
+@pytest.mark.usefixtures("_no_collector")
+@pytest.mark.parametrize("size", SIZES)
+async def test_the_tensor_of_a_cancelled_receive_or_send_is_free(
+    ranks: RunRanks, size: int
+) -> None:
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        array, freed = watched(size)
+        work = dist.irecv(array, 1 - rank, tag=1)
+        work.cancel()
+        assert await outcome(work) is not None
+        del array, work
+        assert freed() is None
+        array, freed = watched(EAGER_BYTES)
+        send = dist.isend(array, 1 - rank, tag=2)
+        send.cancel()
+        assert await outcome(send) is not None
+        del array, send
+        await dist.barrier()
+        assert freed() is None
+
+    await ranks(2, main)
+
+
+async def test_nothing_runs_and_nothing_is_kept_after_the_ranks_have_ended(
+    ranks: RunRanks,
+) -> None:
+    loop = asyncio.get_running_loop()
+    worlds: list[weakref.ref[Any]] = []
+
+    async def main(rank: int) -> None:
+        world = current_world()
+        worlds.append(weakref.ref(world))
+        worlds.append(weakref.ref(world.endpoint))
+        await dist.all_reduce(np.ones(10))
+        await dist.all_reduce(np.ones(EAGER_BYTES))
+        dist.irecv(np.zeros(3), 1 - rank)  # never answered
+        await dist.barrier()
+
+    before = asyncio.all_tasks()
+    await ranks(2, main)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before
+    timers = [handle for handle in getattr(loop, "_scheduled", ()) if not handle.cancelled()]
+    kept = [handle for handle in timers if "aiodist" in repr(handle)]
+    assert kept == []
+    gc.collect()
+    assert [ref() for ref in worlds] == [None] * len(worlds)
+
+
+async def test_a_finished_operation_leaves_no_entry_behind(inproc: RunRanks) -> None:
+    async def main(rank: int) -> None:
+        group = current_world().default_group()
+        for _ in range(600):
+            await dist.barrier()
+        for _ in range(5):
+            work = dist.irecv(np.zeros(1), 1 - rank)
+            work.cancel()
+            await outcome(work)
+        assert len(group._finished) <= 256
+        for table in (group._active, group._messages, group._failures, group._heard):
+            assert not table
+        endpoint = current_world().endpoint
+        assert not endpoint.inbox._tickets
+        assert not endpoint.inbox.matcher._posted
+        for peer in endpoint._peers.values():
+            outbox = peer.outbox
+            assert not outbox._requested
+            assert not outbox._bulk
+            assert not outbox._held
+            assert not outbox._early
+
+    await inproc(2, main)
+
+
+async def test_a_cleared_world_holds_nothing() -> None:
+    world = World()
+    empty = set(vars(world))
+    world.clear()
+    assert set(vars(world)) == empty
