@@ -90,7 +90,7 @@ async def test_the_tensor_of_a_failed_operation_is_free(
             if rank == 0 and way.startswith("cancelled"):
                 work.cancel()
         error = await outcome(work)
-        if rank == 0 or way != "cancelled":  # rank 1 may have had all it needed
+        if way != "cancelled":  # there, a rank may have had all it needed
             assert error is not None
         del array
         await dist.barrier()
