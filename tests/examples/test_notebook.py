@@ -1,0 +1,86 @@
+"""The notebook runs, says what it said when it was committed, and shows every operation."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import nbformat
+import pytest
+
+from aiodist.api import collectives, groups, objects, p2p
+
+REPOSITORY = Path(__file__).parents[2]
+NOTEBOOK = REPOSITORY / "examples" / "notebooks" / "first_steps.ipynb"
+
+EXECUTE = NOTEBOOK.with_name("execute.py")
+
+
+def code_cells(path: Path) -> list[Any]:
+    notebook = nbformat.read(path, as_version=4)
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def printed(cell: Any) -> str:
+    """What the cell wrote; an output of another kind shows its data."""
+    return "".join(output.get("text", str(output.get("data"))) for output in cell.outputs)
+
+
+def operations(module: ModuleType) -> set[str]:
+    return {
+        name
+        for name, function in inspect.getmembers(module, inspect.isfunction)
+        if function.__module__ == module.__name__ and not name.startswith("_")
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_it_says_what_it_said(tmp_path: Path, scaled: Callable[[float], float]) -> None:
+    again = tmp_path / "again.ipynb"
+    # In a process of its own: the kernel's client leaves sockets and threads to the end.
+    done = subprocess.run(
+        [sys.executable, str(EXECUTE), str(again)],
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=scaled(100),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for committed, executed in zip(code_cells(NOTEBOOK), code_cells(again), strict=True):
+        assert printed(executed) == printed(committed), (
+            f"another output than the committed one of:\n\n{committed.source}\n\n"
+            "If it is right, run: .venv/bin/python examples/notebooks/execute.py"
+        )
+
+
+def test_it_is_committed_with_its_output() -> None:
+    cells = code_cells(NOTEBOOK)
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert all(cell.outputs for cell in cells[1:])  # the first one imports
+    assert not any(output.output_type == "error" for cell in cells for output in cell.outputs)
+
+
+def test_it_shows_every_operation() -> None:
+    source = "\n".join(cell.source for cell in code_cells(NOTEBOOK))
+    shown = set(re.findall(r"\bdist\.(\w+)", source))
+    everything = operations(collectives) | operations(p2p) | operations(objects)
+    everything |= {name for name in operations(groups) if not name.startswith("get_")}
+    assert everything - shown == set()
+
+
+def test_its_text_is_plain() -> None:
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(notebook)
+    # Times and the versions of who executed it last would change with every execution.
+    assert notebook.metadata.language_info == {"name": "python"}
+    assert not any("execution" in cell.metadata for cell in notebook.cells)
