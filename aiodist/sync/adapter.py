@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -11,6 +12,11 @@ from aiodist.groups.world import current_world
 from aiodist.sync.portal import portal
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_ASYNC_OP = """
+    With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
+    when this rank's part is done.
+    """
 
 
 def start(
@@ -34,7 +40,9 @@ def mirrors(function: Callable[..., Any]) -> Callable[[F], F]:
     """Decorator: what ``function`` of the async door says goes below the own first line."""
 
     def decorate(own: F) -> F:
-        own.__doc__ = f"{own.__doc__}\n\n    {(function.__doc__ or '').lstrip()}"
+        own.__doc__ = f"{own.__doc__}\n\n    {(function.__doc__ or '').strip()}\n"
+        if "async_op" in inspect.signature(own).parameters:
+            own.__doc__ += _ASYNC_OP
         return own
 
     return decorate

@@ -14,6 +14,8 @@ from multiprocessing import util
 from typing import Any, Protocol, TypeVar
 
 from aiodist.errors import InvalidUsageError, NotInitializedError
+from aiodist.groups.world import current_world
+from aiodist.sync.loan import Loan, UninterruptedDriving
 
 T = TypeVar("T")
 
@@ -21,6 +23,7 @@ _JOIN_SECONDS = 5.0
 """How long the end of the process waits for the loop's thread."""
 
 _running_loop = asyncio._get_running_loop
+_set_running_loop = asyncio._set_running_loop
 
 
 class Resident(Protocol):
@@ -51,6 +54,7 @@ class Portal:
         self._thread: threading.Thread | None = None
         self._users = 0
         self._residents: list[Resident] = []
+        self._loan = Loan()
         self._inherited: list[object] = []
         self._finalizer: Any = None
         os.register_at_fork(after_in_child=self._after_fork)
@@ -67,12 +71,15 @@ class Portal:
         loop = self._loop
         if loop is None:
             return function(*args, **kwargs)  # nothing is initialised, as it will say
-        call = _Call(function, blocks, args, kwargs)
+        loan = self._loan
+        call = _Call(function, blocks, args, kwargs, loan)
         try:
-            loop.call_soon_threadsafe(call.start)
-        except RuntimeError:
-            raise NotInitializedError(_CLOSED) from None
-        try:
+            if loan.borrow():
+                with UninterruptedDriving():
+                    call.drive(loop)
+            else:
+                _hand_over(loop, call.start)
+                loan.recall()
             call.gate.acquire()
         except BaseException:
             loop.call_soon_threadsafe(call.cancel)
@@ -183,12 +190,14 @@ class Portal:
         atexit.unregister(self.close)
         self._finalizer.cancel()
         loop.call_soon_threadsafe(loop.stop)
+        self._loan.recall()
         return thread
 
     def _after_fork(self) -> None:
         # The thread is the parent's. Nothing may touch its loop here: the epoll instance behind
         # it is shared. The objects stay, lest they be torn down as if they were ours.
         loop, residents = self._loop, self._residents
+        self._loan = Loan()
         self._inherited += [loop, self._thread, residents]
         self._lock = threading.RLock()  # a finalizer may call leave() at any point
         self._loop = self._thread = None
@@ -207,11 +216,17 @@ class Portal:
 class _Call:
     """One call from another thread."""
 
-    __slots__ = ("_args", "_blocks", "_function", "_kwargs", "error", "gate", "returned")
+    __slots__ = ("_args", "_blocks", "_function", "_kwargs", "_loan", "error", "gate", "returned")
 
     def __init__(
-        self, function: Callable[..., Any], blocks: bool, args: Any, kwargs: dict[str, Any]
+        self,
+        function: Callable[..., Any],
+        blocks: bool,
+        args: Any,
+        kwargs: dict[str, Any],
+        loan: Loan,
     ) -> None:
+        self._loan = loan
         self._function = function
         self._blocks = blocks
         self._args = args
@@ -221,24 +236,70 @@ class _Call:
         self.gate = threading.Lock()
         self.gate.acquire()
 
+    def drive(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run it in the calling thread, which has borrowed the loop, as far as that goes."""
+        _set_running_loop(loop)
+        try:
+            returned = self._begin()
+            if self._blocks and returned is not None:
+                returned.spin()
+        finally:
+            _set_running_loop(None)
+        if returned is None or (self._blocks and returned.is_completed()):
+            self.gate.release()
+            self._loan.give_back()
+            return
+        if self._blocks:
+            returned.add_done_callback(self._ended)
+        else:
+            self.gate.release()
+        self._loan.resume()
+
     def start(self) -> None:
+        """Run it in the loop's thread."""
+        returned = self._begin()
+        if returned is None or not self._blocks:
+            self.gate.release()
+            return
+        returned.spin()
+        if returned.is_completed():
+            self.gate.release()
+            self._stand()
+        else:
+            returned.add_done_callback(self._ended)
+
+    def _ended(self) -> None:
+        self.gate.release()
+        # Not here, in the middle of whatever has ended it.
+        asyncio.get_running_loop().call_soon(self._stand)
+
+    def _stand(self) -> None:
+        """The caller is likely to call again: be there for it."""
+        if current_world().may_stand_still:
+            self._loan.stand()
+
+    def _begin(self) -> Any:
+        """Call the function; what it returned, or None where it raised."""
         try:
             self.returned = returned = self._function(*self._args, **self._kwargs)
         except BaseException as error:  # noqa: BLE001  # raised in the thread that called
             traceback = error.__traceback__
             self.error = error.with_traceback(traceback and traceback.tb_next)  # without this frame
-            self.gate.release()
-            return
-        if self._blocks:
-            returned.add_done_callback(self.gate.release)
-        else:
-            self.gate.release()
+            return None
+        return returned
 
     def cancel(self) -> None:
         works = self.returned if isinstance(self.returned, list) else [self.returned]
         for work in works:
             if work is not None:
                 work.cancel()
+
+
+def _hand_over(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    try:
+        loop.call_soon_threadsafe(callback)
+    except RuntimeError:
+        raise NotInitializedError(_CLOSED) from None
 
 
 def refuse_in_loop(function: Callable[..., Any]) -> None:

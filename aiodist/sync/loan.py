@@ -1,0 +1,106 @@
+"""The loop's thread stands still, so that a blocked thread can drive the engine itself.
+
+A blocking call is otherwise a hop to the loop's thread and one back, two wake-ups, which for a
+small message cost more than the message. After a blocking call has ended, the loop's thread
+waits a moment inside a callback instead of going back to sleep in its selector: a loop that stands
+still is a set of objects that any one thread may use. The next call starts its operation in the
+calling thread, looks for the answer there, and often has it before anybody would have woken up.
+If not, the loop's thread goes on, and the call waits as ever.
+
+Standing still is bounded: a millisecond without a call, five at most in a row, and not at all
+while other operations are under way, where another thread calls, or where ranks outnumber cores.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from time import perf_counter
+from typing import Any
+
+_LINGER = 1e-3
+_LONGEST = 5e-3
+
+
+class Loan:
+    """Who may use the objects of one loop: its own thread, or for a moment another one."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()  # held by the thread that drives
+        self._wake = threading.Lock()  # released to wake the loop's thread
+        self._wake.acquire()
+        self._standing = False
+        self._recalled = False
+        self._used = 0.0
+        self._until = 0.0
+
+    def stand(self) -> None:
+        """In a callback of the loop: stand still until recalled, or nobody comes."""
+        self._used = now = perf_counter()
+        self._until = now + _LONGEST
+        self._standing = True
+        while True:
+            woken = self._wake.acquire(timeout=_LINGER)
+            with self._turn:  # waits for a thread that is driving
+                if woken or self._recalled or perf_counter() - self._used > _LINGER:
+                    self._standing = False
+                    if self._recalled and not woken:
+                        self._wake.acquire(blocking=False)
+                    self._recalled = False
+                    return
+
+    def borrow(self) -> bool:
+        """Whether the calling thread may drive now; it then ends with `give_back` or `resume`."""
+        if not self._standing or not self._turn.acquire(blocking=False):
+            return False
+        if self._standing and not self._recalled and perf_counter() < self._until:
+            return True
+        self._turn.release()
+        return False
+
+    def give_back(self) -> None:
+        """Done for now; the loop stands still a little longer."""
+        self._used = perf_counter()
+        self._turn.release()
+
+    def resume(self) -> None:
+        """Done, and the loop has something to do."""
+        self._turn.release()
+        self.recall()
+
+    def recall(self) -> None:
+        """Let the loop go on, if it stands still. Any thread."""
+        if self._standing and not self._recalled:
+            self._recalled = True
+            if self._wake.locked():
+                self._wake.release()
+
+
+class UninterruptedDriving:
+    """While a thread drives the engine, Ctrl-C waits: it must not strike in the middle of it.
+
+    Only the main thread is ever interrupted, so elsewhere this does nothing. A Ctrl-C that came
+    meanwhile is delivered at the end.
+    """
+
+    __slots__ = ("_came", "_previous")
+
+    def __init__(self) -> None:
+        self._came: tuple[int, FrameType | None] | None = None
+        self._previous: Any = None
+
+    def __enter__(self) -> None:
+        if threading.get_ident() == threading.main_thread().ident:
+            self._previous = signal.signal(signal.SIGINT, self._note)
+
+    def __exit__(self, *_: object) -> None:
+        previous = self._previous
+        if previous is None:
+            return
+        signal.signal(signal.SIGINT, previous)
+        if self._came is not None and callable(previous):
+            previous(*self._came)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._came = (number, frame)
