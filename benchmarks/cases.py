@@ -92,7 +92,7 @@ STANDARD = Suite(
     "standard",
     OPERATIONS,
     {2: POWERS_OF_4 + LARGE, 4: (*POWERS_OF_16, 100 * MIB), 8: POWERS_OF_16},
-    budget=1.0,
+    budget=0.8,
     fewest=5,
     most=300,
 )

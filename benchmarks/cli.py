@@ -99,6 +99,8 @@ def _run(suite: Suite, peers: Sequence[str], output: Path, options: argparse.Nam
     from benchmarks.table import print_report
 
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=14 + 26 * (len(peers) + 2))  # a file has room for every peer
     others = []
     if options.with_mpi:
         from benchmarks.mpi import mpi_peers

@@ -75,6 +75,7 @@ def run(
     began = time.monotonic()
     passes = 2 if others else 1
     effort = Effort(suite.budget / passes, -(-suite.fewest // passes), max(1, suite.most // passes))
+    alone = dataclasses.replace(effort, budget=effort.budget / len(peers))
     gathered = Gathered()
     for ranks in suite.sizes:
         with Ranks(ranks, peers, pinned=pinned) as job:
@@ -82,7 +83,7 @@ def run(
                 jobs = [
                     partial(_ours, job, cases, effort, gathered),
                     *(
-                        partial(_theirs, other, ranks, cases, effort, pinned, gathered)
+                        partial(_theirs, other, ranks, cases, alone, pinned, gathered)
                         for other in others
                     ),
                 ]

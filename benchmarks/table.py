@@ -21,9 +21,11 @@ def time_text(microseconds: float) -> str:
 
 
 def ratio_text(ratio: float | None) -> str:
-    """``0.31``, ``4.2``, ``12``."""
+    """``0.003``, ``0.31``, ``4.2``, ``12``."""
     if ratio is None:
         return NOTHING
+    if ratio < 0.00995:
+        return f"{ratio:.3f}"
     return f"{ratio:.2f}" if ratio < 1.995 else f"{ratio:.1f}" if ratio < 9.95 else f"{ratio:.0f}"
 
 

@@ -123,7 +123,8 @@ def test_times_have_three_digits(microseconds: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "text"), [(0.0512, "0.05"), (1.5, "1.50"), (4.26, "4.3"), (12.4, "12")]
+    ("ratio", "text"),
+    [(0.0034, "0.003"), (0.0512, "0.05"), (1.5, "1.50"), (4.26, "4.3"), (12.4, "12")],
 )
 def test_ratios_read_well(ratio: float, text: str) -> None:
     assert ratio_text(ratio) == text

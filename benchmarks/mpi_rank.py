@@ -1,0 +1,43 @@
+"""One rank of an MPI job: measures a block of cases. Needs numpy and mpi4py, not torch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.cases import Case
+from benchmarks.measure import Effort, encode, measure
+from benchmarks.operations import Call
+from benchmarks.pattern import Array
+from benchmarks.peers.mpi import Mpi
+from benchmarks.placement import pin
+
+
+def main(name: str, order_path: str, samples_path: str) -> None:
+    """Measure what the file of orders says; rank 0 writes what all ranks saw."""
+    order = json.loads(Path(order_path).read_text())
+    peer = Mpi(name)
+    peer.open()
+    comm = peer.comm
+    if order["pinned"]:
+        pin(comm.rank, comm.size)
+    found = []
+    for fields in order["cases"]:
+        call = Call(Case(**fields), comm.rank, empty)
+        samples = measure([peer], call, Effort(**order["effort"]), comm.bcast)
+        found.append(comm.gather(encode(samples)))
+    if comm.rank == 0:
+        Path(samples_path).write_text(json.dumps(found))
+
+
+def empty(count: int) -> tuple[Array, Array]:
+    """Memory twice: as the peer and as the check take it."""
+    array = np.empty(count, np.float32)
+    return array, array
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,54 @@
+"""MPI jobs, with an mpiexec that only pretends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cases import Case
+from benchmarks.measure import Effort, Samples, encode
+from benchmarks.mpi import MpiJobs
+from benchmarks.processes import RankFailedError
+
+CASES = [Case("all_reduce", 2, 4), Case("all_reduce", 2, 64)]
+EFFORT = Effort(0.5, 3, 9)
+
+
+def pretend(folder: Path, script: str, name: str = "mpich") -> MpiJobs:
+    """An environment whose mpiexec is a shell script; its arguments go to a file."""
+    program = folder / "bin" / "mpiexec"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$@" > {folder}/arguments\n{script}\n')
+    program.chmod(0o755)
+    return MpiJobs(name, "1.0", folder)
+
+
+def test_a_job_gets_its_cases_and_gives_what_its_ranks_saw(tmp_path: Path) -> None:
+    ranks = [Samples({"mpich": [(0, 5)]}), Samples({"mpich": [(1, 7)]}, {"x": "not here"})]
+    texts = [encode(samples) for samples in ranks]
+    (tmp_path / "samples").write_text(json.dumps([texts, texts]))
+    script = f'for last; do :; done; cp {tmp_path}/samples "$last"'
+    jobs = pretend(tmp_path, script)
+
+    assert jobs.measure(2, CASES, EFFORT, False) == [ranks, ranks]
+    arguments = (tmp_path / "arguments").read_text().split()
+    assert arguments[:2] == ["-n", "2"]
+    assert arguments[3:6] == ["-m", "benchmarks.mpi_rank", "mpich"]
+
+
+def test_open_mpi_may_run_anywhere_with_any_number_of_ranks(tmp_path: Path) -> None:
+    jobs = pretend(tmp_path, "exit 1", "openmpi")
+
+    with pytest.raises(RankFailedError):
+        jobs.measure(8, CASES, EFFORT, False)
+    arguments = (tmp_path / "arguments").read_text()
+    assert arguments.startswith("--allow-run-as-root --oversubscribe --bind-to none -n 8 ")
+
+
+def test_a_job_that_fails_says_why(tmp_path: Path) -> None:
+    jobs = pretend(tmp_path, "echo out of luck >&2; exit 3")
+
+    with pytest.raises(RankFailedError, match="mpich, 2 ranks, all_reduce: out of luck"):
+        jobs.measure(2, CASES, EFFORT, False)
