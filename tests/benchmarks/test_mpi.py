@@ -20,7 +20,8 @@ def pretend(folder: Path, script: str, name: str = "mpich") -> MpiJobs:
     """An environment whose mpiexec is a shell script; its arguments go to a file."""
     program = folder / "bin" / "mpiexec"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nprintf '%s ' "$@" > {folder}/arguments\n{script}\n')
+    keep = f'printf "%s " "$@" > {folder}/arguments'
+    program.write_text("\n".join(["#!/bin/sh", keep, script, ""]))
     program.chmod(0o755)
     return MpiJobs(name, "1.0", folder)
 
