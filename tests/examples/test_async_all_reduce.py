@@ -12,6 +12,7 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "async_all_reduce.py"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(120)
 def test_the_loop_runs_on_meanwhile(launch: Callable[..., str]) -> None:
     output = launch(2, SCRIPT)
     for rank in (0, 1):
