@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
-from aiodist.completion import T
+from aiodist.completion import Pending, T
 from aiodist.errors import DistError, GroupClosedError, InvalidUsageError, PeerLostError
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.lines import CollectiveLine, MessageLine, mismatch
@@ -204,6 +204,12 @@ class ProcessGroup:
         else:
             self.world.announce(self, sequence, told)
 
+    def next_turn(self) -> Pending[None]:
+        """Done in the next turn of the event loop; for bodies with much to do in between."""
+        turn: Pending[None] = Pending()
+        self.world.loop.call_soon(turn.complete, None)
+        return turn
+
     def call_roll(self, sequence: int, done: Callable[[list[int]], None]) -> None:
         """Ask the other members who has entered a collective; ``done(missing global ranks)``."""
         others = [rank for rank in self.ranks if rank != self.global_rank]
@@ -291,6 +297,11 @@ class ProcessGroup:
         """Destroyed or aborted: nothing goes on and nothing starts any more."""
         self._error = error
         self._fail_all(error)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an operation is under way."""
+        return bool(self._active or self._messages)
 
     def unfinished(self) -> list[Work[Any]]:
         """Collectives and sends under way, for whoever waits until the group is quiet."""

@@ -105,6 +105,14 @@ class World:
         return self._endpoint
 
     @property
+    def may_stand_still(self) -> bool:
+        """Whether the loop has nothing of this world to do that could not wait for some moments."""
+        endpoint = self._endpoint
+        if endpoint is None or not endpoint.spin_seconds:
+            return False
+        return not any(group.is_busy for group in self._groups.values())
+
+    @property
     def is_initialized(self) -> bool:
         return self.default is not None and self.pid == os.getpid()
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from types import FrameType
 from time import perf_counter
+from types import FrameType
 from typing import Any
 
 _LINGER = 1e-3

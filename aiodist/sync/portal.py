@@ -73,13 +73,14 @@ class Portal:
             return function(*args, **kwargs)  # nothing is initialised, as it will say
         loan = self._loan
         call = _Call(function, blocks, args, kwargs, loan)
+        borrowed = loan.borrow()
+        if not borrowed:
+            _hand_over(loop, call.start)
+            loan.recall()
         try:
-            if loan.borrow():
+            if borrowed:
                 with UninterruptedDriving():
                     call.drive(loop)
-            else:
-                _hand_over(loop, call.start)
-                loan.recall()
             call.gate.acquire()
         except BaseException:
             loop.call_soon_threadsafe(call.cancel)
@@ -262,21 +263,13 @@ class _Call:
             self.gate.release()
             return
         returned.spin()
-        if returned.is_completed():
-            self.gate.release()
-            self._stand()
-        else:
-            returned.add_done_callback(self._ended)
+        returned.add_done_callback(self._ended)
 
     def _ended(self) -> None:
         self.gate.release()
-        # Not here, in the middle of whatever has ended it.
-        asyncio.get_running_loop().call_soon(self._stand)
-
-    def _stand(self) -> None:
-        """The caller is likely to call again: be there for it."""
-        if current_world().may_stand_still:
-            self._loan.stand()
+        # The caller is likely to call again: be there for it. Not here, in the middle of whatever
+        # has ended the operation.
+        asyncio.get_running_loop().call_soon(_stand, self._loan)
 
     def _begin(self) -> Any:
         """Call the function; what it returned, or None where it raised."""
@@ -293,6 +286,11 @@ class _Call:
         for work in works:
             if work is not None:
                 work.cancel()
+
+
+def _stand(loan: Loan) -> None:
+    if current_world().may_stand_still:
+        loan.stand()
 
 
 def _hand_over(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
