@@ -51,8 +51,10 @@ $(STAMP): pyproject.toml constraints.txt
 
 install: $(STAMP)
 
+# One thread a rank, said here so that the launcher need not say that it chose so.
 demo: $(STAMP)
-	@$(BIN)/aiodist run -n 4 examples/train.py
+	@echo "== demo: aiodist run -n 4 examples/train.py"
+	@OMP_NUM_THREADS=1 $(BIN)/aiodist run -n 4 examples/train.py
 
 # One after the other, whatever -j says: the last line is pytest's own.
 test: $(STAMP)
