@@ -4,7 +4,7 @@
 #   make PYTHON=/path/to/python3.12 ...   to choose the interpreter of a new .venv
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format types pytest bench clean distclean
+.PHONY: help install demo test lint format types pytest bench bench-mpi clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 
@@ -19,7 +19,7 @@ help:
 	@echo "make test       lint, types, tests"
 	@echo "make lint       ruff check, ruff format --check"
 	@echo "make format     let ruff mend what it can"
-	@echo "make bench      compare with Gloo on this machine"
+	@echo "make bench      compare with Gloo on this machine (make bench-mpi: with MPI as well)"
 	@echo "make clean      remove caches and build outputs (make distclean: .venv as well)"
 
 # A name on PATH may be a shim with no interpreter behind it, so each candidate is run.
@@ -81,6 +81,10 @@ pytest: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/python -m benchmarks
+
+bench-mpi: $(STAMP)
+	@$(BIN)/python -m benchmarks run --with-mpi --output docs/performance/results.json
+	@$(BIN)/python -m benchmarks page
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

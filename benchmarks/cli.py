@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -56,7 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--pin", action="store_true", help="keep each rank on its share of cores")
     run.add_argument("--with-mpi", action="store_true", help="Open MPI and MPICH as well")
     run.add_argument("--output", type=Path, default=Path("build/benchmarks.json"))
-    page = commands.add_parser("page", help="make the page and its figures from JSON")
+    page = commands.add_parser(
+        "page", help="publish results: docs/performance.md, its figures, its JSON"
+    )
     page.add_argument("results", type=Path, nargs="?", default=RESULTS)
     commands.add_parser(
         "micro", help="the engine's own steps; other arguments are pytest-benchmark's"
@@ -99,6 +103,10 @@ def _run(suite: Suite, peers: Sequence[str], output: Path, options: argparse.Nam
     from benchmarks.table import print_report
 
     console = Console()
+    if os.getloadavg()[0] > 0.3 * (os.cpu_count() or 1):
+        console.print(
+            "[yellow]== the machine is busy with something else; these figures will be too[/]"
+        )
     if not console.is_terminal:
         console = Console(width=14 + 26 * (len(peers) + 2))  # a file has room for every peer
     others = []
@@ -106,6 +114,8 @@ def _run(suite: Suite, peers: Sequence[str], output: Path, options: argparse.Nam
         from benchmarks.mpi import mpi_peers
 
         others = mpi_peers(console.print)
+    # So that the ranks are ended too: leaving the run does it.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         report = run(
             suite,
@@ -126,9 +136,11 @@ def _run(suite: Suite, peers: Sequence[str], output: Path, options: argparse.Nam
 def _page(results: Path) -> int:
     from benchmarks.page import render
     from benchmarks.plots import draw
-    from benchmarks.results import load
+    from benchmarks.results import load, save
 
     report = load(results)
+    if results.resolve() != RESULTS.resolve():
+        save(report, RESULTS)  # the page links to what it was made of
     draw(report, FIGURES)
     PAGE.write_text(render(report), encoding="utf-8")
     print(f"== page: {PAGE.relative_to(ROOT)}")
