@@ -1,0 +1,133 @@
+"""Runs PyTorch's own tests of torch.distributed, out of the installed wheel, over a backend.
+
+    python tests/torch_backend/torch_suite.py --backend aiodist --ranks 2 [--only all_reduce] [--json FILE]
+
+The tests are ``torch.testing._internal.distributed.distributed_test``'s, the class
+``DistributedTest._DistTestBase``. Decorators decide by the name in ``BACKEND``, when the module is
+imported, which tests run; they are shown a name that passes for "gloo" and, for the tests of
+``all_to_all`` on CPU, for "mpi". The tests themselves run with the backend asked for, each in ranks
+forked for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import types
+import unittest
+import warnings
+from typing import Any
+from unittest import mock
+
+RANK_SECONDS = 60
+
+
+class OpenGates(str):
+    """Equal to "gloo", and not unequal to "mpi": the gates ask ``BACKEND != "mpi"``."""
+
+    __slots__ = ()
+
+    def __ne__(self, other: object) -> bool:
+        return other not in ("gloo", "mpi")
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def load(backend: str, ranks: int) -> types.ModuleType:
+    """PyTorch's module of tests, with its gates open, for ``backend``."""
+    os.environ.update(
+        BACKEND=backend,
+        WORLD_SIZE=str(ranks),
+        TEMP_DIR=tempfile.mkdtemp(prefix="torch-suite-"),
+        CUDA_VISIBLE_DEVICES="",
+    )
+    shown = {**os.environ, "BACKEND": OpenGates("gloo")}
+    with mock.patch("os.environ", shown), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.testing._internal.distributed import distributed_test as module
+    module.BACKEND = backend
+    return module
+
+
+def case(module: types.ModuleType) -> type[unittest.TestCase]:
+    """PyTorch's tests as a class that forks the ranks of each."""
+
+    class Forked(module.TestDistBackend, module.DistributedTest._DistTestBase):  # type: ignore[misc,name-defined]
+        def setUp(self) -> None:
+            super().setUp()
+            self._start_processes(multiprocessing.get_context("fork").Process)
+
+    return Forked
+
+
+class Outcomes(unittest.TestResult):
+    """What became of each test: passed, failed or skipped, with the reason and the seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, tuple[str, str, float]] = {}
+        self._began = 0.0
+
+    def startTest(self, test: Any) -> None:  # noqa: N802
+        super().startTest(test)
+        self._began = time.monotonic()
+
+    def _put(self, test: Any, what: str, why: str = "") -> None:
+        seconds = round(time.monotonic() - self._began, 2)
+        self.found[test._testMethodName] = (what, why, seconds)
+        if what != "skipped":
+            print(f"{what:7} {seconds:6.2f} s  {test._testMethodName}", flush=True)
+
+    def addSuccess(self, test: Any) -> None:  # noqa: N802
+        self._put(test, "passed")
+
+    def addSkip(self, test: Any, reason: str) -> None:  # noqa: N802
+        self._put(test, "skipped", reason)
+
+    def addFailure(self, test: Any, err: Any) -> None:  # noqa: N802
+        self._put(test, "failed", self._exc_info_to_string(err, test))
+
+    addError = addFailure  # noqa: N815
+
+
+def run(backend: str, ranks: int, only: list[str]) -> dict[str, tuple[str, str, float]]:
+    """(outcome, reason, seconds) of each test whose name contains one of ``only``, or of all."""
+    tests = unittest.defaultTestLoader.loadTestsFromTestCase(case(load(backend, ranks)))
+    chosen = [
+        test
+        for test in tests
+        if not only or any(part in test._testMethodName for part in only)  # type: ignore[union-attr]
+    ]
+    outcomes = Outcomes()
+    unittest.TestSuite(chosen).run(outcomes)
+    return outcomes.found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--backend", default="aiodist")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--only", action="append", default=[], metavar="PART")
+    parser.add_argument("--json", metavar="FILE", help="write the outcomes here")
+    options = parser.parse_args()
+    found = run(options.backend, options.ranks, options.only)
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(found, file, indent=1)
+    kinds = [what for what, _, _ in found.values()]
+    counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in ("passed", "failed", "skipped"))
+    seconds = sum(seconds for _, _, seconds in found.values())
+    print(f"{options.backend}, {options.ranks} ranks: {counts} in {seconds:.0f} s")
+    sys.exit("failed" in kinds)
+
+
+if __name__ == "__main__":
+    main()
