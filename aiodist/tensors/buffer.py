@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from types import ModuleType
 from typing import Any, Literal
@@ -61,6 +61,24 @@ class Buffer:
             _torch_memory().assign(self.owner, self._staged)
         else:
             numpy_memory.assign(self.owner, self._staged)
+
+    def write_back_parts(self, nbytes: int) -> Iterator[None]:
+        """As `write_back`, about ``nbytes`` at a time; yields between them."""
+        if self._staged is None:
+            return
+        if self.nbytes <= nbytes:
+            self.write_back()
+            return
+        axis = max(range(len(self.shape)), key=self.shape.__getitem__)
+        step = max(1, self.shape[axis] * nbytes // self.nbytes)
+        for start in range(0, self.shape[axis], step):
+            if start:
+                yield
+            part = (slice(None),) * axis + (slice(start, start + step),)
+            if self.kind == "torch":
+                _torch_memory().assign(self.owner.detach()[part], self._staged[part])
+            else:
+                numpy_memory.assign(self.owner[part], self._staged[part])
 
     def slice(self, start: int, count: int) -> memoryview:
         """The bytes of ``count`` elements from element ``start`` on."""

@@ -107,7 +107,7 @@ async def test_a_cancelled_receive_leaves_its_message_to_the_next(ranks: RunRank
 
 
 async def test_a_large_receive_cancelled_half_way(ranks: RunRanks) -> None:
-    size = 64 * CHUNK_BYTES
+    size = 24 * CHUNK_BYTES
 
     async def main(rank: int) -> None:
         data = pattern(size)
@@ -132,7 +132,7 @@ async def test_a_large_receive_cancelled_half_way(ranks: RunRanks) -> None:
 async def test_a_large_send_cancelled_half_way_leaves_the_receive_to_the_next(
     ranks: RunRanks,
 ) -> None:
-    size = 64 * CHUNK_BYTES
+    size = 24 * CHUNK_BYTES
 
     async def main(rank: int) -> None:
         if rank == 0:
