@@ -108,7 +108,11 @@ class Outbox:
             self._early.append(b"".join((frame, *payload)))
 
     def withdraw(self, message: Send) -> bool:
-        """Take a message back; False if it is on the stream already, or was never here."""
+        """Take a message back; False if it is on the stream already, or was never here.
+
+        In both cases its memory is the caller's again: what the stream has still to take of it
+        is copied.
+        """
         if message in self._held:
             self._held.remove(message)
             return True
@@ -117,6 +121,8 @@ class Outbox:
                 self._bulk.remove(message)
             self.control(encode(FrameType.WITHDRAW, message.key, id=message.id))
             return True
+        if not message.done and self._connection is not None:
+            self._connection.release(message.data)
         return False
 
     def connected(self, connection: Connection, window: int) -> None:

@@ -69,6 +69,13 @@ class Connection(ABC):
         gain from it, it does nothing.
         """
 
+    def release(self, memory: memoryview) -> None:
+        """Copy what is still queued of the object behind ``memory``: it may change from now on.
+
+        For a sender that gives up waiting for ``on_sent``. A connection that queues no views of
+        the caller's memory has nothing to do.
+        """
+
     @abstractmethod
     async def close(self) -> None:
         """Send what is queued, then end the stream in both directions. Idempotent.

@@ -25,6 +25,11 @@ class CallbackConnection(Connection):
         self._queue: deque[tuple[memoryview, OnSent | None]] = deque()
         self._ended_unseen: list[BaseException | None] = []  # an end before anyone called start()
 
+    def release(self, memory: memoryview) -> None:
+        for place, (view, on_sent) in enumerate(self._queue):
+            if view.obj is memory.obj:
+                self._queue[place] = (memoryview(bytes(view)), on_sent)
+
     def _enqueue(self, parts: Sequence[memoryview | bytes], on_sent: OnSent | None) -> None:
         views = [_byte_view(part) for part in parts] or [_EMPTY]
         last = views.pop()

@@ -147,6 +147,7 @@ class InprocConnection(CallbackConnection):
                 if not self._queue:  # aborted from within
                     break
                 if count < view.nbytes:
+                    view, on_sent = self._queue[0]  # release() may have been called meanwhile
                     self._queue[0] = (view[count:], on_sent)
                     continue
             self._queue.popleft()

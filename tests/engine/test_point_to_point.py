@@ -148,6 +148,34 @@ async def test_a_large_send_cancelled_half_way_leaves_the_receive_to_the_next(
     await ranks(2, main)
 
 
+@pytest.mark.parametrize("size", [8, EAGER_BYTES])
+async def test_the_memory_of_a_send_cancelled_on_its_way_is_the_callers_again(
+    ranks: RunRanks, size: int
+) -> None:
+    """Too late to take it back: it arrives as it was, whatever the caller writes now."""
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        if rank == 0:
+            works = []
+            for number in range(4):
+                data = pattern(size, number)
+                works.append(dist.isend(data, 1))
+                works[-1].cancel()
+                data[:] = 0xEE
+            for work in works:
+                await outcome(work)
+            await dist.send(pattern(size, 100), 1)
+        else:
+            await asyncio.sleep(0.01)
+            into = np.zeros(size, np.uint8)
+            for number in (0, 1, 2, 3, 100):
+                await dist.recv(into, 0)
+                assert (into == pattern(size, number)).all()
+
+    await ranks(2, main)
+
+
 async def test_sends_cancelled_before_the_connection_is_there(ranks: RunRanks) -> None:
     async def main(rank: int) -> None:
         if rank == 0:
