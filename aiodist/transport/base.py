@@ -62,14 +62,14 @@ class Connection(ABC):
         through ``on_sent``, it does not raise.
         """
 
-    def poll(self) -> None:
+    def poll(self) -> None:  # noqa: B027  # an offer, not a duty
         """Take in now what has arrived, without waiting for the loop to say so.
 
         Never from inside one of this connection's callbacks. Where a transport has nothing to
         gain from it, it does nothing.
         """
 
-    def release(self, memory: memoryview) -> None:
+    def release(self, memory: memoryview) -> None:  # noqa: B027  # where there is a queue
         """Copy what is still queued of the object behind ``memory``: it may change from now on.
 
         For a sender that gives up waiting for ``on_sent``. A connection that queues no views of
