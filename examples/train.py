@@ -180,8 +180,8 @@ def run(options: argparse.Namespace) -> None:
         print(f"replicas       bitwise the same on {count} (sha256 {digests[0][:12]})")
         print(f"training       {seconds:.1f} s, {options.epochs} epochs")
         print(
-            f"communication  {buckets.seconds:.1f} s of that ({buckets.seconds / seconds:.0%}), "
-            f"waiting for slower ranks included: {buckets.reductions} all_reduces"
+            f"communication  {buckets.seconds:.1f} s of that ({buckets.seconds / seconds:.0%}) "
+            f"in {buckets.reductions} all_reduces, waiting included"
         )
 
 
@@ -190,7 +190,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=128, help="of all ranks together")
-    parser.add_argument("--lr", type=float, default=0.003)
+    parser.add_argument("--lr", type=float, default=0.005)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--bucket-kib", type=int, default=64, help="size of a gradient bucket")
     parser.add_argument("--local_rank", help="given by python -m aiodist.launch; not used")
