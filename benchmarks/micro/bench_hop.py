@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import aiodist.sync as dist
 from aiodist.sync.portal import Portal
 
 
@@ -19,22 +20,13 @@ def bench_call(benchmark: Any) -> None:
         portal.leave()
 
 
-def bench_call_of_a_finished_work(benchmark: Any) -> None:
-    """The same, for an operation that is done when it has started."""
-
-    class Done:
-        def add_done_callback(self, callback: Callable[[], None]) -> None:
-            callback()
-
-        def result(self) -> None:
-            return None
-
-    portal = Portal()
-    portal.enter()
+def bench_blocking_operation(benchmark: Any, tmp_path: Path) -> None:
+    """A whole operation with nobody to wait for: a barrier of one rank."""
+    dist.init_process_group(init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     try:
-        benchmark(portal.call, Done, True)
+        benchmark(dist.barrier)
     finally:
-        portal.leave()
+        dist.destroy_process_group()
 
 
 def bench_run_coroutine_threadsafe(benchmark: Any) -> None:
