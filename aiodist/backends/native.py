@@ -2,93 +2,32 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
-from aiodist.backends.native_objects import OBJECTS, NativeObjects
-from aiodist.backends.sizes import split_bytes
+from aiodist.backends.native_messages import NativeMessages
+from aiodist.backends.sizes import digest_of_lengths, split_bytes
+from aiodist.backends.turns import in_turns, write_back_in_turns
 from aiodist.collectives import operations as run
 from aiodist.collectives.channel import Channel
-from aiodist.errors import InvalidUsageError, ProtocolError
-from aiodist.groups.backend import Received, Tensor
+from aiodist.errors import InvalidUsageError
+from aiodist.groups.backend import Tensor
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.work import Work
-from aiodist.mesh.matching import Recv
 from aiodist.tensors import (
     Buffer,
     buffer_of,
-    decode_meta,
-    empty_like_message,
-    encode_meta,
     pack,
     reduction,
     scratch,
     unpack,
 )
 from aiodist.types import ReduceOp
-from aiodist.wire.frames import Key
 
 
-class NativeBackend(NativeObjects):
+class NativeBackend(NativeMessages):
     """Operations on CPU tensors and arrays; non-contiguous ones travel through a staged copy."""
 
     name = "aiodist"
-
-    # -- point to point
-
-    def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:
-        buffer_of(tensor, "tensor", writable=writable, load=False)
-
-    def send(self, tensor: Tensor, dst: int, tag: int, timeout: float | None) -> Work[None]:
-        buffer = buffer_of(tensor, "tensor", writable=False)
-        return self._group.send(buffer.view, encode_meta(buffer), dst, tag, timeout)
-
-    def recv(self, tensor: Tensor, src: int | None, tag: int, timeout: float | None) -> Work[int]:
-        buffer = buffer_of(tensor, "tensor", writable=True, load=False)
-
-        def make(key: Key, source: int) -> Recv:
-            return Recv(key, source, buffer.view, encode_meta(buffer), check)
-
-        def check(recv: Recv, src: int, meta: bytes, length: int) -> BaseException | None:
-            if meta == OBJECTS:
-                return _objects_came(src)
-            _, dtype, shape = decode_meta(meta)
-            if dtype == buffer.dtype and length == buffer.nbytes:
-                return None
-            return InvalidUsageError(
-                f"rank {src} sent {dtype.name}{list(shape)}, the tensor to receive into is "
-                f"{buffer.dtype.name}{list(buffer.shape)}; the message is dropped"
-            )
-
-        def finish(source: int) -> int:
-            buffer.write_back()
-            return source
-
-        return self._group.recv(make, finish, src, tag, timeout)
-
-    def recv_new(self, src: int | None, tag: int, timeout: float | None) -> Work[Received]:
-        made: list[Buffer] = []
-
-        def allocate(meta: bytes, length: int) -> memoryview:
-            kind, dtype, shape = decode_meta(meta)
-            made[:] = [empty_like_message(kind, dtype, shape)]
-            return made[0].view
-
-        def make(key: Key, source: int) -> Recv:
-            return Recv(key, source, None, b"", check, allocate)
-
-        def check(recv: Recv, src: int, meta: bytes, length: int) -> BaseException | None:
-            if meta == OBJECTS:
-                return _objects_came(src)
-            _, dtype, shape = decode_meta(meta)
-            if math.prod(shape) * dtype.itemsize != length:
-                return ProtocolError(f"rank {src} sent {length} bytes as {dtype.name}{list(shape)}")
-            return None
-
-        def finish(source: int) -> Received:
-            return Received(made[0].owner, source)
-
-        return self._group.recv(make, finish, src, tag, timeout)
 
     # -- one to all, all to one
 
@@ -99,7 +38,7 @@ class NativeBackend(NativeObjects):
         async def body(channel: Channel) -> None:
             await run.broadcast(channel, root, buffer.view)
             if not is_root:
-                buffer.write_back()
+                await write_back_in_turns(self._group, buffer)
 
         fingerprint = Fingerprint("broadcast", buffer.dtype, root=root, count=buffer.count)
         return self._group.collective(fingerprint, body, timeout)
@@ -115,11 +54,12 @@ class NativeBackend(NativeObjects):
                 if not is_root:  # only the root's tensor changes
                     data = scratch(buffer.nbytes)
                     data[:] = buffer.view
-                reduce.prepare(data)
+                await in_turns(self._group, reduce.prepare, data, reduce.itemsize)
             await run.reduce(channel, root, data, reduce, scratch)
             if is_root:
-                reduce.finish(data)
-                buffer.write_back()
+                if reduce.needs_finish:
+                    await in_turns(self._group, reduce.finish, data, reduce.itemsize)
+                await write_back_in_turns(self._group, buffer)
 
         fingerprint = Fingerprint("reduce", buffer.dtype, op, root, buffer.count)
         return self._group.collective(fingerprint, body, timeout)
@@ -160,7 +100,13 @@ class NativeBackend(NativeObjects):
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp, timeout: float | None) -> Work[None]:
         buffer = buffer_of(tensor, "tensor", writable=True)
-        return self._all_reduce(buffer.view, [buffer], op, timeout)
+        fingerprint = Fingerprint("all_reduce", buffer.dtype, op, count=buffer.count)
+
+        async def hand_over() -> None:
+            await write_back_in_turns(self._group, buffer)
+
+        staged = hand_over if buffer.is_staged else None
+        return self._all_reduce(fingerprint, buffer.view, op, staged, timeout)
 
     def all_reduce_coalesced(
         self, tensors: Sequence[Tensor], op: ReduceOp, timeout: float | None
@@ -169,27 +115,36 @@ class NativeBackend(NativeObjects):
             buffer_of(tensor, f"tensors[{i}]", writable=True) for i, tensor in enumerate(tensors)
         ]
         _check_one_dtype(buffers, "tensors")
-        return self._all_reduce(pack(buffers), buffers, op, timeout)
+        digest = digest_of_lengths(buffers)
+        fingerprint = Fingerprint("all_reduce_coalesced", buffers[0].dtype, op, count=digest)
+        data = pack(buffers)
+
+        async def hand_over() -> None:
+            unpack(data, buffers)
+
+        return self._all_reduce(fingerprint, data, op, hand_over, timeout)
 
     def _all_reduce(
-        self, data: memoryview, buffers: Sequence[Buffer], op: ReduceOp, timeout: float | None
+        self,
+        fingerprint: Fingerprint,
+        data: memoryview,
+        op: ReduceOp,
+        hand_over: Callable[[], Awaitable[None]] | None,
+        timeout: float | None,
     ) -> Work[None]:
-        first = buffers[0]
-        reduce = reduction(op, first.dtype, self._group.n_ranks)
+        """``hand_over()`` brings the reduced ``data`` to where the caller looks for it."""
+        assert fingerprint.dtype is not None
+        reduce = reduction(op, fingerprint.dtype, self._group.n_ranks)
 
         async def body(channel: Channel) -> None:
             if reduce.needs_prepare:
-                reduce.prepare(data)
+                await in_turns(self._group, reduce.prepare, data, reduce.itemsize)
             await run.all_reduce(channel, data, reduce, scratch)
             if reduce.needs_finish:
-                reduce.finish(data)
-            if len(buffers) > 1:
-                unpack(data, buffers)
-            else:
-                first.write_back()
+                await in_turns(self._group, reduce.finish, data, reduce.itemsize)
+            if hand_over is not None:
+                await hand_over()
 
-        count = len(data) // first.dtype.itemsize
-        fingerprint = Fingerprint("all_reduce", first.dtype, op, count=count)
         return self._group.collective(fingerprint, body, timeout)
 
     def all_gather(
@@ -232,8 +187,8 @@ class NativeBackend(NativeObjects):
             for block, row in zip(blocks, places, strict=True):
                 unpack(block, row)
 
-        total = sum(place.count for row in places for place in row)
-        fingerprint = Fingerprint("all_gather", buffers[0].dtype, count=total)
+        digest = digest_of_lengths([place for row in places for place in row])
+        fingerprint = Fingerprint("all_gather_coalesced", buffers[0].dtype, count=digest)
         return self._group.collective(fingerprint, body, timeout)
 
     def all_gather_into(self, output: Tensor, tensor: Tensor, timeout: float | None) -> Work[None]:
@@ -245,7 +200,7 @@ class NativeBackend(NativeObjects):
             blocks = self._blocks(place, buffer.nbytes)
             blocks[self._group.own_rank][:] = buffer.view
             await run.all_gather(channel, blocks, scratch)
-            place.write_back()
+            await write_back_in_turns(self._group, place)
 
         fingerprint = Fingerprint("all_gather", buffer.dtype, count=place.count)
         return self._group.collective(fingerprint, body, timeout)
@@ -277,10 +232,11 @@ class NativeBackend(NativeObjects):
                 sources = [scratch(len(block)) for block in blocks]
                 for copy, block in zip(sources, blocks, strict=True):
                     copy[:] = block
-                    reduce.prepare(copy)
+                    await in_turns(self._group, reduce.prepare, copy, reduce.itemsize)
             await run.reduce_scatter(channel, sources, place.view, reduce, scratch)
-            reduce.finish(place.view)
-            place.write_back()
+            if reduce.needs_finish:
+                await in_turns(self._group, reduce.finish, place.view, reduce.itemsize)
+            await write_back_in_turns(self._group, place)
 
         count = sum(map(len, blocks)) // place.dtype.itemsize
         fingerprint = Fingerprint("reduce_scatter", place.dtype, op, count=count)
@@ -341,12 +297,6 @@ class NativeBackend(NativeObjects):
                 f"{whole_name} has {whole.count} elements; it must have {size} (the group's size) "
                 f"times the {part.count} of {part_name}"
             )
-
-
-def _objects_came(src: int) -> InvalidUsageError:
-    return InvalidUsageError(
-        f"rank {src} sent objects; receive them with recv_object_list. The message is dropped"
-    )
 
 
 def _outputs(tensors: Sequence[Tensor], name: str, like: Buffer) -> list[Buffer]:

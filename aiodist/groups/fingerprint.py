@@ -16,6 +16,7 @@ from aiodist.types import RedOpType, ReduceOp
 
 _LAYOUT = struct.Struct("<BBBiQ")
 
+_COALESCED = ("all_reduce_coalesced", "all_gather_coalesced")
 _OPERATIONS = (
     "barrier",
     "broadcast",
@@ -31,6 +32,7 @@ _OPERATIONS = (
     "gather_object",
     "scatter_object_list",
     "new_group",
+    *_COALESCED,
 )
 _NONE = 255
 
@@ -44,7 +46,7 @@ class Fingerprint:
     op: ReduceOp | None = None
     root: int = -1
     count: int = -1
-    """Elements; or a digest, for operations without a tensor that must agree on something."""
+    """Elements; or a digest of what the ranks must agree on, for several tensors and for none."""
 
     def encode(self) -> bytes:
         return _LAYOUT.pack(
@@ -86,7 +88,9 @@ def _name(find: Callable[[int], DType | RedOpType], code: int) -> str:
 
 def _describe(operation: str, dtype: str | None, op: str | None, root: int, count: int) -> str:
     facts = []
-    if count >= 0:
+    if operation in _COALESCED:
+        facts.append(f"{dtype}, lengths with digest {count:x}")
+    elif count >= 0:
         facts.append(f"{count} x {dtype}" if dtype else f"digest {count:x}")
     elif dtype:
         facts.append(dtype)

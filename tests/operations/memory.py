@@ -6,6 +6,7 @@ of memory where it can, so that writes outside the tensor show.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from math import isqrt, prod
 from typing import Any
@@ -36,7 +37,10 @@ def assign(tensor: Any, values: Array) -> None:
         stored = values.conj() if tensor.is_conj() else values
         pairs_of(tensor).copy_(torch.from_numpy(np.stack([stored.real, stored.imag], -1)))
     else:
-        tensor.copy_(torch.from_numpy(values.copy(order="C")))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the values are read-only: they are only read
+            source = torch.from_numpy(np.asarray(values, order="C"))
+        tensor.copy_(source)
 
 
 def to_torch(values: Array, dtype: str) -> torch.Tensor:
@@ -130,13 +134,14 @@ class Block:
         self._base = to_torch(around, dtype) if self._is_torch else around
         self.tensor = self._place(self._base, self._shape)
         assign(self.tensor, values)
-        self._before = to_numpy(self._base)
+        self._before = None if self.tensor is self._base else to_numpy(self._base)
         if layout == "requires_grad":
             self.tensor.requires_grad_()
 
     def wrong(self, expected: Array) -> str | None:
         """What is wrong, if the tensor is not ``expected`` or memory around it has changed."""
-        found = to_numpy(self.tensor).reshape(-1)
+        is_array = isinstance(self.tensor, np.ndarray)
+        found = (self.tensor if is_array else to_numpy(self.tensor)).reshape(-1)
         expected = expected.reshape(-1)
         if found.dtype != expected.dtype or found.shape != expected.shape:
             return f"is {found.dtype}{found.shape}, not {expected.dtype}{expected.shape}"
@@ -147,6 +152,8 @@ class Block:
                 f"differs in {len(where)} of {len(found)} elements, first at {at}: "
                 f"{found[at]} instead of {expected[at]}"
             )
+        if self._before is None:
+            return None
         untouched = to_torch(self._before, self._dtype) if self._is_torch else self._before.copy()
         assign(self._place(untouched, self._shape), expected)
         if not np.array_equal(to_numpy(untouched), to_numpy(self._base)):

@@ -7,7 +7,7 @@ depend on the order; how floats round is another test's subject.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, reduce
+from functools import cache, lru_cache, reduce
 
 import numpy as np
 
@@ -35,17 +35,20 @@ def _pattern(rank: int, piece: int, op: str) -> Array:
     return rng.integers(-6, 7, 4099)
 
 
+@lru_cache(maxsize=64)
 def values(dtype: str, op: str, rank: int, piece: int, count: int) -> Array:
     """``count`` elements of rank ``rank``; ``piece`` tells one rank's several inputs apart."""
     pattern = _pattern(rank, piece, op)
     kind = carrier(dtype)
     if kind.kind == "b":
-        return np.resize(pattern > 0, count)
-    if kind.kind == "u":
+        pattern = pattern > 0
+    elif kind.kind == "u":
         pattern = np.abs(pattern)
-    if kind.kind == "c":
+    elif kind.kind == "c":
         pattern = pattern + 1j * np.roll(pattern, 1)
-    return np.resize(pattern.astype(kind), count)
+    result = np.resize(pattern.astype(kind), count)
+    result.flags.writeable = False  # several ranks look at it
+    return result
 
 
 def factor(rank: int) -> int:

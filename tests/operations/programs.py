@@ -43,8 +43,11 @@ def count_of(case: Case) -> int:
     if name == "chunk":
         each = 128 * KIB if single else 64 * KIB
         nbytes = 64 * KIB * case.size if case.operation.startswith("all_reduce") else each
-    elif name == "eager":  # reductions send no longer messages than chunks
-        nbytes = EAGER_BYTES // (case.size if case.operation.startswith("reduce_") else 1)
+    elif name == "eager":
+        # Reductions send no longer messages than chunks. With many ranks all blocks together are
+        # as long as this: the protocol is the same as with few, and the copies take their time.
+        shared = case.operation.startswith("reduce_") or (case.size > 4 and not single)
+        nbytes = EAGER_BYTES // (case.size if shared else 1)
     else:
         nbytes, step = LARGE // (1 if single else case.size), 5
     return nbytes // itemsize + step

@@ -271,6 +271,26 @@ async def test_names_are_equal_on_members_and_unlike_each_other() -> None:
     assert "of mine" in names[0][-1]
 
 
+async def test_groups_of_equal_ranks_made_in_different_groups_are_two() -> None:
+    """Also where the calls that make them have the same number, each in its group."""
+
+    async def on_rank(number: int) -> None:
+        half, _ = await dist.new_subgroups(2)  # operation 0 of the world
+        await dist.barrier(half)
+        pairs = [[0, 1]]
+        inner = await dist.split_group(half, pairs)
+        outer = await dist.split_group(None, pairs)  # operation 1, as the line before
+        if number < 2:
+            one, two = torch.tensor([1]), torch.tensor([10])
+            works = [dist.all_reduce(one, group=inner), dist.all_reduce(two, group=outer)]
+            for work in works:
+                await work
+            assert (one.item(), two.item()) == (2, 20)
+        assert await total(1, half) == 2
+
+    await run_ranks(4, on_rank, timeout=LIMIT)
+
+
 async def test_different_lists_are_an_error_on_all_ranks_with_both_lists() -> None:
     async def on_rank(number: int) -> None:
         with pytest.raises(CollectiveMismatchError) as caught:

@@ -222,6 +222,20 @@ async def test_input_and_output_may_be_the_same_memory() -> None:
     await run_ranks(SIZE, on_rank, timeout=20)
 
 
+async def test_one_tensor_in_a_coalesced_operation() -> None:
+    async def on_rank(rank: int) -> None:
+        columns = torch.full((4, 2), float(rank))
+        for tensor in (torch.full((4,), float(rank)), columns[:, 0]):
+            await dist.all_reduce_coalesced([tensor])
+            holds(tensor, 3)
+        places = [[blank(4)] for _ in range(SIZE)]
+        await dist.all_gather_coalesced(places, [columns[:, 1]])
+        for number, (place,) in enumerate(places):
+            holds(place, number)
+
+    await run_ranks(SIZE, on_rank, timeout=20)
+
+
 async def test_leaves_that_require_grad_stay_leaves() -> None:
     async def on_rank(rank: int) -> None:
         for tensor in (

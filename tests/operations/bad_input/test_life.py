@@ -69,6 +69,19 @@ async def test_a_second_default_group_is_refused_and_the_first_goes_on() -> None
     await run_ranks(2, on_rank)
 
 
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [
+        ("smoke", "Invalid backend: 'smoke'. Known backends: 'aiodist', 'gloo'"),
+        ("mpi", "'mpi' is not available in this installation; available: 'aiodist', 'gloo'"),
+    ],
+)
+async def test_a_backend_that_is_not_there(backend: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        await dist.init_process_group(backend, world_size=1, rank=0, store=dist.MemoryStore())
+    assert not dist.is_initialized()
+
+
 async def test_a_group_of_a_world_that_is_gone_says_so() -> None:
     old: list[dist.ProcessGroup] = []
 
