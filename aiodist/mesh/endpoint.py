@@ -35,6 +35,8 @@ SPIN_SECONDS = 50e-6
 
 HANDSHAKE_SECONDS = 10.0
 _FLUSH_SECONDS = 5.0
+_LAST_WORDS_SECONDS = 0.3
+"""How long a rank that refuses connections may still be heard before it counts as gone."""
 
 _LOCAL_SCHEMES = ("unix",)
 
@@ -94,6 +96,7 @@ class Endpoint:
         self._early: list[Connection] = []  # came before ``meet``: the faster ranks know us already
         self._key = b""
         self.spin_seconds = 0.0
+        self._leaving = False
         self._closed = False
         self._host_id = ""
         self._loop = asyncio.get_running_loop()
@@ -186,9 +189,9 @@ class Endpoint:
 
     async def close(self) -> None:
         """Say goodbye, send what is queued (bounded), close everything. Idempotent."""
-        if self._closed:
+        if self._leaving:
             return
-        self._closed = True
+        self._leaving = True
         try:
             await self._leave()
         finally:
@@ -196,6 +199,15 @@ class Endpoint:
                 connection.abort()
 
     async def _leave(self) -> None:
+        # What was sent before a connection was up still goes out, why an operation failed above
+        # all. Until then this rank can be reached: a refusal would look like a death.
+        connecting = [peer.connecting for peer in self._peers.values() if peer.connecting]
+        if connecting:
+            await asyncio.wait(connecting, timeout=_FLUSH_SECONDS)
+            for task in connecting:
+                task.cancel()
+            await asyncio.gather(*connecting, return_exceptions=True)
+        self._closed = True
         for listener in self._listeners:
             await listener.close()
         for link, timer in list(self._strangers.items()):
@@ -205,14 +217,6 @@ class Endpoint:
         for connection in self._early:
             connection.abort()
         for peer in self._peers.values():
-            connecting = peer.connecting
-            if connecting is not None and not connecting.done():
-                # What was sent before the connection was up still goes out.
-                with contextlib.suppress(TimeoutError, DistError):
-                    await asyncio.wait_for(asyncio.shield(connecting), _FLUSH_SECONDS)
-                connecting.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await connecting
             if peer.doubt is not None:
                 peer.doubt.cancel()
             if peer.error is None:
@@ -345,6 +349,8 @@ class Endpoint:
                     reasons.append(f"{address}: {error}")
                 else:
                     return
+            # It may be leaving, and have told why on a stream of its own that is on its way here.
+            await asyncio.sleep(_LAST_WORDS_SECONDS)
         finally:
             peer.connecting = None
         if peer.links and peer.error is None:

@@ -1,0 +1,38 @@
+"""A rank that fails and leaves at once: the others hear why, not that it is gone."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+import aiodist as dist
+from aiodist.testing import run_ranks
+
+TRANSPORTS = ("inproc", "tcp", "unix")
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_mismatch_reaches_ranks_that_had_no_connection_yet(transport: str) -> None:
+    async def fail(rank: int) -> str:
+        with pytest.raises(dist.DistError) as caught:
+            await dist.all_reduce(np.ones(3 if rank == 3 else 4))
+        return type(caught.value).__name__
+
+    assert await run_ranks(4, fail, transport) == ["CollectiveMismatchError"] * 4
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_cancellation_does_too(transport: str) -> None:
+    async def cancel(rank: int) -> str:
+        work = dist.all_reduce(np.ones(100_000))
+        if rank == 2:
+            work.cancel()
+        with pytest.raises((dist.DistError, asyncio.CancelledError)) as caught:
+            await work
+        return type(caught.value).__name__
+
+    names = ["CollectiveCancelledError"] * 4
+    names[2] = "CancelledError"
+    assert await run_ranks(4, cancel, transport) == names
