@@ -112,7 +112,9 @@ def run(backend: str, ranks: int, only: list[str]) -> dict[str, tuple[str, str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--backend", default="aiodist")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--only", action="append", default=[], metavar="PART")
