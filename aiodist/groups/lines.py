@@ -283,7 +283,8 @@ def _timeout(
     what: str, seconds: float, blame: str, ranks: Sequence[int], fields: dict[str, Any]
 ) -> CollectiveTimeoutError:
     return CollectiveTimeoutError(
-        f"{what} timed out after {seconds:g} s on rank {fields['rank']}: {blame}",
+        f"{what} timed out after {seconds:g} s on rank {fields['rank']}: {blame}; "
+        "see what keeps it, or pass a longer timeout to the call or to its group",
         waiting_for=ranks,
         **fields,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import torch
@@ -33,10 +34,11 @@ def all_reduce_sparse(
     async def body(line: CollectiveLine) -> None:
         where = await all_gather_new(line, indices.view)
         what = await all_gather_new(line, values.view)
-        total = sum(map(_sparse, where, what))
-        tensor.detach().copy_(total.coalesce())
+        total = reduce(torch.add, map(sparse, where, what))
+        with torch.no_grad():  # a detached view of a sparse tensor would not grow with it
+            tensor.copy_(total.coalesce())
 
-    def _sparse(where: Any, what: Any) -> Any:
+    def sparse(where: Any, what: Any) -> Any:
         entries = len(where) // (8 * mine.sparse_dim())
         places = _tensor(where, torch.int64).view(mine.sparse_dim(), entries)
         numbers = _tensor(what, mine.dtype).view(entries, *mine.values().shape[1:])
