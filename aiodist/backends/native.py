@@ -6,7 +6,12 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from aiodist.backends.native_messages import NativeMessages
 from aiodist.backends.sizes import digest_of_lengths, split_bytes
-from aiodist.backends.turns import in_turns, write_back_in_turns
+from aiodist.backends.turns import (
+    copy_in_turns,
+    in_turns,
+    load_in_turns,
+    write_back_in_turns,
+)
 from aiodist.collectives import operations as run
 from aiodist.collectives.channel import Channel
 from aiodist.errors import InvalidUsageError
@@ -16,10 +21,8 @@ from aiodist.groups.work import Work
 from aiodist.tensors import (
     Buffer,
     buffer_of,
-    pack,
     reduction,
     scratch,
-    unpack,
 )
 from aiodist.types import ReduceOp
 
@@ -33,9 +36,11 @@ class NativeBackend(NativeMessages):
 
     def broadcast(self, tensor: Tensor, root: int, timeout: float | None) -> Work[None]:
         is_root = self._group.own_rank == root
-        buffer = buffer_of(tensor, "tensor", writable=not is_root, load=is_root)
+        buffer = buffer_of(tensor, "tensor", writable=not is_root, load=False)
 
         async def body(channel: Channel) -> None:
+            if is_root:
+                await load_in_turns(self._group, buffer)
             await run.broadcast(channel, root, buffer.view)
             if not is_root:
                 await write_back_in_turns(self._group, buffer)
@@ -45,15 +50,16 @@ class NativeBackend(NativeMessages):
 
     def reduce(self, tensor: Tensor, root: int, op: ReduceOp, timeout: float | None) -> Work[None]:
         is_root = self._group.own_rank == root
-        buffer = buffer_of(tensor, "tensor", writable=is_root)
+        buffer = buffer_of(tensor, "tensor", writable=is_root, load=False)
         reduce = reduction(op, buffer.dtype, self._group.n_ranks)
 
         async def body(channel: Channel) -> None:
+            await load_in_turns(self._group, buffer)
             data = buffer.view
             if reduce.needs_prepare:
                 if not is_root:  # only the root's tensor changes
                     data = scratch(buffer.nbytes)
-                    data[:] = buffer.view
+                    await copy_in_turns(self._group, data, buffer.view)
                 await in_turns(self._group, reduce.prepare, data, reduce.itemsize)
             await run.reduce(channel, root, data, reduce, scratch)
             if is_root:
@@ -67,13 +73,14 @@ class NativeBackend(NativeMessages):
     def gather(
         self, tensor: Tensor, outputs: Sequence[Tensor] | None, root: int, timeout: float | None
     ) -> Work[None]:
-        buffer = buffer_of(tensor, "tensor", writable=False)
+        buffer = buffer_of(tensor, "tensor", writable=False, load=False)
         places = _outputs(outputs or (), "gather_list", buffer)
 
         async def body(channel: Channel) -> None:
+            await load_in_turns(self._group, buffer)
             blocks = [place.view for place in places]
             await run.gather(channel, root, buffer.view, blocks or None, scratch)
-            _write_back(places)
+            await write_back_in_turns(self._group, *places)
 
         if places:
             _check_own(places[self._group.own_rank], buffer, "gather_list")
@@ -86,9 +93,10 @@ class NativeBackend(NativeMessages):
         sources = _inputs(inputs or (), "scatter_list", buffer)
 
         async def body(channel: Channel) -> None:
+            await load_in_turns(self._group, *sources)
             blocks = [source.view for source in sources]
             await run.scatter(channel, root, blocks or None, buffer.view, scratch)
-            buffer.write_back()
+            await write_back_in_turns(self._group, buffer)
 
         if sources:
             _check_own(sources[self._group.own_rank], buffer, "scatter_list")
@@ -99,44 +107,58 @@ class NativeBackend(NativeMessages):
     # -- all to all ranks
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp, timeout: float | None) -> Work[None]:
-        buffer = buffer_of(tensor, "tensor", writable=True)
+        buffer = buffer_of(tensor, "tensor", writable=True, load=False)
         fingerprint = Fingerprint("all_reduce", buffer.dtype, op, count=buffer.count)
+        if not buffer.is_staged:
+            return self._all_reduce(fingerprint, buffer.view, op, None, None, timeout)
+
+        async def stage() -> None:
+            await load_in_turns(self._group, buffer)
 
         async def hand_over() -> None:
             await write_back_in_turns(self._group, buffer)
 
-        staged = hand_over if buffer.is_staged else None
-        return self._all_reduce(fingerprint, buffer.view, op, staged, timeout)
+        return self._all_reduce(fingerprint, buffer.view, op, stage, hand_over, timeout)
 
     def all_reduce_coalesced(
         self, tensors: Sequence[Tensor], op: ReduceOp, timeout: float | None
     ) -> Work[None]:
         buffers = [
-            buffer_of(tensor, f"tensors[{i}]", writable=True) for i, tensor in enumerate(tensors)
+            buffer_of(tensor, f"tensors[{i}]", writable=True, load=False)
+            for i, tensor in enumerate(tensors)
         ]
         _check_one_dtype(buffers, "tensors")
         digest = digest_of_lengths(buffers)
         fingerprint = Fingerprint("all_reduce_coalesced", buffers[0].dtype, op, count=digest)
-        data = pack(buffers)
+        data = scratch(sum(buffer.nbytes for buffer in buffers))
+
+        async def stage() -> None:
+            await self._pack(buffers, data)
 
         async def hand_over() -> None:
-            unpack(data, buffers)
+            await self._unpack(data, buffers)
 
-        return self._all_reduce(fingerprint, data, op, hand_over, timeout)
+        return self._all_reduce(fingerprint, data, op, stage, hand_over, timeout)
 
     def _all_reduce(
         self,
         fingerprint: Fingerprint,
         data: memoryview,
         op: ReduceOp,
+        stage: Callable[[], Awaitable[None]] | None,
         hand_over: Callable[[], Awaitable[None]] | None,
         timeout: float | None,
     ) -> Work[None]:
-        """``hand_over()`` brings the reduced ``data`` to where the caller looks for it."""
+        """``stage()`` fills ``data`` with this rank's input, where it is not there yet.
+
+        ``hand_over()`` brings the reduced ``data`` to where the caller looks for it.
+        """
         assert fingerprint.dtype is not None
         reduce = reduction(op, fingerprint.dtype, self._group.n_ranks)
 
         async def body(channel: Channel) -> None:
+            if stage is not None:
+                await stage()
             if reduce.needs_prepare:
                 await in_turns(self._group, reduce.prepare, data, reduce.itemsize)
             await run.all_reduce(channel, data, reduce, scratch)
@@ -150,16 +172,17 @@ class NativeBackend(NativeMessages):
     def all_gather(
         self, outputs: Sequence[Tensor], tensor: Tensor, timeout: float | None
     ) -> Work[None]:
-        buffer = buffer_of(tensor, "tensor", writable=False)
+        buffer = buffer_of(tensor, "tensor", writable=False, load=False)
         places = _outputs(outputs, "tensor_list", buffer)
         own = places[self._group.own_rank]
         _check_own(own, buffer, "tensor_list")
         total = sum(place.count for place in places)
 
         async def body(channel: Channel) -> None:
-            own.view[:] = buffer.view
+            await load_in_turns(self._group, buffer)
+            await copy_in_turns(self._group, own.view, buffer.view)
             await run.all_gather(channel, [place.view for place in places], scratch)
-            _write_back(places)
+            await write_back_in_turns(self._group, *places)
 
         fingerprint = Fingerprint("all_gather", buffer.dtype, count=total)
         return self._group.collective(fingerprint, body, timeout)
@@ -168,7 +191,7 @@ class NativeBackend(NativeMessages):
         self, outputs: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], timeout: float | None
     ) -> Work[None]:
         buffers = [
-            buffer_of(tensor, f"input_tensor_list[{i}]", writable=False)
+            buffer_of(tensor, f"input_tensor_list[{i}]", writable=False, load=False)
             for i, tensor in enumerate(tensors)
         ]
         _check_one_dtype(buffers, "input_tensor_list")
@@ -182,23 +205,24 @@ class NativeBackend(NativeMessages):
 
         async def body(channel: Channel) -> None:
             blocks = [scratch(sum(place.nbytes for place in row)) for row in places]
-            blocks[rank] = pack(buffers)
+            await self._pack(buffers, blocks[rank])
             await run.all_gather(channel, blocks, scratch)
             for block, row in zip(blocks, places, strict=True):
-                unpack(block, row)
+                await self._unpack(block, row)
 
         digest = digest_of_lengths([place for row in places for place in row])
         fingerprint = Fingerprint("all_gather_coalesced", buffers[0].dtype, count=digest)
         return self._group.collective(fingerprint, body, timeout)
 
     def all_gather_into(self, output: Tensor, tensor: Tensor, timeout: float | None) -> Work[None]:
-        buffer = buffer_of(tensor, "input_tensor", writable=False)
+        buffer = buffer_of(tensor, "input_tensor", writable=False, load=False)
         place = buffer_of(output, "output_tensor", writable=True, load=False)
         self._check_multiple(place, "output_tensor", buffer, "input_tensor")
 
         async def body(channel: Channel) -> None:
+            await load_in_turns(self._group, buffer)
             blocks = self._blocks(place, buffer.nbytes)
-            blocks[self._group.own_rank][:] = buffer.view
+            await copy_in_turns(self._group, blocks[self._group.own_rank], buffer.view)
             await run.all_gather(channel, blocks, scratch)
             await write_back_in_turns(self._group, place)
 
@@ -211,27 +235,34 @@ class NativeBackend(NativeMessages):
         place = buffer_of(output, "output", writable=True, load=False)
         sources = _inputs(inputs, "input_list", place)
         _check_own(sources[self._group.own_rank], place, "input_list")
-        return self._reduce_scatter(place, [s.view for s in sources], op, timeout)
+        return self._reduce_scatter(place, sources, [s.view for s in sources], op, timeout)
 
     def reduce_scatter_from(
         self, output: Tensor, tensor: Tensor, op: ReduceOp, timeout: float | None
     ) -> Work[None]:
         place = buffer_of(output, "output", writable=True, load=False)
-        source = buffer_of(tensor, "input", writable=False)
+        source = buffer_of(tensor, "input", writable=False, load=False)
         self._check_multiple(source, "input", place, "output")
-        return self._reduce_scatter(place, self._blocks(source, place.nbytes), op, timeout)
+        blocks = self._blocks(source, place.nbytes)
+        return self._reduce_scatter(place, [source], blocks, op, timeout)
 
     def _reduce_scatter(
-        self, place: Buffer, blocks: Sequence[memoryview], op: ReduceOp, timeout: float | None
+        self,
+        place: Buffer,
+        inputs: Sequence[Buffer],
+        blocks: Sequence[memoryview],
+        op: ReduceOp,
+        timeout: float | None,
     ) -> Work[None]:
         reduce = reduction(op, place.dtype, self._group.n_ranks)
 
         async def body(channel: Channel) -> None:
+            await load_in_turns(self._group, *inputs)
             sources = blocks
             if reduce.needs_prepare:  # inputs stay as they are
                 sources = [scratch(len(block)) for block in blocks]
                 for copy, block in zip(sources, blocks, strict=True):
-                    copy[:] = block
+                    await copy_in_turns(self._group, copy, block)
                     await in_turns(self._group, reduce.prepare, copy, reduce.itemsize)
             await run.reduce_scatter(channel, sources, place.view, reduce, scratch)
             if reduce.needs_finish:
@@ -245,16 +276,17 @@ class NativeBackend(NativeMessages):
     def all_to_all(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], timeout: float | None
     ) -> Work[None]:
-        first = buffer_of(inputs[0], "input_tensor_list[0]", writable=False)
+        first = buffer_of(inputs[0], "input_tensor_list[0]", writable=False, load=False)
         sources = _inputs(inputs, "input_tensor_list", first)
         places = _outputs(outputs, "output_tensor_list", first)
         rank = self._group.own_rank
         _check_own(places[rank], sources[rank], "output_tensor_list")
 
         async def body(channel: Channel) -> None:
+            await load_in_turns(self._group, *sources)
             views = [source.view for source in sources]
             await run.all_to_all(channel, views, [p.view for p in places], scratch)
-            _write_back(places)
+            await write_back_in_turns(self._group, *places)
 
         return self._group.collective(Fingerprint("all_to_all", first.dtype), body, timeout)
 
@@ -266,7 +298,7 @@ class NativeBackend(NativeMessages):
         input_splits: Sequence[int] | None,
         timeout: float | None,
     ) -> Work[None]:
-        source = buffer_of(tensor, "input", writable=False)
+        source = buffer_of(tensor, "input", writable=False, load=False)
         place = buffer_of(output, "output", writable=True, load=False)
         _check_dtype(place, "output", source)
         size, rank = self._group.n_ranks, self._group.own_rank
@@ -279,10 +311,26 @@ class NativeBackend(NativeMessages):
             )
 
         async def body(channel: Channel) -> None:
+            await load_in_turns(self._group, source)
             await run.all_to_all(channel, inputs, outputs, scratch)
-            place.write_back()
+            await write_back_in_turns(self._group, place)
 
         return self._group.collective(Fingerprint("all_to_all", source.dtype), body, timeout)
+
+    async def _pack(self, buffers: Sequence[Buffer], data: memoryview) -> None:
+        """Fill ``data`` with the buffers' bytes, one after the other."""
+        start = 0
+        for buffer in buffers:
+            await load_in_turns(self._group, buffer)
+            await copy_in_turns(self._group, data[start : start + buffer.nbytes], buffer.view)
+            start += buffer.nbytes
+
+    async def _unpack(self, data: memoryview, buffers: Sequence[Buffer]) -> None:
+        start = 0
+        for buffer in buffers:
+            await copy_in_turns(self._group, buffer.view, data[start : start + buffer.nbytes])
+            await write_back_in_turns(self._group, buffer)
+            start += buffer.nbytes
 
     # -- checks
 
@@ -311,16 +359,12 @@ def _outputs(tensors: Sequence[Tensor], name: str, like: Buffer) -> list[Buffer]
 
 def _inputs(tensors: Sequence[Tensor], name: str, like: Buffer) -> list[Buffer]:
     buffers = [
-        buffer_of(tensor, f"{name}[{i}]", writable=False) for i, tensor in enumerate(tensors)
+        buffer_of(tensor, f"{name}[{i}]", writable=False, load=False)
+        for i, tensor in enumerate(tensors)
     ]
     for i, buffer in enumerate(buffers):
         _check_dtype(buffer, f"{name}[{i}]", like)
     return buffers
-
-
-def _write_back(buffers: Sequence[Buffer]) -> None:
-    for buffer in buffers:
-        buffer.write_back()
 
 
 def _check_dtype(buffer: Buffer, name: str, like: Buffer) -> None:

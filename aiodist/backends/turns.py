@@ -22,7 +22,25 @@ async def in_turns(
         change(data[start : start + step])
 
 
-async def write_back_in_turns(group: ProcessGroup, buffer: Buffer) -> None:
-    """`Buffer.write_back`. Cancelled half way, it leaves the rest of the owner as it was."""
-    for _ in buffer.write_back_parts(STEP):
-        await group.next_turn()
+async def load_in_turns(group: ProcessGroup, *buffers: Buffer) -> None:
+    """Fill the staged copies of buffers that were opened with ``load=False``."""
+    for buffer in buffers:
+        if buffer.is_staged:
+            for _ in buffer.load_parts(STEP):
+                await group.next_turn()
+
+
+async def copy_in_turns(group: ProcessGroup, target: memoryview, source: memoryview) -> None:
+    """``target[:] = source``."""
+    for start in range(0, len(source), STEP):
+        if start:
+            await group.next_turn()
+        target[start : start + STEP] = source[start : start + STEP]
+
+
+async def write_back_in_turns(group: ProcessGroup, *buffers: Buffer) -> None:
+    """`Buffer.write_back`. Cancelled half way, it leaves the rest of the owners as it was."""
+    for buffer in buffers:
+        if buffer.is_staged:
+            for _ in buffer.write_back_parts(STEP):
+                await group.next_turn()

@@ -8,7 +8,6 @@ from aiodist.tensors.buffer import Buffer, Kind, buffer_of, empty_like_message, 
 from aiodist.tensors.codec import TensorExtension
 from aiodist.tensors.dtypes import DTYPES, DType, dtype_named, dtype_of_code
 from aiodist.tensors.meta import decode_meta, encode_meta
-from aiodist.tensors.packing import pack, unpack
 from aiodist.tensors.reduction import Reduction, reduction
 
 __all__ = [
@@ -24,8 +23,6 @@ __all__ = [
     "dtype_of_code",
     "empty_like_message",
     "encode_meta",
-    "pack",
     "reduction",
     "scratch",
-    "unpack",
 ]

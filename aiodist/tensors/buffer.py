@@ -64,10 +64,21 @@ class Buffer:
 
     def write_back_parts(self, nbytes: int) -> Iterator[None]:
         """As `write_back`, about ``nbytes`` at a time; yields between them."""
+        return self._copy_parts(nbytes, into_owner=True)
+
+    def load_parts(self, nbytes: int) -> Iterator[None]:
+        """Fill a staged copy that was opened with ``load=False``, as `write_back_parts` goes."""
+        return self._copy_parts(nbytes, into_owner=False)
+
+    def _copy_parts(self, nbytes: int, into_owner: bool) -> Iterator[None]:
         if self._staged is None:
             return
+        owner, staged, assign = self.owner, self._staged, numpy_memory.assign
+        if self.kind == "torch":
+            owner, assign = owner.detach(), _torch_memory().assign
+        target, source = (owner, staged) if into_owner else (staged, owner)
         if self.nbytes <= nbytes:
-            self.write_back()
+            assign(target, source)
             return
         axis = max(range(len(self.shape)), key=self.shape.__getitem__)
         step = max(1, self.shape[axis] * nbytes // self.nbytes)
@@ -75,10 +86,7 @@ class Buffer:
             if start:
                 yield
             part = (slice(None),) * axis + (slice(start, start + step),)
-            if self.kind == "torch":
-                _torch_memory().assign(self.owner.detach()[part], self._staged[part])
-            else:
-                numpy_memory.assign(self.owner[part], self._staged[part])
+            assign(target[part], source[part])
 
     def slice(self, start: int, count: int) -> memoryview:
         """The bytes of ``count`` elements from element ``start`` on."""

@@ -36,6 +36,10 @@ OPERATIONS: dict[str, Callable[[int, Any, Any], Work[Any]]] = {
         a.view(np.int32), op=dist.ReduceOp.AVG
     ),
     "broadcast": lambda rank, a, _: dist.broadcast(a, 0),
+    "all_reduce of a transposed array": lambda rank, a, _: dist.all_reduce(
+        a.reshape(1 << 12, -1).T
+    ),
+    "coalesced": lambda rank, a, half: dist.all_reduce_coalesced([a, half]),
     "reduce_scatter": lambda rank, a, half: dist.reduce_scatter_tensor(
         half, a, op=dist.ReduceOp.AVG
     ),

@@ -17,9 +17,7 @@ from aiodist.tensors import (
     dtype_named,
     empty_like_message,
     encode_meta,
-    pack,
     scratch,
-    unpack,
 )
 from aiodist.tensors.layout import overlaps_itself
 from aiodist.tensors.torch_memory import TORCH_DTYPES
@@ -321,24 +319,6 @@ def test_a_plain_tensor_subclass_is_a_tensor():
         pass
 
     assert buffer_of(torch.ones(2).as_subclass(Named), "tensor", writable=True).count == 2
-
-
-def test_pack_and_unpack_with_staging():
-    targets = [torch.zeros(2, 3).T, np.zeros((), np.int16), torch.zeros(0), np.zeros(5, np.uint8)]
-    sources = [
-        np.ones((3, 2), "f4"),
-        np.int16(7).reshape(()),
-        np.zeros(0, "f4"),
-        np.arange(5, dtype="u1"),
-    ]
-    packed = pack([buffer_of(np.asarray(s), "tensor", writable=False) for s in sources])
-    assert len(packed) == 24 + 2 + 5
-    buffers = [buffer_of(t, "tensor", writable=True) for t in targets]
-    unpack(packed, buffers)
-    for source, target in zip(sources, targets, strict=True):
-        assert (as_array(target) == source).all()
-    with pytest.raises(ValueError, match="cannot fill"):
-        unpack(packed[1:], buffers)
 
 
 def test_scratch():

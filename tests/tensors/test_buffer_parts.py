@@ -37,6 +37,17 @@ def test_a_transposed_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> None
     assert bytes(again.view) == bytes(source.view)
 
 
+@pytest.mark.parametrize("nbytes", [1, 100, 1 << 20])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_loading_a_piece_at_a_time(shape: tuple[int, ...], nbytes: int) -> None:
+    values = np.arange(np.prod(shape), dtype=np.int32).reshape(shape[::-1])
+    for owner in (values.T, torch.from_numpy(values).permute(*reversed(range(len(shape))))):
+        buffer = buffer_of(owner, "tensor", writable=False, load=False)
+        for _ in buffer.load_parts(nbytes):
+            pass
+        assert bytes(buffer.view) == values.T.tobytes()
+
+
 def test_a_tensor_that_requires_grad() -> None:
     owner = torch.zeros(4, 6).t().requires_grad_()
     buffer = buffer_of(owner, "tensor", writable=True, load=False)
