@@ -35,6 +35,9 @@ SPIN_SECONDS = 50e-6
 
 HANDSHAKE_SECONDS = 10.0
 _FLUSH_SECONDS = 5.0
+_SILENCE_SECONDS = 1.0
+"""How long a rank that was never connected may let a receive wait before it is looked for."""
+
 _LAST_WORDS_SECONDS = 0.3
 """How long a rank that refuses connections may still be heard before it counts as gone."""
 
@@ -156,6 +159,10 @@ class Endpoint:
     def recv(self, recv: Recv) -> Recv:
         """Post a receive."""
         self.inbox.post(recv)
+        if not recv.done and recv.src >= 0:
+            peer = self._peers[recv.src]
+            if not peer.links and peer.watch is None:
+                peer.watch = self._loop.call_later(_SILENCE_SECONDS, self._look_after, peer)
         return recv
 
     def withdraw_send(self, dst: int, message: Send) -> bool:
@@ -217,8 +224,9 @@ class Endpoint:
         for connection in self._early:
             connection.abort()
         for peer in self._peers.values():
-            if peer.doubt is not None:
-                peer.doubt.cancel()
+            for handle in (peer.doubt, peer.watch):
+                if handle is not None:
+                    handle.cancel()
             if peer.error is None:
                 peer.error = PeerLostError("this rank has left the mesh", rank=peer.rank)
                 if peer.outbox.connection is not None:
@@ -287,6 +295,12 @@ class Endpoint:
                 peer.doubt = self._loop.call_later(_FLUSH_SECONDS, self._lost, peer, error)
             return
         self._lost(peer, error)
+
+    def _look_after(self, peer: Peer) -> None:
+        # Whoever waits for a rank that died before it ever connected learns it this way.
+        peer.watch = None
+        if not (peer.links or peer.connecting or peer.error or self._leaving):
+            peer.connecting = self._loop.create_task(self._connect(peer))
 
     def _has_another(self, peer: Peer) -> bool:
         return any(link.failed is None for link in peer.links)

@@ -66,4 +66,5 @@ class Peer:
         self.error: BaseException | None = None
         self.links: list[Link] = []
         self.doubt: asyncio.TimerHandle | None = None  # one of two links ended without a word
+        self.watch: asyncio.TimerHandle | None = None  # a receive waits, and nobody ever connected
         self.connecting: asyncio.Task[Any] | None = None

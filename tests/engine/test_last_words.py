@@ -36,3 +36,18 @@ async def test_a_cancellation_does_too(transport: str) -> None:
     names = ["CollectiveCancelledError"] * 4
     names[2] = "CancelledError"
     assert await run_ranks(4, cancel, transport) == names
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_receive_from_a_rank_that_left_without_a_word(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two were never connected, so no stream can break: the receiver has to look."""
+    monkeypatch.setattr("aiodist.mesh.endpoint._SILENCE_SECONDS", 0.01)
+
+    async def wait(rank: int) -> None:
+        if rank == 0:
+            with pytest.raises(dist.PeerLostError, match=r"rank 1 .* cannot be reached"):
+                await dist.recv(np.zeros(3), 1)
+
+    await run_ranks(2, wait, transport)
