@@ -21,6 +21,7 @@ from aiodist.groups.work import Work
 from aiodist.torch_backend.futures import Completions, path_here
 from aiodist.torch_backend.operation import Operation
 from aiodist.torch_backend.options import reduce_op, seconds_of, single, splits
+from aiodist.torch_backend.profiling import record
 from aiodist.torch_backend.sparse import all_reduce_sparse
 from aiodist.torch_backend.work import TorchReceive, TorchWork, together
 from aiodist.torch_backend.worlds import TorchWorld
@@ -68,13 +69,13 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
             def start_sparse(group: ProcessGroup, timeout: float | None) -> Work[Any]:
                 return all_reduce_sparse(group, tensor, op(), timeout)
 
-            return self._start(start_sparse, tensors, opts)
+            return self._start("sparse_all_reduce", start_sparse, tensors, opts)
 
         def start(group: ProcessGroup, timeout: float | None) -> list[Work[Any]]:
             reduce = op()
             return [group.backend.all_reduce(tensor, reduce, timeout) for tensor in tensors]
 
-        return self._start(start, tensors, opts)
+        return self._start("all_reduce", start, tensors, opts)
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> TorchWork:
         op = reduce_op(opts)
@@ -82,7 +83,7 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
         def start(group: ProcessGroup, timeout: float | None) -> Work[Any]:
             return group.backend.all_reduce_coalesced(tensors, op(), timeout)
 
-        return self._start(start, tensors, opts)
+        return self._start("all_reduce", start, tensors, opts)
 
     def allgather(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
@@ -91,7 +92,7 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
             pairs = zip(outputs, inputs, strict=True)
             return [group.backend.all_gather(row, tensor, timeout) for row, tensor in pairs]
 
-        return self._start(start, [tensor for row in outputs for tensor in row], opts)
+        return self._start("all_gather", start, [tensor for row in outputs for tensor in row], opts)
 
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
@@ -99,7 +100,9 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
         def start(group: ProcessGroup, timeout: float | None) -> Work[Any]:
             return group.backend.all_gather_coalesced(outputs, inputs, timeout)
 
-        return self._start(start, [tensor for row in outputs for tensor in row], opts)
+        return self._start(
+            "all_gather_coalesced", start, [tensor for row in outputs for tensor in row], opts
+        )
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> TorchWork:
         return self.all_gather_single_coalesced([output], [tensor], opts)
@@ -111,7 +114,7 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
             pairs = zip(outputs, inputs, strict=True)
             return [group.backend.all_gather_into(out, tensor, timeout) for out, tensor in pairs]
 
-        return self._start(start, outputs, opts)
+        return self._start("all_gather_single", start, outputs, opts)
 
     def reduce_scatter(
         self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None
@@ -122,7 +125,7 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
             reduce, pairs = op(), zip(outputs, inputs, strict=True)
             return [group.backend.reduce_scatter(out, row, reduce, timeout) for out, row in pairs]
 
-        return self._start(start, outputs, opts)
+        return self._start("reduce_scatter", start, outputs, opts)
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> TorchWork:
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
@@ -139,7 +142,7 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
                 for out, tensor in pairs
             ]
 
-        return self._start(start, outputs, opts)
+        return self._start("reduce_scatter_single", start, outputs, opts)
 
     def alltoall(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
@@ -147,7 +150,7 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
         def start(group: ProcessGroup, timeout: float | None) -> Work[Any]:
             return group.backend.all_to_all(outputs, inputs, timeout)
 
-        return self._start(start, outputs, opts)
+        return self._start("all_to_all", start, outputs, opts)
 
     def all_to_all_single(
         self,
@@ -162,10 +165,12 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
                 output, tensor, splits(output_split_sizes), splits(input_split_sizes), timeout
             )
 
-        return self._start(start, [output], opts)
+        return self._start("all_to_all_single", start, [output], opts)
 
     def barrier(self, opts: Any = None) -> TorchWork:
-        return self._start(lambda group, timeout: group.backend.barrier(timeout), [], opts)
+        return self._start(
+            "barrier", lambda group, timeout: group.backend.barrier(timeout), [], opts
+        )
 
     # -- one to all, all to one
 
@@ -175,7 +180,7 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
         def start(group: ProcessGroup, timeout: float | None) -> list[Work[Any]]:
             return [group.backend.broadcast(tensor, root, timeout) for tensor in tensors]
 
-        return self._start(start, tensors, opts)
+        return self._start("broadcast", start, tensors, opts)
 
     def reduce(self, tensors: Sequence[Tensor], opts: Any) -> TorchWork:
         root, op = opts.rootRank, reduce_op(opts)
@@ -184,7 +189,7 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
             reduce = op()
             return [group.backend.reduce(tensor, root, reduce, timeout) for tensor in tensors]
 
-        return self._start(start, tensors, opts)
+        return self._start("reduce", start, tensors, opts)
 
     def gather(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any
@@ -195,7 +200,7 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
             places = single(outputs, "outputs") if outputs else None
             return group.backend.gather(single(inputs, "inputs"), places, root, timeout)
 
-        return self._start(start, [tensor for row in outputs for tensor in row], opts)
+        return self._start("gather", start, [tensor for row in outputs for tensor in row], opts)
 
     def scatter(
         self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any
@@ -206,7 +211,7 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
             sources = single(inputs, "inputs") if inputs else None
             return group.backend.scatter(single(outputs, "outputs"), sources, root, timeout)
 
-        return self._start(start, outputs, opts)
+        return self._start("scatter", start, outputs, opts)
 
     # -- point to point
 
@@ -215,7 +220,7 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
             backend = self._group.backend
             return [backend.send(single(tensors, "tensors"), dst, tag, None)]
 
-        operation = self._submit(start, blocks=False)
+        operation = self._submit("send", start, blocks=False)
         return self._handed(TorchWork(operation, tensors, self._messages))
 
     def recv(self, tensors: Sequence[Tensor], src: int | None, tag: int) -> TorchWork:
@@ -223,7 +228,8 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
             backend = self._group.backend
             return [backend.recv(single(tensors, "tensors"), src, tag, None)]
 
-        operation = self._submit(start, blocks=False)
+        name = "recvAnySource" if src is None else "recv"
+        operation = self._submit(name, start, blocks=False)
         numbers = {rank: number for number, rank in enumerate(self._group.ranks)}
         return self._handed(TorchReceive(operation, tensors, self._messages, numbers))
 
@@ -240,7 +246,7 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
 
     # -- how they start
 
-    def _start(self, start: Start, tensors: Sequence[Tensor], opts: Any) -> TorchWork:
+    def _start(self, name: str, start: Start, tensors: Sequence[Tensor], opts: Any) -> TorchWork:
         """Start collectives; ``tensors`` are what they write."""
         group, completions = self._line()
         timeout = seconds_of(opts)
@@ -249,11 +255,13 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
             works = start(group, timeout)
             return [works] if isinstance(works, Work) else works
 
-        operation = self._submit(run, blocks=not getattr(opts, "asyncOp", True))
+        operation = self._submit(name, run, blocks=not getattr(opts, "asyncOp", True))
         return self._handed(TorchWork(operation, tensors, completions))
 
-    def _submit(self, start: Callable[[], Sequence[Work[Any]]], *, blocks: bool) -> Operation:
-        operation = Operation(self._world.loop, start, blocks)
+    def _submit(
+        self, name: str, start: Callable[[], Sequence[Work[Any]]], *, blocks: bool
+    ) -> Operation:
+        operation = Operation(self._world.loop, start, blocks, record(name))
         if os.getpid() != self._pid:
             operation.refuse(
                 InvalidUsageError(

@@ -20,13 +20,33 @@ class Operation:
     a broken invariant. Errors, those of arguments too, come with `wait` and `error`.
     """
 
-    __slots__ = ("_blocks", "_done", "_error", "_gate", "_left", "_loop", "_start", "_works")
+    __slots__ = (
+        "_blocks",
+        "_done",
+        "_error",
+        "_gate",
+        "_left",
+        "_loop",
+        "_on_end",
+        "_start",
+        "_works",
+    )
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, start: Start, blocks: bool) -> None:
-        """``blocks``: the caller does nothing but wait, so look for the end before sleeping."""
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        start: Start,
+        blocks: bool,
+        on_end: Callable[[], None] | None = None,
+    ) -> None:
+        """``blocks``: the caller does nothing but wait, so look for the end before sleeping.
+
+        ``on_end()`` is called when it ends, before anybody who waits learns of it.
+        """
         self._loop = loop
         self._start: Start | None = start
         self._blocks = blocks
+        self._on_end = on_end
         self._works: Sequence[Work[Any]] = ()
         self._left = 0
         self._done = False
@@ -72,6 +92,9 @@ class Operation:
             self._finish()
 
     def _finish(self) -> None:
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end()
         self._done = True
         self._gate.release()
 

@@ -56,7 +56,7 @@ def load(backend: str, ranks: int) -> types.ModuleType:
     module.BACKEND = AlsoGloo(backend)
     if backend == "aiodist":
         # Once, and not in each forked rank.
-        import aiodist.torch_backend
+        import aiodist.torch_backend  # noqa: F401
     return module
 
 
