@@ -196,6 +196,7 @@ class Work(Generic[T]):
 
         In another thread than the loop's it asks the loop to do so and returns True at once.
         """
+        self._retrieved = True  # who gives it up does not wait to hear how else it ended
         if self._done:
             return False
         error = asyncio.CancelledError()

@@ -51,3 +51,21 @@ async def test_a_receive_from_a_rank_that_left_without_a_word(
                 await dist.recv(np.zeros(3), 1)
 
     await run_ranks(2, wait, transport)
+
+
+async def test_who_gives_an_operation_up_hears_no_more_of_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def leave(rank: int) -> None:
+        await dist.barrier()
+        if rank == 0:
+            works = [dist.irecv(np.zeros(3), 1) for _ in range(2)]
+            while not all(work.is_completed() for work in works):
+                await asyncio.sleep(0)
+            assert not works[0].cancel()
+
+    await run_ranks(2, leave)
+    assert [record.message for record in caplog.records if "nobody awaited" in record.message] == [
+        "an operation failed and nobody awaited it: "
+        + next(r.message for r in caplog.records).partition(": ")[2]
+    ]
