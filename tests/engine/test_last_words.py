@@ -59,13 +59,13 @@ async def test_who_gives_an_operation_up_hears_no_more_of_it(
     async def leave(rank: int) -> None:
         await dist.barrier()
         if rank == 0:
-            works = [dist.irecv(np.zeros(3), 1) for _ in range(2)]
-            while not all(work.is_completed() for work in works):
-                await asyncio.sleep(0)
-            assert not works[0].cancel()
+            ended = asyncio.Event()
+            first, second = (dist.irecv(np.zeros(3), 1) for _ in range(2))
+            second.add_done_callback(ended.set)
+            await ended.wait()
+            assert first.is_completed()
+            assert not first.cancel()
 
     await run_ranks(2, leave)
-    assert [record.message for record in caplog.records if "nobody awaited" in record.message] == [
-        "an operation failed and nobody awaited it: "
-        + next(r.message for r in caplog.records).partition(": ")[2]
-    ]
+    complaints = [r for r in caplog.records if "nobody awaited" in r.getMessage()]
+    assert len(complaints) == 1  # of the second, which was not given up
