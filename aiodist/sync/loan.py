@@ -13,11 +13,14 @@ while other operations are under way, where another thread calls, or where ranks
 
 from __future__ import annotations
 
-import signal
+# signal.signal converts to enums and back, which takes ten times as long as the call itself.
+import _signal  # type: ignore[import-not-found]  # typeshed leaves it out
 import threading
 from time import perf_counter
 from types import FrameType
 from typing import Any
+
+_SIGINT = int(_signal.SIGINT)
 
 _LINGER = 1e-3
 _LONGEST = 5e-3
@@ -92,13 +95,13 @@ class UninterruptedDriving:
 
     def __enter__(self) -> None:
         if threading.get_ident() == threading.main_thread().ident:
-            self._previous = signal.signal(signal.SIGINT, self._note)
+            self._previous = _signal.signal(_SIGINT, self._note)
 
     def __exit__(self, *_: object) -> None:
         previous = self._previous
         if previous is None:
             return
-        signal.signal(signal.SIGINT, previous)
+        _signal.signal(_SIGINT, previous)
         if self._came is not None and callable(previous):
             previous(*self._came)
 
