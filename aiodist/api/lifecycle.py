@@ -64,6 +64,8 @@ async def init_process_group(
         )
     chosen = backend_named(backend)
     seconds = to_seconds(timeout)
+    # Before the ranks meet: the others would wait for one that finds its mistake afterwards.
+    schemes, window = _schemes(os.environ), _window(os.environ)
     deadline = Deadline(seconds)
     world.opening = True
     try:
@@ -76,8 +78,7 @@ async def init_process_group(
             environ=os.environ,
         )
         try:
-            transports = transports_of(met, os.environ)
-            window = _window(os.environ)
+            transports = _transports(met, schemes)
             await _open_world(world, met.rank, met.size, met.store, transports, window, deadline)
             await met.settle(deadline)
         except BaseException:
@@ -139,13 +140,24 @@ def _make_default(world: World, name: str, backend: Backend, timeout: float | No
     world.default = group
 
 
-def transports_of(met: Rendezvous, environ: Mapping[str, str]) -> list[Transport]:
-    """The transports that AIODIST_TRANSPORT names, in its order; a lone rank needs none."""
-    if met.size == 1:
+def _transports(met: Rendezvous, schemes: Sequence[str]) -> list[Transport]:
+    if met.size == 1:  # a lone rank needs none
         return []
     known = Transports.default(met.host, source_hosts=met.hosts if len(met.hosts) > 1 else ())
-    wanted = environ.get("AIODIST_TRANSPORT", _DEFAULT_TRANSPORTS)
-    return [known.get(scheme.strip()) for scheme in wanted.split(",") if scheme.strip()]
+    return [known.get(scheme) for scheme in schemes]
+
+
+def _schemes(environ: Mapping[str, str]) -> list[str]:
+    """The transports that AIODIST_TRANSPORT names, in its order."""
+    text = environ.get("AIODIST_TRANSPORT", "") or _DEFAULT_TRANSPORTS
+    schemes = [scheme.strip() for scheme in text.split(",")]
+    known = Transports.default("").schemes
+    if unknown := [scheme for scheme in schemes if scheme not in known]:
+        raise InvalidUsageError(
+            f"AIODIST_TRANSPORT={text!r} names {unknown[0]!r}, which is no transport: use one or "
+            f"several of {', '.join(known)}, separated by commas"
+        )
+    return schemes
 
 
 def _window(environ: Mapping[str, str]) -> int:

@@ -187,10 +187,11 @@ class World:
         except RuntimeError:
             running = None
         if running is not self._loop:
-            where = "outside an event loop" if running is None else "in another event loop"
+            where = "outside any event loop" if running is None else "in another event loop"
             raise InvalidUsageError(
-                f"called {where} than the one init_process_group ran in; await it there, or use "
-                "aiodist.sync from blocking code"
+                f"called {where}: this process group lives in the loop that init_process_group ran "
+                "in; call and await it there (asyncio.run_coroutine_threadsafe leads there from "
+                "other threads), or use aiodist.sync in a program without a loop"
             )
 
     # -- mesh.endpoint.Events

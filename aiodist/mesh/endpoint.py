@@ -313,7 +313,8 @@ class Endpoint:
         else:
             text = f"{peer.card} died or was cut off: {error}"
         lost = PeerLostError(text, rank=peer.rank, host=peer.card.host, pid=peer.card.pid)
-        lost.__cause__ = _without_frames(error)
+        if not isinstance(error, DistError):  # whose text is all there is to say
+            lost.__cause__ = _without_frames(error)
         self._peer_lost(peer, lost)
 
     # -- inside

@@ -46,16 +46,16 @@ async def resolve(
                 type=socket.SOCK_STREAM,
                 flags=socket.AI_PASSIVE if to_listen else 0,
             )
-    except TimeoutError as error:
+    except TimeoutError:
         raise StoreTimeoutError(
             f"the name look-up of {host!r} took longer than {deadline.timeout:g} s; use an address "
             "instead of the name, or see to the host's DNS configuration"
-        ) from error
+        ) from None
     except (OSError, UnicodeError) as error:
         raise DistStoreError(
             f"the host name {host!r} does not resolve to an address ({_reason(error)}); check its "
             "spelling (MASTER_ADDR or the init_method), or use an address"
-        ) from error
+        ) from None
     return list(dict.fromkeys((family, address) for family, _, _, _, address in found))
 
 
@@ -85,7 +85,7 @@ def listen(host: str, port: int, addresses: list[Address]) -> list[socket.socket
             sock.close()
         # A free port of one family may be taken in the other one: then draw again.
         if port or failed.errno != errno.EADDRINUSE or attempt == _TRIES - 1:
-            raise _cannot_listen(host, port, failed) from failed
+            raise _cannot_listen(host, port, failed)
     raise AssertionError("unreachable: the last attempt returned or raised")
 
 

@@ -55,7 +55,7 @@ class FileLog:
             raise DistStoreError(
                 f"cannot open the store's file {self.path}: {error.strerror}; its directory must "
                 "exist and be writable for every rank"
-            ) from error
+            ) from None
 
     def close(self) -> None:
         """Close the descriptor, and give the lock back with it."""

@@ -51,7 +51,7 @@ async def connect(host: str, port: int, deadline: Deadline, secret: bytes) -> St
             raise StoreTimeoutError(
                 f"no store answered at {show(host, port)} within {deadline.timeout:g} s "
                 f"({reasons}); see whether rank 0, or the launcher, runs there and uses this port"
-            ) from failures[-1]
+            )
         await asyncio.sleep(pause)
     raise AssertionError("unreachable: pauses never end")
 

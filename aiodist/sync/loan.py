@@ -16,6 +16,7 @@ from __future__ import annotations
 # signal.signal converts to enums and back, which takes ten times as long as the call itself.
 import _signal  # type: ignore[import-not-found]  # typeshed leaves it out
 import threading
+from collections import deque
 from time import perf_counter
 from types import FrameType
 from typing import Any
@@ -35,6 +36,7 @@ class Loan:
         self._wake.acquire()
         self._standing = False
         self._recalled = False
+        self._coming: deque[None] = deque()  # calls on their way to the loop, which must not stand
         self._used = 0.0
         self._until = 0.0
 
@@ -43,6 +45,9 @@ class Loan:
         self._used = now = perf_counter()
         self._until = now + _LONGEST
         self._standing = True
+        if self._coming:  # asked after saying that it stands: one of the two is seen by `expect`
+            self._standing = self._recalled = False
+            return
         while True:
             woken = self._wake.acquire(timeout=_LINGER)
             with self._turn:  # waits for a thread that is driving
@@ -71,6 +76,15 @@ class Loan:
         """Done, and the loop has something to do."""
         self._turn.release()
         self.recall()
+
+    def expect(self) -> None:
+        """A call has been handed to the loop; `arrived` follows, there. Any thread."""
+        self._coming.append(None)
+        self.recall()
+
+    def arrived(self) -> None:
+        """The call that `expect` spoke of has begun."""
+        self._coming.popleft()
 
     def recall(self) -> None:
         """Let the loop go on, if it stands still. Any thread."""

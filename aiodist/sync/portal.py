@@ -75,8 +75,7 @@ class Portal:
         call = _Call(function, blocks, args, kwargs, loan)
         borrowed = loan.borrow()
         if not borrowed:
-            _hand_over(loop, call.start)
-            loan.recall()
+            _hand_over(loop, call.start, loan)
         try:
             if borrowed:
                 with UninterruptedDriving():
@@ -104,10 +103,16 @@ class Portal:
         try:
             future = asyncio.run_coroutine_threadsafe(function(*args, **kwargs), loop)
             try:
-                return future.result()
+                error = future.exception()
             except BaseException:
                 future.cancel()
                 raise
+            try:
+                if error is not None:  # raised here: its traceback shows no frame of the future's
+                    raise error
+                return future.result()
+            finally:
+                del error  # its traceback holds this frame
         finally:
             self.leave()
 
@@ -258,6 +263,7 @@ class _Call:
 
     def start(self) -> None:
         """Run it in the loop's thread."""
+        self._loan.arrived()
         returned = self._begin()
         if returned is None or not self._blocks:
             self.gate.release()
@@ -293,10 +299,12 @@ def _stand(loan: Loan) -> None:
         loan.stand()
 
 
-def _hand_over(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+def _hand_over(loop: asyncio.AbstractEventLoop, start: Callable[[], None], loan: Loan) -> None:
+    loan.expect()
     try:
-        loop.call_soon_threadsafe(callback)
+        loop.call_soon_threadsafe(start)
     except RuntimeError:
+        loan.arrived()
         raise NotInitializedError(_CLOSED) from None
 
 

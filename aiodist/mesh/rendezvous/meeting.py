@@ -137,7 +137,7 @@ async def rendezvous(
         except StoreTimeoutError as error:
             if lost is None:
                 raise
-            raise StoreTimeoutError(f"{error.message}; earlier, {lost}", **error.fields) from lost
+            raise StoreTimeoutError(f"{error.message}; earlier, {lost}", **error.fields) from None
         try:
             return await _meet(own, place, environ, deadline)
         except DistStoreError as error:
@@ -163,7 +163,7 @@ async def _meet(
         await place.close()
         raise StoreTimeoutError(
             f"{error.message} (they meet at {place.where}, told by {own.source})", **error.fields
-        ) from error
+        ) from None
     except BaseException:
         await place.close()
         raise

@@ -109,7 +109,7 @@ async def _at_master(
                 f"rank {plan.rank}: rank 0 never listened at {master} ({plan.source}): "
                 f"{error.message}",
                 **error.fields,
-            ) from error
+            ) from None
         return Place(client, str(master), client.close, route, client.close_in_child, once=True)
     own = [address for address in addresses if _is_own(address)]
     where = str(master)
