@@ -355,6 +355,7 @@ async def test_pending_messages_fail_when_the_peer_is_cut(ranks: RunRanks) -> No
             assert isinstance(error, dist.PeerLostError)
             assert error.rank == 1
             assert "died or was cut off" in str(error)
+            assert error.__cause__ is None, "which the message repeats"
 
     await ranks(2, main)
 

@@ -89,6 +89,13 @@ def test_groups() -> None:
     dist.barrier()
 
 
+def test_a_second_init_shows_the_way_there_and_nothing_else() -> None:
+    with pytest.raises(dist.InvalidUsageError, match="twice") as caught:
+        dist.init_process_group(rank=0, world_size=1)
+    names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert names[1:] == ["init_process_group", "run", "init_process_group"]
+
+
 def test_wrong_arguments_raise_at_the_call_and_show_the_way_there() -> None:
     with pytest.raises(dist.InvalidUsageError, match="src 3 is out of range") as caught:
         dist.broadcast(torch.ones(1), 3, async_op=True)

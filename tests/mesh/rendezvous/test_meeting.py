@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -267,6 +268,8 @@ async def test_rank_0_that_never_listens(port: int) -> None:
         await meet(f"tcp://127.0.0.1:{port}", 1, 2, seconds=0.1)
     assert f"rank 1: rank 0 never listened at 127.0.0.1:{port}" in str(caught.value)
     assert "refused" in str(caught.value)
+    told = "".join(traceback.format_exception(caught.value))
+    assert told.count("Traceback") == 1, "the message says it all; a chain of errors hides it"
 
 
 async def test_ranks_that_were_told_different_sizes(port: int) -> None:
