@@ -1,10 +1,13 @@
-"""init_process_group: what is found wrong before anybody is waited for."""
+"""init_process_group: what is found wrong before anybody is waited for; and whose loop it is."""
 
 from __future__ import annotations
+
+import asyncio
 
 import pytest
 
 import aiodist as dist
+from aiodist.testing import run_ranks
 
 
 @pytest.mark.parametrize(
@@ -31,3 +34,16 @@ async def test_an_empty_setting_is_none(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("AIODIST_BUFFER_BYTES", "")
     await dist.init_process_group(rank=0, world_size=1)
     await dist.destroy_process_group()
+
+
+async def test_calls_from_elsewhere_are_told_where_the_group_lives() -> None:
+    async def main(rank: int) -> None:
+        with pytest.raises(dist.InvalidUsageError, match="called outside any event loop"):
+            await asyncio.to_thread(dist.barrier)
+        with pytest.raises(dist.InvalidUsageError, match="called in another event loop"):
+            await asyncio.to_thread(asyncio.run, call())
+
+    async def call() -> None:
+        await dist.barrier()
+
+    await run_ranks(1, main)
