@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
+import os
 import threading
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from datetime import timedelta
@@ -17,6 +18,8 @@ from aiodist.deadline import to_seconds
 from aiodist.errors import DistError, GroupClosedError, InvalidUsageError
 
 log = logging.getLogger("aiodist")
+
+_give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
 
 # None where no loop runs, and no exception made for it; exported by asyncio.events.
 _running_loop = asyncio._get_running_loop
@@ -153,6 +156,7 @@ class Work(Generic[T]):
                 poll()
             if self._done or perf_counter() > end:
                 return
+            _give_way()  # to the other rank, should it sit on the same core
 
     # -- for users
 
