@@ -249,6 +249,9 @@ class _Call:
             returned = self._begin()
             if self._blocks and returned is not None:
                 returned.spin()
+        except BaseException:
+            self._loan.resume()
+            raise
         finally:
             _set_running_loop(None)
         if returned is None or (self._blocks and returned.is_completed()):

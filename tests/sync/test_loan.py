@@ -1,0 +1,84 @@
+"""A blocked thread drives the engine while the loop's thread stands still."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from aiodist.sync.loan import Loan, UninterruptedDriving
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield loop
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0)
+
+
+def borrowed(loop: asyncio.AbstractEventLoop, loan: Loan) -> None:
+    """The loop stands still, and this thread drives."""
+    until(lambda: (loop.call_soon_threadsafe(loan.stand), time.sleep(1e-4), loan.borrow())[-1])
+
+
+def test_nobody_borrows_a_loop_that_runs(loop: asyncio.AbstractEventLoop) -> None:
+    assert not Loan().borrow()
+
+
+def test_the_loop_waits_for_the_thread_that_drives(loop: asyncio.AbstractEventLoop) -> None:
+    loan = Loan()
+    borrowed(loop, loan)
+    went_on = threading.Event()
+    loop.call_soon_threadsafe(went_on.set)
+    assert not went_on.wait(0.02)  # longer than it would linger
+    assert not loan.borrow()  # one thread at a time
+    loan.give_back()
+    assert went_on.wait(10)
+    until(lambda: not loan.borrow())
+
+
+def test_recalled_it_goes_on_at_once_and_is_not_lent_again(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    loan = Loan()
+    borrowed(loop, loan)
+    loan.resume()
+    assert not loan.borrow()
+
+
+def test_it_does_not_stand_while_a_call_is_on_its_way(loop: asyncio.AbstractEventLoop) -> None:
+    loan = Loan()
+    loan.expect()
+    stood = threading.Event()
+    loop.call_soon_threadsafe(lambda: (loan.stand(), stood.set()))
+    assert stood.wait(10)
+    assert not loan.borrow()
+    loan.arrived()
+    borrowed(loop, loan)
+    loan.resume()
+
+
+def test_ctrl_c_waits_until_the_engine_is_left() -> None:
+    steps = []
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # where it is raised is the point
+        with UninterruptedDriving():
+            signal.raise_signal(signal.SIGINT)
+            steps.append("driven to the end")
+        steps.append("never reached")
+    assert steps == ["driven to the end"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
