@@ -58,6 +58,7 @@ async def init_process_group(
     """
     world = current_world()
     if world.is_initialized or world.opening:
+        world.check_loop()
         raise InvalidUsageError(
             "trying to initialize the default process group twice; call "
             "destroy_process_group() first"

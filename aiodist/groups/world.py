@@ -186,6 +186,11 @@ class World:
             running = asyncio.get_running_loop()
         except RuntimeError:
             running = None
+        if self._loop is not None and self._loop.is_closed():
+            raise InvalidUsageError(
+                "the event loop that init_process_group ran in has ended: call it, the operations "
+                "and destroy_process_group within one asyncio.run()"
+            )
         if running is not self._loop:
             where = "outside any event loop" if running is None else "in another event loop"
             raise InvalidUsageError(

@@ -246,16 +246,8 @@ class Endpoint:
             connection.close_in_child()
 
     def connections(self) -> list[Connection]:
-        """The open connections, for whoever must close them without the loop (exit, fork)."""
+        """The open connections, to all ranks."""
         return [link.connection for peer in self._peers.values() for link in peer.links]
-
-    def goodbye_frames(self) -> list[tuple[Connection, bytes]]:
-        """What a rank that ends without its loop has to say, and where."""
-        return [
-            (peer.outbox.connection, encode(FrameType.GOODBYE))
-            for peer in self._peers.values()
-            if peer.outbox.connection is not None and peer.error is None
-        ]
 
     # -- mesh.link.Owner
 

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 import aiodist as dist
+from aiodist.groups.world import World, use_world
 from aiodist.testing import run_ranks
 
 
@@ -34,6 +35,23 @@ async def test_an_empty_setting_is_none(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("AIODIST_BUFFER_BYTES", "")
     await dist.init_process_group(rank=0, world_size=1)
     await dist.destroy_process_group()
+
+
+def test_a_loop_that_ended_without_destroy_is_named() -> None:
+    async def start() -> None:
+        use_world(world)
+        await dist.init_process_group(rank=0, world_size=1)
+
+    async def barrier() -> None:
+        use_world(world)
+        await dist.barrier()
+
+    world = World()
+    asyncio.run(start())
+    with pytest.raises(dist.InvalidUsageError, match=r"has ended: .* within one asyncio.run"):
+        asyncio.run(barrier())
+    with pytest.raises(dist.InvalidUsageError, match="has ended"):
+        asyncio.run(start())
 
 
 async def test_calls_from_elsewhere_are_told_where_the_group_lives() -> None:
