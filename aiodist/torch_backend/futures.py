@@ -4,65 +4,93 @@ from __future__ import annotations
 
 import queue
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from aiodist.torch_backend.operation import Operation, Operations
 
-_Item = tuple[Operation | Operations, "torch.futures.Future[Any]"]
+
+class _Item(NamedTuple):
+    operation: Operation | Operations
+    future: torch.futures.Future[Any]
+    ordered: bool
 
 
 class Completions:
-    """Completes the futures of one group's operations, in the order in which they were asked for.
+    """Completes futures of one group, in the order in which they were asked for.
 
-    Callbacks of ``then()``, communication hooks among them, run in this thread. They may start
-    operations and wait for them: those have `Completions` of their own, with another ``path``, so
-    no thread waits for itself; and since the order of completion is the same on all ranks, so is
-    the order of what is started in callbacks.
+    Callbacks of ``then()``, communication hooks among them, run in this object's thread, or in
+    the thread that calls ``then()`` where the future is complete by then: torch decides. They may
+    start collectives, and all ranks have to start them in one order. So `settle` lets a caller
+    wait, before it starts its next collective, until all callbacks are through.
+
+    ``level``: 0 for what is started outside of callbacks, 1 for what these start, and so on. Each
+    has a thread of its own, so a callback may wait for what it has started.
 
     The thread starts with the first future. It is a daemon: at the end of the process it may
     still wait for an operation.
     """
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, level: int = 0) -> None:
+        self.level = level
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
+        self._ordered = 0
         self._closed = False
 
-    def add(self, operation: Operation | Operations, future: torch.futures.Future[Any]) -> None:
-        """Set ``future``, to True, once ``operation`` and all that were added before have ended."""
-        with self._lock:
+    def add(
+        self,
+        operation: Operation | Operations,
+        future: torch.futures.Future[Any],
+        ordered: bool,
+    ) -> None:
+        """Set ``future``, to True, once ``operation`` and all that were added before have ended.
+
+        ``ordered``: `settle` waits for its callbacks.
+        """
+        item = _Item(operation, future, ordered)
+        with self._changed:
             if not self._closed:
                 if self._thread is None:
                     self._thread = threading.Thread(
                         target=self._live, name="aiodist-futures", daemon=True
                     )
                     self._thread.start()
-                self._queue.put((operation, future))
+                self._ordered += ordered
+                self._queue.put(item)
                 return
         operation.block()
         future.set_result(True)
 
+    def settle(self) -> None:
+        """Wait until callbacks of all futures that were added as ordered have run."""
+        if self._ordered:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._ordered)
+
     def close(self) -> None:
         """End the thread after what was added. All operations have ended, or are about to."""
-        with self._lock:
+        with self._changed:
+            if self._closed:
+                return
             self._closed = True
             thread = self._thread
-        if thread is not None:
-            self._queue.put(None)
-            if thread is not threading.current_thread():
-                thread.join(_JOIN_SECONDS)
+        self._queue.put(None)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_JOIN_SECONDS)
 
     def _live(self) -> None:
-        _here.completions = self
+        _here.level = self.level + 1
         while (item := self._queue.get()) is not None:
-            operation, future = item
-            operation.block()
-            future.set_result(True)
-            del item, operation, future  # while it waits, nothing of the last one is held
+            item.operation.block()
+            item.future.set_result(True)
+            if item.ordered:
+                with self._changed:
+                    self._ordered -= 1
+                    self._changed.notify_all()
+            del item  # while it waits, nothing of the last one is held
 
 
 _JOIN_SECONDS = 5.0
@@ -70,7 +98,7 @@ _JOIN_SECONDS = 5.0
 _here = threading.local()
 
 
-def path_here() -> str:
-    """By which callbacks the calling code was reached: empty outside of all."""
-    completions: Completions | None = getattr(_here, "completions", None)
-    return "" if completions is None else completions.path
+def level_here() -> int:
+    """How deep in callbacks the calling thread is: 0 outside of all."""
+    level: int = getattr(_here, "level", 0)
+    return level

@@ -18,7 +18,7 @@ from torch._C import _distributed_c10d as c10d
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.work import Work
-from aiodist.torch_backend.futures import Completions, path_here
+from aiodist.torch_backend.futures import Completions, level_here
 from aiodist.torch_backend.operation import Operation
 from aiodist.torch_backend.options import reduce_op, seconds_of, single, splits
 from aiodist.torch_backend.profiling import record
@@ -39,8 +39,8 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
     """What ``init_process_group("aiodist")`` and ``new_group`` of torch give.
 
     Calls return at once and raise nothing; errors, those of arguments too, come with the `Work`.
-    They start in the order of the calls. What a ``then`` callback starts has an order of its own
-    (see `Completions`).
+    They start in the order of the calls; what ``then`` callbacks of a future start, before what
+    is called after it (see `TorchWork.get_future`).
     """
 
     def __init__(self, world: TorchWorld, group: ProcessGroup, owns_world: bool) -> None:
@@ -52,10 +52,8 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
         self._pid = os.getpid()
         self._group_name = ""
         self._group_desc = ""
-        self._lines: dict[str, tuple[ProcessGroup, Completions]] = {
-            "": (group, Completions(group.group_name))
-        }
-        self._messages = Completions(f"messages of {group.group_name}")
+        self._levels = [Completions()]
+        self._messages = Completions()
         self._coalesced: list[TorchWork] | None = None
         self._parts: list[TorchGroup] = []
 
@@ -248,11 +246,12 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
 
     def _start(self, name: str, start: Start, tensors: Sequence[Tensor], opts: Any) -> TorchWork:
         """Start collectives; ``tensors`` are what they write."""
-        group, completions = self._line()
+        completions = self._completions()
+        completions.settle()
         timeout = seconds_of(opts)
 
         def run() -> Sequence[Work[Any]]:
-            works = start(group, timeout)
+            works = start(self._group, timeout)
             return [works] if isinstance(works, Work) else works
 
         operation = self._submit(name, run, blocks=not getattr(opts, "asyncOp", True))
@@ -273,15 +272,12 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
             operation.submit()
         return operation
 
-    def _line(self) -> tuple[ProcessGroup, Completions]:
-        """The engine's group for what the calling thread starts, and who completes its futures."""
-        path = path_here()
-        line = self._lines.get(path)
-        if line is None:
-            group = self._world.shadow(self._group, path)
-            line = group, Completions(f"{path} > {self._group.group_name}")
-            self._lines[path] = line
-        return line
+    def _completions(self) -> Completions:
+        """Who completes the futures of what the calling thread starts."""
+        level = level_here()
+        while len(self._levels) <= level:
+            self._levels.append(Completions(len(self._levels)))
+        return self._levels[level]
 
     def _handed(self, work: TorchWork) -> TorchWork:
         if self._coalesced is not None:
@@ -294,7 +290,7 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
     def _end_coalescing(self, device: torch.device) -> TorchWork:
         """One handle for all that was started since ``_start_coalescing``; it runs already."""
         works, self._coalesced = self._coalesced or [], None
-        return together(works, self._lines[""][1])
+        return together(works, self._completions())
 
     # -- the group
 
@@ -343,8 +339,7 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
 
     def set_timeout(self, timeout: timedelta) -> None:
         """The timeout of operations to come that bring none of their own."""
-        for group, _ in list(self._lines.values()):
-            group.timeout = timeout.total_seconds()
+        self._group.timeout = timeout.total_seconds()
 
     def shutdown(self) -> None:
         """Close the group, after some seconds for what is under way."""
@@ -359,8 +354,7 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
             if self._owns_world:
                 self._world.close(*seconds)
             else:
-                groups = [group for group, _ in self._lines.values()]
-                self._world.remove(groups, *seconds)
-        for _, completions in self._lines.values():
+                self._world.remove([self._group], *seconds)
+        for completions in self._levels:
             completions.close()
         self._messages.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -78,10 +79,16 @@ class TorchWork(c10d.Work):
     def get_future(self) -> torch.futures.Future[Any]:
         """A torch Future of the tensors; callbacks run in the thread that completes it.
 
+        Where Python code asks for it, the group's next collective in the same thread starts when
+        the callbacks have run, because they may start collectives: else some ranks would start
+        these first, and some the next one. DDP's own reducer asks from C++ and has no callbacks.
+
         An error is raised inside ``then``: ``set_exception`` on a future that C++ waits for ends
         the process.
         """
         if self._future is None:
+            caller = sys._getframe(1) if hasattr(sys, "_getframe") else None
+            from_python = caller is None or "get_future" in caller.f_code.co_names
             root: torch.futures.Future[Any] = torch.futures.Future()
             operation, tensors = self.operation, self.tensors
 
@@ -92,7 +99,7 @@ class TorchWork(c10d.Work):
 
             self._root = root
             self._future = root.then(outcome)
-            self._completions.add(operation, root)
+            self._completions.add(operation, root, ordered=from_python)
         return self._future
 
 

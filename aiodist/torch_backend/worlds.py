@@ -67,14 +67,6 @@ class TorchWorld:
 
         return self._run(make)
 
-    def shadow(self, group: ProcessGroup, path: str) -> ProcessGroup:
-        """A group of the same ranks, for what is started in callbacks reached by ``path``."""
-
-        async def make() -> ProcessGroup:
-            return self._add(f"{group.group_name} in {path}", group.ranks, group.timeout)
-
-        return self._run(make)
-
     def _add(self, name: str, ranks: Sequence[int], timeout: float | None) -> ProcessGroup:
         group = ProcessGroup(self._world, name, ranks, Backend(Backend.AIODIST), timeout)
         bind(group)
