@@ -142,6 +142,9 @@ def all_gather_into_tensor(
     return pg.backend.all_gather_into(output_tensor, input_tensor, to_seconds(timeout))
 
 
+all_gather_single = all_gather_into_tensor  # torch's newer name
+
+
 def gather(
     tensor: Tensor,
     gather_list: list[Tensor] | None = None,
@@ -205,6 +208,9 @@ def reduce_scatter_tensor(
     """Reduce ``input`` over all ranks and leave rank r the r-th of its equal parts, in ``output``."""
     pg = current_world().group(group)
     return pg.backend.reduce_scatter_from(output, input, ReduceOp.of(op), to_seconds(timeout))
+
+
+reduce_scatter_single = reduce_scatter_tensor  # torch's newer name
 
 
 def all_to_all(

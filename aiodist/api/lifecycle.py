@@ -15,12 +15,13 @@ import msgpack
 
 from aiodist.backends.registry import backend_named, bind
 from aiodist.deadline import Deadline, to_seconds
-from aiodist.errors import InvalidUsageError, NotInitializedError
+from aiodist.errors import InvalidUsageError
 from aiodist.groups.process_group import Group, NonGroupMember, ProcessGroup
 from aiodist.groups.world import World, current_world
 from aiodist.mesh.endpoint import DEFAULT_WINDOW, Endpoint
 from aiodist.mesh.peer import Card
 from aiodist.mesh.rendezvous import Rendezvous, rendezvous
+from aiodist.mesh.rendezvous.environments import look_around
 from aiodist.store import Store, exchange
 from aiodist.transport.base import Transport
 from aiodist.transport.registry import Transports
@@ -237,22 +238,44 @@ def is_available() -> bool:
 
 def is_mpi_available() -> bool:
     """Whether backend "mpi" can be used here."""
-    return _can_run(Backend.MPI)
+    return is_backend_available(Backend.MPI)
 
 
 def is_nccl_available() -> bool:
     """Whether backend "nccl" can be used here."""
-    return _can_run(Backend.NCCL)
+    return is_backend_available(Backend.NCCL)
 
 
 def is_gloo_available() -> bool:
     """True: "gloo" names the native backend."""
-    return _can_run(Backend.GLOO)
+    return is_backend_available(Backend.GLOO)
 
 
-def _can_run(name: str) -> bool:
+def is_backend_available(backend: str) -> bool:
+    """Whether ``init_process_group`` takes ``backend`` here; False also for an unknown name."""
     try:
-        backend_named(name)
-    except (InvalidUsageError, NotInitializedError):
+        backend_named(backend)
+    except ValueError:
         return False
     return True
+
+
+def is_torchelastic_launched() -> bool:
+    """Whether torchrun started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def get_node_local_rank(fallback_rank: int | None = None) -> int:
+    """This rank's number on its host, as LOCAL_RANK or the launcher's own variable has it.
+
+    Where neither is set, ``fallback_rank``; and where that is None, raises InvalidUsageError.
+    """
+    local = look_around(os.environ).local_rank()
+    if local is not None:
+        return local
+    if fallback_rank is None:
+        raise InvalidUsageError(
+            "LOCAL_RANK is not set: start this script by a launcher (aiodist run, torchrun), or "
+            "pass fallback_rank"
+        )
+    return int(fallback_rank)

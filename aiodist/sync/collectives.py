@@ -143,6 +143,9 @@ def all_gather_into_tensor(
     return work
 
 
+all_gather_single = all_gather_into_tensor  # torch's newer name
+
+
 @mirrors(api.gather)
 def gather(
     tensor: Tensor,
@@ -225,6 +228,9 @@ def reduce_scatter_tensor(
         async_op, api.reduce_scatter_tensor, output, input, op, group=group, timeout=timeout
     )
     return work
+
+
+reduce_scatter_single = reduce_scatter_tensor  # torch's newer name
 
 
 @mirrors(api.all_to_all)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -77,6 +78,34 @@ def test_parameters_are_those_of_torch(name: str) -> None:
 
 def test_the_tables_speak_of_functions_that_exist() -> None:
     assert {name for name, _ in [*ADDED, *MISSING, *DEFAULTS]} <= set(FUNCTIONS)
+
+
+# Functions that torch has and aiodist has not.
+ABSENT = {
+    "get_backend_config": "groups have one backend",
+    "get_debug_level": "about logs of torch's own",
+    "get_default_backend_for_device": "there is one for tensors on the CPU, and no other yet",
+    "get_pg_count": "about torch's own groups",
+    "is_ucc_available": "no such backend here",
+    "is_xccl_available": "no such backend here",
+    "monitored_barrier": "not yet; barrier names the ranks that are missing",
+    "record_comm": "about torch's own groups",
+    "shrink_group": "an option of NCCL",
+    "supports_complex": "about torch's own reductions; the reductions here say what they take",
+}
+
+
+def test_functions_of_torch_that_are_absent_have_a_reason() -> None:
+    c10d = torch.distributed.distributed_c10d
+    theirs = {
+        name
+        for name, value in vars(torch.distributed).items()
+        if type(value) is FunctionType  # isinstance would ask a deprecated object what it is
+        and not name.startswith("_")
+        and value.__module__ == c10d.__name__
+    }
+    assert theirs - set(dist.__all__) <= set(ABSENT)
+    assert not set(ABSENT) & set(dist.__all__)
 
 
 ASYNC_ONLY = {
