@@ -16,6 +16,13 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from aiodist.errors import InvalidUsageError
+from aiodist.groups.checks import (
+    check_list,
+    check_other,
+    check_rank,
+    check_root_list,
+    check_tag,
+)
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.work import Work
 from aiodist.torch_backend.futures import Completions, level_here
@@ -87,7 +94,8 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> TorchWork:
         def start(group: ProcessGroup, timeout: float | None) -> list[Work[Any]]:
-            pairs = zip(outputs, inputs, strict=True)
+            rows = [check_list(row, "tensor_list", group.n_ranks) for row in outputs]
+            pairs = zip(rows, inputs, strict=True)
             return [group.backend.all_gather(row, tensor, timeout) for row, tensor in pairs]
 
         return self._start("all_gather", start, [tensor for row in outputs for tensor in row], opts)
@@ -96,7 +104,10 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> TorchWork:
         def start(group: ProcessGroup, timeout: float | None) -> Work[Any]:
-            return group.backend.all_gather_coalesced(outputs, inputs, timeout)
+            rows = check_list(outputs, "output_tensor_lists", group.n_ranks)
+            for row in rows:
+                check_list(row, "each of output_tensor_lists", len(inputs), each="tensor")
+            return group.backend.all_gather_coalesced(rows, inputs, timeout)
 
         return self._start(
             "all_gather_coalesced", start, [tensor for row in outputs for tensor in row], opts
@@ -120,7 +131,8 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
         op = reduce_op(opts)
 
         def start(group: ProcessGroup, timeout: float | None) -> list[Work[Any]]:
-            reduce, pairs = op(), zip(outputs, inputs, strict=True)
+            rows = [check_list(row, "input_list", group.n_ranks) for row in inputs]
+            reduce, pairs = op(), zip(outputs, rows, strict=True)
             return [group.backend.reduce_scatter(out, row, reduce, timeout) for out, row in pairs]
 
         return self._start("reduce_scatter", start, outputs, opts)
@@ -146,6 +158,8 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> TorchWork:
         def start(group: ProcessGroup, timeout: float | None) -> Work[Any]:
+            check_list(outputs, "output_tensor_list", group.n_ranks)
+            check_list(inputs, "input_tensor_list", group.n_ranks)
             return group.backend.all_to_all(outputs, inputs, timeout)
 
         return self._start("all_to_all", start, outputs, opts)
@@ -173,18 +187,19 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
     # -- one to all, all to one
 
     def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> TorchWork:
-        root = opts.rootRank
+        given_root = opts.rootRank
 
         def start(group: ProcessGroup, timeout: float | None) -> list[Work[Any]]:
+            root = check_rank(group, None, given_root, "src")
             return [group.backend.broadcast(tensor, root, timeout) for tensor in tensors]
 
         return self._start("broadcast", start, tensors, opts)
 
     def reduce(self, tensors: Sequence[Tensor], opts: Any) -> TorchWork:
-        root, op = opts.rootRank, reduce_op(opts)
+        given_root, op = opts.rootRank, reduce_op(opts)
 
         def start(group: ProcessGroup, timeout: float | None) -> list[Work[Any]]:
-            reduce = op()
+            root, reduce = check_rank(group, None, given_root, "dst"), op()
             return [group.backend.reduce(tensor, root, reduce, timeout) for tensor in tensors]
 
         return self._start("reduce", start, tensors, opts)
@@ -192,10 +207,12 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
     def gather(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any
     ) -> TorchWork:
-        root = opts.rootRank
+        given_root = opts.rootRank
 
         def start(group: ProcessGroup, timeout: float | None) -> Work[Any]:
-            places = single(outputs, "outputs") if outputs else None
+            root = check_rank(group, None, given_root, "dst")
+            given = single(outputs, "outputs") if outputs else None
+            places = check_root_list(given, "gather_list", group, root)
             return group.backend.gather(single(inputs, "inputs"), places, root, timeout)
 
         return self._start("gather", start, [tensor for row in outputs for tensor in row], opts)
@@ -203,10 +220,12 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
     def scatter(
         self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any
     ) -> TorchWork:
-        root = opts.rootRank
+        given_root = opts.rootRank
 
         def start(group: ProcessGroup, timeout: float | None) -> Work[Any]:
-            sources = single(inputs, "inputs") if inputs else None
+            root = check_rank(group, None, given_root, "src")
+            given = single(inputs, "inputs") if inputs else None
+            sources = check_root_list(given, "scatter_list", group, root)
             return group.backend.scatter(single(outputs, "outputs"), sources, root, timeout)
 
         return self._start("scatter", start, outputs, opts)
@@ -215,16 +234,20 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
 
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int) -> TorchWork:
         def start() -> list[Work[Any]]:
-            backend = self._group.backend
-            return [backend.send(single(tensors, "tensors"), dst, tag, None)]
+            to = check_other(self._group, check_rank(self._group, None, dst, "dst"), "dst")
+            tensor = single(tensors, "tensors")
+            return [self._group.backend.send(tensor, to, check_tag(tag), None)]
 
         operation = self._submit("send", start, blocks=False)
         return self._handed(TorchWork(operation, tensors, self._messages))
 
     def recv(self, tensors: Sequence[Tensor], src: int | None, tag: int) -> TorchWork:
         def start() -> list[Work[Any]]:
-            backend = self._group.backend
-            return [backend.recv(single(tensors, "tensors"), src, tag, None)]
+            source = src
+            if src is not None:
+                source = check_other(self._group, check_rank(self._group, None, src, "src"), "src")
+            tensor = single(tensors, "tensors")
+            return [self._group.backend.recv(tensor, source, check_tag(tag), None)]
 
         name = "recvAnySource" if src is None else "recv"
         operation = self._submit(name, start, blocks=False)
@@ -293,6 +316,23 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
         return together(works, self._completions())
 
     # -- the group
+
+    # torch asks a group's backend for a device what it can do; here the group itself answers.
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+    supports_shrinking = False
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> TorchGroup:
+        if device.type != "cpu":
+            raise RuntimeError(
+                f'backend "aiodist" serves cpu tensors; make a group with a backend for {device}'
+            )
+        return self
 
     def getBackendName(self) -> str:  # noqa: N802  # C++ asks for it by this name
         return "aiodist"

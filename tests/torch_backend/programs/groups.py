@@ -1,0 +1,132 @@
+"""Groups: sub-groups, splitting, destroying, and initialising again."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+import aiodist.sync
+from aiodist.torch_backend.group import TorchGroup
+from tests.torch_backend.programs.ddp import error_of
+
+
+def answers(rank: int, size: int) -> None:
+    whole = dist.group.WORLD
+    assert isinstance(whole, TorchGroup)
+    assert dist.get_backend() == "aiodist"
+    assert whole.name() == "aiodist"
+    assert (dist.get_rank(), dist.get_world_size()) == (rank, size)
+    assert (whole.rank(), whole.size()) == (rank, size)
+    assert whole.group_name == "0"
+    assert whole.group_desc == "default_pg"
+    named = dist.new_group(group_desc="a description")
+    assert named.group_desc == "a description"
+    assert not aiodist.sync.is_initialized()  # that door has a world of its own
+    whole.set_timeout(timedelta(seconds=30))
+    t = torch.ones(1)
+    dist.all_reduce(t)
+    assert t.item() == size
+
+
+def subgroups(rank: int, size: int) -> None:
+    """They share the connections and are independent; ranks outside know nothing of them."""
+    pairs = [dist.new_group([a, b]) for a in range(size) for b in range(a + 1, size)]
+    members = [(a, b) for a in range(size) for b in range(a + 1, size)]
+    works = []
+    for group, pair in zip(pairs, members, strict=True):
+        if rank in pair:
+            t = torch.tensor([float(rank)])
+            works.append((dist.all_reduce(t, group=group, async_op=True), t, sum(pair)))
+    for work, t, expected in reversed(works):
+        work.wait()
+        assert t.item() == expected
+    backwards = dist.new_group(list(reversed(range(size))))
+    assert dist.get_rank(backwards) == rank
+    own, _ = dist.new_subgroups(2)
+    assert dist.get_process_group_ranks(own) == [rank // 2 * 2, rank // 2 * 2 + 1]
+    if rank < 2:
+        local = dist.new_group([0, 1], use_local_synchronization=True)
+        dist.barrier(local)
+        dist.destroy_process_group(local)
+        again = dist.new_group([0, 1], use_local_synchronization=True)
+        t = torch.ones(1)
+        dist.broadcast(t, 0, group=again)
+    dist.destroy_process_group(own)
+    for group, pair in zip(pairs, members, strict=True):
+        if rank in pair:
+            dist.destroy_process_group(group)
+    dist.barrier()
+
+
+def splitting(rank: int, size: int) -> None:
+    half = [r for r in range(size) if r % 2 == rank % 2]
+    part = dist.group.WORLD.split_group(half, timedelta(seconds=20), group_name="half")
+    assert (part.rank(), part.size()) == (half.index(rank), len(half))
+    assert part.group_name == "half"
+    t = torch.tensor([float(rank)])
+    part.allreduce([t]).wait()
+    assert t.item() == sum(half)
+    part.shutdown()
+
+
+def again(rank: int, size: int) -> None:
+    """Destroyed and initialised anew, three times, at one store."""
+    folder = os.environ["TEST_FOLDER"]
+    for _ in range(3):
+        dist.destroy_process_group()
+        assert not dist.is_initialized()
+        dist.init_process_group(
+            "aiodist", init_method=f"file://{folder}/again", rank=rank, world_size=size
+        )
+        t = torch.ones(1)
+        dist.all_reduce(t)
+        assert t.item() == size
+
+
+def beside_gloo(rank: int, size: int) -> None:
+    """A group of ours where the default one is Gloo's meets by itself."""
+    dist.destroy_process_group()
+    folder = os.environ["TEST_FOLDER"]
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/beside", rank=rank, world_size=size
+    )
+    ours = dist.new_group([0, 1], backend="aiodist")
+    t = torch.ones(1)
+    if rank < 2:
+        dist.all_reduce(t, group=ours)
+        assert t.item() == 2
+    theirs = dist.new_group(backend="gloo")
+    dist.all_reduce(t, group=theirs)
+
+
+def destroyed(rank: int, size: int) -> None:
+    """What is under way or called later fails; it does not hang."""
+    group = dist.new_group()
+    waiting = dist.irecv(torch.ones(1), (rank + 1) % size, group=group)
+    dist.barrier()
+    group.abort()
+    for work in (waiting, group.allreduce([torch.ones(1)])):
+        said = error_of(work.wait)
+        assert "destroyed" in said, said
+    group.shutdown()
+    dist.barrier()
+    whole = dist.group.WORLD
+    dist.destroy_process_group()
+    error_of(whole.allreduce([torch.ones(1)]).wait)
+
+
+def forked(rank: int, size: int) -> None:
+    """A child of a rank cannot use the rank's group, and is told so; the rank's goes on."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            dist.group.WORLD.allreduce([torch.ones(1)]).wait()
+        except RuntimeError as error:
+            code = 0 if "forked" in str(error) else 2
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    dist.barrier()

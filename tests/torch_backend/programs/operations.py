@@ -1,0 +1,285 @@
+"""Operations as torch's functions call them, from Python, from C++ and from compiled code."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
+
+DTYPES = [
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+]
+
+
+def total(size: int) -> int:
+    return sum(range(1, size + 1))
+
+
+def every_operation(rank: int, size: int) -> None:
+    """Each with each dtype, blocking and not."""
+    for dtype in DTYPES:
+        for asynchronous in (False, True):
+            _each(rank, size, dtype, asynchronous)
+
+
+def _each(rank: int, size: int, dtype: torch.dtype, asynchronous: bool) -> None:
+    def do(function: Any, *args: Any, **options: Any) -> None:
+        work = function(*args, async_op=asynchronous, **options)
+        if asynchronous:
+            assert work.wait()
+            assert work.is_completed()
+            assert work.exception() is None
+
+    def mine() -> torch.Tensor:
+        return torch.full((2, 3), rank + 1).to(dtype)
+
+    def full(value: int, *shape: int) -> torch.Tensor:
+        return torch.full(shape or (2, 3), value).to(dtype)
+
+    def check(found: torch.Tensor, expected: torch.Tensor) -> None:
+        assert torch.equal(found, expected), (found, expected)
+
+    everybody = [full(r + 1) for r in range(size)]
+    stacked = torch.cat(everybody)
+
+    t = mine()
+    do(dist.all_reduce, t)
+    check(t, full(total(size)))
+    t = mine()
+    do(dist.broadcast, t, size - 1)
+    check(t, full(size))
+    t = mine()
+    do(dist.reduce, t, 1)
+    check(t, full(total(size))) if rank == 1 else None
+    places = [full(0) for _ in range(size)]
+    do(dist.all_gather, places, mine())
+    check(torch.cat(places), stacked)
+    place = full(0, 2 * size, 3)
+    do(dist.all_gather_into_tensor, place, mine())
+    check(place, stacked)
+    places = [full(0) for _ in range(size)]
+    do(dist.gather, mine(), places if rank == 0 else None, 0)
+    check(torch.cat(places), stacked) if rank == 0 else None
+    t = full(0)
+    do(dist.scatter, t, everybody if rank == 0 else None, 0)
+    check(t, mine())
+    t = full(0)
+    do(dist.reduce_scatter, t, everybody)
+    check(t, full((rank + 1) * size))
+    t = full(0)
+    do(dist.reduce_scatter_tensor, t, stacked)
+    check(t, full((rank + 1) * size))
+    places = [full(0) for _ in range(size)]
+    do(dist.all_to_all, places, [mine() for _ in range(size)])
+    check(torch.cat(places), stacked)
+    place = full(0, 2 * size, 3)
+    do(dist.all_to_all_single, place, torch.cat([mine() for _ in range(size)]))
+    check(place, stacked)
+    do(dist.barrier)
+
+
+def uneven_all_to_all(rank: int, size: int) -> None:
+    """Rank r sends s + 1 rows to rank s; the outputs of the ranks differ in length."""
+    rows = [s + 1 for s in range(size)]
+    sent = torch.full((sum(rows), 2), float(rank))
+    got = torch.zeros((rank + 1) * size, 2)
+    dist.all_to_all_single(got, sent, [rank + 1] * size, rows)
+    expected = [torch.full((rank + 1, 2), float(s)) for s in range(size)]
+    assert torch.equal(got, torch.cat(expected))
+    places = [torch.zeros(rank + 1, 2) for _ in range(size)]
+    dist.all_to_all(places, list(sent.split(rows)))
+    assert torch.equal(torch.cat(places), torch.cat(expected))
+
+
+def reductions(rank: int, size: int) -> None:
+    mine = torch.tensor([rank + 1, 6 - rank])
+    expected = {
+        dist.ReduceOp.SUM: [total(size), 6 * size - total(size) + size],
+        dist.ReduceOp.MIN: [1, 7 - size],
+        dist.ReduceOp.MAX: [size, 6],
+    }
+    for op, numbers in expected.items():
+        t = mine.clone()
+        dist.all_reduce(t, op)
+        assert t.tolist() == numbers, op
+    t = mine.double()
+    dist.all_reduce(t, dist.ReduceOp.AVG)
+    assert t[0].item() == total(size) / size
+    t = mine.double()
+    dist.all_reduce(t, dist._make_nccl_premul_sum(0.5))
+    assert t[0].item() == total(size) / 2
+    sparse = torch.sparse_coo_tensor([[rank, size]], [1.0, 2.0], (size + 1,))
+    dist.all_reduce(sparse)
+    assert sparse.is_coalesced()
+    assert sparse.to_dense().tolist() == [1.0] * size + [2.0 * size]
+
+
+def messages(rank: int, size: int) -> None:
+    right, left = (rank + 1) % size, (rank - 1) % size
+    got = torch.zeros(4)
+    sending = dist.isend(torch.full((4,), float(rank)), right, tag=3)
+    assert dist.recv(got, left, tag=3) == left
+    sending.wait()
+    assert torch.equal(got, torch.full((4,), float(left)))
+    got.zero_()
+    works = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, torch.full((4,), float(rank)), right),
+            dist.P2POp(dist.irecv, got, left),
+        ]
+    )
+    for work in works:
+        work.wait()
+    assert torch.equal(got, torch.full((4,), float(left)))
+    if rank == 0:
+        sources = {dist.recv(got) for _ in range(size - 1)}
+        assert sources == set(range(1, size))
+    else:
+        dist.send(torch.ones(4), 0)
+    receiving = dist.irecv(got, left, tag=5)
+    plus = receiving.get_future().then(lambda future: future.value()[0] + 1)
+    dist.send(torch.full((4,), float(rank)), right, tag=5)
+    assert torch.equal(plus.wait(), torch.full((4,), float(left + 1)))
+
+
+def objects(rank: int, size: int) -> None:
+    found: list[Any] = [None] * size
+    dist.all_gather_object(found, {"rank": rank})
+    assert found == [{"rank": r} for r in range(size)]
+    several = [rank, "text"] if rank == 0 else [None, None]
+    dist.broadcast_object_list(several, 0)
+    assert several == [0, "text"]
+    mine: list[Any] = [None]
+    dist.scatter_object_list(mine, [f"for {r}" for r in range(size)] if rank == 0 else None, 0)
+    assert mine == [f"for {rank}"]
+    dist.gather_object(rank, found if rank == 1 else None, 1)
+    assert rank != 1 or found == list(range(size))
+    if rank == 0:
+        dist.send_object_list([{1, 2}], 1)
+    elif rank == 1:
+        got: list[Any] = [None]
+        dist.recv_object_list(got, 0)
+        assert got == [{1, 2}]
+
+
+def coalescing(rank: int, size: int) -> None:
+    tensors = [torch.full((n,), float(rank + 1)) for n in (1, 5, 3)]
+    with dist._coalescing_manager():
+        for t in tensors:
+            dist.all_reduce(t)
+    assert all(torch.equal(t, torch.full_like(t, total(size))) for t in tensors)
+    places = [torch.zeros(2 * size), torch.zeros(3 * size)]
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for place in places:
+            mine = torch.full((len(place) // size,), float(rank))
+            dist.all_gather_into_tensor(place, mine)
+    manager.wait()
+    assert places[1].tolist() == [float(r) for r in range(size) for _ in range(3)]
+    t = torch.full((2,), float(rank))
+    with dist._coalescing_manager(device=torch.device("cpu")):
+        dist.broadcast(t, 0)
+        dist.all_reduce(t)
+    assert t.tolist() == [0.0, 0.0]
+    future = dist.all_reduce_coalesced([torch.ones(2), torch.ones(3)], async_op=True)
+    assert [v.tolist() for v in future.wait()] == [[size] * 2, [size] * 3]
+
+
+def functional_collectives(rank: int, size: int) -> None:
+    """Operators in C++, which call the group."""
+    group = dist.group.WORLD
+    mine = torch.full((size, 2), float(rank + 1))
+    assert torch.equal(
+        functional.all_reduce(mine, "sum", group) + 0, torch.full((size, 2), float(total(size)))
+    )
+    gathered = functional.all_gather_tensor(mine, 0, group) + 0
+    assert gathered[:, 0].tolist() == [r + 1.0 for r in range(size) for _ in range(size)]
+    assert (functional.reduce_scatter_tensor(mine, "sum", 0, group) + 0).tolist() == [
+        [total(size)] * 2
+    ]
+    exchanged = functional.all_to_all_single(mine, None, None, group) + 0
+    assert exchanged[:, 0].tolist() == [r + 1.0 for r in range(size)]
+    assert (functional.broadcast(mine, 1, group) + 0)[0, 0].item() == 2.0
+    many = functional.all_gather_into_tensor_coalesced([mine, mine[:1].clone()], group)
+    assert [(t + 0).shape[0] for t in many] == [size * size, size]
+    many = functional.all_reduce_coalesced([mine, mine[:1].clone()], "max", group)
+    assert [(t + 0).max().item() for t in many] == [size, size]
+
+
+def compiled(rank: int, size: int) -> None:
+    group = dist.group.WORLD
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def mean_of_squares(x: torch.Tensor) -> torch.Tensor:
+        return functional.all_reduce(x * x, "sum", group) / size
+
+    found = mean_of_squares(torch.full((3,), float(rank)))
+    assert torch.equal(found, torch.full((3,), sum(r * r for r in range(size)) / size))
+
+
+def futures(rank: int, size: int) -> None:
+    """Callbacks that start collectives and wait for them, while later ones have been asked for."""
+    results = []
+    for number in range(20):
+        t = torch.full((3,), float(rank + number))
+
+        def again(future: torch.futures.Future[Any]) -> torch.Tensor:
+            value = future.value()[0].clone()
+            return dist.all_reduce(value, async_op=True).get_future().wait()[0]
+
+        future = dist.all_reduce(t, async_op=True).get_future()
+        results.append(future.then(again).then(lambda f: f.value() + 1))
+    for number, future in enumerate(results):
+        expected = (sum(range(size)) + number * size) * size + 1
+        assert torch.equal(future.wait(), torch.full((3,), float(expected)))
+
+
+def errors(rank: int, size: int) -> None:
+    """They come when the operation is waited for, and the group goes on after them."""
+
+    def said(function: Any, *args: Any, **options: Any) -> str:
+        try:
+            function(*args, **options)
+        except (RuntimeError, TypeError) as error:
+            return f"{type(error).__name__}: {error}"
+        raise AssertionError("nothing was raised")
+
+    work = dist.all_reduce(torch.ones(2 + (rank == 1)), async_op=True)
+    text = said(work.wait)
+    assert text.startswith("CollectiveMismatchError: ranks disagree about operation"), text
+    assert "rank 1 called all_reduce(3 x float32, SUM)" in text, text
+    assert not work.is_success()
+    assert said(work.wait) == text
+    work = dist.all_reduce(torch.ones(2 + (rank == 1)), async_op=True)
+    text = said(work.get_future().wait)
+    assert "rank 1 called all_reduce(3 x float32, SUM)" in text, text
+    # An argument that cannot be meant fails here alone, and takes no number.
+    text = said(dist.all_gather, [torch.ones(2)] * (size - 1), torch.ones(2))
+    assert "InvalidUsageError" in text, text
+    text = said(dist.all_reduce, torch.ones(3, device="meta"))
+    assert "meta" in text, text
+    if rank == 0:
+        late = dist.barrier(async_op=True)
+        text = said(late.wait, timedelta(seconds=0.2))
+        assert "CollectiveTimeoutError" in text, text
+        assert "rank 1" in text, text
+    dist.distributed_c10d._get_default_store().add("all", 1)
+    while dist.distributed_c10d._get_default_store().add("all", 0) < size:
+        pass
+    if rank:
+        assert "timed out" in said(dist.barrier)
+    t = torch.ones(1)
+    dist.all_reduce(t)
+    assert t.item() == size

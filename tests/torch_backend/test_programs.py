@@ -1,0 +1,40 @@
+"""Operations, groups and sharded training over torch's door."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.mark.parametrize(
+    ("program", "size"),
+    [
+        ("operations:every_operation", 3),
+        ("operations:uneven_all_to_all", 3),
+        ("operations:reductions", 3),
+        ("operations:messages", 3),
+        ("operations:objects", 2),
+        ("operations:coalescing", 3),
+        ("operations:functional_collectives", 3),
+        ("operations:compiled", 2),
+        ("operations:futures", 3),
+        ("operations:errors", 2),
+        ("groups:answers", 2),
+        ("groups:subgroups", 4),
+        ("groups:splitting", 4),
+        ("groups:again", 2),
+        ("groups:beside_gloo", 3),
+        ("groups:destroyed", 2),
+        ("groups:forked", 2),
+        ("sharded:fsdp", 3),
+        ("sharded:redistribution", 3),
+        ("sharded:two_dimensions", 4),
+        ("sharded:zero", 3),
+        ("sharded:checkpoints", 3),
+    ],
+)
+def test_program(program: str, size: int, run_ranks: Callable[..., None]) -> None:
+    run_ranks(program, size)
