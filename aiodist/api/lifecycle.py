@@ -220,7 +220,7 @@ async def _quiet(groups: Sequence[ProcessGroup], seconds: float = _FLUSH_SECONDS
             done.set()
 
     for work in works:
-        work.add_done_callback(one_less)
+        work.when_done(one_less)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await done.wait()

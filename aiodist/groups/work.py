@@ -9,7 +9,9 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine, Generator, Sequence
+from contextvars import Context
 from datetime import timedelta
+from functools import partial
 from time import perf_counter
 from typing import Any, Generic, Protocol
 
@@ -213,8 +215,39 @@ class Work(Generic[T]):
             return False
         return True
 
-    def add_done_callback(self, callback: Callable[[], None]) -> None:
-        """Call ``callback()`` when it ends, in the loop's thread; at once if it has ended."""
+    def done(self) -> bool:
+        """The same as `is_completed`, under the name that asyncio's futures have for it."""
+        return self._done
+
+    def cancelled(self) -> bool:
+        """Whether it was given up, by `cancel` or by the cancellation of who awaited it."""
+        return isinstance(self._error, asyncio.CancelledError)
+
+    def add_done_callback(
+        self, callback: Callable[[Work[T]], object], *, context: Context | None = None
+    ) -> None:
+        """As a future's: the loop calls ``callback(work)`` soon after it has ended.
+
+        So ``asyncio.wait`` takes works as they are.
+        """
+        self.when_done(partial(self._tell, callback, context))
+
+    def remove_done_callback(self, callback: Callable[[Work[T]], object]) -> int:
+        """Take back what `add_done_callback` was given; how often it was there."""
+        mine = [
+            each
+            for each in self._callbacks
+            if isinstance(each, partial) and each.func == self._tell and each.args[0] == callback
+        ]
+        for each in mine:
+            self._callbacks.remove(each)
+        return len(mine)
+
+    def _tell(self, callback: Callable[[Work[T]], object], context: Context | None) -> None:
+        self._loop.call_soon(callback, self, context=context)
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """For the engine: call ``callback()`` in the very step that ends it; now if it has ended."""
         if not self._done:
             self._callbacks.append(callback)
             if not self._done:
@@ -248,7 +281,7 @@ class Work(Generic[T]):
         # A bare lock is a third of the price of threading.Event.
         gate = threading.Lock()
         gate.acquire()
-        self.add_done_callback(gate.release)
+        self.when_done(gate.release)
         if seconds is None:
             gate.acquire()
         elif not gate.acquire(timeout=seconds):
@@ -271,7 +304,7 @@ class Work(Generic[T]):
             else:
                 future.set_result(self._value)  # type: ignore[arg-type]  # set when done
 
-        self.add_done_callback(resolve)
+        self.when_done(resolve)
         return future
 
     def __await__(self) -> Generator[Any, None, T]:

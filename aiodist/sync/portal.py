@@ -93,6 +93,21 @@ class Portal:
             # The traceback of an error holds this frame: what leads back to the error must go.
             del call, error, args, kwargs
 
+    def post(self, function: Callable[[], None]) -> None:
+        """Have ``function()`` called in the loop's thread, after all that was asked for before.
+
+        It raises nothing. Raises NotInitializedError where nothing lives on the loop.
+        """
+        loop, loan = self._loop, self._loan
+        if loop is None:
+            raise NotInitializedError(_CLOSED)
+
+        def arrive() -> None:
+            loan.arrived()
+            function()
+
+        _hand_over(loop, arrive, loan)
+
     def run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> T:
         """Await ``function(*args, **kwargs)`` in the loop's thread; its result. Not the hot path.
 
@@ -259,7 +274,7 @@ class _Call:
             self._loan.give_back()
             return
         if self._blocks:
-            returned.add_done_callback(self._ended)
+            returned.when_done(self._ended)
         else:
             self.gate.release()
         self._loan.resume()
@@ -272,7 +287,7 @@ class _Call:
             self.gate.release()
             return
         returned.spin()
-        returned.add_done_callback(self._ended)
+        returned.when_done(self._ended)
 
     def _ended(self) -> None:
         self.gate.release()

@@ -2,53 +2,92 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+from aiodist.errors import InvalidUsageError, NotInitializedError
 from aiodist.groups.work import Work
 
-Start = Callable[[], Sequence[Work[Any]]]
-"""Starts one or several operations of the engine. Runs in the loop's thread."""
+
+class Several:
+    """Works of the engine that were started one after the other, as one."""
+
+    __slots__ = ("_left", "_works")
+
+    def __init__(self, works: Sequence[Work[Any]]) -> None:
+        self._works = works
+        self._left = 0
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Call ``callback()`` when all have ended. Once only, in the loop's thread."""
+        self._left = len(self._works)
+
+        def one_less() -> None:
+            self._left -= 1
+            if not self._left:
+                callback()
+
+        for work in self._works:
+            work.when_done(one_less)
+
+    def is_completed(self) -> bool:
+        """Whether all have ended."""
+        return all(work.is_completed() for work in self._works)
+
+    def exception(self) -> BaseException | None:
+        """The first error, of all."""
+        errors = [error for work in self._works if (error := work.exception()) is not None]
+        return errors[0] if errors else None
+
+    def result(self) -> None:
+        """Raise the first error."""
+        error = self.exception()
+        if error is not None:
+            raise error
+
+    def spin(self) -> None:
+        """Look for the end of each a moment before sleeping."""
+        for work in self._works:
+            work.spin()
+
+    def expire(self, seconds: float) -> None:
+        """Fail those that have not ended within ``seconds``."""
+        for work in self._works:
+            work.expire(seconds)
+
+    def cancel(self) -> bool:
+        """Give all of them up. False if all had ended."""
+        return sum(work.cancel() for work in self._works) > 0
+
+
+Started = Work[Any] | Several
 
 
 class Operation:
-    """What one call of torch's asked for: one or several `Work` of the engine, as one.
+    """What one call of torch's asked for.
 
     Nothing is raised where it is asked for: torch's C++ callers take an exception from there as
     a broken invariant. Errors, those of arguments too, come with `wait` and `error`.
     """
 
-    __slots__ = (
-        "_blocks",
-        "_done",
-        "_error",
-        "_gate",
-        "_left",
-        "_loop",
-        "_on_end",
-        "_start",
-        "_works",
-    )
+    __slots__ = ("_done", "_error", "_gate", "_on_end", "_post", "_start", "_work")
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
-        start: Start,
-        blocks: bool,
+        post: Callable[[Callable[[], None]], None],
+        start: Callable[[], Started] | None = None,
         on_end: Callable[[], None] | None = None,
     ) -> None:
-        """``blocks``: the caller does nothing but wait, so look for the end before sleeping.
+        """``start()`` runs in the loop's thread, see `submit`; ``post(function)`` brings it there.
 
         ``on_end()`` is called when it ends, before anybody who waits learns of it.
         """
-        self._loop = loop
-        self._start: Start | None = start
-        self._blocks = blocks
+        self._post = post
+        self._start = start
         self._on_end = on_end
-        self._works: Sequence[Work[Any]] = ()
-        self._left = 0
+        self._work: Started | None = None
         self._done = False
         self._error: BaseException | None = None
         self._gate = threading.Lock()
@@ -57,46 +96,30 @@ class Operation:
     def submit(self) -> None:
         """Have it started, after all that were submitted before."""
         try:
-            self._loop.call_soon_threadsafe(self._run)
-        except RuntimeError as error:  # the loop is closed
-            self.refuse(error)
+            self._post(self._run)
+        except NotInitializedError as error:
+            self.end(error)
 
-    def refuse(self, error: BaseException) -> None:
-        """It cannot start; whoever waits for it gets ``error``."""
-        error.__traceback__ = None  # it holds the tensors, and says nothing of the caller's code
+    def end(self, error: BaseException | None) -> None:
+        """It has ended, or could not start; whoever waits for it gets ``error``."""
+        if error is not None:
+            error.__traceback__ = None  # holds the tensors, and says nothing of the caller's code
         self._error = error
-        self._finish()
-
-    def _run(self) -> None:
-        start, self._start = self._start, None
-        assert start is not None
-        try:
-            works = start()
-        except BaseException as error:  # noqa: BLE001  # raised in the thread that waits
-            self.refuse(error)
-            return
-        self._works = works
-        self._left = len(works)
-        if not works:
-            self._finish()
-        for work in works:
-            if self._blocks:
-                work.spin()
-            work.add_done_callback(self._one_less)
-
-    def _one_less(self) -> None:
-        self._left -= 1
-        if not self._left:
-            errors = [error for work in self._works if (error := work.exception()) is not None]
-            self._error = errors[0] if errors else None
-            self._finish()
-
-    def _finish(self) -> None:
         on_end, self._on_end = self._on_end, None
         if on_end is not None:
             on_end()
         self._done = True
         self._gate.release()
+
+    def _run(self) -> None:
+        start, self._start = self._start, None
+        assert start is not None
+        try:
+            self._work = work = start()
+        except BaseException as error:  # noqa: BLE001  # raised in the thread that waits
+            self.end(error)
+            return
+        work.when_done(lambda: self.end(work.exception()))
 
     # -- any thread
 
@@ -110,10 +133,11 @@ class Operation:
         """What it failed with; None while it runs."""
         return self._error if self._done else None
 
-    @property
-    def works(self) -> Sequence[Work[Any]]:
-        """The engine's handles; none before it has started."""
-        return self._works
+    def source_rank(self) -> int:
+        """The global rank a receive got its message from. Raises InvalidUsageError for others."""
+        if not isinstance(self._work, Work):
+            raise InvalidUsageError("source_rank() is for a receive that has finished")
+        return self._work.source_rank()
 
     def block(self, seconds: float | None = None) -> None:
         """Wait for the end. After ``seconds`` the operation itself fails, on all its ranks."""
@@ -122,7 +146,7 @@ class Operation:
         if seconds is None:
             self._gate.acquire()
         elif not self._gate.acquire(timeout=seconds):
-            self._call(self._expire, seconds)
+            self._try(partial(self._expire, seconds))
             self._gate.acquire()
         self._gate.release()  # for the next that waits
 
@@ -138,21 +162,21 @@ class Operation:
 
     def cancel(self) -> None:
         """Give it up; a collective fails on all its ranks."""
-        self._call(self._cancel)
+        self._try(self._cancel)
 
-    def _call(self, function: Callable[..., None], *args: Any) -> None:
+    def _try(self, function: Callable[[], None]) -> None:
         try:
-            self._loop.call_soon_threadsafe(function, *args)
-        except RuntimeError:
-            pass  # the loop is closed, and all its operations have ended
+            self._post(function)
+        except NotInitializedError:
+            pass  # all its operations have ended
 
     def _expire(self, seconds: float) -> None:
-        for work in self._works:
-            work.expire(seconds)
+        if self._work is not None:
+            self._work.expire(seconds)
 
     def _cancel(self) -> None:
-        for work in self._works:
-            work.cancel()
+        if self._work is not None:
+            self._work.cancel()
 
 
 class Operations:
@@ -172,11 +196,6 @@ class Operations:
     def error(self) -> BaseException | None:
         """The first error, once all have ended."""
         return next((e for each in self._all if (e := each.error)), None) if self.done else None
-
-    @property
-    def works(self) -> Sequence[Work[Any]]:
-        """The engine's handles of all."""
-        return [work for each in self._all for work in each.works]
 
     def block(self, seconds: float | None = None) -> None:
         """Wait for the end of all; ``seconds`` are for each."""

@@ -499,8 +499,8 @@ async def test_done_callbacks_that_raise_harm_nobody(inproc: RunRanks) -> None:
         def bad() -> None:
             raise ValueError("mine")
 
-        work.add_done_callback(bad)
-        work.add_done_callback(lambda: called.append(1))
+        work.when_done(bad)
+        work.when_done(lambda: called.append(1))
         await work
         assert called == [1]
         await next_works(rank, 2)

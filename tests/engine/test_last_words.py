@@ -61,7 +61,7 @@ async def test_who_gives_an_operation_up_hears_no_more_of_it(
         if rank == 0:
             ended = asyncio.Event()
             first, second = (dist.irecv(np.zeros(3), 1) for _ in range(2))
-            second.add_done_callback(ended.set)
+            second.when_done(ended.set)
             await ended.wait()
             assert first.is_completed()
             assert not first.cancel()

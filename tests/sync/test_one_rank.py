@@ -154,13 +154,13 @@ def test_a_work_may_be_cancelled_in_the_callers_thread() -> None:
     work = dist.irecv(torch.ones(1))
     assert work is not None
     called = threading.Event()
-    work.add_done_callback(called.set)
+    work.when_done(called.set)
     assert work.cancel()
     assert called.wait(5)
     assert not work.cancel()
     assert isinstance(work.exception(), BaseException)
     late = threading.Event()
-    work.add_done_callback(late.set)
+    work.when_done(late.set)
     assert late.is_set()
 
 

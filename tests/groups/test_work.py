@@ -1,0 +1,56 @@
+"""A work is waited for as a future is."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+
+import aiodist as dist
+from aiodist.groups.work import Work
+from aiodist.testing import run_ranks
+
+
+async def test_asyncio_waits_for_works_as_for_futures() -> None:
+    async def main(rank: int) -> None:
+        if rank == 1:
+            await dist.send(np.ones(3), 0, tag=1)
+            await dist.barrier()
+            await dist.send(np.ones(3), 0, tag=2)
+            return
+        works = {dist.irecv(np.zeros(3), 1, tag=tag) for tag in (1, 2)}
+        done, rest = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
+        assert len(done) == len(rest) == 1
+        (first,), (second,) = done, rest
+        assert first.done()
+        assert first.result() == 1
+        assert not second.done()
+        await dist.barrier()
+        assert await asyncio.wait_for(second, 60) == 1
+        assert await asyncio.gather(first, second) == [1, 1]
+
+    await run_ranks(2, main)
+
+
+async def test_callbacks_get_the_work_and_can_be_taken_back() -> None:
+    async def main(rank: int) -> None:
+        heard: list[Work[None]] = []
+        never: list[Work[None]] = []
+        other = 1 - rank
+        work = dist.irecv(np.zeros(3), other)
+        work.add_done_callback(heard.append)
+        work.add_done_callback(never.append)
+        assert work.remove_done_callback(never.append) == 1
+        assert work.remove_done_callback(never.append) == 0
+        await dist.send(np.ones(3), other)
+        await work
+        await asyncio.sleep(0)
+        assert heard == [work]
+        assert not never
+        assert not work.cancelled()
+        given_up = dist.irecv(np.zeros(3), other)
+        given_up.cancel()
+        assert given_up.cancelled()
+        await dist.barrier()
+
+    await run_ranks(2, main)
