@@ -70,15 +70,15 @@ class Completions:
             with self._changed:
                 self._changed.wait_for(lambda: not self._ordered)
 
-    def close(self) -> None:
-        """End the thread after what was added. All operations have ended, or are about to."""
+    def close(self, *, join: bool = True) -> None:
+        """End the thread after what was added; ``join``: wait for that, some seconds at most."""
         with self._changed:
             if self._closed:
                 return
             self._closed = True
             thread = self._thread
         self._queue.put(None)
-        if thread is not None and thread is not threading.current_thread():
+        if join and thread is not None and thread is not threading.current_thread():
             thread.join(_JOIN_SECONDS)
 
     def _live(self) -> None:

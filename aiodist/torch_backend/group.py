@@ -7,15 +7,9 @@ algorithms. Ranks are the group's own numbers on both sides.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch._C import _distributed_c10d as c10d
-
-from aiodist.errors import InvalidUsageError
 from aiodist.groups.checks import (
     check_list,
     check_other,
@@ -25,44 +19,19 @@ from aiodist.groups.checks import (
 )
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.work import Work
-from aiodist.torch_backend.futures import Completions, level_here
-from aiodist.torch_backend.operation import Operation
-from aiodist.torch_backend.options import reduce_op, seconds_of, single, splits
-from aiodist.torch_backend.profiling import record
+from aiodist.torch_backend.membership import Membership, Tensor
+from aiodist.torch_backend.options import reduce_op, single, splits
 from aiodist.torch_backend.sparse import all_reduce_sparse
-from aiodist.torch_backend.work import TorchReceive, TorchWork, together
-from aiodist.torch_backend.worlds import TorchWorld
-
-Tensor = torch.Tensor
-Start = Callable[[ProcessGroup, float | None], Work[Any] | Sequence[Work[Any]]]
-"""Starts operations of a group of the engine, with a timeout in seconds."""
+from aiodist.torch_backend.work import TorchReceive, TorchWork
 
 
-# torch's stubs overload each method for calls that nobody makes on a Python subclass.
-_Base: Any = c10d.ProcessGroup
-
-
-class TorchGroup(_Base):  # type: ignore[misc]  # see above
+class TorchGroup(Membership):
     """What ``init_process_group("aiodist")`` and ``new_group`` of torch give.
 
     Calls return at once and raise nothing; errors, those of arguments too, come with the `Work`.
     They start in the order of the calls; what ``then`` callbacks of a future start, before what
     is called after it (see `TorchWork.get_future`).
     """
-
-    def __init__(self, world: TorchWorld, group: ProcessGroup, owns_world: bool) -> None:
-        """``owns_world``: the world closes with this group."""
-        super().__init__(group.own_rank, group.n_ranks)
-        self._world = world
-        self._group = group
-        self._owns_world = owns_world
-        self._pid = os.getpid()
-        self._group_name = ""
-        self._group_desc = ""
-        self._levels = [Completions()]
-        self._messages = Completions()
-        self._coalesced: list[TorchWork] | None = None
-        self._parts: list[TorchGroup] = []
 
     # -- all to all ranks
 
@@ -233,26 +202,26 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
     # -- point to point
 
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int) -> TorchWork:
-        def start() -> list[Work[Any]]:
+        def start() -> Work[Any]:
             to = check_other(self._group, check_rank(self._group, None, dst, "dst"), "dst")
             tensor = single(tensors, "tensors")
-            return [self._group.backend.send(tensor, to, check_tag(tag), None)]
+            return self._group.backend.send(tensor, to, check_tag(tag), None)
 
-        operation = self._submit("send", start, blocks=False)
-        return self._handed(TorchWork(operation, tensors, self._messages))
+        operation = self._submit("send", start)
+        return self._handed(TorchWork(operation, tensors, None))
 
     def recv(self, tensors: Sequence[Tensor], src: int | None, tag: int) -> TorchWork:
-        def start() -> list[Work[Any]]:
+        def start() -> Work[Any]:
             source = src
             if src is not None:
                 source = check_other(self._group, check_rank(self._group, None, src, "src"), "src")
             tensor = single(tensors, "tensors")
-            return [self._group.backend.recv(tensor, source, check_tag(tag), None)]
+            return self._group.backend.recv(tensor, source, check_tag(tag), None)
 
         name = "recvAnySource" if src is None else "recv"
-        operation = self._submit(name, start, blocks=False)
+        operation = self._submit(name, start)
         numbers = {rank: number for number, rank in enumerate(self._group.ranks)}
-        return self._handed(TorchReceive(operation, tensors, self._messages, numbers))
+        return self._handed(TorchReceive(operation, tensors, numbers))
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> TorchWork:
         return self.recv(tensors, None, tag)
@@ -264,137 +233,3 @@ class TorchGroup(_Base):  # type: ignore[misc]  # see above
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
-
-    # -- how they start
-
-    def _start(self, name: str, start: Start, tensors: Sequence[Tensor], opts: Any) -> TorchWork:
-        """Start collectives; ``tensors`` are what they write."""
-        completions = self._completions()
-        completions.settle()
-        timeout = seconds_of(opts)
-
-        def run() -> Sequence[Work[Any]]:
-            works = start(self._group, timeout)
-            return [works] if isinstance(works, Work) else works
-
-        operation = self._submit(name, run, blocks=not getattr(opts, "asyncOp", True))
-        return self._handed(TorchWork(operation, tensors, completions))
-
-    def _submit(
-        self, name: str, start: Callable[[], Sequence[Work[Any]]], *, blocks: bool
-    ) -> Operation:
-        operation = Operation(self._world.loop, start, blocks, record(name))
-        if os.getpid() != self._pid:
-            operation.refuse(
-                InvalidUsageError(
-                    "this group belongs to the process that forked this one; call "
-                    "init_process_group here"
-                )
-            )
-        else:
-            operation.submit()
-        return operation
-
-    def _completions(self) -> Completions:
-        """Who completes the futures of what the calling thread starts."""
-        level = level_here()
-        while len(self._levels) <= level:
-            self._levels.append(Completions(len(self._levels)))
-        return self._levels[level]
-
-    def _handed(self, work: TorchWork) -> TorchWork:
-        if self._coalesced is not None:
-            self._coalesced.append(work)
-        return work
-
-    def _start_coalescing(self, device: torch.device) -> None:
-        self._coalesced = []
-
-    def _end_coalescing(self, device: torch.device) -> TorchWork:
-        """One handle for all that was started since ``_start_coalescing``; it runs already."""
-        works, self._coalesced = self._coalesced or [], None
-        return together(works, self._completions())
-
-    # -- the group
-
-    # torch asks a group's backend for a device what it can do; here the group itself answers.
-    supports_splitting = False
-    supports_coalescing = False
-    supports_time_estimate = False
-    supports_shrinking = False
-
-    @property
-    def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
-
-    def _get_backend(self, device: torch.device) -> TorchGroup:
-        if device.type != "cpu":
-            raise RuntimeError(
-                f'backend "aiodist" serves cpu tensors; make a group with a backend for {device}'
-            )
-        return self
-
-    def getBackendName(self) -> str:  # noqa: N802  # C++ asks for it by this name
-        return "aiodist"
-
-    def name(self) -> str:
-        return "aiodist"
-
-    def getGroupName(self) -> str:  # noqa: N802
-        return self._group_name
-
-    def setGroupName(self, name: str) -> None:  # noqa: N802
-        self._group_name = name
-
-    def getGroupDesc(self) -> str:  # noqa: N802
-        return self._group_desc
-
-    def setGroupDesc(self, desc: str) -> None:  # noqa: N802
-        self._group_desc = desc
-
-    def subgroup(self, name: str, ranks: Sequence[int], timeout: timedelta | None) -> TorchGroup:
-        """A group of some global ranks, over the same connections; the group's timeout if None."""
-        seconds = self._group.timeout if timeout is None else timeout.total_seconds()
-        return TorchGroup(self._world, self._world.subgroup(name, ranks, seconds), False)
-
-    def splitGroup(  # noqa: N802
-        self,
-        ranks: Sequence[int],
-        timeout: timedelta | None = None,
-        opts: Any = None,
-        name: str | None = None,
-        desc: str | None = None,
-        devices: Any = None,
-    ) -> TorchGroup | None:
-        """The group of some of this one's ranks; only they need to call it."""
-        if self.rank() not in ranks:
-            return None
-        chosen = [self._group.ranks[rank] for rank in sorted(ranks)]
-        label = name or f"{self._group.group_name}:split"
-        part = self.subgroup(label, chosen, timeout)
-        part.setGroupName(label)
-        part.setGroupDesc(desc or "")
-        self._parts.append(part)  # C++ does not keep the Python half of it
-        return part
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """The timeout of operations to come that bring none of their own."""
-        self._group.timeout = timeout.total_seconds()
-
-    def shutdown(self) -> None:
-        """Close the group, after some seconds for what is under way."""
-        self._close()
-
-    def abort(self) -> None:
-        """Close the group at once; what is under way fails, here and on the other ranks."""
-        self._close(0.0)
-
-    def _close(self, *seconds: float) -> None:
-        if os.getpid() == self._pid:
-            if self._owns_world:
-                self._world.close(*seconds)
-            else:
-                self._world.remove([self._group], *seconds)
-        for completions in self._levels:
-            completions.close()
-        self._messages.close()

@@ -18,9 +18,15 @@ class TorchWork(c10d.Work):
     """A ``torch.distributed.Work`` over an `Operation`."""
 
     def __init__(
-        self, operation: Operation | Operations, tensors: Sequence[Any], completions: Completions
+        self,
+        operation: Operation | Operations,
+        tensors: Sequence[Any],
+        completions: Completions | None,
     ) -> None:
-        """``tensors``: what the operation writes, the result of the future."""
+        """``tensors``: what the operation writes, the result of the future.
+
+        ``completions`` is None for a message: it ends when it will, in no order with others.
+        """
         super().__init__()
         self.operation = operation
         self.tensors = list(tensors)
@@ -99,7 +105,12 @@ class TorchWork(c10d.Work):
 
             self._root = root
             self._future = root.then(outcome)
-            self._completions.add(operation, root, ordered=from_python)
+            if self._completions is not None:
+                self._completions.add(operation, root, ordered=from_python)
+            else:
+                alone = Completions()
+                alone.add(operation, root, ordered=False)
+                alone.close(join=False)
         return self._future
 
 
@@ -107,18 +118,15 @@ class TorchReceive(TorchWork):
     """The handle of a receive, which knows its sender."""
 
     def __init__(
-        self,
-        operation: Operation | Operations,
-        tensors: Sequence[Any],
-        completions: Completions,
-        numbers: dict[int, int],
+        self, operation: Operation, tensors: Sequence[Any], numbers: dict[int, int]
     ) -> None:
         """``numbers``: the group's number of each global rank."""
-        super().__init__(operation, tensors, completions)
+        super().__init__(operation, tensors, None)
+        self._receive = operation
         self._numbers = numbers
 
     def _source(self) -> int:
-        return self._numbers[self.operation.works[0].source_rank()]
+        return self._numbers[self._receive.source_rank()]
 
 
 def given(timeout: timedelta | None) -> float | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -19,6 +21,8 @@ T = TypeVar("T")
 
 _FLUSH_SECONDS = 5.0
 
+_running_loop = asyncio._get_running_loop
+
 
 class TorchWorld:
     """A world of the engine for torch's groups, apart from the one that ``aiodist.sync`` has."""
@@ -28,6 +32,8 @@ class TorchWorld:
     ) -> None:
         """Meet the others at torch's ``store``. Errors: those of ``aiodist.init_process_group``."""
         self._world = World()
+        self._context = contextvars.copy_context()
+        self._context.run(use_world, self._world)
         self._portal = portal()
         self._member = Member(self._world, store)
         self._portal.enter()
@@ -45,7 +51,6 @@ class TorchWorld:
             self._portal.settle(self._member)
         finally:
             self._portal.leave()
-        self.loop = self._world.loop
 
     @property
     def is_open(self) -> bool:
@@ -87,10 +92,31 @@ class TorchWorld:
         finally:
             self._portal.unsettle(self._member)
 
-    def _run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        def call() -> T:
-            use_world(self._world)
-            return self._portal.run(function, *args)
+    @property
+    def can_block(self) -> bool:
+        """Whether the calling thread may use `complete`: no event loop runs in it."""
+        return _running_loop() is None
 
-        # In a context of its own: the caller's keeps the world it has.
-        return contextvars.copy_context().run(call)
+    def post(self, function: Callable[[], None]) -> None:
+        """Have ``function()`` called in the loop's thread, after all that was asked for before.
+
+        Raises NotInitializedError where the loop is gone.
+        """
+        self._context.copy().run(self._portal.post, function)
+
+    def complete(self, start: Callable[[], Any]) -> None:
+        """Have the operation that ``start()`` returns run to its end, in this thread if possible.
+
+        Raises its error.
+        """
+        # A copy, because a context can be entered by one thread at a time.
+        self._context.copy().run(self._portal.call, start, True)
+
+    def _run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
+        """Await ``function(*args)`` on the portal's loop, with this world as the current one."""
+        inside = self._context.copy()
+        if _running_loop() is None:
+            return inside.run(self._portal.run, function, *args)
+        # Torch's calls block, in a notebook's own event loop too; the portal refuses that.
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(inside.run, self._portal.run, function, *args).result()

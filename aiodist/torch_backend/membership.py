@@ -1,0 +1,185 @@
+"""What every group of torch's door has: its names, its life, and how operations start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Self
+
+import torch
+from torch._C import _distributed_c10d as c10d
+
+from aiodist.errors import InvalidUsageError
+from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.work import Work
+from aiodist.torch_backend.futures import Completions, level_here
+from aiodist.torch_backend.operation import Operation, Several, Started
+from aiodist.torch_backend.options import seconds_of
+from aiodist.torch_backend.profiling import record
+from aiodist.torch_backend.work import TorchWork, together
+from aiodist.torch_backend.worlds import TorchWorld
+
+Tensor = torch.Tensor
+Start = Callable[[ProcessGroup, float | None], Work[Any] | Sequence[Work[Any]]]
+"""Starts operations of a group of the engine, with a timeout in seconds."""
+
+# torch's stubs overload each method for calls that nobody makes on a Python subclass.
+_Base: Any = c10d.ProcessGroup
+
+
+class Membership(_Base):  # type: ignore[misc]  # see above
+    """A place in a group of the engine, as torch sees it; `TorchGroup` adds the operations."""
+
+    def __init__(self, world: TorchWorld, group: ProcessGroup, owns_world: bool) -> None:
+        """``owns_world``: the world closes with this group."""
+        super().__init__(group.own_rank, group.n_ranks)
+        self._world = world
+        self._group = group
+        self._owns_world = owns_world
+        self._pid = os.getpid()
+        self._group_name = ""
+        self._group_desc = ""
+        self._levels = {0: Completions()}
+        self._coalesced: list[TorchWork] | None = None
+        self._parts: list[Self] = []
+
+    # -- how they start
+
+    def _start(self, name: str, start: Start, tensors: Sequence[Tensor], opts: Any) -> TorchWork:
+        """Start collectives; ``tensors`` are what they write."""
+        completions = self._completions()
+        completions.settle()
+        timeout = seconds_of(opts)
+
+        def run() -> Started:
+            works = start(self._group, timeout)
+            if isinstance(works, Work):
+                return works
+            return works[0] if len(works) == 1 else Several(works)
+
+        # Where the caller would do nothing but wait, it may as well run the operation itself.
+        at_once = not getattr(opts, "asyncOp", True) and self._coalesced is None
+        return self._handed(TorchWork(self._submit(name, run, at_once), tensors, completions))
+
+    def _submit(self, name: str, start: Callable[[], Started], at_once: bool = False) -> Operation:
+        operation = Operation(self._world.post, start, record(name))
+        if os.getpid() != self._pid:
+            operation.end(
+                InvalidUsageError(
+                    "this group belongs to the process that forked this one; call "
+                    "init_process_group here"
+                )
+            )
+        elif at_once and self._world.can_block:
+            try:
+                self._world.complete(start)
+            except Exception as error:  # noqa: BLE001  # raised by the wait that follows
+                operation.end(error)
+            else:
+                operation.end(None)
+        else:
+            operation.submit()
+        return operation
+
+    def _completions(self) -> Completions:
+        """Who completes the futures of what the calling thread starts."""
+        level = level_here()
+        known = self._levels.get(level)
+        return known or self._levels.setdefault(level, Completions(level))
+
+    def _handed(self, work: TorchWork) -> TorchWork:
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._coalesced = []
+
+    def _end_coalescing(self, device: torch.device) -> TorchWork:
+        """One handle for all that was started since ``_start_coalescing``; it runs already."""
+        works, self._coalesced = self._coalesced or [], None
+        return together(works, self._completions())
+
+    # -- the group
+
+    # torch asks a group's backend for a device what it can do; here the group itself answers.
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+    supports_shrinking = False
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> Self:
+        if device.type != "cpu":
+            raise RuntimeError(
+                f'backend "aiodist" serves cpu tensors; make a group with a backend for {device}'
+            )
+        return self
+
+    def getBackendName(self) -> str:  # noqa: N802  # C++ asks for it by this name
+        return "aiodist"
+
+    def name(self) -> str:
+        return "aiodist"
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return self._group_name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        self._group_name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        return self._group_desc
+
+    def setGroupDesc(self, desc: str) -> None:  # noqa: N802
+        self._group_desc = desc
+
+    def subgroup(self, name: str, ranks: Sequence[int], timeout: timedelta | None) -> Self:
+        """A group of some global ranks, over the same connections; the group's timeout if None."""
+        seconds = self._group.timeout if timeout is None else timeout.total_seconds()
+        return type(self)(self._world, self._world.subgroup(name, ranks, seconds), False)
+
+    def splitGroup(  # noqa: N802
+        self,
+        ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        name: str | None = None,
+        desc: str | None = None,
+        devices: Any = None,
+    ) -> Self | None:
+        """The group of some of this one's ranks; only they need to call it."""
+        if self.rank() not in ranks:
+            return None
+        chosen = [self._group.ranks[rank] for rank in sorted(ranks)]
+        label = name or f"{self._group.group_name}:split"
+        part = self.subgroup(label, chosen, timeout)
+        part.setGroupName(label)
+        part.setGroupDesc(desc or "")
+        self._parts.append(part)  # C++ does not keep the Python half of it
+        return part
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """The timeout of operations to come that bring none of their own."""
+        self._group.timeout = timeout.total_seconds()
+
+    def shutdown(self) -> None:
+        """Close the group, after some seconds for what is under way."""
+        self._close()
+
+    def abort(self) -> None:
+        """Close the group at once; what is under way fails, here and on the other ranks."""
+        self._close(0.0)
+
+    def _close(self, *seconds: float) -> None:
+        if os.getpid() == self._pid:
+            if self._owns_world:
+                self._world.close(*seconds)
+            else:
+                self._world.remove([self._group], *seconds)
+        for completions in list(self._levels.values()):
+            completions.close()
