@@ -58,6 +58,7 @@ async def init_process_group(
     failed, it leaves nothing open and may be called again.
     """
     world = current_world()
+    world.abandon_if_orphaned()
     if world.is_initialized or world.opening:
         world.check_loop()
         raise InvalidUsageError(
@@ -180,6 +181,8 @@ async def destroy_process_group(group: Group | None = None) -> None:
     GroupClosedError. Afterwards ``init_process_group`` may be called again.
     """
     world = current_world()
+    if world.abandon_if_orphaned():
+        return
     chosen = world.find(group)
     if isinstance(chosen, NonGroupMember):
         return

@@ -88,6 +88,18 @@ class World:
             callback()
         self.clear()
 
+    def abandon_if_orphaned(self) -> bool:
+        """Be empty if the event loop that the world lived on has ended; whether that was so.
+
+        Nobody said goodbye: to the other ranks this one has died.
+        """
+        if self._loop is None or not self._loop.is_closed():
+            return False
+        if self._endpoint is not None:
+            self._endpoint.close_in_child()  # without the loop, as there
+        self.clear()
+        return True
+
     def clear(self) -> None:
         """Empty again, as before ``open``."""
         self.__init__()  # type: ignore[misc]  # one list of what empty means
@@ -189,7 +201,7 @@ class World:
         if self._loop is not None and self._loop.is_closed():
             raise InvalidUsageError(
                 "the event loop that init_process_group ran in has ended: call it, the operations "
-                "and destroy_process_group within one asyncio.run()"
+                "and destroy_process_group within one asyncio.run(); init_process_group starts anew"
             )
         if running is not self._loop:
             where = "outside any event loop" if running is None else "in another event loop"

@@ -50,8 +50,26 @@ def test_a_loop_that_ended_without_destroy_is_named() -> None:
     asyncio.run(start())
     with pytest.raises(dist.InvalidUsageError, match=r"has ended: .* within one asyncio.run"):
         asyncio.run(barrier())
-    with pytest.raises(dist.InvalidUsageError, match="has ended"):
-        asyncio.run(start())
+
+
+def test_after_such_a_loop_all_starts_anew() -> None:
+    async def life(end: bool) -> None:
+        use_world(world)
+        await dist.init_process_group(rank=0, world_size=1)
+        await dist.barrier()
+        if end:
+            await dist.destroy_process_group()
+
+    async def end() -> None:
+        use_world(world)
+        await dist.destroy_process_group()
+        assert not dist.is_initialized()
+
+    world = World()
+    asyncio.run(life(end=False))
+    asyncio.run(life(end=False))
+    asyncio.run(end())
+    asyncio.run(life(end=True))
 
 
 async def test_calls_from_elsewhere_are_told_where_the_group_lives() -> None:
