@@ -7,8 +7,9 @@ default group where None; ``timeout`` (seconds or timedelta) the group's where N
 Raised at the call, before anything is sent, with the group still usable: TypeError and
 InvalidUsageError (a ValueError) for arguments that cannot be meant, NotInitializedError before
 ``init_process_group``. Raised by ``await``: CollectiveMismatchError where ranks disagree,
-CollectiveTimeoutError, CollectiveCancelledError, PeerLostError, GroupClosedError. After a
-failure or a cancellation the outputs hold anything, and nothing writes to them any more.
+CollectiveTimeoutError, CollectiveCancelledError, PeerLostError, GroupClosedError. A rank
+whose part is over before anybody notices (the root of a small broadcast) has succeeded, and logs it.
+After a failure or a cancellation the outputs hold anything, and nothing writes to them any more.
 """
 
 from __future__ import annotations
