@@ -29,6 +29,7 @@ pytestmark = pytest.mark.timeout(120)
         ("groups:beside_gloo", 3),
         ("groups:destroyed", 2),
         ("groups:forked", 2),
+        ("groups:in_an_event_loop", 2),
         ("sharded:fsdp", 3),
         ("sharded:redistribution", 3),
         ("sharded:two_dimensions", 4),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from datetime import timedelta
 
@@ -130,3 +131,20 @@ def forked(rank: int, size: int) -> None:
         os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     dist.barrier()
+
+
+def in_an_event_loop(rank: int, size: int) -> None:
+    """torch's calls block, in a thread with a running loop too, as in a notebook."""
+    dist.destroy_process_group()
+    folder = os.environ["TEST_FOLDER"]
+
+    async def cell() -> float:
+        dist.init_process_group(
+            "aiodist", init_method=f"file://{folder}/loop", rank=rank, world_size=size
+        )
+        t = torch.ones(1)
+        dist.all_reduce(t)
+        dist.destroy_process_group()
+        return t.item()
+
+    assert asyncio.run(cell()) == size

@@ -1,0 +1,106 @@
+"""How torch learns of the backend, and unmodified scripts under both launchers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch.distributed as torch_dist
+
+import _aiodist_autoload
+
+pytestmark = pytest.mark.timeout(120)
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., str]:
+    """``run("-c", source)``: what Python prints; in a folder without aiodist, where it is installed."""
+
+    def python(*arguments: str, **environment: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *map(textwrap.dedent, arguments)],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1", **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return python
+
+
+def test_importing_torch_registers_it_and_does_not_import_aiodist(run: Run) -> None:
+    source = """
+        import sys, torch
+        print(torch.distributed.Backend.AIODIST, "aiodist" in sys.modules)
+        print(torch.distributed.Backend.backend_capability["aiodist"])
+        import aiodist.torch_backend
+    """
+    assert run("-c", source) == "aiodist False\n['cpu']\n"
+
+
+def test_where_autoload_is_off_importing_aiodist_after_torch_registers_it(run: Run) -> None:
+    source = """
+        import torch
+        print(hasattr(torch.distributed.Backend, "AIODIST"))
+        import aiodist
+        print(torch.distributed.Backend.AIODIST)
+    """
+    assert run("-c", source, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "False\naiodist\n"
+
+
+def test_importing_the_door_itself_registers_it(run: Run) -> None:
+    source = """
+        import aiodist.torch_backend, torch
+        print(torch.distributed.Backend.AIODIST)
+    """
+    assert run("-c", source, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "aiodist\n"
+
+
+def test_autoload_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("a registry of another kind")
+
+    monkeypatch.delattr(torch_dist.Backend, "AIODIST", raising=False)
+    monkeypatch.setattr(torch_dist.Backend, "register_backend", fails)
+    _aiodist_autoload.autoload()
+    monkeypatch.delattr(torch_dist, "Backend")  # as in a torch without distributed
+    _aiodist_autoload.autoload()
+
+
+# Knows of torch only, and leaves without destroy_process_group.
+STOCK = """
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("aiodist")
+    t = torch.tensor([dist.get_rank() + 1.0])
+    dist.all_reduce(t)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    model(torch.ones(1, 2)).sum().backward()
+    if dist.get_rank() == 0:
+        print("sum", t.item(), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+        ["-m", "aiodist", "run", "-n", "2", "--raw"],
+    ],
+    ids=["torchrun", "aiodist run"],
+)
+def test_an_unmodified_script(launcher: list[str], tmp_path: Path, run: Run) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(STOCK))
+    assert "sum 3.0" in run(*launcher, str(script))
