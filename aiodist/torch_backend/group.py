@@ -8,7 +8,10 @@ algorithms. Ranks are the group's own numbers on both sides.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
+
+from torch._C import _distributed_c10d as c10d
 
 from aiodist.groups.checks import (
     check_list,
@@ -152,6 +155,20 @@ class TorchGroup(Membership):
         return self._start(
             "barrier", lambda group, timeout: group.backend.barrier(timeout), [], opts
         )
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """A barrier that after ``timeout`` says which ranks did not come: all of them, always.
+
+        ``torch.distributed.monitored_barrier`` refuses every backend that is not called "gloo";
+        call this one on the group.
+        """
+        options = c10d.BarrierOptions()
+        if timeout is not None:
+            options.timeout = timeout
+        options.asyncOp = False
+        self.barrier(options).wait()
 
     # -- one to all, all to one
 

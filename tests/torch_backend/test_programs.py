@@ -28,6 +28,7 @@ pytestmark = pytest.mark.timeout(120)
         ("groups:again", 2),
         ("groups:beside_gloo", 3),
         ("groups:destroyed", 2),
+        ("groups:monitored_barrier", 3),
         ("groups:forked", 2),
         ("groups:in_an_event_loop", 2),
         ("sharded:fsdp", 3),

@@ -103,6 +103,22 @@ def beside_gloo(rank: int, size: int) -> None:
     dist.all_reduce(t, group=theirs)
 
 
+def monitored_barrier(rank: int, size: int) -> None:
+    """It names all ranks that did not come."""
+    dist.group.WORLD.monitored_barrier(timedelta(seconds=20))
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        said = error_of(lambda: dist.group.WORLD.monitored_barrier(timedelta(seconds=0.3)))
+        assert "barrier" in said, said
+        assert "ranks 1, 2" in said, said
+        store.set("heard", "")
+    else:
+        store.wait(["heard"])
+        said = error_of(dist.barrier)
+        assert "timed out after 0.3 s on rank 0" in said, said
+    dist.barrier()
+
+
 def destroyed(rank: int, size: int) -> None:
     """What is under way or called later fails; it does not hang."""
     group = dist.new_group()
