@@ -1,12 +1,12 @@
 """Runs PyTorch's own tests of torch.distributed, out of the installed wheel, over a backend.
 
-    python tests/torch_backend/torch_suite.py --backend aiodist --ranks 2 [--only all_reduce] [--json FILE]
+    python tests/torch_backend/torch_suite.py --backend aiodist --ranks 2 [--all] [--only all_reduce]
 
 The tests are ``torch.testing._internal.distributed.distributed_test``'s, the class
 ``DistributedTest._DistTestBase``. Decorators decide by the name in ``BACKEND``, when the module is
 imported, which tests run; they are shown a name that passes for "gloo" and, for the tests of
 ``all_to_all`` on CPU, for "mpi". The tests themselves run with the backend asked for, each in ranks
-forked for it.
+forked for it. torch_suite.toml says which cannot run here, and why; ``--all`` tries them as well.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ import os
 import sys
 import tempfile
 import time
+import tomllib
 import types
 import unittest
 import warnings
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
-RANK_SECONDS = 60
+LEFT_OUT = Path(__file__).with_suffix(".toml")
 
 
 class OpenGates(str):
@@ -118,13 +120,29 @@ class Outcomes(unittest.TestResult):
     addError = addFailure  # noqa: N815
 
 
-def run(backend: str, ranks: int, only: list[str]) -> dict[str, tuple[str, str, float]]:
-    """(outcome, reason, seconds) of each test whose name contains one of ``only``, or of all."""
+def left_out(ranks: int) -> frozenset[str]:
+    """Names of tests that cannot run over ``ranks`` ranks on a machine without GPUs."""
+    listed = tomllib.loads(LEFT_OUT.read_text())
+    chosen = listed["left_out"] + [
+        entry for entry in listed["from_ranks"] if entry["ranks"] > ranks
+    ]
+    return frozenset(name for entry in chosen for name in entry["tests"])
+
+
+def run(
+    backend: str, ranks: int, only: list[str], everything: bool
+) -> dict[str, tuple[str, str, float]]:
+    """(outcome, reason, seconds) of each test whose name contains one of ``only``, or of all.
+
+    ``everything``: those that are listed as left out, too.
+    """
+    without = frozenset() if everything else left_out(ranks)
     tests = unittest.defaultTestLoader.loadTestsFromTestCase(case(load(backend, ranks)))
     chosen = [
         test
         for test in tests
-        if not only or any(part in test._testMethodName for part in only)  # type: ignore[union-attr]
+        if test._testMethodName not in without  # type: ignore[union-attr]
+        and (not only or any(part in test._testMethodName for part in only))  # type: ignore[union-attr]
     ]
     outcomes = Outcomes()
     unittest.TestSuite(chosen).run(outcomes)
@@ -137,10 +155,11 @@ def main() -> None:
     )
     parser.add_argument("--backend", default="aiodist")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--all", action="store_true", help="also those listed as left out")
     parser.add_argument("--only", action="append", default=[], metavar="PART")
     parser.add_argument("--json", metavar="FILE", help="write the outcomes here")
     options = parser.parse_args()
-    found = run(options.backend, options.ranks, options.only)
+    found = run(options.backend, options.ranks, options.only, options.all)
     if options.json:
         with open(options.json, "w") as file:
             json.dump(found, file, indent=1)

@@ -1,0 +1,53 @@
+"""PyTorch's own tests over this backend, at two ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.torch_backend import torch_suite
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_all_that_can_run_passes(tmp_path: Path) -> None:
+    """Those listed as left out aside, every test passes, and none is skipped."""
+    outcomes = tmp_path / "outcomes.json"
+    log = tmp_path / "log"
+    with log.open("w") as said:
+        subprocess.run(
+            [
+                sys.executable,
+                str(HERE / "torch_suite.py"),
+                "--ranks",
+                "2",
+                "--json",
+                str(outcomes),
+            ],
+            cwd=HERE.parents[1],
+            env={**os.environ, "PYTHONPATH": str(HERE.parents[1]), "TMPDIR": str(tmp_path)},
+            stdout=said,
+            stderr=said,
+            check=False,
+        )
+    assert outcomes.exists(), log.read_text()[-4000:]
+    found = json.loads(outcomes.read_text())
+    assert len(found) >= 96
+    others = {name: why for name, (what, why, _) in found.items() if what != "passed"}
+    assert others == {}
+
+
+def test_each_test_is_left_out_for_one_reason() -> None:
+    listed = torch_suite.tomllib.loads(torch_suite.LEFT_OUT.read_text())
+    entries = [*listed["left_out"], *listed["from_ranks"]]
+    names = [name for entry in entries for name in entry["tests"]]
+    assert len(names) == len(set(names))
+    assert all(entry["reason"] for entry in entries)
+    assert torch_suite.left_out(4) < torch_suite.left_out(3) < torch_suite.left_out(2)
