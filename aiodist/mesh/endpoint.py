@@ -295,7 +295,9 @@ class Endpoint:
             peer.connecting = self._loop.create_task(self._connect(peer))
 
     def _has_another(self, peer: Peer) -> bool:
-        return any(link.failed is None for link in peer.links)
+        # Who has not yet said who it is may be this very rank: its proof, its messages and its
+        # goodbye can lie behind each other in a stream that nobody has read yet.
+        return bool(self._strangers) or any(link.failed is None for link in peer.links)
 
     def _lost(self, peer: Peer, error: BaseException | None) -> None:
         if peer.error is not None:
