@@ -74,13 +74,17 @@ def splitting(rank: int, size: int) -> None:
 
 
 def again(rank: int, size: int) -> None:
-    """Destroyed and initialised anew, three times, at one store."""
+    """Destroyed and initialised anew, three times.
+
+    Each time at another file: torch's FileStore removes the file when the last rank leaves it,
+    just when the first may have come back.
+    """
     folder = os.environ["TEST_FOLDER"]
-    for _ in range(3):
+    for number in range(3):
         dist.destroy_process_group()
         assert not dist.is_initialized()
         dist.init_process_group(
-            "aiodist", init_method=f"file://{folder}/again", rank=rank, world_size=size
+            "aiodist", init_method=f"file://{folder}/{number}", rank=rank, world_size=size
         )
         t = torch.ones(1)
         dist.all_reduce(t)
