@@ -12,6 +12,7 @@ from aiodist.api.lifecycle import destroy_process_group, open_in_process
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.world import World, use_world
 from aiodist.store import MemoryStore
+from aiodist.transport.base import Transport
 from aiodist.transport.inproc import InprocHub
 from aiodist.transport.registry import Transports
 
@@ -25,13 +26,15 @@ async def run_ranks(
     *,
     timeout: float | timedelta | None = 60.0,
     buffer_bytes: int | None = None,
+    wrap: Callable[[int, Transport], Transport] | None = None,
 ) -> list[T]:
     """Run ``await fn(rank)`` for ranks 0 to ``size`` - 1 at once; their results, by rank.
 
     Each has its own world, initialised before and destroyed after: ``aiodist``'s functions work
     in it as in a process of its own. ``transport``: "inproc" (queues), "tcp" or "unix" (real
     sockets on this host). ``timeout``: of every operation. ``buffer_bytes``: what a rank buffers
-    per peer for messages without a receive.
+    per peer for messages without a receive. ``wrap(rank, transport)``: what the rank uses in place
+    of ``transport``, such as a `FaultyTransport` around it.
 
     Raises the first error of a rank, by time, after the others have been cancelled.
     """
@@ -44,7 +47,10 @@ async def run_ranks(
     async def one(rank: int) -> T:
         use_world(World())
         transports = Transports.default("127.0.0.1", hub=hub)
-        await open_in_process(rank, size, store, transports.get(transport), timeout, buffer_bytes)
+        mine = transports.get(transport)
+        if wrap is not None:
+            mine = wrap(rank, mine)
+        await open_in_process(rank, size, store, mine, timeout, buffer_bytes)
         try:
             result = await fn(rank)
         except BaseException as error:

@@ -12,6 +12,9 @@ from aiodist.store import MemoryStore
 def test_its_names() -> None:
     assert aiodist.testing.__all__ == [
         "TRANSPORT_CHECKS",
+        "Faults",
+        "FaultyConnection",
+        "FaultyTransport",
         "check_store",
         "check_transport",
         "run_ranks",
