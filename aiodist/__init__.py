@@ -58,6 +58,7 @@ from aiodist.api.objects import (
     scatter_object_list,
     send_object_list,
 )
+from aiodist.api.observing import recent_operations
 from aiodist.api.p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
 from aiodist.errors import (
     CollectiveCancelledError,
@@ -79,6 +80,7 @@ from aiodist.errors import (
 from aiodist.groups.backend import Received
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.work import Work
+from aiodist.observe.recorder import Operation
 from aiodist.spawn import spawn
 from aiodist.store import FileStore, MemoryStore, PrefixStore, Store, TcpStore, TcpStoreServer
 from aiodist.types import Backend, ReduceOp, reduce_op
@@ -102,6 +104,7 @@ __all__ = [
     "InvalidUsageError",
     "MemoryStore",
     "NotInitializedError",
+    "Operation",
     "P2POp",
     "PeerLostError",
     "PrefixStore",
@@ -151,6 +154,7 @@ __all__ = [
     "new_group",
     "new_subgroups",
     "new_subgroups_by_enumeration",
+    "recent_operations",
     "recv",
     "recv_object_list",
     "reduce",

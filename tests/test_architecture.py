@@ -24,7 +24,7 @@ LAYERS: tuple[tuple[frozenset[str], ...], ...] = (
     (frozenset({"wire"}), frozenset({"tensors"})),
     (frozenset({"transport"}), frozenset({"store"})),
     (frozenset({"mesh"}),),
-    (frozenset({"collectives"}),),
+    (frozenset({"collectives"}), frozenset({"observe"})),
     (frozenset({"groups"}),),
     (frozenset({"backends"}),),
     (frozenset({"api"}),),

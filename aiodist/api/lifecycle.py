@@ -22,6 +22,7 @@ from aiodist.mesh.endpoint import DEFAULT_WINDOW, Endpoint
 from aiodist.mesh.peer import Card
 from aiodist.mesh.rendezvous import Rendezvous, rendezvous
 from aiodist.mesh.rendezvous.environments import look_around
+from aiodist.observe.recorder import size_from
 from aiodist.store import Store, exchange
 from aiodist.transport.base import Transport
 from aiodist.transport.registry import Transports
@@ -69,6 +70,7 @@ async def init_process_group(
     seconds = to_seconds(timeout)
     # Before the ranks meet: the others would wait for one that finds its mistake afterwards.
     schemes, window = _schemes(os.environ), _window(os.environ)
+    size_from(os.environ)
     deadline = Deadline(seconds)
     world.opening = True
     try:

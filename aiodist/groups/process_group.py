@@ -15,6 +15,7 @@ from aiodist.groups.roll import Roll
 from aiodist.groups.work import Work
 from aiodist.mesh.endpoint import Endpoint
 from aiodist.mesh.matching import ANY_SOURCE, Recv
+from aiodist.observe.recorder import GroupLabel, Message
 from aiodist.types import Backend
 from aiodist.wire.frames import POINT_TO_POINT, Key
 
@@ -55,6 +56,7 @@ class ProcessGroup:
         self.group_name = name
         self.id = group_id(name, ranks)
         self.ranks = tuple(ranks)
+        self.label = GroupLabel(self.id, name, self.ranks)
         self.global_rank = world.rank
         self.own_rank = self.ranks.index(world.rank)
         self.n_ranks = len(self.ranks)
@@ -115,7 +117,8 @@ class ProcessGroup:
         sequence = self._next
         self._next = sequence + 1
         line = CollectiveLine(self, self.endpoint, sequence, fingerprint)
-        work: Work[T] = Work(self.world.loop, line)
+        record = self.world.recorder.begin(self.label, sequence, fingerprint)
+        work: Work[T] = Work(self.world.loop, line, record)
         self._active[sequence] = work
         failed = self._failures.pop(sequence, None)
         if failed is not None:
@@ -136,7 +139,8 @@ class ProcessGroup:
         async def body() -> None:
             await line.sending(self.endpoint.send(to, self._tag_key(tag), data, meta))
 
-        return self._start_message(line, body(), timeout)
+        what = Message("send", to, tag, meta, len(data))
+        return self._start_message(line, what, body(), timeout)
 
     def recv(
         self,
@@ -162,7 +166,10 @@ class ProcessGroup:
             holder[0].set_source(sender)
             return result
 
-        work = self._start_message(line, body(), timeout, holder)
+        what = Message(
+            "recv", source, tag, recv.expect, -1 if recv.into is None else len(recv.into)
+        )
+        work = self._start_message(line, what, body(), timeout, holder)
         if self._left and src is None:
             self._fail_lonely()
         return work
@@ -170,11 +177,13 @@ class ProcessGroup:
     def _start_message(
         self,
         line: MessageLine,
+        what: Message,
         body: Coroutine[Any, Any, T],
         timeout: float | None,
         holder: list[Work[T]] | None = None,
     ) -> Work[T]:
-        work: Work[T] = Work(self.world.loop, line)
+        record = self.world.recorder.begin(self.label, -1, what)
+        work: Work[T] = Work(self.world.loop, line, record)
         if holder is not None:
             holder.append(work)
         self._messages[line] = work
@@ -302,6 +311,15 @@ class ProcessGroup:
     def is_busy(self) -> bool:
         """Whether an operation is under way."""
         return bool(self._active or self._messages)
+
+    @property
+    def n_started(self) -> int:
+        """How many collectives have started on this rank."""
+        return self._next
+
+    def under_way(self) -> list[Work[Any]]:
+        """Everything that has not ended. Any thread."""
+        return [*list(self._active.values()), *list(self._messages.values())]
 
     def unfinished(self) -> list[Work[Any]]:
         """Collectives and sends under way, for whoever waits until the group is quiet."""

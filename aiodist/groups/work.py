@@ -18,6 +18,7 @@ from typing import Any, Generic, Protocol
 from aiodist.completion import Driver, T
 from aiodist.deadline import to_seconds
 from aiodist.errors import DistError, GroupClosedError, InvalidUsageError
+from aiodist.observe.recorder import Record
 
 log = logging.getLogger("aiodist")
 
@@ -71,9 +72,12 @@ class Work(Generic[T]):
         "_source",
         "_timer",
         "_value",
+        "record",
     )
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, line: Line) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, line: Line, record: Record) -> None:
+        """``record``: what the flight recorder remembers of the operation."""
+        self.record = record
         self._loop = loop
         self._line: Line | None = line
         self._done = False
@@ -89,6 +93,7 @@ class Work(Generic[T]):
 
     def start(self, body: Coroutine[Any, Any, T], timeout: float | None) -> None:
         """Run ``body`` (it awaits only `Pending`) up to its first wait, now."""
+        self.record.start()
         self._driver = Driver(body, self._ended)
         self._driver.start()
         if not self._done and timeout is not None:
@@ -118,10 +123,15 @@ class Work(Generic[T]):
             # The frames it came through hold the tensors and, in a circle, the error itself.
             # Its message says all; an error of another class keeps them, to be looked into.
             error.__traceback__ = None
+        waiting_for = () if error is None else line.waiting_for()  # no longer known once it is over
         try:
             self._error = line.over(error)
         except Exception as failed:  # noqa: BLE001  # the stream that brought us here goes on
             self._error = failed
+        if self._error is None:
+            self.record.end()
+        else:
+            self.record.fail(self._error, waiting_for)
         self._value = value
         # _done first, then the callbacks one by one: a thread that appends its own looks at
         # _done afterwards and takes it back if it is still there, so it is called here or there,

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
+from typing import Any
 
 from aiodist.errors import (
     DistError,
@@ -16,7 +17,9 @@ from aiodist.errors import (
     PeerLostError,
 )
 from aiodist.groups.process_group import Group, NonGroupMember, ProcessGroup
+from aiodist.groups.work import Work
 from aiodist.mesh.endpoint import Endpoint
+from aiodist.observe.recorder import Recorder, size_from
 from aiodist.store import Store
 from aiodist.wire.failures import decode_error, encode_error
 from aiodist.wire.frames import COLLECTIVE, Key
@@ -36,6 +39,7 @@ class World:
         self.default: ProcessGroup | None = None
         self.store: Store | None = None
         self.pid = os.getpid()
+        self.recorder = Recorder()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._endpoint: Endpoint | None = None
         self._groups: dict[int, ProcessGroup] = {}
@@ -49,7 +53,11 @@ class World:
     # -- life
 
     def open(self, rank: int, size: int, store: Store | None) -> None:
-        """Take a place among ``size`` ranks; the endpoint and the default group follow."""
+        """Take a place among ``size`` ranks; the endpoint and the default group follow.
+
+        Raises InvalidUsageError for an AIODIST_RECORDER_SIZE that is none.
+        """
+        self.recorder = Recorder(size_from(os.environ))
         self.rank = rank
         self.size = size
         self.store = store
@@ -152,6 +160,10 @@ class World:
     @property
     def groups(self) -> Sequence[ProcessGroup]:
         return list(self._groups.values())
+
+    def under_way(self) -> list[Work[Any]]:
+        """The operations of all groups that have not ended. Any thread."""
+        return [work for group in self.groups for work in group.under_way()]
 
     def unused_name(self, stem: str) -> str:
         """A name for a new group; equal on ranks that make equal groups in the same order."""

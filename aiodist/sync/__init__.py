@@ -25,6 +25,7 @@ from aiodist.api.lifecycle import (
     is_nccl_available,
     is_torchelastic_launched,
 )
+from aiodist.api.observing import recent_operations
 from aiodist.api.p2p import P2POp
 from aiodist.errors import (
     CollectiveCancelledError,
@@ -46,6 +47,7 @@ from aiodist.errors import (
 from aiodist.groups.backend import Received
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.work import Work
+from aiodist.observe.recorder import Operation
 from aiodist.sync.collectives import (
     all_gather,
     all_gather_coalesced,
@@ -101,6 +103,7 @@ __all__ = [
     "HashStore",
     "InvalidUsageError",
     "NotInitializedError",
+    "Operation",
     "P2POp",
     "PeerLostError",
     "PrefixStore",
@@ -150,6 +153,7 @@ __all__ = [
     "new_group",
     "new_subgroups",
     "new_subgroups_by_enumeration",
+    "recent_operations",
     "recv",
     "recv_object_list",
     "reduce",

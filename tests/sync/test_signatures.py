@@ -57,7 +57,13 @@ def same_default(ours: Any, theirs: Any) -> bool:
     return bool(ours == theirs)
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+# Functions that aiodist has and torch has not.
+OURS = {
+    "recent_operations": "the flight recorder is aiodist's own",
+}
+
+
+@pytest.mark.parametrize("name", sorted(set(FUNCTIONS) - set(OURS)))
 def test_parameters_are_those_of_torch(name: str) -> None:
     ours, theirs = parameters(getattr(dist, name)), parameters(getattr(torch.distributed, name))
     added = {parameter for function, parameter in ADDED if function == name}
@@ -76,7 +82,14 @@ def test_parameters_are_those_of_torch(name: str) -> None:
             assert same_default(mine.default, other.default), parameter
 
 
+def test_functions_of_our_own_are_not_torchs_and_equal_in_both_doors() -> None:
+    for name in OURS:
+        assert not hasattr(torch.distributed, name)
+        assert parameters(getattr(dist, name)) == parameters(getattr(aiodist, name))
+
+
 def test_the_tables_speak_of_functions_that_exist() -> None:
+    assert set(OURS) <= set(FUNCTIONS)
     assert {name for name, _ in [*ADDED, *MISSING, *DEFAULTS]} <= set(FUNCTIONS)
 
 

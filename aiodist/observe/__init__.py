@@ -1,0 +1,1 @@
+"""What happened, and who waits for whom: flight recorder, dumps, traces, live questions, doctor."""

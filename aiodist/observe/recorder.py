@@ -1,0 +1,265 @@
+"""The flight recorder: a ring of the last operations of one rank, always on.
+
+Beginning a record is one small object put into a list that has its length already, and ending it
+one more look at the clock: well under a microsecond together (``benchmarks/micro``). Words are
+made of it only when somebody asks (`operation`). The ring forgets the oldest; an operation that is
+still under way is also held by its `Work`, so that it is never forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic_ns
+from typing import NamedTuple, Protocol
+
+from aiodist.errors import DistError, InvalidUsageError
+from aiodist.tensors import DType, decode_meta
+from aiodist.types import ReduceOp
+
+SIZE_VARIABLE = "AIODIST_RECORDER_SIZE"
+DEFAULT_SIZE = 1024
+_LARGEST = 1 << 24
+_LONGEST_ERROR = 300
+
+RUNNING = "running"
+DONE = "done"
+FAILED = "failed"
+CANCELLED = "cancelled"
+
+
+class GroupLabel(NamedTuple):
+    """A group, as records name it; it keeps nothing of the group alive."""
+
+    id: int
+    name: str
+    ranks: tuple[int, ...]
+
+
+class Agreement(Protocol):
+    """What the ranks of a collective agree on; `groups.fingerprint.Fingerprint` is one."""
+
+    @property
+    def operation(self) -> str: ...
+    @property
+    def dtype(self) -> DType | None: ...
+    @property
+    def op(self) -> ReduceOp | None: ...
+    @property
+    def root(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+
+
+class Message(NamedTuple):
+    """A point-to-point message; ``meta`` describes its tensor as on the wire, empty if unknown."""
+
+    operation: str
+    peer: int
+    tag: int
+    meta: bytes
+    nbytes: int
+
+
+class Record:
+    """One operation of this rank. Times are of `time.monotonic_ns`, 0 for what has not happened."""
+
+    __slots__ = (
+        "created",
+        "error",
+        "finished",
+        "group",
+        "number",
+        "sequence",
+        "started",
+        "waiting_for",
+        "what",
+    )
+
+    def __init__(
+        self, number: int, group: GroupLabel, sequence: int, what: Agreement | Message
+    ) -> None:
+        self.number = number
+        self.group = group
+        self.sequence = sequence
+        self.what = what
+        self.started = self.finished = 0
+        self.error: BaseException | str | None = None
+        self.waiting_for: Sequence[int] = ()
+        self.created = monotonic_ns()
+
+    def start(self) -> None:
+        """Its body begins to run."""
+        self.started = monotonic_ns()
+
+    def end(self) -> None:
+        """It has ended well."""
+        self.finished = monotonic_ns()
+
+    def fail(self, error: BaseException, waiting_for: Sequence[int]) -> None:
+        """It has ended by ``error`` while it waited for these global ranks."""
+        self.finished = monotonic_ns()
+        self.waiting_for = tuple(waiting_for)
+        # In words: an error may hold what the caller wants to be rid of.
+        cancelled = isinstance(error, asyncio.CancelledError)
+        text = error.message if isinstance(error, DistError) else str(error)
+        self.error = "" if cancelled else f"{type(error).__name__}: {text}"[:_LONGEST_ERROR]
+
+    @property
+    def state(self) -> str:
+        if not self.finished:
+            return RUNNING
+        if self.error is None:
+            return DONE
+        return FAILED if self.error else CANCELLED
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation of one rank, as the flight recorder tells it.
+
+    ``number`` counts all operations of the rank from 0. ``sequence`` is the collective's number in
+    its group, -1 for a message. Ranks (``ranks`` of the group, ``root``, ``peer``,
+    ``waiting_for``) are global, except ``root``, which is the group's own number; -1 is none, and
+    for a ``peer`` any. ``dtype`` and ``reduce_op`` are names, "" where there is none; ``count`` is
+    in elements, ``nbytes`` in bytes, -1 where not known. ``created``, ``started`` and ``finished``
+    are nanoseconds of `time.monotonic_ns`, 0 for what has not happened. ``state`` is "running",
+    "done", "failed" or "cancelled"; ``error`` says why it failed.
+    """
+
+    number: int
+    operation: str
+    group: str
+    group_id: int
+    sequence: int
+    dtype: str
+    count: int
+    nbytes: int
+    reduce_op: str
+    root: int
+    peer: int
+    tag: int
+    created: int
+    started: int
+    finished: int
+    state: str
+    error: str
+    waiting_for: tuple[int, ...]
+
+    @property
+    def call(self) -> str:
+        """What was called, in words; equal on ranks that agree."""
+        facts = []
+        if self.peer >= 0:
+            facts.append(f"{'to' if self.operation == 'send' else 'from'} rank {self.peer}")
+        elif self.operation == "recv":
+            facts.append("from any rank")
+        if self.count >= 0:
+            facts.append(f"{self.count} x {self.dtype}")
+        elif self.dtype:
+            facts.append(self.dtype)
+        elif self.nbytes >= 0:
+            facts.append(f"{self.nbytes} bytes")
+        if self.reduce_op:
+            facts.append(self.reduce_op)
+        if self.root >= 0:
+            facts.append(f"root {self.root}")
+        if self.tag >= 0:
+            facts.append(f"tag {self.tag}")
+        return f"{self.operation}({', '.join(facts)})"
+
+    def __str__(self) -> str:
+        number = f" (operation {self.sequence} of {self.group!r})" if self.sequence >= 0 else ""
+        return f"{self.call}{number or f' in {self.group!r}'}"
+
+
+class Recorder:
+    """The last ``size`` operations of one rank. `begin` in the loop's thread, the rest in any."""
+
+    __slots__ = ("_number", "_ring", "_size")
+
+    def __init__(self, size: int = DEFAULT_SIZE) -> None:
+        self._size = size
+        self._ring: list[Record | None] = [None] * size
+        self._number = 0
+
+    def begin(self, group: GroupLabel, sequence: int, what: Agreement | Message) -> Record:
+        """A record of an operation that is called now."""
+        number = self._number
+        self._number = number + 1
+        record = Record(number, group, sequence, what)
+        self._ring[number % self._size] = record
+        return record
+
+    @property
+    def count(self) -> int:
+        """How many operations were begun."""
+        return self._number
+
+    def records(self) -> list[Record]:
+        """Those that are remembered, oldest first."""
+        kept = [record for record in list(self._ring) if record is not None]
+        return sorted(kept, key=lambda record: record.number)
+
+
+def operation(record: Record, waiting_for: Sequence[int] | None = None) -> Operation:
+    """A record in words. ``waiting_for``: of an operation that is under way."""
+    what = record.what
+    dtype, count, nbytes, reduce_op, root, peer, tag = "", -1, -1, "", -1, -1, -1
+    if isinstance(what, Message):
+        peer, tag, nbytes = what.peer, what.tag, what.nbytes
+        dtype, count = _tensor(what.meta)
+    else:
+        root, count = what.root, what.count
+        if what.op is not None:
+            reduce_op = what.op.name
+        if what.dtype is None or what.operation.endswith("_coalesced"):
+            count = -1  # a digest
+        if what.dtype is not None:
+            dtype = what.dtype.name
+            nbytes = count * what.dtype.itemsize if count >= 0 else -1
+    return Operation(
+        number=record.number,
+        operation=what.operation,
+        group=record.group.name,
+        group_id=record.group.id,
+        sequence=record.sequence,
+        dtype=dtype,
+        count=count,
+        nbytes=nbytes,
+        reduce_op=reduce_op,
+        root=root,
+        peer=peer,
+        tag=tag,
+        created=record.created,
+        started=record.started,
+        finished=record.finished,
+        state=record.state,
+        error=str(record.error or ""),
+        waiting_for=tuple(record.waiting_for if waiting_for is None else waiting_for),
+    )
+
+
+def _tensor(meta: bytes) -> tuple[str, int]:
+    """dtype and number of elements of a message, where it is a tensor's."""
+    try:
+        _, dtype, shape = decode_meta(meta)
+    except DistError:
+        return "", -1
+    count = 1
+    for size in shape:
+        count *= size
+    return dtype.name, count
+
+
+def size_from(environ: Mapping[str, str]) -> int:
+    """How many operations AIODIST_RECORDER_SIZE asks to remember. Raises InvalidUsageError."""
+    text = environ.get(SIZE_VARIABLE, "")
+    if not text:
+        return DEFAULT_SIZE
+    if not text.isdecimal() or not 1 <= int(text) <= _LARGEST:
+        raise InvalidUsageError(
+            f"{SIZE_VARIABLE} must be a number of operations from 1 to {_LARGEST}, not {text!r}"
+        )
+    return int(text)

@@ -1,0 +1,125 @@
+"""Every operation leaves a record: what it was, when, and how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+import aiodist as dist
+from aiodist.errors import CollectiveTimeoutError, InvalidUsageError
+from aiodist.groups.fingerprint import Fingerprint
+from aiodist.groups.world import current_world
+from aiodist.observe.recorder import GroupLabel, Recorder, operation, size_from
+from aiodist.tensors import dtype_named
+from aiodist.testing import run_ranks
+
+GROUP = GroupLabel(7, "some", (0, 1))
+
+
+def test_the_ring_keeps_the_last_in_order() -> None:
+    recorder = Recorder(4)
+    for number in range(10):
+        recorder.begin(GROUP, number, Fingerprint("barrier")).end()
+    assert [record.sequence for record in recorder.records()] == [6, 7, 8, 9]
+    assert recorder.count == 10
+
+
+def test_the_times_are_in_order_and_of_one_clock() -> None:
+    record = Recorder().begin(GROUP, 0, Fingerprint("barrier"))
+    assert record.state == "running"
+    assert record.started == record.finished == 0
+    record.start()
+    record.end()
+    assert 0 < record.created <= record.started <= record.finished
+    assert record.state == "done"
+
+
+def test_a_failure_is_kept_in_words() -> None:
+    record = Recorder().begin(GROUP, 0, Fingerprint("barrier"))
+    record.fail(CollectiveTimeoutError("nobody came"), [1])
+    told = operation(record)
+    assert (told.state, told.error) == ("failed", "CollectiveTimeoutError: nobody came")
+    assert told.waiting_for == (1,)
+    given_up = Recorder().begin(GROUP, 0, Fingerprint("barrier"))
+    given_up.fail(asyncio.CancelledError(), [])
+    assert operation(given_up).state == "cancelled"
+
+
+def test_a_digest_is_not_taken_for_a_count() -> None:
+    what = Fingerprint("all_reduce_coalesced", dtype_named("float32"), count=123456)
+    told = operation(Recorder().begin(GROUP, 0, what))
+    assert (told.count, told.nbytes, told.dtype) == (-1, -1, "float32")
+    told = operation(Recorder().begin(GROUP, 0, Fingerprint("new_group", count=99)))
+    assert told.call == "new_group()"
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "many", "1.5", str(1 << 30)])
+def test_a_size_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(InvalidUsageError, match="AIODIST_RECORDER_SIZE must be a number"):
+        size_from({"AIODIST_RECORDER_SIZE": text})
+
+
+def test_the_size_comes_from_the_environment() -> None:
+    assert size_from({}) == size_from({"AIODIST_RECORDER_SIZE": ""}) == 1024
+    assert size_from({"AIODIST_RECORDER_SIZE": "12"}) == 12
+
+
+async def test_collectives_and_messages_are_recorded() -> None:
+    async def main(rank: int) -> None:
+        x = np.ones((2, 3), np.float32)
+        await dist.all_reduce(x, op=dist.ReduceOp.MAX)
+        await dist.broadcast(x, src=1)
+        if rank == 0:
+            await dist.send(x, 1, tag=5)
+        else:
+            await dist.recv(x, 0, tag=5)
+        reduce, broadcast, message = dist.recent_operations()
+        assert reduce.call == "all_reduce(6 x float32, MAX)"
+        assert (reduce.sequence, reduce.nbytes, reduce.state) == (0, 24, "done")
+        assert broadcast.call == "broadcast(6 x float32, root 1)"
+        assert (broadcast.sequence, broadcast.group) == (1, "default_pg")
+        other = 1 - rank
+        direction = "send(to" if rank == 0 else "recv(from"
+        assert message.call == f"{direction} rank {other}, 6 x float32, tag 5)"
+        assert (message.sequence, message.nbytes, message.peer) == (-1, 24, other)
+        assert [each.number for each in dist.recent_operations()] == [0, 1, 2]
+
+    await run_ranks(2, main)
+
+
+async def test_what_is_under_way_says_for_whom_it_waits_and_is_never_forgotten() -> None:
+    async def main(rank: int) -> None:
+        current_world().recorder = Recorder(2)
+        if rank == 1:
+            for _ in range(5):
+                await dist.recv(np.zeros(1), 0, tag=1)
+            await dist.send(np.zeros(1), 0, tag=2)
+            return
+        waiting = dist.irecv(np.zeros(1), 1, tag=2)
+        for _ in range(5):
+            await dist.send(np.zeros(1), 1, tag=1)
+        recent = dist.recent_operations()
+        assert [each.number for each in recent] == [0, 4, 5]
+        assert (recent[0].state, recent[0].waiting_for) == ("running", (1,))
+        await waiting
+
+    await run_ranks(2, main)
+
+
+async def test_an_operation_that_failed_tells_why_and_who_was_missing() -> None:
+    async def main(rank: int) -> None:
+        x = np.ones(1)
+        with pytest.raises(CollectiveTimeoutError):
+            await (dist.recv(x, 0, timeout=0.05) if rank else dist.all_reduce(x, timeout=0.05))
+        last = dist.recent_operations()[-1]
+        assert last.state == "failed"
+        assert last.error.startswith("CollectiveTimeoutError: ")
+        assert last.waiting_for == (1 - rank,)
+
+    await run_ranks(2, main)
+
+
+async def test_there_is_nothing_to_tell_without_a_world() -> None:
+    assert dist.recent_operations() == []
