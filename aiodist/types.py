@@ -118,8 +118,10 @@ reduce_op = _DeprecatedReduceOp()
 class Backend(str):
     """A backend's name, parsed and lower-cased: ``Backend("GLOO") == "gloo"``.
 
-    ``"aiodist"`` is the native CPU backend; ``"gloo"`` names it too, so that scripts written for
-    torch run on it unchanged. Unknown names raise ValueError with the known ones.
+    ``"aiodist"`` is the native backend; ``"gloo"`` names it too, so that scripts written for
+    torch run on it unchanged. ``"torch:NAME"`` is torch's own process group of that name, and
+    ``"nccl"`` is short for ``"torch:nccl"``. ``"cpu:aiodist,cuda:nccl"`` gives each kind of
+    device its own backend. Unknown names raise ValueError with the known ones.
     """
 
     UNDEFINED = "undefined"
@@ -127,14 +129,36 @@ class Backend(str):
     GLOO = "gloo"
     NCCL = "nccl"
     MPI = "mpi"
+    TORCH_GLOO = "torch:gloo"
+    TORCH_NCCL = "torch:nccl"
 
-    backend_list = (UNDEFINED, AIODIST, GLOO, NCCL, MPI)
+    backend_list = (UNDEFINED, AIODIST, GLOO, NCCL, MPI, TORCH_GLOO, TORCH_NCCL)
+
+    DEVICES = ("cpu", "cuda")
+    """Kinds of device that a name such as ``"cpu:aiodist,cuda:nccl"`` speaks of."""
 
     def __new__(cls, name: str) -> Backend:
         if not isinstance(name, str):
             raise ValueError(f"Backend constructor parameter must be string-ish: {name!r}")
-        value = name.lower()
-        if value not in cls.backend_list:
-            known = ", ".join(repr(b) for b in cls.backend_list if b != cls.UNDEFINED)
+        value = name.lower().replace(" ", "")
+        parts = [cls._split(part) for part in value.split(",")]
+        devices = [device for device, _ in parts]
+        known = ", ".join(repr(b) for b in cls.backend_list if b != cls.UNDEFINED)
+        if any(backend not in cls.backend_list for _, backend in parts):
             raise ValueError(f"Invalid backend: {name!r}. Known backends: {known}")
+        if len(parts) > 1 and (None in devices or len(set(devices)) < len(devices)):
+            raise ValueError(
+                f"Invalid backend: {name!r}. Several backends need a device each, "
+                f"as in 'cpu:aiodist,cuda:nccl'"
+            )
         return super().__new__(cls, value)
+
+    @classmethod
+    def _split(cls, part: str) -> tuple[str | None, str]:
+        device, colon, backend = part.partition(":")
+        return (device, backend) if colon and device in cls.DEVICES else (None, part)
+
+    def by_device(self) -> dict[str, Backend]:
+        """The backend of each kind of device that the name speaks of; empty for a plain name."""
+        parts = [self._split(part) for part in self.split(",")]
+        return {device: Backend(backend) for device, backend in parts if device is not None}

@@ -89,10 +89,10 @@ async def init_process_group(
         except BaseException:
             await met.close()
             raise
+        world.on_close(met.close, met.close_in_child)
+        await _make_default(world, group_name, chosen, seconds, deadline)
     finally:
         world.opening = False
-    world.on_close(met.close, met.close_in_child)
-    _make_default(world, group_name, chosen, seconds)
 
 
 async def open_in_process(
@@ -102,13 +102,14 @@ async def open_in_process(
     transport: Transport,
     timeout: float | timedelta | None,
     buffer_bytes: int | None,
+    backend: str | None = None,
 ) -> None:
     """Initialise the current world as one of several in this process, over ``transport``."""
     world = current_world()
     seconds = to_seconds(timeout)
     window = DEFAULT_WINDOW if buffer_bytes is None else buffer_bytes
     await _open_world(world, rank, size, store, [transport], window, Deadline(seconds))
-    _make_default(world, "", Backend(Backend.AIODIST), seconds)
+    await _make_default(world, "", backend_named(backend), seconds, Deadline(seconds))
 
 
 async def _open_world(
@@ -138,10 +139,17 @@ async def _open_world(
     world.attach(endpoint)
 
 
-def _make_default(world: World, name: str, backend: Backend, timeout: float | None) -> None:
+async def _make_default(
+    world: World, name: str, backend: Backend, timeout: float | None, deadline: Deadline
+) -> None:
     group = ProcessGroup(world, name or DEFAULT_GROUP, range(world.size), backend, timeout)
     bind(group)
     world.add(group)
+    try:
+        await group.backend.ready(deadline)
+    except BaseException:
+        await close_world(world, 0.0)
+        raise
     world.default = group
 
 

@@ -1,8 +1,9 @@
-"""Which backend serves which name."""
+"""Which backend serves which name, and why one cannot run here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from aiodist.backends.native import NativeBackend
@@ -11,10 +12,41 @@ from aiodist.groups.backend import CollectiveBackend
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.types import Backend
 
-BACKENDS: Mapping[str, Callable[[ProcessGroup], CollectiveBackend]] = MappingProxyType(
-    {Backend.AIODIST: NativeBackend, Backend.GLOO: NativeBackend}
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A backend that a name stands for."""
+
+    make: Callable[[ProcessGroup], CollectiveBackend]
+    """Called on the group's loop, when the group is made; what takes time is for `ready`."""
+
+    why_not: Callable[[], str]
+    """Why it cannot run on this machine, in words for the user; "" where it can."""
+
+    devices: tuple[str, ...]
+    """Whose tensors it takes: of "cpu", "cuda"."""
+
+
+def _always() -> str:
+    return ""
+
+
+_NATIVE = Offer(NativeBackend, _always, ("cpu",))
+
+OFFERS: Mapping[str, Offer] = MappingProxyType(
+    {
+        Backend.AIODIST: _NATIVE,
+        Backend.GLOO: _NATIVE,
+    }
 )
-"""Maker by name; "gloo" names the native backend, so that scripts for Gloo run unchanged."""
+"""By name; "gloo" names the native backend, so that scripts for Gloo run unchanged."""
+
+
+def why_not(name: str) -> str:
+    """Why backend ``name`` cannot run here; "" where it can. Raises ValueError for no backend."""
+    backend = Backend(name)
+    offer = OFFERS.get(backend)
+    return "this version of aiodist does not have it" if offer is None else offer.why_not()
 
 
 def backend_named(name: str | None) -> Backend:
@@ -23,14 +55,15 @@ def backend_named(name: str | None) -> Backend:
     Raises ValueError for an unknown name, InvalidUsageError for one that cannot run here.
     """
     backend = Backend(Backend.AIODIST if name is None else name)
-    if backend not in BACKENDS:
-        available = ", ".join(repr(known) for known in sorted(BACKENDS))
+    reason = why_not(backend)
+    if reason:
+        available = ", ".join(repr(str(known)) for known in OFFERS if not why_not(known))
         raise InvalidUsageError(
-            f"backend {str(backend)!r} is not available in this installation; available: {available}"
+            f"backend {str(backend)!r} is not available here: {reason}; available: {available}"
         )
     return backend
 
 
 def bind(group: ProcessGroup) -> None:
     """Give ``group`` the backend that its name asks for."""
-    group.backend = BACKENDS[group.backend_name](group)
+    group.backend = OFFERS[group.backend_name].make(group)

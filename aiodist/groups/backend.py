@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from aiodist.deadline import Deadline
 from aiodist.groups.work import Work
 from aiodist.types import ReduceOp
 
@@ -32,6 +33,20 @@ class CollectiveBackend(ABC):
     """
 
     name: str
+
+    async def ready(self, deadline: Deadline) -> None:  # noqa: B027  # most have nothing to open
+        """Return when the backend can serve; ``init_process_group`` awaits it on the group's loop.
+
+        A backend that has something to open begins when it is made, since a new group's members
+        are not gathered again; operations that start earlier wait for it. Raises a DistError that
+        says what is missing.
+        """
+
+    def close(self) -> None:  # noqa: B027  # most hold nothing
+        """The group is closed and its operations have failed: give back what is held.
+
+        On the group's loop; must not wait, and may be called twice.
+        """
 
     @abstractmethod
     def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:

@@ -174,6 +174,33 @@ class ProcessGroup:
             self._fail_lonely()
         return work
 
+    def carried(
+        self,
+        what: str,
+        other: int | None,
+        tag: int,
+        body: Callable[[], Coroutine[Any, Any, T]],
+        source: Callable[[T], int] | None = None,
+        timeout: float | None = None,
+    ) -> Work[T]:
+        """Start a message that the backend carries over means of its own.
+
+        ``what``: "send" or "recv". ``other``: the group rank at the other end, None for any.
+        ``body`` awaits only `Pending`; an error of ours (timeout, cancellation, a closed group) is
+        raised inside it. ``source(result)``: the sender's global rank, for a receive.
+        """
+        self._check_open()
+        line = MessageLine(self, what, ANY_SOURCE if other is None else self.ranks[other], tag)
+        holder: list[Work[T]] = []
+
+        async def run() -> T:
+            result = await body()
+            if source is not None:
+                holder[0].set_source(source(result))
+            return result
+
+        return self._start_message(line, run(), timeout, holder)
+
     def _start_message(
         self,
         line: MessageLine,
@@ -306,6 +333,7 @@ class ProcessGroup:
         """Destroyed or aborted: nothing goes on and nothing starts any more."""
         self._error = error
         self._fail_all(error)
+        self.backend.close()
 
     @property
     def is_busy(self) -> bool:

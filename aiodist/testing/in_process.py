@@ -27,6 +27,7 @@ async def run_ranks(
     timeout: float | timedelta | None = 60.0,
     buffer_bytes: int | None = None,
     wrap: Callable[[int, Transport], Transport] | None = None,
+    backend: str | None = None,
 ) -> list[T]:
     """Run ``await fn(rank)`` for ranks 0 to ``size`` - 1 at once; their results, by rank.
 
@@ -34,7 +35,8 @@ async def run_ranks(
     in it as in a process of its own. ``transport``: "inproc" (queues), "tcp" or "unix" (real
     sockets on this host). ``timeout``: of every operation. ``buffer_bytes``: what a rank buffers
     per peer for messages without a receive. ``wrap(rank, transport)``: what the rank uses in place
-    of ``transport``, such as a `FaultyTransport` around it.
+    of ``transport``, such as a `FaultyTransport` around it. ``backend``: of the default group, as
+    for ``init_process_group``.
 
     Raises the first error of a rank, by time, after the others have been cancelled.
     """
@@ -50,7 +52,7 @@ async def run_ranks(
         mine = transports.get(transport)
         if wrap is not None:
             mine = wrap(rank, mine)
-        await open_in_process(rank, size, store, mine, timeout, buffer_bytes)
+        await open_in_process(rank, size, store, mine, timeout, buffer_bytes, backend)
         try:
             result = await fn(rank)
         except BaseException as error:

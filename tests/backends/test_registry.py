@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import pytest
+
+import aiodist as dist
+from aiodist.backends.native import NativeBackend
+from aiodist.backends.registry import OFFERS, backend_named, why_not
+from aiodist.deadline import Deadline
+from aiodist.groups.process_group import ProcessGroup
+from aiodist.testing.in_process import run_ranks
+from aiodist.types import Backend
+
+
+@pytest.mark.parametrize("name", ["aiodist", "gloo", "nccl", "mpi", "torch:gloo", "torch:nccl"])
+def test_names_of_backends(name: str) -> None:
+    assert Backend(name.upper()) == name
+    assert Backend(name).by_device() == {}
+
+
+def test_a_backend_for_each_device() -> None:
+    assert Backend("cpu:aiodist, cuda:NCCL") == "cpu:aiodist,cuda:nccl"
+    assert Backend("cpu:torch:gloo,cuda:nccl").by_device() == {"cpu": "torch:gloo", "cuda": "nccl"}
+    assert Backend("cpu:mpi").by_device() == {"cpu": "mpi"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "cpu:",
+        "tpu:gloo",
+        "torch:",
+        "gloo,nccl",
+        "cpu:gloo,cpu:mpi",
+        "cpu:gloo,nccl",
+        "cpu:cpu:gloo",
+    ],
+)
+def test_names_of_no_backend(name: str) -> None:
+    with pytest.raises(ValueError, match="Invalid backend"):
+        Backend(name)
+
+
+def test_what_cannot_run_here_says_why() -> None:
+    for name in Backend.backend_list:
+        if name not in OFFERS and name != Backend.UNDEFINED:
+            assert why_not(name)
+            with pytest.raises(dist.InvalidUsageError, match=f"'{name}' is not available here"):
+                backend_named(name)
+    assert why_not("gloo") == ""
+    assert backend_named(None) == "aiodist"
+
+
+class Recording(NativeBackend):
+    def __init__(self, group: ProcessGroup) -> None:
+        super().__init__(group)
+        self.seen: list[str] = []
+
+    async def ready(self, deadline: Deadline) -> None:
+        self.seen.append("ready")
+
+    def close(self) -> None:
+        self.seen.append("close")
+
+
+async def test_a_group_tells_its_backend_of_its_end() -> None:
+    made: list[Recording] = []
+
+    async def body(rank: int) -> None:
+        group = await dist.new_group()
+        made.append(Recording(group))
+        group.backend = made[-1]
+        await dist.barrier(group)
+        await dist.destroy_process_group(group)
+
+    await run_ranks(2, body)
+    assert [backend.seen for backend in made] == [["close"], ["close"]]
+
+
+async def test_a_message_carried_by_other_means() -> None:
+    async def body(rank: int) -> None:
+        group = dist.group.WORLD
+
+        async def carry() -> str:
+            await group.next_turn()
+            return "there"
+
+        work = group.carried("recv", None, 7, carry, lambda text: len(text))
+        assert not work.is_completed()
+        assert await work == "there"
+        assert work.source_rank() == len("there")
+
+        async def never() -> None:
+            while True:
+                await group.next_turn()
+
+        late = group.carried("send", 1, 0, never, timeout=0.01)
+        with pytest.raises(dist.CollectiveTimeoutError, match="send to rank 1"):
+            await late
+
+    await run_ranks(2, body)
