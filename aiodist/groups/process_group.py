@@ -190,7 +190,8 @@ class ProcessGroup:
         raised inside it. ``source(result)``: the sender's global rank, for a receive.
         """
         self._check_open()
-        line = MessageLine(self, what, ANY_SOURCE if other is None else self.ranks[other], tag)
+        end = ANY_SOURCE if other is None else self.ranks[other]
+        line = MessageLine(self, what, end, tag)
         holder: list[Work[T]] = []
 
         async def run() -> T:
@@ -199,7 +200,7 @@ class ProcessGroup:
                 holder[0].set_source(source(result))
             return result
 
-        return self._start_message(line, run(), timeout, holder)
+        return self._start_message(line, Message(what, end, tag, b"", -1), run(), timeout, holder)
 
     def _start_message(
         self,
