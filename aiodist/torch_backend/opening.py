@@ -7,6 +7,7 @@ from typing import Any
 import torch.distributed as torch_dist
 
 from aiodist.torch_backend.group import TorchGroup
+from aiodist.torch_backend.meeting import meet, register_store
 from aiodist.torch_backend.worlds import TorchWorld
 
 
@@ -23,5 +24,12 @@ def open_group(options: Any, backend_options: Any = None) -> TorchGroup:
         return whole.subgroup(options.group_id, ranks, options.timeout)
     unnamed = not ranks and options.group_id == "0"  # torch's number for it says nothing
     name = "" if unnamed else options.group_id
-    world = TorchWorld(options.store, options.group_rank, options.group_size, options.timeout, name)
-    return TorchGroup(world, world.whole, owns_world=True)
+    place = (options.store, options.group_rank, options.group_size, options.timeout, name)
+    if ranks:
+        world = TorchWorld(*place)
+        return TorchGroup(world, world.whole, owns_world=True)
+    world, store = meet(*place)
+    group = TorchGroup(world, world.whole, owns_world=True)
+    if store is not None:
+        register_store(group, store)
+    return group

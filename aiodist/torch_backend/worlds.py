@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import os
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -23,9 +21,6 @@ T = TypeVar("T")
 
 _FLUSH_SECONDS = 5.0
 
-_STORE_SECONDS = 0.02
-"""How long after a rank's farewell torch's rank 0 may take to close the store that it serves."""
-
 _running_loop = asyncio._get_running_loop
 
 
@@ -40,10 +35,6 @@ class TorchWorld:
         self._context = contextvars.copy_context()
         self._context.run(use_world, self._world)
         self._portal = portal()
-        # Where rank 0 serves the store by itself, a rank that destroys its group and initialises
-        # anew at once could meet at the old one, just before it closes. torch cannot tell them
-        # apart, with any backend; we are only quicker.
-        self._returns_too_soon = rank != 0 and _served_by_rank_0(store)
         member = Member(self._world, store)
         self._portal.enter()
         try:
@@ -100,8 +91,6 @@ class TorchWorld:
             self._run(lifecycle.close_world, self._world, seconds)
         finally:
             self._portal.unsettle(Member(self._world))
-        if self._returns_too_soon:
-            time.sleep(_STORE_SECONDS)
 
     @property
     def can_block(self) -> bool:
@@ -131,9 +120,3 @@ class TorchWorld:
         # Torch's calls block, in a notebook's own event loop too; the portal refuses that.
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(inside.run, self._portal.run, function, *args).result()
-
-
-def _served_by_rank_0(store: Any) -> bool:
-    while hasattr(store, "underlying_store"):
-        store = store.underlying_store
-    return type(store).__name__ == "TCPStore" and "TORCHELASTIC_USE_AGENT_STORE" not in os.environ

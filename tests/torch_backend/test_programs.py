@@ -26,6 +26,7 @@ pytestmark = pytest.mark.timeout(120)
         ("groups:subgroups", 4),
         ("groups:splitting", 4),
         ("groups:again", 2),
+        ("groups:back_before_rank_0", 3),
         ("groups:beside_gloo", 3),
         ("groups:destroyed", 2),
         ("groups:monitored_barrier", 3),

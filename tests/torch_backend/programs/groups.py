@@ -91,6 +91,46 @@ def again(rank: int, size: int) -> None:
         assert t.item() == size
 
 
+def back_before_rank_0(rank: int, size: int) -> None:
+    """Initialised anew where rank 0 still serves the store of the time before.
+
+    The others come back before rank 0 destroys its group, each time; with its store goes the
+    server they are at. They meet at the next one, and so does torch.
+    """
+    files = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        keeps_port = dist.TCPStore("127.0.0.1", 0, is_master=True, multi_tenant=True)
+        files.set("port", str(keeps_port.port))
+    address = f"tcp://127.0.0.1:{int(files.get('port'))}"
+    dist.destroy_process_group()
+    for number in range(3):
+        dist.init_process_group(
+            "aiodist",
+            init_method=address,
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=40),
+        )
+        keeps_port = None
+        t = torch.tensor([rank + 1.0])
+        dist.all_reduce(t)
+        assert t.item() == sum(range(1, size + 1))
+        t = torch.ones(1)
+        dist.all_reduce(t, group=dist.new_group(backend="gloo"))  # meets at torch's own store
+        assert t.item() == size
+        if rank == 0 and number < 2:
+            _wait_for_visits(number, size)
+        dist.destroy_process_group()
+
+
+def _wait_for_visits(number: int, size: int) -> None:
+    """Until all other ranks are here once more than the others know of."""
+    store = dist.PrefixStore("cpu/", dist.distributed_c10d._get_default_store())
+    for other in range(1, size):
+        while store.add(f"aiodist/visits/{other}", 0) < 2:
+            pass
+
+
 def beside_gloo(rank: int, size: int) -> None:
     """A group of ours where the default one is Gloo's meets by itself."""
     dist.destroy_process_group()

@@ -1,0 +1,103 @@
+"""Where the ranks of a default group meet: at torch's store, or at the one that follows it.
+
+By ``env://`` and ``tcp://``, torch's rank 0 serves the store and closes it when the group is
+destroyed. A rank that destroys the group and initialises anew before rank 0 has done so is a
+client of the old server again, and nothing in torch tells it apart from the one to come. Here the
+server itself does: who has met there before counts a second visit, and when such a server goes
+away, rank 0 is on its way to the next one at the same address.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as torch_dist
+from torch._C import _distributed_c10d as c10d
+
+from aiodist.deadline import Deadline
+from aiodist.errors import DistStoreError, StoreTimeoutError
+from aiodist.torch_backend.worlds import TorchWorld
+
+_REGISTRY_PREFIXES = ("default_pg", "0/")
+_BACKEND_PREFIX = "cpu/"
+
+
+def meet(
+    store: Any, rank: int, size: int, timeout: timedelta, name: str
+) -> tuple[TorchWorld, Any | None]:
+    """The world of the ranks that come to ``store``, and the store torch has to take instead.
+
+    That one is None, unless the server of ``store`` was an old one and has gone. torch's client
+    then logs that it lost its connection. Raises what ``aiodist.init_process_group`` does.
+    """
+    deadline = Deadline(timeout.total_seconds())
+    tcp = _of_torch(store) if rank else None
+    may_be_old = tcp is not None and _was_here(store, tcp, rank)
+    try:
+        return TorchWorld(store, rank, size, timeout, name), None
+    except DistStoreError as error:
+        if tcp is None or not may_be_old or isinstance(error, StoreTimeoutError):
+            raise
+    left = timedelta(seconds=max(deadline.remaining(), 0.001))
+    following = c10d.TCPStore(tcp.host, tcp.port, size, is_master=False, timeout=left)
+    following.set_timeout(timeout)
+    registered = _in_front(following, *_REGISTRY_PREFIXES)
+    store = _in_front(registered, _BACKEND_PREFIX)
+    store.add(_visits(rank), 1)
+    left = timedelta(seconds=max(deadline.remaining(), 0.001))
+    world = TorchWorld(store, rank, size, left, name)
+    world.whole.timeout = timeout.total_seconds()
+    return world, registered
+
+
+def _of_torch(store: Any) -> Any | None:
+    """The TCPStore behind ``store`` if this rank is a client of what rank 0 serves."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    by_agent = "TORCHELASTIC_USE_AGENT_STORE" in os.environ
+    return store if isinstance(store, c10d.TCPStore) and not by_agent else None
+
+
+def _was_here(store: Any, tcp: Any, rank: int) -> bool:
+    """Whether this rank has met the others at this server before, or it is just going away.
+
+    False also for a store that the caller made and put prefixes of its own in front of: it is the
+    caller's to replace.
+    """
+    key = _visits(rank)
+    try:
+        visits = store.add(key, 1)
+        ours = _in_front(tcp, *_REGISTRY_PREFIXES, _BACKEND_PREFIX).check([key])
+    except RuntimeError:
+        return True
+    return bool(ours and visits > 1)
+
+
+def _visits(rank: int) -> str:
+    return f"aiodist/visits/{rank}"
+
+
+def _in_front(store: Any, *prefixes: str) -> Any:
+    for prefix in prefixes:
+        store = c10d.PrefixStore(prefix, store)
+    return store
+
+
+def register_store(group: Any, store: Any) -> None:
+    """Have torch's registry name ``store`` as the one of ``group``, once it has the group.
+
+    torch enters a default group with the store it had before, and then asks for its rank: then
+    is the time, and the method is the class's again.
+    """
+
+    def rank() -> int:
+        del group.rank
+        registry = torch_dist.distributed_c10d._world.pg_map
+        if group in registry:
+            registry[group] = (registry[group][0], store)
+        number: int = group.rank()
+        return number
+
+    group.rank = rank
