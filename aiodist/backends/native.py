@@ -12,7 +12,6 @@ from aiodist.backends.turns import (
     load_in_turns,
     write_back_in_turns,
 )
-from aiodist.collectives import operations as run
 from aiodist.collectives.channel import Channel
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.backend import Tensor
@@ -20,6 +19,8 @@ from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.work import Work
 from aiodist.tensors import (
     Buffer,
+    DType,
+    Reduction,
     buffer_of,
     reduction,
     scratch,
@@ -32,6 +33,10 @@ class NativeBackend(NativeMessages):
 
     name = "aiodist"
 
+    def _reduction(self, op: ReduceOp, dtype: DType) -> Reduction:
+        """``op`` on elements of ``dtype`` over the group's ranks, for `Operations` to run."""
+        return reduction(op, dtype, self._group.n_ranks)
+
     # -- one to all, all to one
 
     def broadcast(self, tensor: Tensor, root: int, timeout: float | None) -> Work[None]:
@@ -41,7 +46,7 @@ class NativeBackend(NativeMessages):
         async def body(channel: Channel) -> None:
             if is_root:
                 await load_in_turns(self._group, buffer)
-            await run.broadcast(channel, root, buffer.view)
+            await self._run.broadcast(channel, root, buffer.view)
             if not is_root:
                 await write_back_in_turns(self._group, buffer)
 
@@ -51,7 +56,7 @@ class NativeBackend(NativeMessages):
     def reduce(self, tensor: Tensor, root: int, op: ReduceOp, timeout: float | None) -> Work[None]:
         is_root = self._group.own_rank == root
         buffer = buffer_of(tensor, "tensor", writable=is_root, load=False)
-        reduce = reduction(op, buffer.dtype, self._group.n_ranks)
+        reduce = self._reduction(op, buffer.dtype)
 
         async def body(channel: Channel) -> None:
             await load_in_turns(self._group, buffer)
@@ -61,7 +66,7 @@ class NativeBackend(NativeMessages):
                     data = scratch(buffer.nbytes)
                     await copy_in_turns(self._group, data, buffer.view)
                 await in_turns(self._group, reduce.prepare, data, reduce.itemsize)
-            await run.reduce(channel, root, data, reduce, scratch)
+            await self._run.reduce(channel, root, data, reduce, scratch)
             if is_root:
                 if reduce.needs_finish:
                     await in_turns(self._group, reduce.finish, data, reduce.itemsize)
@@ -79,7 +84,7 @@ class NativeBackend(NativeMessages):
         async def body(channel: Channel) -> None:
             await load_in_turns(self._group, buffer)
             blocks = [place.view for place in places]
-            await run.gather(channel, root, buffer.view, blocks or None, scratch)
+            await self._run.gather(channel, root, buffer.view, blocks or None, scratch)
             await write_back_in_turns(self._group, *places)
 
         if places:
@@ -95,7 +100,7 @@ class NativeBackend(NativeMessages):
         async def body(channel: Channel) -> None:
             await load_in_turns(self._group, *sources)
             blocks = [source.view for source in sources]
-            await run.scatter(channel, root, blocks or None, buffer.view, scratch)
+            await self._run.scatter(channel, root, blocks or None, buffer.view, scratch)
             await write_back_in_turns(self._group, buffer)
 
         if sources:
@@ -154,14 +159,14 @@ class NativeBackend(NativeMessages):
         ``hand_over()`` brings the reduced ``data`` to where the caller looks for it.
         """
         assert fingerprint.dtype is not None
-        reduce = reduction(op, fingerprint.dtype, self._group.n_ranks)
+        reduce = self._reduction(op, fingerprint.dtype)
 
         async def body(channel: Channel) -> None:
             if stage is not None:
                 await stage()
             if reduce.needs_prepare:
                 await in_turns(self._group, reduce.prepare, data, reduce.itemsize)
-            await run.all_reduce(channel, data, reduce, scratch)
+            await self._run.all_reduce(channel, data, reduce, scratch)
             if reduce.needs_finish:
                 await in_turns(self._group, reduce.finish, data, reduce.itemsize)
             if hand_over is not None:
@@ -181,7 +186,7 @@ class NativeBackend(NativeMessages):
         async def body(channel: Channel) -> None:
             await load_in_turns(self._group, buffer)
             await copy_in_turns(self._group, own.view, buffer.view)
-            await run.all_gather(channel, [place.view for place in places], scratch)
+            await self._run.all_gather(channel, [place.view for place in places], scratch)
             await write_back_in_turns(self._group, *places)
 
         fingerprint = Fingerprint("all_gather", buffer.dtype, count=total)
@@ -206,7 +211,7 @@ class NativeBackend(NativeMessages):
         async def body(channel: Channel) -> None:
             blocks = [scratch(sum(place.nbytes for place in row)) for row in places]
             await self._pack(buffers, blocks[rank])
-            await run.all_gather(channel, blocks, scratch)
+            await self._run.all_gather(channel, blocks, scratch)
             for block, row in zip(blocks, places, strict=True):
                 await self._unpack(block, row)
 
@@ -223,7 +228,7 @@ class NativeBackend(NativeMessages):
             await load_in_turns(self._group, buffer)
             blocks = self._blocks(place, buffer.nbytes)
             await copy_in_turns(self._group, blocks[self._group.own_rank], buffer.view)
-            await run.all_gather(channel, blocks, scratch)
+            await self._run.all_gather(channel, blocks, scratch)
             await write_back_in_turns(self._group, place)
 
         fingerprint = Fingerprint("all_gather", buffer.dtype, count=place.count)
@@ -254,7 +259,7 @@ class NativeBackend(NativeMessages):
         op: ReduceOp,
         timeout: float | None,
     ) -> Work[None]:
-        reduce = reduction(op, place.dtype, self._group.n_ranks)
+        reduce = self._reduction(op, place.dtype)
 
         async def body(channel: Channel) -> None:
             await load_in_turns(self._group, *inputs)
@@ -264,7 +269,7 @@ class NativeBackend(NativeMessages):
                 for copy, block in zip(sources, blocks, strict=True):
                     await copy_in_turns(self._group, copy, block)
                     await in_turns(self._group, reduce.prepare, copy, reduce.itemsize)
-            await run.reduce_scatter(channel, sources, place.view, reduce, scratch)
+            await self._run.reduce_scatter(channel, sources, place.view, reduce, scratch)
             if reduce.needs_finish:
                 await in_turns(self._group, reduce.finish, place.view, reduce.itemsize)
             await write_back_in_turns(self._group, place)
@@ -285,7 +290,7 @@ class NativeBackend(NativeMessages):
         async def body(channel: Channel) -> None:
             await load_in_turns(self._group, *sources)
             views = [source.view for source in sources]
-            await run.all_to_all(channel, views, [p.view for p in places], scratch)
+            await self._run.all_to_all(channel, views, [p.view for p in places], scratch)
             await write_back_in_turns(self._group, *places)
 
         return self._group.collective(Fingerprint("all_to_all", first.dtype), body, timeout)
@@ -312,7 +317,7 @@ class NativeBackend(NativeMessages):
 
         async def body(channel: Channel) -> None:
             await load_in_turns(self._group, source)
-            await run.all_to_all(channel, inputs, outputs, scratch)
+            await self._run.all_to_all(channel, inputs, outputs, scratch)
             await write_back_in_turns(self._group, place)
 
         return self._group.collective(Fingerprint("all_to_all", source.dtype), body, timeout)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from aiodist.backends.operations import Operations
+from aiodist.collectives import operations
 from aiodist.collectives.all_gather_ring import all_gather_new
 from aiodist.collectives.barrier_dissemination import barrier_dissemination
 from aiodist.collectives.broadcast_binomial import broadcast_new
@@ -29,16 +31,19 @@ OBJECTS = b"\xffobjects"
 class NativeObjects(CollectiveBackend):
     """The operations on objects, and those on nothing at all."""
 
-    def __init__(self, group: ProcessGroup) -> None:
+    def __init__(self, group: ProcessGroup, run: Operations = operations) -> None:
+        """``run``: who moves the tensors' bytes in collectives."""
         self._group = group
+        self._run = run
         self._codec = ObjectCodec([TensorExtension()])
 
     # -- nothing
 
     def barrier(self, timeout: float | None) -> Work[None]:
-        return self._group.collective(Fingerprint("barrier"), barrier_dissemination, timeout)
+        return self._group.collective(Fingerprint("barrier"), self._run.barrier, timeout)
 
     def agree(self, operation: str, digest: int, timeout: float | None) -> Work[None]:
+        # Our own algorithm wherever: its messages carry the digest, and compare it.
         fingerprint = Fingerprint(operation, count=digest)
         return self._group.collective(fingerprint, barrier_dissemination, timeout)
 

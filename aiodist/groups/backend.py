@@ -34,6 +34,9 @@ class CollectiveBackend(ABC):
 
     name: str
 
+    is_fragile = False
+    """Whether a collective that failed on any rank ends the group: what it began cannot be undone."""
+
     async def ready(self, deadline: Deadline) -> None:  # noqa: B027  # most have nothing to open
         """Return when the backend can serve; ``init_process_group`` awaits it on the group's loop.
 

@@ -17,7 +17,7 @@ from aiodist.errors import (
     PeerLostError,
 )
 from aiodist.groups.fingerprint import Fingerprint, describe
-from aiodist.mesh.endpoint import Endpoint
+from aiodist.groups.messenger import Messenger
 from aiodist.mesh.matching import Recv
 from aiodist.mesh.outbox import Send
 from aiodist.tensors import scratch
@@ -33,10 +33,10 @@ class CollectiveLine:
     """A collective's private line: a `collectives.Channel` by (group, sequence number)."""
 
     __slots__ = (
-        "_endpoint",
         "_fingerprint",
         "_group",
         "_key",
+        "_messenger",
         "_meta",
         "_ranks",
         "_recvs",
@@ -47,13 +47,13 @@ class CollectiveLine:
     )
 
     def __init__(
-        self, group: ProcessGroup, endpoint: Endpoint, sequence: int, fingerprint: Fingerprint
+        self, group: ProcessGroup, messenger: Messenger, sequence: int, fingerprint: Fingerprint
     ) -> None:
         self.rank = group.own_rank
         self.size = group.n_ranks
         self.sequence = sequence
         self._group = group
-        self._endpoint = endpoint
+        self._messenger = messenger
         self._ranks = group.ranks
         self._key = (COLLECTIVE, group.id, sequence)
         self._fingerprint = fingerprint
@@ -65,7 +65,7 @@ class CollectiveLine:
 
     def send(self, dst: int, data: memoryview) -> Pending[None]:
         to = self._ranks[dst]
-        message = self._endpoint.send(to, self._key, data, self._meta)
+        message = self._messenger.send(to, self._key, data, self._meta)
         if not message.done:
             if len(self._sends) > _PRUNE:
                 self._sends = [pair for pair in self._sends if not pair[1].done]
@@ -93,7 +93,7 @@ class CollectiveLine:
         return arrived
 
     def _post(self, recv: Recv) -> Recv:
-        self._endpoint.recv(recv)
+        self._messenger.recv(recv)
         if not recv.done:
             if len(self._recvs) > _PRUNE:
                 self._recvs = [r for r in self._recvs if not r.done]
@@ -126,16 +126,16 @@ class CollectiveLine:
         return sorted(ranks)
 
     def polls(self) -> tuple[float, Sequence[Callable[[], None]]]:
-        return self._endpoint.polls([r.src for r in self._recvs if not r.done])
+        return self._messenger.polls([r.src for r in self._recvs if not r.done])
 
     def over(self, error: BaseException | None) -> BaseException | None:
-        inbox = self._endpoint.inbox
+        inbox = self._messenger.inbox
         if error is not None:
             for recv in self._recvs:
                 inbox.drop(recv)
             for to, message in self._sends:
                 if not message.done:
-                    self._endpoint.withdraw_send(to, message)
+                    self._messenger.withdraw_send(to, message)
         # Each receive refers to this line by its check: the circle would keep their memory.
         self._recvs.clear()
         self._sends.clear()
@@ -187,11 +187,11 @@ class CollectiveLine:
 class MessageLine:
     """One point-to-point message."""
 
-    __slots__ = ("_endpoint", "_group", "_other", "_recv", "_send", "_tag", "_what")
+    __slots__ = ("_group", "_messenger", "_other", "_recv", "_send", "_tag", "_what")
 
     def __init__(self, group: ProcessGroup, what: str, other: int, tag: int) -> None:
         """``what``: send or recv. ``other``: the global rank at the other end, -1 for any."""
-        self._endpoint: Endpoint | None = group.endpoint
+        self._messenger = group.messenger
         self._group = group
         self._what = what
         self._other = other
@@ -228,16 +228,16 @@ class MessageLine:
         )
 
     def polls(self) -> tuple[float, Sequence[Callable[[], None]]]:
-        if self._endpoint is None or self._other < 0:
+        if self._other < 0:
             return 0.0, ()
-        return self._endpoint.polls([self._other])
+        return self._messenger.polls([self._other])
 
     def over(self, error: BaseException | None) -> BaseException | None:
-        if error is not None and self._endpoint is not None:
+        if error is not None:
             if self._recv is not None:
-                self._endpoint.inbox.withdraw(self._recv)
+                self._messenger.inbox.withdraw(self._recv)
             if self._send is not None and not self._send.done:
-                self._endpoint.withdraw_send(self._other, self._send)
+                self._messenger.withdraw_send(self._other, self._send)
         self._group.message_ended(self)
         return error
 

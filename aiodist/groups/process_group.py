@@ -11,6 +11,7 @@ from aiodist.completion import Pending, T
 from aiodist.errors import DistError, GroupClosedError, InvalidUsageError, PeerLostError
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.lines import CollectiveLine, MessageLine, mismatch
+from aiodist.groups.messenger import Messenger
 from aiodist.groups.roll import Roll
 from aiodist.groups.work import Work
 from aiodist.mesh.endpoint import Endpoint
@@ -72,6 +73,7 @@ class ProcessGroup:
         self._left: set[int] = set()  # members that said goodbye
         self._rolls: dict[int, Roll] = {}
         self._error: DistError | None = None
+        self._messenger: Messenger | None = None
 
     # -- numbers
 
@@ -101,6 +103,15 @@ class ProcessGroup:
     def endpoint(self) -> Endpoint:
         return self.world.endpoint
 
+    @property
+    def messenger(self) -> Messenger:
+        """Who carries the messages of this group's operations: the mesh, unless `carry_by`."""
+        return self._messenger or self.world.endpoint
+
+    def carry_by(self, messenger: Messenger) -> None:
+        """From now on ``messenger`` carries them; the mesh still carries word of failures."""
+        self._messenger = messenger
+
     # -- operations
 
     def collective(
@@ -116,7 +127,7 @@ class ProcessGroup:
         self._check_open()
         sequence = self._next
         self._next = sequence + 1
-        line = CollectiveLine(self, self.endpoint, sequence, fingerprint)
+        line = CollectiveLine(self, self.messenger, sequence, fingerprint)
         record = self.world.recorder.begin(self.label, sequence, fingerprint)
         work: Work[T] = Work(self.world.loop, line, record)
         self._active[sequence] = work
@@ -137,7 +148,7 @@ class ProcessGroup:
         line = MessageLine(self, "send", to, tag)
 
         async def body() -> None:
-            await line.sending(self.endpoint.send(to, self._tag_key(tag), data, meta))
+            await line.sending(self.messenger.send(to, self._tag_key(tag), data, meta))
 
         what = Message("send", to, tag, meta, len(data))
         return self._start_message(line, what, body(), timeout)
@@ -161,7 +172,7 @@ class ProcessGroup:
         holder: list[Work[T]] = []
 
         async def body() -> T:
-            sender = await line.receiving(self.endpoint.recv(recv))
+            sender = await line.receiving(self.messenger.recv(recv))
             result = finish(sender)
             holder[0].set_source(sender)
             return result
@@ -240,6 +251,8 @@ class ProcessGroup:
             self.peer_lost(told)
         else:
             self.world.announce(self, sequence, told)
+        if told is not None and self.backend.is_fragile:
+            self._break(told)
 
     def next_turn(self) -> Pending[None]:
         """Done in the next turn of the event loop; for bodies with much to do in between."""
@@ -296,8 +309,25 @@ class ProcessGroup:
             work.fail(error)
         elif sequence >= self._next:
             self._failures.setdefault(sequence, error)
-        elif self._finished.pop(sequence, None) is not None:
-            log.error("an operation that has ended on this rank failed elsewhere: %s", error)
+        else:
+            if self._finished.pop(sequence, None) is not None:
+                log.error("an operation that has ended on this rank failed elsewhere: %s", error)
+            if self.backend.is_fragile:
+                self._break(error)
+
+    def _break(self, error: DistError) -> None:
+        """A collective failed whose bytes the backend cannot call back: the group has ended."""
+        if self._error is not None:
+            return
+        broken = GroupClosedError(
+            f"group {self.group_name!r} cannot go on, since backend {self.backend.name!r} cannot "
+            f"call back what it has begun when an operation fails ({error}); start anew with "
+            "destroy_process_group() and init_process_group()",
+            group=self.group_name,
+        )
+        self._error = broken
+        self._heard.update(self._active)
+        self._fail_all(broken)
 
     def peer_lost(self, error: PeerLostError, *, tell: bool = True) -> None:
         """A member is gone: all that is under way fails on all members, and all that comes later.

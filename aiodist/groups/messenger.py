@@ -1,0 +1,51 @@
+"""What a group's operations need of whoever carries their messages: the mesh, or another library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from aiodist.mesh.matching import Arrival, Recv
+from aiodist.mesh.outbox import Send
+from aiodist.wire.frames import Key
+
+
+class Postbox(Protocol):
+    """Takes back receives that are not wanted any more; all three are for receives not done."""
+
+    def drop(self, recv: Recv) -> None:
+        """Of a failed collective: its message is thrown away."""
+        ...
+
+    def withdraw(self, recv: Recv) -> None:
+        """Of a message: what comes goes to the next receive, where that is still possible."""
+        ...
+
+    def forget(self, key: Key) -> Arrival | None:
+        """The collective ``key`` is over. A message that nobody asked for, if there is one."""
+        ...
+
+
+class Messenger(Protocol):
+    """Messages between ranks, by key; ranks are global. `mesh.endpoint.Endpoint` is one."""
+
+    @property
+    def inbox(self) -> Postbox:
+        """Where receives are taken back."""
+        ...
+
+    def send(self, dst: int, key: Key, data: memoryview, meta: bytes) -> Send:
+        """Send ``data``; done when its memory is free again."""
+        ...
+
+    def recv(self, recv: Recv) -> Recv:
+        """Post a receive."""
+        ...
+
+    def withdraw_send(self, dst: int, message: Send) -> bool:
+        """Take a message back; False if it is on its way already."""
+        ...
+
+    def polls(self, ranks: Sequence[int]) -> tuple[float, Sequence[Callable[[], None]]]:
+        """How many seconds to look for messages before sleeping, and what to call for it."""
+        ...
