@@ -10,6 +10,7 @@ The tree, with torch's names where torch has one::
         │   ├── CollectiveMismatchError  two ranks entered different operations, or with different shapes
         │   ├── CollectiveTimeoutError   also a TimeoutError: an operation outlived its deadline
         │   ├── CollectiveCancelledError another rank cancelled or aborted the operation
+        │   ├── GroupRevokedError        a member revoked the group; it can still be shrunk
         │   └── GroupClosedError         the group was destroyed or aborted
         ├── DistNetworkError             the network between ranks
         │   ├── HandshakeError           the other side is not a rank of this job, or speaks another version
@@ -105,16 +106,42 @@ class CollectiveMismatchError(CollectiveError):
 
 
 class CollectiveTimeoutError(CollectiveError, TimeoutError):
-    """An operation did not finish within its timeout. ``waiting_for``: global ranks not heard from."""
+    """An operation did not finish within its timeout.
+
+    ``waiting_for``: the global ranks that have not entered it, or have not answered.
+    ``last_finished``: for each of those, in the same order, the last collective that it has
+    finished in the group, in words; empty where it has finished none or did not say.
+    ``tensor``: this operation's elements and dtype, such as "4 x float64"; empty without one.
+    """
 
     waiting_for: Sequence[int]
+    last_finished: Sequence[str]
+    tensor: str
 
-    def __init__(self, message: str, *, waiting_for: Sequence[int] = (), **fields: Any) -> None:
-        super().__init__(message, waiting_for=tuple(waiting_for), **fields)
+    def __init__(
+        self,
+        message: str,
+        *,
+        waiting_for: Sequence[int] = (),
+        last_finished: Sequence[str] = (),
+        tensor: str = "",
+        **fields: Any,
+    ) -> None:
+        super().__init__(
+            message,
+            waiting_for=tuple(waiting_for),
+            last_finished=tuple(last_finished),
+            tensor=tensor,
+            **fields,
+        )
 
 
 class CollectiveCancelledError(CollectiveError):
     """A collective was cancelled on rank ``rank``; it has no result on any rank."""
+
+
+class GroupRevokedError(CollectiveError):
+    """Rank ``rank`` revoked the group, or its members went on in another one: `shrink` gives that."""
 
 
 class GroupClosedError(CollectiveError):
@@ -134,12 +161,32 @@ class ProtocolError(DistNetworkError):
 
 
 class PeerLostError(DistNetworkError):
-    """Rank ``rank`` is gone: it died, left without waiting, or cannot be reached."""
+    """Rank ``rank`` is gone: it died, left without waiting, or cannot be reached.
+
+    ``host`` and ``pid``: where it ran; empty and 0 where nobody said. ``last``: what was heard
+    of it last, in words. ``noticed_by``: the global rank that noticed, -1 where unknown.
+    """
 
     rank: int
+    host: str
+    pid: int
+    last: str
+    noticed_by: int
 
-    def __init__(self, message: str, *, rank: int = -1, **fields: Any) -> None:
-        super().__init__(message, rank=rank, **fields)
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int = -1,
+        host: str = "",
+        pid: int = 0,
+        last: str = "",
+        noticed_by: int = -1,
+        **fields: Any,
+    ) -> None:
+        super().__init__(
+            message, rank=rank, host=host, pid=pid, last=last, noticed_by=noticed_by, **fields
+        )
 
 
 class DistStoreError(DistError):

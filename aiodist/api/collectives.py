@@ -259,3 +259,16 @@ def barrier(
     """Done when all ranks of the group have called it. ``device_ids`` is for GPU backends."""
     pg = current_world().group(group)
     return pg.backend.barrier(to_seconds(timeout))
+
+
+def monitored_barrier(
+    group: Group | None = None, timeout: Timeout = None, wait_all_ranks: bool = False
+) -> Work[None]:
+    """A barrier whose CollectiveTimeoutError, on every rank that came, names all that did not.
+
+    Its ``waiting_for`` lists them, and ``last_finished`` says what each of them did last.
+    ``timeout`` (seconds or timedelta) is the group's where None. ``wait_all_ranks`` is there for
+    torch's sake: all ranks that are missing are named in any case.
+    """
+    pg = current_world().group(group)
+    return pg.backend.agree("monitored_barrier", 0, to_seconds(timeout))

@@ -30,6 +30,8 @@ from aiodist.types import DEFAULT_TIMEOUT, Backend
 
 DEFAULT_GROUP = "default_pg"
 _FLUSH_SECONDS = 5.0
+_ABORT_SECONDS = 1.0
+"""How long the other ranks may take to hear that this one aborts."""
 _DEFAULT_TRANSPORTS = "unix,tcp"
 
 
@@ -201,6 +203,31 @@ async def destroy_process_group(group: Group | None = None) -> None:
         return
     world.check_loop()
     await close_world(world)
+
+
+async def abort_process_group(group: Group | None = None) -> None:
+    """Close ``group``, or where None all groups and the connections, without waiting for anything.
+
+    Whoever waits for an operation is freed now, with GroupClosedError; the other members get
+    CollectiveCancelledError or GroupRevokedError that names this rank. What was still to be sent
+    may be lost. `ProcessGroup.abort` does the first half and may be called in any thread.
+    """
+    world = current_world()
+    if world.abandon_if_orphaned():
+        return
+    chosen = world.find(group)
+    if isinstance(chosen, NonGroupMember):
+        return
+    world.check_loop()
+    aborted = world.groups if chosen is world.default else [chosen]
+    for each in aborted:
+        each.abort()
+    if chosen is not world.default:
+        world.remove(chosen)
+        return
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_ABORT_SECONDS):
+            await close_world(world, 0.0)
 
 
 async def close_world(world: World, seconds: float = _FLUSH_SECONDS) -> None:

@@ -33,6 +33,7 @@ _OPERATIONS = (
     "scatter_object_list",
     "new_group",
     *_COALESCED,
+    "monitored_barrier",
 )
 _NONE = 255
 
@@ -56,6 +57,13 @@ class Fingerprint:
             self.root,
             self.count + 1,
         )
+
+    @property
+    def tensor(self) -> str:
+        """Elements and dtype in words; empty where the operation has none, or several."""
+        if self.dtype is None or self.operation in _COALESCED:
+            return ""
+        return f"{self.count} x {self.dtype.name}" if self.count >= 0 else self.dtype.name
 
     def __str__(self) -> str:
         op = None if self.op is None else self.op.name

@@ -21,7 +21,7 @@ from aiodist.groups.messenger import Messenger
 from aiodist.mesh.matching import Recv
 from aiodist.mesh.outbox import Send
 from aiodist.tensors import scratch
-from aiodist.wire.frames import COLLECTIVE
+from aiodist.wire.frames import COLLECTIVE, Frame
 
 if TYPE_CHECKING:
     from aiodist.groups.process_group import ProcessGroup
@@ -168,18 +168,25 @@ class CollectiveLine:
         )
 
     def expired(self, seconds: float, fail: Callable[[BaseException], None]) -> None:
-        def done(missing: list[int]) -> None:
+        tensor = self._fingerprint.tensor
+
+        def done(missing: dict[int, str]) -> None:
+            waiting = list(missing) or self.waiting_for()
             if missing:
-                blame = f"{_ranks(missing)} did not enter it or cannot answer"
+                blame = f"{_ranks(waiting)} did not enter it or cannot answer{_finished(missing)}"
             else:
-                blame = f"all ranks are in it, still waiting for {_ranks(self.waiting_for())}"
+                blame = f"all ranks are in it, still waiting for {_ranks(waiting)}"
             fields = {
                 "operation": self._fingerprint.operation,
                 "group": self._group.group_name,
                 "sequence": self.sequence,
                 "rank": self._ranks[self.rank],
+                "tensor": tensor,
+                "last_finished": tuple(missing.values()),
             }
-            fail(_timeout(self.describe(), seconds, blame, missing or self.waiting_for(), fields))
+            if tensor:
+                blame += f"; its tensor here: {tensor}"
+            fail(_timeout(self.describe(), seconds, blame, waiting, fields))
 
         self._group.call_roll(self.sequence, done)
 
@@ -273,10 +280,24 @@ def mismatch(
     )
 
 
+def last_words(frame: Frame, group: ProcessGroup | None) -> str:
+    """What a rank's message says that it was doing, for the error about its end."""
+    where = "a group not made here" if group is None else f"{group.group_name!r}"
+    if frame.kind == COLLECTIVE:
+        return f"{describe(frame.meta)}, operation {frame.channel} of {where}"
+    return f"a message with tag {frame.channel} in {where}"
+
+
 def _ranks(ranks: Sequence[int]) -> str:
     if not ranks:
         return "no rank"
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _finished(missing: dict[int, str]) -> str:
+    """What those that said so have finished last."""
+    told = ", ".join(f"rank {rank} {last}" for rank, last in missing.items() if last)
+    return f" (last finished: {told})" if told else ""
 
 
 def _timeout(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiodist.completion import Pending, T
-from aiodist.errors import DistError, GroupClosedError, InvalidUsageError, PeerLostError
+from aiodist.errors import DistError, GroupRevokedError, PeerLostError
+from aiodist.groups.ending import WHOLE_GROUP, Ending
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.lines import CollectiveLine, MessageLine, mismatch
 from aiodist.groups.messenger import Messenger
@@ -16,24 +16,20 @@ from aiodist.groups.roll import Roll
 from aiodist.groups.work import Work
 from aiodist.mesh.endpoint import Endpoint
 from aiodist.mesh.matching import ANY_SOURCE, Recv
-from aiodist.observe.recorder import GroupLabel, Message
+from aiodist.observe.recorder import Message
 from aiodist.types import Backend
 from aiodist.wire.frames import POINT_TO_POINT, Key
 
 if TYPE_CHECKING:
-    from aiodist.groups.backend import CollectiveBackend
     from aiodist.groups.world import World
 
 log = logging.getLogger("aiodist")
-
-WHOLE_GROUP = -1
-"""In place of a sequence number: a failure that ends the group."""
 
 _REMEMBERED = 256
 """Collectives that ended well, of which a group remembers what they were."""
 
 
-class ProcessGroup:
+class ProcessGroup(Ending):
     """Some of the world's ranks, in an order of their own.
 
     ``own_rank`` is this process's number among the group's ``n_ranks``; ``ranks[i]`` is the
@@ -41,8 +37,6 @@ class ProcessGroup:
     Operations on one group start in the same order on all its ranks; different groups are
     independent of each other.
     """
-
-    backend: CollectiveBackend
 
     def __init__(
         self,
@@ -53,17 +47,7 @@ class ProcessGroup:
         timeout: float | None,
     ) -> None:
         """``ranks`` contains this process's global rank. ``timeout``: seconds, of each operation."""
-        self.world = world
-        self.group_name = name
-        self.id = group_id(name, ranks)
-        self.ranks = tuple(ranks)
-        self.label = GroupLabel(self.id, name, self.ranks)
-        self.global_rank = world.rank
-        self.own_rank = self.ranks.index(world.rank)
-        self.n_ranks = len(self.ranks)
-        self.backend_name = backend_name
-        self.timeout = timeout
-        self._numbers = {global_rank: number for number, global_rank in enumerate(self.ranks)}
+        super().__init__(world, name, ranks, backend_name, timeout)
         self._next = 0
         self._active: dict[int, Work[Any]] = {}
         self._messages: dict[MessageLine, Work[Any]] = {}
@@ -72,32 +56,7 @@ class ProcessGroup:
         self._finished: dict[int, Fingerprint] = {}  # the last that ended well
         self._left: set[int] = set()  # members that said goodbye
         self._rolls: dict[int, Roll] = {}
-        self._error: DistError | None = None
         self._messenger: Messenger | None = None
-
-    # -- numbers
-
-    def rank(self) -> int:
-        """This process's number in the group."""
-        return self.own_rank
-
-    def size(self) -> int:
-        """How many ranks the group has."""
-        return self.n_ranks
-
-    def name(self) -> str:
-        """The name of the group's backend, as it was asked for."""
-        return str(self.backend_name)
-
-    def group_rank(self, global_rank: int) -> int:
-        """This group's number of a global rank. Raises InvalidUsageError for a rank outside."""
-        try:
-            return self._numbers[global_rank]
-        except (KeyError, TypeError):
-            raise InvalidUsageError(
-                f"rank {global_rank!r} is not in group {self.group_name!r}, whose ranks are "
-                f"{list(self.ranks)}"
-            ) from None
 
     @property
     def endpoint(self) -> Endpoint:
@@ -260,22 +219,28 @@ class ProcessGroup:
         self.world.loop.call_soon(turn.complete, None)
         return turn
 
-    def call_roll(self, sequence: int, done: Callable[[list[int]], None]) -> None:
-        """Ask the other members who has entered a collective; ``done(missing global ranks)``."""
+    def call_roll(self, sequence: int, done: Callable[[dict[int, str]], None]) -> None:
+        """Ask the other members who has entered a collective.
+
+        ``done(missing)``: global ranks, each with the last collective that it has finished.
+        """
         others = [rank for rank in self.ranks if rank != self.global_rank]
         asked = self.endpoint.call_roll(self.id, sequence, others)
         absent = set(others).difference(asked)
         self._rolls[sequence] = Roll(self.world.loop, asked, absent, done)
 
-    def roll_answered(self, rank: int, sequence: int, entered: bool) -> None:
+    def roll_answered(self, rank: int, sequence: int, entered: bool, last: str) -> None:
         """What ``rank`` says to `call_roll`."""
         roll = self._rolls.get(sequence)
         if roll is not None:
-            roll.answered(rank, entered)
+            roll.answered(rank, entered, last)
 
-    def has_entered(self, sequence: int) -> bool:
-        """Whether that collective has started on this rank."""
-        return sequence < self._next
+    def present(self, sequence: int) -> tuple[bool, str]:
+        """Whether that collective has started on this rank, and which one it finished last."""
+        if not self._finished:
+            return sequence < self._next, ""
+        number, fingerprint = next(reversed(self._finished.items()))
+        return sequence < self._next, f"{fingerprint}, operation {number}"
 
     def message_ended(self, line: MessageLine) -> None:
         self._messages.pop(line, None)
@@ -303,7 +268,9 @@ class ProcessGroup:
         work = self._active.get(sequence)
         if sequence == WHOLE_GROUP:
             if isinstance(error, PeerLostError):
-                self.peer_lost(error, tell=False)
+                self.peer_lost(error, heard=True)
+            elif isinstance(error, GroupRevokedError):
+                self._revoke(error, heard=True)
         elif work is not None:
             self._heard.add(sequence)
             work.fail(error)
@@ -314,33 +281,6 @@ class ProcessGroup:
                 log.error("an operation that has ended on this rank failed elsewhere: %s", error)
             if self.backend.is_fragile:
                 self._break(error)
-
-    def _break(self, error: DistError) -> None:
-        """A collective failed whose bytes the backend cannot call back: the group has ended."""
-        if self._error is not None:
-            return
-        broken = GroupClosedError(
-            f"group {self.group_name!r} cannot go on, since backend {self.backend.name!r} cannot "
-            f"call back what it has begun when an operation fails ({error}); start anew with "
-            "destroy_process_group() and init_process_group()",
-            group=self.group_name,
-        )
-        self._error = broken
-        self._heard.update(self._active)
-        self._fail_all(broken)
-
-    def peer_lost(self, error: PeerLostError, *, tell: bool = True) -> None:
-        """A member is gone: all that is under way fails on all members, and all that comes later.
-
-        ``tell``: the other members may not know; a rank hears only of those it has talked to.
-        """
-        if self._error is not None:
-            return
-        self._error = error.again()
-        if tell:
-            self.world.announce(self, WHOLE_GROUP, error)
-        self._heard.update(self._active)
-        self._fail_all(error)
 
     def peer_left(self, rank: int, error: PeerLostError) -> None:
         """A member said goodbye: what waits for it will wait in vain, the rest goes on."""
@@ -359,12 +299,6 @@ class ProcessGroup:
                 work.fail(
                     PeerLostError(f"{line.describe()} waits in vain: all other ranks have left")
                 )
-
-    def close(self, error: GroupClosedError) -> None:
-        """Destroyed or aborted: nothing goes on and nothing starts any more."""
-        self._error = error
-        self._fail_all(error)
-        self.backend.close()
 
     @property
     def is_busy(self) -> bool:
@@ -389,13 +323,8 @@ class ProcessGroup:
         for work in [*self._active.values(), *self._messages.values()]:
             work.fail(error.again())
 
-    def _check_open(self) -> None:
-        if self._error is not None:
-            raise self._error.again()
-
-    def __repr__(self) -> str:
-        place = f"rank {self.own_rank} of {self.n_ranks}"
-        return f"<ProcessGroup {self.group_name!r}: {place}, {self.backend_name}>"
+    def _nobody_needs_telling(self) -> None:
+        self._heard.update(self._active)
 
 
 class NonGroupMember:
@@ -408,9 +337,3 @@ class NonGroupMember:
 NON_GROUP_MEMBER = NonGroupMember()
 
 Group = ProcessGroup | NonGroupMember
-
-
-def group_id(name: str, ranks: Sequence[int]) -> int:
-    """64 bits that name a group on the wire: equal on all ranks that made it with equal arguments."""
-    text = f"{name}\0{','.join(map(str, ranks))}"
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -18,29 +18,33 @@ ANSWER_SECONDS = 0.5
 
 
 class Roll:
-    """A roll call under way. ``done(missing)`` is called once, unless it is dropped before."""
+    """A roll call under way. ``done(missing)`` is called once, unless it is dropped before.
+
+    ``missing``: the ranks that have not entered, in order, each with the last operation that it
+    says it has finished, or an empty text.
+    """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         asked: Iterable[int],
         absent: Iterable[int],
-        done: Callable[[list[int]], None],
+        done: Callable[[dict[int, str]], None],
     ) -> None:
         """``asked``: global ranks that will answer; ``absent``: those that cannot."""
         self._silent = set(asked)
-        self._absent = set(absent)
+        self._absent = dict.fromkeys(absent, "")
         self._done = done
         # At once, also where nobody is left to ask: later, for whoever keeps the roll.
         seconds = ANSWER_SECONDS if self._silent else 0.0
         self._timer = loop.call_later(seconds, self._finish)
 
-    def answered(self, rank: int, entered: bool) -> None:
-        """``rank`` has entered the operation, or has not."""
+    def answered(self, rank: int, entered: bool, last: str = "") -> None:
+        """``rank`` has entered the operation, or has not; ``last``: what it has finished."""
         if rank in self._silent:
             self._silent.discard(rank)
             if not entered:
-                self._absent.add(rank)
+                self._absent[rank] = last
             if not self._silent:
                 self.drop()
                 self._finish()
@@ -50,4 +54,5 @@ class Roll:
         self._timer.cancel()
 
     def _finish(self) -> None:
-        self._done(sorted(self._absent | self._silent))
+        missing = self._absent | dict.fromkeys(self._silent, "")
+        self._done({rank: missing[rank] for rank in sorted(missing)})

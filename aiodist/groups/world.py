@@ -16,13 +16,15 @@ from aiodist.errors import (
     NotInitializedError,
     PeerLostError,
 )
+from aiodist.groups.ending import Ending
+from aiodist.groups.lines import last_words
 from aiodist.groups.process_group import Group, NonGroupMember, ProcessGroup
 from aiodist.groups.work import Work
 from aiodist.mesh.endpoint import Endpoint
 from aiodist.observe.recorder import Recorder, size_from
 from aiodist.store import Store
 from aiodist.wire.failures import decode_error, encode_error
-from aiodist.wire.frames import COLLECTIVE, Key
+from aiodist.wire.frames import COLLECTIVE, Frame, Key
 
 log = logging.getLogger("aiodist")
 
@@ -246,14 +248,23 @@ class World:
             if len(early) < _MAX_EARLY:
                 early.append((sequence, decode_error(bytes(error), src)))
 
-    def has_entered(self, group: int, sequence: int) -> bool:
+    def present(self, group: int, sequence: int) -> tuple[bool, str]:
         known = self._groups.get(group)
-        return known is not None and known.has_entered(sequence)
+        return (False, "") if known is None else known.present(sequence)
 
-    def roll_answered(self, src: int, group: int, sequence: int, entered: bool) -> None:
+    def roll_answered(self, src: int, group: int, sequence: int, entered: bool, last: str) -> None:
         known = self._groups.get(group)
         if known is not None:
-            known.roll_answered(src, sequence, entered)
+            known.roll_answered(src, sequence, entered, last)
+
+    def explained(self, error: PeerLostError, last: Frame | None) -> PeerLostError:
+        known = None if last is None else self._groups.get(last.group)
+        said = "" if last is None else last_words(last, known)
+        heard = f"; the last that came from it: {said}" if said else "; nothing ever came from it"
+        fields = error.fields | {"last": said, "noticed_by": self.rank}
+        full = PeerLostError(f"{error.message}{heard}; rank {self.rank} noticed", **fields)
+        full.__cause__ = error.__cause__
+        return full
 
     def peer_lost(self, rank: int, error: PeerLostError, *, departed: bool) -> None:
         for group in self.groups:
@@ -263,9 +274,15 @@ class World:
                 else:
                     group.peer_lost(error)
 
-    def announce(self, group: ProcessGroup, sequence: int, error: DistError) -> None:
-        """Tell the other members that a collective failed on this rank."""
-        others = [rank for rank in group.ranks if rank != self.rank]
+    def announce(
+        self,
+        group: Ending,
+        sequence: int,
+        error: DistError,
+        ranks: Sequence[int] | None = None,
+    ) -> None:
+        """Tell ``ranks`` (the other members where None) that a collective failed, or the group."""
+        others = [r for r in group.ranks if r != self.rank] if ranks is None else ranks
         self.endpoint.announce_failure(group.id, sequence, encode_error(error), others)
 
 

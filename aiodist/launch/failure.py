@@ -18,7 +18,9 @@ _CHAINED = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
 )
-_CONSEQUENCES = re.compile(r"(?:^|\.)(?:PeerLostError|CollectiveCancelledError|GroupClosedError)\b")
+_CONSEQUENCES = re.compile(
+    r"(?:^|\.)(?:PeerLostError|CollectiveCancelledError|GroupRevokedError|GroupClosedError)\b"
+)
 
 
 class Tail:

@@ -19,7 +19,7 @@ from aiodist.mesh.matching import Recv
 from aiodist.mesh.outbox import Send
 from aiodist.mesh.peer import Card, Peer
 from aiodist.transport.base import Connection, Listener, Transport
-from aiodist.wire.frames import Frame, FrameType, Key, encode
+from aiodist.wire.frames import MAX_META, Frame, FrameType, Key, encode
 from aiodist.wire.handshake import Handshake
 
 log = logging.getLogger("aiodist")
@@ -59,12 +59,16 @@ class Events(Protocol):
         """Rank ``src`` says why that collective failed."""
         ...
 
-    def has_entered(self, group: int, sequence: int) -> bool:
-        """Whether that collective has started on this rank."""
+    def present(self, group: int, sequence: int) -> tuple[bool, str]:
+        """Whether that collective has started on this rank, and which one it finished last."""
         ...
 
-    def roll_answered(self, src: int, group: int, sequence: int, entered: bool) -> None:
-        """Rank ``src`` says whether that collective has started there."""
+    def roll_answered(self, src: int, group: int, sequence: int, entered: bool, last: str) -> None:
+        """Rank ``src`` says whether that collective has started there, and what it finished."""
+        ...
+
+    def explained(self, error: PeerLostError, last: Frame | None) -> PeerLostError:
+        """``error`` with what is known of that rank; ``last``: the last message that it sent."""
         ...
 
     def peer_lost(self, rank: int, error: PeerLostError, *, departed: bool) -> None:
@@ -266,11 +270,13 @@ class Endpoint:
         self._events.collective_failed(peer.rank, frame.group, frame.channel, error)
 
     def roll_called(self, peer: Peer, frame: Frame) -> None:
-        entered = self._events.has_entered(frame.group, frame.channel)
-        self._tell(peer.rank, encode(FrameType.PRESENT, frame.key, id=int(entered)))
+        entered, last = self._events.present(frame.group, frame.channel)
+        meta = last.encode()[:MAX_META]
+        self._tell(peer.rank, encode(FrameType.PRESENT, frame.key, id=int(entered), meta=meta))
 
     def roll_answered(self, peer: Peer, frame: Frame) -> None:
-        self._events.roll_answered(peer.rank, frame.group, frame.channel, frame.id != 0)
+        last = frame.meta.decode("utf-8", "replace")
+        self._events.roll_answered(peer.rank, frame.group, frame.channel, frame.id != 0, last)
 
     def link_lost(self, link: Link, error: BaseException | None) -> None:
         timer = self._strangers.pop(link, None)
@@ -318,7 +324,7 @@ class Endpoint:
             peer.outbox.connected(link.connection, link.peer_window)
 
     def _peer_lost(self, peer: Peer, error: PeerLostError) -> None:
-        peer.error = error
+        peer.error = error = self._events.explained(error, peer.last)
         if peer.doubt is not None:
             peer.doubt.cancel()
             peer.doubt = None
@@ -367,8 +373,9 @@ class Endpoint:
         elif peer.error is None:
             tried = "; ".join(reasons) or "it offers no transport that this rank has"
             text = f"{peer.card} cannot be reached: {tried}"
-            fields = {"host": peer.card.host, "pid": peer.card.pid}
-            self._peer_lost(peer, PeerLostError(text, rank=peer.rank, **fields))
+            card = peer.card
+            lost = PeerLostError(text, rank=card.rank, host=card.host, pid=card.pid)
+            self._peer_lost(peer, lost)
 
     async def _dial(
         self, peer: Peer, transport: Transport, address: str, deadline: Deadline

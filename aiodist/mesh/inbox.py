@@ -20,6 +20,7 @@ class Source(Protocol):
     owed: int
     stalled: bool
     error: BaseException | None
+    last: Frame | None
 
 
 class Inbox:
@@ -161,6 +162,7 @@ class Inbox:
 
     def eager(self, source: Source, frame: Frame, reader: Reader) -> Recv | Arrival | None:
         """Where an eager payload goes. None drops it."""
+        source.last = frame
         key = frame.key
         cost = frame.length + MESSAGE_COST
         if self._is_over(key):
@@ -191,6 +193,7 @@ class Inbox:
                 self._deliver(target.recv, target)
 
     def request(self, source: Source, frame: Frame) -> None:
+        source.last = frame
         key = frame.key
         if self._is_over(key):
             self._refund(source, MESSAGE_COST)

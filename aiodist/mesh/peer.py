@@ -11,6 +11,7 @@ import msgpack
 
 from aiodist.errors import ProtocolError
 from aiodist.mesh.outbox import Outbox
+from aiodist.wire.frames import Frame
 
 if TYPE_CHECKING:
     from aiodist.mesh.link import Link
@@ -63,6 +64,7 @@ class Peer:
         self.owed = 0  # credit to be given back to the peer
         self.stalled = False  # the peer holds messages back for want of credit
         self.said_goodbye = False
+        self.last: Frame | None = None  # the last message that it began to send
         self.error: BaseException | None = None
         self.links: list[Link] = []
         self.doubt: asyncio.TimerHandle | None = None  # one of two links ended without a word

@@ -37,6 +37,7 @@ from aiodist.errors import (
     DistNetworkError,
     DistStoreError,
     GroupClosedError,
+    GroupRevokedError,
     HandshakeError,
     InvalidUsageError,
     NotInitializedError,
@@ -48,6 +49,7 @@ from aiodist.groups.backend import Received
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import Operation
+from aiodist.sync.coalescing import _coalescing_manager as _coalescing_manager
 from aiodist.sync.collectives import (
     all_gather,
     all_gather_coalesced,
@@ -60,6 +62,7 @@ from aiodist.sync.collectives import (
     barrier,
     broadcast,
     gather,
+    monitored_barrier,
     reduce,
     reduce_scatter,
     reduce_scatter_single,
@@ -72,7 +75,11 @@ from aiodist.sync.groups import (
     new_subgroups_by_enumeration,
     split_group,
 )
-from aiodist.sync.lifecycle import destroy_process_group, init_process_group
+from aiodist.sync.lifecycle import (
+    abort_process_group,
+    destroy_process_group,
+    init_process_group,
+)
 from aiodist.sync.objects import (
     all_gather_object,
     broadcast_object_list,
@@ -99,6 +106,7 @@ __all__ = [
     "FileStore",
     "GroupClosedError",
     "GroupMember",
+    "GroupRevokedError",
     "HandshakeError",
     "HashStore",
     "InvalidUsageError",
@@ -115,6 +123,7 @@ __all__ = [
     "StoreTimeoutError",
     "TCPStore",
     "Work",
+    "abort_process_group",
     "all_gather",
     "all_gather_coalesced",
     "all_gather_into_tensor",
@@ -150,6 +159,7 @@ __all__ = [
     "is_nccl_available",
     "is_torchelastic_launched",
     "isend",
+    "monitored_barrier",
     "new_group",
     "new_subgroups",
     "new_subgroups_by_enumeration",

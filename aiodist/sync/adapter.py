@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from aiodist.groups.process_group import NonGroupMember
 from aiodist.groups.world import current_world
+from aiodist.sync.coalescing import coalescing
 from aiodist.sync.portal import portal
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,6 +34,11 @@ def start(
             stacklevel=3,
         )
         return None
+    manager = coalescing()
+    if manager is not None:
+        work = portal().call(function, False, *args, group=group, **kwargs)
+        manager.append(work)
+        return work if async_op else None
     return portal().call(function, not async_op, *args, group=group, **kwargs)
 
 

@@ -289,3 +289,11 @@ def barrier(
     """Wait until all ranks of the group are here."""
     work: Done = start(async_op, api.barrier, group=group, device_ids=device_ids, timeout=timeout)
     return work
+
+
+@mirrors(api.monitored_barrier)
+def monitored_barrier(
+    group: Group | None = None, timeout: Timeout = None, wait_all_ranks: bool = False
+) -> None:
+    """Wait until all ranks of the group are here, or name all that are not."""
+    start(False, api.monitored_barrier, group=group, timeout=timeout, wait_all_ranks=wait_all_ranks)

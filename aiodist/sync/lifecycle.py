@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -77,10 +78,20 @@ def init_process_group(
 @mirrors(api.destroy_process_group)
 def destroy_process_group(group: Group | None = None) -> None:
     """Close a group, or all of them; then the thread of the event loop ends."""
+    _close(api.destroy_process_group, group)
+
+
+@mirrors(api.abort_process_group)
+def abort_process_group(group: Group | None = None) -> None:
+    """Close a group, or all of them, at once; threads that wait for an operation are freed."""
+    _close(api.abort_process_group, group)
+
+
+def _close(close: Callable[[Group | None], Coroutine[Any, Any, None]], group: Group | None) -> None:
     door = portal()
     world = current_world()
     try:
-        door.run(api.destroy_process_group, group)
+        door.run(close, group)
     finally:
         if not world.is_initialized:
             door.unsettle(Member(world))

@@ -62,7 +62,7 @@ class FrameType(enum.IntEnum):
     ROLL = 14
     """Has the receiver entered collective number ``channel`` of ``group``?"""
     PRESENT = 15
-    """The answer to a ROLL: ``id`` is 1 for yes, 0 for no."""
+    """The answer to a ROLL: ``id`` is 1 for yes, 0 for no; the metadata is what it finished last."""
 
 
 _TYPES = frozenset(int(t) for t in FrameType)

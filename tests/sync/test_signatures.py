@@ -59,6 +59,7 @@ def same_default(ours: Any, theirs: Any) -> bool:
 
 # Functions that aiodist has and torch has not.
 OURS = {
+    "abort_process_group": "torch has it as a method of some groups",
     "recent_operations": "the flight recorder is aiodist's own",
 }
 
@@ -101,7 +102,6 @@ ABSENT = {
     "get_pg_count": "about torch's own groups",
     "is_ucc_available": "no such backend here",
     "is_xccl_available": "no such backend here",
-    "monitored_barrier": "not yet; barrier names the ranks that are missing",
     "record_comm": "about torch's own groups",
     "shrink_group": "an option of NCCL",
     "supports_complex": "about torch's own reductions; the reductions here say what they take",

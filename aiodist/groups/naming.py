@@ -1,0 +1,22 @@
+"""Numbers of groups and in groups that all ranks compute alike."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+
+def group_id(name: str, ranks: Sequence[int]) -> int:
+    """64 bits that name a group on the wire: equal on all ranks that made it with equal arguments."""
+    text = f"{name}\0{','.join(map(str, ranks))}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def neighbours(number: int, size: int) -> list[int]:
+    """Those at distances 1, 2, 4 and so on from ``number`` on a ring of ``size``, both ways."""
+    found: set[int] = set()
+    distance = 1
+    while distance < size:
+        found.update(((number + distance) % size, (number - distance) % size))
+        distance *= 2
+    return sorted(found - {number})

@@ -1,0 +1,63 @@
+"""``_coalescing_manager``: several collectives started at once and waited for together."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+from aiodist.groups.process_group import Group
+from aiodist.groups.work import Work
+
+
+class CoalescingManager:
+    """The operations that started in a ``with _coalescing_manager(...)``."""
+
+    def __init__(self) -> None:
+        self.works: list[Work[Any]] = []
+
+    def append(self, work: Work[Any] | None) -> None:
+        """Have ``work`` waited for with the others."""
+        if work is not None:
+            self.works.append(work)
+
+    def wait(self) -> None:
+        """Block until all have ended; raises the first error, by order of their start."""
+        works, self.works = self.works, []
+        errors = []
+        for work in works:
+            try:
+                work.wait()
+            except Exception as error:  # noqa: BLE001  # raised below, once none is under way
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+
+_current: ContextVar[CoalescingManager | None] = ContextVar("aiodist_coalescing", default=None)
+
+
+def coalescing() -> CoalescingManager | None:
+    """The manager that this context is in."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def _coalescing_manager(
+    group: Group | None = None, device: Any | None = None, async_ops: bool = False
+) -> Iterator[CoalescingManager]:
+    """Collectives called inside start at once and are waited for at the end of the block.
+
+    With ``async_ops=True`` they are not: call ``wait()`` of what ``as`` gives. ``group`` and
+    ``device`` are torch's; operations on any group may be called inside. Raises the first error by order
+    of the calls, when all have ended.
+    """
+    manager = CoalescingManager()
+    token = _current.set(manager)
+    try:
+        yield manager
+    finally:
+        _current.reset(token)
+    if not async_ops:
+        manager.wait()

@@ -1,0 +1,64 @@
+"""Collectives in a ``with _coalescing_manager()`` end together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist.sync as dist
+
+Run = Callable[..., list[Any]]
+
+
+def test_what_starts_inside_has_ended_after_the_block(run_threads: Run) -> None:
+    def main(rank: int) -> None:
+        sums = [np.full(n, float(rank)) for n in (1, 5, 300_000)]
+        gathered = np.zeros(4)
+        with dist._coalescing_manager() as manager:
+            for each in sums:
+                assert dist.all_reduce(each) is None
+            work = dist.all_gather_into_tensor(gathered, np.full(2, float(rank)), async_op=True)
+            assert work is not None
+            assert len(manager.works) == 4
+        assert work.is_completed()
+        assert all((each == 1).all() for each in sums)
+        assert gathered.tolist() == [0, 0, 1, 1]
+        dist.barrier()
+
+    run_threads(2, main)
+
+
+def test_with_async_ops_the_caller_waits(run_threads: Run) -> None:
+    def main(rank: int) -> None:
+        data = np.full(3, float(rank))
+        with dist._coalescing_manager(async_ops=True) as manager:
+            dist.all_reduce(data)
+            if rank == 1:
+                assert not manager.works[0].is_completed() or (data == 1).all()
+        manager.wait()
+        manager.wait()  # nothing is left
+        assert (data == 1).all()
+
+    run_threads(2, main)
+
+
+def test_the_first_error_is_raised_when_all_have_ended(run_threads: Run) -> None:
+    def main(rank: int) -> None:
+        good = np.ones(1)
+
+        def two() -> None:
+            with dist._coalescing_manager():
+                dist.all_reduce(np.ones(2 + rank))
+                dist.all_reduce(good)
+
+        with pytest.raises(dist.CollectiveMismatchError, match="operation 0"):
+            two()
+        assert good[0] == 2
+        with pytest.raises(KeyError), dist._coalescing_manager():
+            raise KeyError("the caller's")
+        dist.barrier()
+
+    run_threads(2, main)
