@@ -1,10 +1,11 @@
 # Every target makes .venv and installs what it needs; the stamp file makes a second run quick.
 #   make demo   four ranks train a model on real images
 #   make test   lint, types, tests
+#   make matrix  every fault in every phase over every transport (make test tries a part of them)
 #   make PYTHON=/path/to/python3.12 ...   to choose the interpreter of a new .venv
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format types pytest bench bench-mpi clean distclean
+.PHONY: help install demo test lint format types pytest matrix bench bench-mpi clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 
@@ -18,6 +19,7 @@ help:
 	@echo "make demo       four ranks train a model on real images"
 	@echo "make test       lint, types, tests"
 	@echo "make lint       ruff check, ruff format --check"
+	@echo "make matrix     every fault in every phase over every transport"
 	@echo "make format     let ruff mend what it can"
 	@echo "make bench      compare with Gloo on this machine (make bench-mpi: with MPI as well)"
 	@echo "make clean      remove caches and build outputs (make distclean: .venv as well)"
@@ -78,6 +80,10 @@ types: $(STAMP)
 pytest: $(STAMP)
 	@echo "== tests: pytest"
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+matrix: $(STAMP)
+	@echo "== the whole fault matrix: some minutes"
+	@$(BIN)/python -m pytest -q -m 'matrix or not matrix' tests/faults/test_matrix.py
 
 bench: $(STAMP)
 	@$(BIN)/python -m benchmarks

@@ -1,0 +1,169 @@
+"""The fault matrix as data: what breaks, when, over what, among how many, and within which bound."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+from typing import Any
+
+from aiodist.transport.registry import Transports
+
+KERNEL_SECONDS = 1.0
+"""Promise: how soon all survivors know of a rank whose end the kernel can tell."""
+
+SILENT_SECONDS = 2.0
+"""The timeout of every operation where nobody tells that a rank is gone; its default is longer."""
+
+ROUND_SECONDS = 1.0
+"""Promise: how much after a timeout has passed the last rank has been told."""
+
+USUAL_SECONDS = 60.0
+"""The timeout of operations elsewhere: longer than all bounds, so that nothing is saved by it."""
+
+SLOW_SECONDS = 30.0
+"""Bound on operations over links a hundred times slower than usual: they succeed."""
+
+INIT_SECONDS = 2.0
+"""The timeout of ``init_process_group`` where a rank never arrives."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that happens to rank ``culprit``."""
+
+    name: str
+    ends: bool
+    """The culprit does not go on: it is dead, or stopped until the test ends."""
+    bound: float
+    """Seconds from the fault until every survivor's operation has ended."""
+    promise: str
+    """What the bound is made of, for the page."""
+    succeeds: bool = False
+    """Operations succeed all the same."""
+    timeout: float = USUAL_SECONDS
+    """Seconds: of every operation."""
+
+
+_KERNEL = "what the kernel reports"
+_SILENT = SILENT_SECONDS + ROUND_SECONDS
+_TIMEOUT = "the operation's timeout + 1 s"
+
+FAULTS = MappingProxyType(
+    {
+        fault.name: fault
+        for fault in (
+            Fault("SIGKILL", True, KERNEL_SECONDS, _KERNEL),
+            Fault("exit without destroy", True, KERNEL_SECONDS, _KERNEL),
+            Fault("exception", True, KERNEL_SECONDS, _KERNEL),
+            Fault("cut link", False, KERNEL_SECONDS, _KERNEL),
+            Fault("corrupted byte", False, KERNEL_SECONDS, "the first bytes of a frame"),
+            Fault("SIGSTOP", True, _SILENT, _TIMEOUT, timeout=SILENT_SECONDS),
+            Fault("half-open", False, _SILENT, _TIMEOUT, timeout=SILENT_SECONDS),
+            Fault("slow", False, SLOW_SECONDS, "100 times slower", succeeds=True),
+        )
+    }
+)
+
+PHASES = (
+    "idle",
+    "connecting",
+    "in send",
+    "in all_reduce of 4 B",
+    "in all_reduce of 64 MiB",
+    "in barrier",
+    "in new_group",
+)
+
+IN_INIT = "in init_process_group"
+"""One more, for a rank that ends before it has met the others."""
+
+SIZES = (2, 3, 4)
+CULPRITS = ("first", "last")
+
+
+def transports() -> tuple[str, ...]:
+    """What the registry offers between processes."""
+    return Transports.default("127.0.0.1").schemes
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One experiment."""
+
+    fault: str
+    phase: str
+    transport: str
+    size: int
+    culprit_is: str = "last"
+
+    @property
+    def culprit(self) -> int:
+        return 0 if self.culprit_is == "first" else self.size - 1
+
+    @property
+    def neighbour(self) -> int:
+        """The other end of the one link that is cut, silent or damaged."""
+        return (self.culprit + 1) % self.size
+
+    @property
+    def bound(self) -> float:
+        """Seconds from the fault until every survivor's operation has ended."""
+        if self.phase == IN_INIT:
+            return INIT_SECONDS + ROUND_SECONDS
+        return FAULTS[self.fault].bound
+
+    @property
+    def survivors(self) -> tuple[int, ...]:
+        """The ranks whose operations must end: all but one that is dead or stopped."""
+        ends = FAULTS[self.fault].ends
+        return tuple(rank for rank in range(self.size) if not (ends and rank == self.culprit))
+
+    def may_blame(self, rank: int) -> frozenset[int]:
+        """The culprits that ``rank``'s error may name."""
+        others = frozenset(range(self.size)) - {rank}
+        if FAULTS[self.fault].ends:
+            return frozenset({self.culprit})
+        if self.fault == "half-open":
+            return frozenset(range(self.size))  # silence blames whoever is waited for
+        if rank == self.culprit or self.phase == "connecting":
+            return others  # all that it hears is that others hung up
+        return frozenset({self.culprit, self.neighbour})
+
+    def __str__(self) -> str:
+        words = (self.fault, self.phase, self.transport, f"{self.size} ranks", self.culprit_is)
+        return ", ".join(words).replace(" ", "_")
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def all_cells() -> Iterator[Cell]:
+    """Every combination."""
+    for values in itertools.product(FAULTS, PHASES, transports(), SIZES, CULPRITS):
+        yield Cell(*values)
+    ends = [name for name, fault in FAULTS.items() if fault.ends]
+    for fault, size, culprit in itertools.product(ends, SIZES, CULPRITS):
+        yield Cell(fault, IN_INIT, transports()[0], size, culprit)
+
+
+def pairwise(cells: Sequence[Cell]) -> list[Cell]:
+    """Some of ``cells`` in which every two values that occur together in ``cells`` still do.
+
+    Greedy: always the cell with the most pairs not seen yet (ties broken by a fixed shuffle).
+    """
+    order = list(cells)
+    random.Random(1).shuffle(order)
+    missing = set(itertools.chain.from_iterable(map(_pairs, order)))
+    chosen = []
+    while missing:
+        best = max(order, key=lambda cell: sum(pair in missing for pair in _pairs(cell)))
+        chosen.append(best)
+        missing.difference_update(_pairs(best))
+    return sorted(chosen, key=str)
+
+
+def _pairs(cell: Cell) -> Iterable[tuple[tuple[str, object], ...]]:
+    return itertools.combinations(cell.as_dict().items(), 2)

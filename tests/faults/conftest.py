@@ -1,0 +1,74 @@
+"""The nursery that runs the cells of the matrix, and which of them run by default."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.cells import Cell
+
+ROOT = Path(__file__).parents[2]
+BY_REQUEST = ("matrix", "soak")
+"""Marks of tests that run only where ``-m`` names them: they take minutes."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    asked = config.option.markexpr
+    unasked = [mark for mark in BY_REQUEST if mark not in asked]
+    dropped = [item for item in items if any(item.get_closest_marker(mark) for mark in unasked)]
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = [item for item in items if item not in set(dropped)]
+
+
+class Nursery:
+    """Runs cells in the order given, several at once; each answer is kept until asked for."""
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        self.results: list[dict[str, Any]] = []
+        """Of every cell asked for: the cell and what came of it."""
+        self._numbers = {cell: number for number, cell in enumerate(cells)}
+        self._answers: dict[int, dict[str, Any]] = {}
+        self._process = subprocess.Popen(
+            [sys.executable, "-X", "faulthandler", "-m", "tests.faults.nursery"],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdin is not None
+        for cell, number in self._numbers.items():
+            job = {"number": number, "cell": cell.as_dict()}
+            self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+
+    def answer(self, cell: Cell) -> dict[str, Any]:
+        number = self._numbers[cell]
+        assert self._process.stdout is not None
+        while number not in self._answers:
+            line = self._process.stdout.readline()
+            assert line, "the nursery has died"
+            answer = json.loads(line)
+            self._answers[answer["number"]] = answer
+        return self._answers.pop(number)
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+@pytest.fixture(scope="session")
+def nursery(request: pytest.FixtureRequest) -> Iterator[Nursery]:
+    """One for all cells that this session has collected."""
+    chosen = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    cells = [item.callspec.params["cell"] for item in chosen if "nursery" in item.fixturenames]
+    made = Nursery(cells)
+    yield made
+    made.close()

@@ -1,0 +1,216 @@
+"""A process with one thread and everything imported, which forks the ranks of each cell.
+
+Reads cells as lines of JSON and answers each with a line; several are under way at once. When
+its input ends it kills what still runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np  # noqa: F401  # once, before the forks
+import uvloop  # noqa: F401  # likewise
+
+from tests.faults.cells import Cell
+from tests.faults.rank import Control, become_rank
+
+AT_ONCE = 4
+HANG_SECONDS = 45.0
+"""A cell that has not ended by then is given up: its ranks are killed, and it has failed."""
+
+ENTERED_FIRST = ("in send", "in all_reduce of 4 B", "in barrier", "in new_group")
+"""Phases in which the others are inside the operation when the fault strikes."""
+
+
+@dataclass
+class _Child:
+    rank: int
+    pid: int
+    go: int  # descriptor of the pipe to it
+    said: dict[str, dict[str, Any]] = field(default_factory=dict)
+    gone: bool = False
+    partial: bytes = b""
+
+
+class _Run:
+    """A cell under way."""
+
+    def __init__(self, number: int, cell: Cell, selector: selectors.BaseSelector) -> None:
+        self.number = number
+        self.cell = cell
+        self.ended = False
+        self._selector = selector
+        # Removed by hand: a child that ends must not remove it.
+        self._folder = Path(tempfile.mkdtemp(prefix="aiodist-matrix-"))
+        self._told: set[str] = set()
+        self._begin = time.monotonic()
+        self._children: list[_Child] = []
+        for rank in range(cell.size):
+            self._fork(rank)
+
+    def _fork(self, rank: int) -> None:
+        from_child, to_nursery = os.pipe()
+        from_nursery, to_child = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.dup2(os.open(self._words_of(rank), os.O_CREAT | os.O_WRONLY, 0o600), 2)
+            keep = {0, 1, 2, to_nursery, from_nursery}
+            for name in os.listdir("/proc/self/fd"):
+                if int(name) not in keep:
+                    _close(int(name))
+            place = str(self._folder / "store")
+            become_rank(self.cell, rank, Control(to_nursery, from_nursery), place)
+        os.close(to_nursery)
+        os.close(from_nursery)
+        child = _Child(rank, pid, to_child)
+        self._children.append(child)
+        self._selector.register(from_child, selectors.EVENT_READ, (self, child))
+
+    def heard(self, child: _Child, descriptor: int) -> None:
+        data = os.read(descriptor, 1 << 16)
+        if not data:
+            self._selector.unregister(descriptor)
+            os.close(descriptor)
+            child.gone = True
+        *lines, child.partial = (child.partial + data).split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            child.said[message.pop("say")] = message
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Give each rank its word as soon as it may have it."""
+        cell = self.cell
+        culprit = self._children[cell.culprit]
+        others = [child for child in self._children if child is not culprit]
+        survivors = [self._children[rank] for rank in cell.survivors]
+        if all("ready" in child.said for child in self._children):
+            if cell.phase in ENTERED_FIRST:
+                self._tell("others", others)
+                if all("inside" in child.said for child in others):
+                    self._tell("culprit", [culprit])
+            elif cell.phase == "in all_reduce of 64 MiB":
+                self._tell("all", self._children)
+            else:
+                self._tell("culprit", [culprit])
+                if self._has_struck(culprit):
+                    self._tell("others", others)
+        if all("finished" in child.said for child in self._children):
+            self._tell("leave", self._children)
+        broken = any("broken" in child.said for child in self._children)
+        done = all(child.gone or "done" in child.said for child in survivors)
+        if done or broken:
+            if broken or culprit not in survivors:
+                self._kill([culprit] if done else self._children)
+            if all(child.gone for child in self._children):
+                self._finish()
+
+    def _has_struck(self, culprit: _Child) -> bool:
+        if "struck" not in culprit.said:
+            return False
+        if culprit.rank in self.cell.survivors or culprit.gone:
+            return True
+        return _is_stopped(culprit.pid)
+
+    def _tell(self, what: str, children: list[_Child]) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            for child in children:
+                if not child.gone:
+                    try:
+                        os.write(child.go, b"!")
+                    except BrokenPipeError:
+                        pass
+
+    def look(self) -> None:
+        """Between messages: a process that stops says nothing, and one that hangs neither."""
+        if time.monotonic() - self._begin > HANG_SECONDS:
+            self._kill(self._children)
+        else:
+            self.go_on()
+
+    def _kill(self, children: list[_Child]) -> None:
+        for child in children:
+            if not child.gone:
+                os.kill(child.pid, signal.SIGKILL)
+
+    def _finish(self) -> None:
+        if self.ended:
+            return
+        self.ended = True
+        ranks = {}
+        for child in self._children:
+            _, status = os.waitpid(child.pid, 0)
+            os.close(child.go)
+            code = os.waitstatus_to_exitcode(status)
+            words = self._words_of(child.rank).read_text(errors="replace")
+            ranks[child.rank] = {**child.said, "code": code, "stderr": words}
+        shutil.rmtree(self._folder)
+        print(json.dumps({"number": self.number, "ranks": ranks}), flush=True)
+
+    def _words_of(self, rank: int) -> Path:
+        """Where what the rank says on stderr is kept."""
+        return self._folder / f"stderr.{rank}"
+
+    def give_up(self) -> None:
+        self._kill(self._children)
+        for child in self._children:
+            os.waitpid(child.pid, 0)
+        shutil.rmtree(self._folder)
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return stat.rpartition(")")[2].split()[0] in "TtZ"
+
+
+def _close(descriptor: int) -> None:
+    try:
+        os.close(descriptor)
+    except OSError:
+        pass  # the listing's own
+
+
+def main() -> NoReturn:
+    selector = selectors.DefaultSelector()
+    selector.register(0, selectors.EVENT_READ, None)
+    waiting: list[tuple[int, Cell]] = []
+    running: list[_Run] = []
+    partial = b""
+    while True:
+        running = [run for run in running if not run.ended]
+        while waiting and len(running) < AT_ONCE:
+            running.append(_Run(*waiting.pop(0), selector))
+        for key, _ in selector.select(0.02 if running else None):
+            if key.data is not None:
+                run, child = key.data
+                run.heard(child, key.fd)
+                continue
+            data = os.read(0, 1 << 16)
+            if not data:
+                for run in running:
+                    run.give_up()
+                sys.exit()
+            *lines, partial = (partial + data).split(b"\n")
+            for line in lines:
+                job = json.loads(line)
+                waiting.append((job["number"], Cell(**job["cell"])))
+        for run in running:
+            run.look()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,286 @@
+"""What one rank of a cell does, in a process of its own, and what it reports."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, NoReturn
+
+import numpy as np
+import uvloop
+
+import aiodist as dist
+from aiodist.groups.world import current_world
+from aiodist.testing import Faults, FaultyConnection, FaultyTransport
+from aiodist.transport.base import Transport
+from aiodist.transport.registry import Transports
+from tests.faults.cells import FAULTS, IN_INIT, INIT_SECONDS, Cell
+
+SEND_BYTES = 8 << 20
+LARGE_BYTES = 64 << 20
+INTO_THE_TRANSFER = 0.01
+"""Seconds after which a fault strikes a large transfer."""
+
+USUAL_LATENCY = 50e-6
+USUAL_BYTES_PER_SECOND = 2.5e9
+SLOWDOWN = 100
+
+
+class Control:
+    """The pipes to the nursery: lines of JSON to it, single bytes from it."""
+
+    def __init__(self, to_nursery: int, from_nursery: int) -> None:
+        self._out = to_nursery
+        self._in = from_nursery
+
+    def say(self, what: str, **facts: Any) -> None:
+        os.write(self._out, json.dumps({"say": what, **facts}).encode() + b"\n")
+
+    async def go(self) -> None:
+        """Wait for the nursery's next word, with the loop free."""
+        loop = asyncio.get_running_loop()
+        heard = asyncio.Event()
+        loop.add_reader(self._in, heard.set)
+        try:
+            await heard.wait()
+        finally:
+            loop.remove_reader(self._in)
+        if not os.read(self._in, 1):
+            os._exit(9)  # the nursery is gone
+
+
+def become_rank(cell: Cell, rank: int, control: Control, place: str) -> NoReturn:
+    """The whole life of a forked rank."""
+    code = 1
+    try:
+        os.environ.update(
+            AIODIST_TRANSPORT=cell.transport,
+            AIODIST_SECRET="the matrix",
+        )
+        with asyncio.Runner(loop_factory=_loop_factory(rank)) as runner:
+            runner.run(_Rank(cell, rank, control, place).live())
+        code = 0
+    except CulpritError:
+        raise
+    except BaseException as error:  # noqa: BLE001  # the nursery reports it
+        if not isinstance(error, SystemExit):
+            with contextlib.suppress(OSError):
+                control.say("broken", error=f"{type(error).__name__}: {error}")
+    # Through Python's own end, with its exit handlers.
+    raise SystemExit(code)
+
+
+class CulpritError(Exception):
+    """The culprit's own: nobody catches it."""
+
+
+def _loop_factory(rank: int) -> Callable[[], asyncio.AbstractEventLoop]:
+    return uvloop.new_event_loop if rank % 2 else asyncio.new_event_loop
+
+
+class _Rank:
+    def __init__(self, cell: Cell, rank: int, control: Control, place: str) -> None:
+        self._cell = cell
+        self._rank = rank
+        self._control = control
+        self._place = place
+        self._fault = FAULTS[cell.fault]
+        self._is_culprit = rank == cell.culprit
+        self._faults = Faults()
+        if cell.fault == "slow":
+            self._faults.delay = USUAL_LATENCY * SLOWDOWN
+            self._faults.bytes_per_second = USUAL_BYTES_PER_SECOND / SLOWDOWN
+        self._before = (0, 0)
+
+    async def live(self) -> None:
+        cell, control = self._cell, self._control
+        if not self._fault.ends:
+            _wrap_transports(self._faults)
+        await asyncio.get_running_loop().run_in_executor(None, time.monotonic)  # its threads stay
+        self._before = _descriptors(), threading.active_count()
+        if cell.phase == IN_INIT and self._is_culprit:
+            control.say("ready")
+            await control.go()
+            await self._strike()
+        if cell.phase == IN_INIT:
+            control.say("ready")
+            await control.go()
+            await self._report(self._initialise(INIT_SECONDS))
+            return
+        await self._initialise(self._fault.timeout)
+        if cell.phase != "connecting":
+            await _connect_everybody(cell.size)
+        control.say("ready")
+        await control.go()
+        if not self._is_culprit:
+            await self._report(self._operation())
+            return
+        large = cell.phase == "in all_reduce of 64 MiB"
+        work = asyncio.ensure_future(self._operation()) if large else None
+        if work is not None:
+            await asyncio.sleep(INTO_THE_TRANSFER)
+        await self._strike()
+        await self._report(work or self._operation())
+
+    async def _initialise(self, timeout: float) -> None:
+        await dist.init_process_group(
+            init_method=f"file://{self._place}",
+            rank=self._rank,
+            world_size=self._cell.size,
+            timeout=timeout,
+        )
+
+    async def _operation(self) -> None:
+        """The operation of the phase. AssertionError where it succeeds with a wrong result."""
+        cell = self._cell
+        phase = cell.phase
+        if phase == "in send":
+            await self._exchange()
+        elif phase == "in barrier":
+            await self._enter(dist.barrier())
+        elif phase == "in new_group":
+            await self._enter(dist.new_group(list(range(cell.size))))
+        else:
+            count = LARGE_BYTES // 4 if phase == "in all_reduce of 64 MiB" else 1
+            data = np.full(count, float(self._rank + 1), np.float32)
+            await self._enter(dist.all_reduce(data))
+            expected = cell.size * (cell.size + 1) / 2
+            assert (data == expected).all(), "all_reduce succeeded with a wrong result"
+
+    async def _exchange(self) -> None:
+        """Every other rank sends to the culprit, which (if it lives) receives from all."""
+        cell = self._cell
+        if not self._is_culprit:
+            await self._enter(dist.isend(np.full(SEND_BYTES, self._rank, np.uint8), cell.culprit))
+            return
+        for src in range(cell.size):
+            if src != self._rank:
+                data = np.empty(SEND_BYTES, np.uint8)
+                await dist.recv(data, src)
+                assert (data == src).all(), "a message arrived with a wrong content"
+
+    async def _enter(self, work: Awaitable[Any]) -> None:
+        if not self._is_culprit:
+            self._control.say("inside")
+        await work
+
+    async def _report(self, operation: Awaitable[Any]) -> None:
+        """Await the operation; then see that later ones end as well, leave, and tell all of it."""
+        error = await _error_of(operation)
+        facts = {"ended": time.monotonic(), **_describe(error)}
+        if dist.is_initialized():
+            facts["later"] = _describe(await _error_of(_barrier()))
+            facts["later_ended"] = time.monotonic()
+            if self._fault.succeeds:
+                await self._control_point()
+            await dist.destroy_process_group()
+        facts["left"] = time.monotonic()
+        self._faults.mend()
+        await asyncio.sleep(0)  # descriptors of aborted connections go in the loop's next turn
+        facts["leftovers"] = self._leftovers()
+        self._control.say("done", **facts)
+
+    async def _control_point(self) -> None:
+        """All are done before anybody leaves."""
+        self._control.say("finished")
+        await self._control.go()
+
+    def _leftovers(self) -> list[str]:
+        found = []
+        descriptors, threads = self._before
+        if (now := _descriptors()) > descriptors:
+            found.append(f"{now - descriptors} descriptors")
+        if (now := threading.active_count()) > threads:
+            found.append(f"{now - threads} threads")
+        here = asyncio.current_task()
+        found += [f"task {task!r}" for task in asyncio.all_tasks() if task is not here]
+        return found
+
+    async def _strike(self) -> None:
+        """Let the fault happen; comes back where the culprit lives on."""
+        name = self._cell.fault
+        if name == "slow":
+            self._control.say("struck", at=time.monotonic())
+            return  # all ranks are slow from the start
+        if self._fault.ends:
+            self._control.say("struck", at=time.monotonic())
+            if name == "SIGKILL":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif name == "SIGSTOP":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            raise SystemExit(3) if name == "exit without destroy" else CulpritError(name)
+        at = time.monotonic()
+        if name == "corrupted byte":
+            self._faults.corrupt(0, 0x80)
+        elif self._cell.phase == "connecting":
+            (self._faults.cut if name == "cut link" else self._faults.silence)()
+        else:
+            for connection in _connections_to(self._cell.neighbour):
+                (connection.cut if name == "cut link" else connection.silence)()
+        self._control.say("struck", at=at)
+
+
+def _wrap_transports(faults: Faults) -> None:
+    """Put ``faults`` on every connection of this process."""
+    plain = Transports.get
+
+    def get(self: Transports, scheme: str) -> Transport:
+        return FaultyTransport(plain(self, scheme), faults)
+
+    Transports.get = get  # type: ignore[method-assign]
+
+
+def _connections_to(rank: int) -> list[FaultyConnection]:
+    found = [link.connection for link in current_world().endpoint._peers[rank].links]
+    assert found, "no link to the neighbour"
+    return [connection for connection in found if isinstance(connection, FaultyConnection)]
+
+
+async def _connect_everybody(size: int) -> None:
+    into = [np.zeros(1) for _ in range(size)]
+    await dist.all_to_all(into, [np.ones(1) for _ in range(size)])
+    await dist.barrier()
+
+
+async def _barrier() -> None:
+    await dist.barrier()
+
+
+async def _error_of(operation: Awaitable[Any]) -> BaseException | None:
+    try:
+        await operation
+    except Exception as error:  # noqa: BLE001  # whatever it is, it is reported
+        return error
+    except asyncio.CancelledError as error:  # of a work, not of this task
+        return error
+    return None
+
+
+def _describe(error: BaseException | None) -> dict[str, Any]:
+    """The class, the text, and whom it blames."""
+    if error is None:
+        return {"error": None, "blames": []}
+    if isinstance(error, dist.CollectiveTimeoutError):
+        blamed = list(error.waiting_for)
+    elif isinstance(error, dist.PeerLostError):
+        blamed = [error.rank]
+    else:
+        blamed = [int(number) for number in re.findall(r"rank (\d+)", str(error))]
+    typed = isinstance(error, dist.DistError)
+    return {
+        "error": type(error).__name__,
+        "typed": typed,
+        "text": str(error)[:500],
+        "blames": sorted({rank for rank in blamed if rank >= 0}),
+    }
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))

@@ -1,0 +1,65 @@
+"""Whatever breaks, every operation on every surviving rank ends, within its bound, and says why.
+
+By default as many cells as hold every pair of values once; all of them with ``-m matrix``
+(``make matrix``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.faults.cells import (
+    FAULTS,
+    Cell,
+    all_cells,
+    pairwise,
+)
+from tests.faults.conftest import Nursery
+
+LEAVE_SECONDS = 8.0
+"""``destroy_process_group`` flushes for a bounded time (5 s) to whoever does not answer."""
+
+LOUD = ("Traceback", "never retrieved", "never awaited", "Exception ignored", "was destroyed")
+"""What no survivor may have said on stderr."""
+
+
+def _params() -> list[object]:
+    cells = list(all_cells())
+    chosen = set(pairwise(cells))
+    return [
+        pytest.param(cell, id=str(cell), marks=() if cell in chosen else pytest.mark.matrix)
+        for cell in cells
+    ]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("cell", _params())
+def test_cell(cell: Cell, nursery: Nursery, scaled: Callable[[float], float]) -> None:
+    check(cell, nursery.answer(cell), scaled)
+
+
+def check(cell: Cell, answer: dict, scaled: Callable[[float], float]) -> None:
+    fault = FAULTS[cell.fault]
+    ranks = {int(rank): said for rank, said in answer["ranks"].items()}
+    assert not any("broken" in said for said in ranks.values()), answer
+    assert "struck" in ranks[cell.culprit], answer
+    struck = ranks[cell.culprit]["struck"]["at"]
+    for rank in cell.survivors:
+        assert "done" in ranks[rank], f"rank {rank} never came to an end: {answer}"
+        done = ranks[rank]["done"]
+        for what in (done, done.get("later")):
+            if what is not None and what["error"] is not None:
+                assert not fault.succeeds, answer
+                assert what["typed"], answer
+                assert set(what["blames"]) & cell.may_blame(rank), answer
+        if fault.ends:
+            later = done.get("later", {"error": None})
+            assert done["error"] or later["error"], f"rank {rank} noticed nothing: {answer}"
+        assert done["ended"] - struck < scaled(cell.bound), answer
+        assert done["left"] - done["ended"] < scaled(LEAVE_SECONDS), answer
+        assert done["leftovers"] == [], answer
+        assert ranks[rank]["code"] == 0, answer
+        words = ranks[rank]["stderr"]
+        assert not any(loud in words for loud in LOUD), words
