@@ -60,7 +60,7 @@ from aiodist.api.objects import (
     scatter_object_list,
     send_object_list,
 )
-from aiodist.api.observing import recent_operations
+from aiodist.api.observing import dump_operations, recent_operations
 from aiodist.api.p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
 from aiodist.errors import (
     CollectiveCancelledError,
@@ -136,6 +136,7 @@ __all__ = [
     "broadcast",
     "broadcast_object_list",
     "destroy_process_group",
+    "dump_operations",
     "gather",
     "gather_object",
     "get_backend",

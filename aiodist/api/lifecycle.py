@@ -22,6 +22,8 @@ from aiodist.mesh.endpoint import DEFAULT_WINDOW, Endpoint
 from aiodist.mesh.peer import Card
 from aiodist.mesh.rendezvous import Rendezvous, rendezvous
 from aiodist.mesh.rendezvous.environments import look_around
+from aiodist.observe.observer import Observer, job_name
+from aiodist.observe.part import Identity
 from aiodist.observe.recorder import size_from
 from aiodist.store import Store, exchange
 from aiodist.transport.base import Transport
@@ -134,6 +136,9 @@ async def _open_world(
         secret = os.environ.get("AIODIST_SECRET", "").encode()
         key = hmac.new(secret, everybody[0][1], hashlib.sha256).digest()
         endpoint.meet([Card.decode(card) for card, _ in everybody], key)
+        job = job_name(os.environ, key)
+        who = Identity(job, rank, size, card.host, card.host_id, card.pid)
+        world.observer = Observer(world, who, os.environ)
     except BaseException:
         await endpoint.close()
         world.clear()

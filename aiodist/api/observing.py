@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
+from aiodist.errors import InvalidUsageError, NotInitializedError
 from aiodist.groups.world import current_world
-from aiodist.observe.recorder import Operation, operation
+from aiodist.observe.observer import DUMP_VARIABLE
+from aiodist.observe.recorder import Operation, recent
 
 
 def recent_operations() -> list[Operation]:
@@ -14,8 +19,22 @@ def recent_operations() -> list[Operation]:
     for nobody.
     """
     world = current_world()
-    works = world.under_way()
-    living = {work.record.number: tuple(work.waiting_for()) for work in works}
-    records = {record.number: record for record in world.recorder.records()}
-    records.update({work.record.number: work.record for work in works})
-    return [operation(records[number], living.get(number)) for number in sorted(records)]
+    return recent(world.recorder, world.under_way())
+
+
+def dump_operations(directory: str | os.PathLike[str] | None = None) -> Path:
+    """Write what `recent_operations` tells, and where this process stands, into a file; its path.
+
+    The file of each rank lies in ``directory``, by default the one AIODIST_DUMP_DIR names, and
+    replaces that rank's earlier one; ``aiodist dump DIRECTORY`` reads those of all ranks together.
+    Any thread may call it; it waits for no other rank.
+
+    Raises NotInitializedError before ``init_process_group``, InvalidUsageError where no directory
+    is named, OSError where it cannot be written.
+    """
+    observer = current_world().observer
+    if observer is None:
+        raise NotInitializedError("there is nothing to dump: call init_process_group() first")
+    if directory is None and not observer.dumps_by_itself:
+        raise InvalidUsageError(f"name a directory to dump into, here or in {DUMP_VARIABLE}")
+    return observer.dump("asked by dump_operations()", directory)

@@ -150,6 +150,11 @@ class Work(Generic[T]):
         """Global ranks without which it cannot end; none once it has."""
         return () if self._line is None else self._line.waiting_for()
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits until it ends. Any thread."""
+        return bool(self._callbacks)
+
     def spin(self) -> None:
         """Look for the end a moment before sleeping; in the loop's thread, not in a callback.
 

@@ -21,6 +21,7 @@ from aiodist.groups.lines import last_words
 from aiodist.groups.process_group import Group, NonGroupMember, ProcessGroup
 from aiodist.groups.work import Work
 from aiodist.mesh.endpoint import Endpoint
+from aiodist.observe.observer import Observer
 from aiodist.observe.recorder import Recorder, size_from
 from aiodist.store import Store
 from aiodist.wire.failures import decode_error, encode_error
@@ -42,6 +43,7 @@ class World:
         self.store: Store | None = None
         self.pid = os.getpid()
         self.recorder = Recorder()
+        self.observer: Observer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._endpoint: Endpoint | None = None
         self._groups: dict[int, ProcessGroup] = {}
@@ -112,6 +114,8 @@ class World:
 
     def clear(self) -> None:
         """Empty again, as before ``open``."""
+        if self.observer is not None:
+            self.observer.close()
         self.__init__()  # type: ignore[misc]  # one list of what empty means
 
     @property
@@ -242,7 +246,9 @@ class World:
     def collective_failed(self, src: int, group: int, sequence: int, error: memoryview) -> None:
         known = self._groups.get(group)
         if known is not None:
-            known.failed_elsewhere(sequence, decode_error(bytes(error), src))
+            failure = decode_error(bytes(error), src)
+            self._note(failure)
+            known.failed_elsewhere(sequence, failure)
         elif group not in self._closed and len(self._early) < _MAX_EARLY:
             early = self._early.setdefault(group, [])
             if len(early) < _MAX_EARLY:
@@ -282,8 +288,13 @@ class World:
         ranks: Sequence[int] | None = None,
     ) -> None:
         """Tell ``ranks`` (the other members where None) that a collective failed, or the group."""
+        self._note(error)
         others = [r for r in group.ranks if r != self.rank] if ranks is None else ranks
         self.endpoint.announce_failure(group.id, sequence, encode_error(error), others)
+
+    def _note(self, error: DistError) -> None:
+        if self.observer is not None:
+            self.observer.failed(error)
 
 
 _MAX_EARLY = 1024

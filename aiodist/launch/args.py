@@ -58,6 +58,7 @@ def launch_parser() -> Parser:
         help="do not pass --local_rank=K to the script; it reads LOCAL_RANK",
     )
     _add_common(parser)
+    parser.set_defaults(trace=None)
     return parser
 
 
@@ -76,6 +77,11 @@ def run_parser() -> Parser:
         default=None,
         metavar="N",
         help="processes to start on this node: a number, 'cpu', 'gpu' or 'auto' (default 1)",
+    )
+    parser.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="write a trace of all operations of all ranks, for ui.perfetto.dev (one node)",
     )
     _add_common(parser)
     parser.set_defaults(use_env=True)
@@ -145,6 +151,11 @@ def job_spec(args: argparse.Namespace, environment: Mapping[str, str]) -> JobSpe
             "--no_python needs --use_env as well: only a Python script is passed --local_rank"
         )
     nnodes = _node_count(args.nnodes)
+    if args.trace and nnodes > 1:
+        raise InvalidUsageError(
+            "--trace is for a job on one node: on several, set AIODIST_TRACE_DIR to a folder that "
+            "all of them share, and run 'aiodist trace' on it afterwards"
+        )
     nproc = process_count(args.nproc_per_node or "1")
     address, port = args.master_addr, args.master_port
     if nnodes > 1:

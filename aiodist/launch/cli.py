@@ -5,21 +5,30 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import MappingProxyType
 
 from aiodist.errors import DistError, InvalidUsageError
 from aiodist.launch.args import Parser, job_spec, launch_parser, misplaced_count, run_parser
+from aiodist.launch.observing import dump_main, run_traced, trace_main
 from aiodist.launch.supervisor import run_job
 
 USAGE_ERROR = 2
+
+_ABOUT_JOBS = MappingProxyType[str, Callable[[Sequence[str]], int]](
+    {"dump": dump_main, "trace": trace_main}
+)
 
 HELP = """\
 usage: aiodist COMMAND ...
 
   run        start a script in N processes: aiodist run -n 4 train.py
+  dump       read what the ranks dumped when something failed: aiodist dump DIR
+  trace      make a trace for ui.perfetto.dev of all ranks: aiodist trace DIR -o trace.json
   --version  say which aiodist this is
 
-'aiodist run --help' shows the options.
+'aiodist COMMAND --help' shows the options.
 """
 
 
@@ -29,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     command, rest = (argv[0], argv[1:]) if argv else ("", [])
     if command == "run":
         return _run(run_parser(), rest)
+    if command in _ABOUT_JOBS:
+        return _ask(command, rest)
     if command in ("-h", "--help", "help"):
         sys.stdout.write(HELP)
         return 0
@@ -39,6 +50,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     hint = f"aiodist: to start a script: aiodist run {command}\n" if command[-3:] == ".py" else ""
     sys.stderr.write(problem + (hint or HELP))
     return USAGE_ERROR
+
+
+def _ask(command: str, rest: Sequence[str]) -> int:
+    try:
+        return _ABOUT_JOBS[command](rest)
+    except InvalidUsageError as error:
+        _say(f"{error}\naiodist {command} --help shows the options")
+        return USAGE_ERROR
+    except (DistError, OSError) as error:
+        _say(str(error))
+        return 1
 
 
 def launch_main(argv: Sequence[str] | None = None) -> int:
@@ -53,7 +75,7 @@ def _run(parser: Parser, argv: Sequence[str]) -> int:
         word = misplaced_count(args)
         if word is not None:
             _say(f"{word} stands after the script's name and goes to the script; 1 process starts")
-        return run_job(spec)
+        return run_traced(spec, Path(args.trace)) if args.trace else run_job(spec)
     except InvalidUsageError as error:
         _say(f"{error}\n{parser.prog} --help shows the options")
         return USAGE_ERROR

@@ -19,7 +19,11 @@ from aiodist.tensors import DType, decode_meta
 from aiodist.types import ReduceOp
 
 SIZE_VARIABLE = "AIODIST_RECORDER_SIZE"
+TRACE_VARIABLE = "AIODIST_TRACE_DIR"
 DEFAULT_SIZE = 1024
+TRACE_SIZE = 1 << 16
+"""Where a trace is to be written at the end."""
+
 _LARGEST = 1 << 24
 _LONGEST_ERROR = 300
 
@@ -125,7 +129,8 @@ class Operation:
     for a ``peer`` any. ``dtype`` and ``reduce_op`` are names, "" where there is none; ``count`` is
     in elements, ``nbytes`` in bytes, -1 where not known. ``created``, ``started`` and ``finished``
     are nanoseconds of `time.monotonic_ns`, 0 for what has not happened. ``state`` is "running",
-    "done", "failed" or "cancelled"; ``error`` says why it failed.
+    "done", "failed" or "cancelled"; ``error`` says why it failed. ``awaited``: it is under way, and
+    somebody waits until it ends.
     """
 
     number: int
@@ -146,6 +151,7 @@ class Operation:
     state: str
     error: str
     waiting_for: tuple[int, ...]
+    awaited: bool = False
 
     @property
     def call(self) -> str:
@@ -203,8 +209,20 @@ class Recorder:
         return sorted(kept, key=lambda record: record.number)
 
 
-def operation(record: Record, waiting_for: Sequence[int] | None = None) -> Operation:
-    """A record in words. ``waiting_for``: of an operation that is under way."""
+class UnderWay(Protocol):
+    """An operation that has not ended; `groups.work.Work` is one. Any thread may ask it."""
+
+    @property
+    def record(self) -> Record: ...
+
+    @property
+    def is_awaited(self) -> bool: ...
+
+    def waiting_for(self) -> Sequence[int]: ...
+
+
+def operation(record: Record, work: UnderWay | None = None) -> Operation:
+    """A record in words. ``work``: of an operation that is under way."""
     what = record.what
     dtype, count, nbytes, reduce_op, root, peer, tag = "", -1, -1, "", -1, -1, -1
     if isinstance(what, Message):
@@ -237,8 +255,19 @@ def operation(record: Record, waiting_for: Sequence[int] | None = None) -> Opera
         finished=record.finished,
         state=record.state,
         error=str(record.error or ""),
-        waiting_for=tuple(record.waiting_for if waiting_for is None else waiting_for),
+        waiting_for=tuple(record.waiting_for if work is None else work.waiting_for()),
+        awaited=work is not None and work.is_awaited,
     )
+
+
+def recent(
+    recorder: Recorder, works: Sequence[UnderWay], limit: int | None = None
+) -> list[Operation]:
+    """The last operations, ``limit`` at most, and all ``works`` under way; oldest first."""
+    living = {work.record.number: work for work in works}
+    records = {record.number: record for record in recorder.records()[-(limit or 0) :]}
+    records.update({number: work.record for number, work in living.items()})
+    return [operation(records[number], living.get(number)) for number in sorted(records)]
 
 
 def _tensor(meta: bytes) -> tuple[str, int]:
@@ -257,7 +286,7 @@ def size_from(environ: Mapping[str, str]) -> int:
     """How many operations AIODIST_RECORDER_SIZE asks to remember. Raises InvalidUsageError."""
     text = environ.get(SIZE_VARIABLE, "")
     if not text:
-        return DEFAULT_SIZE
+        return TRACE_SIZE if environ.get(TRACE_VARIABLE) else DEFAULT_SIZE
     if not text.isdecimal() or not 1 <= int(text) <= _LARGEST:
         raise InvalidUsageError(
             f"{SIZE_VARIABLE} must be a number of operations from 1 to {_LARGEST}, not {text!r}"

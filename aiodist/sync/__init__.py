@@ -25,7 +25,7 @@ from aiodist.api.lifecycle import (
     is_nccl_available,
     is_torchelastic_launched,
 )
-from aiodist.api.observing import recent_operations
+from aiodist.api.observing import dump_operations, recent_operations
 from aiodist.api.p2p import P2POp
 from aiodist.errors import (
     CollectiveCancelledError,
@@ -139,6 +139,7 @@ __all__ = [
     "broadcast_object_list",
     "default_pg_timeout",
     "destroy_process_group",
+    "dump_operations",
     "gather",
     "gather_object",
     "get_backend",

@@ -60,6 +60,7 @@ def same_default(ours: Any, theirs: Any) -> bool:
 # Functions that aiodist has and torch has not.
 OURS = {
     "abort_process_group": "torch has it as a method of some groups",
+    "dump_operations": "the flight recorder is aiodist's own",
     "recent_operations": "the flight recorder is aiodist's own",
 }
 

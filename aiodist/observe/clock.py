@@ -1,0 +1,81 @@
+"""One clock for all ranks: how far each rank's clock is from rank 0's, and how well that is known.
+
+Ranks under one kernel share CLOCK_MONOTONIC, and there is nothing to estimate. Between hosts a
+rank asks rank 0 for its time, some rounds, and takes the quickest (F. Cristian, Probabilistic
+clock synchronization, 1989; NTP's clock filter does the same): rank 0 has read its clock at some
+moment between the question and the answer, so that the middle of the two is wrong by at most half
+the round trip, whichever way is slower. Two estimates, at the start and at the end, are joined by
+a line, since quartzes drift (tens of microseconds a second).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import monotonic_ns
+
+from aiodist.observe.part import ClockSample, Part
+
+ROUNDS = 8
+
+
+def estimate(
+    ask: Callable[[], int], clock: Callable[[], int] = monotonic_ns, rounds: int = ROUNDS
+) -> ClockSample:
+    """Ask for the other clock's time, ``rounds`` times; ``ask()`` returns it in nanoseconds."""
+    best: ClockSample | None = None
+    for _ in range(rounds):
+        before = clock()
+        theirs = ask()
+        after = clock()
+        middle = (before + after) // 2
+        sample = ClockSample(middle, theirs - middle, (after - before + 1) // 2)
+        if best is None or sample.error < best.error:
+            best = sample
+    assert best is not None
+    return best
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """From one rank's clock to rank 0's. ``error`` in ns; None where nobody knows it."""
+
+    samples: tuple[ClockSample, ...]
+    error: int | None
+
+    def common(self, clock: int) -> int:
+        """What rank 0's clock showed when this rank's showed ``clock``; nanoseconds."""
+        if not self.samples:
+            return clock
+        first, last = self.samples[0], self.samples[-1]
+        span = last.clock - first.clock
+        share = min(1.0, max(0.0, (clock - first.clock) / span)) if span else 0.0
+        return clock + first.offset + round(share * (last.offset - first.offset))
+
+
+def align(parts: Mapping[int, Part]) -> dict[int, Alignment]:
+    """How to bring the times in each part to one clock.
+
+    Where a part has no estimate, its host's calendar clock has to do, as that is set.
+    """
+    if not parts:
+        return {}
+    reference = min(parts.values(), key=lambda part: (not part.samples, part.rank))
+    return {rank: _aligned(part, reference) for rank, part in parts.items()}
+
+
+def _aligned(part: Part, reference: Part) -> Alignment:
+    if part.samples or part is reference:
+        return _by_estimates(part)
+    known = _by_estimates(reference)
+    if part.identity.host_id == reference.identity.host_id:
+        return known
+    now = known.common(reference.clock) + round((part.wall - reference.wall) * 1e9)
+    return Alignment((ClockSample(part.clock, now - part.clock, 0),), None)
+
+
+def _by_estimates(part: Part) -> Alignment:
+    if not part.samples:
+        return Alignment((), 0)
+    ends = (part.samples[0], part.samples[-1])
+    return Alignment(ends, max(sample.error for sample in ends))

@@ -1,0 +1,108 @@
+"""Dumps compared: who is behind, and the first operation about which ranks differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aiodist.observe.part import Part
+from aiodist.observe.words import ranks
+
+
+@dataclass(frozen=True)
+class GroupStory:
+    """A group as its members' parts tell it. ``started`` by rank, of those with a part.
+
+    ``first_difference``: the lowest sequence number that some members have started as another
+    call, have started and others not, or have ended differently; None where there is none.
+    """
+
+    name: str
+    members: tuple[int, ...]
+    started: Mapping[int, int]
+    first_difference: int | None
+    calls: Mapping[str, tuple[int, ...]]
+    """At that number: what was called and how it ended, or that nothing was, and by which ranks."""
+    disagreement: str = ""
+    """In a sentence, where ranks called different things at that number."""
+
+    @property
+    def behind(self) -> tuple[int, ...]:
+        """The ranks that have started the fewest, where not all have started as many."""
+        fewest = min(self.started.values())
+        if fewest == max(self.started.values()):
+            return ()
+        return tuple(rank for rank, count in sorted(self.started.items()) if count == fewest)
+
+    def __str__(self) -> str:
+        lines = [f"group {self.name!r} of {ranks(self.members)}:"]
+        counts: dict[int, list[int]] = {}
+        for rank, count in sorted(self.started.items()):
+            counts.setdefault(count, []).append(rank)
+        for count, who in sorted(counts.items(), reverse=True):
+            late = "  <- behind" if tuple(who) == self.behind else ""
+            lines.append(f"  {ranks(who)}: {count} collectives started{late}")
+        if self.first_difference is None:
+            lines.append("  the ranks do not differ in what they remember")
+        else:
+            lines.append(f"  first difference at operation {self.first_difference}:")
+            lines += [f"    {ranks(who)}: {call}" for call, who in self.calls.items()]
+        return "\n".join(lines)
+
+
+def stories(parts: Mapping[int, Part]) -> list[GroupStory]:
+    """One of each group that a part knows, the default group first."""
+    known = {state.id: state for part in parts.values() for state in part.groups}
+    told = []
+    for state in known.values():
+        members = {
+            rank: parts[rank]
+            for rank in state.ranks
+            if rank in parts and any(mine.id == state.id for mine in parts[rank].groups)
+        }
+        told.append(_story(state.id, state.name, state.ranks, members))
+    return told
+
+
+def _story(
+    group: int, name: str, ranks_of_group: tuple[int, ...], members: Mapping[int, Part]
+) -> GroupStory:
+    remembered = {
+        rank: {
+            each.sequence: each
+            for each in part.operations
+            if each.group_id == group and each.sequence >= 0
+        }
+        for rank, part in members.items()
+    }
+    started = {rank: part.started(group) for rank, part in members.items()}
+    numbers = sorted({number for mine in remembered.values() for number in mine})
+    for number in numbers:
+        calls: dict[str, list[int]] = {}
+        errors: dict[str, str] = {}
+        for rank, mine in remembered.items():
+            if number in mine:
+                call = f"{mine[number].call}: {mine[number].state}"
+                calls.setdefault(call, []).append(rank)
+                errors.setdefault(call, mine[number].error)
+            elif number >= started[rank]:
+                calls.setdefault("has not entered it", []).append(rank)
+        if len(calls) > 1:
+            asked: dict[str, list[int]] = {}
+            for rank, mine in remembered.items():
+                if number in mine:
+                    asked.setdefault(mine[number].call, []).append(rank)
+            told = {
+                f"{call}, {errors[call]}" if errors.get(call) else call: tuple(who)
+                for call, who in calls.items()
+            }
+            sentence = _disagreement(name, number, asked)
+            return GroupStory(name, ranks_of_group, started, number, told, sentence)
+    return GroupStory(name, ranks_of_group, started, None, {})
+
+
+def _disagreement(name: str, number: int, asked: Mapping[str, list[int]]) -> str:
+    if len(asked) < 2:
+        return ""
+    told = "; ".join(f"{ranks(who)} called {call}" for call, who in asked.items())
+    return f"The ranks disagree about operation {number} of group {name!r}: {told}."

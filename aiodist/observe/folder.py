@@ -1,0 +1,88 @@
+"""The parts of a dump as files: one a rank, replaced as a whole, read together."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiodist.errors import InvalidUsageError, ProtocolError
+from aiodist.observe.part import Part, decode_part
+
+_NAME = "aiodist-{job}-rank{rank}.json"
+_PATTERN = re.compile(r"aiodist-(.+)-rank(\d+)\.json")
+
+
+def write_part(directory: str | os.PathLike[str], part: Part) -> Path:
+    """Write ``part`` over this rank's earlier one in ``directory``, which is made if need be.
+
+    Readers see the old part or the new one. Raises OSError.
+    """
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / _NAME.format(job=part.identity.job, rank=part.rank)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_bytes(part.encode())
+    os.replace(temporary, path)
+    return path
+
+
+@dataclass(frozen=True)
+class Dump:
+    """The parts of one job by rank. ``others``: jobs that have files in the folder as well."""
+
+    job: str
+    parts: dict[int, Part]
+    others: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        return max(part.identity.size for part in self.parts.values())
+
+    @property
+    def silent(self) -> dict[int, str]:
+        """The ranks that have written nothing."""
+        return {
+            rank: "it has written no part" for rank in range(self.size) if rank not in self.parts
+        }
+
+
+def read_parts(directory: str | os.PathLike[str], job: str | None = None) -> Dump:
+    """The parts of ``job`` (its name, or how it begins), or of the job that wrote last.
+
+    Raises InvalidUsageError for a folder without any, and ProtocolError for a file that is none.
+    """
+    folder = Path(directory)
+    if not folder.is_dir():
+        raise InvalidUsageError(f"there is no folder {str(folder)!r}")
+    files = [(match, path) for path in folder.iterdir() if (match := _PATTERN.fullmatch(path.name))]
+    jobs: dict[str, list[Path]] = {}
+    for match, path in files:
+        jobs.setdefault(match[1], []).append(path)
+    chosen = _choose(jobs, job, folder)
+    parts = {}
+    for path in jobs[chosen]:
+        try:
+            part = decode_part(path.read_bytes())
+        except ProtocolError as error:
+            raise ProtocolError(f"{path}: {error}") from None
+        parts[part.rank] = part
+    return Dump(chosen, parts, tuple(sorted(jobs.keys() - {chosen})))
+
+
+def _choose(jobs: dict[str, list[Path]], job: str | None, folder: Path) -> str:
+    if not jobs:
+        raise InvalidUsageError(
+            f"folder {str(folder)!r} has no part of a dump (aiodist-JOB-rankN.json): set "
+            "AIODIST_DUMP_DIR or AIODIST_TRACE_DIR for the job that is to write there"
+        )
+    fitting = [name for name in jobs if job is None or name.startswith(job)]
+    if not fitting:
+        raise InvalidUsageError(f"no part here is of job {job!r}, but of {', '.join(sorted(jobs))}")
+    return max(fitting, key=lambda name: _latest(jobs[name]))
+
+
+def _latest(paths: Iterable[Path]) -> float:
+    return max(path.stat().st_mtime for path in paths)

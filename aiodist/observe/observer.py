@@ -1,0 +1,123 @@
+"""What a rank does to be looked at: it makes its part, and writes it when something fails."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import hashlib
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from aiodist.errors import DistError
+from aiodist.observe.folder import write_part
+from aiodist.observe.part import ClockSample, Identity, Observed, Part, part_of
+from aiodist.observe.recorder import TRACE_VARIABLE
+from aiodist.observe.standpoint import Standpoint, place
+from aiodist.observe.summary import summary
+
+log = logging.getLogger("aiodist")
+
+DUMP_VARIABLE = "AIODIST_DUMP_DIR"
+RUN_VARIABLE = "AIODIST_RUN_ID"
+_LONGEST_NAME = 48
+
+
+def job_name(environ: Mapping[str, str], key: bytes) -> str:
+    """What `aiodist why` and file names call these ranks: AIODIST_RUN_ID, and a few digits.
+
+    The digits are made from the ``key`` that all ranks got when they met, so that another meeting
+    under the same AIODIST_RUN_ID (a restart, torch's door beside ours) has another name.
+    """
+    digits = hashlib.blake2b(key, digest_size=4, person=b"aiodist job").hexdigest()
+    plain = re.sub(r"[^A-Za-z0-9._-]", "_", environ.get(RUN_VARIABLE, ""))[:_LONGEST_NAME]
+    return f"{plain}-{digits}" if plain else digits
+
+
+class Observer:
+    """Makes the parts of one rank. Belongs to its world; any thread may ask for a part."""
+
+    def __init__(self, observed: Observed, identity: Identity, environ: Mapping[str, str]) -> None:
+        """In the loop's thread."""
+        self.identity = identity
+        self.samples: list[ClockSample] = []
+        self.loop = asyncio.get_running_loop()
+        self._observed = observed
+        self._dumps = environ.get(DUMP_VARIABLE, "")
+        self._traces = environ.get(TRACE_VARIABLE, "")
+        self._soon = False
+        self._closing: list[Callable[[], None]] = []
+        self._pid = os.getpid()
+        if self._traces:
+            atexit.register(self._write_trace)
+
+    def part(self, reason: str, stuck: float = 0.0, limit: int | None = None) -> Part:
+        """This rank's part, now. ``limit``: of finished operations. Any thread."""
+        where = Standpoint(place(), stuck)
+        return part_of(self._observed, self.identity, reason, where, self.samples, limit)
+
+    # -- dumps
+
+    def dump(self, reason: str, directory: str | os.PathLike[str] | None = None) -> Path:
+        """Write this rank's part into ``directory``, or where AIODIST_DUMP_DIR says. Any thread.
+
+        Raises OSError.
+        """
+        return write_part(directory or self._dumps, self.part(reason))
+
+    @property
+    def dumps_by_itself(self) -> bool:
+        """Whether AIODIST_DUMP_DIR says where dumps go."""
+        return bool(self._dumps)
+
+    def failed(self, error: DistError) -> None:
+        """A collective failed, here or elsewhere: dump soon, once for all that fails together."""
+        if self._dumps and not self._soon:
+            self._soon = True
+            self.loop.call_soon(self._dump_after, str(error))
+
+    def _dump_after(self, reason: str) -> None:
+        self._soon = False
+        self.dump_quietly(reason)
+
+    def dump_quietly(self, reason: str, stuck: float = 0.0) -> None:
+        """As `dump`; where that is impossible, the log says so."""
+        try:
+            write_part(self._dumps, self.part(reason, stuck))
+        except OSError as error:
+            log.error("cannot write a dump to %s=%s: %s", DUMP_VARIABLE, self._dumps, error)
+
+    def asked(self, reason: str, stuck: float = 0.0) -> None:
+        """Somebody asks by a signal: dump, or where no directory is set, say it on stderr."""
+        if self._dumps:
+            self.dump_quietly(reason, stuck)
+        else:
+            sys.stderr.write(summary(self.part(reason, stuck, limit=5)))
+            sys.stderr.flush()
+
+    # -- the end
+
+    def at_close(self, callback: Callable[[], None]) -> None:
+        """Call ``callback()`` when the world closes, also in a forked child."""
+        self._closing.append(callback)
+
+    def close(self) -> None:
+        """The world closes. Idempotent."""
+        if self._traces:
+            atexit.unregister(self._write_trace)
+            self._write_trace()
+            self._traces = ""
+        closing, self._closing = self._closing, []
+        for callback in closing:
+            callback()
+
+    def _write_trace(self) -> None:
+        if self._pid != os.getpid() or not self._traces:
+            return  # a forked child has no operations of its own
+        try:
+            write_part(self._traces, self.part("the end of the job"))
+        except OSError as error:
+            log.error("cannot write a trace to %s=%s: %s", TRACE_VARIABLE, self._traces, error)

@@ -1,0 +1,124 @@
+"""Who waits for whom, and for whom everybody waits in the end.
+
+The graph has an edge from each rank that waits to each rank it waits for. In a collective that not
+all members have entered, those members are the ones to wait for, whoever's message it is that an
+algorithm misses first: blame must not go in circles through ranks that only wait themselves. A
+rank that others wait for and that waits for nobody is a *root*; where there is none, some ranks
+wait for each other in a *cycle*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from aiodist.observe.part import Part
+from aiodist.observe.recorder import FAILED, RUNNING, Operation
+
+_FRESH = 10_000_000_000
+"""Nanoseconds for which a failed operation still says what its rank waited for."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """``rank`` has waited ``seconds`` for the ranks ``on`` in ``operation``.
+
+    ``absent``: those have not entered the operation.
+    """
+
+    rank: int
+    on: tuple[int, ...]
+    operation: Operation
+    seconds: float
+    absent: bool
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``reach[root]``: the ranks that wait for it, directly or by way of others."""
+
+    waits: tuple[Wait, ...]
+    roots: tuple[int, ...]
+    cycles: tuple[tuple[int, ...], ...]
+    reach: Mapping[int, frozenset[int]]
+
+
+def judge(parts: Mapping[int, Part]) -> Verdict:
+    """What the parts, by rank, say together. A rank without a part waits for nobody."""
+    waits = tuple(wait for rank in sorted(parts) for wait in _waits(parts[rank], parts))
+    edges: dict[int, set[int]] = {}
+    back: dict[int, set[int]] = {}
+    for wait in waits:
+        for other in wait.on:
+            edges.setdefault(wait.rank, set()).add(other)
+            back.setdefault(other, set()).add(wait.rank)
+    roots = tuple(sorted(rank for rank in back if rank not in edges))
+    reach = {root: _reaching([root], back) for root in roots}
+    explained = frozenset(roots).union(*reach.values())
+    left = sorted(edges.keys() - explained)
+    cycles = []
+    while left:
+        cycle = _cycle(left[0], edges)
+        cycles.append(cycle)
+        gone = _reaching(cycle, back) | set(cycle)
+        left = [rank for rank in left if rank not in gone]
+    return Verdict(waits, roots, tuple(cycles), reach)
+
+
+def _waits(part: Part, parts: Mapping[int, Part]) -> Iterable[Wait]:
+    if part.standpoint.stuck:
+        return  # whatever comes for it, it does not look
+    for operation in part.operations:
+        if operation.state == RUNNING:
+            if not operation.awaited:
+                continue  # it does not keep the program from going on
+            ended = part.clock
+        elif operation.state == FAILED and part.clock - operation.finished < _FRESH:
+            ended = operation.finished
+        else:
+            continue
+        if operation.operation == "recv" and operation.peer < 0:
+            continue  # from any rank: no one of them is to blame
+        absent = _absent(part, operation, parts)
+        on = absent or tuple(rank for rank in operation.waiting_for if rank != part.rank)
+        if on:
+            seconds = max(0, ended - operation.created) / 1e9
+            yield Wait(part.rank, on, operation, seconds, bool(absent))
+
+
+def _absent(part: Part, operation: Operation, parts: Mapping[int, Part]) -> tuple[int, ...]:
+    """Members that have not entered a collective, and those of whom nothing is known."""
+    if operation.sequence < 0:
+        return ()
+    members = next((g.ranks for g in part.groups if g.id == operation.group_id), ())
+    behind = [
+        rank
+        for rank in members
+        if rank in parts and parts[rank].started(operation.group_id) <= operation.sequence
+    ]
+    if not behind:
+        return ()
+    unknown = [rank for rank in operation.waiting_for if rank not in parts]
+    return tuple(sorted({*behind, *unknown}))
+
+
+def _reaching(ranks: Sequence[int], back: Mapping[int, set[int]]) -> frozenset[int]:
+    """Who waits for one of ``ranks``, directly or by way of others."""
+    found: set[int] = set()
+    todo = list(ranks)
+    while todo:
+        for rank in back.get(todo.pop(), ()):
+            if rank not in found:
+                found.add(rank)
+                todo.append(rank)
+    return frozenset(found)
+
+
+def _cycle(start: int, edges: Mapping[int, set[int]]) -> tuple[int, ...]:
+    """A way through ``edges`` from a rank back to itself; there is one, since none has an end."""
+    way: list[int] = []
+    rank = start
+    while rank not in way:
+        way.append(rank)
+        rank = min(edges[rank])
+    return tuple(way[way.index(rank) :])

@@ -1,0 +1,52 @@
+"""Parts compared: who is behind, and where the ranks begin to differ."""
+
+from __future__ import annotations
+
+from aiodist.observe.comparing import stories
+from tests.observe.made import op, part
+
+
+def test_the_rank_that_is_behind_and_the_first_operation_that_differs() -> None:
+    parts = {
+        0: part(0, op(0, "done"), op(1, "done"), op(2, waiting_for=[2])),
+        1: part(1, op(0, "done"), op(1, "done"), op(2, waiting_for=[2])),
+        2: part(2, op(0, "done")),
+    }
+    (story,) = stories(parts)
+    assert story.behind == (2,)
+    assert story.first_difference == 1
+    assert story.calls == {
+        "all_reduce(2 x float32): done": (0, 1),
+        "has not entered it": (2,),
+    }
+    assert story.disagreement == ""
+    assert "  rank 2: 1 collectives started  <- behind" in str(story).splitlines()
+
+
+def test_ranks_that_called_different_things() -> None:
+    parts = {
+        0: part(0, op(0, "failed", error="one text"), size=2),
+        1: part(1, op(0, "failed", name="broadcast", error="another"), size=2),
+    }
+    (story,) = stories(parts)
+    assert story.disagreement == (
+        "The ranks disagree about operation 0 of group 'g': rank 0 called all_reduce(2 x float32); "
+        "rank 1 called broadcast(2 x float32)."
+    )
+    assert story.behind == ()
+
+
+def test_other_words_for_the_same_failure_are_no_difference() -> None:
+    parts = {rank: part(rank, op(0, "failed", error=f"on {rank}"), size=2) for rank in (0, 1)}
+    (story,) = stories(parts)
+    assert story.first_difference is None
+
+
+def test_what_has_been_forgotten_is_no_difference() -> None:
+    parts = {
+        0: part(0, op(0, "done"), op(1, "done"), size=2, started=2),
+        1: part(1, op(1, "done"), size=2, started=2),
+    }
+    (story,) = stories(parts)
+    assert story.first_difference is None
+    assert "do not differ" in str(story)

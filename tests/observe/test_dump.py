@@ -1,0 +1,140 @@
+"""When a collective fails every rank writes its part, and the command reads them together."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import aiodist as dist
+from aiodist.errors import CollectiveError, InvalidUsageError, NotInitializedError
+from aiodist.launch.cli import main as aiodist
+from aiodist.observe.folder import read_parts
+from aiodist.testing import run_ranks
+
+
+async def outcome(work: dist.Work[None]) -> BaseException | None:
+    try:
+        await work
+    except CollectiveError as error:
+        return error
+    return None
+
+
+async def written(folder: Path, count: int) -> None:
+    """Until ``count`` ranks, who all hear of the failure, have written their parts."""
+    while len(os.listdir(folder)) < count:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+
+
+async def disagree(rank: int) -> None:
+    x = np.ones(4, np.float32)
+    await dist.all_reduce(x)
+    await outcome(dist.all_reduce(x) if rank else dist.broadcast(x, src=0))
+
+
+async def test_ranks_that_disagree_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AIODIST_DUMP_DIR", str(tmp_path))
+
+    async def main(rank: int) -> None:
+        await disagree(rank)
+        await written(tmp_path, 3)
+        dist.dump_operations()  # a slow rank may have heard of it before it called its own
+
+    await run_ranks(3, main)
+    assert await asyncio.to_thread(aiodist, ["dump", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert "3 of 3 ranks have written a part" in told
+    assert "The ranks disagree about operation 1 of group 'default_pg': " in told
+    assert "rank 0 called broadcast(4 x float32, root 0)" in told
+    assert "ranks 1, 2 called all_reduce(4 x float32, SUM)" in told
+    assert "first difference at operation 1" in told
+
+
+async def test_the_rank_that_never_came_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AIODIST_DUMP_DIR", str(tmp_path))
+
+    async def main(rank: int) -> None:
+        if rank != 2:
+            assert await outcome(dist.barrier(timeout=0.05)) is not None
+        await written(tmp_path, 3)
+
+    await run_ranks(3, main)
+    assert await asyncio.to_thread(aiodist, ["dump", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert "Everyone waits for rank 2, which has not entered barrier()" in told
+    assert "rank 2: 0 collectives started  <- behind" in told
+
+
+async def test_nothing_is_written_unless_a_folder_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async def main(rank: int) -> None:
+        await outcome(dist.barrier(timeout=0.01) if rank == 0 else dist.barrier(timeout=5))
+        with pytest.raises(InvalidUsageError, match="name a directory"):
+            dist.dump_operations()
+
+    await run_ranks(1, main)
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_program_dumps_when_it_likes(tmp_path: Path) -> None:
+    with pytest.raises(NotInitializedError):
+        dist.dump_operations(tmp_path)
+
+    async def main(rank: int) -> Path:
+        await dist.barrier()
+        return dist.dump_operations(tmp_path)
+
+    paths = await run_ranks(2, main)
+    dump = read_parts(tmp_path)
+    assert [path.parent for path in paths] == [tmp_path, tmp_path]
+    assert [part.operations[0].call for part in dump.parts.values()] == ["barrier()"] * 2
+    assert dump.parts[1].identity.pid == os.getpid()
+
+
+def test_a_run_leaves_a_trace_of_all_its_ranks(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import numpy as np, aiodist.sync as dist\n"
+        "dist.init_process_group()\n"
+        "dist.all_reduce(np.ones(8))\n"
+        "if dist.get_rank(): dist.destroy_process_group()\n"  # the other just ends
+    )
+    trace = tmp_path / "trace.json"
+    command = [sys.executable, "-m", "aiodist", "run", "-n", "2", "--trace", str(trace)]
+    done = subprocess.run(
+        [*command, str(script)], capture_output=True, text=True, check=False, timeout=50
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 operations of 2 ranks" in done.stderr
+    events = [e for e in json.loads(trace.read_text())["traceEvents"] if e["ph"] == "X"]
+    assert sorted((e["pid"], e["name"]) for e in events) == [(0, "all_reduce"), (1, "all_reduce")]
+    first, second = events
+    # On one clock they overlap: neither can end before the other has begun.
+    assert first["ts"] < second["ts"] + second["dur"]
+    assert second["ts"] < first["ts"] + first["dur"]
+
+
+def test_mistakes_get_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert aiodist(["dump", str(tmp_path)]) == 2
+    assert "AIODIST_DUMP_DIR" in capsys.readouterr().err
+    assert aiodist(["trace"]) == 2
+    assert "required: folder" in capsys.readouterr().err
+    (tmp_path / "aiodist-x-rank0.json").write_text("{}")
+    assert aiodist(["trace", str(tmp_path)]) == 1
+    assert "this is no part of a dump" in capsys.readouterr().err
+    assert aiodist(["run", "--trace", "t.json", "--nnodes", "2", "--master-addr", "a", "x.py"]) == 2
+    assert "AIODIST_TRACE_DIR" in capsys.readouterr().err

@@ -1,0 +1,146 @@
+"""The wait-for graph names the rank that everybody waits for, and cycles as cycles."""
+
+from __future__ import annotations
+
+from aiodist.observe.waiting import judge
+from aiodist.observe.words import overview, ranks, sentences
+from tests.observe.made import op, part
+
+
+def test_the_rank_that_has_not_entered_is_to_blame_not_the_neighbour_in_the_ring() -> None:
+    parts = {
+        0: part(0, op(0, "done"), op(1, waiting_for=[2])),
+        1: part(1, op(0, "done"), op(1, waiting_for=[0])),  # misses a message of 0, which waits too
+        2: part(2, op(0, "done"), place="train.py:33 in step"),
+    }
+    verdict = judge(parts)
+    assert verdict.roots == (2,)
+    assert verdict.cycles == ()
+    assert [(wait.rank, wait.on, wait.absent) for wait in verdict.waits] == [
+        (0, (2,), True),
+        (1, (2,), True),
+    ]
+    assert sentences(verdict, parts, {}) == [
+        "Everyone waits for rank 2, which has not entered all_reduce(2 x float32) (operation 1 of "
+        "'g'), has last finished all_reduce(2 x float32) (operation 0 of 'g') and is at "
+        "train.py:33 in step."
+    ]
+
+
+def test_blame_follows_messages_to_the_end() -> None:
+    parts = {
+        0: part(0, op(0, name="recv", peer=1, waiting_for=[1])),
+        1: part(1, op(0, name="recv", peer=2, waiting_for=[2])),
+        2: part(2),
+    }
+    verdict = judge(parts)
+    assert verdict.roots == (2,)
+    assert verdict.reach[2] == {0, 1}
+    (told,) = sentences(verdict, parts, {})
+    assert told.startswith("Everyone waits for rank 2, which is waited for in recv(from rank 2")
+
+
+def test_ranks_that_wait_for_each_other_are_a_cycle() -> None:
+    parts = {
+        0: part(0, op(0, name="recv", peer=1, waiting_for=[1])),
+        1: part(1, op(0, name="recv", peer=0, waiting_for=[0])),
+        2: part(2, op(0, name="recv", peer=0, waiting_for=[0])),
+    }
+    verdict = judge(parts)
+    assert verdict.roots == ()
+    assert verdict.cycles == ((0, 1),)
+    (told,) = sentences(verdict, parts, {})
+    assert told.startswith(
+        "Ranks 0, 1 wait for each other (0 -> 1 -> 0): rank 0 in recv(from rank 1"
+    )
+
+
+def test_two_cycles_are_both_told() -> None:
+    parts = {
+        rank: part(rank, op(0, name="recv", peer=rank ^ 1, waiting_for=[rank ^ 1]), size=4)
+        for rank in range(4)
+    }
+    assert judge(parts).cycles == ((0, 1), (2, 3))
+
+
+def test_groups_entered_in_another_order_are_a_cycle() -> None:
+    parts = {
+        0: part(0, op(0, group="g", waiting_for=[1]), size=2, started=1),
+        1: part(1, op(0, group="h", waiting_for=[0]), size=2, started=0),
+    }
+    verdict = judge(parts)
+    assert verdict.cycles == ((0, 1),)
+
+
+def test_a_collective_that_all_are_in_is_under_way_and_nobodys_fault() -> None:
+    parts = {
+        0: part(0, op(0, waiting_for=[1]), size=2),
+        1: part(1, op(0, waiting_for=[0]), size=2),
+    }
+    (told,) = sentences(judge(parts), parts, {})
+    assert told.startswith("All its ranks are in all_reduce")
+
+
+def test_a_rank_whose_loop_is_stuck_is_the_root_whatever_it_waits_for() -> None:
+    parts = {
+        0: part(0, op(0, waiting_for=[1]), size=2),
+        1: part(1, op(0, waiting_for=[0]), size=2, stuck=0.5, place="train.py:9 in compute"),
+    }
+    verdict = judge(parts)
+    assert verdict.roots == (1,)
+    (told,) = sentences(verdict, parts, {})
+    assert "is at train.py:9 in compute, its event loop has not turned for 0.5 s" in told
+
+
+def test_what_nobody_awaits_and_what_may_come_from_anybody_keeps_no_rank() -> None:
+    parts = {
+        0: part(0, op(0, name="recv", peer=1, waiting_for=[1], awaited=False)),
+        1: part(1, op(0, name="recv", waiting_for=[0, 2])),
+        2: part(2),
+    }
+    verdict = judge(parts)
+    assert verdict.waits == ()
+    assert sentences(verdict, parts, {}) == ["No rank waits for another."]
+
+
+def test_a_rank_that_does_not_answer_is_named() -> None:
+    parts = {
+        0: part(0, op(0, waiting_for=[2])),
+        1: part(1, op(0, waiting_for=[0])),
+    }
+    silent = {2: "stopped by a signal"}
+    verdict = judge(parts)
+    assert verdict.roots == (2,)
+    (told,) = sentences(verdict, parts, silent)
+    assert told.startswith("Everyone waits for rank 2, which does not answer (stopped by a signal)")
+    lonely = {0: part(0)}
+    assert sentences(judge(lonely), lonely, silent) == [
+        "Rank 2 does not answer (stopped by a signal)."
+    ]
+
+
+def test_what_has_just_failed_still_says_what_it_waited_for() -> None:
+    parts = {
+        0: part(0, op(0, "failed", waiting_for=[1], error="CollectiveTimeoutError: late"), size=2),
+        1: part(1, size=2),
+    }
+    verdict = judge(parts)
+    assert verdict.roots == (1,)
+    assert "(failed)" in overview(verdict, parts, {})
+
+
+def test_the_table_has_a_line_for_every_rank() -> None:
+    parts = {
+        0: part(0, op(0, waiting_for=[1])),
+        1: part(1, place="train.py:5 in f"),
+    }
+    head, *lines = overview(judge(parts), parts, {2: "gone"}).splitlines()
+    assert head.split() == ["rank", "process", "waits", "for", "since", "in", "stands"]
+    assert lines[0].startswith("0     100 on here  1 to enter  3.0 s  all_reduce")
+    assert " ".join(lines[1].split()) == "1 101 on here nobody no operation yet at train.py:5 in f"
+    assert " ".join(lines[2].split()) == "2 ? no answer gone"
+
+
+def test_numbers_of_ranks_are_runs() -> None:
+    assert ranks([3]) == "rank 3"
+    assert ranks([0, 1, 2, 5, 6]) == "ranks 0-2, 5, 6"
