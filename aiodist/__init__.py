@@ -62,6 +62,7 @@ from aiodist.api.objects import (
 )
 from aiodist.api.observing import dump_operations, recent_operations
 from aiodist.api.p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
+from aiodist.api.recovery import revoke, shrink
 from aiodist.errors import (
     CollectiveCancelledError,
     CollectiveError,
@@ -169,10 +170,12 @@ __all__ = [
     "reduce_scatter",
     "reduce_scatter_single",
     "reduce_scatter_tensor",
+    "revoke",
     "scatter",
     "scatter_object_list",
     "send",
     "send_object_list",
+    "shrink",
     "spawn",
     "split_group",
 ]

@@ -63,7 +63,7 @@ def new_group(
     """
     world = current_world()
     parent = world.group(None)
-    chosen = check_ranks(range(world.size) if ranks is None else ranks, world.size)
+    chosen = check_ranks(parent.ranks if ranks is None else ranks, world.size)
     if sort_ranks:
         chosen = tuple(sorted(chosen))
     make = _maker(world, parent, timeout, backend)
@@ -229,7 +229,8 @@ def _named(
     everybody = [rank for part in parts for rank in part]
     if len(set(everybody)) != len(everybody):
         raise InvalidUsageError("a rank may be in one subgroup only")
-    prefix = "" if parent is parent.world.default else f"{parent.group_name}/"
+    first = parent is parent.world.default and not parent.generation
+    prefix = "" if first else f"{parent.group_name}/"
 
     def plans(sequence: int) -> list[Plan]:
         name = f"{prefix}{stem}#{sequence}"

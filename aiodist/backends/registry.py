@@ -66,4 +66,5 @@ def backend_named(name: str | None) -> Backend:
 
 def bind(group: ProcessGroup) -> None:
     """Give ``group`` the backend that its name asks for."""
+    group.bind_successor = bind
     group.backend = OFFERS[group.backend_name].make(group)

@@ -22,6 +22,7 @@ from aiodist.types import Backend
 
 if TYPE_CHECKING:
     from aiodist.groups.backend import CollectiveBackend
+    from aiodist.groups.process_group import ProcessGroup
     from aiodist.groups.world import World
 
 WHOLE_GROUP = -1
@@ -32,6 +33,9 @@ class Ending(ABC):
     """The part of a `ProcessGroup` that its operations do not change: its members, and its end."""
 
     backend: CollectiveBackend
+
+    bind_successor: Callable[[ProcessGroup], None]
+    """Gives the group that follows on this one its backend."""
 
     def __init__(
         self,
@@ -51,9 +55,13 @@ class Ending(ABC):
         self.n_ranks = len(self.ranks)
         self.backend_name = backend_name
         self.timeout = timeout
+        self.lineage = self.ranks  # with those that were lost since, in the group's order
+        self.generation = 0  # how many groups this one follows on
         self._numbers = {global_rank: number for number, global_rank in enumerate(self.ranks)}
         self._error: DistError | None = None
         self._revoked = False
+        self.successor: ProcessGroup | None = None
+        """The group that its members went on in, once `shrink` or `grow` has made it."""
 
     # -- numbers
 
@@ -190,6 +198,27 @@ class Ending(ABC):
     def _check_open(self) -> None:
         if self._error is not None:
             raise self._error.again()
+
+    def succeeded_by(self, successor: ProcessGroup) -> None:
+        """The members go on in ``successor``: what is under way here has failed."""
+        self.successor = successor
+        text = f"group {self.group_name!r} was replaced by {successor.group_name!r}; use that"
+        error = GroupRevokedError(text, group=self.group_name, rank=self.global_rank)
+        self._error = error
+        self._nobody_needs_telling()
+        self._fail_all(error)
+        self.backend.close()
+        self.world.endpoint.inbox.forget_group(self.id)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was destroyed or aborted here, or broke beyond repair."""
+        return isinstance(self._error, GroupClosedError)
+
+    def check_not_closed(self) -> None:
+        """Raise GroupClosedError if it was; a group that lost a member or was revoked passes."""
+        if self.is_closed:
+            self._check_open()
 
     @abstractmethod
     def _fail_all(self, error: DistError) -> None:

@@ -12,6 +12,14 @@ def group_id(name: str, ranks: Sequence[int]) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
+def successor_name(name: str) -> str:
+    """``g~1`` after ``g``, ``g~2`` after ``g~1``."""
+    stem, mark, number = name.rpartition("~")
+    if mark and number.isdecimal():
+        return f"{stem}~{int(number) + 1}"
+    return f"{name}~1"
+
+
 def neighbours(number: int, size: int) -> list[int]:
     """Those at distances 1, 2, 4 and so on from ``number`` on a ring of ``size``, both ways."""
     found: set[int] = set()

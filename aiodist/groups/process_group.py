@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from aiodist.completion import Pending, T
+from aiodist.deadline import to_seconds
 from aiodist.errors import DistError, GroupRevokedError, PeerLostError
 from aiodist.groups.ending import WHOLE_GROUP, Ending
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.lines import CollectiveLine, MessageLine, mismatch
 from aiodist.groups.messenger import Messenger
 from aiodist.groups.roll import Roll
+from aiodist.groups.succession import Succession, shrink
 from aiodist.groups.work import Work
 from aiodist.mesh.endpoint import Endpoint
 from aiodist.mesh.matching import ANY_SOURCE, Recv
@@ -57,6 +60,7 @@ class ProcessGroup(Ending):
         self._left: set[int] = set()  # members that said goodbye
         self._rolls: dict[int, Roll] = {}
         self._messenger: Messenger | None = None
+        self.succession = Succession(self)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -172,6 +176,11 @@ class ProcessGroup(Ending):
 
         return self._start_message(line, Message(what, end, tag, b"", -1), run(), timeout, holder)
 
+    def shrink(self, timeout: float | timedelta | None = None) -> Coroutine[Any, Any, ProcessGroup]:
+        """A working group of those members that are left: await it. See `aiodist.shrink`."""
+        self.world.check_loop()
+        return shrink(self, to_seconds(timeout))
+
     def _start_message(
         self,
         line: MessageLine,
@@ -194,6 +203,8 @@ class ProcessGroup(Ending):
     # -- the end of operations
 
     def is_over(self, sequence: int) -> bool:
+        if self.successor is not None:
+            return True
         return sequence < self._next and sequence not in self._active
 
     def ended(self, sequence: int, fingerprint: Fingerprint, told: DistError | None) -> None:

@@ -19,6 +19,7 @@ from aiodist.errors import (
 from aiodist.groups.ending import Ending
 from aiodist.groups.lines import last_words
 from aiodist.groups.process_group import Group, NonGroupMember, ProcessGroup
+from aiodist.groups.succession import GONE
 from aiodist.groups.work import Work
 from aiodist.mesh.endpoint import Endpoint
 from aiodist.observe.observer import Observer
@@ -49,6 +50,7 @@ class World:
         self._groups: dict[int, ProcessGroup] = {}
         self._closed: set[int] = set()
         self._early: dict[int, list[tuple[int, DistError]]] = {}  # failures in groups to come
+        self._early_agreements: dict[int, list[tuple[int, int, bytes]]] = {}
         self._names: dict[str, int] = {}
         self.opening = False  # init_process_group is under way
         self._on_close: list[Callable[[], Awaitable[None]]] = []
@@ -151,6 +153,8 @@ class World:
         self._groups[group.id] = group
         for sequence, error in self._early.pop(group.id, ()):
             group.failed_elsewhere(sequence, error)
+        for src, number, message in self._early_agreements.pop(group.id, ()):
+            group.succession.received(src, number, message)
 
     def remove(self, group: ProcessGroup) -> None:
         group.close(
@@ -236,6 +240,8 @@ class World:
         known = self._groups.get(group)
         if known is None:
             return group in self._closed
+        if known.successor is not None:
+            return True
         return kind == COLLECTIVE and known.is_over(sequence)
 
     def late(self, key: Key, src: int, meta: bytes) -> None:
@@ -253,6 +259,17 @@ class World:
             early = self._early.setdefault(group, [])
             if len(early) < _MAX_EARLY:
                 early.append((sequence, decode_error(bytes(error), src)))
+
+    def agree_arrived(self, src: int, group: int, number: int, message: bytes) -> None:
+        known = self._groups.get(group)
+        if known is not None:
+            known.succession.received(src, number, message)
+        elif group in self._closed:
+            self.endpoint.agree(src, group, number, GONE)
+        elif len(self._early_agreements) < _MAX_EARLY:
+            early = self._early_agreements.setdefault(group, [])
+            if len(early) < _MAX_EARLY:
+                early.append((src, number, message))
 
     def present(self, group: int, sequence: int) -> tuple[bool, str]:
         known = self._groups.get(group)
@@ -275,6 +292,7 @@ class World:
     def peer_lost(self, rank: int, error: PeerLostError, *, departed: bool) -> None:
         for group in self.groups:
             if rank in group.ranks:
+                group.succession.lost(rank)
                 if departed:  # a rank that is done with its work may leave
                     group.peer_left(rank, error)
                 else:

@@ -59,6 +59,10 @@ class Events(Protocol):
         """Rank ``src`` says why that collective failed."""
         ...
 
+    def agree_arrived(self, src: int, group: int, number: int, message: bytes) -> None:
+        """Rank ``src`` says something in agreement ``number`` of that group."""
+        ...
+
     def present(self, group: int, sequence: int) -> tuple[bool, str]:
         """Whether that collective has started on this rank, and which one it finished last."""
         ...
@@ -186,6 +190,15 @@ class Endpoint:
         frame = encode(FrameType.ROLL, (0, group, sequence))
         return [rank for rank in ranks if self._tell(rank, frame)]
 
+    def agree(self, rank: int, group: int, number: int, message: bytes) -> None:
+        """Send ``rank`` a message of an agreement; nothing where it is gone."""
+        frame = encode(FrameType.AGREE, (0, group, number), length=len(message))
+        self._tell(rank, frame, [message])
+
+    def lost(self, rank: int) -> bool:
+        """Whether ``rank`` is gone, as far as this rank knows."""
+        return rank != self.rank and self._peers[rank].error is not None
+
     def _tell(self, rank: int, frame: bytes, payload: Sequence[bytes] = ()) -> bool:
         """Send a frame of the protocol to ``rank``, connected or not; False if it is gone."""
         peer = self._peers[rank]
@@ -268,6 +281,9 @@ class Endpoint:
 
     def abort_arrived(self, peer: Peer, frame: Frame, error: memoryview) -> None:
         self._events.collective_failed(peer.rank, frame.group, frame.channel, error)
+
+    def agree_arrived(self, peer: Peer, frame: Frame, message: memoryview) -> None:
+        self._events.agree_arrived(peer.rank, frame.group, frame.channel, bytes(message))
 
     def roll_called(self, peer: Peer, frame: Frame) -> None:
         entered, last = self._events.present(frame.group, frame.channel)

@@ -18,6 +18,8 @@ from aiodist.wire.handshake import Handshake
 MAX_ABORT_BYTES = 1 << 20
 """An error that travels to the other ranks is text and numbers; a longer one is not ours."""
 
+_TEXTS = (FrameType.ABORT, FrameType.AGREE)
+
 
 class Owner(Protocol):
     """What a link needs of the endpoint that it belongs to."""
@@ -27,6 +29,8 @@ class Owner(Protocol):
     def proven(self, link: Link, rank: int) -> Peer: ...
 
     def abort_arrived(self, peer: Peer, frame: Frame, error: memoryview) -> None: ...
+
+    def agree_arrived(self, peer: Peer, frame: Frame, message: memoryview) -> None: ...
 
     def roll_called(self, peer: Peer, frame: Frame) -> None: ...
 
@@ -126,7 +130,7 @@ class Link:
             if len(place) != frame.length:
                 raise ProtocolError("a part runs over the end of its message")
             return place
-        if frame.type == FrameType.ABORT and frame.length <= MAX_ABORT_BYTES:
+        if frame.type in _TEXTS and frame.length <= MAX_ABORT_BYTES:
             self._abort = scratch(frame.length)
             return self._abort
         raise ProtocolError(f"a {FrameType(frame.type).name} frame with {frame.length} bytes")
@@ -141,7 +145,11 @@ class Link:
             if isinstance(target, Recv):
                 self._owner.inbox.part_done(peer, target, frame.length)
         elif self._abort is not None:
-            self._owner.abort_arrived(peer, frame, self._abort)
+            text, self._abort = self._abort, None
+            if frame.type == FrameType.AGREE:
+                self._owner.agree_arrived(peer, frame, text)
+            else:
+                self._owner.abort_arrived(peer, frame, text)
 
     def lost(self, error: BaseException | None) -> None:
         if self.failed is not None:

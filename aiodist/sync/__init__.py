@@ -89,6 +89,7 @@ from aiodist.sync.objects import (
     send_object_list,
 )
 from aiodist.sync.p2p import batch_isend_irecv, irecv, isend, recv, send
+from aiodist.sync.recovery import revoke, shrink
 from aiodist.sync.stores import FileStore, HashStore, PrefixStore, Store, TCPStore
 from aiodist.types import DEFAULT_TIMEOUT as default_pg_timeout  # noqa: N811  # torch's name
 from aiodist.types import Backend, ReduceOp, reduce_op
@@ -172,9 +173,11 @@ __all__ = [
     "reduce_scatter",
     "reduce_scatter_single",
     "reduce_scatter_tensor",
+    "revoke",
     "scatter",
     "scatter_object_list",
     "send",
     "send_object_list",
+    "shrink",
     "split_group",
 ]

@@ -63,6 +63,8 @@ class FrameType(enum.IntEnum):
     """Has the receiver entered collective number ``channel`` of ``group``?"""
     PRESENT = 15
     """The answer to a ROLL: ``id`` is 1 for yes, 0 for no; the metadata is what it finished last."""
+    AGREE = 16
+    """A message of agreement number ``channel`` of ``group``, on who is left; the payload says it."""
 
 
 _TYPES = frozenset(int(t) for t in FrameType)

@@ -59,6 +59,8 @@ def same_default(ours: Any, theirs: Any) -> bool:
 
 # Functions that aiodist has and torch has not.
 OURS = {
+    "revoke": "recovery is aiodist's own",
+    "shrink": "recovery is aiodist's own; torch's shrink_group is told whom to leave out",
     "abort_process_group": "torch has it as a method of some groups",
     "dump_operations": "the flight recorder is aiodist's own",
     "recent_operations": "the flight recorder is aiodist's own",

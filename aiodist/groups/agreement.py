@@ -1,0 +1,192 @@
+"""The survivors of a group agree on who they are, and on a value, while more of them may die.
+
+One coordinator at a time: the lowest rank that is not known to be dead. It asks all that it takes
+for alive; each of them, once it has entered the agreement, joins, which is a promise to obey no
+lower coordinator any more. When all that are alive have joined, the coordinator decides, those who
+joined being the survivors, and tells everybody. If it dies before everybody has heard, the next
+one asks: whoever has heard the decision answers with it, and it stands; if nobody alive has, a new
+one cannot contradict anybody. The promise keeps a decision that is still on its way from a dead
+coordinator from arriving after that answer.
+
+It is the two-phase consensus with a rotating coordinator of Chandra and Toueg ("Unreliable failure
+detectors for reliable distributed systems", 1996), with the unanimity of the living in place of a
+majority, as in the early-returning agreement behind MPI_Comm_shrink (Herault et al., "Practical
+scalable consensus for pseudo-synchronous distributed systems", SC 2015). It relies on messages
+that arrive in order and on every death being noticed in the end; ranks that are only cut off from
+each other decide for themselves. Pure: no clock, no sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+ASK = "ask"
+JOIN = "join"
+HERE = "here"
+DONE = "done"
+GONE = "gone"
+"""Messages: from a coordinator; to it, with the promise; to it, once; the decision; a refusal."""
+
+
+class Decision(NamedTuple):
+    """What was agreed: ``members``, in the order of the group, and the coordinator's ``value``."""
+
+    members: tuple[int, ...]
+    value: Any
+
+
+class Agreement:
+    """One member's part in one agreement. Ranks are any numbers; their order is ``members``'.
+
+    ``tell(rank, message)`` sends a message (a list of numbers, text and lists). ``lead()`` is
+    called when this rank becomes the coordinator, which then has to `offer` a value.
+    ``decided()`` is called once, when ``decision`` is set.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[int],
+        me: int,
+        dead: Iterable[int],
+        tell: Callable[[int, list[Any]], None],
+        lead: Callable[[], None],
+        decided: Callable[[], None],
+    ) -> None:
+        self._members = tuple(members)
+        self._me = me
+        self._dead = set(dead)
+        self._tell = tell
+        self._lead = lead
+        self._on_decided = decided
+        self._entered = False
+        self._promised = -1  # the place of the coordinator that this rank obeys
+        self._asked = -1  # by that coordinator, before this rank had entered
+        self._told = -1  # the coordinator that knows that this rank has entered
+        self._joined: set[int] = set()
+        self._waiting: set[int] = set()  # members that wait for this rank's word
+        self._value: list[Any] = []  # one value, once it was offered
+        self._term = -1  # of the decision
+        self.decision: Decision | None = None
+
+    @property
+    def waiting_for(self) -> list[int]:
+        """Whose answer is missing: the coordinator's, or, on the coordinator, the members'."""
+        coordinator = self._coordinator()
+        if coordinator != self._me:
+            return [coordinator]
+        return [r for r in self._alive() if r not in self._joined and r != self._me]
+
+    # -- what happens on this rank
+
+    def enter(self) -> None:
+        """Take part. Idempotent."""
+        if not self._entered:
+            self._entered = True
+            if self._asked >= self._promised:
+                self._promise(self._asked)
+            self._go_on()
+
+    def offer(self, value: Any) -> None:
+        """The coordinator's value; the first counts."""
+        if not self._value:
+            self._value.append(value)
+            self._go_on()
+
+    def lost(self, rank: int) -> None:
+        """``rank`` has died or left."""
+        if rank in self._members and rank not in self._dead:
+            self._dead.add(rank)
+            self._go_on()
+
+    # -- what the others say
+
+    def receive(self, src: int, message: Sequence[Any]) -> None:
+        """A message of member ``src``."""
+        kind, *rest = message
+        if self.decision is not None:
+            if kind in (ASK, HERE):
+                self._pass_on(src)
+        elif kind == ASK:
+            term, dead = rest
+            self._bury(dead)
+            if term >= max(self._promised, self._asked):
+                self._asked = term
+                self._waiting.add(src)
+                if self._entered:
+                    self._promise(term)
+            self._go_on()
+        elif kind == HERE:
+            self._waiting.add(src)
+        elif kind == GONE:
+            self.lost(src)
+        elif kind == JOIN:
+            term, dead = rest
+            if term == self._place(self._me):
+                self._joined.add(src)
+                self._bury(dead)
+                self._go_on()
+        elif kind == DONE:
+            term, members, value = rest
+            # Else it is a dead coordinator's, which the one that was promised obedience may not know.
+            if term >= self._promised or self._coordinator() in (src, self._me):
+                self._decide(term, Decision(tuple(members), value))
+
+    # -- inside
+
+    def _place(self, rank: int) -> int:
+        return self._members.index(rank)
+
+    def _alive(self) -> list[int]:
+        return [rank for rank in self._members if rank not in self._dead]
+
+    def _coordinator(self) -> int:
+        alive = self._alive()
+        return alive[0] if alive else self._me
+
+    def _bury(self, dead: Iterable[int]) -> None:
+        # Not oneself: that others take this rank for dead it learns by their decision.
+        self._dead.update(rank for rank in dead if rank != self._me and rank in self._members)
+
+    def _promise(self, term: int) -> None:
+        """Obey coordinator number ``term`` from here on, and say so."""
+        if term < 0 or self._members[term] == self._me:
+            return
+        self._promised = term
+        self._tell(self._members[term], [JOIN, term, sorted(self._dead)])
+
+    def _go_on(self) -> None:
+        if not self._entered or self.decision is not None:
+            return
+        coordinator = self._coordinator()
+        place = self._place(coordinator)
+        if coordinator != self._me:
+            if place > self._told:
+                self._told = place
+                self._tell(coordinator, [HERE])
+            return
+        if self._promised > place:
+            return  # a higher one asks, for which this rank is dead: it will hear what comes of it
+        if self._told < place:
+            self._told = self._promised = place
+            for rank in self._alive():
+                if rank != self._me:
+                    self._tell(rank, [ASK, place, sorted(self._dead)])
+            self._lead()
+        alive = self._alive()
+        if self._value and self.decision is None and self._joined.issuperset(alive[1:]):
+            self._decide(place, Decision(tuple(alive), self._value[0]))
+
+    def _decide(self, term: int, decision: Decision) -> None:
+        self._term, self.decision = term, decision
+        listeners = self._waiting
+        if self._promised == self._place(self._me):
+            self._term = self._promised  # also what another one had decided
+            listeners = {rank for rank in self._members if rank != self._me}
+        for rank in sorted(listeners):
+            self._pass_on(rank)
+        self._on_decided()
+
+    def _pass_on(self, rank: int) -> None:
+        assert self.decision is not None  # the callers look
+        self._tell(rank, [DONE, self._term, list(self.decision.members), self.decision.value])

@@ -1,0 +1,15 @@
+"""The end of one of several ranks in a process, as the others see the end of a real one."""
+
+from __future__ import annotations
+
+from aiodist.groups.world import current_world
+
+
+async def die() -> None:
+    """No goodbye: its listeners go and its streams break. The rank must do nothing more."""
+    endpoint = current_world().endpoint
+    endpoint._closed = True
+    for listener in endpoint._listeners:
+        await listener.close()
+    for connection in endpoint.connections():
+        connection.abort()

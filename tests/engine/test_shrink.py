@@ -1,0 +1,213 @@
+"""Those that are left go on: shrink, also while more of them die."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+import aiodist as dist
+from aiodist.groups.world import current_world
+from tests.engine.conftest import RunRanks, outcome, until
+from tests.engine.deaths import die
+
+
+async def works(group: dist.ProcessGroup, members: list[int]) -> None:
+    """The group is as good as a new one, and it is the default."""
+    assert list(group.ranks) == members
+    assert dist.get_world_size() == len(members)
+    assert dist.get_rank() == members.index(current_world().rank)
+    for length in (3, 200_000):
+        data = np.full(length, float(current_world().rank))
+        await dist.all_reduce(data)
+        assert (data == sum(members)).all()
+    own: list[object] = [None] * len(members)
+    await dist.all_gather_object(own, current_world().rank)
+    assert own == members
+    made = await dist.new_group()
+    assert isinstance(made, dist.ProcessGroup)
+    assert list(made.ranks) == members
+    await dist.barrier(made)
+    if len(members) > 1:
+        first, last = members[0], members[-1]
+        if current_world().rank == first:
+            await dist.send(np.ones(2), last, tag=7)
+        elif current_world().rank == last:
+            await dist.recv(np.zeros(2), first, tag=7)
+
+
+@pytest.mark.parametrize("dead", [0, 1, 3])
+async def test_the_others_go_on_without_the_dead(ranks: RunRanks, dead: int) -> None:
+    left = [rank for rank in range(4) if rank != dead]
+    over = asyncio.Barrier(4)
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        if rank == dead:
+            await die()
+        else:
+            error = await outcome(dist.all_reduce(np.ones(3)))
+            assert isinstance(error, (dist.PeerLostError, dist.GroupRevokedError))
+            old = current_world().default_group()
+            group = await dist.shrink()
+            assert group.group_name == "default_pg~1"
+            assert await dist.shrink(old) is group
+            with pytest.raises(dist.GroupRevokedError, match="replaced by 'default_pg~1'"):
+                dist.barrier(old)
+            await works(group, left)
+        await over.wait()
+
+    await ranks(4, main)
+
+
+async def test_some_that_die_during_the_agreement_and_after_it(ranks: RunRanks) -> None:
+    """0 is dead; 1, the coordinator, dies when it has asked; then 2; the last one is alone."""
+    over = asyncio.Barrier(4)
+    asked = asyncio.Event()
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        if rank == 0:
+            await die()
+        elif rank == 1:
+            shrinking = asyncio.ensure_future(dist.shrink())
+            await asyncio.sleep(0)
+            group = current_world().default_group()
+            # until somebody has answered its question
+            await until(lambda: any(a._joined for a in group.succession._agreements.values()))
+            asked.set()
+            await die()
+            shrinking.cancel()
+        elif rank == 2:
+            first = asyncio.ensure_future(dist.shrink())
+            await asked.wait()
+            group = await first
+            while 1 in group.ranks:
+                group = await dist.shrink(group)
+            await works(group, [2, 3])
+            await die()
+        else:
+            await asyncio.sleep(0)
+            group = await dist.shrink()
+            while 1 in group.ranks:
+                group = await dist.shrink(group)
+            await works(group, [2, 3])
+            await outcome(dist.irecv(np.zeros(1), 2))
+            group = await dist.shrink()
+            await works(group, [3])
+        await over.wait()
+
+    await ranks(4, main)
+
+
+async def test_a_subgroup_shrinks_by_itself(ranks: RunRanks) -> None:
+    over = asyncio.Barrier(4)
+
+    async def main(rank: int) -> None:
+        group = await dist.new_group([3, 1, 2], sort_ranks=False)
+        other = await dist.new_group([0, 1])
+        await dist.barrier()
+        if rank == 2:
+            await die()
+        elif rank:
+            assert isinstance(group, dist.ProcessGroup)
+            left = await group.shrink(timeout=20)
+            assert list(left.ranks) == [3, 1]
+            await dist.barrier(left)
+        if rank in (0, 1):
+            await dist.barrier(other)
+            assert current_world().default_group().group_name == "default_pg"
+        await over.wait()
+
+    await ranks(4, main)
+
+
+async def test_a_revoked_group_without_any_dead_gets_a_successor_of_all(ranks: RunRanks) -> None:
+    async def main(rank: int) -> None:
+        if rank == 1:
+            dist.revoke()
+        await works(await dist.shrink(), [0, 1, 2])
+
+    await ranks(3, main)
+
+
+async def test_who_does_not_come_is_named_and_may_come_later(inproc: RunRanks) -> None:
+    late = asyncio.Event()
+
+    async def main(rank: int) -> None:
+        if rank == 2:
+            await late.wait()
+        else:
+            with pytest.raises(dist.CollectiveTimeoutError, match="has to call it") as caught:
+                await dist.shrink(timeout=0.05)
+            assert caught.value.waiting_for == ((2,) if rank == 0 else (0,))
+            late.set()
+        await works(await dist.shrink(), [0, 1, 2])
+
+    await inproc(3, main)
+
+
+async def test_a_cancelled_shrink_can_be_called_again(inproc: RunRanks) -> None:
+    cancelled = asyncio.Event()
+
+    async def main(rank: int) -> None:
+        if rank:
+            await cancelled.wait()
+        else:
+            task = asyncio.ensure_future(dist.shrink())
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            cancelled.set()
+        await works(await dist.shrink(), [0, 1])
+
+    await inproc(2, main)
+
+
+async def test_a_rank_that_closed_the_group_is_left_out(ranks: RunRanks) -> None:
+    closed = asyncio.Barrier(3)
+
+    async def main(rank: int) -> None:
+        group = await dist.new_group([0, 1, 2])
+        assert isinstance(group, dist.ProcessGroup)
+        if rank == 0:
+            await dist.destroy_process_group(group)
+        elif rank == 1:
+            group.abort()
+            with pytest.raises(dist.GroupClosedError, match="rank 1 aborted"):
+                await dist.shrink(group)
+        await closed.wait()
+        if rank == 2:
+            left = await dist.shrink(group)
+            assert list(left.ranks) == [2]
+        await dist.barrier()
+
+    await ranks(3, main)
+
+
+async def test_what_was_under_way_on_the_old_group_has_failed(inproc: RunRanks) -> None:
+    async def main(rank: int) -> None:
+        waits = dist.irecv(np.zeros(1), 1 - rank)
+        dist.isend(np.zeros(1), 1 - rank, tag=3)
+        group = await dist.shrink()
+        assert isinstance(await outcome(waits), dist.GroupRevokedError)
+        stray = dist.irecv(np.ones(1), 1 - rank, group, tag=3)  # not the message to the old group
+        await dist.send(np.full(1, 5.0), 1 - rank, group, tag=3)
+        await stray
+        await dist.barrier()
+
+    await inproc(2, main)
+
+
+async def test_a_rank_outside_has_no_say(inproc: RunRanks) -> None:
+    async def main(rank: int) -> None:
+        group = await dist.new_group([0])
+        if rank == 1:
+            with pytest.raises(dist.InvalidUsageError, match="not a member"):
+                await dist.shrink(group)
+            with pytest.raises(dist.InvalidUsageError, match="not a member"):
+                dist.revoke(group)
+
+    await inproc(2, main)
