@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 
 import pytest
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.timeout(120)
         ("operations:objects", 2),
         ("operations:coalescing", 3),
         ("operations:functional_collectives", 3),
-        ("operations:compiled", 2),
+        ("compiled:traced", 2),
         ("operations:futures", 3),
         ("operations:errors", 2),
         ("groups:answers", 2),
@@ -41,3 +42,11 @@ pytestmark = pytest.mark.timeout(120)
 )
 def test_program(program: str, size: int, run_ranks: Callable[..., None]) -> None:
     run_ranks(program, size)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    shutil.which("g++") is None, reason="torch.compile makes C++, and there is no compiler here"
+)
+def test_compiled_to_cpp(run_ranks: Callable[..., None]) -> None:
+    run_ranks("compiled:to_cpp", 2)

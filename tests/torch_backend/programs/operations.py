@@ -218,17 +218,6 @@ def functional_collectives(rank: int, size: int) -> None:
     assert [(t + 0).max().item() for t in many] == [size, size]
 
 
-def compiled(rank: int, size: int) -> None:
-    group = dist.group.WORLD
-
-    @torch.compile(backend="aot_eager", fullgraph=True)
-    def mean_of_squares(x: torch.Tensor) -> torch.Tensor:
-        return functional.all_reduce(x * x, "sum", group) / size
-
-    found = mean_of_squares(torch.full((3,), float(rank)))
-    assert torch.equal(found, torch.full((3,), sum(r * r for r in range(size)) / size))
-
-
 def futures(rank: int, size: int) -> None:
     """Callbacks that start collectives and wait for them, while later ones have been asked for."""
     results = []
