@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from benchmarks.steps import cases as steps
+
 KIB = 1 << 10
 MIB = 1 << 20
 ITEMSIZE = 4
@@ -44,6 +46,8 @@ class Suite:
     fewest: int
     most: int
     """Rounds of a case: in each, every peer is measured once."""
+    steps: steps.Steps = steps.Steps()  # noqa: RUF009  # frozen
+    """Training steps, after the operations."""
 
     def blocks(self) -> Iterator[tuple[int, str, list[Case]]]:
         """(ranks, operation, cases), in the order of measuring."""
@@ -87,6 +91,7 @@ QUICK = Suite(
     budget=0.2,
     fewest=3,
     most=50,
+    steps=steps.QUICK,
 )
 STANDARD = Suite(
     "standard",
@@ -95,6 +100,7 @@ STANDARD = Suite(
     budget=0.8,
     fewest=5,
     most=300,
+    steps=steps.STANDARD,
 )
 FULL = Suite(
     "full",
@@ -103,6 +109,7 @@ FULL = Suite(
     budget=3.0,
     fewest=11,
     most=1000,
+    steps=steps.FULL,
 )
 
 

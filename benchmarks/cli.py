@@ -13,6 +13,7 @@ from pathlib import Path
 from benchmarks.cases import FULL, OPERATIONS, QUICK, STANDARD, Suite
 from benchmarks.peers import PEERS
 from benchmarks.processes import ROOT
+from benchmarks.steps.cases import DDP_STEP, Steps
 
 PAGE = ROOT / "docs" / "performance.md"
 FIGURES = ROOT / "docs" / "performance"
@@ -29,7 +30,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command == "rank":
         from benchmarks.rank import serve
 
-        serve(options.rank, options.ranks, options.port, options.peers.split(","), options.pin)
+        serve(
+            options.rank,
+            options.ranks,
+            options.port,
+            list(filter(None, options.peers.split(","))),
+            options.pin,
+        )
         return 0
     if command == "micro":
         return _micro(rest)
@@ -52,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     size.add_argument("--quick", action="store_true", help="few sizes and repetitions")
     size.add_argument("--full", action="store_true", help="all sizes on all ranks; takes long")
     run.add_argument("--ranks", help="only these, as 2,4")
-    run.add_argument("--operations", help=f"only these of {','.join(OPERATIONS)}")
+    run.add_argument("--operations", help=f"only these of {','.join([*OPERATIONS, DDP_STEP])}")
     run.add_argument("--sizes", help="only these bytes, as 4,1048576")
     run.add_argument("--peers", default=",".join(PEERS), help="default: %(default)s")
     run.add_argument("--pin", action="store_true", help="keep each rank on its share of cores")
@@ -78,16 +85,18 @@ def _suite(options: argparse.Namespace) -> Suite:
     suite = QUICK if options.quick else FULL if options.full else STANDARD
     if options.operations:
         chosen = options.operations.split(",")
-        unknown = set(chosen) - set(OPERATIONS)
+        known = [*OPERATIONS, DDP_STEP]
+        unknown = set(chosen) - set(known)
         if unknown:
-            raise SystemExit(
-                f"no operation {', '.join(unknown)}; there are {', '.join(OPERATIONS)}"
-            )
-        suite = replace(suite, operations=tuple(chosen))
+            raise SystemExit(f"no operation {', '.join(unknown)}; there are {', '.join(known)}")
+        suite = replace(suite, operations=tuple(name for name in chosen if name != DDP_STEP))
+        if DDP_STEP not in chosen:
+            suite = replace(suite, steps=Steps())
     sizes = dict(suite.sizes)
     if options.ranks:
         counts = [int(text) for text in options.ranks.split(",")]
         sizes = {count: sizes.get(count, max(sizes.values(), key=len)) for count in counts}
+        suite = replace(suite, steps=replace(suite.steps, ranks=tuple(counts)))
     if options.sizes:
         wanted = tuple(int(text) for text in options.sizes.split(","))
         sizes = dict.fromkeys(sizes, wanted)

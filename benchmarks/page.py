@@ -8,7 +8,8 @@ from benchmarks.cases import size_text
 from benchmarks.peers import label
 from benchmarks.plots import figure_name, plotted
 from benchmarks.results import Report
-from benchmarks.table import NOTHING, ratio_text, spread_text
+from benchmarks.steps.results import step_rows
+from benchmarks.table import NOTHING, ratio_text, spread_text, summary_text
 
 COMMAND = "make bench"
 
@@ -33,6 +34,8 @@ def render(report: Report) -> str:
             parts.append(f"![Time over bytes, {ranks} ranks](performance/{figure_name(ranks)})")
         for operation in report.operations(ranks):
             parts += [f"### {operation}, {ranks} ranks", "\n".join(_rows(report, ranks, operation))]
+    if report.steps:
+        parts += ["## A training step", _step_words(report), "\n".join(_steps(report))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -130,6 +133,37 @@ def _rows(report: Report, ranks: int, operation: str) -> Iterator[str]:
         yield _line(cells)
     for peer, reason in reasons.items():
         yield f"\n{label(peer)}: {reason}."
+
+
+def _step_words(report: Report) -> str:
+    models = {result.case.model for result in report.steps}
+    sizes = "; ".join(
+        f"{model.name}: {model.layers} linear layers of {model.width} by {model.width}, "
+        f"{model.rows} rows of input a rank"
+        for model in sorted(models, key=lambda model: model.parameters)
+    )
+    return (
+        "DistributedDataParallel of stock PyTorch, on groups of the backends `gloo` and `aiodist` "
+        "in the same processes: forward, backward and SGD, one thread a rank. In each round every "
+        "backend has one step on the same data, and so has a third copy of the model under "
+        "`no_sync`, whose gradients stay on their rank. A step's communication is its time less "
+        "that of the same round's step without: what backward did not hide, with DDP's own "
+        "copying. Losses and parameters are compared at the end, of backends up to rounding, of "
+        f"ranks bit for bit. {sizes}."
+    )
+
+
+def _steps(report: Report) -> Iterator[str]:
+    names = [name for name, _, _ in step_rows(report.steps[0])]
+    yield _line(["model", "ranks", *names])
+    yield _line(["---", "---:", *["---:"] * len(names)])
+    for result in report.steps:
+        cells = [result.case.model.name, str(result.case.ranks)]
+        for _, summary, ratio in step_rows(result):
+            median, spread = summary_text(summary)
+            mark = "" if ratio is None else f" ({ratio_text(ratio)})"
+            cells.append(f"{median}{mark}<br><sub>{spread}</sub>")
+        yield _line(cells)
 
 
 def _line(cells: list[str]) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.cases import Case
 from benchmarks.measure import Effort, Samples, decode
+from benchmarks.steps.cases import StepCase
 
 ROOT = Path(__file__).parents[1]
 _LOOK_SECONDS = 0.1
@@ -71,11 +72,12 @@ class Ranks:
         finally:
             self._kill()
 
-    def measure(self, case: Case, effort: Effort) -> list[Samples]:
+    def measure(self, case: Case | StepCase, effort: Effort) -> list[Samples]:
         """What each rank saw of ``case``. Raises RankFailedError."""
         number = self._number
         self._number += 1
-        order = {"case": dataclasses.asdict(case), "effort": dataclasses.asdict(effort)}
+        kind = "step" if isinstance(case, StepCase) else "case"
+        order = {kind: dataclasses.asdict(case), "effort": dataclasses.asdict(effort)}
         self._store.set(f"order/{number}", json.dumps(order))
         keys = [f"samples/{number}/{rank}" for rank in range(self.ranks)]
         self._wait(keys, str(case))

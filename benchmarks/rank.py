@@ -16,13 +16,18 @@ from benchmarks.pattern import Array
 from benchmarks.peers import make_peer
 from benchmarks.peers.base import Place
 from benchmarks.placement import pin
+from benchmarks.steps.cases import StepCase
+from benchmarks.steps.measure import measure_steps
 
 FOREVER = timedelta(days=1)
 """How long a rank waits for its next order. The runner ends ranks; they do not end themselves."""
 
 
 def serve(rank: int, ranks: int, port: int, peer_names: list[str], pinned: bool) -> None:
-    """Open the peers, then measure case after case until the runner says stop."""
+    """Open the peers, then measure case after case until the runner says stop.
+
+    Steps make torch's default group themselves: for them there are no peers.
+    """
     if pinned:
         pin(rank, ranks)
     torch.set_num_threads(1)
@@ -33,9 +38,15 @@ def serve(rank: int, ranks: int, port: int, peer_names: list[str], pinned: bool)
     store.set(f"ready/{rank}", "")
     number = 0
     while (order := json.loads(store.get(f"order/{number}"))) is not None:
-        call = Call(Case(**order["case"]), rank, empty)
         agreement = Agreement(store, rank, f"agree/{number}")
-        samples = measure(peers, call, Effort(**order["effort"]), agreement)
+        effort = Effort(**order["effort"])
+        if "step" in order:
+            place = distributed.PrefixStore(f"step/{number}", store)
+            case = StepCase.of(order["step"])
+            samples = measure_steps(case, rank, place, effort, agreement)
+        else:
+            call = Call(Case(**order["case"]), rank, empty)
+            samples = measure(peers, call, effort, agreement)
         store.set(f"samples/{number}/{rank}", encode(samples))
         number += 1
     for peer in peers:

@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.cases import OPERATIONS, Case
 from benchmarks.stats import Summary
+from benchmarks.steps.results import StepResult, flat, result_of
 
 FORMAT = 1
 
@@ -33,6 +34,7 @@ class Report:
     settings: dict[str, Any]
     peers: tuple[str, ...]
     results: tuple[Result, ...]
+    steps: tuple[StepResult, ...] = ()
 
     def rank_counts(self) -> list[int]:
         """How many ranks were used, ascending."""
@@ -68,9 +70,14 @@ def save(report: Report, path: Path) -> None:
         "peers": report.peers,
     }
     text = json.dumps(head, indent=1)[:-2]
-    lines = ",\n".join(f"  {json.dumps(_flat(result))}" for result in report.results)
+    for name, entries in (
+        ("results", map(_flat, report.results)),
+        ("steps", map(flat, report.steps)),
+    ):
+        lines = ",\n".join(f"  {json.dumps(entry)}" for entry in entries)
+        text += f',\n "{name}": [\n{lines}\n ]'
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f'{text},\n "results": [\n{lines}\n ]\n}}\n', encoding="utf-8")
+    path.write_text(f"{text}\n}}\n", encoding="utf-8")
 
 
 def load(path: Path) -> Report:
@@ -79,7 +86,8 @@ def load(path: Path) -> Report:
     if data.get("format") != FORMAT:
         raise ValueError(f"{path} has format {data.get('format')}, not {FORMAT}; measure again")
     results = tuple(_result(entry) for entry in data["results"])
-    return Report(data["machine"], data["settings"], tuple(data["peers"]), results)
+    steps = tuple(result_of(entry) for entry in data.get("steps", ()))
+    return Report(data["machine"], data["settings"], tuple(data["peers"]), results, steps)
 
 
 def in_order(results: Iterable[Result], peers: Sequence[str]) -> tuple[Result, ...]:

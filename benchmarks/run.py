@@ -15,6 +15,7 @@ from benchmarks.peers import PEERS
 from benchmarks.processes import Ranks
 from benchmarks.results import Report, Result, in_order
 from benchmarks.stats import combine, summarize
+from benchmarks.steps.results import step_result
 
 Row = dict[str, Result]
 
@@ -77,7 +78,7 @@ def run(
     effort = Effort(suite.budget / passes, -(-suite.fewest // passes), max(1, suite.most // passes))
     alone = dataclasses.replace(effort, budget=effort.budget / len(peers))
     gathered = Gathered()
-    for ranks in suite.sizes:
+    for ranks in suite.sizes if suite.operations else ():
         with Ranks(ranks, peers, pinned=pinned) as job:
             for _, operation, cases in (b for b in suite.blocks() if b[0] == ranks):
                 jobs = [
@@ -92,6 +93,12 @@ def run(
                         measure()
                 spent = time.monotonic() - began
                 progress(f"{ranks} ranks, {operation}: {len(cases)} sizes, {spent:.0f} s so far")
+    steps = []
+    for step in suite.steps.cases():
+        with Ranks(step.ranks, (), pinned=pinned) as job:
+            bounds = Effort(suite.steps.budget, suite.steps.fewest, suite.steps.most)
+            steps.append(step_result(step, job.measure(step, bounds)))
+        progress(f"{step}: {time.monotonic() - began:.0f} s so far")
     names = (*peers, *(other.name for other in others))
     settings: dict[str, Any] = {
         "suite": suite.name,
@@ -102,7 +109,8 @@ def run(
         "pinned": pinned,
     }
     before["versions"].update({other.name: other.version for other in others})
-    return Report(before, settings, names, in_order(gathered.results(), names))
+    results = in_order(gathered.results(), names)
+    return Report(before, settings, names, results, tuple(steps))
 
 
 def _ours(job: Ranks, cases: Sequence[Case], effort: Effort, gathered: Gathered) -> None:

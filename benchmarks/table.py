@@ -8,6 +8,8 @@ from rich.table import Table
 from benchmarks.cases import size_text
 from benchmarks.peers import label
 from benchmarks.results import Report, Result
+from benchmarks.stats import Summary
+from benchmarks.steps.results import StepResult, step_rows
 
 NOTHING = "–"  # noqa: RUF001  # an en dash: no figure here
 
@@ -33,7 +35,11 @@ def spread_text(result: Result | None) -> tuple[str, str]:
     """(median, 10th to 90th percentile)."""
     if result is None or result.summary is None:
         return NOTHING, ""
-    summary = result.summary
+    return summary_text(result.summary)
+
+
+def summary_text(summary: Summary) -> tuple[str, str]:
+    """(median, 10th to 90th percentile)."""
     low, high = time_text(summary.p10), time_text(summary.p90)
     if low.split()[1] == high.split()[1]:
         low = low.split()[0]
@@ -45,6 +51,8 @@ def print_report(report: Report, console: Console) -> None:
     for ranks in report.rank_counts():
         for operation in report.operations(ranks):
             console.print(_table(report, ranks, operation))
+    for step in report.steps:
+        console.print(_steps(step))
 
 
 def _table(report: Report, ranks: int, operation: str) -> Table:
@@ -66,6 +74,19 @@ def _table(report: Report, ranks: int, operation: str) -> Table:
             mark = f" [{colour}]{ratio_text(ratio)}[/]" if colour else ""
             cells.append(f"{median}{mark}\n[dim]{spread}[/]")
         table.add_row(*cells)
+    return table
+
+
+def _steps(result: StepResult) -> Table:
+    table = Table(title=f"{result.case} (median, p10 to p90, ratio to gloo)")
+    table.add_column("")
+    table.add_column("median", justify="right")
+    table.add_column("p10 to p90", justify="right")
+    table.add_column("ratio", justify="right")
+    for name, summary, ratio in step_rows(result):
+        colour = "" if ratio is None else _colour(ratio)
+        mark = f"[{colour}]{ratio_text(ratio)}[/]" if colour else ""
+        table.add_row(name, *summary_text(summary), mark)
     return table
 
 

@@ -1,0 +1,1 @@
+"""A training step through stock PyTorch: DistributedDataParallel, with one backend and the other."""

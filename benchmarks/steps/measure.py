@@ -1,0 +1,58 @@
+"""The measuring of steps, on one rank: rounds in which each backend has one step."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.distributed
+
+from benchmarks.measure import Effort, Samples
+from benchmarks.steps.cases import ALONE, GLOO, OURS, StepCase
+from benchmarks.steps.trainee import Trainee, compare
+
+_WARM_STEPS = 3
+"""Not counted: DDP lays its buckets out anew after the first step, and connections open."""
+
+
+def measure_steps(
+    case: StepCase, rank: int, store: Any, effort: Effort, agree: Callable[[int], int]
+) -> Samples:
+    """Train the same model over each backend by turns, and check that it learns the same.
+
+    ``store`` is torch's, for this case alone. Groups of both backends live in one process, as
+    torch's ``new_group`` makes them. ``agree`` gives all ranks rank 0's number.
+    """
+    import aiodist.torch_backend  # noqa: F401  # where it is not installed, only on the path
+
+    torch.distributed.init_process_group(GLOO, store=store, rank=rank, world_size=case.ranks)
+    try:
+        ours = torch.distributed.new_group(backend=OURS)
+        over_backends = [Trainee(GLOO, case.model, None), Trainee(OURS, case.model, ours)]
+        trainees = [*over_backends, Trainee(ALONE, case.model, None, silent=True)]
+        samples = Samples({trainee.name: [] for trainee in trainees})
+        for _ in range(_WARM_STEPS):
+            start = time.perf_counter()
+            _round(trainees, {})
+            seconds = time.perf_counter() - start
+        rounds = agree(effort.rounds(seconds))
+        gc.collect()
+        gc.disable()
+        try:
+            for number in range(rounds):
+                _round(trainees if number % 2 == 0 else trainees[::-1], samples.intervals)
+        finally:
+            gc.enable()
+        compare(over_backends, case)
+    finally:
+        torch.distributed.destroy_process_group()
+    return samples
+
+
+def _round(trainees: Sequence[Trainee], intervals: dict[str, list[tuple[int, int]]]) -> None:
+    for trainee in trainees:
+        interval = trainee.step()
+        if intervals:
+            intervals[trainee.name].append(interval)

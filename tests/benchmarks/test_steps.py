@@ -1,0 +1,137 @@
+"""Training steps over both backends: measured, compared, shown."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from rich.console import Console
+
+from benchmarks.cases import FULL, QUICK, STANDARD
+from benchmarks.measure import Samples
+from benchmarks.page import render
+from benchmarks.pattern import WrongResultError
+from benchmarks.results import Report, load, save
+from benchmarks.run import run
+from benchmarks.steps.cases import ALONE, GLOO, OURS, TURNS, Model, StepCase, Steps
+from benchmarks.steps.results import StepResult, step_result
+from benchmarks.steps.trainee import Trainee, compare
+from benchmarks.table import print_report
+
+TINY = Model("a tiny one", layers=2, width=8, rows=4)
+CASE = StepCase(TINY, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("libuv")
+def test_a_run_trains_over_both_backends_and_shows_it(tmp_path: Path) -> None:
+    steps = Steps((TINY,), (2,), budget=0.0, fewest=2, most=2)
+    report = run(replace(QUICK, operations=(), steps=steps))
+
+    (found,) = report.steps
+    assert found.case == CASE
+    assert {name: times.repetitions for name, times in found.steps.items()} == dict.fromkeys(
+        TURNS, 2
+    )
+    assert all(times.median > 0 for times in found.steps.values())
+    save(report, tmp_path / "results.json")
+    assert load(tmp_path / "results.json") == report
+    assert "| a tiny one | 2 |" in render(report)
+
+
+def test_every_suite_has_the_large_model_but_the_quick_one() -> None:
+    for suite in (STANDARD, FULL):
+        assert {case.ranks for case in suite.steps.cases()} == {2, 4}
+        assert max(model.parameters for model in suite.steps.models) == 25_178_112
+    assert [case.model.parameters for case in QUICK.steps.cases()] == [263_168]
+
+
+def samples(step: int) -> Samples:
+    """Of two rounds: Gloo's steps take ``step`` us, ours a half, silent ones 100 us."""
+    begin = {GLOO: step, OURS: step // 2, ALONE: 100}
+    return Samples({name: [(0, us * 1000), (7000, 7000 + us * 1000)] for name, us in begin.items()})
+
+
+@pytest.fixture
+def result() -> StepResult:
+    return step_result(CASE, [samples(900), samples(1000)])
+
+
+def test_a_step_takes_as_long_as_its_slowest_rank(result: StepResult) -> None:
+    medians = {name: times.median for name, times in result.steps.items()}
+
+    assert medians == {GLOO: 1000.0, OURS: 500.0, ALONE: 100.0}
+    assert result.ratio(OURS) == 0.5
+
+
+def test_communication_is_what_a_silent_step_does_not_take(result: StepResult) -> None:
+    assert {name: times.median for name, times in result.communication.items()} == {
+        GLOO: 900.0,
+        OURS: 400.0,
+    }
+    assert result.communication_ratio(OURS) == pytest.approx(4 / 9)
+    unmeasurable = step_result(CASE, [samples(50)])
+    assert unmeasurable.communication_ratio(OURS) is None
+
+
+def test_terminal_and_page_show_steps_and_communication(result: StepResult) -> None:
+    effort = {"budget": 0.2, "fewest": 3, "most": 50}
+    settings = {"suite": "quick", "effort": effort, "passes": 1, "seconds": 4, "interface": "lo"}
+    machine = {
+        "date": "",
+        "cpu": "",
+        "cores": 2,
+        "memory_gib": 1,
+        "system": "",
+        "load_average": [],
+        "python": "",
+        "versions": {},
+        "aiodist": {"version": "", "commit": ""},
+    }
+    report = Report(machine, {**settings, "pinned": False}, ("gloo",), (), (result,))
+    out = io.StringIO()
+    print_report(report, Console(file=out, width=120))
+
+    assert "ddp_step, 2 ranks, a tiny one" in out.getvalue()
+    assert "communication, aiodist" in out.getvalue()
+    page = render(report)
+    assert "500 us (0.50)<br>" in page
+    assert "400 us (0.44)<br>" in page
+    assert "a tiny one: 2 linear layers of 8 by 8, 4 rows of input a rank." in page
+
+
+def _compare_in_rank(rank: int, store: str) -> None:
+    import aiodist.torch_backend  # noqa: F401
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    group = dist.new_group(backend="aiodist")
+
+    def trained(second: bool, silent: bool = False, steps: int = 3) -> Trainee:
+        trainee = Trainee("second" if second else "first", TINY, group, silent=silent)
+        for _ in range(steps):
+            trainee.step()
+        return trainee
+
+    compare([trained(False), trained(True)], "a case")
+    # Rank 1 finds its parameters unlike rank 0's, and rank 0 the losses unlike the first's.
+    with pytest.raises(WrongResultError, match=r"a case, second: ranks 0|the losses of step 1"):
+        compare([trained(False), trained(True, silent=True)], "a case")
+    last = trained(True, steps=2)
+    last.losses.append(0.0)
+    with pytest.raises(WrongResultError, match="first and second: the losses of step 2 are"):
+        compare([trained(False), last], "a case")
+    last.losses = trained(True).losses
+    with pytest.raises(WrongResultError, match="of their way apart"):
+        compare([trained(False), last], "a case")
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_backends_that_learn_otherwise_are_noticed(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(_compare_in_rank, (str(tmp_path / "store"),), nprocs=2)
