@@ -18,6 +18,7 @@ from aiodist.errors import (
 )
 from aiodist.groups.fingerprint import Fingerprint, describe
 from aiodist.groups.messenger import Messenger
+from aiodist.mesh.lookout import Lookout
 from aiodist.mesh.matching import Recv
 from aiodist.mesh.outbox import Send
 from aiodist.tensors import scratch
@@ -125,8 +126,12 @@ class CollectiveLine:
         ranks.update(to for to, message in self._sends if not message.done)
         return sorted(ranks)
 
-    def polls(self) -> tuple[float, Sequence[Callable[[], None]]]:
-        return self._messenger.polls([r.src for r in self._recvs if not r.done])
+    @property
+    def lookout(self) -> Lookout | None:
+        return self._messenger.lookout
+
+    def polls(self) -> Sequence[Callable[[], None]]:
+        return self._messenger.polls(self.waiting_for())
 
     def over(self, error: BaseException | None) -> BaseException | None:
         inbox = self._messenger.inbox
@@ -234,9 +239,13 @@ class MessageLine:
             else [rank for rank in self._group.ranks if rank != self._group.global_rank]
         )
 
-    def polls(self) -> tuple[float, Sequence[Callable[[], None]]]:
+    @property
+    def lookout(self) -> Lookout | None:
+        return self._messenger.lookout
+
+    def polls(self) -> Sequence[Callable[[], None]]:
         if self._other < 0:
-            return 0.0, ()
+            return ()
         return self._messenger.polls([self._other])
 
     def over(self, error: BaseException | None) -> BaseException | None:

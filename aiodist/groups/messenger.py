@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from aiodist.mesh.lookout import Lookout
 from aiodist.mesh.matching import Arrival, Recv
 from aiodist.mesh.outbox import Send
 from aiodist.wire.frames import Key
@@ -46,6 +47,11 @@ class Messenger(Protocol):
         """Take a message back; False if it is on its way already."""
         ...
 
-    def polls(self, ranks: Sequence[int]) -> tuple[float, Sequence[Callable[[], None]]]:
-        """How many seconds to look for messages before sleeping, and what to call for it."""
+    @property
+    def lookout(self) -> Lookout | None:
+        """Who knows how long to look for messages before sleeping; None where nobody does."""
+        ...
+
+    def polls(self, ranks: Sequence[int]) -> Sequence[Callable[[], None]]:
+        """What to call to look for messages from ``ranks``."""
         ...

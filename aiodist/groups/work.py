@@ -6,23 +6,20 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
-import os
 import threading
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextvars import Context
 from datetime import timedelta
 from functools import partial
-from time import perf_counter
 from typing import Any, Generic, Protocol
 
 from aiodist.completion import Driver, T
 from aiodist.deadline import to_seconds
 from aiodist.errors import DistError, GroupClosedError, InvalidUsageError
+from aiodist.mesh.lookout import SHORTEST, Lookout
 from aiodist.observe.recorder import Record
 
 log = logging.getLogger("aiodist")
-
-_give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
 
 # None where no loop runs, and no exception made for it; exported by asyncio.events.
 _running_loop = asyncio._get_running_loop
@@ -39,8 +36,13 @@ class Line(Protocol):
         """Global ranks whose messages have not come, or have not been taken."""
         ...
 
-    def polls(self) -> tuple[float, Sequence[Callable[[], None]]]:
-        """For how many seconds to look for what is missing before sleeping, and what to call."""
+    @property
+    def lookout(self) -> Lookout | None:
+        """Who knows how long to look for what is missing; None where nobody does."""
+        ...
+
+    def polls(self) -> Sequence[Callable[[], None]]:
+        """What to call to look for what is missing."""
         ...
 
     def over(self, error: BaseException | None) -> BaseException | None:
@@ -155,25 +157,23 @@ class Work(Generic[T]):
         """Whether somebody waits until it ends. Any thread."""
         return bool(self._callbacks)
 
-    def spin(self) -> None:
-        """Look for the end a moment before sleeping; in the loop's thread, not in a callback.
-
-        Where each rank has a core, an answer is often only microseconds away, and to sleep and
-        be woken costs more than that.
+    def spin(self, longest: float = SHORTEST) -> None:
+        """Look for the end before sleeping, for at most ``longest`` seconds in which the loop does
+        nothing else. In the loop's thread, or one that drives the loop; not in a callback.
         """
         line = self._line
-        if line is None:
+        if line is None or (lookout := line.lookout) is None or not lookout.active:
             return
-        seconds, polls = line.polls()
-        if not polls:
-            return
-        end = perf_counter() + seconds
-        while True:
-            for poll in polls:
-                poll()
-            if self._done or perf_counter() > end:
-                return
-            _give_way()  # to the other rank, should it sit on the same core
+        polls = line.polls()
+        if polls:
+            lookout.look(polls, self.is_completed, min(longest, lookout.window), longest)
+
+    def stay_awake(self) -> None:
+        """Somebody waits for the end: the loop looks for it a while before it sleeps."""
+        line = self._line
+        if line is not None and (lookout := line.lookout) is not None:
+            lookout.begin()
+            self.when_done(lookout.end)
 
     # -- for users
 
@@ -325,14 +325,14 @@ class Work(Generic[T]):
     def __await__(self) -> Generator[Any, None, T]:
         if not self._done:
             loop = asyncio.get_running_loop()
-            if loop is self._loop:
-                self.spin()
-        if not self._done:
             if loop is not self._loop:
                 raise InvalidUsageError(
                     "this operation belongs to another event loop; there, use "
                     "asyncio.wrap_future(work.get_future())"
                 )
+            self.spin()
+        if not self._done:
+            self.stay_awake()
             waiter: asyncio.Future[None] = loop.create_future()
 
             def wake() -> None:

@@ -15,6 +15,7 @@ from aiodist.deadline import Deadline
 from aiodist.errors import DistError, DistNetworkError, PeerLostError
 from aiodist.mesh.inbox import Inbox
 from aiodist.mesh.link import Link
+from aiodist.mesh.lookout import Lookout
 from aiodist.mesh.matching import Recv
 from aiodist.mesh.outbox import Send
 from aiodist.mesh.peer import Card, Peer
@@ -29,9 +30,6 @@ DEFAULT_WINDOW = 64 << 20
 
 CONNECT_SECONDS = 60.0
 """All ranks listen before any learns their addresses: who has not answered by then is gone."""
-
-SPIN_SECONDS = 50e-6
-"""How long a rank looks for an answer before it sleeps, where every rank of the host has a core."""
 
 HANDSHAKE_SECONDS = 10.0
 _FLUSH_SECONDS = 5.0
@@ -106,11 +104,11 @@ class Endpoint:
         self._strangers: dict[Link, asyncio.TimerHandle] = {}
         self._early: list[Connection] = []  # came before ``meet``: the faster ranks know us already
         self._key = b""
-        self.spin_seconds = 0.0
         self._leaving = False
         self._closed = False
         self._host_id = ""
         self._loop = asyncio.get_running_loop()
+        self.lookout = Lookout(self._loop.call_soon)
 
     # -- meeting
 
@@ -132,22 +130,19 @@ class Endpoint:
         self._key = key
         here = [card.pid for card in cards if card.host_id == self._host_id]
         alone = len(set(here)) == len(here)  # in one process, spinning would keep the other waiting
-        self.spin_seconds = SPIN_SECONDS if alone and len(here) <= _cores() else 0.0
+        self.lookout.active = alone and len(here) <= _cores()
         for card in cards:
             if card.rank != self.rank:
-                peer = Peer(card, self.window, self._loop.call_soon)
+                peer = Peer(card, self.window, self._loop.call_soon, self.lookout.hear)
                 self._peers[card.rank] = peer
                 self.inbox.add_source(peer)
         early, self._early = self._early, []
         for connection in early:
             self._accept(connection)
 
-    def polls(self, ranks: Sequence[int]) -> tuple[float, list[Callable[[], None]]]:
-        """How long to look for messages from ``ranks`` before sleeping, and what to call for it."""
-        if not self.spin_seconds:
-            return 0.0, []
-        links = [link for rank in set(ranks) for link in self._peers[rank].links]
-        return self.spin_seconds, [link.connection.poll for link in links]
+    def polls(self, ranks: Sequence[int]) -> list[Callable[[], None]]:
+        """What to call to take in what ``ranks`` have sent, and send what is queued for them."""
+        return [link.connection.poll for rank in set(ranks) for link in self._peers[rank].links]
 
     def host_of(self, rank: int) -> str:
         """A name for the host of ``rank``: equal for ranks under one kernel."""

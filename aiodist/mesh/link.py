@@ -7,6 +7,7 @@ from typing import Protocol
 
 from aiodist.errors import DistNetworkError, HandshakeError, ProtocolError
 from aiodist.mesh.inbox import Inbox
+from aiodist.mesh.lookout import Lookout
 from aiodist.mesh.matching import Arrival, Recv
 from aiodist.mesh.outbox import EAGER_BYTES
 from aiodist.mesh.peer import Peer
@@ -25,6 +26,7 @@ class Owner(Protocol):
     """What a link needs of the endpoint that it belongs to."""
 
     inbox: Inbox
+    lookout: Lookout
 
     def proven(self, link: Link, rank: int) -> Peer: ...
 
@@ -78,6 +80,7 @@ class Link:
             self._introduce(frame)
             return
         self.carries = True
+        self._owner.lookout.hear()
         kind = frame.type
         if kind == FrameType.EAGER:
             inbox = self._owner.inbox
@@ -115,6 +118,7 @@ class Link:
         if peer is None:
             raise ProtocolError("a payload before the handshake")
         self.carries = True
+        self._owner.lookout.hear()
         if frame.type == FrameType.EAGER:
             if frame.length > EAGER_BYTES:
                 raise ProtocolError(f"an eager message of {frame.length} bytes")
@@ -139,6 +143,7 @@ class Link:
         peer = self.peer
         assert peer is not None  # payload() has refused everything before the proof
         target, self._target = self._target, None
+        self._owner.lookout.hear()
         if frame.type == FrameType.EAGER:
             self._owner.inbox.eager_done(peer, target)
         elif frame.type == FrameType.DATA:

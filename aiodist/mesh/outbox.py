@@ -63,8 +63,14 @@ class Send(Pending[None]):
 class Outbox:
     """The sending half of a peer."""
 
-    def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
+    def __init__(
+        self,
+        call_soon: Callable[[Callable[[], None]], object],
+        part_sent: Callable[[], None],
+    ) -> None:
+        """``part_sent()`` is called whenever a part of a long message has left."""
         self._call_soon = call_soon
+        self._on_part_sent = part_sent
         self._pumping = False
         self._connection: Connection | None = None
         self._error: BaseException | None = None
@@ -263,6 +269,7 @@ class Outbox:
         if error is not None:
             self.stranded(message)
             return
+        self._on_part_sent()
         if last:
             message.complete(None)
         self._pump()

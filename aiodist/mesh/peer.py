@@ -55,11 +55,15 @@ class Peer:
     """
 
     def __init__(
-        self, card: Card, window: int, call_soon: Callable[[Callable[[], None]], object]
+        self,
+        card: Card,
+        window: int,
+        call_soon: Callable[[Callable[[], None]], object],
+        part_sent: Callable[[], None],
     ) -> None:
         self.card = card
         self.rank = card.rank
-        self.outbox = Outbox(call_soon)
+        self.outbox = Outbox(call_soon, part_sent)
         self.window = window  # bytes that this rank buffers of what the peer sends
         self.owed = 0  # credit to be given back to the peer
         self.stalled = False  # the peer holds messages back for want of credit

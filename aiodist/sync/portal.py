@@ -22,6 +22,9 @@ T = TypeVar("T")
 _JOIN_SECONDS = 5.0
 """How long the end of the process waits for the loop's thread."""
 
+_DRIVE_SECONDS = 5e-3
+"""How long a blocked thread may drive the loop before the loop's own thread goes on."""
+
 _running_loop = asyncio._get_running_loop
 _set_running_loop = asyncio._set_running_loop
 
@@ -263,7 +266,7 @@ class _Call:
         try:
             returned = self._begin()
             if self._blocks and returned is not None:
-                returned.spin()
+                returned.spin(_DRIVE_SECONDS)
         except BaseException:
             self._loan.resume()
             raise
@@ -274,6 +277,7 @@ class _Call:
             self._loan.give_back()
             return
         if self._blocks:
+            returned.stay_awake()
             returned.when_done(self._ended)
         else:
             self.gate.release()
@@ -287,6 +291,7 @@ class _Call:
             self.gate.release()
             return
         returned.spin()
+        returned.stay_awake()
         returned.when_done(self._ended)
 
     def _ended(self) -> None:

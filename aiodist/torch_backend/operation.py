@@ -9,6 +9,7 @@ from typing import Any
 
 from aiodist.errors import InvalidUsageError, NotInitializedError
 from aiodist.groups.work import Work
+from aiodist.mesh.lookout import SHORTEST
 
 
 class Several:
@@ -47,10 +48,15 @@ class Several:
         if error is not None:
             raise error
 
-    def spin(self) -> None:
-        """Look for the end of each a moment before sleeping."""
+    def spin(self, longest: float = SHORTEST) -> None:
+        """Look for the end of each before sleeping, for at most ``longest`` seconds each."""
         for work in self._works:
-            work.spin()
+            work.spin(longest)
+
+    def stay_awake(self) -> None:
+        """Somebody waits: the loop looks for the end of each a while before it sleeps."""
+        for work in self._works:
+            work.stay_awake()
 
     def expire(self, seconds: float) -> None:
         """Fail those that have not ended within ``seconds``."""

@@ -63,7 +63,7 @@ class Connection(ABC):
         """
 
     def poll(self) -> None:  # noqa: B027  # an offer, not a duty
-        """Take in now what has arrived, without waiting for the loop to say so.
+        """Take in now what has arrived, and send on, without waiting for the loop to say so.
 
         Never from inside one of this connection's callbacks. Where a transport has nothing to
         gain from it, it does nothing.

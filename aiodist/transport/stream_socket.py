@@ -72,6 +72,8 @@ class SocketConnection(CallbackConnection):
     def poll(self) -> None:
         if self._receiver is not None and self._state == _OPEN:
             self._on_readable()
+        if self._queue:
+            self._flush()
 
     def _on_readable(self) -> None:
         budget = READ_BUDGET

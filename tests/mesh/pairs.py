@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from aiodist.mesh.inbox import Inbox
 from aiodist.mesh.link import Link
+from aiodist.mesh.lookout import Lookout
 from aiodist.mesh.matching import Recv
 from aiodist.mesh.outbox import Send
 from aiodist.mesh.peer import Card, Peer
@@ -82,7 +83,8 @@ class Side:
         self.late: list[tuple[Key, int, bytes]] = []
         self.inbox = Inbox(2, self.over.__contains__, lambda *what: self.late.append(what))
         card = Card(1 - rank, "host", "id", 1, ())
-        self.peer = Peer(card, window, soon.append)
+        self.lookout = Lookout(soon.append)
+        self.peer = Peer(card, window, soon.append, self.lookout.hear)
         self.inbox.add_source(self.peer)
         self.stream = Stream(f"rank {1 - rank}")
         self.link = Link(self, self.stream, Handshake(b"key", rank, 2, window))

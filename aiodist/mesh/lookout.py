@@ -1,0 +1,115 @@
+"""How long a rank looks for messages before it sleeps.
+
+To sleep in the selector and be woken costs tens of microseconds, hundreds in a virtual machine,
+and the system tends to wake a rank on the core of the rank that wrote to it, where the two then
+take turns while another core idles. So where each rank of a host has a core of its own, a rank
+that waits goes on looking for a while. How long is learned from the waits before: a wait that
+looking would have covered makes it twice as long, a longer one half as long, as adaptive locks do
+it (Karlin, Li, Manasse and Owicki, "Empirical studies of competitive spinning for a shared-memory
+multiprocessor", 1991). So a rank that is seldom spoken to hardly looks at all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+SHORTEST = 50e-6
+"""Seconds of looking that are always worth it: about what falling asleep costs."""
+
+LONGEST = 2e-3
+"""A wait of more seconds than this is slept through."""
+
+_give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
+
+
+class Lookout:
+    """Of one rank. ``active``: every rank of this host has a core, so looking takes none away."""
+
+    __slots__ = (
+        "_call_soon",
+        "_heard",
+        "_looking",
+        "_since",
+        "_turning",
+        "_until",
+        "_waiting",
+        "active",
+        "window",
+    )
+
+    def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
+        self.active = False
+        self.window = LONGEST
+        """Seconds of looking that the waits before have made worth it."""
+        self._call_soon = call_soon
+        self._heard = 0.0
+        self._since = 0.0  # the last wait began
+        self._until = 0.0
+        self._waiting = 0
+        self._looking = False
+        self._turning = False
+
+    def hear(self) -> None:
+        """A message, or a part of a long one, has come or has gone; there may be more."""
+        now = perf_counter()
+        if self._waiting or self._looking:
+            if now - max(self._heard, self._since) < LONGEST:
+                self.window = min(self.window * 2, LONGEST)
+            else:
+                self.window = max(self.window / 2, SHORTEST)
+            if self._waiting:
+                self._turn_on(now)
+        self._heard = now
+
+    def look(
+        self,
+        polls: Sequence[Callable[[], None]],
+        is_done: Callable[[], bool],
+        seconds: float,
+        longest: float,
+    ) -> None:
+        """Call ``polls`` in turn until ``is_done()``, or nothing was heard for ``seconds``.
+
+        At most ``longest`` seconds; the loop does nothing else meanwhile. Not in a callback.
+        """
+        self._since = start = perf_counter()
+        self._looking = True
+        try:
+            while True:
+                for poll in polls:
+                    poll()
+                if is_done():
+                    return
+                now = perf_counter()
+                if now - max(start, self._heard) > seconds or now - start > longest:
+                    return
+                _give_way()  # to the other rank, should it sit on the same core
+        finally:
+            self._looking = False
+
+    def begin(self) -> None:
+        """Somebody waits: keep the loop awake for the window, and again whenever it hears."""
+        self._since = now = perf_counter()
+        self._waiting += 1
+        self._turn_on(now)
+
+    def end(self) -> None:
+        """The counterpart of `begin`: that wait is over."""
+        self._waiting -= 1
+
+    def _turn_on(self, now: float) -> None:
+        if self.active:
+            self._until = now + self.window
+            if not self._turning:
+                self._turning = True
+                self._call_soon(self._turn)
+
+    def _turn(self) -> None:
+        # A loop that has something to call does not sleep, and looks at every socket each turn.
+        if self._waiting and perf_counter() < self._until:
+            _give_way()
+            self._call_soon(self._turn)
+        else:
+            self._turning = False

@@ -1,0 +1,117 @@
+"""The lookout: it looks while messages are near, sleeps when they are not, and learns which."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiodist.mesh import lookout as module
+from aiodist.mesh.lookout import LONGEST, SHORTEST, Lookout
+
+
+class Clock:
+    """Time as the test says it."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make(monkeypatch, active: bool = True) -> tuple[Lookout, Clock]:
+    clock = Clock()
+    monkeypatch.setattr(module, "perf_counter", clock)
+    lookout = Lookout(asyncio.get_running_loop().call_soon)
+    lookout.active = active
+    return lookout, clock
+
+
+async def test_looks_until_done(monkeypatch) -> None:
+    lookout, clock = make(monkeypatch)
+    polled: list[float] = []
+
+    def poll() -> None:
+        polled.append(clock.now)
+        clock.now += 10e-6
+
+    lookout.look([poll], lambda: len(polled) == 3, 1.0, 1.0)
+    assert len(polled) == 3
+
+
+async def test_looks_no_longer_than_it_is_told_without_a_word(monkeypatch) -> None:
+    lookout, clock = make(monkeypatch)
+    start = clock.now
+
+    def poll() -> None:
+        clock.now += 10e-6
+
+    lookout.look([poll], lambda: False, 95e-6, 1.0)
+    assert 95e-6 < clock.now - start < 115e-6
+
+
+async def test_a_word_lets_it_look_on_but_not_beyond_the_longest(monkeypatch) -> None:
+    lookout, clock = make(monkeypatch)
+    start = clock.now
+
+    def poll() -> None:
+        clock.now += 10e-6
+        lookout.hear()
+
+    lookout.look([poll], lambda: False, 15e-6, 995e-6)
+    assert 995e-6 < clock.now - start < 1015e-6
+
+
+async def test_long_waits_make_it_look_less_and_short_ones_more(monkeypatch) -> None:
+    lookout, clock = make(monkeypatch)
+    lookout.begin()
+    for _ in range(20):
+        clock.now += 10 * LONGEST
+        lookout.hear()
+    assert lookout.window == SHORTEST
+    for _ in range(20):
+        clock.now += LONGEST / 2
+        lookout.hear()
+    assert lookout.window == LONGEST
+    lookout.end()
+
+
+async def test_what_is_heard_while_nobody_waits_teaches_nothing(monkeypatch) -> None:
+    lookout, clock = make(monkeypatch)
+    clock.now += 1.0
+    lookout.hear()
+    assert lookout.window == LONGEST
+
+
+async def test_keeps_the_loop_awake_while_somebody_waits(monkeypatch) -> None:
+    lookout, clock = make(monkeypatch)
+    turns = 0
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        clock.now += LONGEST / 10
+
+    monkeypatch.setattr(module, "_give_way", turn)
+    lookout.begin()
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert 9 <= turns <= 11  # the window, and no more
+    lookout.hear()
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert 14 <= turns <= 16  # what came woke it again, for half: it had been waited for so long
+    lookout.end()
+    lookout.hear()
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert 14 <= turns <= 16  # nobody waits
+
+
+async def test_never_takes_a_core_from_another_rank(monkeypatch) -> None:
+    lookout, _ = make(monkeypatch, active=False)
+    monkeypatch.setattr(module, "_give_way", lambda: 1 / 0)
+    lookout.begin()
+    lookout.hear()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    lookout.end()
