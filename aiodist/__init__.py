@@ -62,7 +62,9 @@ from aiodist.api.objects import (
 )
 from aiodist.api.observing import dump_operations, recent_operations
 from aiodist.api.p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
-from aiodist.api.recovery import revoke, shrink
+from aiodist.api.recovery import grow, revoke, shrink
+from aiodist.api.rejoining import get_restart_count, is_replacement, register_elastic, rejoin
+from aiodist.api.state import sync_state
 from aiodist.errors import (
     CollectiveCancelledError,
     CollectiveError,
@@ -146,8 +148,10 @@ __all__ = [
     "get_node_local_rank",
     "get_process_group_ranks",
     "get_rank",
+    "get_restart_count",
     "get_world_size",
     "group",
+    "grow",
     "init_process_group",
     "irecv",
     "is_available",
@@ -156,6 +160,7 @@ __all__ = [
     "is_initialized",
     "is_mpi_available",
     "is_nccl_available",
+    "is_replacement",
     "is_torchelastic_launched",
     "isend",
     "monitored_barrier",
@@ -170,6 +175,8 @@ __all__ = [
     "reduce_scatter",
     "reduce_scatter_single",
     "reduce_scatter_tensor",
+    "register_elastic",
+    "rejoin",
     "revoke",
     "scatter",
     "scatter_object_list",
@@ -178,6 +185,7 @@ __all__ = [
     "shrink",
     "spawn",
     "split_group",
+    "sync_state",
 ]
 
 if "torch" in sys.modules:  # else torch does it, when it is imported; this does not import it

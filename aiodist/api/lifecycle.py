@@ -20,7 +20,7 @@ from aiodist.groups.process_group import Group, NonGroupMember, ProcessGroup
 from aiodist.groups.world import World, current_world
 from aiodist.mesh.endpoint import DEFAULT_WINDOW, Endpoint
 from aiodist.mesh.peer import Card
-from aiodist.mesh.rendezvous import Rendezvous, rendezvous
+from aiodist.mesh.rendezvous import rendezvous
 from aiodist.mesh.rendezvous.environments import look_around
 from aiodist.observe.observer import Observer, job_name
 from aiodist.observe.part import Identity
@@ -73,7 +73,7 @@ async def init_process_group(
     chosen = backend_named(backend)
     seconds = to_seconds(timeout)
     # Before the ranks meet: the others would wait for one that finds its mistake afterwards.
-    schemes, window = _schemes(os.environ), _window(os.environ)
+    schemes, window = schemes_from(os.environ), window_from(os.environ)
     size_from(os.environ)
     deadline = Deadline(seconds)
     world.opening = True
@@ -87,7 +87,8 @@ async def init_process_group(
             environ=os.environ,
         )
         try:
-            transports = _transports(met, schemes)
+            # a lone rank needs none
+            transports = transports_at(met.hosts, schemes) if met.size > 1 else []
             await _open_world(world, met.rank, met.size, met.store, transports, window, deadline)
             await met.settle(deadline)
         except BaseException:
@@ -133,17 +134,28 @@ async def _open_world(
         mine = msgpack.packb([card.encode(), token])
         answers = await exchange(store, rank, size, mine, deadline, name="cards")
         everybody = [msgpack.unpackb(answer) for answer in answers]
-        secret = os.environ.get("AIODIST_SECRET", "").encode()
-        key = hmac.new(secret, everybody[0][1], hashlib.sha256).digest()
-        endpoint.meet([Card.decode(card) for card, _ in everybody], key)
-        job = job_name(os.environ, key)
-        who = Identity(job, rank, size, card.host, card.host_id, card.pid)
-        world.observer = Observer(world, who, os.environ)
+        cards = [Card.decode(card) for card, _ in everybody]
+        introduce(world, endpoint, cards, everybody[0][1])
     except BaseException:
         await endpoint.close()
         world.clear()
         raise
     world.attach(endpoint)
+
+
+def introduce(world: World, endpoint: Endpoint, cards: Sequence[Card], token: bytes) -> None:
+    """Let ``endpoint`` know all ranks of ``world``, itself among them.
+
+    They prove themselves to each other by the job's secret and the ``token``, which is rank 0's.
+    """
+    secret = os.environ.get("AIODIST_SECRET", "").encode()
+    key = hmac.new(secret, token, hashlib.sha256).digest()
+    world.token = token
+    endpoint.meet(cards, key)
+    card = endpoint.card
+    job = job_name(os.environ, key)
+    who = Identity(job, world.rank, world.size, card.host, card.host_id, card.pid)
+    world.observer = Observer(world, who, os.environ)
 
 
 async def _make_default(
@@ -160,14 +172,13 @@ async def _make_default(
     world.default = group
 
 
-def _transports(met: Rendezvous, schemes: Sequence[str]) -> list[Transport]:
-    if met.size == 1:  # a lone rank needs none
-        return []
-    known = Transports.default(met.host, source_hosts=met.hosts if len(met.hosts) > 1 else ())
+def transports_at(hosts: Sequence[str], schemes: Sequence[str]) -> list[Transport]:
+    """The transports of a rank whose own addresses are ``hosts``."""
+    known = Transports.default(hosts[0], source_hosts=hosts if len(hosts) > 1 else ())
     return [known.get(scheme) for scheme in schemes]
 
 
-def _schemes(environ: Mapping[str, str]) -> list[str]:
+def schemes_from(environ: Mapping[str, str]) -> list[str]:
     """The transports that AIODIST_TRANSPORT names, in its order."""
     text = environ.get("AIODIST_TRANSPORT", "") or _DEFAULT_TRANSPORTS
     schemes = [scheme.strip() for scheme in text.split(",")]
@@ -180,7 +191,8 @@ def _schemes(environ: Mapping[str, str]) -> list[str]:
     return schemes
 
 
-def _window(environ: Mapping[str, str]) -> int:
+def window_from(environ: Mapping[str, str]) -> int:
+    """The bytes that AIODIST_BUFFER_BYTES lets a rank buffer for each other one."""
     text = environ.get("AIODIST_BUFFER_BYTES", "")
     if not text:
         return DEFAULT_WINDOW

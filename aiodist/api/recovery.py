@@ -1,4 +1,4 @@
-"""Going on without the dead, of the async door: revoke, shrink.
+"""Going on without the dead, of the async door: revoke, shrink, grow.
 
 The names and what they mean are those of User-Level Failure Mitigation, the extension of MPI
 (Bland et al., "Post-failure recovery of MPI communication capability", 2013).
@@ -6,11 +6,28 @@ The names and what they mean are those of User-Level Failure Mitigation, the ext
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
 from aiodist.api.collectives import Timeout
-from aiodist.deadline import to_seconds
-from aiodist.errors import InvalidUsageError
+from aiodist.api.rejoining import meeting_place, waiting_at, welcome
+from aiodist.deadline import Deadline, to_seconds
+from aiodist.errors import CollectiveTimeoutError, DistStoreError, InvalidUsageError
+from aiodist.groups.agreement import Decision
+from aiodist.groups.checks import check_ranks
 from aiodist.groups.process_group import Group, NonGroupMember, ProcessGroup
+from aiodist.groups.succession import Comer, changes, comers_of, follow
 from aiodist.groups.world import current_world
+from aiodist.store import Store
+from aiodist.store.waiting import pauses
+
+log = logging.getLogger("aiodist")
+
+_GRACE_SECONDS = 2.0
+"""How much longer than the coordinator, which waits for newcomers, the others wait for it."""
 
 
 def revoke(group: Group | None = None) -> None:
@@ -36,6 +53,97 @@ async def shrink(group: Group | None = None, timeout: Timeout = None) -> Process
     dead. Cancelled or timed out, it may be called again, and its outcome is the same on all ranks.
     """
     return await _member(group).shrink(to_seconds(timeout))
+
+
+async def grow(
+    store: Any | None = None, ranks: Sequence[int] = (), timeout: Timeout = None
+) -> ProcessGroup:
+    """Take the processes that wait in `rejoin` into the default group; the group that follows.
+
+    All members of the default group call it, at the same point of their program. Where nobody
+    waits and nobody has died, it is the same group, so that a training loop may ask every some
+    steps. Where somebody does, a new one becomes the default, with the newcomers at the places of the
+    ranks that were lost and with those dead left out as in `shrink`; groups made of the old
+    one have to be made anew. ``ranks``: global ranks to wait for, up to ``timeout`` (seconds or
+    timedelta; the group's where None). ``store``: where the newcomers ask, as given to their
+    `rejoin`; where None, the one of ``aiodist run --max-restarts``.
+
+    Raises CollectiveTimeoutError where none of ``ranks`` came, on all members, with the group as it
+    was; or where a member that lives has not called it. InvalidUsageError where there is no
+    store; GroupClosedError, PeerLostError as `shrink`. Cancelled, it may be called again.
+    """
+    world = current_world()
+    pg = world.default_group()
+    world.check_loop()
+    pg.check_not_closed()
+    wanted = [
+        rank for rank in (check_ranks(ranks, world.size) if ranks else ()) if rank not in pg.ranks
+    ]
+    deadline = Deadline(pg.timeout if timeout is None else timeout)
+    async with meeting_place(world, store, deadline) as place:
+        decision = await _agree(pg, place, wanted, deadline)
+        if decision.value is None or changes(pg, decision):
+            successor = await follow(pg, decision, deadline)
+            for comer in comers_of(decision):  # every member, since any of them may die
+                with contextlib.suppress(DistStoreError):
+                    await welcome(place, comer, successor)
+            return successor
+        if decision.value[1]:
+            raise _nobody_came(pg, decision.value[1], deadline)
+        return pg
+
+
+async def _agree(
+    group: ProcessGroup, place: Store, wanted: Sequence[int], deadline: Deadline
+) -> Decision:
+    scouts: list[asyncio.Task[None]] = []
+
+    def lead(offer: Callable[[Any], None]) -> None:
+        scouts.append(asyncio.ensure_future(_look(group, place, wanted, deadline, offer)))
+
+    patience = deadline.timeout and deadline.timeout + _GRACE_SECONDS
+    try:
+        return await group.succession.agree("grow", lead, patience)
+    finally:
+        for task in scouts:
+            task.cancel()
+        await asyncio.gather(*scouts, return_exceptions=True)
+
+
+async def _look(
+    group: ProcessGroup,
+    place: Store,
+    wanted: Sequence[int],
+    deadline: Deadline,
+    offer: Callable[[Any], None],
+) -> None:
+    """The coordinator's part: who waits at the store, and who of ``wanted`` does not."""
+    comers: list[Comer] = []
+    missing = list(wanted)
+    try:
+        for pause in pauses():
+            comers = await waiting_at(place, [r for r in group.lineage if r not in group.ranks])
+            missing = [rank for rank in wanted if rank not in {comer.rank for comer in comers}]
+            if not missing or deadline.expired():
+                break
+            await asyncio.sleep(min(pause, deadline.remaining()))
+    except DistStoreError as error:
+        log.warning("nobody can be taken in: %s", error)
+    offer([[list(comer) for comer in comers], missing])
+
+
+def _nobody_came(
+    group: ProcessGroup, missing: Sequence[int], deadline: Deadline
+) -> CollectiveTimeoutError:
+    ranks = ", ".join(map(str, missing))
+    return CollectiveTimeoutError(
+        f"grow of group {group.group_name!r} timed out after {deadline.timeout:g} s: nobody came "
+        f"for rank {ranks}; start a process that calls rejoin() as that rank, at the same store",
+        operation="grow",
+        group=group.group_name,
+        rank=group.global_rank,
+        waiting_for=missing,
+    )
 
 
 def _member(group: Group | None) -> ProcessGroup:

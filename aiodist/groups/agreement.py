@@ -77,6 +77,13 @@ class Agreement:
             return [coordinator]
         return [r for r in self._alive() if r not in self._joined and r != self._me]
 
+    @property
+    def wants_value(self) -> bool:
+        """Whether this rank is the coordinator and has no value yet."""
+        me = self._me
+        leads = self._coordinator() == me and self._told == self._place(me)
+        return leads and not self._value and self.decision is None
+
     # -- what happens on this rank
 
     def enter(self) -> None:

@@ -56,6 +56,7 @@ class Ending(ABC):
         self.backend_name = backend_name
         self.timeout = timeout
         self.lineage = self.ranks  # with those that were lost since, in the group's order
+        self.newcomers: tuple[int, ...] = ()  # members that `grow` took in with this group
         self.generation = 0  # how many groups this one follows on
         self._numbers = {global_rank: number for number, global_rank in enumerate(self.ranks)}
         self._error: DistError | None = None

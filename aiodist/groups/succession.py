@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 
@@ -14,6 +14,7 @@ from aiodist.errors import CollectiveTimeoutError, PeerLostError, ProtocolError
 from aiodist.groups import agreement as protocol
 from aiodist.groups.agreement import Agreement, Decision
 from aiodist.groups.naming import successor_name
+from aiodist.mesh.peer import Card
 
 if TYPE_CHECKING:
     from aiodist.groups.process_group import ProcessGroup
@@ -36,15 +37,17 @@ class Succession:
         self._leads: dict[int, Lead] = {}
 
     async def agree(self, operation: str, lead: Lead, seconds: float | None) -> Decision:
-        """Take part in the next agreement; what it decides.
+        """Take part in the next agreement, named ``operation`` in messages; what it decides.
 
         Returns when all members that live have called it. Raises CollectiveTimeoutError after
         ``seconds``. Cancelled or timed out, this rank still takes part, and its next call is
         about the same agreement.
         """
         number = self._number
-        self._leads.setdefault(number, lead)
+        self._leads[number] = lead
         agreement = self._agreement(number)
+        if agreement.wants_value:  # an earlier call was cancelled before it had one
+            self._lead(number)
         agreement.enter()
         try:
             async with asyncio.timeout(seconds):
@@ -65,6 +68,10 @@ class Succession:
             except (ValueError, TypeError, msgpack.UnpackException) as error:
                 text = f"rank {src} spoke of an agreement in a form nobody understands"
                 raise ProtocolError(text) from error
+
+    def greet(self, rank: int) -> None:
+        """Say something to ``rank`` that means nothing, so that there is a stream to it."""
+        self._tell(0, rank, [protocol.HERE])
 
     def lost(self, rank: int) -> None:
         """A member has died or left."""
@@ -115,18 +122,59 @@ async def shrink(group: ProcessGroup, seconds: float | None) -> ProcessGroup:
     group.check_not_closed()
     deadline = Deadline(group.timeout if seconds is None else seconds)
     group.revoke()
-    decision = await group.succession.agree("shrink", _no_value, deadline.timeout)
-    return await succeed(group, decision.members, deadline)
+    while True:
+        decision = await group.succession.agree("shrink", _no_value, deadline.timeout)
+        # The coordinator may have called grow(), to find that nothing has changed. It goes on, and
+        # learns from its next operation that the group was revoked.
+        if decision.value is None or changes(group, decision):
+            return await follow(group, decision, deadline)
 
 
 def _no_value(offer: Callable[[Any], None]) -> None:
     offer(None)
 
 
-async def succeed(group: ProcessGroup, ranks: Sequence[int], deadline: Deadline) -> ProcessGroup:
+class Comer(NamedTuple):
+    """A process that waits to be taken in. ``name``: random, its own."""
+
+    rank: int
+    card: bytes
+    name: bytes
+
+
+def comers_of(decision: Decision) -> list[Comer]:
+    """The newcomers that were agreed on."""
+    return [] if decision.value is None else [Comer(*fields) for fields in decision.value[0]]
+
+
+def changes(group: ProcessGroup, decision: Decision) -> bool:
+    """Whether anybody has died or is to be taken in."""
+    return bool(comers_of(decision)) or decision.members != group.ranks
+
+
+async def follow(group: ProcessGroup, decision: Decision, deadline: Deadline) -> ProcessGroup:
+    """The group that ``decision`` makes of ``group``; all its members do the same now."""
+    comers = comers_of(decision)
+    endpoint = group.world.endpoint
+    if group.successor is None:
+        for comer in comers:
+            endpoint.renew(Card.decode(comer.card))
+    new = [comer.rank for comer in comers]
+    ranks = [rank for rank in group.lineage if rank in decision.members or rank in new]
+    successor = await succeed(group, ranks, deadline, new)
+    for rank in new:
+        # The first word goes this way: the newcomer cannot know who has heard of it yet.
+        successor.succession.greet(rank)
+    return successor
+
+
+async def succeed(
+    group: ProcessGroup, ranks: Sequence[int], deadline: Deadline, newcomers: Sequence[int] = ()
+) -> ProcessGroup:
     """Make the group of ``ranks`` that follows on ``group``, as all its members do now.
 
-    Raises PeerLostError where this rank is not among them.
+    ``newcomers``: those of ``ranks`` that are not members of ``group``. Raises PeerLostError where
+    this rank is not among them.
     """
     if group.successor is not None:  # another task of this rank was here first
         return group.successor
@@ -141,6 +189,7 @@ async def succeed(group: ProcessGroup, ranks: Sequence[int], deadline: Deadline)
     name = successor_name(group.group_name)
     successor = make(group.world, name, ranks, group.backend_name, group.timeout)
     successor.lineage, successor.generation = group.lineage, group.generation + 1
+    successor.newcomers = tuple(newcomers)
     group.bind_successor(successor)
     group.succeeded_by(successor)
     world = group.world

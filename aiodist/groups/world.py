@@ -42,6 +42,8 @@ class World:
         self.size = -1
         self.default: ProcessGroup | None = None
         self.store: Store | None = None
+        self.launchers_store: Store | None = None  # where replacements of lost ranks come to
+        self.token = b""  # from rank 0: with the job's secret, what ranks know each other by
         self.pid = os.getpid()
         self.recorder = Recorder()
         self.observer: Observer | None = None
@@ -177,6 +179,9 @@ class World:
 
     def unused_name(self, stem: str) -> str:
         """A name for a new group; equal on ranks that make equal groups in the same order."""
+        generation = 0 if self.default is None else self.default.generation
+        if generation:  # newcomers have made none of the names of before
+            stem = f"{stem}{generation}."
         number = self._names.get(stem, 0)
         self._names[stem] = number + 1
         return f"{stem}{number}"

@@ -9,10 +9,10 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistError, DistNetworkError, PeerLostError
+from aiodist.mesh.events import Events
 from aiodist.mesh.inbox import Inbox
 from aiodist.mesh.link import Link
 from aiodist.mesh.lookout import Lookout
@@ -40,42 +40,6 @@ _LAST_WORDS_SECONDS = 0.3
 """How long a rank that refuses connections may still be heard before it counts as gone."""
 
 _LOCAL_SCHEMES = ("unix",)
-
-
-class Events(Protocol):
-    """What the endpoint tells the world that owns it."""
-
-    def is_over(self, key: Key) -> bool:
-        """Whether this rank has ended that collective, or closed that group."""
-        ...
-
-    def late(self, key: Key, src: int, meta: bytes) -> None:
-        """A message of rank ``src`` came for what is over; it is dropped."""
-        ...
-
-    def collective_failed(self, src: int, group: int, sequence: int, error: memoryview) -> None:
-        """Rank ``src`` says why that collective failed."""
-        ...
-
-    def agree_arrived(self, src: int, group: int, number: int, message: bytes) -> None:
-        """Rank ``src`` says something in agreement ``number`` of that group."""
-        ...
-
-    def present(self, group: int, sequence: int) -> tuple[bool, str]:
-        """Whether that collective has started on this rank, and which one it finished last."""
-        ...
-
-    def roll_answered(self, src: int, group: int, sequence: int, entered: bool, last: str) -> None:
-        """Rank ``src`` says whether that collective has started there, and what it finished."""
-        ...
-
-    def explained(self, error: PeerLostError, last: Frame | None) -> PeerLostError:
-        """``error`` with what is known of that rank; ``last``: the last message that it sent."""
-        ...
-
-    def peer_lost(self, rank: int, error: PeerLostError, *, departed: bool) -> None:
-        """``rank`` is gone; ``departed`` if it said goodbye first."""
-        ...
 
 
 class Endpoint:
@@ -117,28 +81,58 @@ class Endpoint:
         self._host_id = host_id()
         for transport in self._transports.values():
             self._listeners.append(await transport.listen(self._accept))
-        return Card(
+        self.card = Card(
             self.rank,
             socket.gethostname(),
             self._host_id,
             os.getpid(),
             tuple(listener.address for listener in self._listeners),
         )
+        return self.card
 
     def meet(self, cards: Sequence[Card], key: bytes) -> None:
         """Learn the others' cards and the job's key (32 bytes or so, secret)."""
         self._key = key
+        self.size = self.inbox.size = len(cards)
         here = [card.pid for card in cards if card.host_id == self._host_id]
         alone = len(set(here)) == len(here)  # in one process, spinning would keep the other waiting
         self.lookout.active = alone and len(here) <= _cores()
         for card in cards:
             if card.rank != self.rank:
-                peer = Peer(card, self.window, self._loop.call_soon, self.lookout.hear)
-                self._peers[card.rank] = peer
-                self.inbox.add_source(peer)
+                self._add_peer(card)
         early, self._early = self._early, []
         for connection in early:
             self._accept(connection)
+
+    def _add_peer(self, card: Card) -> None:
+        peer = Peer(card, self.window, self._loop.call_soon, self.lookout.hear)
+        self._peers[card.rank] = peer
+        self.inbox.add_source(peer)
+
+    def renew(self, card: Card) -> None:
+        """Another process takes the place of a rank that is lost."""
+        old = self._peers.get(card.rank)
+        if old is not None:
+            if old.error is None:  # the others noticed its end, this rank did not
+                text = f"{old.card} was replaced by process {card.pid} on {card.host}"
+                self._peer_lost(old, PeerLostError(text, rank=card.rank))
+            for link in old.links:
+                link.connection.abort()
+        self._add_peer(card)
+
+    def give_up(self, rank: int, error: PeerLostError) -> None:
+        """``rank`` was lost before this rank came."""
+        self._peer_lost(self._peers[rank], error)
+
+    def cards(self) -> list[Card]:
+        """Everybody's, this rank's own too, by rank."""
+        known = {rank: peer.card for rank, peer in self._peers.items()}
+        known[self.rank] = self.card
+        return [known[rank] for rank in sorted(known)]
+
+    def connected(self, rank: int) -> bool:
+        """Whether there is a stream to ``rank``."""
+        return bool(self._peers[rank].links)
 
     def polls(self, ranks: Sequence[int]) -> list[Callable[[], None]]:
         """What to call to take in what ``ranks`` have sent, and send what is queued for them."""

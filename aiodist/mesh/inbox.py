@@ -37,7 +37,7 @@ class Inbox:
         ``late(key, source, metadata)`` hears of a message for such a key; it is dropped.
         """
         self.matcher = Matcher()
-        self._size = size
+        self.size = size
         self._is_over = is_over
         self._late = late
         self._tickets: dict[int, Recv] = {}
@@ -111,7 +111,7 @@ class Inbox:
 
         Returns the first message nobody had asked for, if there was one.
         """
-        left = self.matcher.forget_key(key, range(self._size))
+        left = self.matcher.forget_key(key, range(self.size))
         for arrival in left:
             self._drop(arrival)
         if self._tickets:

@@ -27,6 +27,7 @@ from aiodist.api.lifecycle import (
 )
 from aiodist.api.observing import dump_operations, recent_operations
 from aiodist.api.p2p import P2POp
+from aiodist.api.rejoining import get_restart_count, is_replacement
 from aiodist.errors import (
     CollectiveCancelledError,
     CollectiveError,
@@ -89,7 +90,7 @@ from aiodist.sync.objects import (
     send_object_list,
 )
 from aiodist.sync.p2p import batch_isend_irecv, irecv, isend, recv, send
-from aiodist.sync.recovery import revoke, shrink
+from aiodist.sync.recovery import grow, register_elastic, rejoin, revoke, shrink, sync_state
 from aiodist.sync.stores import FileStore, HashStore, PrefixStore, Store, TCPStore
 from aiodist.types import DEFAULT_TIMEOUT as default_pg_timeout  # noqa: N811  # torch's name
 from aiodist.types import Backend, ReduceOp, reduce_op
@@ -149,8 +150,10 @@ __all__ = [
     "get_node_local_rank",
     "get_process_group_ranks",
     "get_rank",
+    "get_restart_count",
     "get_world_size",
     "group",
+    "grow",
     "init_process_group",
     "irecv",
     "is_available",
@@ -159,6 +162,7 @@ __all__ = [
     "is_initialized",
     "is_mpi_available",
     "is_nccl_available",
+    "is_replacement",
     "is_torchelastic_launched",
     "isend",
     "monitored_barrier",
@@ -173,6 +177,8 @@ __all__ = [
     "reduce_scatter",
     "reduce_scatter_single",
     "reduce_scatter_tensor",
+    "register_elastic",
+    "rejoin",
     "revoke",
     "scatter",
     "scatter_object_list",
@@ -180,4 +186,5 @@ __all__ = [
     "send_object_list",
     "shrink",
     "split_group",
+    "sync_state",
 ]

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
 from aiodist.api import recovery as api
+from aiodist.api import rejoining, state
 from aiodist.api.collectives import Timeout
 from aiodist.groups.process_group import Group, ProcessGroup
+from aiodist.groups.world import current_world
 from aiodist.sync.adapter import mirrors
+from aiodist.sync.lifecycle import Member
 from aiodist.sync.portal import portal
+from aiodist.sync.stores import Store
+from aiodist.types import DEFAULT_TIMEOUT
 
 
 @mirrors(api.revoke)
@@ -19,3 +28,52 @@ def revoke(group: Group | None = None) -> None:
 def shrink(group: Group | None = None, timeout: Timeout = None) -> ProcessGroup:
     """A working group of the members that are left."""
     return portal().run(api.shrink, group, timeout)
+
+
+@mirrors(api.grow)
+def grow(
+    store: Any | None = None, ranks: Sequence[int] = (), timeout: Timeout = None
+) -> ProcessGroup:
+    """Take in the processes that wait to replace lost ranks."""
+    return portal().run(api.grow, _inner(store), ranks, timeout)
+
+
+@mirrors(rejoining.rejoin)
+def rejoin(
+    store: Any | None = None,
+    rank: int = -1,
+    timeout: float | timedelta | None = DEFAULT_TIMEOUT,
+) -> ProcessGroup:
+    """Take the place of a rank that was lost, in place of ``init_process_group``."""
+    door = portal()
+    member = Member(current_world(), store)
+    door.enter()
+    try:
+        group = door.run(rejoining.rejoin, _inner(store), rank, timeout)
+        door.settle(member)
+    finally:
+        door.leave()
+    return group
+
+
+@mirrors(rejoining.register_elastic)
+def register_elastic() -> bool:
+    """Tell the launcher to replace a rank that dies, and to leave the others alone."""
+    return portal().run(rejoining.register_elastic)
+
+
+@mirrors(state.sync_state)
+def sync_state(
+    state_dict: Any,
+    group: Group | None = None,
+    src: int | None = None,
+    group_src: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Any:
+    """Make ``state_dict`` equal to that of one rank."""
+    return portal().run(state.sync_state, state_dict, group, src, group_src, timeout=timeout)
+
+
+def _inner(store: Any) -> Any:
+    return store.inner if isinstance(store, Store) else store

@@ -4,7 +4,7 @@ The rest of aiodist sees bytes (`Buffer.view`), element types (`DType`) and redu
 (`Reduction`). Importing this package imports numpy and not torch; the first tensor does that.
 """
 
-from aiodist.tensors.buffer import Buffer, Kind, buffer_of, empty_like_message, scratch
+from aiodist.tensors.buffer import Buffer, Kind, buffer_of, empty_like_message, is_tensor, scratch
 from aiodist.tensors.codec import TensorExtension
 from aiodist.tensors.dtypes import DTYPES, DType, dtype_named, dtype_of_code
 from aiodist.tensors.meta import decode_meta, encode_meta
@@ -23,6 +23,7 @@ __all__ = [
     "dtype_of_code",
     "empty_like_message",
     "encode_meta",
+    "is_tensor",
     "reduction",
     "scratch",
 ]

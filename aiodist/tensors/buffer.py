@@ -120,6 +120,13 @@ def buffer_of(obj: Any, name: str, *, writable: bool, load: bool = True) -> Buff
     raise TypeError(f"{name} must be a torch.Tensor or numpy.ndarray, not {type(obj).__name__}")
 
 
+def is_tensor(obj: Any) -> bool:
+    """Whether `buffer_of` is for such an object."""
+    if isinstance(obj, np.ndarray):
+        return True
+    return "torch" in sys.modules and isinstance(obj, _torch_memory().Tensor)
+
+
 def empty_like_message(kind: Kind, dtype: DType, shape: tuple[int, ...]) -> Buffer:
     """A new, uninitialised tensor for a message that brought its own description.
 

@@ -59,6 +59,12 @@ def same_default(ours: Any, theirs: Any) -> bool:
 
 # Functions that aiodist has and torch has not.
 OURS = {
+    "get_restart_count": "torch's launcher has only a variable for it",
+    "grow": "recovery is aiodist's own",
+    "is_replacement": "recovery is aiodist's own",
+    "register_elastic": "recovery is aiodist's own",
+    "rejoin": "recovery is aiodist's own",
+    "sync_state": "recovery is aiodist's own",
     "revoke": "recovery is aiodist's own",
     "shrink": "recovery is aiodist's own; torch's shrink_group is told whom to leave out",
     "abort_process_group": "torch has it as a method of some groups",

@@ -1,0 +1,251 @@
+"""How a process takes the place of a rank that was lost: it leaves its card at a store, and waits.
+
+The members that call `grow` find it there, agree on it, and each of them leaves the same welcome:
+who the ranks are, and what the newcomer needs to know of the group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import msgpack
+
+from aiodist.api.lifecycle import close_world, introduce, schemes_from, transports_at, window_from
+from aiodist.backends.registry import bind
+from aiodist.deadline import Deadline
+from aiodist.errors import InvalidUsageError, PeerLostError, StoreTimeoutError
+from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.succession import Comer
+from aiodist.groups.world import World, current_world
+from aiodist.mesh.endpoint import Endpoint
+from aiodist.mesh.interfaces import choose_hosts, default_address
+from aiodist.mesh.peer import Card
+from aiodist.mesh.rendezvous.environments import look_around
+from aiodist.mesh.rendezvous.places import given_place
+from aiodist.store import PrefixStore, Store, TcpStore
+from aiodist.store.waiting import pauses
+from aiodist.types import DEFAULT_TIMEOUT, Backend
+
+STORE_VARIABLE = "AIODIST_REJOIN_STORE"
+REPLACEMENT_VARIABLE = "AIODIST_REPLACEMENT"
+COUNT_VARIABLE = "AIODIST_RESTART_COUNT"
+
+_GREETING_SECONDS = 5.0
+"""How long a member may take to reach the newcomer; it calls those that do not by itself."""
+
+
+def is_replacement() -> bool:
+    """Whether the launcher started this process alone, in place of a rank that was lost.
+
+    Then `rejoin` is what it has to call, and not ``init_process_group``.
+    """
+    return os.environ.get(REPLACEMENT_VARIABLE) == "1"
+
+
+def get_restart_count() -> int:
+    """How often ``aiodist run --max-restarts`` has started this rank anew; 0 without it."""
+    return int(os.environ.get(COUNT_VARIABLE, "") or 0)
+
+
+async def register_elastic() -> bool:
+    """Tell the launcher that this program goes on without a rank that is lost, and takes in another.
+
+    When all ranks have called it, ``aiodist run --max-restarts N`` starts only the rank that has
+    died anew, where it would start all. Call it after ``init_process_group`` or `rejoin`. Its result
+    is whether there is such a launcher. Raises DistStoreError if that has gone.
+    """
+    world = current_world()
+    world.default_group()
+    if not os.environ.get(STORE_VARIABLE):
+        return False
+    async with meeting_place(world, None, Deadline(DEFAULT_TIMEOUT)) as place:
+        await place.set(f"elastic/{world.rank}", b"1")
+    return True
+
+
+async def rejoin(
+    store: Any | None = None,
+    rank: int = -1,
+    timeout: float | timedelta | None = DEFAULT_TIMEOUT,
+) -> ProcessGroup:
+    """Take the place of ``rank``, which was lost, in place of ``init_process_group``.
+
+    Returns the default group when its members have called `grow` and taken this process in; its
+    backend and timeout are theirs. Then `sync_state` brings the model's state. ``store``: one of
+    ours or torch's that outlives the ranks, the same that the members pass to ``grow``; where None,
+    the one of ``aiodist run --max-restarts``. ``rank``: from the environment where left out.
+    ``timeout`` (seconds or timedelta): for this call.
+
+    Raises StoreTimeoutError when nobody has taken it in by then; InvalidUsageError for an
+    initialised world, and where rank or store are not known; DistStoreError. Cancelled or failed,
+    it leaves nothing open and may be called again.
+    """
+    world = current_world()
+    world.abandon_if_orphaned()
+    if world.is_initialized or world.opening:
+        raise InvalidUsageError(
+            "this process is a rank already; rejoin() is for a new one, in place of "
+            "init_process_group()"
+        )
+    own = _own_rank(rank, os.environ)
+    deadline = Deadline(timeout)
+    world.opening = True
+    try:
+        async with meeting_place(world, store, deadline) as place:
+            launcher = None if store is not None else _launchers_host(os.environ)
+            return await _come_in(world, own, place, launcher, deadline)
+    except BaseException:
+        await close_world(world, 0.0)
+        raise
+    finally:
+        world.opening = False
+
+
+async def _come_in(
+    world: World, rank: int, place: Store, launcher: str | None, deadline: Deadline
+) -> ProcessGroup:
+    schemes, window = schemes_from(os.environ), window_from(os.environ)
+    hosts = choose_hosts(launcher, os.environ) or (default_address(),)
+    world.open(rank, -1, None)
+    endpoint = Endpoint(rank, -1, transports_at(hosts, schemes), world, window=window)
+    world.attach(endpoint)
+    comer = Comer(rank, (await endpoint.open()).encode(), os.urandom(12))
+    await place.set(_place_of(rank), msgpack.packb(list(comer)))
+    try:
+        told = await place.get(_welcome_of(comer), deadline)
+    except StoreTimeoutError as error:
+        raise StoreTimeoutError(
+            f"rank {rank}: nobody has taken this process in within {deadline.timeout:g} s; the "
+            "others have to call grow(), at the same store",
+            **error.fields,
+        ) from None
+    facts = msgpack.unpackb(told)
+    cards = [Card.decode(card) for card in facts["cards"]]
+    world.size = len(cards)
+    introduce(world, endpoint, cards, facts["token"])
+    for card in cards:
+        if card.rank not in facts["ranks"]:
+            text = f"{card} was lost before rank {rank} came"
+            endpoint.give_up(card.rank, PeerLostError(text, rank=card.rank))
+    group = _group_of(world, facts)
+    await _greeted(endpoint, [r for r in group.ranks if r not in group.newcomers])
+    await group.backend.ready(deadline)
+    world.default = group
+    return group
+
+
+def _group_of(world: World, facts: dict[str, Any]) -> ProcessGroup:
+    backend, timeout = Backend(facts["backend"]), facts["timeout"]
+    group = ProcessGroup(world, facts["name"], facts["ranks"], backend, timeout)
+    group.lineage = tuple(facts["lineage"])
+    group.generation = facts["generation"]
+    group.newcomers = tuple(facts["newcomers"])
+    bind(group)
+    world.add(group)
+    return group
+
+
+async def _greeted(endpoint: Endpoint, ranks: Sequence[int]) -> None:
+    """Until all ``ranks`` have called: one that this rank called first might not know it yet."""
+    patience = Deadline(_GREETING_SECONDS)
+    for pause in pauses(longest=0.01):
+        if patience.expired() or all(endpoint.connected(r) or endpoint.lost(r) for r in ranks):
+            return
+        await asyncio.sleep(pause)
+
+
+# -- the store, on both sides
+
+
+@contextlib.asynccontextmanager
+async def meeting_place(
+    world: World, store: Any | None, deadline: Deadline
+) -> AsyncIterator[Store]:
+    """Where newcomers and members meet: the caller's store, or the launcher's.
+
+    Raises InvalidUsageError where there is neither, TypeError for what is no store, DistStoreError.
+    """
+    if store is None:
+        yield await _launchers_store(world, deadline)
+        return
+    place = given_place(store)
+    try:
+        yield PrefixStore("rejoin", place.store)
+    finally:
+        await place.close()
+
+
+async def _launchers_store(world: World, deadline: Deadline) -> Store:
+    """The connection to it, which stays open as long as the world."""
+    if world.launchers_store is not None:
+        return world.launchers_store
+    address = os.environ.get(STORE_VARIABLE, "")
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        raise InvalidUsageError(
+            "there is no store where a replacement could meet the others: start the job by "
+            "`aiodist run --max-restarts N`, which serves one, or pass store=, one that outlives "
+            "the ranks: a FileStore on a disk that all see, or a client of a server of your own"
+        )
+    secret = os.environ.get("AIODIST_SECRET", "").encode()
+    client = await TcpStore.connect(host, int(port), deadline, secret=secret)
+    world.on_close(client.close, client.close_in_child)
+    world.launchers_store = place = PrefixStore("rejoin", client)
+    return place
+
+
+async def waiting_at(place: Store, ranks: Sequence[int]) -> list[Comer]:
+    """Those that wait to be one of ``ranks``."""
+    comers = []
+    for rank in ranks:
+        if await place.check([_place_of(rank)]):
+            packed = await place.get(_place_of(rank), Deadline.never())
+            if packed:
+                comers.append(Comer(*msgpack.unpackb(packed)))
+    return comers
+
+
+async def welcome(place: Store, comer: Comer, group: ProcessGroup) -> None:
+    """Tell ``comer`` all it needs to know as a member of ``group``. Any member may, all do."""
+    facts = {
+        "cards": [card.encode() for card in group.endpoint.cards()],
+        "token": group.world.token,
+        "name": group.group_name,
+        "ranks": group.ranks,
+        "lineage": group.lineage,
+        "generation": group.generation,
+        "newcomers": group.newcomers,
+        "backend": str(group.backend_name),
+        "timeout": group.timeout,
+    }
+    await place.set(_welcome_of(comer), msgpack.packb(facts))
+    # It waits no more; another one that came meanwhile does.
+    await place.compare_set(_place_of(comer.rank), msgpack.packb(list(comer)), b"")
+
+
+def _place_of(rank: int) -> str:
+    return f"waits/{rank}"
+
+
+def _welcome_of(comer: Comer) -> str:
+    return f"welcome/{comer.name.hex()}"
+
+
+def _launchers_host(environ: Mapping[str, str]) -> str:
+    return environ[STORE_VARIABLE].rpartition(":")[0]
+
+
+def _own_rank(rank: int, environ: Mapping[str, str]) -> int:
+    if rank >= 0:
+        return rank
+    known = look_around(environ).rank()
+    if known is None:
+        raise InvalidUsageError(
+            "rejoin() needs the rank to take the place of: pass rank=, or set RANK as a launcher does"
+        )
+    return known.value

@@ -1,0 +1,122 @@
+"""A model's and an optimizer's state, from one rank to all others of a group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiodist.api.collectives import Timeout
+from aiodist.deadline import to_seconds
+from aiodist.groups.backend import Tensor
+from aiodist.groups.checks import check_rank
+from aiodist.groups.process_group import Group, ProcessGroup
+from aiodist.groups.work import Work
+from aiodist.groups.world import current_world
+from aiodist.tensors import buffer_of, decode_meta, empty_like_message, encode_meta, is_tensor
+
+Node = list[Any]
+"""A part of a state as it is described to the other ranks: its kind, and what is in it."""
+
+_TENSOR, _DICT, _LIST, _TUPLE, _VALUE = range(5)
+
+
+async def sync_state(
+    state_dict: Any,
+    group: Group | None = None,
+    src: int | None = None,
+    group_src: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Any:
+    """Make ``state_dict`` on all ranks of ``group`` bitwise equal to that of one; returns it.
+
+    All call it, as a collective. The source is rank ``src`` (global; or ``group_src``); where
+    neither is given, the first member that is no newcomer: the one to ask after `grow` and
+    `rejoin`. ``state_dict``: dicts, lists and tuples of tensors (or arrays) and of what
+    objects may hold, such as ``model.state_dict()`` and ``optimizer.state_dict()``, or both in one
+    dict. On the other ranks it is changed in place: a tensor of the same kind, dtype and shape is
+    written into, so that a model whose ``state_dict()`` is passed has the source's
+    parameters; what is missing is added, what the source has not is removed. ``timeout``: of each
+    of its operations, the group's where None.
+
+    Raises what ``broadcast`` and ``broadcast_object_list`` raise. Then the state is a mixture:
+    call it again on a group that works.
+    """
+    pg = current_world().group(group)
+    root = check_rank(pg, src, group_src, "src", default=_healthy(pg))
+    seconds = to_seconds(timeout)
+    tensors: list[Tensor] = []
+    plan: list[Any] = [None]
+    if pg.own_rank == root:
+        plan[0] = _describe(state_dict, tensors)
+    await pg.backend.broadcast_object(plan, root, False, seconds)
+    if pg.own_rank != root:
+        state_dict = _rebuild(plan[0], state_dict, tensors)
+    works = [pg.backend.broadcast(tensor, root, seconds) for tensor in tensors]
+    await _all(works)
+    return state_dict
+
+
+def _healthy(group: ProcessGroup) -> int:
+    """The first member that has been there before the last `grow`."""
+    for number, rank in enumerate(group.ranks):
+        if rank not in group.newcomers:
+            return number
+    return 0
+
+
+async def _all(works: list[Work[None]]) -> None:
+    """Wait for all; raise the first error."""
+    error: Exception | None = None
+    for work in works:
+        try:
+            await work
+        except Exception as raised:  # noqa: BLE001  # raised below
+            error = error or raised
+    if error is not None:
+        raise error
+
+
+def _describe(part: Any, tensors: list[Tensor]) -> Node:
+    """``part`` without the memory of its tensors, which are appended to ``tensors``."""
+    if is_tensor(part):
+        tensors.append(part)
+        return [_TENSOR, encode_meta(buffer_of(part, "a tensor of state_dict", writable=False))]
+    if isinstance(part, dict):
+        return [_DICT, [[key, _describe(value, tensors)] for key, value in part.items()]]
+    if isinstance(part, list):
+        return [_LIST, [_describe(value, tensors) for value in part]]
+    if isinstance(part, tuple):
+        return [_TUPLE, [_describe(value, tensors) for value in part]]
+    return [_VALUE, part]
+
+
+def _rebuild(node: Node, mine: Any, tensors: list[Tensor]) -> Any:
+    """What ``node`` describes, in ``mine`` as far as that fits; tensors are yet to be filled."""
+    kind, content = node
+    if kind == _TENSOR:
+        tensor = mine if _fits(mine, content) else empty_like_message(*decode_meta(content)).owner
+        tensors.append(tensor)
+        return tensor
+    if kind == _DICT:
+        target = mine if isinstance(mine, dict) else {}
+        built = {key: _rebuild(value, target.get(key), tensors) for key, value in content}
+        target.clear()
+        target.update(built)
+        return target
+    if kind == _VALUE:
+        return content
+    old = list(mine) if isinstance(mine, (list, tuple)) else []
+    old += [None] * (len(content) - len(old))
+    items = [_rebuild(value, old[i], tensors) for i, value in enumerate(content)]
+    if kind == _TUPLE:
+        return tuple(items)
+    if isinstance(mine, list):
+        mine[:] = items
+        return mine
+    return items
+
+
+def _fits(mine: Any, meta: bytes) -> bool:
+    if not is_tensor(mine):
+        return False
+    return encode_meta(buffer_of(mine, "state_dict", writable=True, load=False)) == meta

@@ -1,0 +1,44 @@
+"""What the mesh tells the world that owns it, and asks of it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from aiodist.errors import PeerLostError
+from aiodist.wire.frames import Frame, Key
+
+
+class Events(Protocol):
+    """What the endpoint tells the world that owns it."""
+
+    def is_over(self, key: Key) -> bool:
+        """Whether this rank has ended that collective, or closed that group."""
+        ...
+
+    def late(self, key: Key, src: int, meta: bytes) -> None:
+        """A message of rank ``src`` came for what is over; it is dropped."""
+        ...
+
+    def collective_failed(self, src: int, group: int, sequence: int, error: memoryview) -> None:
+        """Rank ``src`` says why that collective failed."""
+        ...
+
+    def agree_arrived(self, src: int, group: int, number: int, message: bytes) -> None:
+        """Rank ``src`` says something in agreement ``number`` of that group."""
+        ...
+
+    def present(self, group: int, sequence: int) -> tuple[bool, str]:
+        """Whether that collective has started on this rank, and which one it finished last."""
+        ...
+
+    def roll_answered(self, src: int, group: int, sequence: int, entered: bool, last: str) -> None:
+        """Rank ``src`` says whether that collective has started there, and what it finished."""
+        ...
+
+    def explained(self, error: PeerLostError, last: Frame | None) -> PeerLostError:
+        """``error`` with what is known of that rank; ``last``: the last message that it sent."""
+        ...
+
+    def peer_lost(self, rank: int, error: PeerLostError, *, departed: bool) -> None:
+        """``rank`` is gone; ``departed`` if it said goodbye first."""
+        ...

@@ -1,0 +1,105 @@
+"""The state of one rank on all of them, in place where that fits."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import aiodist as dist
+from aiodist.testing import run_ranks
+
+
+def model(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    return net, torch.optim.Adam(net.parameters(), lr=0.1 * (seed + 1))
+
+
+def step(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    net(torch.arange(12.0).reshape(4, 3)).square().sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("src", [None, 2])
+async def test_a_model_and_its_optimizer_are_bitwise_equal_and_train_on_alike(
+    src: int | None,
+) -> None:
+    async def main(rank: int) -> bytes:
+        net, optimizer = model(rank)
+        if rank == (src or 0):
+            step(net, optimizer)
+        before = [p.data_ptr() for p in net.parameters()]
+        await dist.sync_state(net.state_dict(), src=src)  # into the parameters themselves
+        assert [p.data_ptr() for p in net.parameters()] == before
+        state = await dist.sync_state(optimizer.state_dict(), src=src)
+        optimizer.load_state_dict(state)
+        step(net, optimizer)
+        assert optimizer.param_groups[0]["lr"] == 0.1 * ((src or 0) + 1)
+        return b"".join(v.numpy().tobytes() for v in net.state_dict().values())
+
+    assert len(set(await run_ranks(3, main))) == 1
+
+
+async def test_containers_keep_their_kind_and_their_identity() -> None:
+    shared = {
+        "a": np.arange(3),
+        "b": [torch.ones(2), 5, None, "text", b"bytes"],
+        "c": (1.5, np.zeros((2, 2), np.float32), ()),
+        4: {"deep": OrderedDict(x=True)},
+        "none": torch.empty(0, 3),
+    }
+
+    async def main(rank: int) -> Any:
+        if rank == 0:
+            return await dist.sync_state(shared)
+        inner = [torch.zeros(2, dtype=torch.float64), 1]
+        kept, read_only_shape = np.zeros(3, np.int64), np.zeros((3, 3), np.float32)
+        mine: dict[Any, Any] = {"gone": 1, "a": kept, "b": inner, "c": [0, read_only_shape]}
+        got = await dist.sync_state(mine)
+        assert got is mine
+        assert got["a"] is kept
+        assert got["b"] is inner
+        assert inner[0].dtype == torch.float32  # a new one: the old does not fit
+        assert (read_only_shape == 0).all()
+        return got
+
+    for got in (await run_ranks(2, main))[1:]:
+        assert list(got) == ["a", "b", "c", 4, "none"]
+        assert got["a"].tolist() == [0, 1, 2]
+        assert got["b"][0].tolist() == [1, 1]
+        assert got["b"][1:] == [5, None, "text", b"bytes"]
+        assert isinstance(got["c"], tuple)
+        assert got["c"][0] == 1.5
+        assert got["c"][1].shape == (2, 2)
+        assert got["c"][2] == ()
+        assert got[4] == {"deep": {"x": True}}
+        assert tuple(got["none"].shape) == (0, 3)
+
+
+async def test_a_state_may_be_one_tensor_in_a_subgroup() -> None:
+    async def main(rank: int) -> None:
+        group = await dist.new_group([1, 2])
+        if rank:
+            tensor = torch.full((300_000,), float(rank), dtype=torch.bfloat16)
+            assert await dist.sync_state(tensor, group, group_src=1) is tensor
+            assert bool((tensor == 2).all())
+
+    await run_ranks(3, main)
+
+
+async def test_what_cannot_travel_is_refused_on_the_source() -> None:
+    async def main(rank: int) -> None:
+        if rank == 0:
+            with pytest.raises(TypeError):
+                await dist.sync_state({"f": object()})
+            await dist.sync_state({"f": 1})
+        else:
+            assert await dist.sync_state({}) == {"f": 1}
+
+    await run_ranks(2, main)

@@ -1,0 +1,254 @@
+"""Another process takes a lost rank's place: grow on the one side, rejoin on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist as dist
+from aiodist.groups.world import World, current_world, use_world
+from tests.engine.conftest import RunRanks, outcome
+from tests.engine.deaths import die
+
+State = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def _on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIODIST_SOCKET_IFNAME", "lo")
+
+
+@pytest.fixture
+def store() -> dist.Store:
+    return dist.MemoryStore()
+
+
+@pytest.fixture(params=["tcp", "unix"])
+def sockets(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    scaled: Callable[[float], float],
+) -> RunRanks:
+    """`run_ranks` over what a newcomer can reach."""
+    monkeypatch.setenv("AIODIST_TRANSPORT", request.param)
+
+    async def run(size: int, fn: Callable[[int], Awaitable[Any]], **options: Any) -> list[Any]:
+        async with asyncio.timeout(scaled(20)):
+            return await dist_run(size, fn, request.param, **options)
+
+    from aiodist.testing.in_process import run_ranks as dist_run
+
+    return run
+
+
+def newcomer(fn: Callable[[], Awaitable[Any]]) -> asyncio.Task[Any]:
+    """``fn()`` as in a process of its own."""
+
+    async def alone() -> Any:
+        use_world(World())
+        try:
+            return await fn()
+        finally:
+            if dist.is_initialized():
+                await dist.destroy_process_group()
+
+    return asyncio.create_task(alone(), context=contextvars.copy_context())
+
+
+async def all_work(size: int) -> None:
+    assert dist.get_world_size() == size
+    assert dist.get_rank() == current_world().rank
+    for length in (3, 200_000):
+        data = np.full(length, float(dist.get_rank()))
+        await dist.all_reduce(data)
+        assert (data == sum(range(size))).all()
+    right, left = (dist.get_rank() + 1) % size, (dist.get_rank() - 1) % size
+    got = np.zeros(1)
+    work = dist.irecv(got, left, tag=4)
+    await dist.send(np.full(1, float(dist.get_rank())), right, tag=4)
+    await work
+    assert got[0] == left
+    for local in (False, True):
+        made = await dist.new_group(range(size), use_local_synchronization=local)
+        assert isinstance(made, dist.ProcessGroup)
+        await dist.barrier(made)
+    await dist.barrier()
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+async def test_a_replacement_takes_the_place_of_the_lost(
+    sockets: RunRanks, store: dist.Store, dead: int
+) -> None:
+    over = asyncio.Barrier(3)
+
+    async def replacement() -> None:
+        group = await dist.rejoin(store, dead, timeout=20)
+        assert group.newcomers == (dead,)
+        state: State = {"w": np.zeros(4), "old": 1}
+        assert await dist.sync_state(state) is state
+        assert list(state) == ["w", "step"]
+        assert (state["w"] == 7).all()
+        assert state["step"] == 3
+        await all_work(3)
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        if rank == dead:
+            await die()
+            await newcomer(replacement)
+        else:
+            assert isinstance(await outcome(dist.barrier()), dist.DistError)
+            small = await dist.shrink()
+            await dist.new_group(use_local_synchronization=True, ranks=small.ranks)
+            group = await dist.grow(store, [dead])
+            assert list(group.ranks) == [0, 1, 2]
+            assert group.group_name == "default_pg~2"
+            await dist.sync_state({"w": np.full(4, 7.0), "step": 3})
+            await all_work(3)
+        await over.wait()
+
+    await sockets(3, main)
+
+
+async def test_grow_takes_the_dead_out_and_two_newcomers_in_at_once(
+    sockets: RunRanks, store: dist.Store
+) -> None:
+    over = asyncio.Barrier(4)
+
+    async def replacement(rank: int) -> None:
+        await dist.rejoin(store, rank, timeout=20)
+        await all_work(4)
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        if rank in (1, 3):
+            await die()
+            await newcomer(lambda: replacement(rank))
+        else:
+            await outcome(dist.barrier())
+            await dist.shrink()
+            await dist.grow(store, [1, 3])
+            await all_work(4)
+        await over.wait()
+
+    await sockets(4, main)
+
+
+async def test_a_rank_may_be_replaced_again(sockets: RunRanks, store: dist.Store) -> None:
+    over = asyncio.Barrier(2)
+
+    async def replacement() -> None:
+        await dist.rejoin(store, 1, timeout=20)
+        await all_work(2)
+        await die()
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        if rank == 1:
+            await die()
+            for _ in range(2):
+                await newcomer(replacement)
+        else:
+            for number in range(2):
+                assert isinstance(await outcome(dist.barrier()), dist.PeerLostError)
+                assert list((await dist.shrink()).ranks) == [0]
+                group = await dist.grow(store, [1])
+                assert group.generation == 2 * number + 2
+                await all_work(2)
+        await over.wait()
+
+    await sockets(2, main)
+
+
+async def test_grow_without_anybody_waiting_is_the_same_group(
+    inproc: RunRanks, store: dist.Store
+) -> None:
+    async def main(rank: int) -> None:
+        for _ in range(3):
+            group = await dist.grow(store)
+            assert group is current_world().default_group()
+            assert group.generation == 0
+            await dist.barrier()
+
+    await inproc(3, main)
+
+
+async def test_grow_says_for_whom_nobody_came(inproc: RunRanks, store: dist.Store) -> None:
+    over = asyncio.Barrier(3)
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        if rank == 1:
+            await die()
+        else:
+            await outcome(dist.barrier())
+            group = await dist.shrink()
+            for _ in range(2):
+                with pytest.raises(dist.CollectiveTimeoutError, match="nobody came for rank 1"):
+                    await dist.grow(store, [1], timeout=0.05)
+                await dist.barrier(group)
+        await over.wait()
+
+    await inproc(3, main)
+
+
+async def test_shrink_and_grow_meet(inproc: RunRanks, store: dist.Store) -> None:
+    """Rank 0, which coordinates, sees no change; rank 1 has revoked the group."""
+
+    async def main(rank: int) -> None:
+        if rank == 1:
+            group = await dist.shrink()
+        else:
+            group = await dist.grow(store)
+            if group.generation == 0:
+                with pytest.raises(dist.GroupRevokedError):
+                    await dist.recv(np.zeros(1), 1)
+                group = await dist.shrink()
+        assert group.generation == 1
+        await dist.barrier()
+
+    await inproc(2, main)
+
+
+async def test_rejoin_says_when_nobody_takes_it_in(store: dist.Store) -> None:
+    async def alone() -> None:
+        with pytest.raises(dist.StoreTimeoutError, match="nobody has taken this process in"):
+            await dist.rejoin(store, 1, timeout=0.05)
+        assert not dist.is_initialized()
+
+    await newcomer(alone)
+
+
+async def test_what_is_missing_is_said(
+    inproc: RunRanks, store: dist.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "AIODIST_REJOIN_STORE"):
+        monkeypatch.delenv(name, raising=False)
+
+    async def alone() -> None:
+        with pytest.raises(dist.InvalidUsageError, match="pass rank="):
+            await dist.rejoin(store)
+        with pytest.raises(dist.InvalidUsageError, match="--max-restarts"):
+            await dist.rejoin(rank=1)
+        with pytest.raises(dist.NotInitializedError):
+            await dist.grow(store)
+
+    await newcomer(alone)
+
+    async def main(rank: int) -> None:
+        with pytest.raises(dist.InvalidUsageError, match="--max-restarts"):
+            await dist.grow()
+        with pytest.raises(dist.InvalidUsageError, match="a rank already"):
+            await dist.rejoin(store, 1)
+        with pytest.raises(dist.InvalidUsageError, match="out of range"):
+            await dist.grow(store, [5])
+        assert not await dist.register_elastic()
+        assert not dist.is_replacement()
+        assert dist.get_restart_count() == 0
+
+    await inproc(2, main)
