@@ -20,21 +20,20 @@ from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError, StoreTimeoutError
 from aiodist.torch_backend.worlds import TorchWorld
 
-_REGISTRY_PREFIXES = ("default_pg", "0/")
-_BACKEND_PREFIX = "cpu/"
 
+def meet(options: Any, name: str) -> tuple[TorchWorld, Any | None]:
+    """The world of the ranks that come to torch's store, and the store torch has to take instead.
 
-def meet(
-    store: Any, rank: int, size: int, timeout: timedelta, name: str
-) -> tuple[TorchWorld, Any | None]:
-    """The world of the ranks that come to ``store``, and the store torch has to take instead.
-
-    That one is None, unless the server of ``store`` was an old one and has gone. torch's client
-    then logs that it lost its connection. Raises what ``aiodist.init_process_group`` does.
+    That one is None, unless the server of torch's store was an old one and has gone. torch's
+    client then logs that it lost its connection. ``options``: those of torch's for the default
+    group, which is called ``name``. Raises what ``aiodist.init_process_group`` does.
     """
+    store, rank, size = options.store, options.group_rank, options.group_size
+    timeout = options.timeout
     deadline = Deadline(timeout.total_seconds())
     tcp = _of_torch(store) if rank else None
-    may_be_old = tcp is not None and _was_here(store, tcp, rank)
+    prefixes = ("default_pg", f"{options.group_id}/")  # as torch has put them in front
+    may_be_old = tcp is not None and _was_here(store, _for_us(_in_front(tcp, *prefixes)), rank)
     try:
         return TorchWorld(store, rank, size, timeout, name), None
     except DistStoreError as error:
@@ -43,8 +42,8 @@ def meet(
     left = timedelta(seconds=max(deadline.remaining(), 0.001))
     following = c10d.TCPStore(tcp.host, tcp.port, size, is_master=False, timeout=left)
     following.set_timeout(timeout)
-    registered = _in_front(following, *_REGISTRY_PREFIXES)
-    store = _in_front(registered, _BACKEND_PREFIX)
+    registered = _in_front(following, *prefixes)
+    store = _for_us(registered)
     store.add(_visits(rank), 1)
     left = timedelta(seconds=max(deadline.remaining(), 0.001))
     world = TorchWorld(store, rank, size, left, name)
@@ -60,19 +59,18 @@ def _of_torch(store: Any) -> Any | None:
     return store if isinstance(store, c10d.TCPStore) and not by_agent else None
 
 
-def _was_here(store: Any, tcp: Any, rank: int) -> bool:
+def _was_here(store: Any, same: Any, rank: int) -> bool:
     """Whether this rank has met the others at this server before, or it is just going away.
 
-    False also for a store that the caller made and put prefixes of its own in front of: it is the
-    caller's to replace.
+    False also where ``same``, the store as torch makes it, is not ``store``: then the caller made
+    it, and it is the caller's to replace.
     """
     key = _visits(rank)
     try:
         visits = store.add(key, 1)
-        ours = _in_front(tcp, *_REGISTRY_PREFIXES, _BACKEND_PREFIX).check([key])
+        return bool(same.check([key]) and visits > 1)
     except RuntimeError:
         return True
-    return bool(ours and visits > 1)
 
 
 def _visits(rank: int) -> str:
@@ -83,6 +81,10 @@ def _in_front(store: Any, *prefixes: str) -> Any:
     for prefix in prefixes:
         store = c10d.PrefixStore(prefix, store)
     return store
+
+
+def _for_us(store: Any) -> Any:
+    return _in_front(store, "cpu/")
 
 
 def register_store(group: Any, store: Any) -> None:

@@ -24,11 +24,12 @@ def open_group(options: Any, backend_options: Any = None) -> TorchGroup:
         return whole.subgroup(options.group_id, ranks, options.timeout)
     unnamed = not ranks and options.group_id == "0"  # torch's number for it says nothing
     name = "" if unnamed else options.group_id
-    place = (options.store, options.group_rank, options.group_size, options.timeout, name)
     if ranks:
-        world = TorchWorld(*place)
+        world = TorchWorld(
+            options.store, options.group_rank, options.group_size, options.timeout, name
+        )
         return TorchGroup(world, world.whole, owns_world=True)
-    world, store = meet(*place)
+    world, store = meet(options, name)
     group = TorchGroup(world, world.whole, owns_world=True)
     if store is not None:
         register_store(group, store)

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.timeout(120)
         ("groups:subgroups", 4),
         ("groups:splitting", 4),
         ("groups:again", 2),
+        ("groups:after_workers_that_died", 3),
         ("groups:back_before_rank_0", 3),
         ("groups:beside_gloo", 3),
         ("groups:destroyed", 2),

@@ -1,5 +1,7 @@
 """Meeting at a store that outlives its ranks, as that of torchrun's agent outlives its workers.
 
+All stores of torch's that a caller hands over are taken for such: nothing tells.
+
 Counting initialisations is no help there: a worker that was killed before its own has not counted,
 and the agents of several nodes count restarts differently. So each rank says who it is by a random
 name, and rank 0 calls the roll:

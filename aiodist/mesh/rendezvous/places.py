@@ -87,7 +87,9 @@ def given_place(store: Any) -> Place:
             f"HashStore), not {store!r}"
         )
     adapter = TorchStore(store)
-    return Place(adapter, f"the {type(store).__name__} given", adapter.close)
+    where = f"the {type(store).__name__} given"
+    # It may outlive ranks: torchrun's agent serves the same one to the workers it starts anew.
+    return Place(PrefixStore("aiodist", adapter), where, adapter.close, join=assemble)
 
 
 async def _nothing() -> None:

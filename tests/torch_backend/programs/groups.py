@@ -91,6 +91,39 @@ def again(rank: int, size: int) -> None:
         assert t.item() == size
 
 
+def after_workers_that_died(rank: int, size: int) -> None:
+    """They meet at a store where some have been before, in vain, in processes that are no more.
+
+    So it is for workers that torchrun starts anew when one has died: the store is its agent's.
+    """
+    files = dist.distributed_c10d._get_default_store()
+    dist.destroy_process_group()
+
+    def start(seconds: float) -> None:
+        dist.init_process_group(
+            "aiodist",
+            store=dist.FileStore(f"{os.environ['TEST_FOLDER']}/kept", -1),
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=seconds),
+        )
+
+    if rank != 1:
+        child = os.fork()
+        if child == 0:
+            said = error_of(lambda: start(0.2))
+            os._exit(0 if "did not arrive" in said and f"rank {rank}: " in said else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        files.set(f"in vain {rank}", "")
+    files.wait([f"in vain {other}" for other in range(size) if other != 1])
+    for _ in range(2):
+        start(40)
+        t = torch.ones(1)
+        dist.all_reduce(t)
+        assert t.item() == size
+        dist.destroy_process_group()
+
+
 def back_before_rank_0(rank: int, size: int) -> None:
     """Initialised anew where rank 0 still serves the store of the time before.
 
