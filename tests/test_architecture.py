@@ -44,8 +44,16 @@ IO_MODULES = frozenset({"asyncio", "socket", "select", "selectors", "uvloop", "t
 AT_TORCH = frozenset({"tensors", "torch_backend"})
 """Where torch is known: its memory, and its process groups."""
 
+_GROUPS = "it runs torch's own process groups, and is imported where a group asks for one"
+
 TORCH_ELSEWHERE = MappingProxyType[str, str](
     {
+        "aiodist.backends.torch_groups.backend": _GROUPS,
+        "aiodist.backends.torch_groups.kinds": _GROUPS,
+        "aiodist.backends.torch_groups.messages": _GROUPS,
+        "aiodist.backends.torch_groups.reducing": _GROUPS,
+        "aiodist.backends.torch_groups.slots": _GROUPS,
+        "aiodist.backends.torch_groups.store": _GROUPS,
         "aiodist.mesh.rendezvous.agent": "torchrun's agent speaks the protocol of torch's TCPStore",
         "aiodist.spawn": "it is torch.multiprocessing.spawn with the rendezvous made ready",
     }

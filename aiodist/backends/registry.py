@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from types import MappingProxyType
 
 from aiodist.backends.native import NativeBackend
@@ -31,12 +32,37 @@ def _always() -> str:
     return ""
 
 
+def _torch_group(name: str) -> Callable[[ProcessGroup], CollectiveBackend]:
+    def make(group: ProcessGroup) -> CollectiveBackend:
+        from aiodist.backends.torch_groups import make_backend  # brings in torch
+
+        return make_backend(group, name)
+
+    return make
+
+
+def _why_no_torch_group(name: str) -> Callable[[], str]:
+    def why_not() -> str:
+        if find_spec("torch") is None:
+            return "torch is not installed"
+        from aiodist.backends.torch_groups import why_not  # brings in torch
+
+        return why_not(name)
+
+    return why_not
+
+
 _NATIVE = Offer(NativeBackend, _always, ("cpu",))
+_GLOO = Offer(_torch_group("gloo"), _why_no_torch_group("gloo"), ("cpu",))
+_NCCL = Offer(_torch_group("nccl"), _why_no_torch_group("nccl"), ("cuda",))
 
 OFFERS: Mapping[str, Offer] = MappingProxyType(
     {
         Backend.AIODIST: _NATIVE,
         Backend.GLOO: _NATIVE,
+        Backend.NCCL: _NCCL,
+        Backend.TORCH_NCCL: _NCCL,
+        Backend.TORCH_GLOO: _GLOO,
     }
 )
 """By name; "gloo" names the native backend, so that scripts for Gloo run unchanged."""

@@ -12,11 +12,22 @@ from aiodist.tensors import Buffer
 def split_bytes(
     buffer: Buffer, name: str, splits: Sequence[int] | None, size: int
 ) -> list[memoryview]:
-    """``buffer``'s bytes for each of ``size`` ranks: ``splits[r]`` rows of its first dimension.
+    """``buffer``'s bytes for each of ``size`` ranks; arguments and errors as of `split_lengths`."""
+    views, start = [], 0
+    for length in split_lengths(buffer.shape, buffer.nbytes, name, splits, size):
+        views.append(buffer.view[start : start + length])
+        start += length
+    return views
+
+
+def split_lengths(
+    shape: Sequence[int], nbytes: int, name: str, splits: Sequence[int] | None, size: int
+) -> list[int]:
+    """Bytes for each of ``size`` ranks: ``splits[r]`` rows of a tensor's first dimension.
 
     None means equal shares. Raises InvalidUsageError where the splits do not add up.
     """
-    rows = buffer.shape[0] if buffer.shape else 1
+    rows = shape[0] if shape else 1
     if splits is not None and not isinstance(splits, (list, tuple)):
         raise TypeError(f"{name}_split_sizes must be a list, not {type(splits).__name__}")
     if not splits:
@@ -37,12 +48,8 @@ def split_bytes(
             f"{name}_split_sizes {list(splits)} must be non-negative and add up to the {rows} "
             f"rows of {name}"
         )
-    row = buffer.nbytes // rows if rows else 0
-    views, start = [], 0
-    for split in splits:
-        views.append(buffer.view[start : start + split * row])
-        start += split * row
-    return views
+    row = nbytes // rows if rows else 0
+    return [split * row for split in splits]
 
 
 def digest_of_lengths(buffers: Sequence[Buffer]) -> int:
@@ -50,5 +57,10 @@ def digest_of_lengths(buffers: Sequence[Buffer]) -> int:
 
     Lists of one total would pass each other's data off as their own.
     """
-    text = ",".join(str(buffer.count) for buffer in buffers)
+    return digest_of_numbers([buffer.count for buffer in buffers])
+
+
+def digest_of_numbers(numbers: Sequence[int]) -> int:
+    """56 bits that are equal on ranks with equal lists of numbers."""
+    text = ",".join(map(str, numbers))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")

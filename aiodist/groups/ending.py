@@ -7,7 +7,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiodist.errors import (
     DistError,
@@ -29,6 +29,18 @@ WHOLE_GROUP = -1
 """In place of a sequence number: a failure that ends the group."""
 
 
+class Settings(NamedTuple):
+    """What the user gave a group for its backend alone."""
+
+    options: Any = None
+    """``pg_options``: torch's own options of a torch group."""
+    device: Any = None
+    """``device_id``: this rank's GPU."""
+
+
+NO_SETTINGS = Settings()
+
+
 class Ending(ABC):
     """The part of a `ProcessGroup` that its operations do not change: its members, and its end."""
 
@@ -44,6 +56,7 @@ class Ending(ABC):
         ranks: Sequence[int],
         backend_name: Backend,
         timeout: float | None,
+        settings: Settings,
     ) -> None:
         self.world = world
         self.group_name = name
@@ -55,6 +68,7 @@ class Ending(ABC):
         self.n_ranks = len(self.ranks)
         self.backend_name = backend_name
         self.timeout = timeout
+        self.settings = settings
         self.lineage = self.ranks  # with those that were lost since, in the group's order
         self.newcomers: tuple[int, ...] = ()  # members that `grow` took in with this group
         self.generation = 0  # how many groups this one follows on

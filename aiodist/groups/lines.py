@@ -219,6 +219,15 @@ class MessageLine:
     def from_anybody(self) -> bool:
         return self._other < 0
 
+    @property
+    def other(self) -> int:
+        """The global rank at the other end, -1 as long as nobody knows."""
+        return self._other
+
+    def matched(self, rank: int) -> None:
+        """A receive from anybody has its message, from global rank ``rank``, on its way."""
+        self._other = rank
+
     def sending(self, message: Send) -> Send:
         self._send = message
         return message

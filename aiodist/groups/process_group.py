@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aiodist.completion import Pending, T
 from aiodist.deadline import to_seconds
 from aiodist.errors import DistError, GroupRevokedError, PeerLostError
-from aiodist.groups.ending import WHOLE_GROUP, Ending
+from aiodist.groups.ending import NO_SETTINGS, WHOLE_GROUP, Ending, Settings
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.lines import CollectiveLine, MessageLine, mismatch
 from aiodist.groups.messenger import Messenger
@@ -48,9 +48,10 @@ class ProcessGroup(Ending):
         ranks: Sequence[int],
         backend_name: Backend,
         timeout: float | None,
+        settings: Settings = NO_SETTINGS,
     ) -> None:
         """``ranks`` contains this process's global rank. ``timeout``: seconds, of each operation."""
-        super().__init__(world, name, ranks, backend_name, timeout)
+        super().__init__(world, name, ranks, backend_name, timeout, settings)
         self._next = 0
         self._active: dict[int, Work[Any]] = {}
         self._messages: dict[MessageLine, Work[Any]] = {}
@@ -153,15 +154,15 @@ class ProcessGroup(Ending):
         what: str,
         other: int | None,
         tag: int,
-        body: Callable[[], Coroutine[Any, Any, T]],
-        source: Callable[[T], int] | None = None,
+        body: Callable[[MessageLine], Coroutine[Any, Any, T]],
         timeout: float | None = None,
     ) -> Work[T]:
         """Start a message that the backend carries over means of its own.
 
         ``what``: "send" or "recv". ``other``: the group rank at the other end, None for any.
-        ``body`` awaits only `Pending`; an error of ours (timeout, cancellation, a closed group) is
-        raised inside it. ``source(result)``: the sender's global rank, for a receive.
+        ``body(line)`` awaits only `Pending`; an error of ours (timeout, cancellation, a closed
+        group) is raised inside it. A receive says by ``line.matched(global rank)`` whose message
+        it has got, as soon as it knows.
         """
         self._check_open()
         end = ANY_SOURCE if other is None else self.ranks[other]
@@ -169,9 +170,9 @@ class ProcessGroup(Ending):
         holder: list[Work[T]] = []
 
         async def run() -> T:
-            result = await body()
-            if source is not None:
-                holder[0].set_source(source(result))
+            result = await body(line)
+            if not line.is_send and not line.from_anybody:
+                holder[0].set_source(line.other)
             return result
 
         return self._start_message(line, Message(what, end, tag, b"", -1), run(), timeout, holder)

@@ -73,6 +73,15 @@ def open_tensor(
     return dtype, _bytes_of(staged, dtype, name), staged
 
 
+def dtype_of_tensor(tensor: Tensor, name: str) -> DType:
+    """The DType of a dense tensor on any device. Raises TypeError, InvalidUsageError for others."""
+    dtype = _DTYPE_OF.get(tensor.dtype)
+    if dtype is None or type(tensor) not in _PLAIN or _has_other_layout(tensor):
+        _refuse_wrapper(tensor, name)
+        return _check_kind(tensor, name)
+    return dtype
+
+
 def assign(owner: Tensor, staged: Tensor) -> None:
     """Copy the elements of one tensor to another of its dtype, through strides and conj bits."""
     target, source = owner.detach(), staged.detach()
@@ -120,24 +129,36 @@ def _bytes_of(tensor: Tensor, dtype: DType, name: str) -> memoryview:
     return memoryview(memory)[:nbytes].cast("B")
 
 
+def _has_other_layout(tensor: Tensor) -> bool:
+    return tensor.layout is not _STRIDED or tensor.is_nested
+
+
 def _check(tensor: Tensor, name: str) -> DType:
     """The DType of a tensor off the beaten track, or the error that says why it cannot travel."""
-    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
-        raise TypeError(
-            f"{name} is a {type(tensor).__name__}, which wraps other tensors; pass the plain "
-            f"tensor inside (a DTensor gives it with to_local())"
-        )
+    _refuse_wrapper(tensor, name)
     if tensor.device.type != "cpu":
         raise InvalidUsageError(
             f'{name} is on {tensor.device}; backend "aiodist" serves cpu tensors: pass '
             f"{name}.cpu(), or make a group with the backend that serves "
             f"{tensor.device.type} tensors"
         )
+    return _check_kind(tensor, name)
+
+
+def _refuse_wrapper(tensor: Tensor, name: str) -> None:
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        raise TypeError(
+            f"{name} is a {type(tensor).__name__}, which wraps other tensors; pass the plain "
+            f"tensor inside (a DTensor gives it with to_local())"
+        )
+
+
+def _check_kind(tensor: Tensor, name: str) -> DType:
     if tensor.is_quantized:
         raise InvalidUsageError(
             f"{name} is quantized; pass {name}.int_repr() with its scale, or {name}.dequantize()"
         )
-    if tensor.layout is not _STRIDED or tensor.is_nested:
+    if _has_other_layout(tensor):
         kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         raise InvalidUsageError(
             f"{name} has layout {kind}, and only dense tensors travel; pass its parts or a "

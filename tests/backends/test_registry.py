@@ -6,6 +6,7 @@ import aiodist as dist
 from aiodist.backends.native import NativeBackend
 from aiodist.backends.registry import OFFERS, backend_named, why_not
 from aiodist.deadline import Deadline
+from aiodist.groups.lines import MessageLine
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.testing.in_process import run_ranks
 from aiodist.types import Backend
@@ -81,16 +82,17 @@ async def test_a_message_carried_by_other_means() -> None:
     async def body(rank: int) -> None:
         group = dist.group.WORLD
 
-        async def carry() -> str:
+        async def carry(line: MessageLine) -> str:
             await group.next_turn()
+            line.matched(1)
             return "there"
 
-        work = group.carried("recv", None, 7, carry, lambda text: len(text))
+        work = group.carried("recv", None, 7, carry)
         assert not work.is_completed()
         assert await work == "there"
-        assert work.source_rank() == len("there")
+        assert work.source_rank() == 1
 
-        async def never() -> None:
+        async def never(line: MessageLine) -> None:
             while True:
                 await group.next_turn()
 

@@ -1,0 +1,18 @@
+"""torch's own process groups, awaited: the backends "torch:gloo" and "nccl". Imports torch."""
+
+from __future__ import annotations
+
+from aiodist.backends.torch_groups.backend import TorchBackend
+from aiodist.backends.torch_groups.kinds import Gloo, Nccl, why_no_gloo, why_no_nccl
+from aiodist.groups.backend import CollectiveBackend
+from aiodist.groups.process_group import ProcessGroup
+
+
+def make_backend(group: ProcessGroup, name: str) -> CollectiveBackend:
+    """The backend of ``group`` over torch's group ``name``: "gloo" or "nccl"."""
+    return TorchBackend(group, Gloo() if name == "gloo" else Nccl())
+
+
+def why_not(name: str) -> str:
+    """Why torch's group ``name`` cannot run here; "" where it can."""
+    return why_no_gloo() if name == "gloo" else why_no_nccl()

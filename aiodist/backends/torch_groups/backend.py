@@ -1,0 +1,404 @@
+"""The operations of a group whose tensors go through one of torch's process groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as torch_dist
+
+from aiodist.backends.sizes import digest_of_numbers, split_lengths
+from aiodist.backends.torch_groups.messages import TorchMessages
+from aiodist.backends.torch_groups.reducing import Change, Reducing, reducing
+from aiodist.backends.torch_groups.slots import (
+    Slot,
+    check_dtype,
+    check_equal,
+    check_times,
+    inputs_of,
+    outputs_of,
+)
+from aiodist.collectives.barrier_dissemination import barrier_dissemination
+from aiodist.collectives.channel import Channel
+from aiodist.errors import InvalidUsageError
+from aiodist.groups.backend import Tensor
+from aiodist.groups.fingerprint import Fingerprint
+from aiodist.groups.work import Work
+from aiodist.types import ReduceOp
+
+Issue = Callable[[Any], Any]
+
+
+class TorchBackend(TorchMessages):
+    """Collectives on tensors of one kind of device.
+
+    Beside each of them runs a barrier over aiodist's own streams, whose messages carry the
+    operation's fingerprint: ranks that disagree, a rank that is gone and one that does not come
+    are found by it, as with backend "aiodist". torch's groups would hang, or mix up memory.
+    """
+
+    def barrier(self, timeout: float | None) -> Work[None]:
+        device = self._kind.place(self._group.settings.device)
+        options = torch_dist.AllreduceOptions()
+        return self._collective(
+            Fingerprint("barrier"),
+            [],
+            lambda pg: pg.allreduce([torch.zeros(1, device=device)], options),
+            [],
+            timeout,
+            device,
+        )
+
+    # -- one to all, all to one
+
+    def broadcast(self, tensor: Tensor, root: int, timeout: float | None) -> Work[None]:
+        is_root = self._group.own_rank == root
+        slot = Slot(tensor, "tensor", self._kind.device, writable=not is_root)
+        options = torch_dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = root, 0
+        fingerprint = Fingerprint("broadcast", slot.dtype, root=root, count=slot.count)
+        return self._collective(
+            fingerprint,
+            [slot] if is_root else [],
+            lambda pg: pg.broadcast([slot.raw], options),
+            [] if is_root else [slot],
+            timeout,
+            slot.device,
+        )
+
+    def reduce(self, tensor: Tensor, root: int, op: ReduceOp, timeout: float | None) -> Work[None]:
+        is_root = self._group.own_rank == root
+        slot = Slot(tensor, "tensor", self._kind.device, writable=is_root)
+        plan = self._reducing(op, slot)
+        options = torch_dist.ReduceOptions()
+        options.reduceOp, options.rootRank, options.rootTensor = plan.op, root, 0
+        data = [slot.raw]
+
+        def issue(pg: Any) -> Any:
+            if not is_root:  # only the root's tensor changes
+                data[0] = slot.raw.clone()
+            _change(plan.prepare, data[0], plan)
+            return pg.reduce([data[0].view(plan.seen)], options)
+
+        def finish() -> None:
+            if is_root:
+                _change(plan.finish, data[0], plan)
+
+        fingerprint = Fingerprint("reduce", slot.dtype, op, root, slot.count)
+        outputs = [slot] if is_root else []
+        return self._collective(fingerprint, [slot], issue, outputs, timeout, slot.device, finish)
+
+    def gather(
+        self, tensor: Tensor, outputs: Sequence[Tensor] | None, root: int, timeout: float | None
+    ) -> Work[None]:
+        slot = Slot(tensor, "tensor", self._kind.device, writable=False)
+        places = outputs_of(outputs or (), "gather_list", self._kind)
+        if places:
+            check_dtype(places[0], "gather_list[0]", slot.dtype)
+        check_equal(places, "gather_list", slot.count)
+        options = torch_dist.GatherOptions()
+        options.rootRank = root
+        into = [[place.raw for place in places]] if places else []
+        fingerprint = Fingerprint("gather", slot.dtype, root=root, count=slot.count)
+        return self._collective(
+            fingerprint,
+            [slot],
+            lambda pg: pg.gather(into, [slot.raw], options),
+            places,
+            timeout,
+            slot.device,
+        )
+
+    def scatter(
+        self, output: Tensor, inputs: Sequence[Tensor] | None, root: int, timeout: float | None
+    ) -> Work[None]:
+        slot = Slot(output, "tensor", self._kind.device, writable=True)
+        sources = inputs_of(inputs or (), "scatter_list", self._kind)
+        if sources:
+            check_dtype(sources[0], "scatter_list[0]", slot.dtype)
+        check_equal(sources, "scatter_list", slot.count)
+        options = torch_dist.ScatterOptions()
+        options.rootRank = root
+        parts = [[source.raw for source in sources]] if sources else []
+        fingerprint = Fingerprint("scatter", slot.dtype, root=root, count=slot.count)
+        return self._collective(
+            fingerprint,
+            sources,
+            lambda pg: pg.scatter([slot.raw], parts, options),
+            [slot],
+            timeout,
+            slot.device,
+        )
+
+    # -- all to all ranks
+
+    def all_reduce(self, tensor: Tensor, op: ReduceOp, timeout: float | None) -> Work[None]:
+        slot = Slot(tensor, "tensor", self._kind.device, writable=True)
+        plan = self._reducing(op, slot)
+        fingerprint = Fingerprint("all_reduce", slot.dtype, op, count=slot.count)
+        return self._all_reduce(fingerprint, [slot], slot.raw, plan, timeout)
+
+    def all_reduce_coalesced(
+        self, tensors: Sequence[Tensor], op: ReduceOp, timeout: float | None
+    ) -> Work[None]:
+        slots = outputs_of(tensors, "tensors", self._kind)
+        plan = self._reducing(op, slots[0])
+        fingerprint = Fingerprint(
+            "all_reduce_coalesced", slots[0].dtype, op, count=digest_of_counts(slots)
+        )
+        return self._all_reduce(fingerprint, slots, None, plan, timeout)
+
+    def _all_reduce(
+        self,
+        fingerprint: Fingerprint,
+        slots: Sequence[Slot],
+        whole: torch.Tensor | None,
+        plan: Reducing,
+        timeout: float | None,
+    ) -> Work[None]:
+        """In ``whole``, where it is one tensor; else in a new one that holds all of them."""
+        options = torch_dist.AllreduceOptions()
+        options.reduceOp = plan.op
+        data: list[torch.Tensor] = []
+
+        def issue(pg: Any) -> Any:
+            flat = torch.cat([slot.raw for slot in slots]) if whole is None else whole
+            data.append(flat)
+            _change(plan.prepare, flat, plan)
+            return pg.allreduce([flat.view(plan.seen)], options)
+
+        def finish() -> None:
+            _change(plan.finish, data[0], plan)
+            if whole is None:
+                _deal(data[0], [slot.raw for slot in slots])
+
+        return self._collective(fingerprint, slots, issue, slots, timeout, slots[0].device, finish)
+
+    def all_gather(
+        self, outputs: Sequence[Tensor], tensor: Tensor, timeout: float | None
+    ) -> Work[None]:
+        slot = Slot(tensor, "tensor", self._kind.device, writable=False)
+        places = outputs_of(outputs, "tensor_list", self._kind)
+        check_dtype(places[0], "tensor_list[0]", slot.dtype)
+        check_equal(places, "tensor_list", slot.count)
+        return self._all_gather([slot], [[place] for place in places], slot.count, timeout)
+
+    def all_gather_coalesced(
+        self, outputs: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], timeout: float | None
+    ) -> Work[None]:
+        slots = inputs_of(tensors, "input_tensor_list", self._kind)
+        rows = [
+            outputs_of(row, f"output_tensor_lists[{number}]", self._kind)
+            for number, row in enumerate(outputs)
+        ]
+        for row in rows:
+            check_dtype(row[0], "output_tensor_lists", slots[0].dtype)
+        for number, slot in enumerate(slots):
+            check_equal([row[number] for row in rows], f"entry {number} of each row", slot.count)
+        return self._all_gather(slots, rows, digest_of_counts(slots), timeout)
+
+    def _all_gather(
+        self,
+        slots: Sequence[Slot],
+        rows: Sequence[Sequence[Slot]],
+        count: int,
+        timeout: float | None,
+    ) -> Work[None]:
+        several = len(slots) > 1
+        whole = [sum(slot.raw.numel() for slot in slots)] * self._group.n_ranks
+        joined: list[torch.Tensor] = []
+
+        def issue(pg: Any) -> Any:
+            if not several:
+                return pg.allgather([[row[0].raw for row in rows]], [slots[0].raw])
+            joined.extend(slots[0].raw.new_empty(length) for length in whole)
+            return pg.allgather([joined], [torch.cat([slot.raw for slot in slots])])
+
+        def finish() -> None:
+            for flat, row in zip(joined, rows, strict=False):
+                _deal(flat, [place.raw for place in row])
+
+        name = "all_gather_coalesced" if several else "all_gather"
+        fingerprint = Fingerprint(name, slots[0].dtype, count=count)
+        places = [place for row in rows for place in row]
+        return self._collective(fingerprint, slots, issue, places, timeout, slots[0].device, finish)
+
+    def all_gather_into(self, output: Tensor, tensor: Tensor, timeout: float | None) -> Work[None]:
+        slot = Slot(tensor, "input_tensor", self._kind.device, writable=False)
+        place = Slot(output, "output_tensor", self._kind.device, writable=True)
+        check_times(place, "output_tensor", slot, "input_tensor", self._group.n_ranks)
+        parts = list(place.raw.chunk(self._group.n_ranks)) if place.count else []
+        parts = parts or [place.raw] * self._group.n_ranks
+        return self._collective(
+            Fingerprint("all_gather", slot.dtype, count=slot.count),
+            [slot],
+            lambda pg: pg.allgather([parts], [slot.raw]),
+            [place],
+            timeout,
+            slot.device,
+        )
+
+    def reduce_scatter(
+        self, output: Tensor, inputs: Sequence[Tensor], op: ReduceOp, timeout: float | None
+    ) -> Work[None]:
+        place = Slot(output, "output", self._kind.device, writable=True)
+        sources = inputs_of(inputs, "input_list", self._kind)
+        check_dtype(sources[0], "input_list[0]", place.dtype)
+        check_equal(sources, "input_list", place.count)
+        return self._reduce_scatter(place, sources, op, timeout)
+
+    def reduce_scatter_from(
+        self, output: Tensor, tensor: Tensor, op: ReduceOp, timeout: float | None
+    ) -> Work[None]:
+        place = Slot(output, "output", self._kind.device, writable=True)
+        source = Slot(tensor, "input", self._kind.device, writable=False)
+        check_times(source, "input", place, "output", self._group.n_ranks)
+        return self._reduce_scatter(place, [source], op, timeout)
+
+    def _reduce_scatter(
+        self, place: Slot, sources: Sequence[Slot], op: ReduceOp, timeout: float | None
+    ) -> Work[None]:
+        plan = self._reducing(op, place)
+        rank, length = self._group.own_rank, place.raw.numel()
+        data: list[torch.Tensor] = []
+
+        def issue(pg: Any) -> Any:
+            flat = torch.cat([source.raw for source in sources])  # inputs stay as they are
+            data.append(flat)
+            _change(plan.prepare, flat, plan)
+            if self._kind.reduces_and_scatters:
+                scattering = torch_dist.ReduceScatterOptions()
+                scattering.reduceOp = plan.op
+                seen = flat.view(plan.seen)
+                return pg._reduce_scatter_base(place.raw.view(plan.seen), seen, scattering)
+            options = torch_dist.AllreduceOptions()
+            options.reduceOp = plan.op
+            return pg.allreduce([flat.view(plan.seen)], options)
+
+        def finish() -> None:
+            if not self._kind.reduces_and_scatters:
+                place.raw.copy_(data[0][rank * length : (rank + 1) * length])
+            _change(plan.finish, place.raw, plan)
+
+        fingerprint = Fingerprint("reduce_scatter", place.dtype, op, count=place.count)
+        return self._collective(fingerprint, sources, issue, [place], timeout, place.device, finish)
+
+    def all_to_all(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], timeout: float | None
+    ) -> Work[None]:
+        sources = inputs_of(inputs, "input_tensor_list", self._kind)
+        places = outputs_of(outputs, "output_tensor_list", self._kind)
+        check_dtype(places[0], "output_tensor_list[0]", sources[0].dtype)
+        rank = self._group.own_rank
+        if places[rank].count != sources[rank].count:
+            raise InvalidUsageError(
+                f"this rank's own entry of output_tensor_list has {places[rank].count} elements, "
+                f"the tensor that goes with it {sources[rank].count}"
+            )
+        into = [place.raw.numel() for place in places]
+        data: list[torch.Tensor] = []
+
+        def issue(pg: Any) -> Any:
+            flat = torch.cat([source.raw for source in sources])
+            data.append(flat.new_empty(sum(into)))
+            return pg.alltoall_base(data[0], flat, into, [s.raw.numel() for s in sources])
+
+        def finish() -> None:
+            _deal(data[0], [place.raw for place in places])
+
+        fingerprint = Fingerprint("all_to_all", sources[0].dtype)
+        return self._collective(
+            fingerprint, sources, issue, places, timeout, sources[0].device, finish
+        )
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        tensor: Tensor,
+        output_splits: Sequence[int] | None,
+        input_splits: Sequence[int] | None,
+        timeout: float | None,
+    ) -> Work[None]:
+        source = Slot(tensor, "input", self._kind.device, writable=False)
+        place = Slot(output, "output", self._kind.device, writable=True)
+        check_dtype(place, "output", source.dtype)
+        size, rank = self._group.n_ranks, self._group.own_rank
+        out_of = split_lengths(source.shape, source.raw.numel(), "input", input_splits, size)
+        into = split_lengths(place.shape, place.raw.numel(), "output", output_splits, size)
+        if out_of[rank] != into[rank]:
+            raise InvalidUsageError(
+                f"what rank {rank} sends itself has {out_of[rank]} bytes, what it expects "
+                f"from itself {into[rank]}: the splits do not fit together"
+            )
+        return self._collective(
+            Fingerprint("all_to_all", source.dtype),
+            [source],
+            lambda pg: pg.alltoall_base(place.raw, source.raw, into, out_of),
+            [place],
+            timeout,
+            source.device,
+        )
+
+    # -- the way of all of them
+
+    def _reducing(self, op: ReduceOp, slot: Slot) -> Reducing:
+        return reducing(op, slot.dtype, self._group.n_ranks, self._kind)
+
+    def _collective(
+        self,
+        fingerprint: Fingerprint,
+        inputs: Sequence[Slot],
+        issue: Issue,
+        outputs: Sequence[Slot],
+        timeout: float | None,
+        device: torch.device,
+        finish: Callable[[], None] | None = None,
+    ) -> Work[None]:
+        """Start ``issue(torch group)`` between loading the inputs and storing the outputs.
+
+        ``device``: that of its tensors.
+        """
+        self._torch.check()
+        here = self._kind.here(device)
+
+        def stage() -> None:
+            for slot in inputs:
+                slot.load()
+
+        def hand_over() -> None:
+            if finish is not None:
+                finish()
+            for slot in outputs:
+                slot.store()
+
+        async def body(channel: Channel) -> None:
+            name = fingerprint.operation
+            running = self._torch.start(stage, issue, hand_over, here, name)
+            try:
+                await barrier_dissemination(channel)
+                await running.over
+            except BaseException as error:
+                running.leave(error)
+                raise
+
+        return self._group.collective(fingerprint, body, timeout)
+
+
+def digest_of_counts(slots: Sequence[Slot]) -> int:
+    """56 bits that are equal on ranks whose lists of tensors have equal lengths, one by one."""
+    return digest_of_numbers([slot.count for slot in slots])
+
+
+def _change(change: Change | None, raw: torch.Tensor, plan: Reducing) -> None:
+    """Apply ``change``, of ``plan``, to the elements in ``raw``."""
+    if change is not None:
+        change(raw.view(plan.seen))
+
+
+def _deal(flat: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+    """``flat``'s bytes into ``parts``, one after the other."""
+    for part, source in zip(
+        parts, torch.split(flat, [part.numel() for part in parts]), strict=True
+    ):
+        part.copy_(source)

@@ -1,0 +1,215 @@
+"""One of torch's process groups beside one of ours: its thread, its life, its operations."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from aiodist.backends.torch_groups.kinds import TorchKind
+from aiodist.backends.torch_groups.store import BlockingStore
+from aiodist.backends.torch_groups.worker import Worker
+from aiodist.completion import Pending
+from aiodist.errors import DistBackendError, DistError
+from aiodist.groups.process_group import ProcessGroup
+from aiodist.store.prefix import PrefixStore
+
+OPEN_SECONDS = 300.0
+"""How long a rank looks for the others where the group has no timeout of its own."""
+
+_LAST_SECONDS = 5.0
+_LOOK_SECONDS = 1e-3
+
+_MARGIN = 30.0
+"""torch's own timeout is longer than ours by this: ours says who is missing, and tells the others."""
+
+
+class Running:
+    """An operation of torch's that has been started. ``over`` is done when it has ended."""
+
+    def __init__(self, group: TorchGroup, what: str) -> None:
+        self.over: Pending[None] = Pending()
+        self._group = group
+        self._what = what
+        self._turn = threading.Lock()  # held while the end is written, so that leaving waits for it
+        self._left = False
+
+    def unless_left(self, finish: Callable[[], None]) -> Callable[[], None]:
+        """``finish``, which does nothing once nobody wants the result. Any thread."""
+
+        def once() -> None:
+            with self._turn:
+                if not self._left:
+                    finish()
+
+        return once
+
+    def ended(self, error: BaseException | None) -> None:
+        """torch is done with it."""
+        self._group.under_way -= 1
+        if error is None:
+            self.over.complete(None)
+        elif isinstance(error, DistError):
+            self.over.fail(error)
+        else:
+            self.over.fail(DistBackendError(f"{self._what} failed in {self._group.name}: {error}"))
+
+    def leave(self, error: BaseException) -> None:
+        """The operation ended by ``error``: write nothing any more, and give the torch group up."""
+        with self._turn:
+            self._left = True
+        self._group.give_up(self._what, error)
+
+
+class TorchGroup:
+    """A torch group of the same ranks. Everything here is called on the loop.
+
+    torch's calls are made by one thread, in the order of ours: to build the group and to start
+    NCCL's first operation takes as long as the slowest rank. Made, it begins to build.
+    """
+
+    def __init__(self, kind: TorchKind, group: ProcessGroup) -> None:
+        self.name = kind.name
+        self._kind = kind
+        self._group_name = group.group_name
+        self._loop = group.world.loop
+        self._caller = Worker(f"aiodist-{kind.name}")
+        self._waiter = Worker(f"aiodist-{kind.name}-waiter")
+        self._torch: Any = None
+        self._error: DistError | None = None
+        self._closed = False
+        self._endings: list[Callable[[], bool]] = []
+        group.world.on_close(self.gone, lambda: None)
+        self.under_way = 0
+        self._opened: Pending[None] = Pending()
+        seconds = OPEN_SECONDS if group.timeout is None else group.timeout
+        store, rank, size = group.world.store, group.own_rank, group.n_ranks
+        assert store is not None  # the world is open
+        place = BlockingStore(PrefixStore(f"torch/{group.id:016x}", store), self._loop, seconds)
+        options = group.settings.options
+
+        def build() -> None:
+            error: BaseException | None = None
+            try:
+                self._torch = kind.build(place, rank, size, seconds + _MARGIN, options)
+            except Exception as failed:  # noqa: BLE001  # torch's or the store's: handed on
+                error = failed
+            self._post(self._built, error)
+
+        self._caller.put(build)
+
+    def _built(self, error: BaseException | None) -> None:
+        if error is None:
+            self._opened.complete(None)
+            return
+        self._error = (
+            error
+            if isinstance(error, DistError)
+            else DistBackendError(f"{self._kind.name} could not be started: {error}")
+        )
+        self._opened.fail(self._error)
+
+    def when_open(self, callback: Callable[[], None]) -> None:
+        """Call ``callback()`` when the group is built, or cannot be: `check` tells which."""
+        if self._opened.done:
+            callback()
+        else:
+            self._opened.callback = callback
+
+    def check(self) -> None:
+        """Raise what broke the torch group, if something did."""
+        if self._error is not None:
+            raise self._error.again()
+
+    def start(
+        self,
+        stage: Callable[[], None],
+        issue: Callable[[Any], Any],
+        finish: Callable[[], None],
+        here: Callable[[], AbstractContextManager[Any]],
+        what: str,
+    ) -> Running:
+        """Have ``stage()``, torch's work ``issue(torch group)`` and ``finish()`` follow each other.
+
+        They run in other threads, the first two inside ``here()``, after all that was started
+        before. ``what``: the operation's name.
+        """
+        running = Running(self, what)
+        self.under_way += 1
+
+        def done(error: BaseException | None) -> None:
+            self._post(running.ended, error)
+
+        def job() -> None:
+            try:
+                if self._torch is None:
+                    raise DistBackendError(f"{self.name} is not there any more")
+                with here():
+                    stage()
+                    work = issue(self._torch)
+                    follow = running.unless_left(finish)
+                    self._kind.follow(work, follow, self._loop, self._waiter, done)
+            except Exception as error:  # noqa: BLE001  # torch's: handed on
+                done(error)
+
+        self._caller.put(job)
+        return running
+
+    def give_up(self, what: str, error: BaseException) -> None:
+        """An operation failed or was cancelled half way: torch cannot take it back.
+
+        The torch group ends, on every rank that sees the failure: what is under way in it fails,
+        and nothing is written to tensors any more. Later calls raise DistBackendError.
+        """
+        if self._error is None:
+            self._error = DistBackendError(
+                f"the torch group of {self._group_name!r} was given up when {what} did not finish "
+                f"({type(error).__name__}: {error}): torch cannot take back what has started; make "
+                "a new group with new_group()"
+            )
+            self._end(abort=True)
+
+    def close(self) -> None:
+        """Give the torch group back. Idempotent; does not wait."""
+        if not self._closed:
+            self._closed = True
+            self._error = self._error or DistBackendError(f"{self._group_name!r} is closed")
+            self._end(abort=self.under_way > 0)
+            self._caller.close()
+            self._waiter.close()
+
+    def _end(self, *, abort: bool) -> None:
+        group, self._torch = self._torch, None
+        if group is None:
+            return
+
+        def end() -> None:
+            nonlocal group
+            try:
+                group.abort() if abort else group.shutdown()
+            except Exception:  # noqa: BLE001  # it is given back in any case, and nobody asked
+                pass
+            group = None  # here, since torch joins its own threads then
+
+        # Not in the caller's thread, which may be the one that is stuck.
+        ending = threading.Thread(target=end, name=f"aiodist-{self.name}-end", daemon=True)
+        self._endings.append(ending.is_alive)
+        ending.start()
+
+    async def gone(self) -> None:
+        """Return when torch's threads have ended, or after some seconds.
+
+        A process that ends before them may crash: torch's destructors wait for the interpreter.
+        """
+        end = self._loop.time() + _LAST_SECONDS
+        alive = [self._caller.is_alive, self._waiter.is_alive, *self._endings]
+        while self._loop.time() < end and any(is_alive() for is_alive in alive):  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_SECONDS)  # threads have no event to await
+
+    def _post(self, function: Callable[[Any], object], value: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, value)
+        except RuntimeError:
+            pass  # the loop has ended, and with it everybody who waited

@@ -1,0 +1,164 @@
+"""What differs between torch's groups: how to build one, what it reduces, how its work ends."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed
+
+from aiodist.backends.torch_groups.completion import Done, Poll, when_over
+from aiodist.backends.torch_groups.worker import Worker
+from aiodist.errors import InvalidUsageError
+from aiodist.types import RedOpType
+
+Here = AbstractContextManager[Any]
+
+_NUMBERS = frozenset(
+    {"int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64"}
+)
+_BITWISE = frozenset({RedOpType.BAND, RedOpType.BOR, RedOpType.BXOR})
+
+
+class TorchKind(ABC):
+    """One of torch's groups. ``device``: the kind of device whose tensors it takes."""
+
+    name: str
+    device: str
+    numbers = _NUMBERS
+    """Element types that it reduces."""
+    lacks: frozenset[RedOpType] = frozenset()
+    """Reductions that it does not have."""
+    reduces_and_scatters: bool
+    """Whether it has reduce_scatter; else it is an all_reduce of which each rank keeps its part."""
+
+    @abstractmethod
+    def build(self, store: Any, rank: int, size: int, seconds: float, options: Any) -> Any:
+        """The group itself. Blocks; called in the worker's thread."""
+
+    @abstractmethod
+    def place(self, chosen: Any) -> torch.device:
+        """Where tensors of its own go, where ``chosen`` is what the user gave as device_id."""
+
+    @abstractmethod
+    def here(self, device: torch.device) -> Callable[[], Here]:
+        """What the worker has to enter so that its calls are ordered after the caller's."""
+
+    @abstractmethod
+    def follow(
+        self,
+        work: Any,
+        finish: Callable[[], None],
+        loop: Any,
+        waiter: Worker,
+        done: Done,
+    ) -> None:
+        """See that ``finish()`` comes after ``work``, and ``done`` after both. In the worker."""
+
+
+class Gloo(TorchKind):
+    """torch's Gloo, for CPU tensors."""
+
+    name = "torch:gloo"
+    device = "cpu"
+    reduces_and_scatters = False
+
+    def build(self, store: Any, rank: int, size: int, seconds: float, options: Any) -> Any:
+        make = torch.distributed.ProcessGroupGloo
+        if options is not None:
+            return make(store, rank, size, options)
+        return make(store, rank, size, timeout=timedelta(seconds=seconds))
+
+    def place(self, chosen: Any) -> torch.device:
+        return torch.device("cpu")
+
+    def here(self, device: torch.device) -> Callable[[], Here]:
+        return nullcontext
+
+    def follow(
+        self, work: Any, finish: Callable[[], None], loop: Any, waiter: Worker, done: Done
+    ) -> None:
+        def ended(error: BaseException | None) -> None:
+            if error is None:
+                try:
+                    finish()
+                except Exception as failed:  # noqa: BLE001  # handed on
+                    error = failed
+            done(error)
+
+        when_over(work, waiter, ended)
+
+
+class Nccl(TorchKind):
+    """NCCL through torch, for CUDA tensors. Operations are ordered on the caller's stream."""
+
+    name = "nccl"
+    device = "cuda"
+    lacks = _BITWISE
+    reduces_and_scatters = True
+
+    def build(self, store: Any, rank: int, size: int, seconds: float, options: Any) -> Any:
+        make = torch.distributed.ProcessGroupNCCL
+        if options is None:
+            options = make.Options()
+            options._timeout = timedelta(seconds=seconds)
+        return make(store, rank, size, options)
+
+    def place(self, chosen: Any) -> torch.device:
+        if chosen is not None:
+            device = torch.device(chosen)
+            return device if device.index is not None else torch.device("cuda", 0)
+        local = os.environ.get("LOCAL_RANK", "")
+        if local.isdecimal():
+            return torch.device("cuda", int(local) % torch.cuda.device_count())
+        return torch.device("cuda", torch.cuda.current_device())
+
+    def here(self, device: torch.device) -> Callable[[], Here]:
+        stream = torch.cuda.current_stream(device)
+        return lambda: torch.cuda.stream(stream)
+
+    def follow(
+        self, work: Any, finish: Callable[[], None], loop: Any, waiter: Worker, done: Done
+    ) -> None:
+        work.wait()  # the stream waits, not this thread
+        finish()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
+        event.record()
+        loop.call_soon_threadsafe(Poll(loop, event.query, done))
+
+
+def why_no_gloo() -> str:
+    """Why "torch:gloo" cannot run here; "" where it can."""
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        return f"torch {torch.__version__} was built without Gloo"
+    return ""
+
+
+def why_no_nccl() -> str:
+    """Why "nccl" cannot run here; "" where it can."""
+    if not torch.distributed.is_available() or not torch.distributed.is_nccl_available():
+        return f"torch {torch.__version__} was built without NCCL"
+    if not torch.cuda.is_available():
+        return "torch finds no CUDA device"
+    return ""
+
+
+def check_devices(devices: Sequence[tuple[int, str]]) -> None:
+    """Refuse a group two of whose ranks would share a GPU, which NCCL cannot.
+
+    ``devices``: global rank and the GPU's identity, for each rank. Raises InvalidUsageError.
+    """
+    seen: dict[str, int] = {}
+    for rank, device in devices:
+        other = seen.setdefault(device, rank)
+        if other != rank:
+            raise InvalidUsageError(
+                f"ranks {other} and {rank} share the GPU {device}, and NCCL refuses two ranks on one "
+                "GPU: give each rank its own (device_id, or CUDA_VISIBLE_DEVICES), or use backend "
+                '"aiodist", which takes CUDA tensors of ranks that share a GPU'
+            )

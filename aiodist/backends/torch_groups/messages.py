@@ -1,0 +1,180 @@
+"""Point-to-point messages of tensors through one of torch's groups, and the group's life."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from aiodist.backends.native_objects import OBJECTS, NativeObjects
+from aiodist.backends.torch_groups.group import TorchGroup
+from aiodist.backends.torch_groups.kinds import TorchKind
+from aiodist.backends.torch_groups.slots import Slot
+from aiodist.backends.torch_groups.transfers import Transfer, Transfers
+from aiodist.deadline import Deadline
+from aiodist.errors import (
+    CollectiveTimeoutError,
+    DistError,
+    GroupClosedError,
+    InvalidUsageError,
+    StoreTimeoutError,
+)
+from aiodist.groups.backend import Received, Tensor
+from aiodist.groups.lines import MessageLine
+from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.work import Work
+from aiodist.mesh.matching import ANY_SOURCE
+from aiodist.tensors import decode_meta, empty_like_message
+from aiodist.tensors.meta import pack_meta
+from aiodist.tensors.torch_memory import TORCH_DTYPES
+
+_TAG = 0
+"""torch's tag of all transfers: both ends start them in one order."""
+
+
+class TorchMessages(NativeObjects):
+    """Sends and receives. Objects travel as bytes over aiodist's own streams, as ever."""
+
+    def __init__(self, group: ProcessGroup, kind: TorchKind) -> None:
+        super().__init__(group)
+        self.name = kind.name
+        self._kind = kind
+        self._torch = TorchGroup(kind, group)
+        self._transfers = Transfers(group)
+
+    async def ready(self, deadline: Deadline) -> None:
+        opened = asyncio.Event()
+        self._torch.when_open(opened.set)
+        left = deadline.remaining()
+        try:
+            async with asyncio.timeout(None if math.isinf(left) else left):
+                await opened.wait()
+        except TimeoutError:
+            raise StoreTimeoutError(
+                f"not all ranks have opened {self.name} within {deadline.timeout:g} s"
+            ) from None
+        self._torch.check()
+
+    def close(self) -> None:
+        name = self._group.group_name
+        self._transfers.stop(GroupClosedError(f"group {name!r} was destroyed", group=name))
+        self._torch.close()
+
+    def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:
+        Slot(tensor, "tensor", self._kind.device, writable=writable)
+
+    def send(self, tensor: Tensor, dst: int, tag: int, timeout: float | None) -> Work[None]:
+        self._torch.check()
+        slot = Slot(tensor, "tensor", self._kind.device, writable=False)
+        meta = pack_meta(slot.kind, slot.dtype, slot.shape)
+        here = self._kind.here(slot.device)
+
+        async def protocol(transfer: Transfer, line: MessageLine) -> None:
+            if not await self._transfers.offer(transfer, self._group.ranks[dst], tag, meta):
+                return
+            await self._torch.start(
+                slot.load, lambda pg: pg.send([slot.raw], dst, _TAG), _nothing, here, "send"
+            ).over
+
+        return self._group.carried("send", dst, tag, self._body(protocol), timeout)
+
+    def recv(self, tensor: Tensor, src: int | None, tag: int, timeout: float | None) -> Work[int]:
+        slot = Slot(tensor, "tensor", self._kind.device, writable=True)
+
+        def refuse(source: int, meta: bytes) -> BaseException | None:
+            if meta == OBJECTS:
+                return _objects_came(source)
+            _, dtype, shape = decode_meta(meta)
+            if dtype == slot.dtype and math.prod(shape) == slot.count:
+                return None
+            return InvalidUsageError(
+                f"rank {source} sent {dtype.name}{list(shape)}, the tensor to receive into is "
+                f"{slot.dtype.name}{list(slot.shape)}; the message is dropped"
+            )
+
+        def finish(source: int, meta: bytes) -> int:
+            return source
+
+        return self._recv(src, tag, refuse, lambda meta: slot, finish, timeout)
+
+    def recv_new(self, src: int | None, tag: int, timeout: float | None) -> Work[Received]:
+        made: list[Any] = []
+
+        def refuse(source: int, meta: bytes) -> BaseException | None:
+            return _objects_came(source) if meta == OBJECTS else None
+
+        def place(meta: bytes) -> Slot:
+            kind, dtype, shape = decode_meta(meta)
+            if self._kind.device == "cpu":
+                made.append(empty_like_message(kind, dtype, shape).owner)
+            else:
+                device = self._kind.place(self._group.settings.device)
+                made.append(torch.empty(shape, dtype=TORCH_DTYPES[dtype], device=device))
+            return Slot(made[0], "tensor", self._kind.device, writable=True)
+
+        def finish(source: int, meta: bytes) -> Received:
+            return Received(made[0], source)
+
+        return self._recv(src, tag, refuse, place, finish, timeout)
+
+    def _recv(
+        self,
+        src: int | None,
+        tag: int,
+        refuse: Callable[[int, bytes], BaseException | None],
+        place: Callable[[bytes], Slot],
+        finish: Callable[[int, bytes], Any],
+        timeout: float | None,
+    ) -> Work[Any]:
+        """``place(metadata)``: where the message goes; ``finish(source, metadata)``: the result."""
+        self._torch.check()
+        source = ANY_SOURCE if src is None else self._group.ranks[src]
+
+        async def protocol(transfer: Transfer, line: MessageLine) -> Any:
+            sender, meta = await self._transfers.accept(transfer, source, tag, refuse)
+            line.matched(sender)
+            slot = place(meta)
+            # Cancelled between READY and GO: the message comes all the same, and goes nowhere.
+            raw = torch.empty_like(slot.raw) if transfer.given_up else slot.raw
+            store = _nothing if transfer.given_up else slot.store
+            rank = self._group.group_rank(sender)
+            await self._torch.start(
+                _nothing,
+                lambda pg: pg.recv([raw], rank, _TAG),
+                store,
+                self._kind.here(slot.device),
+                "recv",
+            ).over
+            return finish(sender, meta)
+
+        return self._group.carried("recv", src, tag, self._body(protocol), timeout)
+
+    def _body(
+        self, protocol: Callable[[Transfer, MessageLine], Any]
+    ) -> Callable[[MessageLine], Any]:
+        async def body(line: MessageLine) -> Any:
+            transfer = Transfer()
+            self._transfers.start(transfer, protocol(transfer, line))
+            try:
+                return await transfer.over
+            except (asyncio.CancelledError, CollectiveTimeoutError):
+                transfer.give_up()
+                raise
+            except DistError as error:
+                transfer.stop(error)
+                raise
+
+        return body
+
+
+def _nothing() -> None:
+    pass
+
+
+def _objects_came(source: int) -> InvalidUsageError:
+    return InvalidUsageError(
+        f"rank {source} sent objects; receive them with recv_object_list. The message is dropped"
+    )

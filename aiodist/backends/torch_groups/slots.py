@@ -1,0 +1,136 @@
+"""Tensors and arrays as torch's groups take them: flat, contiguous, on the group's device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from aiodist.backends.torch_groups.kinds import TorchKind
+from aiodist.errors import InvalidUsageError
+from aiodist.tensors import Buffer, DType, buffer_of
+from aiodist.tensors.layout import overlaps_itself
+from aiodist.tensors.torch_memory import TORCH_DTYPES, dtype_of_tensor
+
+
+class Slot:
+    """One tensor's memory. ``raw``: its bytes, a flat uint8 tensor, the owner's own memory or a copy.
+
+    ``load`` fills the copy, ``store`` brings it back; both do nothing where there is none.
+    """
+
+    __slots__ = ("_buffer", "_owner", "_staged", "count", "dtype", "kind", "raw", "shape")
+
+    def __init__(self, tensor: Any, name: str, device: str, *, writable: bool) -> None:
+        self._buffer: Buffer | None = None
+        self._owner: torch.Tensor | None = None
+        self._staged: torch.Tensor | None = None
+        if device == "cpu":
+            self._open_cpu(buffer_of(tensor, name, writable=writable, load=False))
+        else:
+            self._open_device(tensor, name, device, writable)
+
+    def _open_cpu(self, buffer: Buffer) -> None:
+        self._buffer = buffer
+        self.dtype, self.count, self.shape = buffer.dtype, buffer.count, buffer.shape
+        self.kind = buffer.kind
+        if not buffer.nbytes:
+            self.raw = torch.empty(0, dtype=torch.uint8, device="cpu")
+        elif buffer.view.readonly:  # a numpy array that is only read, which torch does not know
+            self.raw = torch.frombuffer(bytearray(buffer.view), dtype=torch.uint8)
+        else:
+            self.raw = torch.frombuffer(buffer.view, dtype=torch.uint8)
+
+    def _open_device(self, tensor: Any, name: str, device: str, writable: bool) -> None:
+        if not isinstance(tensor, torch.Tensor) or tensor.device.type != device:
+            where = tensor.device if isinstance(tensor, torch.Tensor) else "the CPU"
+            raise InvalidUsageError(
+                f"{name} is on {where}, and this group's backend serves {device} tensors: pass "
+                f'{name}.to("{device}"), or make a group with a backend for each device, such as '
+                '"cpu:aiodist,cuda:nccl"'
+            )
+        self.dtype, owner = dtype_of_tensor(tensor, name), tensor.detach()
+        self.count, self.shape = owner.numel(), tuple(owner.shape)
+        self.kind = "torch"
+        if not owner.is_contiguous() or owner.is_conj() or owner.is_neg():
+            if writable and overlaps_itself(owner.shape, owner.stride(), 1):
+                raise InvalidUsageError(
+                    f"{name} has elements that share memory (an expanded tensor?), so it cannot "
+                    f"be written; pass a copy: {name}.clone()"
+                )
+            self._owner = owner
+            self._staged = torch.empty(owner.shape, dtype=owner.dtype, device=owner.device)
+            owner = self._staged
+        self.raw = owner.reshape(-1).view(torch.uint8)
+
+    @property
+    def device(self) -> torch.device:
+        return self.raw.device
+
+    @property
+    def typed(self) -> torch.Tensor:
+        """The same memory as elements. Only for dtypes that torch has."""
+        return self.raw.view(TORCH_DTYPES[self.dtype])
+
+    def load(self) -> None:
+        if self._buffer is not None and self._buffer.is_staged:
+            for _ in self._buffer.load_parts(self._buffer.nbytes + 1):
+                pass
+        elif self._staged is not None and self._owner is not None:
+            self._staged.copy_(self._owner)
+
+    def store(self) -> None:
+        if self._buffer is not None:
+            self._buffer.write_back()
+        elif self._staged is not None and self._owner is not None:
+            self._owner.copy_(self._staged)
+
+
+def inputs_of(tensors: Sequence[Any], name: str, kind: TorchKind) -> list[Slot]:
+    """Slots that are only read, of one dtype."""
+    return _slots(tensors, name, kind, writable=False)
+
+
+def outputs_of(tensors: Sequence[Any], name: str, kind: TorchKind) -> list[Slot]:
+    """Slots that are written, of one dtype."""
+    return _slots(tensors, name, kind, writable=True)
+
+
+def _slots(tensors: Sequence[Any], name: str, kind: TorchKind, *, writable: bool) -> list[Slot]:
+    slots = [
+        Slot(tensor, f"{name}[{number}]", kind.device, writable=writable)
+        for number, tensor in enumerate(tensors)
+    ]
+    for number, slot in enumerate(slots):
+        check_dtype(slot, f"{name}[{number}]", slots[0].dtype)
+    return slots
+
+
+def check_dtype(slot: Slot, name: str, dtype: DType) -> None:
+    """Raise InvalidUsageError unless ``slot`` has ``dtype``."""
+    if slot.dtype != dtype:
+        raise InvalidUsageError(
+            f"{name} is {slot.dtype.name}, it must be {dtype.name} as the rest of the call"
+        )
+
+
+def check_equal(slots: Sequence[Slot], name: str, count: int) -> None:
+    """Raise InvalidUsageError unless each of ``slots`` has ``count`` elements."""
+    for number, slot in enumerate(slots):
+        if slot.count != count:
+            raise InvalidUsageError(
+                f"{name}[{number}] has {slot.count} elements, the tensor that goes with it {count}: "
+                "torch's groups exchange equal sizes; use all_to_all_single with split sizes, or "
+                'a group with backend "aiodist", which takes uneven ones'
+            )
+
+
+def check_times(whole: Slot, whole_name: str, part: Slot, part_name: str, size: int) -> None:
+    """Raise InvalidUsageError unless ``whole`` is ``size`` times as long as ``part``."""
+    check_dtype(whole, whole_name, part.dtype)
+    if whole.count != part.count * size:
+        raise InvalidUsageError(
+            f"{whole_name} has {whole.count} elements; it must have {size} (the group's size) "
+            f"times the {part.count} of {part_name}"
+        )

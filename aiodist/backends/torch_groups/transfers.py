@@ -1,0 +1,184 @@
+"""Messages whose payload another library carries: both ends agree first, over our own streams.
+
+torch's groups know messages of known size from a known rank, and cannot take a receive back; with
+NCCL the two ends also have to start their transfers in one order. So a message is announced over
+our streams, by tag and with its description, and matched there like any other. Then:
+
+    sender                  receiver
+    announces          ->   matches it with a receive
+                       <-   READY
+    GO or COMMIT       ->                        (or WITHDRAWN: the send was cancelled)
+                       <-   GO, after COMMIT
+
+Of two ranks the lower one says GO, in either role, and starts its half of the transfer in the
+same step; the other one starts when it hears it. One stream keeps the order of these words, so both
+start the transfers between them in one order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from aiodist.backends.native_objects import OBJECTS
+from aiodist.completion import Driver, Pending
+from aiodist.errors import DistError, InvalidUsageError
+from aiodist.groups.process_group import ProcessGroup, group_id
+from aiodist.mesh.inbox import Inbox
+from aiodist.mesh.matching import Recv
+from aiodist.tensors import scratch
+from aiodist.wire.frames import POINT_TO_POINT, Key
+
+READY, GO, COMMIT, WITHDRAWN, REFUSED = (bytes((code,)) for code in range(5))
+
+Refuse = Callable[[int, bytes], BaseException | None]
+"""(source, metadata) -> why a message does not belong to a receive, or None."""
+
+
+class Transfer:
+    """One message, whose protocol runs on when the operation is cancelled, as far as it must."""
+
+    def __init__(self) -> None:
+        self.over: Pending[Any] = Pending()
+        self.given_up = False
+        self.announced: Callable[[], bool] | None = None
+        """Takes the announcement or its receive back, where nobody has seen it yet."""
+        self._driver: Driver[Any] | None = None
+
+    def run(self, body: Coroutine[Any, Any, Any], ended: Callable[[Transfer], None]) -> None:
+        def on_done(value: Any, error: BaseException | None) -> None:
+            self._driver = None
+            ended(self)
+            self.over.complete(value) if error is None else self.over.fail(error)
+
+        self._driver = Driver(body, on_done)
+        self._driver.start()
+
+    def give_up(self) -> None:
+        """The operation was cancelled: take back what can be taken back."""
+        self.given_up = True
+        if self.announced is not None and self.announced():
+            self.stop(_taken_back())
+
+    def stop(self, error: BaseException) -> None:
+        """Nothing can go on: the group is closed, or the other end is gone."""
+        if self._driver is not None:
+            self._driver.throw(error)
+
+
+class Transfers:
+    """The messages of one group."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+        self._words = group_id(f"{group.group_name}\0transfers", group.ranks)
+        self._next = 0
+        self._running: set[Transfer] = set()
+
+    def start(self, transfer: Transfer, body: Coroutine[Any, Any, Any]) -> None:
+        """Run the protocol of ``transfer``: `offer` or `accept`, and what follows."""
+        self._running.add(transfer)
+        transfer.run(body, self._running.discard)
+
+    def stop(self, error: DistError) -> None:
+        """The group is closed."""
+        for transfer in list(self._running):
+            transfer.stop(error.again())
+        self._group.endpoint.inbox.forget_group(self._words)
+
+    async def offer(self, transfer: Transfer, to: int, tag: int, meta: bytes) -> bool:
+        """Returns when global rank ``to`` starts to receive: the send has to start at once.
+
+        False where it refuses the message, or where it has been taken back.
+        """
+        endpoint, here = self._group.endpoint, self._group.global_rank
+        number = self._next = self._next + 1
+        data = memoryview(number.to_bytes(8, "little"))
+        message = endpoint.send(to, (POINT_TO_POINT, self._group.id, tag), data, meta)
+        transfer.announced = lambda: not message.done and endpoint.withdraw_send(to, message)
+        key = self._key(number, here, to)
+        if await self._hear(to, key) == REFUSED:
+            return False
+        transfer.announced = None
+        if transfer.given_up:
+            self._say(to, key, WITHDRAWN)
+            return False
+        if here < to:
+            self._say(to, key, GO)
+        else:
+            go = self._hear(to, key)
+            self._say(to, key, COMMIT)
+            await go
+        return True
+
+    async def accept(
+        self, transfer: Transfer, source: int, tag: int, refuse: Refuse
+    ) -> tuple[int, bytes]:
+        """Returns when a message from ``source`` starts: the receive has to start at once.
+
+        The result is the sender's global rank and what it says of the message. Raises what
+        ``refuse`` returns; the message is then dropped.
+        """
+        endpoint, here = self._group.endpoint, self._group.global_rank
+        while True:
+            recv = Recv(
+                (POINT_TO_POINT, self._group.id, tag),
+                source,
+                None,
+                b"",
+                lambda _, src, meta, length: refuse(src, meta) if meta == OBJECTS else None,
+                lambda _, length: scratch(length),
+            )
+            transfer.announced = partial(_withdraw, endpoint.inbox, recv)
+            sender = await endpoint.recv(recv)
+            transfer.announced = None
+            assert recv.into is not None
+            key = self._key(int.from_bytes(recv.into, "little"), sender, here)
+            error = refuse(sender, recv.meta)
+            if error is not None:
+                self._say(sender, key, REFUSED)
+                raise error
+            answer = self._hear(sender, key)
+            self._say(sender, key, READY)
+            word = await answer
+            if word == WITHDRAWN:
+                if transfer.given_up:
+                    raise _taken_back()
+                continue
+            if word == COMMIT:
+                self._say(sender, key, GO)
+            return sender, recv.meta
+
+    def _key(self, number: int, sender: int, receiver: int) -> Key:
+        return (POINT_TO_POINT, self._words, number * 2 + (sender < receiver))
+
+    def _say(self, to: int, key: Key, word: bytes) -> None:
+        self._group.endpoint.send(to, key, memoryview(word), b"")
+
+    def _hear(self, src: int, key: Key) -> Pending[bytes]:
+        """The next word of that rank about that message; listens from the call on."""
+        heard: Pending[bytes] = Pending()
+        recv = Recv(key, src, None, b"", lambda *_: None, lambda _, length: scratch(length))
+
+        def hand_over() -> None:
+            if recv.error is not None:
+                heard.fail(recv.error)
+            else:
+                assert recv.into is not None  # allocated when the message was accepted
+                heard.complete(bytes(recv.into))
+
+        recv.callback = hand_over
+        self._group.endpoint.recv(recv)
+        return heard
+
+
+def _withdraw(inbox: Inbox, recv: Recv) -> bool:
+    if recv.done:
+        return False
+    inbox.withdraw(recv)
+    return True
+
+
+def _taken_back() -> InvalidUsageError:
+    return InvalidUsageError("the message was taken back")

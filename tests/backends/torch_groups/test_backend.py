@@ -1,0 +1,189 @@
+"""Every operation over torch's Gloo against numpy, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import aiodist as dist
+from aiodist.testing.in_process import run_ranks
+from tests.operations.design import (
+    COMPLEX,
+    DTYPES,
+    LAYOUTS,
+    MOVING,
+    NO_OP,
+    NUMPY_ONLY,
+    OPS,
+    REDUCING,
+    Case,
+    may_be,
+)
+from tests.operations.programs import PROGRAMS, Rank
+
+EVEN_ONLY = {
+    "all_gather_uneven",
+    "gather_uneven",
+    "scatter_uneven",
+    "reduce_scatter_uneven",
+}
+NUMBERS = {
+    "bool",
+    "int8",
+    "uint8",
+    "int32",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    *COMPLEX,
+}
+LENGTHS = ("none", "one", "odd", "eager+1")
+
+
+def possible(case: Case) -> bool:
+    if not may_be(case) or case.dtype in NUMPY_ONLY:
+        return False
+    if case.operation not in REDUCING:
+        return True
+    if case.dtype in COMPLEX and case.op not in ("SUM", "AVG", "PREMUL_SUM"):
+        return False
+    return case.dtype in NUMBERS
+
+
+def cases(size: int) -> Iterator[Case]:
+    """Every operation at every length; dtype, reduction, kind and layout take turns."""
+    moving = [name for name in MOVING if name not in EVEN_ONLY]
+    reducing = [name for name in REDUCING if name not in EVEN_ONLY]
+    for operations, ops in ((moving, (NO_OP,)), (reducing, OPS)):
+        tails = [
+            tail
+            for tail in product(DTYPES, ops, ("torch", "numpy", "mixed"), LAYOUTS)
+            if possible(Case(operations[0], size, "one", *tail[:2], "inproc", *tail[2:]))
+        ]
+        for number, (operation, length) in enumerate(product(operations, LENGTHS)):
+            for turn in range(1 if ops == (NO_OP,) else 4):
+                dtype, op, kind, layout = tails[(number * 8 + turn) * 97 % len(tails)]
+                if layout == "zero_dim" and length != "one":
+                    layout = "contiguous"
+                yield Case(operation, size, length, dtype, op, "inproc", kind, layout)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+async def test_every_operation(size: int, scaled: Callable[[float], float]) -> None:
+    batch = list(cases(size))
+    wrong: list[str] = []
+
+    async def on_rank(number: int) -> None:
+        for case in batch:
+            rank = Rank(case, number)
+            try:
+                await PROGRAMS[case.operation](rank)
+            except Exception as error:
+                error.add_note(f"{case}: rank {number}")
+                raise
+            wrong.extend(rank.wrong())
+
+    await run_ranks(size, on_rank, timeout=scaled(30), backend="torch:gloo")
+    assert not wrong, "\n".join([f"{len(wrong)} things are wrong:", *wrong[:30]])
+
+
+async def test_barrier_and_objects() -> None:
+    async def body(rank: int) -> Any:
+        assert dist.get_backend() == "torch:gloo"
+        await dist.barrier()
+        objects: list[Any] = [None, None]
+        if rank == 0:
+            await dist.send_object_list([1, "two"], 1)
+        else:
+            assert await dist.recv_object_list(objects) == 0
+            assert objects == [1, "two"]
+        mine: list[Any] = [None]
+        await dist.scatter_object_list(mine, ["a", "b"] if rank == 0 else None, 0)
+        gathered: list[Any] | None = [None, None] if rank == 1 else None
+        await dist.gather_object(mine[0], gathered, 1)
+        return gathered
+
+    assert await run_ranks(2, body, backend="torch:gloo") == [None, ["a", "b"]]
+
+
+async def test_a_barrier_waits_for_all() -> None:
+    entered: list[int] = []
+
+    async def body(rank: int) -> None:
+        if rank == 2:
+            await dist.recv_object_list([None], 0)
+        entered.append(rank)
+        waiting = dist.barrier()
+        if rank == 0:
+            await dist.send_object_list(["go"], 2)
+        await waiting
+        assert len(entered) == 3
+
+    await run_ranks(3, body, backend="torch:gloo")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: dist.all_gather([torch.zeros(2), torch.zeros(3)], torch.zeros(2)),
+            "equal sizes",
+        ),
+        (lambda: dist.all_reduce(torch.zeros(2, dtype=torch.int16)), "cannot reduce int16"),
+        (
+            lambda: dist.all_reduce(torch.zeros(2, dtype=torch.complex64), "PRODUCT"),
+            "cannot reduce complex64 by PRODUCT",
+        ),
+        (lambda: dist.all_reduce(np.zeros(2, np.longdouble)), "cannot reduce longdouble"),
+        (lambda: dist.all_gather_into_tensor(torch.zeros(3), torch.zeros(2)), "it must have 2"),
+        (lambda: dist.all_reduce(torch.zeros(2, device="meta")), "is on meta"),
+        (lambda: dist.broadcast(torch.zeros(2, 1).expand(2, 3), 0), "share memory"),
+        (
+            lambda: dist.all_to_all_single(torch.zeros(2), torch.zeros(2), [2, 0], [0, 2]),
+            "do not fit together",
+        ),
+    ],
+)
+async def test_what_is_refused_at_the_call(call: Callable[[], Any], message: str) -> None:
+    async def body(rank: int) -> None:
+        if rank == 1:  # of a broadcast not the root
+            with pytest.raises(dist.InvalidUsageError, match=message):
+                call()
+        await dist.barrier()  # the group is as good as before
+
+    await run_ranks(2, body, backend="torch:gloo")
+
+
+async def test_floats_have_no_bits() -> None:
+    async def body(rank: int) -> None:
+        with pytest.raises(TypeError, match="BAND is not defined for float32"):
+            dist.all_reduce(torch.zeros(2), dist.ReduceOp.BAND)
+
+    await run_ranks(1, body, backend="torch:gloo")
+
+
+async def test_groups_of_other_ranks_and_backends() -> None:
+    async def body(rank: int) -> None:
+        odd = await dist.new_group([1, 2], backend="torch:gloo")
+        if rank:
+            tensor = torch.full((3,), float(rank))
+            await dist.broadcast(tensor, 2, odd)
+            assert tensor.tolist() == [2, 2, 2]
+            other = 3 - rank
+            into = torch.zeros(1)
+            receiving = dist.irecv(into, other, odd)
+            await dist.send(torch.tensor([float(rank)]), other, odd)
+            assert await receiving == other
+            assert into.item() == other
+            await dist.destroy_process_group(odd)
+        await dist.barrier()
+
+    await run_ranks(3, body)

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import asyncio
+
+from aiodist.backends.torch_groups.completion import LONGEST_PAUSE, Poll
+
+
+async def test_pauses_grow_with_the_time_that_passes() -> None:
+    class Loop:
+        """The clock and the timers of a loop, as if time passed in its pauses alone."""
+
+        def __init__(self) -> None:
+            self.now = 0.0
+            self.pauses: list[float] = []
+
+        def time(self) -> float:
+            return self.now
+
+        def call_later(self, pause: float, callback: Poll) -> None:
+            self.pauses.append(pause)
+            self.now += pause
+
+    loop = Loop()
+    ended: list[BaseException | None] = []
+    poll = Poll(loop, lambda: loop.now > 0.5, ended.append)  # type: ignore[arg-type]
+    while not ended:
+        poll()
+    assert ended == [None]
+    assert loop.pauses[0] < 1e-4
+    assert all(a <= b for a, b in zip(loop.pauses, loop.pauses[1:], strict=False))
+    assert max(loop.pauses) == LONGEST_PAUSE
+    assert len(loop.pauses) < 200
+
+
+async def test_what_the_question_raises_is_the_end() -> None:
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[BaseException | None] = loop.create_future()
+
+    def ask() -> bool:
+        raise RuntimeError("the device fell off")
+
+    loop.call_soon(Poll(loop, ask, ended.set_result))
+    assert str(await ended) == "the device fell off"
+
+
+async def test_it_ends_when_the_answer_is_yes() -> None:
+    loop = asyncio.get_running_loop()
+    answers = iter([False, False, True])
+    ended: asyncio.Future[BaseException | None] = loop.create_future()
+    loop.call_soon(Poll(loop, lambda: next(answers), ended.set_result))
+    assert await ended is None
+    assert list(answers) == []
