@@ -13,6 +13,7 @@ from aiodist.collectives.all_gather_ring import all_gather_new
 from aiodist.deadline import to_seconds
 from aiodist.errors import CollectiveMismatchError, InvalidUsageError
 from aiodist.groups.checks import check_list, check_ranks
+from aiodist.groups.ending import Settings
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.lines import CollectiveLine
 from aiodist.groups.process_group import NON_GROUP_MEMBER, Group, NonGroupMember, ProcessGroup
@@ -66,7 +67,7 @@ def new_group(
     chosen = check_ranks(parent.ranks if ranks is None else ranks, world.size)
     if sort_ranks:
         chosen = tuple(sorted(chosen))
-    make = _maker(world, parent, timeout, backend)
+    make = _maker(world, parent, timeout, backend, Settings(pg_options, device_id))
     if use_local_synchronization:
         stem = f"{group_desc or 'local'}:{','.join(map(str, chosen))}#"
         plan = (world.unused_name(stem), chosen)
@@ -104,7 +105,8 @@ def new_subgroups(
             f"group_size {size} does not divide the group's {parent.n_ranks} ranks into equal parts"
         )
     parts = [list(parent.ranks[i : i + size]) for i in range(0, parent.n_ranks, size)]
-    return _subgroups(world, parent, parts, timeout, backend, group_desc)
+    settings = Settings(pg_options)
+    return _subgroups(world, parent, parts, timeout, backend, group_desc, settings)
 
 
 def new_subgroups_by_enumeration(
@@ -123,7 +125,8 @@ def new_subgroups_by_enumeration(
     parent = world.group(None)
     lists = check_list(ranks_per_subgroup_list, "ranks_per_subgroup_list")
     parts = [sorted(check_ranks(part, world.size)) for part in lists]
-    return _subgroups(world, parent, parts, timeout, backend, group_desc)
+    settings = Settings(pg_options)
+    return _subgroups(world, parent, parts, timeout, backend, group_desc, settings)
 
 
 def split_group(
@@ -148,7 +151,7 @@ def split_group(
         numbers = sorted(check_ranks(part, parent.n_ranks, "the parent group"))
         parts.append([parent.ranks[number] for number in numbers])
     plans_of = _named(parent, group_desc or "split", parts)
-    make = _maker(world, parent, timeout, backend)
+    make = _maker(world, parent, timeout, backend, Settings(pg_options))
 
     def finish(plans: Sequence[Plan]) -> Group:
         return _own([make(plan) for plan in plans])
@@ -207,9 +210,10 @@ def _subgroups(
     timeout: Timeout,
     backend: str | None,
     group_desc: str | None,
+    settings: Settings,
 ) -> Work[tuple[Group, list[Group]]]:
     plans_of = _named(parent, group_desc or "subgroup", parts)
-    make = _maker(world, parent, timeout, backend)
+    make = _maker(world, parent, timeout, backend, settings)
 
     def finish(plans: Sequence[Plan]) -> tuple[Group, list[Group]]:
         made = [make(plan) for plan in plans]
@@ -246,15 +250,17 @@ def _own(groups: Sequence[Group]) -> Group:
 
 
 def _maker(
-    world: World, parent: ProcessGroup, timeout: Timeout, backend: str | None
+    world: World, parent: ProcessGroup, timeout: Timeout, backend: str | None, settings: Settings
 ) -> Callable[[Plan], Group]:
     name = parent.backend_name if backend is None else backend_named(backend)
     seconds = parent.timeout if timeout is None else to_seconds(timeout)
+    if settings.device is None:
+        settings = settings._replace(device=parent.settings.device)
 
     def make(plan: Plan) -> Group:
         if world.rank not in plan[1]:
             return NON_GROUP_MEMBER
-        group = ProcessGroup(world, plan[0], plan[1], name, seconds)
+        group = ProcessGroup(world, plan[0], plan[1], name, seconds, settings)
         bind(group)
         world.add(group)
         return group

@@ -16,6 +16,7 @@ import msgpack
 from aiodist.backends.registry import backend_named, bind
 from aiodist.deadline import Deadline, to_seconds
 from aiodist.errors import InvalidUsageError
+from aiodist.groups.ending import NO_SETTINGS, Settings
 from aiodist.groups.process_group import Group, NonGroupMember, ProcessGroup
 from aiodist.groups.world import World, current_world
 from aiodist.mesh.endpoint import DEFAULT_WINDOW, Endpoint
@@ -54,8 +55,8 @@ async def init_process_group(
     default: from the environment of ``aiodist run``, torchrun, Slurm, Open MPI, MPICH),
     ``tcp://host:port``, ``file:///path``; or a ``store``, ours or torch's, with ``rank`` and
     ``world_size``. ``timeout`` is for this call and the default for every operation.
-    ``group_name`` names the default group in messages. ``pg_options`` and ``device_id`` are for
-    GPU backends.
+    ``group_name`` names the default group in messages. ``pg_options``: torch's own options, for
+    one of torch's groups. ``device_id``: this rank's GPU, for "nccl" (default: the LOCAL_RANK-th).
 
     Raises InvalidUsageError (a ValueError) for what cannot be meant, with all missing variables
     in one message, and when the world is initialised already; StoreTimeoutError naming the ranks
@@ -95,7 +96,8 @@ async def init_process_group(
             await met.close()
             raise
         world.on_close(met.close, met.close_in_child)
-        await _make_default(world, group_name, chosen, seconds, deadline)
+        settings = Settings(pg_options, device_id)
+        await _make_default(world, group_name, chosen, seconds, deadline, settings)
     finally:
         world.opening = False
 
@@ -159,9 +161,15 @@ def introduce(world: World, endpoint: Endpoint, cards: Sequence[Card], token: by
 
 
 async def _make_default(
-    world: World, name: str, backend: Backend, timeout: float | None, deadline: Deadline
+    world: World,
+    name: str,
+    backend: Backend,
+    timeout: float | None,
+    deadline: Deadline,
+    settings: Settings = NO_SETTINGS,
 ) -> None:
-    group = ProcessGroup(world, name or DEFAULT_GROUP, range(world.size), backend, timeout)
+    ranks = range(world.size)
+    group = ProcessGroup(world, name or DEFAULT_GROUP, ranks, backend, timeout, settings)
     bind(group)
     world.add(group)
     try:

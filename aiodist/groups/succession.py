@@ -187,7 +187,7 @@ async def succeed(
         )
     make = type(group)
     name = successor_name(group.group_name)
-    successor = make(group.world, name, ranks, group.backend_name, group.timeout)
+    successor = make(group.world, name, ranks, group.backend_name, group.timeout, group.settings)
     successor.lineage, successor.generation = group.lineage, group.generation + 1
     successor.newcomers = tuple(newcomers)
     group.bind_successor(successor)

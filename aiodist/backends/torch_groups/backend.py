@@ -359,7 +359,6 @@ class TorchBackend(TorchMessages):
 
         ``device``: that of its tensors.
         """
-        self._torch.check()
         here = self._kind.here(device)
 
         def stage() -> None:
@@ -378,8 +377,8 @@ class TorchBackend(TorchMessages):
             try:
                 await barrier_dissemination(channel)
                 await running.over
-            except BaseException as error:
-                running.leave(error)
+            except BaseException:
+                running.leave()
                 raise
 
         return self._group.collective(fingerprint, body, timeout)

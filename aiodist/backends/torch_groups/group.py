@@ -56,11 +56,11 @@ class Running:
         else:
             self.over.fail(DistBackendError(f"{self._what} failed in {self._group.name}: {error}"))
 
-    def leave(self, error: BaseException) -> None:
-        """The operation ended by ``error``: write nothing any more, and give the torch group up."""
+    def leave(self) -> None:
+        """The operation ended otherwise: write nothing any more, and give the torch group up."""
         with self._turn:
             self._left = True
-        self._group.give_up(self._what, error)
+        self._group.give_up()
 
 
 class TorchGroup:
@@ -80,6 +80,7 @@ class TorchGroup:
         self._torch: Any = None
         self._error: DistError | None = None
         self._closed = False
+        self._turn = threading.Lock()
         self._endings: list[Callable[[], bool]] = []
         group.world.on_close(self.gone, lambda: None)
         self.under_way = 0
@@ -91,25 +92,19 @@ class TorchGroup:
         options = group.settings.options
 
         def build() -> None:
-            error: BaseException | None = None
             try:
-                self._torch = kind.build(place, rank, size, seconds + _MARGIN, options)
-            except Exception as failed:  # noqa: BLE001  # torch's or the store's: handed on
-                error = failed
-            self._post(self._built, error)
+                made = kind.build(place, rank, size, seconds + _MARGIN, options)
+                with self._turn:
+                    self._torch = None if self._closed else made
+                del made  # given back here, if it comes too late
+            except DistError as error:
+                self._error = error
+            except Exception as error:  # noqa: BLE001  # torch's classes say nothing; its text does
+                text = f"{self.name} could not be started: {error}"
+                self._error = DistBackendError(text)
+            self._post(self._opened.complete, None)
 
         self._caller.put(build)
-
-    def _built(self, error: BaseException | None) -> None:
-        if error is None:
-            self._opened.complete(None)
-            return
-        self._error = (
-            error
-            if isinstance(error, DistError)
-            else DistBackendError(f"{self._kind.name} could not be started: {error}")
-        )
-        self._opened.fail(self._error)
 
     def when_open(self, callback: Callable[[], None]) -> None:
         """Call ``callback()`` when the group is built, or cannot be: `check` tells which."""
@@ -119,7 +114,7 @@ class TorchGroup:
             self._opened.callback = callback
 
     def check(self) -> None:
-        """Raise what broke the torch group, if something did."""
+        """Raise why the torch group could not be built, if that is so."""
         if self._error is not None:
             raise self._error.again()
 
@@ -145,6 +140,7 @@ class TorchGroup:
         def job() -> None:
             try:
                 if self._torch is None:
+                    self.check()
                     raise DistBackendError(f"{self.name} is not there any more")
                 with here():
                     stage()
@@ -157,31 +153,24 @@ class TorchGroup:
         self._caller.put(job)
         return running
 
-    def give_up(self, what: str, error: BaseException) -> None:
-        """An operation failed or was cancelled half way: torch cannot take it back.
+    def give_up(self) -> None:
+        """An operation failed or was cancelled half way, which torch cannot take back.
 
-        The torch group ends, on every rank that sees the failure: what is under way in it fails,
-        and nothing is written to tensors any more. Later calls raise DistBackendError.
+        What is under way in the torch group fails, and nothing is written to tensors any more.
         """
-        if self._error is None:
-            self._error = DistBackendError(
-                f"the torch group of {self._group_name!r} was given up when {what} did not finish "
-                f"({type(error).__name__}: {error}): torch cannot take back what has started; make "
-                "a new group with new_group()"
-            )
-            self._end(abort=True)
+        self._end(abort=True)
 
     def close(self) -> None:
         """Give the torch group back. Idempotent; does not wait."""
         if not self._closed:
             self._closed = True
-            self._error = self._error or DistBackendError(f"{self._group_name!r} is closed")
             self._end(abort=self.under_way > 0)
             self._caller.close()
             self._waiter.close()
 
     def _end(self, *, abort: bool) -> None:
-        group, self._torch = self._torch, None
+        with self._turn:
+            group, self._torch = self._torch, None
         if group is None:
             return
 

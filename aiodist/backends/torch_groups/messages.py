@@ -38,6 +38,8 @@ _TAG = 0
 class TorchMessages(NativeObjects):
     """Sends and receives. Objects travel as bytes over aiodist's own streams, as ever."""
 
+    is_fragile = True
+
     def __init__(self, group: ProcessGroup, kind: TorchKind) -> None:
         super().__init__(group)
         self.name = kind.name
@@ -67,7 +69,6 @@ class TorchMessages(NativeObjects):
         Slot(tensor, "tensor", self._kind.device, writable=writable)
 
     def send(self, tensor: Tensor, dst: int, tag: int, timeout: float | None) -> Work[None]:
-        self._torch.check()
         slot = Slot(tensor, "tensor", self._kind.device, writable=False)
         meta = pack_meta(slot.kind, slot.dtype, slot.shape)
         here = self._kind.here(slot.device)
@@ -130,7 +131,6 @@ class TorchMessages(NativeObjects):
         timeout: float | None,
     ) -> Work[Any]:
         """``place(metadata)``: where the message goes; ``finish(source, metadata)``: the result."""
-        self._torch.check()
         source = ANY_SOURCE if src is None else self._group.ranks[src]
 
         async def protocol(transfer: Transfer, line: MessageLine) -> Any:

@@ -24,7 +24,8 @@ from typing import Any
 from aiodist.backends.native_objects import OBJECTS
 from aiodist.completion import Driver, Pending
 from aiodist.errors import DistError, InvalidUsageError
-from aiodist.groups.process_group import ProcessGroup, group_id
+from aiodist.groups.naming import group_id
+from aiodist.groups.process_group import ProcessGroup
 from aiodist.mesh.inbox import Inbox
 from aiodist.mesh.matching import Recv
 from aiodist.tensors import scratch

@@ -1,0 +1,171 @@
+"""How operations over torch's Gloo end when they cannot end well."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+
+import aiodist as dist
+from aiodist.testing.in_process import run_ranks
+
+
+async def test_a_timeout_names_who_is_missing_and_ends_the_group() -> None:
+    async def body(rank: int) -> None:
+        group = await dist.new_group(backend="torch:gloo")
+        tensor = torch.ones(1 << 18)
+        if rank == 0:
+            with pytest.raises(dist.CollectiveTimeoutError, match="rank 1 did not enter"):
+                await dist.all_reduce(tensor, group=group, timeout=0.2)
+            with pytest.raises(dist.GroupClosedError, match="cannot call back"):
+                await dist.all_reduce(tensor, group=group)
+            await dist.send_object_list(["failed"], 1)
+        else:
+            await dist.recv_object_list([None], 0)
+            with pytest.raises(dist.DistBackendError):
+                await dist.all_reduce(tensor, group=group)
+        assert tensor.sum() == 1 << 18  # nothing has been written, and nothing will be
+        await dist.barrier()
+
+    await run_ranks(2, body)
+
+
+async def test_a_cancelled_collective_fails_on_all_ranks() -> None:
+    async def body(rank: int) -> None:
+        group = await dist.new_group(backend="torch:gloo")
+        work = dist.all_reduce(torch.ones(4), group=group) if rank == 0 else None
+        if work is not None:
+            await asyncio.sleep(0)
+            work.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await work
+            await dist.send_object_list(["cancelled"], 1)
+        else:
+            await dist.recv_object_list([None], 0)
+            with pytest.raises(dist.DistBackendError, match="rank 0"):
+                await dist.all_reduce(torch.ones(4), group=group)
+        await dist.barrier()
+
+    await run_ranks(2, body)
+
+
+async def test_ranks_that_disagree_find_out() -> None:
+    async def body(rank: int) -> None:
+        group = await dist.new_group(backend="torch:gloo")
+        with pytest.raises(dist.CollectiveMismatchError, match="ranks disagree"):
+            await dist.all_reduce(torch.ones(4 + rank), group=group)
+        await dist.barrier()
+
+    await run_ranks(2, body)
+
+
+async def test_destroying_a_group_frees_who_waits() -> None:
+    async def body(rank: int) -> None:
+        group = await dist.new_group(backend="torch:gloo")
+        await dist.barrier(group)
+        await dist.barrier()  # on no rank is the first one still under way
+        if rank == 0:
+            receiving = dist.irecv(torch.zeros(2), 1, group)
+            reducing = dist.all_reduce(torch.zeros(2), group=group)
+            group.abort()
+            for work in (receiving, reducing):
+                with pytest.raises(dist.GroupClosedError):
+                    await work
+        await dist.barrier()
+
+    await run_ranks(2, body)
+
+
+async def test_a_receive_is_taken_back_and_its_message_goes_to_the_next() -> None:
+    async def body(rank: int) -> None:
+        if rank == 0:
+            first, second = torch.zeros(3), torch.zeros(3)
+            receiving = dist.irecv(first, 1, tag=5)
+            receiving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await receiving
+            with pytest.raises(dist.CollectiveTimeoutError, match="recv from rank 1"):
+                await dist.recv(first, 1, tag=5, timeout=0.05)
+            await dist.send_object_list(["go"], 1)
+            assert await dist.recv(second, tag=5) == 1
+            assert first.tolist() == [0, 0, 0]
+            assert second.tolist() == [1, 1, 1]
+        else:
+            await dist.recv_object_list([None], 0)
+            await dist.send(torch.ones(3), 0, tag=5)
+        await dist.barrier()
+
+    await run_ranks(2, body, backend="torch:gloo")
+
+
+async def test_a_send_is_taken_back_before_its_receive() -> None:
+    async def body(rank: int) -> None:
+        if rank == 0:
+            sending = dist.isend(torch.zeros(3), 1, tag=4)
+            await dist.send_object_list(["announced"], 1)
+            sending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await sending
+            await dist.send(torch.ones(3), 1, tag=4)
+        else:
+            await dist.recv_object_list([None], 0)
+            tensor = torch.full((3,), 7.0)
+            assert await dist.recv(tensor, 0, tag=4) == 0
+            assert tensor.tolist() == [1, 1, 1]
+        await dist.barrier()
+
+    await run_ranks(2, body, backend="torch:gloo")
+
+
+async def test_a_message_that_does_not_fit_is_dropped_and_its_sender_goes_on() -> None:
+    async def body(rank: int) -> None:
+        if rank == 0:
+            await dist.send(torch.ones(3), 1)
+            await dist.send_object_list(["text"], 1)
+            await dist.send(torch.ones(2), 1)
+        else:
+            with pytest.raises(dist.InvalidUsageError, match=r"rank 0 sent float32\[3\]"):
+                await dist.recv(torch.zeros(2), 0)
+            with pytest.raises(dist.InvalidUsageError, match="recv_object_list"):
+                await dist.recv(torch.zeros(2), 0)
+            await dist.recv(torch.zeros(2), 0)
+        await dist.barrier()
+
+    await run_ranks(2, body, backend="torch:gloo")
+
+
+async def test_many_messages_both_ways_at_once() -> None:
+    async def body(rank: int) -> None:
+        other = 1 - rank
+        n = 40
+        received = [torch.zeros(1 << 10) for _ in range(n)]
+        works = [dist.irecv(received[i], other, tag=i % 3) for i in range(n)]
+        works += [dist.isend(torch.full((1 << 10,), float(i)), other, tag=i % 3) for i in range(n)]
+        await asyncio.gather(*works)
+        assert [int(tensor[-1]) for tensor in received] == list(range(n))
+
+    await run_ranks(2, body, backend="torch:gloo")
+
+
+async def test_the_loop_goes_on_during_a_large_collective() -> None:
+    async def body(rank: int) -> int:
+        work = dist.all_reduce(torch.ones(1 << 24))
+        turns = 0
+        while not work.is_completed():
+            await asyncio.sleep(0)
+            turns += 1
+        await work
+        return turns
+
+    assert min(await run_ranks(2, body, backend="torch:gloo")) > 10
+
+
+async def test_a_group_that_cannot_be_built_says_so() -> None:
+    async def body(rank: int) -> None:
+        group = await dist.new_group(backend="torch:gloo", pg_options="not what torch takes")
+        with pytest.raises(dist.DistBackendError, match="torch:gloo could not be started"):
+            await dist.all_reduce(torch.ones(2), group=group)
+        await dist.barrier()
+
+    await run_ranks(2, body)
