@@ -23,8 +23,8 @@ from aiodist.mesh.endpoint import DEFAULT_WINDOW, Endpoint
 from aiodist.mesh.peer import Card
 from aiodist.mesh.rendezvous import rendezvous
 from aiodist.mesh.rendezvous.environments import look_around
-from aiodist.observe.observer import Observer, job_name
-from aiodist.observe.part import Identity
+from aiodist.observe.answering import answer_questions
+from aiodist.observe.observer import Observer
 from aiodist.observe.recorder import size_from
 from aiodist.store import Store, exchange
 from aiodist.transport.base import Transport
@@ -91,6 +91,11 @@ async def init_process_group(
             # a lone rank needs none
             transports = transports_at(met.hosts, schemes) if met.size > 1 else []
             await _open_world(world, met.rank, met.size, met.store, transports, window, deadline)
+            try:
+                await answer_questions(world.observer, met.store, met.host, deadline)
+            except BaseException:
+                await world.close()
+                raise
             await met.settle(deadline)
         except BaseException:
             await met.close()
@@ -154,10 +159,7 @@ def introduce(world: World, endpoint: Endpoint, cards: Sequence[Card], token: by
     key = hmac.new(secret, token, hashlib.sha256).digest()
     world.token = token
     endpoint.meet(cards, key)
-    card = endpoint.card
-    job = job_name(os.environ, key)
-    who = Identity(job, world.rank, world.size, card.host, card.host_id, card.pid)
-    world.observer = Observer(world, who, os.environ)
+    world.observer = Observer(world, world.rank, cards, key, os.environ)
 
 
 async def _make_default(

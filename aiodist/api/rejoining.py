@@ -27,6 +27,7 @@ from aiodist.mesh.interfaces import choose_hosts, default_address
 from aiodist.mesh.peer import Card
 from aiodist.mesh.rendezvous.environments import look_around
 from aiodist.mesh.rendezvous.places import given_place
+from aiodist.observe.answering import answer_here
 from aiodist.store import PrefixStore, Store, TcpStore
 from aiodist.store.waiting import pauses
 from aiodist.types import DEFAULT_TIMEOUT, Backend
@@ -128,6 +129,7 @@ async def _come_in(
     cards = [Card.decode(card) for card in facts["cards"]]
     world.size = len(cards)
     introduce(world, endpoint, cards, facts["token"])
+    answer_here(world.observer)
     for card in cards:
         if card.rank not in facts["ranks"]:
             text = f"{card} was lost before rank {rank} came"

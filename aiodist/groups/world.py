@@ -258,7 +258,7 @@ class World:
         known = self._groups.get(group)
         if known is not None:
             failure = decode_error(bytes(error), src)
-            self._note(failure)
+            self._note(failure, here=False)
             known.failed_elsewhere(sequence, failure)
         elif group not in self._closed and len(self._early) < _MAX_EARLY:
             early = self._early.setdefault(group, [])
@@ -311,13 +311,13 @@ class World:
         ranks: Sequence[int] | None = None,
     ) -> None:
         """Tell ``ranks`` (the other members where None) that a collective failed, or the group."""
-        self._note(error)
+        self._note(error, here=True)
         others = [r for r in group.ranks if r != self.rank] if ranks is None else ranks
         self.endpoint.announce_failure(group.id, sequence, encode_error(error), others)
 
-    def _note(self, error: DistError) -> None:
+    def _note(self, error: DistError, *, here: bool) -> None:
         if self.observer is not None:
-            self.observer.failed(error)
+            self.observer.failed(error, here=here)
 
 
 _MAX_EARLY = 1024

@@ -1,4 +1,4 @@
-"""``aiodist dump``, ``aiodist trace``: the files that ranks have written, read together."""
+"""``aiodist dump``, ``aiodist trace``, ``aiodist why``: what the ranks of a job say together."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from aiodist.errors import InvalidUsageError
 from aiodist.launch.args import Parser
 from aiodist.launch.spec import JobSpec
 from aiodist.launch.supervisor import run_job
+from aiodist.observe.asking import ask_job, choose_job, jobs_here
 from aiodist.observe.comparing import stories
 from aiodist.observe.folder import Dump, read_parts
 from aiodist.observe.recorder import TRACE_VARIABLE
@@ -48,6 +49,38 @@ def trace_main(argv: Sequence[str]) -> int:
     parser.add_argument("--job", help="of this job, or one that begins so (default: the latest)")
     args = parser.read(argv)
     sys.stderr.write(write_trace(read_parts(args.folder, args.job), Path(args.output)))
+    return 0
+
+
+def why_main(argv: Sequence[str]) -> int:
+    """``aiodist why [JOB]``; returns the exit code."""
+    parser = Parser(
+        prog="aiodist why",
+        description="Ask the ranks of a running job on this host, and by them those on other "
+        "hosts, which rank waits for whom.",
+    )
+    parser.add_argument(
+        "job",
+        nargs="?",
+        help="AIODIST_RUN_ID, or how the job's name begins; the only one if left out",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=5.0,
+        metavar="SECONDS",
+        help="who has not answered by then is named as silent (default 5)",
+    )
+    args = parser.read(argv)
+    if not args.timeout > 0:
+        raise InvalidUsageError(f"--timeout must be a positive number, not {args.timeout}")
+    jobs = jobs_here()
+    job = choose_job(jobs, args.job)
+    answers = ask_job(job, jobs[job], args.timeout)
+    verdict = judge(answers.parts)
+    lines = [f"job {job}", "", overview(verdict, answers.parts, answers.silent), ""]
+    lines += sentences(verdict, answers.parts, answers.silent)
+    sys.stdout.write("\n".join(lines) + "\n")
     return 0
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import atexit
 import hashlib
+import hmac
 import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from aiodist.errors import DistError
+from aiodist.mesh.peer import Card
 from aiodist.observe.folder import write_part
 from aiodist.observe.part import ClockSample, Identity, Observed, Part, part_of
 from aiodist.observe.recorder import TRACE_VARIABLE
@@ -37,19 +40,43 @@ def job_name(environ: Mapping[str, str], key: bytes) -> str:
     return f"{plain}-{digits}" if plain else digits
 
 
+class Answering(Protocol):
+    """Who answers questions about a rank; `server.Server` does."""
+
+    def signalled(self) -> None: ...
+    def tell_others(self, reason: str) -> None: ...
+    def close(self) -> None: ...
+
+
+def identities(cards: Sequence[Card], job: str) -> tuple[Identity, ...]:
+    """All ranks, as their cards introduce them."""
+    return tuple(
+        Identity(job, card.rank, len(cards), card.host, card.host_id, card.pid) for card in cards
+    )
+
+
 class Observer:
     """Makes the parts of one rank. Belongs to its world; any thread may ask for a part."""
 
-    def __init__(self, observed: Observed, identity: Identity, environ: Mapping[str, str]) -> None:
-        """In the loop's thread."""
-        self.identity = identity
+    def __init__(
+        self,
+        observed: Observed,
+        rank: int,
+        cards: Sequence[Card],
+        key: bytes,
+        environ: Mapping[str, str],
+    ) -> None:
+        """In the loop's thread. ``key``: secret, and all ranks have it."""
+        self.key = hmac.digest(key, b"questions about ranks", "sha256")
+        self.everybody = identities(cards, job_name(environ, key))
+        self.identity = next(each for each in self.everybody if each.rank == rank)
         self.samples: list[ClockSample] = []
         self.loop = asyncio.get_running_loop()
         self._observed = observed
         self._dumps = environ.get(DUMP_VARIABLE, "")
         self._traces = environ.get(TRACE_VARIABLE, "")
         self._soon = False
-        self._closing: list[Callable[[], None]] = []
+        self._server: Answering | None = None
         self._pid = os.getpid()
         if self._traces:
             atexit.register(self._write_trace)
@@ -73,15 +100,17 @@ class Observer:
         """Whether AIODIST_DUMP_DIR says where dumps go."""
         return bool(self._dumps)
 
-    def failed(self, error: DistError) -> None:
-        """A collective failed, here or elsewhere: dump soon, once for all that fails together."""
+    def failed(self, error: DistError, *, here: bool) -> None:
+        """A collective failed, ``here`` or elsewhere: dump soon, once for all that fails together."""
         if self._dumps and not self._soon:
             self._soon = True
-            self.loop.call_soon(self._dump_after, str(error))
+            self.loop.call_soon(self._dump_after, str(error), here)
 
-    def _dump_after(self, reason: str) -> None:
+    def _dump_after(self, reason: str, here: bool) -> None:
         self._soon = False
         self.dump_quietly(reason)
+        if here and self._server is not None:
+            self._server.tell_others(reason)
 
     def dump_quietly(self, reason: str, stuck: float = 0.0) -> None:
         """As `dump`; where that is impossible, the log says so."""
@@ -89,6 +118,11 @@ class Observer:
             write_part(self._dumps, self.part(reason, stuck))
         except OSError as error:
             log.error("cannot write a dump to %s=%s: %s", DUMP_VARIABLE, self._dumps, error)
+
+    def signalled(self) -> None:
+        """SIGUSR1 came. May be called in its handler: another thread does the rest."""
+        if self._server is not None:
+            self._server.signalled()
 
     def asked(self, reason: str, stuck: float = 0.0) -> None:
         """Somebody asks by a signal: dump, or where no directory is set, say it on stderr."""
@@ -100,19 +134,24 @@ class Observer:
 
     # -- the end
 
-    def at_close(self, callback: Callable[[], None]) -> None:
-        """Call ``callback()`` when the world closes, also in a forked child."""
-        self._closing.append(callback)
+    def serves(self, server: Answering) -> None:
+        """``server`` answers for this rank, until the world closes."""
+        self._server = server
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nobody answers for this rank in this process."""
+        return self._server is None or self._pid != os.getpid()
 
     def close(self) -> None:
-        """The world closes. Idempotent."""
+        """The world closes. Idempotent; in a forked child it only gives back what is inherited."""
         if self._traces:
             atexit.unregister(self._write_trace)
             self._write_trace()
             self._traces = ""
-        closing, self._closing = self._closing, []
-        for callback in closing:
-            callback()
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
 
     def _write_trace(self) -> None:
         if self._pid != os.getpid() or not self._traces:

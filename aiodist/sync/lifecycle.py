@@ -10,6 +10,7 @@ from typing import Any
 from aiodist.api import lifecycle as api
 from aiodist.groups.process_group import Group
 from aiodist.groups.world import World, current_world
+from aiodist.observe.answering import heed_signal
 from aiodist.sync.adapter import mirrors
 from aiodist.sync.portal import portal
 from aiodist.sync.stores import Store
@@ -71,6 +72,7 @@ def init_process_group(
             device_id,
         )
         door.settle(member)
+        heed_signal(member.world.observer)
     finally:
         door.leave()
 

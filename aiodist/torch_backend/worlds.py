@@ -13,6 +13,7 @@ from aiodist.api import lifecycle
 from aiodist.backends.registry import bind
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.world import World, use_world
+from aiodist.observe.answering import heed_signal
 from aiodist.sync.lifecycle import Member
 from aiodist.sync.portal import portal
 from aiodist.types import Backend
@@ -49,6 +50,7 @@ class TorchWorld:
                 name,
             )
             self._portal.settle(member)
+            heed_signal(self._world.observer)
         finally:
             self._portal.leave()
 

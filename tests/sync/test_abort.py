@@ -56,7 +56,7 @@ def test_another_thread_frees_a_blocked_one(run_threads: Run, how: str) -> None:
 def test_abort_of_the_world_ends_the_thread_of_the_loop() -> None:
     before = threading.active_count()
     dist.init_process_group(rank=0, world_size=1)
-    assert threading.active_count() == before + 1
+    assert threading.active_count() > before
     dist.abort_process_group()
     assert not dist.is_initialized()
     assert threading.active_count() == before

@@ -1,0 +1,292 @@
+"""Answers questions about one rank, from a thread of its own: also while its loop is busy.
+
+The thread sleeps in a selector. What it does for a question is bounded in time, and one question
+is answered after the other, so strangers can delay an answer and nothing else.
+
+On Linux it listens at a name in the abstract namespace, which vanishes with the process; where the
+ranks are on several hosts, also on TCP, on the interface by which the others reach this rank.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import selectors
+import socket
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from functools import partial
+from time import monotonic, monotonic_ns
+from typing import Any
+
+from aiodist.errors import DistError, ProtocolError
+from aiodist.observe.clock import estimate
+from aiodist.observe.observer import Observer
+from aiodist.observe.part import ClockSample
+from aiodist.observe.talk import (
+    LONGEST_QUESTION,
+    Line,
+    all_at_once,
+    ask_here,
+    ask_there,
+    connected,
+    is_trusted,
+    peer_of,
+)
+
+log = logging.getLogger("aiodist")
+
+PREFIX = "aiodist-why"
+RECENT = 32
+"""Finished operations in an answer."""
+
+TURN_SECONDS = 0.5
+"""A loop that has not turned for so long is stuck."""
+
+QUESTION_SECONDS = 2.0
+"""How long one question may keep the thread."""
+
+_PING_SECONDS = 2.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+
+
+def socket_name(uid: int, job: str, rank: int, pid: int) -> str:
+    """Where that rank of that job answers, in the abstract namespace."""
+    return f"{PREFIX}/{uid}/{job}/{rank}-{pid}"
+
+
+class Server:
+    """The thread and its sockets. Every method may be called in any thread."""
+
+    def __init__(self, observer: Observer, host: str | None) -> None:
+        """Listen; ``host``: also on TCP at this address of our own. Raises OSError."""
+        # Weakly: a world that nobody closed, or looks at any more, is to go with all that it holds.
+        self._weak = weakref.ref(observer)
+        weakref.finalize(observer, self._orphaned).atexit = False
+        self._addresses: Mapping[int, str] = {}
+        self._pid = os.getpid()
+        self._listeners: list[socket.socket] = []
+        self._wake, self._woken = socket.socketpair()
+        self._open: socket.socket | None = None
+        self._signalled: list[str] = []
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self.address = ""
+        try:
+            if sys.platform == "linux":
+                here = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                self._listeners.append(here)
+                who = observer.identity
+                here.bind("\0" + socket_name(os.geteuid(), who.job, who.rank, who.pid))
+            if host is not None:
+                family = socket.AF_INET6 if ":" in host else socket.AF_INET
+                there = socket.socket(family, socket.SOCK_STREAM)
+                self._listeners.append(there)
+                there.bind((host, 0))
+                self.address = f"{host}:{there.getsockname()[1]}"
+            for listener in self._listeners:
+                listener.listen(16)
+        except BaseException:
+            self._close_sockets()
+            raise
+
+    def start(self, addresses: Mapping[int, str]) -> None:
+        """Begin to answer. ``addresses``: of the ranks that are reached by TCP."""
+        self._addresses = addresses
+        name = f"aiodist answers for rank {self._observer.identity.rank}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def signalled(self) -> None:
+        """The process got SIGUSR1. May be called in a signal handler."""
+        self._signalled.append("SIGUSR1")
+        self._poke()
+
+    def tell_others(self, reason: str) -> None:
+        """Have the other ranks dump as well, also those that never hear of this."""
+        self._signalled.append(reason)
+        self._poke()
+
+    def close(self) -> None:
+        """Stop answering; the thread ends. In a forked child it only gives back the sockets."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._pid == os.getpid() and self._thread is not None:
+            self._poke()
+            current = self._open
+            if current is not None:
+                try:
+                    current.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    pass  # it has just ended by itself
+            self._thread.join(QUESTION_SECONDS)
+        self._close_sockets()
+
+    @property
+    def _observer(self) -> Observer:
+        observer = self._weak()
+        if observer is None:
+            raise EOFError("the world that this speaks for is gone")
+        return observer
+
+    def _orphaned(self) -> None:
+        self._closed = True
+        self._poke()
+
+    def _poke(self) -> None:
+        try:
+            self._wake.send(b"!", socket.MSG_DONTWAIT)
+        except OSError:
+            pass  # full of pokes already, or closed
+
+    def _close_sockets(self) -> None:
+        for sock in (*self._listeners, self._wake, self._woken):
+            sock.close()
+
+    # -- the thread
+
+    def _run(self) -> None:
+        try:
+            self._answer_all()
+        except EOFError:
+            pass  # orphaned
+        finally:
+            self._close_sockets()
+
+    def _answer_all(self) -> None:
+        pause, due = _FIRST_PAUSE, 0.0
+        far = self._far_from_rank_0()
+        with selectors.DefaultSelector() as selector:
+            for sock in (*self._listeners, self._woken):
+                selector.register(sock, selectors.EVENT_READ)
+            while not self._closed:
+                if far and monotonic() >= due:
+                    self._look_at_the_clock()
+                    due, pause = monotonic() + pause, min(2 * pause, _LONGEST_PAUSE)
+                timeout = max(0.0, due - monotonic()) if far else None
+                for key, _ in selector.select(timeout):
+                    if key.fileobj is self._woken:
+                        self._woken.recv(4096)
+                        self._obey_signals()
+                    elif not self._closed:
+                        assert isinstance(key.fileobj, socket.socket)
+                        self._serve(key.fileobj)
+
+    def _serve(self, listener: socket.socket) -> None:
+        try:
+            sock, _ = listener.accept()
+        except OSError:
+            return
+        with sock:
+            self._open = sock
+            try:
+                line = Line(sock, QUESTION_SECONDS)
+                if listener.family == socket.AF_UNIX:
+                    if not is_trusted(peer_of(sock)[1]):
+                        return
+                else:
+                    line.prove_as_answerer(self._observer.key)
+                while not self._closed:
+                    line.tell(self._answer(json.loads(line.hear(LONGEST_QUESTION))))
+            except (OSError, EOFError, ValueError, DistError):
+                return  # whoever asked has gone, or is none of us
+            finally:
+                self._open = None
+
+    def _answer(self, question: Any) -> bytes:
+        """Raises ProtocolError for a question that nobody of this version asks."""
+        match question:
+            case {"ask": "part"}:
+                return self._observer.part("asked", self._stuck(), RECENT).encode()
+            case {"ask": "clock"}:
+                return json.dumps(monotonic_ns()).encode()
+            case {"ask": "ranks"}:
+                return json.dumps([vars(each) for each in self._observer.everybody]).encode()
+            case {"ask": "dump", "reason": str(reason)}:
+                if self._observer.dumps_by_itself:
+                    self._observer.dump_quietly(reason, self._stuck())
+                return b"null"
+            case {"ask": "relay", "ranks": [*ranks], "seconds": float(seconds)}:
+                return self._relay(ranks, seconds)
+            case _:
+                raise ProtocolError(f"a question that this version does not know: {question!r}")
+
+    def _relay(self, ranks: list[int], seconds: float) -> bytes:
+        """Ask ranks on other hosts for their parts."""
+        limit = min(seconds, QUESTION_SECONDS)
+        key, question = self._observer.key, {"ask": "part"}
+        answers = all_at_once(
+            {
+                rank: partial(ask_there, self._addresses[rank], key, question, limit)
+                for rank in ranks
+                if rank in self._addresses
+            }
+        )
+        told = {
+            rank: {"error": str(answer)} if isinstance(answer, Exception) else json.loads(answer)
+            for rank, answer in answers.items()
+        }
+        return json.dumps(told).encode()
+
+    def _stuck(self) -> float:
+        """For how long, at least, the loop has not turned; 0.0 if it does."""
+        turned = threading.Event()
+        try:
+            self._observer.loop.call_soon_threadsafe(turned.set)
+        except RuntimeError:
+            return 0.0  # it has ended
+        return 0.0 if turned.wait(TURN_SECONDS) else TURN_SECONDS
+
+    def _obey_signals(self) -> None:
+        reasons, self._signalled = self._signalled, []
+        for reason in dict.fromkeys(reasons):
+            here = reason == "SIGUSR1"
+            if here:
+                reason = f"SIGUSR1 came to rank {self._observer.identity.rank}"
+                self._observer.asked(reason, self._stuck())
+            if self._observer.dumps_by_itself:
+                self._ask_others_to_dump(reason)
+
+    def _ask_others_to_dump(self, reason: str) -> None:
+        question = {"ask": "dump", "reason": reason}
+        mine = self._observer.identity
+        calls: dict[int, Callable[[], bytes]] = {}
+        for other in self._observer.everybody:
+            rank = other.rank
+            if rank in self._addresses:
+                address, key = self._addresses[rank], self._observer.key
+                calls[rank] = partial(ask_there, address, key, question, QUESTION_SECONDS)
+            elif rank != mine.rank:
+                name = socket_name(os.geteuid(), mine.job, rank, other.pid)
+                calls[rank] = partial(ask_here, name, question, QUESTION_SECONDS)
+        all_at_once(calls)
+
+    # -- the clock
+
+    def _far_from_rank_0(self) -> bool:
+        mine = self._observer.identity
+        if any(
+            each.rank == 0 and each.host_id == mine.host_id for each in self._observer.everybody
+        ):
+            self._observer.samples.append(ClockSample(monotonic_ns(), 0, 0))
+            return False
+        return 0 in self._addresses
+
+    def _look_at_the_clock(self) -> None:
+        """Estimate how far rank 0's clock is; of the estimates the first and the last are kept."""
+        question = json.dumps({"ask": "clock"}).encode()
+        try:
+            with connected(self._addresses[0], self._observer.key, _PING_SECONDS) as line:
+
+                def ask() -> int:
+                    line.tell(question)
+                    return int(line.hear(64))
+
+                sample = estimate(ask)
+        except (OSError, EOFError, ValueError, DistError):
+            return
+        self._observer.samples[1:] = [sample]

@@ -1,0 +1,152 @@
+"""Questions to a rank and their answers, over plain blocking sockets.
+
+A message is a length (4 bytes, big-endian) and that much JSON. On this host the kernel says who
+asks (SO_PEERCRED); between hosts each side first proves, over nonces of 32 bytes, that it knows
+the key that the ranks of the job got when they met::
+
+    who asks    nonce C
+    who answers nonce S, HMAC(key, "answers", C, S)
+    who asks    HMAC(key, "asks", C, S)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any, TypeVar
+
+from aiodist.errors import HandshakeError, ProtocolError
+
+T = TypeVar("T")
+
+LONGEST_QUESTION = 1 << 16
+LONGEST_ANSWER = 1 << 26
+_AT_ONCE = 32
+_LENGTH = struct.Struct(">I")
+_NONCE = 32
+_PROOF = hashlib.sha256().digest_size
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Line:
+    """A connected socket with a moment by which everything on it has to be over."""
+
+    def __init__(self, sock: socket.socket, seconds: float) -> None:
+        self._sock = sock
+        self._end = monotonic() + seconds
+
+    def tell(self, message: bytes) -> None:
+        self._send(_LENGTH.pack(len(message)) + message)
+
+    def hear(self, longest: int) -> bytes:
+        """The next message. Raises EOFError at the end, ProtocolError, OSError (also in time)."""
+        (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
+        if length > longest:
+            raise ProtocolError(f"a message of {length} bytes, where {longest} is the most")
+        return self._read(length)
+
+    def prove_as_asker(self, key: bytes) -> None:
+        """Raises HandshakeError where the other side does not know ``key``."""
+        mine = os.urandom(_NONCE)
+        self._send(mine)
+        theirs = self._read(_NONCE)
+        if not hmac.compare_digest(self._read(_PROOF), _proof(key, b"answers", mine + theirs)):
+            raise HandshakeError("who answers here does not belong to this job")
+        self._send(_proof(key, b"asks", mine + theirs))
+
+    def prove_as_answerer(self, key: bytes) -> None:
+        """Raises HandshakeError where the other side does not know ``key``."""
+        theirs = self._read(_NONCE)
+        mine = os.urandom(_NONCE)
+        self._send(mine + _proof(key, b"answers", theirs + mine))
+        if not hmac.compare_digest(self._read(_PROOF), _proof(key, b"asks", theirs + mine)):
+            raise HandshakeError("who asks does not belong to this job")
+
+    def _send(self, data: bytes) -> None:
+        self._sock.settimeout(self._left())
+        self._sock.sendall(data)
+
+    def _read(self, count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            self._sock.settimeout(self._left())
+            chunk = self._sock.recv(min(count - len(data), 1 << 20))
+            if not chunk:
+                raise EOFError("the other side closed the connection")
+            data += chunk
+        return bytes(data)
+
+    def _left(self) -> float:
+        left = self._end - monotonic()
+        if left <= 0:
+            raise TimeoutError("no answer in time")
+        return left
+
+
+def _proof(key: bytes, role: bytes, nonces: bytes) -> bytes:
+    return hmac.new(key, role + nonces, hashlib.sha256).digest()
+
+
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """Process id and user id at the other end of a Unix socket, as the kernel knows them."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(raw)
+    return pid, uid
+
+
+def is_trusted(uid: int) -> bool:
+    """Whether that user may look into this one's processes anyway."""
+    return uid in (0, os.geteuid())
+
+
+def ask_here(name: str, question: Mapping[str, Any], seconds: float) -> bytes:
+    """Ask the rank that listens at abstract ``name`` on this host. Raises OSError, EOFError, ..."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(seconds)
+        sock.connect("\0" + name)
+        _, uid = peer_of(sock)
+        if os.geteuid() != 0 and not is_trusted(uid):
+            raise HandshakeError(f"user {uid} listens there, who is another than you")
+        line = Line(sock, seconds)
+        line.tell(json.dumps(question).encode())
+        return line.hear(LONGEST_ANSWER)
+
+
+def ask_there(address: str, key: bytes, question: Mapping[str, Any], seconds: float) -> bytes:
+    """Ask the rank that listens at ``address`` (host:port). Raises OSError, HandshakeError, ..."""
+    with connected(address, key, seconds) as line:
+        line.tell(json.dumps(question).encode())
+        return line.hear(LONGEST_ANSWER)
+
+
+@contextmanager
+def connected(address: str, key: bytes, seconds: float) -> Iterator[Line]:
+    """A connection to ``address`` on which both sides have proved themselves. Raises likewise."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), seconds) as sock:
+        line = Line(sock, seconds)
+        line.prove_as_asker(key)
+        yield line
+
+
+def all_at_once(calls: Mapping[int, Callable[[], T]]) -> dict[int, T | Exception]:
+    """Call all of ``calls`` in threads, and what each returned or raised."""
+    if not calls:
+        return {}
+
+    def one(call: Callable[[], T]) -> T | Exception:
+        try:
+            return call()
+        except Exception as error:  # noqa: BLE001  # told to whoever asked
+            return error
+
+    with ThreadPoolExecutor(min(_AT_ONCE, len(calls))) as pool:
+        return dict(zip(calls, pool.map(one, calls.values()), strict=True))

@@ -1,0 +1,221 @@
+"""Questions between hosts are for those who know the key; nobody else gets anything, or in the way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+
+from aiodist.errors import HandshakeError, ProtocolError
+from aiodist.mesh.peer import Card
+from aiodist.observe.asking import Place, ask_job, jobs_here
+from aiodist.observe.clock import align
+from aiodist.observe.observer import Observer
+from aiodist.observe.part import ObservedGroup, decode_part
+from aiodist.observe.recorder import Recorder, UnderWay
+from aiodist.observe.server import Server, socket_name
+from aiodist.observe.talk import (
+    LONGEST_ANSWER,
+    LONGEST_QUESTION,
+    Line,
+    all_at_once,
+    ask_here,
+    ask_there,
+    connected,
+)
+
+KEY = b"k" * 32
+
+
+class Quiet:
+    """A rank that has done nothing."""
+
+    recorder = Recorder()
+    groups: Sequence[ObservedGroup] = ()
+
+    def under_way(self) -> Sequence[UnderWay]:
+        return ()
+
+
+def observer(rank: int, hosts: Sequence[str] = ("here", "there")) -> Observer:
+    cards = [
+        Card(number, f"host {host}", host, 1000 + number, ()) for number, host in enumerate(hosts)
+    ]
+    return Observer(Quiet(), rank, cards, KEY, {})
+
+
+@contextmanager
+def answering(*observers: Observer, host: str | None = "127.0.0.1") -> Iterator[list[Server]]:
+    servers = [Server(each, host) for each in observers]
+    addresses = {rank: server.address for rank, server in enumerate(servers) if server.address}
+    for rank, server in enumerate(servers):
+        server.start({other: at for other, at in addresses.items() if other != rank})
+    try:
+        yield servers
+    finally:
+        for server in servers:
+            server.close()
+
+
+def place(one: Observer) -> Place:
+    (found,) = (p for p in jobs_here()[one.identity.job] if p.rank == one.identity.rank)
+    return found
+
+
+async def elsewhere(function: Any, *args: Any) -> Any:
+    return await asyncio.to_thread(partial(function, *args))
+
+
+async def test_a_rank_answers_here_and_there() -> None:
+    one, two = observer(0), observer(1)
+    with answering(one, two) as (server, _):
+        here = await elsewhere(ask_here, place(one).name, {"ask": "part"}, 5)
+        there = await elsewhere(ask_there, server.address, one.key, {"ask": "part"}, 5)
+        assert decode_part(here).identity == decode_part(there).identity == one.identity
+        ranks = await elsewhere(ask_here, place(one).name, {"ask": "ranks"}, 5)
+        assert json.loads(ranks)[1]["host"] == "host there"
+
+
+async def test_who_does_not_know_the_key_gets_nothing() -> None:
+    one = observer(0)
+    with answering(one) as (server,):
+        with pytest.raises(HandshakeError):
+            await elsewhere(ask_there, server.address, b"another" * 5, {"ask": "part"}, 5)
+        assert await elsewhere(ask_there, server.address, one.key, {"ask": "clock"}, 5)
+
+
+async def test_who_answers_without_the_key_is_not_believed_nor_asked() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def impostor() -> bytes:
+            sock, _ = listener.accept()
+            with sock:
+                sock.recv(32)
+                sock.sendall(bytes(64))
+                return sock.recv(1)
+
+        heard = asyncio.create_task(asyncio.to_thread(impostor))
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(HandshakeError):
+            await elsewhere(ask_there, address, KEY, {"ask": "part"}, 5)
+        assert await heard == b""
+
+
+@pytest.mark.parametrize("garbage", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(200), b"\xff" * 5000])
+async def test_garbage_ends_the_connection_and_the_next_question_is_answered(
+    garbage: bytes,
+) -> None:
+    one = observer(0)
+
+    def stranger(address: str) -> bytes:
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host, int(port)), 5) as sock:
+            try:
+                sock.sendall(garbage)
+                sock.shutdown(socket.SHUT_WR)
+                data = b""
+                while chunk := sock.recv(4096):
+                    data += chunk
+            except OSError:  # closed on us while we talked
+                return b""
+            return data
+
+    with answering(one) as (server,):
+        # At most a nonce and a proof, which say nothing to those without the key.
+        assert len(await elsewhere(stranger, server.address)) <= 64
+        assert await elsewhere(ask_there, server.address, one.key, {"ask": "clock"}, 5)
+
+
+@pytest.mark.parametrize(
+    "question", [b"", b"not json", b"[]", b'{"ask": "secrets"}', b'{"ask": "relay", "ranks": 1}']
+)
+async def test_a_question_that_nobody_asks_ends_the_connection(question: bytes) -> None:
+    one = observer(0)
+
+    def ask(address: str) -> bytes:
+        with connected(address, one.key, 5) as line:
+            line.tell(question)
+            return line.hear(LONGEST_ANSWER)
+
+    with answering(one) as (server,):
+        with pytest.raises((EOFError, ConnectionError)):
+            await elsewhere(ask, server.address)
+        assert await elsewhere(ask_there, server.address, one.key, {"ask": "clock"}, 5)
+
+
+def test_a_message_that_is_too_long_is_refused_before_memory_is_taken() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall((LONGEST_QUESTION + 1).to_bytes(4, "big"))
+        with pytest.raises(ProtocolError, match="is the most"):
+            Line(ours, 5).hear(LONGEST_QUESTION)
+
+
+def test_a_line_is_over_when_its_time_is() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        line = Line(ours, 0.05)
+        with pytest.raises(TimeoutError):
+            line.hear(10)
+        theirs.sendall(b"too late")
+        with pytest.raises(TimeoutError):
+            line.hear(10)
+
+
+async def test_ranks_on_another_host_are_asked_by_way_of_one_here() -> None:
+    one, two = observer(0), observer(1)
+    with answering(one, two):
+        answers = await elsewhere(ask_job, one.identity.job, [place(one)], 5)
+    assert sorted(answers.parts) == [0, 1]
+    assert answers.parts[1].identity == two.identity
+    assert answers.silent == {}
+
+
+async def test_ranks_that_have_gone_are_named() -> None:
+    one = observer(0, ["here", "here", "there"])
+    with answering(one) as (server,):
+        server._addresses = {2: "127.0.0.1:1"}  # nobody listens at port 1
+        answers = await elsewhere(ask_job, one.identity.job, [place(one)], 5)
+    assert sorted(answers.parts) == [0]
+    assert "process 1001 on host here has ended" in answers.silent[1]
+    assert "process 1002 on host there: " in answers.silent[2]
+    assert "refused" in answers.silent[2]
+
+
+async def test_a_rank_learns_how_far_the_first_ranks_clock_is() -> None:
+    one, two = observer(0), observer(1)
+    with answering(one, two):
+        while not two.samples:  # noqa: ASYNC110  # its thread has asked
+            await asyncio.sleep(0.001)
+    assert [(sample.offset, sample.error) for sample in one.samples] == [(0, 0)]
+    (sample,) = two.samples
+    # Both are one clock in truth: what it says is wrong by no more than it admits.
+    assert abs(sample.offset) <= sample.error
+    parts = {0: one.part("test"), 1: two.part("test")}
+    assert align(parts)[1].error == sample.error
+
+
+async def test_a_closed_server_leaves_its_name() -> None:
+    one = observer(0)
+    with answering(one, host=None):
+        assert one.identity.job in jobs_here()
+    assert one.identity.job not in jobs_here()
+    with answering(one, host=None):
+        assert place(one).name == socket_name(os.geteuid(), one.identity.job, 0, 1000)
+
+
+def test_calls_at_once_keep_their_errors_apart() -> None:
+    def fail() -> int:
+        raise ValueError("no")
+
+    answers = all_at_once({1: lambda: 5, 2: fail})
+    assert answers[1] == 5
+    assert isinstance(answers[2], ValueError)
+    assert all_at_once({}) == {}

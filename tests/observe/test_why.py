@@ -1,0 +1,296 @@
+"""A running job says which rank waits for whom, whatever its ranks are doing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import aiodist as dist
+from aiodist.errors import DistError, InvalidUsageError
+from aiodist.groups.world import current_world
+from aiodist.observe.asking import Place, ask_job, choose_job, jobs_here
+from aiodist.observe.folder import read_parts
+from aiodist.observe.server import Server
+from aiodist.observe.waiting import judge
+from aiodist.testing import run_ranks
+
+ROOT = Path(__file__).parents[2]
+
+
+def serve() -> Server:
+    """Let the calling rank answer, as ``init_process_group`` does in a process of its own."""
+    observer = current_world().observer
+    assert observer is not None
+    server = Server(observer, None)
+    server.start({})
+    observer.serves(server)
+    return server
+
+
+async def test_a_rank_is_asked_while_its_loop_is_stuck() -> None:
+    entered = asyncio.Event()
+
+    async def receive() -> None:
+        await dist.recv(np.zeros(1), 0, tag=3)
+
+    async def main(rank: int) -> None:
+        serve()
+        await dist.barrier()
+        if rank == 1:
+            receiving = asyncio.create_task(receive())
+            await asyncio.sleep(0)  # it begins
+            entered.set()
+            await receiving
+            return
+        await entered.wait()
+        work = dist.irecv(np.zeros(1), 1, tag=9)  # nobody awaits it: it keeps nobody
+        observer = current_world().observer
+        assert observer is not None
+        job = observer.identity.job
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(lambda: ask_job(job, jobs_here()[job], 10))
+            answers = asked.result()  # blocks the loop of both ranks
+        assert sorted(answers.parts) == [0, 1]
+        verdict = judge(answers.parts)
+        assert verdict.waits == ()
+        assert all(part.standpoint.stuck > 0 for part in answers.parts.values())
+        assert "test_why.py" in answers.parts[0].standpoint.place
+        (recv,) = answers.parts[1].running()
+        assert recv.call == "recv(from rank 0, 1 x float64, tag 3)"
+        assert recv.awaited is True
+        work.cancel()
+        await dist.send(np.zeros(1), 1, tag=3)
+
+    await run_ranks(2, main)
+
+
+@dataclass
+class Job:
+    """A job of real processes under the launcher."""
+
+    process: subprocess.Popen[str]
+    name: str
+    folder: Path
+
+    def places(self, count: int) -> list[Place]:
+        """Where its ranks answer, once ``count`` do; their script has started then."""
+        end = time.monotonic() + 30
+        while time.monotonic() < end:
+            for job, places in jobs_here().items():
+                if job.startswith(self.name) and len(places) == count:
+                    return places
+            assert self.process.poll() is None, self.process.communicate()
+            time.sleep(0.01)
+        raise AssertionError(f"{count} ranks did not come")
+
+    def why(self, *arguments: str) -> str:
+        command = [sys.executable, "-m", "aiodist", "why", self.name, *arguments]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def until(self, words: str) -> str:
+        """What `aiodist why` says, once it says ``words``."""
+        end = time.monotonic() + 30
+        told = ""
+        while time.monotonic() < end:
+            told = self.why()
+            if words in told:
+                return told
+        raise AssertionError(f"it never said {words!r}, but\n{told}")
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[str, int], Job]]:
+    jobs: list[Job] = []
+
+    def make(text: str, ranks: int) -> Job:
+        script = tmp_path / "script.py"
+        script.write_text("import os, time\nimport numpy as np\n" + text)
+        name = f"test-{os.getpid()}-{len(jobs)}"
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("AIODIST_")}
+        environment = kept | {
+            "AIODIST_RUN_ID": name,
+            "AIODIST_DUMP_DIR": str(tmp_path / "dump"),
+            "PYTHONPATH": str(ROOT),
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-m", "aiodist", "run", "-n", str(ranks), "--grace", "0", str(script)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        jobs.append(Job(process, name, tmp_path))
+        return jobs[-1]
+
+    yield make
+    for job in jobs:
+        job.process.terminate()
+        job.process.communicate(timeout=20)
+
+
+BLOCKING = """
+import aiodist.sync as dist
+
+def compute():
+    while True:
+        sum(range(1000))
+
+dist.init_process_group(timeout=300)
+if dist.get_rank() == 1:
+    compute()
+dist.all_reduce(np.ones(1))
+"""
+
+ASYNC = """
+import asyncio
+import aiodist as dist
+
+async def main():
+    await dist.init_process_group(timeout=300)
+    if dist.get_rank() == 1:
+        while True:
+            sum(range(1000))
+    await dist.all_reduce(np.ones(1))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(("script", "stuck"), [(BLOCKING, False), (ASYNC, True)])
+def test_the_rank_that_computes_is_named_with_its_line(
+    start: Callable[[str, int], Job], script: str, stuck: bool
+) -> None:
+    job = start(script, 3)
+    job.places(3)
+    told = job.until(
+        "Everyone waits for rank 1, which has not entered all_reduce(1 x float64, SUM)"
+    )
+    assert "script.py:" in told.splitlines()[-1]
+    assert ("its event loop has not turned" in told) is stuck
+
+
+def test_a_stopped_rank_is_named_within_the_bound_and_sigusr1_dumps_all_ranks(
+    start: Callable[[str, int], Job],
+) -> None:
+    job = start(BLOCKING, 2)
+    places = job.places(2)
+    job.until("Everyone waits for rank 1")
+    os.kill(places[1].pid, signal.SIGSTOP)
+    began = time.monotonic()
+    told = job.why("--timeout", "1")
+    assert time.monotonic() - began < 20  # a second, and Python's start on a busy machine
+    assert "rank 1, which does not answer" in told
+    assert f"process {places[1].pid} is stopped" in told
+    os.kill(places[1].pid, signal.SIGCONT)
+    os.kill(places[0].pid, signal.SIGUSR1)  # one is signalled, both dump; one of them computes
+    folder = job.folder / "dump"
+    end = time.monotonic() + 30
+    while not folder.is_dir() or len(list(folder.glob("aiodist-*.json"))) < 2:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    dump = read_parts(folder)
+    assert dump.silent == {}
+    assert judge(dump.parts).roots == (1,)
+    assert "SIGUSR1 came to rank 0" in dump.parts[1].reason
+
+
+def test_sigusr1_without_a_folder_speaks_on_stderr_and_ends_with_the_group() -> None:
+    script = """
+import os, signal, sys, time
+import aiodist.sync as dist
+
+class Told:
+    text = ""
+    def write(self, text):
+        self.text += text
+    def flush(self):
+        pass
+
+told = sys.stderr = Told()
+dist.init_process_group(rank=0, world_size=1)
+dist.barrier()
+os.kill(os.getpid(), signal.SIGUSR1)
+while "barrier" not in told.text:
+    time.sleep(0.001)
+print(told.text, flush=True)
+dist.destroy_process_group()
+os.kill(os.getpid(), signal.SIGUSR1)  # nobody heeds it any more
+time.sleep(60)
+"""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("AIODIST_")}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        env=kept,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+    assert done.returncode == -signal.SIGUSR1, done.stderr
+    assert "aiodist: rank 0 (process " in done.stdout
+    assert "done " in done.stdout
+    assert "in no operation" in done.stdout
+
+
+def test_a_handler_of_the_programs_own_stays() -> None:
+    script = """
+import os, signal
+import aiodist.sync as dist
+heard = []
+signal.signal(signal.SIGUSR1, lambda *_: heard.append(1))
+dist.init_process_group(rank=0, world_size=1)
+os.kill(os.getpid(), signal.SIGUSR1)
+assert heard == [1]
+dist.destroy_process_group()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+TABLE = """Num       RefCount Protocol Flags    Type St Inode Path
+000: 00000002 00000000 00010000 0001 01 1 @aiodist-why/{uid}/job-a/0-12
+000: 00000002 00000000 00010000 0001 01 2 @aiodist-why/{uid}/job-a/10-13
+000: 00000003 00000000 00000000 0001 03 3 @aiodist-why/{uid}/job-a/0-12
+000: 00000002 00000000 00010000 0001 01 4 @aiodist-why/{uid}/job-b/0-14
+000: 00000002 00000000 00010000 0001 01 5 /run/other
+000: 00000002 00000000 00010000 0001 01 6
+"""
+
+
+def test_jobs_are_found_in_the_kernels_table() -> None:
+    jobs = jobs_here(TABLE.format(uid=os.geteuid()))
+    assert {job: [place.rank for place in places] for job, places in jobs.items()} == {
+        "job-a": [0, 10],
+        "job-b": [0],
+    }
+    assert jobs["job-a"][1].pid == 13
+    assert choose_job(jobs, "job-a") == "job-a"
+    with pytest.raises(InvalidUsageError, match="several jobs run here; name one of\n  job-a"):
+        choose_job(jobs, None)
+    with pytest.raises(InvalidUsageError, match="no job here is called 'x'"):
+        choose_job(jobs, "x")
+    with pytest.raises(InvalidUsageError, match="no job of yours runs"):
+        choose_job({}, None)
+    assert choose_job({"only": []}, None) == "only"
+
+
+def test_a_job_of_which_nobody_answers_is_an_error() -> None:
+    with pytest.raises(DistError, match="no rank of job gone"):
+        ask_job("gone", [Place("aiodist-why/nobody", 0, 1 << 30)], 1)
