@@ -5,7 +5,7 @@
 #   make PYTHON=/path/to/python3.12 ...   to choose the interpreter of a new .venv
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format types pytest matrix bench bench-mpi clean distclean
+.PHONY: help install demo test lint format types pytest matrix soak fuzz bench bench-mpi clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 
@@ -20,6 +20,8 @@ help:
 	@echo "make test       lint, types, tests"
 	@echo "make lint       ruff check, ruff format --check"
 	@echo "make matrix     every fault in every phase over every transport"
+	@echo "make soak       eight ranks at work for five minutes: nothing may grow"
+	@echo "make fuzz       coverage-guided fuzzing of all that reads a stranger's bytes"
 	@echo "make format     let ruff mend what it can"
 	@echo "make bench      compare with Gloo on this machine (make bench-mpi: with MPI as well)"
 	@echo "make clean      remove caches and build outputs (make distclean: .venv as well)"
@@ -84,6 +86,14 @@ pytest: $(STAMP)
 matrix: $(STAMP)
 	@echo "== the whole fault matrix: some minutes"
 	@$(BIN)/python -m pytest -q -m 'matrix or not matrix' tests/faults/test_matrix.py
+
+soak: $(STAMP)
+	@echo "== the soak: eight ranks for five minutes"
+	@$(BIN)/python -m pytest -q -m soak tests/faults/test_soak.py
+
+fuzz: $(STAMP)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	@$(BIN)/python -m tests.fuzz
 
 bench: $(STAMP)
 	@$(BIN)/python -m benchmarks

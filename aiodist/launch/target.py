@@ -79,7 +79,11 @@ def _find(name: str, places: Sequence[str] | None) -> importlib.machinery.Module
         except ValueError:  # of an empty name, or a module without a spec
             return None
     for finder in sys.meta_path:
-        spec = finder.find_spec(name, places)
+        try:
+            spec = finder.find_spec(name, places)
+        except KeyError:
+            # A namespace package in a package: importlib looks for the parent among the imported.
+            spec = finder.find_spec(name.rpartition(".")[2], places)
         if spec is not None:
             return spec
     return None

@@ -33,7 +33,7 @@ CONNECT_SECONDS = 60.0
 
 HANDSHAKE_SECONDS = 10.0
 _FLUSH_SECONDS = 5.0
-_SILENCE_SECONDS = 1.0
+_SILENCE_SECONDS = 0.5
 """How long a rank that was never connected may let a receive wait before it is looked for."""
 
 _LAST_WORDS_SECONDS = 0.3

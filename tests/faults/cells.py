@@ -11,14 +11,18 @@ from typing import Any
 
 from aiodist.transport.registry import Transports
 
-KERNEL_SECONDS = 1.0
-"""Promise: how soon all survivors know of a rank whose end the kernel can tell."""
+PROMISED_SECONDS = 1.0
+"""How soon all survivors know of a rank whose end the kernel can tell, on a machine that is not
+overloaded: the page compares it with what was measured."""
+
+KERNEL_SECONDS = 5.0
+"""The same as a bound that a test may insist on wherever it runs."""
 
 SILENT_SECONDS = 2.0
 """The timeout of every operation where nobody tells that a rank is gone; its default is longer."""
 
-ROUND_SECONDS = 1.0
-"""Promise: how much after a timeout has passed the last rank has been told."""
+ROUND_SECONDS = 3.0
+"""How much after a timeout has passed the last rank has been told, wherever the test runs."""
 
 USUAL_SECONDS = 60.0
 """The timeout of operations elsewhere: longer than all bounds, so that nothing is saved by it."""
@@ -46,10 +50,15 @@ class Fault:
     timeout: float = USUAL_SECONDS
     """Seconds: of every operation."""
 
+    @property
+    def exits(self) -> bool:
+        """The culprit's process ends."""
+        return self.ends and self.name != "SIGSTOP"
+
 
 _KERNEL = "what the kernel reports"
 _SILENT = SILENT_SECONDS + ROUND_SECONDS
-_TIMEOUT = "the operation's timeout + 1 s"
+_TIMEOUT = "the operation's timeout"
 
 FAULTS = MappingProxyType(
     {
@@ -123,13 +132,12 @@ class Cell:
 
     def may_blame(self, rank: int) -> frozenset[int]:
         """The culprits that ``rank``'s error may name."""
-        others = frozenset(range(self.size)) - {rank}
         if FAULTS[self.fault].ends:
             return frozenset({self.culprit})
-        if self.fault == "half-open":
-            return frozenset(range(self.size))  # silence blames whoever is waited for
-        if rank == self.culprit or self.phase == "connecting":
-            return others  # all that it hears is that others hung up
+        # A link has two ends, and each calls the other one lost; who hears of both may blame
+        # either, and an end may hear from the rest that it is called lost itself.
+        if rank == self.culprit or self.phase == "connecting" or self.fault != "cut link":
+            return frozenset(range(self.size))
         return frozenset({self.culprit, self.neighbour})
 
     def __str__(self) -> str:

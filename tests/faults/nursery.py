@@ -38,7 +38,7 @@ class _Child:
     pid: int
     go: int  # descriptor of the pipe to it
     said: dict[str, dict[str, Any]] = field(default_factory=dict)
-    gone: bool = False
+    gone: float | None = None  # when its pipe ended, so it
     partial: bytes = b""
 
 
@@ -81,7 +81,7 @@ class _Run:
         if not data:
             self._selector.unregister(descriptor)
             os.close(descriptor)
-            child.gone = True
+            child.gone = time.monotonic()
         *lines, child.partial = (child.partial + data).split(b"\n")
         for line in lines:
             message = json.loads(line)
@@ -108,17 +108,17 @@ class _Run:
         if all("finished" in child.said for child in self._children):
             self._tell("leave", self._children)
         broken = any("broken" in child.said for child in self._children)
-        done = all(child.gone or "done" in child.said for child in survivors)
+        done = all(child.gone is not None or "done" in child.said for child in survivors)
         if done or broken:
             if broken or culprit not in survivors:
                 self._kill([culprit] if done else self._children)
-            if all(child.gone for child in self._children):
+            if all(child.gone is not None for child in self._children):
                 self._finish()
 
     def _has_struck(self, culprit: _Child) -> bool:
         if "struck" not in culprit.said:
             return False
-        if culprit.rank in self.cell.survivors or culprit.gone:
+        if culprit.rank in self.cell.survivors or culprit.gone is not None:
             return True
         return _is_stopped(culprit.pid)
 
@@ -126,7 +126,7 @@ class _Run:
         if what not in self._told:
             self._told.add(what)
             for child in children:
-                if not child.gone:
+                if child.gone is None:
                     try:
                         os.write(child.go, b"!")
                     except BrokenPipeError:
@@ -141,7 +141,7 @@ class _Run:
 
     def _kill(self, children: list[_Child]) -> None:
         for child in children:
-            if not child.gone:
+            if child.gone is None:
                 os.kill(child.pid, signal.SIGKILL)
 
     def _finish(self) -> None:
@@ -154,7 +154,8 @@ class _Run:
             os.close(child.go)
             code = os.waitstatus_to_exitcode(status)
             words = self._words_of(child.rank).read_text(errors="replace")
-            ranks[child.rank] = {**child.said, "code": code, "stderr": words}
+            facts = {"gone": child.gone, "code": code, "stderr": words}
+            ranks[child.rank] = {**child.said, **facts}
         shutil.rmtree(self._folder)
         print(json.dumps({"number": self.number, "ranks": ranks}), flush=True)
 

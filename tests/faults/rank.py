@@ -67,12 +67,11 @@ def become_rank(cell: Cell, rank: int, control: Control, place: str) -> NoReturn
         with asyncio.Runner(loop_factory=_loop_factory(rank)) as runner:
             runner.run(_Rank(cell, rank, control, place).live())
         code = 0
-    except CulpritError:
+    except (CulpritError, SystemExit):
         raise
     except BaseException as error:  # noqa: BLE001  # the nursery reports it
-        if not isinstance(error, SystemExit):
-            with contextlib.suppress(OSError):
-                control.say("broken", error=f"{type(error).__name__}: {error}")
+        with contextlib.suppress(OSError):
+            control.say("broken", error=f"{type(error).__name__}: {error}")
     # Through Python's own end, with its exit handlers.
     raise SystemExit(code)
 

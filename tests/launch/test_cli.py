@@ -25,6 +25,8 @@ def _folder(tmp_path, monkeypatch):
     (tmp_path / "package" / "mod.py").write_text("")
     (tmp_path / "package" / "inner" / "__init__.py").write_text("")
     (tmp_path / "package" / "inner" / "__main__.py").write_text("")
+    (tmp_path / "outer" / "space").mkdir(parents=True)
+    (tmp_path / "outer" / "space" / "mod.py").write_text("")
 
 
 @pytest.fixture
@@ -105,6 +107,13 @@ def test_a_count_after_the_script_is_noticed(specs, capfd):
     assert cli.main(["run", "-n", "2", "train.py", "-n", "4"]) == 0
     assert capfd.readouterr().err == ""
     assert specs[1].arguments == ("-n", "4")
+
+
+def test_a_module_in_folders_without_init_files_is_found(specs, capfd):
+    assert cli.main(["run", "-m", "outer.space.mod"]) == 0
+    assert cli.main(["run", "-m", "outer.space.nothing"]) == 2
+    assert "no module named 'outer.space.nothing'" in capfd.readouterr().err
+    assert len(specs) == 1
 
 
 def test_parents_of_a_module_are_not_imported(specs):

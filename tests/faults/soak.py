@@ -1,0 +1,215 @@
+"""Mixed operations and groups for a long time: what a rank holds must stay what it was.
+
+``aiodist run -n 8 -m tests.faults.soak --seconds 300 --output FOLDER``; rank N writes what it
+counted to ``FOLDER/N.json``. `verdict` says what grew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import os
+import random
+import resource
+import statistics
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import aiodist as dist
+
+STEPS_A_ROUND = 40
+SAMPLES = 100
+"""About how many times each rank counts what it holds."""
+
+WARM_UP = 0.25
+"""Part of the samples in which caches may still fill."""
+
+RSS_SLACK_BYTES = 3 << 20
+RSS_GROWTH = 1.02
+
+Sample = dict[str, float]
+
+
+class Soak:
+    """One rank. Every rank draws the same operations from the same numbers."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._rank = dist.get_rank()
+        self._size = dist.get_world_size()
+        self.operations = 0
+
+    async def connect(self) -> None:
+        """Connect everybody to everybody, so that no connection comes later."""
+        await dist.all_to_all([np.empty(1)] * self._size, [np.ones(1)] * self._size)
+
+    async def step(self) -> None:
+        way = self._random.choice(
+            [
+                self._reduce,
+                self._reduce,
+                self._broadcast,
+                self._gather,
+                self._exchange,
+                self._ring,
+                self._objects,
+                self._at_once,
+                self._group,
+                self._cancelled,
+                self._withdrawn,
+            ]
+        )
+        self.operations += 1
+        await way()
+
+    def _length(self) -> int:
+        return self._random.choice([0, 1, 7, 1000, 1000, 40_000, 300_000])
+
+    async def _reduce(self) -> None:
+        data = np.full(self._length(), float(self._rank))
+        await dist.all_reduce(data)
+        assert (data == self._size * (self._size - 1) / 2).all()
+
+    async def _broadcast(self) -> None:
+        root = self._random.randrange(self._size)
+        data = np.full(self._length(), float(self._rank))
+        await dist.broadcast(data, root)
+        assert (data == root).all()
+
+    async def _gather(self) -> None:
+        length = self._length()
+        parts = [np.empty(length) for _ in range(self._size)]
+        await dist.all_gather(parts, np.full(length, float(self._rank)))
+        assert all((part == rank).all() for rank, part in enumerate(parts))
+
+    async def _exchange(self) -> None:
+        length = self._length() // self._size
+        parts = [np.empty(length) for _ in range(self._size)]
+        await dist.all_to_all(parts, [np.full(length, float(self._rank))] * self._size)
+        assert all((part == rank).all() for rank, part in enumerate(parts))
+
+    async def _ring(self) -> None:
+        length = self._length()
+        left, right = (self._rank - 1) % self._size, (self._rank + 1) % self._size
+        sent = dist.isend(np.full(length, float(self._rank)), right, tag=3)
+        got = np.empty(length)
+        await dist.recv(got, left, tag=3)
+        await sent
+        assert (got == left).all()
+
+    async def _objects(self) -> None:
+        everybody: list[Any] = [None] * self._size
+        await dist.all_gather_object(everybody, {"rank": self._rank, "text": "x" * self._length()})
+        assert [one["rank"] for one in everybody] == list(range(self._size))
+
+    async def _at_once(self) -> None:
+        data = [np.full(self._length(), 1.0) for _ in range(8)]
+        await asyncio.gather(*(dist.all_reduce(each) for each in data))
+        assert all((each == self._size).all() for each in data)
+
+    async def _group(self) -> None:
+        members = sorted(
+            self._random.sample(range(self._size), self._random.randint(1, self._size))
+        )
+        length = self._length()
+        group = await dist.new_group(members)
+        if self._rank in members:
+            data = np.full(length, 1.0)
+            await dist.all_reduce(data, group=group)
+            assert (data == len(members)).all()
+            await dist.destroy_process_group(group)
+
+    async def _cancelled(self) -> None:
+        """One rank gives an operation up: it fails on all of them, or was done before."""
+        who, length = self._random.randrange(self._size), self._length()
+        work = dist.all_reduce(np.ones(length))
+        if self._rank == who:
+            work.cancel()
+        try:
+            await work
+        except (asyncio.CancelledError, dist.CollectiveCancelledError):
+            pass
+        await dist.barrier()
+
+    async def _withdrawn(self) -> None:
+        """A receive that is given up leaves its message to the next."""
+        other = self._rank ^ 1
+        if other >= self._size:
+            return
+        sent = dist.isend(np.full(10, float(self._rank)), other, tag=4)
+        got = np.empty(10)
+        given_up = dist.irecv(got, other, tag=4)
+        given_up.cancel()
+        try:
+            await given_up  # the message may have been there already
+        except asyncio.CancelledError:
+            await dist.recv(got, other, tag=4)
+        await sent
+        assert (got == other).all()
+
+
+def sample() -> Sample:
+    """What this process holds now. The collector has run: garbage is no growth."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {
+        "rss_bytes": pages * resource.getpagesize(),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": threading.active_count(),
+        "tasks": len(asyncio.all_tasks()),
+    }
+
+
+def verdict(samples: list[Sample]) -> list[str]:
+    """What grew between the middle and the end of a run; empty where all stayed flat."""
+    warm = samples[int(len(samples) * WARM_UP) :]
+    half = len(warm) // 2
+    early, late = warm[:half], warm[half:]
+    grown = []
+    for what in ("descriptors", "threads", "tasks"):
+        before, after = (max(each[what] for each in part) for part in (early, late))
+        if after > before:
+            grown.append(f"{what}: {before} and then {after}")
+    before, after = (
+        statistics.median(each["rss_bytes"] for each in part) for part in (early, late)
+    )
+    if after > before * RSS_GROWTH + RSS_SLACK_BYTES:
+        grown.append(f"memory: {before / 1e6:.1f} MB and then {after / 1e6:.1f} MB")
+    return grown
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.soak", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--output", type=Path, required=True)
+    options = parser.parse_args()
+    await dist.init_process_group(timeout=60)
+    soak = Soak(options.seed)
+    await soak.connect()
+    begin = time.monotonic()
+    due = begin
+    samples: list[Sample] = []
+    goes_on = np.ones(1)
+    while goes_on[0]:
+        for _ in range(STEPS_A_ROUND):
+            await soak.step()
+        now = time.monotonic()
+        if now >= due:
+            samples.append({"seconds": now - begin, **sample()})
+            due = now + options.seconds / SAMPLES
+        goes_on[0] = now - begin < options.seconds
+        await dist.broadcast(goes_on, 0)
+    await dist.destroy_process_group()
+    report = {"operations": soak.operations, "samples": samples, "grown": verdict(samples)}
+    (options.output / f"{soak._rank}.json").write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,84 @@
+"""Eight ranks at work for a while: memory, descriptors, threads and tasks stay what they were.
+
+Seconds by default; five minutes with ``-m soak`` (``make soak``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.faults.conftest import ROOT
+from tests.faults.soak import Sample, verdict
+
+RANKS = 8
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        pytest.param(4, id="short", marks=pytest.mark.timeout(120)),
+        pytest.param(300, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
+    ],
+)
+def test_nothing_grows(seconds: int, tmp_path: Path, scaled: Callable[[float], float]) -> None:
+    command = ["aiodist", "run", "-n", str(RANKS), "-m", "tests.faults.soak"]
+    job = subprocess.run(
+        [sys.executable, "-m", *command, "--seconds", str(seconds), "--output", str(tmp_path)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=scaled(seconds + 90),
+        check=False,
+    )
+    assert job.returncode == 0, job.stdout + job.stderr
+    reports = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    for rank, report in enumerate(reports):
+        assert report["grown"] == [], f"rank {rank}: {report['grown']}"
+        assert report["operations"] >= 40
+    print(json.dumps(summary(reports)))
+
+
+def summary(reports: list[dict]) -> dict[str, float]:
+    """Of all ranks: what the page says."""
+    first = [report["samples"][len(report["samples"]) // 4] for report in reports]
+    last = [report["samples"][-1] for report in reports]
+    return {
+        "operations": reports[0]["operations"],
+        "seconds": max(each["seconds"] for each in last),
+        **{
+            f"{what}_{when}": max(each[what] for each in part)
+            for when, part in (("early", first), ("late", last))
+            for what in ("rss_bytes", "descriptors", "threads", "tasks")
+        },
+    }
+
+
+def _samples(count: int, **slopes: float) -> list[Sample]:
+    usual = {"rss_bytes": 50e6, "descriptors": 20, "threads": 3, "tasks": 5}
+    return [
+        {what: base + slopes.get(what, 0) * number for what, base in usual.items()}
+        for number in range(count)
+    ]
+
+
+def test_what_is_flat_is_called_flat() -> None:
+    assert verdict(_samples(40)) == []
+    assert verdict(_samples(2)) == []
+    assert verdict(_samples(40, descriptors=-0.5)) == []
+
+
+@pytest.mark.parametrize(
+    ("what", "slope"), [("descriptors", 0.5), ("threads", 1), ("tasks", 1), ("rss_bytes", 1e6)]
+)
+def test_what_grows_is_found(what: str, slope: float) -> None:
+    grown = verdict(_samples(40, **{what: slope}))
+    assert len(grown) == 1
+    assert ("memory" if what == "rss_bytes" else what) in grown[0]
