@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,27 +12,26 @@ from pathlib import Path
 
 from benchmarks.cases import Case
 from benchmarks.measure import Effort, Samples, decode
-from benchmarks.processes import ROOT, RankFailedError, environment
+from benchmarks.mpi_environment import OPTIONS, MpiEnvironment, mpi_environment
+from benchmarks.processes import ROOT, RankFailedError
 
-CACHE = ROOT / "build" / "mpi"
-"""Where the environments are kept between runs; ``make clean`` removes them."""
 LIMIT = 600.0
 """Seconds for a block."""
-
-OPTIONS = {
-    # Ranks may outnumber cores, and are bound to cores only where the other peers are.
-    "openmpi": ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none"),
-    "mpich": (),
-}
 
 
 @dataclass(frozen=True)
 class MpiJobs:
     """One MPI library in its environment; see `benchmarks.run.Blocks`."""
 
-    name: str
-    version: str
-    folder: Path
+    library: MpiEnvironment
+
+    @property
+    def name(self) -> str:
+        return self.library.name
+
+    @property
+    def version(self) -> str:
+        return self.library.version
 
     def measure(
         self, ranks: int, cases: Sequence[Case], effort: Effort, pinned: bool
@@ -45,20 +42,16 @@ class MpiJobs:
             "effort": dataclasses.asdict(effort),
             "pinned": pinned,
         }
-        bin = self.folder / "bin"
         with tempfile.TemporaryDirectory() as folder:
             orders, samples = Path(folder, "orders.json"), Path(folder, "samples.json")
             orders.write_text(json.dumps(order))
-            command = [bin / "mpiexec", *OPTIONS[self.name], "-n", ranks, bin / "python"]
-            command += ["-m", "benchmarks.mpi_rank", self.name, orders, samples]
-            environ = environment()
-            environ["PATH"] = os.pathsep.join([str(bin), environ.get("PATH", "")])
+            program = ["-m", "benchmarks.mpi_rank", self.name, orders, samples]
             what = f"{self.name}, {ranks} ranks, {cases[0].operation}"
             try:
                 subprocess.run(
-                    list(map(str, command)),
+                    self.library.command(ranks, program),
                     cwd=ROOT,
-                    env=environ,
+                    env=self.library.variables(),
                     check=True,
                     capture_output=True,
                     text=True,
@@ -73,17 +66,4 @@ class MpiJobs:
 
 def mpi_peers(say: Callable[[str], None]) -> list[MpiJobs]:
     """Open MPI and MPICH, installed from their wheels where they are not yet."""
-    return [_installed(name, say) for name in OPTIONS]
-
-
-def _installed(name: str, say: Callable[[str], None]) -> MpiJobs:
-    folder = CACHE / name
-    python = folder / "bin" / "python"
-    if not (folder / "bin" / "mpiexec").exists():
-        say(f"== installing {name} and mpi4py")
-        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        install = [python, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
-        subprocess.run([*install, "numpy", "mpi4py", name], check=True)
-    ask = f"from importlib.metadata import version; print(version({name!r}))"
-    done = subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True)
-    return MpiJobs(name, done.stdout.strip(), folder)
+    return [MpiJobs(mpi_environment(name, say)) for name in OPTIONS]

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgpack
 
-from aiodist.backends.registry import backend_named, bind
+from aiodist.backends.registry import backend_named, bind, rendezvous_for
 from aiodist.deadline import Deadline, to_seconds
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.ending import NO_SETTINGS, Settings
@@ -21,7 +21,6 @@ from aiodist.groups.process_group import Group, NonGroupMember, ProcessGroup
 from aiodist.groups.world import World, current_world
 from aiodist.mesh.endpoint import DEFAULT_WINDOW, Endpoint
 from aiodist.mesh.peer import Card
-from aiodist.mesh.rendezvous import rendezvous
 from aiodist.mesh.rendezvous.environments import look_around
 from aiodist.observe.answering import answer_questions
 from aiodist.observe.observer import Observer
@@ -54,9 +53,10 @@ async def init_process_group(
     ``backend``: "aiodist" (the default), which "gloo" names too. ``init_method``: ``env://`` (the
     default: from the environment of ``aiodist run``, torchrun, Slurm, Open MPI, MPICH),
     ``tcp://host:port``, ``file:///path``; or a ``store``, ours or torch's, with ``rank`` and
-    ``world_size``. ``timeout`` is for this call and the default for every operation.
-    ``group_name`` names the default group in messages. ``pg_options``: torch's own options, for
-    one of torch's groups. ``device_id``: this rank's GPU, for "nccl" (default: the LOCAL_RANK-th).
+    ``world_size``. Backend "mpi" takes rank and size from MPI. ``timeout`` is for this call and
+    the default for every operation. ``group_name`` names the default group in messages.
+    ``pg_options``: torch's own options, for one of torch's groups. ``device_id``: this rank's GPU,
+    for "nccl" (default: the LOCAL_RANK-th).
 
     Raises InvalidUsageError (a ValueError) for what cannot be meant, with all missing variables
     in one message, and when the world is initialised already; StoreTimeoutError naming the ranks
@@ -79,7 +79,7 @@ async def init_process_group(
     deadline = Deadline(seconds)
     world.opening = True
     try:
-        met = await rendezvous(
+        met = await rendezvous_for(chosen)(
             init_method,
             rank=rank,
             size=world_size,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from types import MappingProxyType
 
+from aiodist.backends.mpi import library as mpi_library
+from aiodist.backends.mpi.backend import MpiBackend
+from aiodist.backends.mpi.meeting import rendezvous_of_mpi
 from aiodist.backends.native import NativeBackend
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.backend import CollectiveBackend
 from aiodist.groups.process_group import ProcessGroup
+from aiodist.mesh.rendezvous import Rendezvous, rendezvous
 from aiodist.types import Backend
 
 
@@ -63,6 +67,7 @@ OFFERS: Mapping[str, Offer] = MappingProxyType(
         Backend.NCCL: _NCCL,
         Backend.TORCH_NCCL: _NCCL,
         Backend.TORCH_GLOO: _GLOO,
+        Backend.MPI: Offer(MpiBackend, mpi_library.why_not, ("cpu",)),
     }
 )
 """By name; "gloo" names the native backend, so that scripts for Gloo run unchanged."""
@@ -88,6 +93,12 @@ def backend_named(name: str | None) -> Backend:
             f"backend {str(backend)!r} is not available here: {reason}; available: {available}"
         )
     return backend
+
+
+def rendezvous_for(backend: Backend) -> Callable[..., Awaitable[Rendezvous]]:
+    """How ranks meet that are to have ``backend``: by `mesh.rendezvous.rendezvous`, or as it does."""
+    names = {backend, *backend.by_device().values()}
+    return rendezvous_of_mpi if Backend.MPI in names else rendezvous
 
 
 def bind(group: ProcessGroup) -> None:

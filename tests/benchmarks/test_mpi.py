@@ -10,6 +10,7 @@ import pytest
 from benchmarks.cases import Case
 from benchmarks.measure import Effort, Samples, encode
 from benchmarks.mpi import MpiJobs
+from benchmarks.mpi_environment import MpiEnvironment
 from benchmarks.processes import RankFailedError
 
 CASES = [Case("all_reduce", 2, 4), Case("all_reduce", 2, 64)]
@@ -23,7 +24,7 @@ def pretend(folder: Path, script: str, name: str = "mpich") -> MpiJobs:
     keep = f'printf "%s " "$@" > {folder}/arguments'
     program.write_text("\n".join(["#!/bin/sh", keep, script, ""]))
     program.chmod(0o755)
-    return MpiJobs(name, "1.0", folder)
+    return MpiJobs(MpiEnvironment(name, "1.0", folder))
 
 
 def test_a_job_gets_its_cases_and_gives_what_its_ranks_saw(tmp_path: Path) -> None:

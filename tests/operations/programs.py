@@ -158,9 +158,10 @@ async def isend_irecv(rank: Rank) -> None:
 async def recv_any_source(rank: Rank) -> None:
     """All send to the root, which takes them as they come.
 
-    A tag of its own for each case: another rank may be ahead, in the next one.
+    A tag of its own for each case: another rank may be ahead, in the next one. 26 bits, which
+    every MPI has as well.
     """
-    tag = crc32(str(rank.case).encode())
+    tag = crc32(str(rank.case).encode()) % (1 << 26)
     if rank.number != rank.root:
         await dist.send(rank.given(rank.values(rank.number)), rank.root, tag=tag)
         return

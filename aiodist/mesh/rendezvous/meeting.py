@@ -14,6 +14,7 @@ import msgpack
 from aiodist.deadline import Deadline
 from aiodist.errors import DistError, DistStoreError, InvalidUsageError, StoreTimeoutError
 from aiodist.mesh.interfaces import choose_hosts, default_address
+from aiodist.mesh.rendezvous.environments import look_around
 from aiodist.mesh.rendezvous.places import Place, given_place, open_place
 from aiodist.mesh.rendezvous.plan import Plan, plan, plan_with_store
 from aiodist.store import Store, exchange, leave
@@ -150,6 +151,23 @@ async def rendezvous(
             lost = error
         await asyncio.sleep(pause)
     raise AssertionError("unreachable: pauses never end")
+
+
+async def meet_at(
+    place: Place,
+    *,
+    rank: int,
+    size: int,
+    source: str,
+    deadline: Deadline,
+    environ: Mapping[str, str],
+) -> Rendezvous:
+    """Wait until all ranks are at ``place``, for who knows rank and size by other means.
+
+    ``source``: who told them, for messages. Errors as of `rendezvous`; then the place is closed.
+    """
+    own = Plan(rank, size, local_rank=look_around(environ).local_rank(), source=source)
+    return await _meet(own, place, environ, deadline)
 
 
 async def _meet(

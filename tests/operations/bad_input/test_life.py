@@ -73,7 +73,7 @@ async def test_a_second_default_group_is_refused_and_the_first_goes_on() -> None
     ("backend", "words"),
     [
         ("smoke", "Invalid backend: 'smoke'. Known backends: 'aiodist', 'gloo'"),
-        ("mpi", "'mpi' is not available in this installation; available: 'aiodist', 'gloo'"),
+        ("cpu:gloo,cuda:smoke", "Invalid backend: 'cpu:gloo,cuda:smoke'. Known backends: 'aiod"),
     ],
 )
 async def test_a_backend_that_is_not_there(backend: str, words: str) -> None:

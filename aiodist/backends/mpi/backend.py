@@ -1,0 +1,139 @@
+"""The backend "mpi": every operation by MPI, on CPU tensors and arrays."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiodist.backends.mpi.gate import Gate
+from aiodist.backends.mpi.library import Mpi, check_thread, in_thread, load, translated
+from aiodist.backends.mpi.messenger import MpiMessenger
+from aiodist.backends.mpi.operations import MpiOperations
+from aiodist.backends.mpi.poller import Poller
+from aiodist.backends.mpi.reductions import MpiReduction
+from aiodist.backends.native import NativeBackend
+from aiodist.completion import Driver
+from aiodist.deadline import Deadline
+from aiodist.errors import CollectiveTimeoutError, DistBackendError, InvalidUsageError
+from aiodist.groups.backend import Received, Tensor
+from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.work import Work
+from aiodist.tensors import DType, Reduction
+from aiodist.types import ReduceOp
+
+
+class MpiBackend(NativeBackend):
+    """One communicator, made when the group is; operations that start earlier wait for it.
+
+    Checks, staging, objects and what MPI's reductions lack are the native backend's, over MPI's
+    messages. A collective that fails on any rank ends the group: MPI cannot take it back.
+    """
+
+    name = "mpi"
+    is_fragile = True
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._gate = Gate()
+        self._closed = False
+        self._loop = group.world.loop
+        super().__init__(group, MpiOperations(group, self._gate))
+        self._lookout = group.world.endpoint.lookout
+        self._messenger = MpiMessenger(group.ranks, self._gate, self._lookout)
+        group.carry_by(self._messenger)
+        Driver(self._open(), self._opened).start()
+
+    # -- the communicator
+
+    async def ready(self, deadline: Deadline) -> None:
+        """Raises DistBackendError, InvalidUsageError, or CollectiveTimeoutError at the deadline."""
+        opened: asyncio.Future[None] = self._loop.create_future()
+
+        def succeed() -> None:
+            if not opened.done():
+                opened.set_result(None)
+
+        def fail(error: BaseException) -> None:
+            if not opened.done():
+                opened.set_exception(error)
+
+        self._gate.run(succeed, fail)
+        try:
+            async with asyncio.timeout(None if deadline.timeout is None else deadline.remaining()):
+                await opened
+        except TimeoutError:
+            raise CollectiveTimeoutError(
+                f"MPI made no communicator for group {self._group.group_name!r} within "
+                f"{deadline.timeout} s: not all of its ranks have come so far",
+                operation="init_process_group",
+                group=self._group.group_name,
+            ) from None
+
+    async def _open(self) -> None:
+        mpi = await in_thread(self._loop, load)
+        check_thread(mpi)
+        everybody, ranks = mpi.COMM_WORLD, self._group.ranks
+        world = self._group.world
+        if (everybody.rank, everybody.size) != (world.rank, world.size):
+            raise InvalidUsageError(
+                f"MPI has this process as rank {everybody.rank} of {everybody.size}, the world as "
+                f"rank {world.rank} of {world.size}: backend 'mpi' needs ranks started by mpiexec, "
+                "with MPI's own numbers"
+            )
+        poller = Poller(mpi, self._loop, self._lookout)
+        if ranks == tuple(range(everybody.size)):
+            comm, request = everybody.Idup()
+            await poller.watch(request)
+        elif mpi.Query_thread() < mpi.THREAD_MULTIPLE:
+            raise DistBackendError(
+                "a group of some of the ranks needs MPI initialised with MPI.THREAD_MULTIPLE: "
+                "MPI makes its communicator in a call that blocks, in a thread beside the loop's"
+            )
+        else:
+            comm = await in_thread(self._loop, lambda: self._some_of(mpi))
+        if self._closed:
+            comm.Free()
+            return
+        comm.Set_errhandler(mpi.ERRORS_RETURN)
+        self._gate.open(mpi, comm, poller)
+
+    def _some_of(self, mpi: Mpi) -> Mpi:
+        """A communicator of some ranks, which only they have to call for."""
+        everybody = mpi.COMM_WORLD
+        chosen = everybody.Get_group().Incl(self._group.ranks)
+        try:
+            return everybody.Create_group(chosen, self._group.id % (1 << 15))
+        except mpi.Exception as error:
+            raise translated(mpi, error) from None
+        finally:
+            chosen.Free()
+
+    def _opened(self, _: None, error: BaseException | None) -> None:
+        if error is not None:
+            self._gate.shut(error)
+
+    def close(self) -> None:
+        """Gives the communicator back, as all its ranks do. What MPI has not ended goes on."""
+        if self._closed:
+            return
+        self._closed = True
+        was_open = self._gate.is_open
+        self._gate.shut(DistBackendError(f"group {self._group.group_name!r} is closed"))
+        if was_open:
+            self._gate.poller.close()
+            self._gate.comm.Free()
+
+    # -- what differs from the native backend
+
+    def _reduction(self, op: ReduceOp, dtype: DType) -> Reduction:
+        return MpiReduction(super()._reduction(op, dtype), op.kind, dtype)
+
+    def send(self, tensor: Tensor, dst: int, tag: int, timeout: float | None) -> Work[None]:
+        self._messenger.check_tag(tag)
+        return super().send(tensor, dst, tag, timeout)
+
+    def recv(self, tensor: Tensor, src: int | None, tag: int, timeout: float | None) -> Work[int]:
+        self._messenger.check_tag(tag)
+        return super().recv(tensor, src, tag, timeout)
+
+    def recv_new(self, src: int | None, tag: int, timeout: float | None) -> Work[Received]:
+        self._messenger.check_tag(tag)
+        return super().recv_new(src, tag, timeout)

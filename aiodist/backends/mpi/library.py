@@ -1,0 +1,117 @@
+"""The MPI library: whether it is there, how it is loaded, and what its errors mean here."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import sys
+import threading
+from asyncio import AbstractEventLoop
+from collections.abc import Callable
+from typing import Any
+
+from aiodist.completion import Pending, T
+from aiodist.errors import CollectiveMismatchError, DistBackendError
+
+Mpi = Any
+"""The module mpi4py.MPI, or an object of it. mpi4py is optional, and so are its types."""
+
+
+def why_not() -> str:
+    """Why backend "mpi" cannot run here; "" where it can. Does not initialise MPI.
+
+    Whether a program was started by ``mpiexec`` is not asked: without it, it is one rank of one.
+    """
+    if "mpi4py.MPI" in sys.modules:
+        return ""
+    try:
+        found = importlib.util.find_spec("mpi4py.MPI")  # its wheels look for the library here
+    except ModuleNotFoundError:
+        return "mpi4py is not installed: pip install aiodist[mpi], and an MPI library"
+    except (ImportError, RuntimeError) as error:
+        return f"mpi4py finds no MPI library: {_line(error)}"
+    if found is None or found.origin is None:
+        return "mpi4py has no module for the MPI library that is installed"
+    try:
+        # As a plain library: as a module, it would initialise MPI.
+        ctypes.CDLL(found.origin)
+    except OSError as error:
+        return f"mpi4py cannot load its MPI library: {_line(error)}"
+    return ""
+
+
+def load() -> Mpi:
+    """``mpi4py.MPI``, initialised. Blocks where it initialises MPI, so not for the loop's thread.
+
+    Raises DistBackendError where MPI cannot be used, or has been finalised.
+    """
+    reason = why_not()
+    if reason:
+        raise DistBackendError(f"backend 'mpi' is not available here: {reason}")
+    from mpi4py import MPI
+
+    if MPI.Is_finalized():
+        raise DistBackendError("MPI has been finalised in this process, and cannot start again")
+    if not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    return MPI
+
+
+def check_thread(mpi: Mpi) -> None:
+    """Raise DistBackendError unless MPI may be called in this thread, which is the loop's."""
+    level = mpi.Query_thread()
+    if level >= mpi.THREAD_SERIALIZED:
+        return
+    if level == mpi.THREAD_FUNNELED and mpi.Is_thread_main():
+        return
+    raise DistBackendError(
+        f"MPI was initialised with thread level {level}, which lets only the thread that did so "
+        f"call it; backend 'mpi' calls it from the event loop's thread: initialise MPI with "
+        "MPI.Init_thread(MPI.THREAD_MULTIPLE), mpi4py's own choice"
+    )
+
+
+def in_thread(loop: AbstractEventLoop, function: Callable[[], T]) -> Pending[T]:
+    """Call ``function``, which may block, in a thread of its own; done in the loop's thread.
+
+    A daemon: what waits for ranks that never come must not keep the process from ending.
+    """
+    answer: Pending[T] = Pending()
+
+    def run() -> None:
+        finish: Callable[[], None]
+        try:
+            value = function()
+        except BaseException as error:  # noqa: BLE001  # raised by whoever awaits the answer
+            failure = error
+
+            def finish() -> None:
+                answer.fail(failure)
+        else:
+
+            def finish() -> None:
+                answer.complete(value)
+
+        try:
+            loop.call_soon_threadsafe(finish)
+        except RuntimeError:
+            pass  # the loop has ended, and nobody waits
+
+    threading.Thread(target=run, name="aiodist-mpi", daemon=True).start()
+    return answer
+
+
+def translated(mpi: Mpi, error: Exception) -> Exception:
+    """An error that mpi4py raised, as one of ours; others as they are."""
+    if not isinstance(error, mpi.Exception):
+        return error
+    text = _line(error)
+    if error.Get_error_class() == mpi.ERR_TRUNCATE:
+        return CollectiveMismatchError(
+            f"MPI received more than was expected, so the ranks disagree about an operation: {text}"
+        )
+    return DistBackendError(f"MPI failed: {text}")
+
+
+def _line(error: BaseException) -> str:
+    return "; ".join(line.strip() for line in str(error).splitlines() if line.strip())

@@ -1,0 +1,217 @@
+"""Messages between two ranks over MPI: those with tags, and those of our own algorithms.
+
+MPI delivers bytes under an int; our messages have metadata, 64-bit keys, and receivers that do not
+know the length. So a message begins with a head, which carries metadata and, if it is short, the
+payload; a long payload follows straight from and into the tensors' memory, under a tag that the
+head names. One communicator has three kinds of MPI tags: heads of tagged messages, heads of
+collectives, long payloads.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+
+from aiodist.backends.mpi.gate import Gate
+from aiodist.backends.mpi.poller import Request
+from aiodist.errors import InvalidUsageError, ProtocolError
+from aiodist.mesh.lookout import Lookout
+from aiodist.mesh.matching import ANY_SOURCE, Arrival, Recv
+from aiodist.mesh.outbox import Send
+from aiodist.tensors import scratch
+from aiodist.wire.frames import POINT_TO_POINT, Key
+
+SHORT = 4096
+"""Bytes of payload that travel with the head: a copy costs less than a second message."""
+
+_HEAD = struct.Struct("<QIH")  # payload bytes, tag of a long payload, metadata bytes
+_MOST_META = 1024
+_KINDS = 3
+
+
+class _Posted:
+    """A receive that waits for its head."""
+
+    __slots__ = ("head", "recv", "request")
+
+    def __init__(self, recv: Recv) -> None:
+        self.recv: Recv | None = recv  # None: taken back
+        self.head = bytearray(_HEAD.size + _MOST_META + SHORT)
+        self.request: Request | None = None  # None: the communicator is not there yet
+
+
+class MpiMessenger:
+    """A `groups.messenger.Messenger` on one communicator, and its `inbox` in one."""
+
+    def __init__(self, ranks: Sequence[int], gate: Gate, lookout: Lookout) -> None:
+        """``ranks[i]``: the global rank of rank i of the communicator, which ``gate`` will bring."""
+        self._ranks = ranks
+        self._numbers = {rank: number for number, rank in enumerate(ranks)}
+        self._gate = gate
+        self.lookout = lookout
+        self._posted: dict[Recv, _Posted] = {}
+        self._unclaimed: list[tuple[int, int, bytearray]] = []  # MPI tag, source, head
+        self._next_long = 0
+
+    @property
+    def inbox(self) -> MpiMessenger:
+        return self
+
+    def check_tag(self, tag: int) -> None:
+        """Raise InvalidUsageError for a tag that this MPI cannot carry."""
+        most = self._gate.most_tag // _KINDS
+        if not 0 <= tag < most:
+            raise InvalidUsageError(
+                f"tag {tag} does not travel over this MPI: its tags go from 0 to {most - 1}"
+            )
+
+    # -- Messenger
+
+    def send(self, dst: int, key: Key, data: memoryview, meta: bytes) -> Send:
+        message = Send(key, data, meta)
+        self._gate.run(lambda: self._send(dst, message), message.fail)
+        return message
+
+    def recv(self, recv: Recv) -> Recv:
+        posted = _Posted(recv)
+        self._posted[recv] = posted
+        self._gate.run(lambda: self._recv(posted), lambda error: self._refuse(recv, error))
+        return recv
+
+    def withdraw_send(self, dst: int, message: Send) -> bool:
+        return False  # MPI has no way to
+
+    def polls(self, ranks: Sequence[int]) -> Sequence[Callable[[], None]]:
+        return (self._gate.poller.poll,) if self._gate.is_open else ()
+
+    # -- Postbox
+
+    def drop(self, recv: Recv) -> None:
+        recv.callback = None
+        self.withdraw(recv)
+
+    def withdraw(self, recv: Recv) -> None:
+        posted = self._posted.pop(recv, None)
+        if posted is None:
+            return  # it has its message, or the head of it: a long payload comes in any case
+        posted.recv = None
+        if posted.request is not None and not posted.request.done:
+            posted.request.request.Cancel()
+
+    def forget(self, key: Key) -> Arrival | None:
+        return None  # what nobody asked for stays in MPI
+
+    # -- sending
+
+    def _send(self, dst: int, message: Send) -> None:
+        mpi, comm, poller = self._gate.mpi, self._gate.comm, self._gate.poller
+        to, data = self._numbers[dst], message.data
+        long = len(data) > SHORT
+        number = self._next_long
+        if long:
+            self._next_long = (number + 1) % (self._gate.most_tag // _KINDS)
+        head = _HEAD.pack(len(data), number, len(message.meta)) + message.meta
+        if not long:
+            head += data
+        request = comm.Isend([head, mpi.BYTE], to, self._tag_of(message.key))
+        last = poller.watch(request)
+        if long:
+            tag = self._tag(2, number)
+            last = poller.watch(comm.Isend([data, mpi.BYTE], to, tag), len(data))
+        last.callback = lambda: _hand_over(last, message)
+        if last.done:
+            _hand_over(last, message)
+
+    # -- receiving
+
+    def _recv(self, posted: _Posted) -> None:
+        recv = posted.recv
+        if recv is None:  # taken back before the communicator was there
+            return
+        tag = self._tag_of(recv.key)
+        source = self._numbers[recv.src] if recv.src != ANY_SOURCE else ANY_SOURCE
+        for place, (its_tag, its_source, head) in enumerate(self._unclaimed):
+            if its_tag == tag and source in (its_source, ANY_SOURCE):
+                del self._unclaimed[place]
+                del self._posted[recv]
+                self._open(recv, its_source, head)
+                return
+        mpi, comm = self._gate.mpi, self._gate.comm
+        wanted = mpi.ANY_SOURCE if source == ANY_SOURCE else source
+        request = comm.Irecv([posted.head, mpi.BYTE], wanted, tag)
+        watched = self._gate.poller.watch(request, status=mpi.Status())
+        posted.request = watched
+        watched.callback = lambda: self._arrived(posted, watched)
+
+    def _arrived(self, posted: _Posted, watched: Request) -> None:
+        recv, status = posted.recv, watched.status
+        posted.recv = None
+        if recv is not None:
+            self._posted.pop(recv, None)
+        if watched.error is not None:
+            if recv is not None:
+                recv.fail(watched.error)
+        elif status.Is_cancelled():
+            return
+        elif recv is not None:
+            self._open(recv, status.Get_source(), posted.head)
+        else:  # it came in the moment in which its receive was taken back: for the next one
+            self._unclaimed.append((status.Get_tag(), status.Get_source(), posted.head))
+
+    def _refuse(self, recv: Recv, error: BaseException) -> None:
+        self._posted.pop(recv, None)
+        recv.fail(error)
+
+    def _open(self, recv: Recv, source: int, head: bytearray) -> None:
+        """The head of a message for ``recv`` is here."""
+        length, number, n_meta = _HEAD.unpack_from(head)
+        start = _HEAD.size + n_meta
+        error: BaseException | None
+        if start > _HEAD.size + _MOST_META or (length <= SHORT and start + length > len(head)):
+            error = ProtocolError("a message over MPI that aiodist has not sent")
+            recv.fail(error)
+            return
+        rank = self._ranks[source]
+        error = recv.accept(rank, bytes(head[_HEAD.size : start]), length)
+        if length <= SHORT:
+            if error is None and recv.into is not None:
+                recv.into[:] = memoryview(head)[start : start + length]
+        else:
+            # Also where it is not wanted: the sender waits until somebody has taken it.
+            into = recv.into if error is None and recv.into is not None else scratch(length)
+            mpi, tag = self._gate.mpi, self._tag(2, number)
+            request = self._gate.comm.Irecv([into, mpi.BYTE], source, tag)
+            watched = self._gate.poller.watch(request, length)
+            if error is None:
+                watched.callback = lambda: _complete(recv, watched, rank)
+                return
+        if error is not None:
+            recv.fail(error)
+        else:
+            recv.complete(rank)
+
+    # -- tags
+
+    def _tag_of(self, key: Key) -> int:
+        kind, _, number = key
+        if kind == POINT_TO_POINT:
+            self.check_tag(number)
+            return self._tag(0, number)
+        return self._tag(1, number % (self._gate.most_tag // _KINDS))
+
+    def _tag(self, kind: int, number: int) -> int:
+        return _KINDS * number + kind
+
+
+def _hand_over(request: Request, message: Send) -> None:
+    if request.error is not None:
+        message.fail(request.error)
+    else:
+        message.complete(None)
+
+
+def _complete(recv: Recv, request: Request, rank: int) -> None:
+    if request.error is not None:
+        recv.fail(request.error)
+    else:
+        recv.complete(rank)

@@ -1,0 +1,235 @@
+"""The collectives by MPI's own non-blocking ones, on the tensors' memory where it is one piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import numpy as np
+
+from aiodist.backends.mpi.gate import Gate
+from aiodist.backends.mpi.library import Mpi
+from aiodist.backends.mpi.poller import Request
+from aiodist.backends.mpi.reductions import MpiReduction
+from aiodist.backends.operations import Blocks
+from aiodist.backends.turns import copy_in_turns
+from aiodist.collectives import operations as own
+from aiodist.collectives.channel import Channel
+from aiodist.collectives.reduction import Scratch
+from aiodist.groups.process_group import ProcessGroup
+from aiodist.tensors import Reduction
+
+
+class MpiOperations:
+    """A `backends.operations.Operations` on one communicator.
+
+    A reduction that MPI does not have runs by our own algorithms, over MPI's messages; all ranks
+    decide that alike, by operation and dtype. Awaiting raises DistBackendError for what MPI
+    reports. Cancelled, a collective goes on inside MPI: its memory stays MPI's.
+    """
+
+    def __init__(self, group: ProcessGroup, gate: Gate) -> None:
+        self._group = group
+        self._gate = gate
+
+    async def barrier(self, channel: Channel) -> None:
+        await self._gate.passed()
+        await self._watch(self._gate.comm.Ibarrier(), 0)
+
+    async def broadcast(self, channel: Channel, root: int, data: memoryview) -> None:
+        await self._gate.passed()
+        await self._watch(self._gate.comm.Ibcast(self._bytes(data), root), len(data))
+
+    async def reduce(
+        self, channel: Channel, root: int, data: memoryview, op: Reduction, scratch: Scratch
+    ) -> None:
+        await self._gate.passed()
+        mine = self._in_mpi(op)
+        if mine is None:
+            await own.reduce(channel, root, data, op, scratch)
+            return
+        mpi, comm = self._gate.mpi, self._gate.comm
+        theirs, datatype = mine
+        elements = [data, datatype]
+        if channel.rank == root:
+            request = comm.Ireduce(mpi.IN_PLACE, elements, theirs, root)
+        else:
+            request = comm.Ireduce(elements, None, theirs, root)
+        await self._watch(request, len(data))
+
+    async def all_reduce(
+        self, channel: Channel, data: memoryview, op: Reduction, scratch: Scratch
+    ) -> None:
+        await self._gate.passed()
+        mine = self._in_mpi(op)
+        if mine is None:
+            await own.all_reduce(channel, data, op, scratch)
+            return
+        theirs, datatype = mine
+        elements = [data, datatype]
+        request = self._gate.comm.Iallreduce(self._gate.mpi.IN_PLACE, elements, theirs)
+        await self._watch(request, len(data))
+
+    async def all_gather(self, channel: Channel, blocks: Blocks, scratch: Scratch) -> None:
+        await self._gate.passed()
+        whole = self._joined(blocks)
+        rank = channel.rank
+        target = scratch(_total(blocks)) if whole is None else whole
+        if whole is None:
+            await copy_in_turns(self._group, _parts(target, blocks)[rank], blocks[rank])
+        request = self._gate.comm.Iallgatherv(self._gate.mpi.IN_PLACE, self._cut(target, blocks))
+        await self._watch(request, len(target), blocks)
+        if whole is None:
+            for number, part in enumerate(_parts(target, blocks)):
+                if number != rank:
+                    await copy_in_turns(self._group, blocks[number], part)
+
+    async def gather(
+        self,
+        channel: Channel,
+        root: int,
+        data: memoryview,
+        blocks: Blocks | None,
+        scratch: Scratch,
+    ) -> None:
+        await self._gate.passed()
+        if channel.rank != root or blocks is None:
+            request = self._gate.comm.Igatherv(self._bytes(data), None, root)
+            await self._watch(request, len(data))
+            return
+        whole = self._joined(blocks)
+        if whole is None or _overlap(whole, data):
+            whole = None
+            target = scratch(_total(blocks))
+        else:
+            target = whole
+        request = self._gate.comm.Igatherv(self._bytes(data), self._cut(target, blocks), root)
+        await self._watch(request, len(target), blocks)
+        if whole is None:
+            await self._spread(target, blocks)
+
+    async def scatter(
+        self,
+        channel: Channel,
+        root: int,
+        blocks: Blocks | None,
+        out: memoryview,
+        scratch: Scratch,
+    ) -> None:
+        await self._gate.passed()
+        if channel.rank != root or blocks is None:
+            request = self._gate.comm.Iscatterv(None, self._bytes(out), root)
+            await self._watch(request, len(out))
+            return
+        source = await self._one_piece(blocks, scratch, apart_from=out)
+        request = self._gate.comm.Iscatterv(self._cut(source, blocks), self._bytes(out), root)
+        await self._watch(request, len(source), blocks)
+
+    async def reduce_scatter(
+        self,
+        channel: Channel,
+        blocks: Blocks,
+        out: memoryview,
+        op: Reduction,
+        scratch: Scratch,
+    ) -> None:
+        await self._gate.passed()
+        mine = self._in_mpi(op)
+        if mine is None:
+            await own.reduce_scatter(channel, blocks, out, op, scratch)
+            return
+        source = await self._one_piece(blocks, scratch, apart_from=out)
+        counts = [len(block) // op.itemsize for block in blocks]
+        theirs, datatype = mine
+        given, target = [source, datatype], [out, datatype]
+        comm = self._gate.comm
+        if len(set(counts)) == 1:
+            request = comm.Ireduce_scatter_block(given, target, theirs)
+        else:
+            request = comm.Ireduce_scatter(given, target, counts, theirs)
+        await self._watch(request, len(source), blocks)
+
+    async def all_to_all(
+        self, channel: Channel, inputs: Blocks, outputs: Blocks, scratch: Scratch
+    ) -> None:
+        await self._gate.passed()
+        source = await self._one_piece(inputs, scratch)
+        whole = self._joined(outputs)
+        target = scratch(_total(outputs)) if whole is None else whole
+        request = self._gate.comm.Ialltoallv(self._cut(source, inputs), self._cut(target, outputs))
+        await self._watch(request, len(source) + len(target), inputs, outputs)
+        if whole is None:
+            await self._spread(target, outputs)
+
+    def _in_mpi(self, op: Reduction) -> tuple[Mpi, Mpi] | None:
+        return op.in_mpi(self._gate.mpi) if isinstance(op, MpiReduction) else None
+
+    # -- requests
+
+    def _watch(self, request: Mpi, nbytes: int, *kept: object) -> Request:
+        """``kept``: what has to live as long as the request."""
+        watched = self._gate.poller.watch(request, nbytes)
+        watched.kept = kept
+        return watched
+
+    def _bytes(self, data: memoryview) -> list[Mpi]:
+        return [data, self._gate.mpi.BYTE]
+
+    def _cut(self, whole: memoryview, blocks: Blocks) -> list[Mpi]:
+        counts = [len(block) for block in blocks]
+        starts = [0, *accumulate(counts)][:-1]
+        return [whole, (counts, starts), self._gate.mpi.BYTE]
+
+    # -- memory
+
+    def _joined(self, blocks: Blocks) -> memoryview | None:
+        """All blocks as one piece of memory, if they lie one after the other in it.
+
+        It does not keep the blocks' memory alive: `_watch` does.
+        """
+        filled = [block for block in blocks if len(block)]
+        if len(filled) < 2:
+            return filled[0] if filled else None
+        start = end = _address(filled[0])
+        for block in filled:
+            if _address(block) != end:
+                return None
+            end += len(block)
+        readonly = any(block.readonly for block in filled)
+        return memoryview(self._gate.mpi.buffer.fromaddress(start, end - start, readonly))
+
+    async def _one_piece(
+        self, blocks: Blocks, scratch: Scratch, apart_from: memoryview | None = None
+    ) -> memoryview:
+        """All blocks one after the other, copied if need be; not in the memory of ``apart_from``."""
+        whole = self._joined(blocks)
+        if whole is not None and (apart_from is None or not _overlap(whole, apart_from)):
+            return whole
+        copy = scratch(_total(blocks))
+        for part, block in zip(_parts(copy, blocks), blocks, strict=True):
+            await copy_in_turns(self._group, part, block)
+        return copy
+
+    async def _spread(self, whole: memoryview, blocks: Blocks) -> None:
+        for part, block in zip(_parts(whole, blocks), blocks, strict=True):
+            await copy_in_turns(self._group, block, part)
+
+
+def _total(blocks: Blocks) -> int:
+    return sum(map(len, blocks))
+
+
+def _parts(whole: memoryview, blocks: Sequence[memoryview]) -> list[memoryview]:
+    ends = list(accumulate(map(len, blocks)))
+    return [whole[end - len(block) : end] for end, block in zip(ends, blocks, strict=True)]
+
+
+def _address(data: memoryview) -> int:
+    return int(np.frombuffer(data, np.uint8).__array_interface__["data"][0])
+
+
+def _overlap(a: memoryview, b: memoryview) -> bool:
+    if not len(a) or not len(b):
+        return False
+    start, other = _address(a), _address(b)
+    return start < other + len(b) and other < start + len(a)

@@ -1,0 +1,135 @@
+"""Requests of MPI under way: asked again and again whether they have ended, and never waited for.
+
+MPI has nothing that an event loop could sleep on, and it makes progress only while it is called.
+So what is under way is asked in every turn of the loop, as long as its end may be near; then at
+growing intervals, up to `LONGEST`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from asyncio import AbstractEventLoop, Handle
+from collections.abc import Callable
+from time import perf_counter
+
+from aiodist.backends.mpi.library import Mpi, translated
+from aiodist.completion import Pending
+from aiodist.mesh.lookout import Lookout
+
+ATTENTIVE = 1e-3
+"""Seconds for which every turn of the loop asks, beside the time that the bytes take."""
+
+BYTES_PER_SECOND = 2e8
+"""So slow may a transfer be and still find the loop attentive: about 2 Gbit/s."""
+
+MOST_ATTENTIVE = 1.0
+"""Seconds; nobody is attentive for longer."""
+
+LONGEST = 2e-3
+"""Seconds between two questions at most: five hundred a second take a thousandth of a core."""
+
+_SHORTEST = 1e-3  # the resolution of the loops' timers
+
+_give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
+
+
+class Request(Pending[None]):
+    """An MPI request under way. Its memory is MPI's until it is done, also if nobody waits any more."""
+
+    __slots__ = ("kept", "request", "status")
+
+    def __init__(self, request: Mpi, status: Mpi) -> None:
+        super().__init__()
+        self.request = request  # mpi4py's keeps the memory alive
+        self.status = status
+        self.kept: object = None  # lives as long as the request does
+
+
+class Poller:
+    """The requests of one communicator. Belongs to the thread of the event loop."""
+
+    def __init__(self, mpi: Mpi, loop: AbstractEventLoop, lookout: Lookout) -> None:
+        """``lookout``: of the rank; it hears of all that has ended."""
+        self._mpi = mpi
+        self._loop = loop
+        self._lookout = lookout
+        self._requests: list[Request] = []
+        self._handle: Handle | None = None
+        self._sleeping = False
+        self._since = 0.0
+        self._attentive = 0.0
+
+    def watch(self, request: Mpi, nbytes: int = 0, status: Mpi = None) -> Request:
+        """Done when ``request`` is; ``nbytes``: about how much it moves. ``status``: filled then.
+
+        Fails with what MPI reports, as an error of ours.
+        """
+        watched = Request(request, status)
+        self._requests.append(watched)
+        self._pay_attention(nbytes)
+        return watched
+
+    def poll(self) -> None:
+        """Ask all requests once, and complete those that have ended."""
+        ended: list[tuple[Request, Exception | None]] = []
+        left: list[Request] = []
+        for watched in self._requests:
+            try:
+                if watched.request.Test(watched.status):
+                    ended.append((watched, None))
+                else:
+                    left.append(watched)
+            except self._mpi.Exception as error:
+                ended.append((watched, translated(self._mpi, error)))
+        if not ended:
+            return
+        self._requests = left  # before anybody hears of it and starts the next
+        self._since = perf_counter()
+        self._lookout.hear()
+        for watched, failure in ended:
+            if failure is not None:
+                watched.fail(failure)
+            else:
+                watched.complete(None)
+
+    def close(self) -> None:
+        """Ask no more. What MPI has not ended keeps its memory until the process ends."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+        self.poll()  # what was cancelled has ended by now
+        left, self._requests = self._requests, []
+        for watched in left:
+            # Given back, the memory would be somebody else's when MPI writes to it.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(watched))
+
+    def _pay_attention(self, nbytes: int) -> None:
+        self._since = perf_counter()
+        seconds = min(ATTENTIVE + nbytes / BYTES_PER_SECOND, MOST_ATTENTIVE)
+        self._attentive = max(self._attentive, seconds)
+        if self._handle is not None:
+            if not self._sleeping:
+                return
+            self._handle.cancel()
+        self._sleeping = False
+        self._handle = self._loop.call_soon(self._ask)
+
+    def _ask(self) -> None:
+        self._handle = None
+        self.poll()
+        if not self._requests:
+            self._attentive = 0.0
+            return
+        if self._handle is not None:
+            return  # what has ended has started something else
+        idle = perf_counter() - self._since
+        if idle < self._attentive:
+            if not self._lookout.active:
+                _give_way()  # to the ranks that share this one's core
+            self._sleeping = False
+            self._handle = self._loop.call_soon(self._ask)
+        else:
+            self._sleeping = True
+            pause = min(max(idle / 8, _SHORTEST), LONGEST)
+            self._handle = self._loop.call_later(pause, self._ask)
