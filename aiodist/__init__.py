@@ -28,6 +28,8 @@ from aiodist.api.collectives import (
 from aiodist.api.groups import (
     GroupMember,
     get_backend,
+    get_backend_config,
+    get_default_backend_for_device,
     get_global_rank,
     get_group_rank,
     get_process_group_ranks,
@@ -143,6 +145,8 @@ __all__ = [
     "gather",
     "gather_object",
     "get_backend",
+    "get_backend_config",
+    "get_default_backend_for_device",
     "get_global_rank",
     "get_group_rank",
     "get_node_local_rank",

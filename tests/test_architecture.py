@@ -48,6 +48,7 @@ _GROUPS = "it runs torch's own process groups, and is imported where a group ask
 
 TORCH_ELSEWHERE = MappingProxyType[str, str](
     {
+        "aiodist.backends.torch_groups": _GROUPS,
         "aiodist.backends.torch_groups.backend": _GROUPS,
         "aiodist.backends.torch_groups.kinds": _GROUPS,
         "aiodist.backends.torch_groups.messages": _GROUPS,

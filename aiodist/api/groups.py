@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 
 from aiodist.api.collectives import Timeout
-from aiodist.backends.registry import backend_named, bind
+from aiodist.backends.registry import backend_named, bind, default_backend, served
 from aiodist.collectives.all_gather_ring import all_gather_new
 from aiodist.deadline import to_seconds
 from aiodist.errors import CollectiveMismatchError, InvalidUsageError
@@ -174,6 +174,27 @@ def get_world_size(group: Group | None = None) -> int:
 def get_backend(group: Group | None = None) -> str:
     """The name of the group's backend, as it was asked for."""
     return str(_member(group).backend_name)
+
+
+def get_backend_config(group: Group | None = None) -> str:
+    """The backend of each kind of device that the group serves: ``"cpu:aiodist,cuda:nccl"``."""
+    by_device = served(_member(group).backend_name)
+    return ",".join(f"{device}:{backend}" for device, backend in by_device.items())
+
+
+def get_default_backend_for_device(device: Any) -> str:
+    """The backend that serves tensors on ``device`` (a torch.device, or its name) by default.
+
+    Raises InvalidUsageError where none does.
+    """
+    by_device = served(default_backend())
+    kind = getattr(device, "type", None) or str(device).partition(":")[0]
+    if kind not in by_device:
+        raise InvalidUsageError(
+            f"no backend serves {kind} tensors by default; there are defaults for "
+            f"{' and '.join(by_device)}"
+        )
+    return str(by_device[kind])
 
 
 def get_process_group_ranks(group: Group | None = None) -> list[int]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from types import MappingProxyType
 
+from aiodist.backends.mixed import MixedBackend
 from aiodist.backends.mpi import library as mpi_library
 from aiodist.backends.mpi.backend import MpiBackend
 from aiodist.backends.mpi.meeting import rendezvous_of_mpi
@@ -56,7 +58,9 @@ def _why_no_torch_group(name: str) -> Callable[[], str]:
     return why_not
 
 
-_NATIVE = Offer(NativeBackend, _always, ("cpu",))
+_NVIDIA_DRIVER = "/proc/driver/nvidia/version"
+
+_NATIVE = Offer(NativeBackend, _always, ("cpu", "cuda"))
 _GLOO = Offer(_torch_group("gloo"), _why_no_torch_group("gloo"), ("cpu",))
 _NCCL = Offer(_torch_group("nccl"), _why_no_torch_group("nccl"), ("cuda",))
 
@@ -73,19 +77,45 @@ OFFERS: Mapping[str, Offer] = MappingProxyType(
 """By name; "gloo" names the native backend, so that scripts for Gloo run unchanged."""
 
 
+SEVERAL_GPUS = "cpu:aiodist,cuda:nccl"
+"""The default where NCCL can run and there are several GPUs."""
+
+
 def why_not(name: str) -> str:
     """Why backend ``name`` cannot run here; "" where it can. Raises ValueError for no backend."""
     backend = Backend(name)
+    for device, each in backend.by_device().items():
+        offer = OFFERS.get(each)
+        if offer is not None and device not in offer.devices:
+            return f"{each!r} takes {' and '.join(offer.devices)} tensors, not {device}"
+        reason = why_not(each)
+        if reason:
+            return f"{each!r} cannot run: {reason}"
+    if backend.by_device():
+        return ""
     offer = OFFERS.get(backend)
     return "this version of aiodist does not have it" if offer is None else offer.why_not()
 
 
+def default_backend() -> Backend:
+    """The backend of a group whose maker names none.
+
+    "aiodist"; but "cpu:aiodist,cuda:nccl" where NCCL can run and this process sees several GPUs.
+    """
+    # torch takes a second to import, which programs of numpy alone would pay for nothing.
+    if not Path(_NVIDIA_DRIVER).exists() or why_not(SEVERAL_GPUS):
+        return Backend(Backend.AIODIST)
+    from aiodist.backends.torch_groups import count_gpus
+
+    return Backend(SEVERAL_GPUS if count_gpus() > 1 else Backend.AIODIST)
+
+
 def backend_named(name: str | None) -> Backend:
-    """The backend that ``name`` means, "aiodist" where None.
+    """The backend that ``name`` means, `default_backend` where None.
 
     Raises ValueError for an unknown name, InvalidUsageError for one that cannot run here.
     """
-    backend = Backend(Backend.AIODIST if name is None else name)
+    backend = default_backend() if name is None else Backend(name)
     reason = why_not(backend)
     if reason:
         available = ", ".join(repr(str(known)) for known in OFFERS if not why_not(known))
@@ -101,7 +131,20 @@ def rendezvous_for(backend: Backend) -> Callable[..., Awaitable[Rendezvous]]:
     return rendezvous_of_mpi if Backend.MPI in names else rendezvous
 
 
+def served(backend: Backend) -> dict[str, Backend]:
+    """The backend of each kind of device whose tensors a group with ``backend`` takes."""
+    return backend.by_device() or dict.fromkeys(OFFERS[backend].devices, backend)
+
+
 def bind(group: ProcessGroup) -> None:
     """Give ``group`` the backend that its name asks for."""
     group.bind_successor = bind
-    group.backend = OFFERS[group.backend_name].make(group)
+    by_device = group.backend_name.by_device()
+    if not by_device:
+        group.backend = OFFERS[group.backend_name].make(group)
+        return
+    # One object for each backend, also where two kinds of device share it.
+    made = {name: OFFERS[name].make(group) for name in dict.fromkeys(by_device.values())}
+    group.backend = MixedBackend(
+        group.backend_name, {device: made[name] for device, name in by_device.items()}
+    )

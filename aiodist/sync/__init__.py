@@ -8,6 +8,8 @@ loop; the operations run in a thread of their own.
 from aiodist.api.groups import (
     GroupMember,
     get_backend,
+    get_backend_config,
+    get_default_backend_for_device,
     get_global_rank,
     get_group_rank,
     get_process_group_ranks,
@@ -145,6 +147,8 @@ __all__ = [
     "gather",
     "gather_object",
     "get_backend",
+    "get_backend_config",
+    "get_default_backend_for_device",
     "get_global_rank",
     "get_group_rank",
     "get_node_local_rank",

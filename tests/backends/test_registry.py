@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import aiodist as dist
 from aiodist.backends.native import NativeBackend
-from aiodist.backends.registry import OFFERS, backend_named, why_not
+from aiodist.backends.registry import OFFERS, backend_named, served, why_not
 from aiodist.deadline import Deadline
 from aiodist.groups.lines import MessageLine
 from aiodist.groups.process_group import ProcessGroup
@@ -50,6 +51,23 @@ def test_what_cannot_run_here_says_why() -> None:
                 backend_named(name)
     assert why_not("gloo") == ""
     assert backend_named(None) == "aiodist"
+
+
+def test_why_a_mix_cannot_run() -> None:
+    assert why_not("cpu:torch:gloo,cuda:aiodist") == ""
+    assert "takes cuda tensors, not cpu" in why_not("cpu:nccl")
+    assert "takes cpu tensors, not cuda" in why_not("cuda:torch:gloo")
+    if why_not("nccl"):
+        assert why_not("cpu:aiodist,cuda:nccl") == f"'nccl' cannot run: {why_not('nccl')}"
+
+
+def test_whose_tensors_a_backend_takes() -> None:
+    assert served(Backend("torch:gloo")) == {"cpu": "torch:gloo"}
+    assert served(Backend("cpu:aiodist,cuda:nccl")) == {"cpu": "aiodist", "cuda": "nccl"}
+    assert dist.get_default_backend_for_device("cpu") == "aiodist"
+    assert dist.get_default_backend_for_device(torch.device("cpu")) == "aiodist"
+    with pytest.raises(dist.InvalidUsageError, match="no backend serves meta tensors"):
+        dist.get_default_backend_for_device("meta")
 
 
 class Recording(NativeBackend):

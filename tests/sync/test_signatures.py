@@ -105,9 +105,7 @@ def test_the_tables_speak_of_functions_that_exist() -> None:
 
 # Functions that torch has and aiodist has not.
 ABSENT = {
-    "get_backend_config": "groups have one backend",
     "get_debug_level": "about logs of torch's own",
-    "get_default_backend_for_device": "there is one for tensors on the CPU, and no other yet",
     "get_pg_count": "about torch's own groups",
     "is_ucc_available": "no such backend here",
     "is_xccl_available": "no such backend here",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from aiodist.backends.torch_groups.backend import TorchBackend
 from aiodist.backends.torch_groups.kinds import Gloo, Nccl, why_no_gloo, why_no_nccl
 from aiodist.groups.backend import CollectiveBackend
@@ -16,3 +18,8 @@ def make_backend(group: ProcessGroup, name: str) -> CollectiveBackend:
 def why_not(name: str) -> str:
     """Why torch's group ``name`` cannot run here; "" where it can."""
     return why_no_gloo() if name == "gloo" else why_no_nccl()
+
+
+def count_gpus() -> int:
+    """How many CUDA devices this process sees."""
+    return torch.cuda.device_count()
