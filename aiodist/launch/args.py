@@ -136,6 +136,15 @@ def _add_common(parser: Parser) -> None:
         metavar="SECONDS",
         help="time between asking ranks to stop and killing them (default 5)",
     )
+    parser.add_argument(
+        "--max_restarts",
+        "--max-restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="start ranks that failed anew, up to N times: the failed one alone where the script "
+        "has called register_elastic(), else all (default 0; one node)",
+    )
     parser.add_argument("script", help="the script (module, program) to start")
     parser.add_argument(
         "script_args", nargs=argparse.REMAINDER, metavar="...", help="its own arguments"
@@ -183,6 +192,7 @@ def job_spec(args: argparse.Namespace, environment: Mapping[str, str]) -> JobSpe
         pass_local_rank=not args.use_env,
         prefix=not args.no_prefix,
         grace=args.grace,
+        max_restarts=args.max_restarts,
         environment=environment,
     )
 

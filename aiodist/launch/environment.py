@@ -11,9 +11,12 @@ INHERITED_FROM_AN_OUTER_JOB = (
     "TORCHELASTIC_RUN_ID",
     "TORCHELASTIC_RESTART_COUNT",
     "TORCHELASTIC_MAX_RESTARTS",
+    "AIODIST_REJOIN_STORE",
+    "AIODIST_REPLACEMENT",
+    "AIODIST_RESTART_COUNT",
 )
-"""Removed from the ranks' environment: they describe a torchrun that is not this job's launcher,
-and would send the ranks to a store that is not theirs."""
+"""Removed from the ranks' environment: they describe a launcher that is not this job's, and would
+send the ranks to a store that is not theirs."""
 
 
 def rank_environment(

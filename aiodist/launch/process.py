@@ -99,6 +99,8 @@ class RankProcess:
         self.tail = Tail()
         """Of its stderr, for the summary; empty where its output is passed through."""
         self.group_gone = False
+        self.replaced = False
+        """Whether another process has taken its place, so that its end is no failure of the job."""
         self.pidfd = _pidfd(self.pid)
 
     @property

@@ -39,6 +39,8 @@ class JobSpec:
     """Put ``[rank]`` before each line. False: the ranks write to our own stdout and stderr."""
     grace: float = 5.0
     """Seconds between asking a rank to stop and killing it; 0 kills at once."""
+    max_restarts: int = 0
+    """How often ranks that failed are started anew, before a failure ends the job; on one node."""
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     """What the ranks inherit, before the job's own variables."""
 
@@ -57,6 +59,15 @@ class JobSpec:
         if self.master_port is not None and not 1 <= self.master_port <= 65535:
             raise InvalidUsageError(
                 f"the master port must be from 1 to 65535, not {self.master_port}"
+            )
+        if self.max_restarts < 0:
+            raise InvalidUsageError(
+                f"the number of restarts must be 0 or more, not {self.max_restarts}"
+            )
+        if self.max_restarts and self.nnodes > 1:
+            raise InvalidUsageError(
+                "--max-restarts is for a job on one node: the launchers of several do not know of "
+                "each other; leave it out, or use torchrun"
             )
         if not self.grace >= 0:  # catches nan, too
             raise InvalidUsageError(f"the grace must be 0 or more seconds, not {self.grace}")

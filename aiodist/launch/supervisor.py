@@ -22,6 +22,7 @@ from aiodist.launch.failure import Failure, describe_status
 from aiodist.launch.output import Console
 from aiodist.launch.ports import reserve_port
 from aiodist.launch.process import RankProcess, Watchdog
+from aiodist.launch.restarts import Restarts
 from aiodist.launch.signals import SignalInbox
 from aiodist.launch.spec import DEFAULT_MASTER_PORT, JobSpec
 from aiodist.launch.streams import OutputStream
@@ -81,9 +82,13 @@ class Launcher:
             inbox = stack.enter_context(SignalInbox(self._on_signal))
             self._selector.register(inbox.fileno(), selectors.EVENT_READ, inbox.drain)
             stack.callback(self._release)
-            self._start_all(environment)
-            while any(rank.running for rank in self._ranks):
-                self._step()
+            secret = environment.get("AIODIST_SECRET", "")
+            self._restarts = stack.enter_context(Restarts(self.spec.max_restarts, secret))
+            self._environment = environment
+            self._start_all()
+            self._run_on()
+            while self._start_over():
+                self._run_on()
             self._sweep()
             self._finish_output()
         return self._conclude()
@@ -98,23 +103,25 @@ class Launcher:
 
     # starting
 
-    def _start_all(self, environment: dict[str, str]) -> None:
+    def _start_all(self) -> None:
         for local_rank in range(self.spec.nproc):
             if self._signal is None:
-                self._start(local_rank, environment)
+                self._start(local_rank)
         self._started = True
         if self._signal is not None:
             self._stop(self._signal_to_pass_on())
 
-    def _start(self, local_rank: int, environment: dict[str, str]) -> None:
+    def _start(self, local_rank: int, *, replacement: bool = False) -> None:
         spec = self.spec
+        rank = spec.rank_of(local_rank)
+        environment = self._environment | spec.rank_variables(local_rank)
         stdout: int | None
         stderr: int | None
         stdout, stderr = (subprocess.PIPE,) * 2 if spec.prefix else self._descriptors
         process = RankProcess(
             spec.command(local_rank),
-            environment | spec.rank_variables(local_rank),
-            rank=spec.rank_of(local_rank),
+            environment | self._restarts.variables(rank, replacement=replacement),
+            rank=rank,
             local_rank=local_rank,
             # Only one process can read what is typed.
             stdin=None if local_rank == 0 else subprocess.DEVNULL,
@@ -136,6 +143,10 @@ class Launcher:
                 self._selector.register(stream.fileno(), selectors.EVENT_READ, stream.read)
 
     # the loop
+
+    def _run_on(self) -> None:
+        while any(rank.running for rank in self._ranks):
+            self._step()
 
     def _step(self, limit: float = math.inf) -> None:
         """Wait for the next event, at most ``limit`` seconds, and deal with it."""
@@ -187,6 +198,8 @@ class Launcher:
             return
         if self._stop_with is not None:
             return  # stopped by us, or failing because of that
+        if self._replace(rank):
+            return
         failure = Failure(
             rank=rank.rank,
             local_rank=rank.local_rank,
@@ -200,6 +213,50 @@ class Launcher:
         self._stop_at = min(self._stop_at, time.monotonic() + settle)
         if not settle:
             self._stop(signal.SIGTERM)
+
+    # starting anew
+
+    def _replace(self, rank: RankProcess) -> bool:
+        """Start another process in place of ``rank``, which has failed, if the others can go on."""
+        assert rank.status is not None
+        others = [other.rank for other in self._ranks if other.running]
+        if self._stop_at < math.inf or not self._restarts.may_replace(rank.rank, others):
+            return False
+        rank.send_group(signal.SIGKILL)  # what it has left running holds what the new one needs
+        rank.replaced = True
+        self._restarts.replace(rank.rank)
+        self._say(
+            f"aiodist: rank {rank.rank} has failed: {describe_status(rank.status)}; another process "
+            f"takes its place (restart {self._restarts.used} of {self._restarts.limit})"
+        )
+        self._start(rank.local_rank, replacement=True)
+        return True
+
+    def _start_over(self) -> bool:
+        """Start all ranks anew after a failure, if any restart is left."""
+        if not self._failures or self._restarts.left <= 0 or not self._may_go_on:
+            return False
+        self._sweep()
+        self._say(self._first_failure().summary(self._fate_of_others(self._first_failure())))
+        self._restarts.start_over([rank.rank for rank in self._ranks])
+        self._say(
+            "aiodist: all ranks start anew "
+            f"(restart {self._restarts.used} of {self._restarts.limit})"
+        )
+        for stream in self._streams:
+            stream.drain()
+            stream.finish()
+            self._forget(stream.fileno())
+        self._release()
+        self._streams, self._ranks, self._failures = [], [], []
+        self._stop_with = None
+        self._stop_at = self._kill_at = math.inf
+        self._start_all()
+        return True
+
+    @property
+    def _may_go_on(self) -> bool:
+        return self._signal is None and not self._output_lost
 
     # stopping
 
@@ -289,16 +346,19 @@ class Launcher:
             self._say(f"aiodist: {name}: all ranks are stopped{killed}")
             return 128 + self._signal
         if self._failures:
-            causes = [f for f in self._failures if not f.is_consequence()]
-            self.failure = (causes or self._failures)[0]
+            self.failure = self._first_failure()
             self._say(self.failure.summary(self._fate_of_others(self.failure)))
             return self.failure.code
         return 128 + signal.SIGPIPE if self._output_lost else 0
 
+    def _first_failure(self) -> Failure:
+        causes = [f for f in self._failures if not f.is_consequence()]
+        return (causes or self._failures)[0]
+
     def _fate_of_others(self, first: Failure) -> str:
         ends: dict[str, list[int]] = {}
         for rank in self._ranks:
-            if rank.rank != first.rank and rank.status:
+            if rank.rank != first.rank and rank.status and not rank.replaced:
                 ends.setdefault(describe_status(rank.status), []).append(rank.rank)
         if not ends:
             return ""

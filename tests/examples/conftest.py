@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,17 +17,20 @@ Launch = Callable[..., str]
 
 @pytest.fixture
 def launch(scaled: Callable[[float], float], tmp_path: Path) -> Launch:
-    """``launch(ranks, script, *arguments)``: what the job printed; a job that fails is an error."""
+    """``launch(ranks, script, *arguments)``: what the job printed; a job that fails is an error.
 
-    def run(ranks: int, script: Path, *arguments: str) -> str:
+    ``options``: the launcher's own.
+    """
+
+    def run(ranks: int, script: Path, *arguments: str, options: Sequence[str] = ()) -> str:
         kept = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith(("AIODIST_", "TORCHELASTIC_", "MASTER_"))
         }
-        command = (sys.executable, "-m", "aiodist", "run", "-n", str(ranks), str(script))
+        launcher = (sys.executable, "-m", "aiodist", "run", "-n", str(ranks), *options)
         job = subprocess.run(
-            [*command, *arguments],
+            [*launcher, str(script), *arguments],
             cwd=tmp_path,
             env=kept | {"PYTHONPATH": str(REPOSITORY)},
             stdin=subprocess.DEVNULL,

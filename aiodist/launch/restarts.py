@@ -1,0 +1,117 @@
+"""Starting ranks anew: how often, which of them, and the store where replacements meet the others."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from aiodist.store import PrefixStore, TcpStoreServer
+
+T = TypeVar("T")
+
+ADDRESS = "127.0.0.1"
+_ANSWER_SECONDS = 10.0
+
+
+class Restarts:
+    """What ``--max-restarts`` allows. A context: inside of it, if any is allowed, the store serves.
+
+    The store lives in the launcher, so that it outlives every rank. One thread runs it; the
+    methods are for the launcher's own thread.
+    """
+
+    def __init__(self, limit: int, secret: str) -> None:
+        self.limit = limit
+        self.used = 0
+        self._secret = secret.encode()
+        self._counts: dict[int, int] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._server: TcpStoreServer | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def left(self) -> int:
+        """How many more starts are allowed."""
+        return self.limit - self.used
+
+    def variables(self, rank: int, *, replacement: bool) -> dict[str, str]:
+        """What ``rank`` finds in its environment about this."""
+        if self._server is None:
+            return {}
+        found = {
+            "AIODIST_REJOIN_STORE": f"{ADDRESS}:{self._server.port}",
+            "AIODIST_RESTART_COUNT": str(self._counts.get(rank, 0)),
+        }
+        return found | ({"AIODIST_REPLACEMENT": "1"} if replacement else {})
+
+    def may_replace(self, rank: int, others: Sequence[int]) -> bool:
+        """Whether ``rank`` alone is to be started anew: all of them have said that they can take it.
+
+        ``others``: the ranks that run.
+        """
+        if self.left <= 0 or not others:
+            return False
+        return self._do(self._all_elastic([rank, *others]))
+
+    def replace(self, rank: int) -> None:
+        """``rank`` is started anew."""
+        self.used += 1
+        self._counts[rank] = self._counts.get(rank, 0) + 1
+        self._do(self._forget([rank]))
+
+    def start_over(self, ranks: Sequence[int]) -> None:
+        """All ``ranks`` are."""
+        self.used += 1
+        for rank in ranks:
+            self._counts[rank] = self._counts.get(rank, 0) + 1
+        self._do(self._forget(ranks))
+
+    # -- the store
+
+    def __enter__(self) -> Restarts:
+        if self.limit:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="aiodist store")
+            self._thread.start()
+            try:
+                self._server = self._do(TcpStoreServer.start(ADDRESS, secret=self._secret))
+            except BaseException:
+                self.__exit__(None, None, None)
+                raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        loop, self._loop = self._loop, None
+        if loop is None or self._thread is None:
+            return
+        if self._server is not None:
+            asyncio.run_coroutine_threadsafe(self._server.close(), loop).result(_ANSWER_SECONDS)
+        loop.call_soon_threadsafe(loop.stop)
+        self._thread.join()
+        loop.close()
+
+    def _do(self, what: Coroutine[Any, Any, T]) -> T:
+        assert self._loop is not None  # the callers have looked whether anything is left
+        return asyncio.run_coroutine_threadsafe(what, self._loop).result(_ANSWER_SECONDS)
+
+    def _store(self) -> PrefixStore:
+        assert self._server is not None  # as above
+        return PrefixStore("rejoin", self._server.store())
+
+    async def _all_elastic(self, ranks: Sequence[int]) -> bool:
+        return await self._store().check([f"elastic/{rank}" for rank in ranks])
+
+    async def _forget(self, ranks: Sequence[int]) -> None:
+        """What processes that have ended had written."""
+        store = self._store()
+        for rank in ranks:
+            await store.delete_key(f"elastic/{rank}")
+            await store.delete_key(f"waits/{rank}")

@@ -1,0 +1,27 @@
+"""The training job goes on through two kills and ends with all ranks and equal replicas."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "survive.py"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+def test_it_survives(launch: Callable[..., str]) -> None:
+    output = launch(4, SCRIPT, options=["--max-restarts", "2"])
+    for rank, number in ((2, 1), (0, 2)):
+        replaced = f"rank {rank} has failed: SIGKILL; another process takes its place"
+        assert f"{replaced} (restart {number} of 2)" in output
+    assert "left are ranks (0, 1, 3)" in output
+    assert "left are ranks (1, 2, 3)" in output
+    assert re.findall(r"step (\d+): took in rank (\d)", output) == [("55", "2"), ("85", "0")]
+    # before anybody was taken in again
+    assert len(re.findall(r"went on \d+\.\d\d s after", output.split("took in rank 2")[0])) == 1
+    assert len(re.findall(r"went on \d+\.\d\d s after", output)) == 2
+    assert re.search(r"bitwise the same on 4 ranks \(sha256 [0-9a-f]{12}\)", output)

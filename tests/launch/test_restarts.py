@@ -1,0 +1,165 @@
+"""--max-restarts: the dead rank alone where the script can take it, else all."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiodist.errors import InvalidUsageError
+from aiodist.launch import JobSpec
+from aiodist.launch.restarts import Restarts
+
+ONCE = (
+    "count = int(os.environ['AIODIST_RESTART_COUNT'])\n"
+    "print('start', count, os.environ.get('AIODIST_REPLACEMENT'), flush=True)\n"
+    "if RANK == '1' and count < {times}:\n"
+    "    raise SystemExit(7)\n"
+    "open(f'started{{RANK}}.{{count}}', 'w').write('x')\n"
+    "while RANK != '1' and count < {times}:\n"
+    "    time.sleep(0.01)\n"
+)
+
+
+def test_all_ranks_start_anew_where_the_script_says_nothing(sandbox, run_command):
+    script = sandbox.script(ONCE.format(times=2))
+    code, out, err = sandbox.run(*run_command, "-n", "2", "--max-restarts", "2", script)
+    assert code == 0, err
+    lines = out.splitlines()
+    for rank in (0, 1):
+        starts = [line for line in lines if line.startswith(f"[{rank}]")]
+        # a rank may be stopped before it has said anything
+        assert starts[-1] == f"[{rank}] start 2 None"
+    assert [line for line in lines if line.startswith("[1]")] == [
+        f"[1] start {count} None" for count in range(3)
+    ]
+    assert "rank 1 failed first: exit code 7" in err
+    assert "all ranks start anew (restart 1 of 2)" in err
+    assert "all ranks start anew (restart 2 of 2)" in err
+
+
+def test_after_the_last_restart_a_failure_ends_the_job(sandbox, launch_command):
+    script = sandbox.script(ONCE.format(times=9))
+    code, _, err = sandbox.run(
+        *launch_command, "--nproc_per_node=2", "--max_restarts=1", "--use_env", script
+    )
+    assert code == 7
+    assert err.count("rank 1 failed first: exit code 7") == 2
+    assert err.count("start anew") == 1
+
+
+def test_without_the_option_nothing_starts_anew(sandbox, run_command):
+    script = sandbox.script(
+        "assert 'AIODIST_RESTART_COUNT' not in os.environ\n"
+        "assert 'AIODIST_REJOIN_STORE' not in os.environ\n"
+        "sys.exit(RANK == '1' and 7)\n"
+    )
+    env = {"AIODIST_RESTART_COUNT": "3", "AIODIST_REJOIN_STORE": "elsewhere:1"}
+    code, _, err = sandbox.run(*run_command, "-n", "2", script, env=env)
+    assert code == 7
+    assert "anew" not in err
+
+
+ELASTIC = """
+import numpy as np
+import aiodist.sync as dist
+full = int(os.environ["WORLD_SIZE"])
+state = {"sum": np.zeros(3)}
+if dist.is_replacement():
+    dist.rejoin()
+else:
+    dist.init_process_group()
+print("pid", os.getpid(), dist.get_restart_count(), flush=True)
+assert dist.register_elastic()
+if not dist.is_replacement():
+    dist.barrier()      # all have registered
+victims = sys.argv[1:]  # of each time that all are there, in turn
+for turn in range(len(victims) + 1):
+    turn = max(turn, dist.group.WORLD.generation // 2)
+    if dist.group.WORLD.newcomers:
+        dist.sync_state(state)
+    data = np.ones(3)
+    dist.all_reduce(data)
+    state["sum"] += data
+    dist.barrier()
+    if turn == len(victims):
+        break
+    if victims[turn] == RANK:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        dist.recv(np.zeros(1), int(victims[turn]))
+    except (dist.PeerLostError, dist.GroupRevokedError):
+        pass
+    group = dist.shrink()
+    assert len(group.ranks) == full - 1
+    group = dist.grow(ranks=range(full))
+    assert len(group.ranks) == full
+print("sum", state["sum"].tolist(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.timeout(120)
+def test_only_the_dead_rank_starts_anew_where_all_are_elastic(sandbox, run_command):
+    """Also when it is rank 0, at which all had met, and when it is one for the second time."""
+    script = sandbox.script(ELASTIC)
+    command = (*run_command, "-n", "3", "--max-restarts", "3", script, "1", "0", "1")
+    code, out, err = sandbox.run(*command)
+    assert code == 0, err + out
+    starts = [line.split() for line in out.splitlines() if " pid " in line]
+    assert sorted((rank, count) for rank, _, _, count in starts) == [
+        *(("[0]", "0"), ("[0]", "1")),
+        *(("[1]", "0"), ("[1]", "1"), ("[1]", "2")),
+        ("[2]", "0"),
+    ]
+    sums = [line for line in out.splitlines() if " sum " in line]
+    assert sorted(sums) == [f"[{rank}] sum [12.0, 12.0, 12.0]" for rank in range(3)]
+    assert "rank 1 has failed: SIGKILL; another process takes its place (restart 1 of 3)" in err
+    assert "rank 0 has failed: SIGKILL; another process takes its place (restart 2 of 3)" in err
+    assert "anew" not in err
+
+
+def test_one_rank_that_is_not_elastic_makes_all_start_anew(sandbox, run_command):
+    script = sandbox.script(
+        "import aiodist.sync as dist\n"
+        "dist.init_process_group()\n"
+        "count = dist.get_restart_count()\n"
+        "if RANK == '1':\n"
+        "    dist.register_elastic()\n"
+        "dist.barrier()\n"
+        "if RANK == '1' and not count:\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "dist.barrier()\n"
+        "print('done', count, dist.is_replacement())\n"
+    )
+    code, out, err = sandbox.run(*run_command, "-n", "2", "--max-restarts", "1", script)
+    assert code == 0, err
+    assert sorted(out.splitlines()) == ["[0] done 1 False", "[1] done 1 False"]
+    assert "all ranks start anew (restart 1 of 1)" in err
+
+
+def test_a_signal_to_the_launcher_starts_nothing_anew(sandbox, run_command):
+    script = sandbox.script("open('up' + RANK, 'w').write('x')\ntime.sleep(60)\n")
+    process = sandbox.start(*run_command, "-n", "2", "--max-restarts", "5", script)
+    sandbox.wait_for("up0", "up1")
+    process.terminate()
+    code, _, err = sandbox.finish(process)
+    assert code == 143
+    assert "anew" not in err
+
+
+def test_what_cannot_be_meant_is_refused():
+    with pytest.raises(InvalidUsageError, match="one node"):
+        JobSpec(program=("x",), nnodes=2, max_restarts=1)
+    with pytest.raises(InvalidUsageError, match="0 or more"):
+        JobSpec(program=("x",), max_restarts=-1)
+
+
+def test_nobody_is_replaced_for_whom_nobody_is_left():
+    with Restarts(2, "secret") as restarts:
+        assert not restarts.may_replace(0, [])
+        assert not restarts.may_replace(0, [1])
+        assert restarts.variables(0, replacement=True)["AIODIST_REPLACEMENT"] == "1"
+        restarts.start_over([0, 1])
+        assert restarts.variables(0, replacement=False)["AIODIST_RESTART_COUNT"] == "1"
+    with Restarts(0, "") as restarts:
+        assert not restarts.may_replace(0, [1])
+        assert restarts.variables(0, replacement=False) == {}
