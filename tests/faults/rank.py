@@ -115,7 +115,7 @@ class _Rank:
             return
         await self._initialise(self._fault.timeout)
         if cell.phase != "connecting":
-            await _connect_everybody(cell.size)
+            await connect_everybody(cell.size)
         control.say("ready")
         await control.go()
         if not self._is_culprit:
@@ -172,10 +172,10 @@ class _Rank:
 
     async def _report(self, operation: Awaitable[Any]) -> None:
         """Await the operation; then see that later ones end as well, leave, and tell all of it."""
-        error = await _error_of(operation)
-        facts = {"ended": time.monotonic(), **_describe(error)}
+        error = await error_of(operation)
+        facts = {"ended": time.monotonic(), **describe(error)}
         if dist.is_initialized():
-            facts["later"] = _describe(await _error_of(_barrier()))
+            facts["later"] = describe(await error_of(_barrier()))
             facts["later_ended"] = time.monotonic()
             if self._fault.succeeds:
                 await self._control_point()
@@ -242,7 +242,7 @@ def _connections_to(rank: int) -> list[FaultyConnection]:
     return [connection for connection in found if isinstance(connection, FaultyConnection)]
 
 
-async def _connect_everybody(size: int) -> None:
+async def connect_everybody(size: int) -> None:
     into = [np.zeros(1) for _ in range(size)]
     await dist.all_to_all(into, [np.ones(1) for _ in range(size)])
     await dist.barrier()
@@ -252,7 +252,7 @@ async def _barrier() -> None:
     await dist.barrier()
 
 
-async def _error_of(operation: Awaitable[Any]) -> BaseException | None:
+async def error_of(operation: Awaitable[Any]) -> BaseException | None:
     try:
         await operation
     except Exception as error:  # noqa: BLE001  # whatever it is, it is reported
@@ -262,7 +262,7 @@ async def _error_of(operation: Awaitable[Any]) -> BaseException | None:
     return None
 
 
-def _describe(error: BaseException | None) -> dict[str, Any]:
+def describe(error: BaseException | None) -> dict[str, Any]:
     """The class, the text, and whom it blames."""
     if error is None:
         return {"error": None, "blames": []}

@@ -1,0 +1,109 @@
+"""Ranks on hosts of their own, made of network namespaces; a pulled cable tells nobody anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.cells import ROUND_SECONDS, SILENT_SECONDS
+from tests.faults.conftest import ROOT
+from tests.faults.hosts import Hosts, hosts
+
+SIZE = 3
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[Hosts]:
+    with hosts(SIZE) as made:
+        yield made
+
+
+class Ranks:
+    """One rank on each host."""
+
+    def __init__(self, network: Hosts, store: Path, phase: str, timeout: float) -> None:
+        self._ranks = [
+            subprocess.Popen(
+                network.command(
+                    rank,
+                    *(sys.executable, "-m", "tests.faults.host_rank"),
+                    *map(str, (rank, SIZE, store, phase, timeout)),
+                ),
+                cwd=ROOT,
+                env={
+                    **os.environ,
+                    "AIODIST_SOCKET_IFNAME": "eth0",
+                    "AIODIST_SECRET": "of the hosts",
+                    "OMP_NUM_THREADS": "1",
+                    "OPENBLAS_NUM_THREADS": "1",
+                },
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(SIZE)
+        ]
+
+    def until_ready(self) -> None:
+        for rank in self._ranks:
+            assert rank.stdout is not None
+            assert rank.stdout.readline() == "ready\n", rank.stderr and rank.stderr.read()
+
+    def go_on(self) -> list[dict[str, Any]]:
+        """Let them go on; how each of them ended."""
+        answers = []
+        for rank in self._ranks:
+            assert rank.stdin is not None
+            rank.stdin.write("\n")
+            rank.stdin.flush()
+        for rank in self._ranks:
+            out, err = rank.communicate()
+            assert rank.returncode == 0, err
+            assert "Traceback" not in err
+            answers.append(json.loads(out))
+        return answers
+
+    def kill(self) -> None:
+        for rank in self._ranks:
+            rank.kill()
+            rank.communicate()
+
+
+@pytest.mark.timeout(90)
+def test_ranks_on_three_hosts_work(network: Hosts, tmp_path: Path) -> None:
+    """Also Unix sockets are refused between namespaces, and TCP takes their place."""
+    ranks = Ranks(network, tmp_path / "store", "connecting", 30)
+    try:
+        ranks.until_ready()
+        assert [answer["error"] for answer in ranks.go_on()] == [None] * SIZE
+    finally:
+        ranks.kill()
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("phase", ["connecting", "in all_reduce"])
+def test_a_pulled_cable_ends_operations_within_the_bound(
+    phase: str, tmp_path: Path, scaled: Callable[[float], float]
+) -> None:
+    with hosts(SIZE) as network:
+        ranks = Ranks(network, tmp_path / "store", phase, SILENT_SECONDS)
+        try:
+            ranks.until_ready()
+            network.pull_cable(SIZE - 1)
+            answers = ranks.go_on()
+        finally:
+            ranks.kill()
+    for rank, answer in enumerate(answers):
+        if rank != SIZE - 1:  # which may have had all it needed
+            assert answer["error"] is not None, answers
+            assert answer["typed"], answer
+            assert SIZE - 1 in answer["blames"], answer
+        assert answer["seconds"] < scaled(SILENT_SECONDS + ROUND_SECONDS), answer
