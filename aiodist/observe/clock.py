@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import ceil
 from time import monotonic_ns
 
 from aiodist.observe.part import ClockSample, Part
@@ -38,7 +39,7 @@ def estimate(
 
 @dataclass(frozen=True)
 class Alignment:
-    """From one rank's clock to rank 0's. ``error`` in ns; None where nobody knows it."""
+    """From one rank's clock to rank 0's. ``error`` in ns, at most; None where nobody knows it."""
 
     samples: tuple[ClockSample, ...]
     error: int | None
@@ -48,9 +49,14 @@ class Alignment:
         if not self.samples:
             return clock
         first, last = self.samples[0], self.samples[-1]
-        span = last.clock - first.clock
-        share = min(1.0, max(0.0, (clock - first.clock) / span)) if span else 0.0
+        share = max(0.0, _share(first, last, clock))
         return clock + first.offset + round(share * (last.offset - first.offset))
+
+
+def _share(first: ClockSample, last: ClockSample, clock: int) -> float:
+    """0.0 at the first estimate, 1.0 at the last, and more after it."""
+    span = last.clock - first.clock
+    return (clock - first.clock) / span if span else 0.0
 
 
 def align(parts: Mapping[int, Part]) -> dict[int, Alignment]:
@@ -75,7 +81,10 @@ def _aligned(part: Part, reference: Part) -> Alignment:
 
 
 def _by_estimates(part: Part) -> Alignment:
+    """After the last estimate the line goes on, and so does the error of its slope."""
     if not part.samples:
         return Alignment((), 0)
-    ends = (part.samples[0], part.samples[-1])
-    return Alignment(ends, max(sample.error for sample in ends))
+    first, last = part.samples[0], part.samples[-1]
+    beyond = max(0.0, _share(first, last, part.clock) - 1)
+    end = last.error + ceil(beyond * (first.error + last.error))
+    return Alignment((first, last), max(first.error, end))

@@ -45,15 +45,18 @@ def test_ranks_of_one_kernel_share_a_clock() -> None:
 
 def test_a_drifting_clock_is_followed_along_a_line() -> None:
     samples = [ClockSample(1000, 50, 3), ClockSample(2000, 70, 2)]
-    aligned = align({0: part(0, samples=[ClockSample(0, 0, 0)]), 1: part(1, samples=samples)})[1]
-    assert [aligned.common(clock) for clock in (500, 1000, 1500, 2000, 9000)] == [
+    first = part(0, samples=[ClockSample(0, 0, 0)])
+    aligned = align({0: first, 1: part(1, samples=samples, clock=2500)})[1]
+    assert [aligned.common(clock) for clock in (500, 1000, 1500, 2000, 2500)] == [
         550,
         1050,
         1560,
         2070,
-        9070,
+        2580,
     ]
-    assert aligned.error == 3
+    assert aligned.error == 5  # 2, and half of both errors by which the slope may be wrong
+    within = align({0: first, 1: part(1, samples=samples, clock=2000)})[1]
+    assert within.error == 3
 
 
 def test_without_an_estimate_the_calendar_has_to_do_and_the_error_is_unknown() -> None:

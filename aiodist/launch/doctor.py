@@ -1,0 +1,61 @@
+"""``aiodist doctor``: what this host, or the hosts of a job, offer to ranks, and what to set."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+
+from aiodist.errors import InvalidUsageError
+from aiodist.launch.args import Parser
+from aiodist.observe.doctor.between import compare, judge_between
+from aiodist.observe.doctor.checks import examine
+from aiodist.observe.doctor.facts import look
+from aiodist.observe.doctor.finding import OK, PROBLEM, Finding, worst
+
+
+def doctor_main(argv: Sequence[str]) -> int:
+    """``aiodist doctor ...``; returns the exit code: 1 where ranks would fail."""
+    parser = Parser(
+        prog="aiodist doctor",
+        description="Examine this host; with --master and --nnodes, started on each host of a job, "
+        "also compare the hosts and try every way between them.",
+    )
+    parser.add_argument(
+        "--master", metavar="HOST:PORT", help="where the hosts meet: an address of node 0"
+    )
+    parser.add_argument("--nnodes", type=int, default=1, metavar="N", help="hosts (default 1)")
+    parser.add_argument(
+        "--node_rank", "--node-rank", type=int, default=0, metavar="K", help="number of this host"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=60.0, metavar="SECONDS", help="for the others to come"
+    )
+    parser.add_argument("-q", "--quiet", action="store_true", help="say only what is not well")
+    args = parser.read(argv)
+    if (args.nnodes > 1) != (args.master is not None):
+        raise InvalidUsageError(
+            "--master and --nnodes go together: give both, and start this on each host, or none"
+        )
+    findings = _between(args) if args.master else examine(look(os.environ), several=False)
+    shown = [finding for finding in findings if finding.level != OK or not args.quiet]
+    sys.stdout.write("".join(f"{finding}\n" for finding in shown))
+    level = worst(findings)
+    sys.stdout.write(_CONCLUSION[level == PROBLEM] if level != OK else "all is well\n")
+    return 1 if level == PROBLEM else 0
+
+
+_CONCLUSION = ("ranks will run; see the warnings\n", "ranks will fail here: see the problems\n")
+
+
+def _between(args: argparse.Namespace) -> list[Finding]:
+    host, _, port = args.master.rpartition(":")
+    if not host or not port.isdecimal():
+        raise InvalidUsageError("--master takes HOST:PORT, such as 10.0.0.1:29500")
+    meeting = compare(
+        host.strip("[]"), int(port), args.nnodes, args.node_rank, args.timeout, os.environ
+    )
+    told = asyncio.run(meeting)
+    return [*examine(told.hosts[args.node_rank], several=True), *judge_between(told)]

@@ -1,0 +1,1 @@
+"""What this host, and the hosts of a job between them, offer to ranks, and what to set."""

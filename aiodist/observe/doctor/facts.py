@@ -1,0 +1,195 @@
+"""What can be known of this host by looking: plain data, which travels to the other hosts."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import mmap
+import os
+import platform
+import resource
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import monotonic
+
+from aiodist.errors import DistError, ProtocolError
+from aiodist.mesh.interfaces import choose_hosts, default_address, list_interfaces, route_to
+from aiodist.mesh.rendezvous.meeting import host_identity
+
+PACKAGES = ("aiodist", "torch", "numpy", "msgpack", "uvloop")
+_SHM = "/dev/shm"  # looked at; nothing is put there
+_NET = Path("/sys/class/net")
+
+
+@dataclass(frozen=True)
+class Link:
+    """A network interface's address. ``mtu`` in bytes, 0 where not known. ``state``: "up", ..."""
+
+    name: str
+    address: str
+    mtu: int
+    state: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A host as ranks on it will find it.
+
+    ``identity``: equal for processes that reach each other by loopback. ``resolved``: addresses of
+    the host's own name, found in ``resolve_seconds``. ``address``: by which other hosts most likely
+    reach it. ``route``: its own address on the way to the master, "" for none or no master.
+    ``chosen``: the addresses ranks would use; ``chosen_error``: why there are none. ``shm_bytes``:
+    size of /dev/shm, -1 without; ``memfd_error``: "" if anonymous shared memory works.
+    ``open_files``: soft and hard limit, -1 for unlimited. ``versions``: "" for what is absent.
+    """
+
+    host: str
+    identity: str
+    system: str
+    cores: int
+    resolved: tuple[str, ...]
+    resolve_seconds: float
+    links: tuple[Link, ...]
+    address: str
+    route: str
+    chosen: tuple[str, ...]
+    chosen_error: str
+    listen_error: str
+    shm_bytes: int
+    memfd_error: str
+    open_files: tuple[int, int]
+    python: str
+    versions: Mapping[str, str]
+    has_secret: bool
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+
+def decode_facts(data: bytes) -> Facts:
+    """The inverse of `Facts.encode`. Raises ProtocolError."""
+    try:
+        told = json.loads(data)
+        told["links"] = tuple(Link(**link) for link in told["links"])
+        for name in ("resolved", "chosen", "open_files"):
+            told[name] = tuple(told[name])
+        return Facts(**told)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ProtocolError(f"a host described itself in another way: {error!r}") from None
+
+
+def look(environ: Mapping[str, str], master: str | None = None) -> Facts:
+    """The facts of this host. ``master``: the numeric address that the ranks will meet at."""
+    resolved, seconds = _own_name()
+    chosen, chosen_error = _chosen(master, environ)
+    return Facts(
+        host=socket.gethostname(),
+        identity=host_identity(),
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        cores=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1,
+        resolved=resolved,
+        resolve_seconds=seconds,
+        links=_links(),
+        address=default_address(),
+        route="" if master is None else route_to(master) or "",
+        chosen=chosen,
+        chosen_error=chosen_error,
+        listen_error=_listening(chosen),
+        shm_bytes=_shm_bytes(),
+        memfd_error=_memfd_error(),
+        open_files=_open_files(),
+        python=platform.python_version(),
+        versions={name: _version(name) for name in PACKAGES},
+        has_secret=bool(environ.get("AIODIST_SECRET")),
+    )
+
+
+def _own_name() -> tuple[tuple[str, ...], float]:
+    began = monotonic()
+    try:
+        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    except OSError:
+        found = []
+    addresses = dict.fromkeys(str(entry[4][0]) for entry in found)
+    return tuple(addresses), monotonic() - began
+
+
+def _chosen(master: str | None, environ: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
+    try:
+        return choose_hosts(master, environ) or (default_address(),), ""
+    except DistError as error:
+        return (), str(error)
+
+
+def _links() -> tuple[Link, ...]:
+    return tuple(
+        Link(each.name, each.address, _mtu(each.name), _text(_NET / each.name / "operstate"))
+        for each in list_interfaces()
+    )
+
+
+def _mtu(name: str) -> int:
+    text = _text(_NET / name / "mtu")
+    return int(text) if text.isdecimal() else 0
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _listening(addresses: Sequence[str]) -> str:
+    """What keeps ranks from listening at their own address and from reaching themselves there."""
+    for address in addresses:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as listener:
+                listener.bind((address, 0))
+                listener.listen(1)
+                with socket.create_connection(listener.getsockname()[:2], 5):
+                    pass
+        except OSError as error:
+            return f"{address}: {error}"
+    return ""
+
+
+def _shm_bytes() -> int:
+    try:
+        status = os.statvfs(_SHM)
+    except OSError:
+        return -1
+    return status.f_blocks * status.f_frsize
+
+
+def _memfd_error() -> str:
+    if sys.platform != "linux":
+        return f"{sys.platform} has no memfd_create"
+    try:
+        fd = os.memfd_create("aiodist-doctor")
+        try:
+            os.ftruncate(fd, mmap.PAGESIZE)
+            with mmap.mmap(fd, mmap.PAGESIZE) as memory:
+                memory[0] = 1
+        finally:
+            os.close(fd)
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _open_files() -> tuple[int, int]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    infinite = resource.RLIM_INFINITY
+    return (-1 if soft == infinite else soft, -1 if hard == infinite else hard)
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

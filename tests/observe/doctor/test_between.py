@@ -1,0 +1,119 @@
+"""Hosts compared: by facts that are made up, and two "hosts" that really meet over loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+import aiodist.launch.doctor as command
+from aiodist.errors import DistNetworkError, StoreTimeoutError
+from aiodist.launch.cli import main as aiodist
+from aiodist.observe.doctor.between import Comparison, Dial, compare, judge_between, resolve
+from aiodist.observe.doctor.finding import OK, PROBLEM, WARNING, worst
+from tests.observe.doctor.test_checks import HEALTHY
+
+OTHER = replace(HEALTHY, host="node1", identity="b", chosen=("10.1.0.1",))
+GOOD = Dial(0, 1, "10.1.0.1:5", True, 0.001, 0.02, "")
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def test_equal_hosts_that_reach_each_other_are_well() -> None:
+    findings = judge_between(Comparison((HEALTHY, OTHER), (GOOD,)))
+    assert worst(findings) == OK
+    assert "slowest round trip took 1.0 ms, 1 MiB there and back 20 ms" in findings[-1].what
+
+
+def test_versions_that_differ() -> None:
+    older = replace(OTHER, versions={**HEALTHY.versions, "aiodist": "0", "uvloop": ""})
+    findings = judge_between(Comparison((HEALTHY, older, HEALTHY), ()))
+    told = {finding.what: finding.level for finding in findings if finding.area == "versions"}
+    assert told == {
+        "aiodist differs: 1 on node 0, 2; 0 on node 1": PROBLEM,
+        "uvloop differs: 0.2 on node 0, 2; none on node 1": WARNING,
+    }
+
+
+def test_an_mtu_that_differs() -> None:
+    small = replace(OTHER, links=tuple(replace(link, mtu=1400) for link in OTHER.links))
+    (found,) = (f for f in judge_between(Comparison((HEALTHY, small), ())) if f.level != OK)
+    assert found.what == "the MTU differs: 1500 on node 0; 1400 on node 1"
+
+
+def test_a_way_that_is_closed_and_one_on_which_data_gets_stuck() -> None:
+    closed = replace(GOOD, connected=False, error="no answer within 5 s")
+    stuck = replace(GOOD, source=1, target=0, error="no answer within 5 s")
+    findings = judge_between(Comparison((HEALTHY, OTHER), (closed, stuck)))
+    first, second = (finding for finding in findings if finding.level == PROBLEM)
+    assert first.what.startswith("no way from node 0 (node0) to node 1 (node1) at 10.1.0.1:5")
+    assert "open all TCP ports" in first.advice
+    assert second.what.startswith("connected from node 1 (node1) to node 0 (node0)")
+    assert "MTU" in second.advice
+
+
+async def test_two_hosts_meet_and_dial_each_other(
+    port: int, scaled: Callable[[float], float]
+) -> None:
+    async with asyncio.timeout(scaled(30)):
+        first, second = await asyncio.gather(
+            *(compare("127.0.0.1", port, 2, node, 20, {}) for node in range(2))
+        )
+    assert first == second
+    assert [(dial.source, dial.target, dial.error) for dial in first.dials] == [
+        (0, 1, ""),
+        (1, 0, ""),
+    ]
+    assert all(dial.round_trip > 0 and dial.payload > 0 for dial in first.dials)
+    told = [finding.what for finding in judge_between(first)]
+    assert "nodes 0, 1 are on one host" in told
+
+
+async def test_a_host_that_does_not_come_is_named(port: int) -> None:
+    with pytest.raises(StoreTimeoutError, match="rank 1 of 2 did not arrive"):
+        await compare("127.0.0.1", port, 2, 0, 0.2, {})
+
+
+def test_a_master_without_an_address_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody_knows(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", nobody_knows)  # no packet leaves for a test
+    with pytest.raises(DistNetworkError, match=r"'node0' does not resolve here \(.*not known\)"):
+        resolve("node0")
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    code = aiodist(["doctor"])
+    told = capsys.readouterr().out
+    assert "versions: Python" in told
+    assert code == (1 if "\nproblem" in told else 0)
+
+
+def test_quiet_says_only_what_is_not_well(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "look", lambda environ: replace(HEALTHY, shm_bytes=1))
+    assert aiodist(["doctor", "-q"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("warning  shared memory: /dev/shm has 0 MiB")
+    assert told.endswith("ranks will run; see the warnings\n")
+    monkeypatch.setattr(command, "look", lambda environ: replace(HEALTHY, python="3.9.0"))
+    assert aiodist(["doctor", "-q"]) == 1
+    assert "ranks will fail here" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--nnodes", "2"], ["--master", "a:1"], ["--master", "a", "--nnodes", "2"], ["--master=:1"]],
+)
+def test_mistakes_get_a_sentence(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert aiodist(["doctor", *arguments]) == 2
+    assert "--master" in capsys.readouterr().err
