@@ -11,5 +11,8 @@ async def die() -> None:
     endpoint._closed = True
     for listener in endpoint._listeners:
         await listener.close()
+    for peer in endpoint._peers.values():
+        if peer.connecting is not None:
+            peer.connecting.cancel()
     for connection in endpoint.connections():
         connection.abort()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch.distributed
 
 import aiodist as dist
+from aiodist.deadline import Deadline
 from aiodist.groups.world import World, current_world, use_world
 from tests.engine.conftest import RunRanks, outcome
 from tests.engine.deaths import die
@@ -26,6 +29,19 @@ def _on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def store() -> dist.Store:
     return dist.MemoryStore()
+
+
+@pytest.fixture(params=["memory", "file", "torch"])
+async def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
+    """What `grow` and `rejoin` take."""
+    if request.param == "torch":
+        yield torch.distributed.HashStore()
+    elif request.param == "file":
+        opened = await dist.FileStore.open(tmp_path / "store", None, Deadline(20))
+        yield opened
+        await opened.close()
+    else:
+        yield dist.MemoryStore()
 
 
 @pytest.fixture(params=["tcp", "unix"])
@@ -82,8 +98,9 @@ async def all_work(size: int) -> None:
 
 @pytest.mark.parametrize("dead", [0, 1])
 async def test_a_replacement_takes_the_place_of_the_lost(
-    sockets: RunRanks, store: dist.Store, dead: int
+    sockets: RunRanks, any_store: Any, dead: int
 ) -> None:
+    store = any_store
     over = asyncio.Barrier(3)
 
     async def replacement() -> None:
@@ -137,6 +154,55 @@ async def test_grow_takes_the_dead_out_and_two_newcomers_in_at_once(
         await over.wait()
 
     await sockets(4, main)
+
+
+async def test_the_coordinator_dies_before_it_has_welcomed_the_newcomer(
+    sockets: RunRanks, store: dist.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other members have the same welcome to give; the dead one is lost to all afterwards."""
+    from aiodist.api import recovery, rejoining
+
+    over = asyncio.Barrier(3)
+    died = asyncio.Event()
+    real = recovery.welcome
+
+    async def welcome(place: dist.Store, comer: Any, group: dist.ProcessGroup) -> None:
+        if current_world().rank == 0:
+            await die()
+            died.set()
+            raise dist.DistStoreError("it is dead")
+        await died.wait()
+        await real(place, comer, group)
+
+    monkeypatch.setattr(recovery, "welcome", welcome)
+    monkeypatch.setattr(rejoining, "_GREETING_SECONDS", 0.2)
+
+    async def go_on() -> None:
+        with pytest.raises(dist.DistError):
+            await dist.barrier()
+        group = await dist.shrink()
+        assert list(group.ranks) == [1, 2]
+        await dist.barrier()
+
+    async def replacement() -> None:
+        group = await dist.rejoin(store, 1, timeout=20)
+        assert list(group.ranks) == [0, 1, 2]
+        await go_on()
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        if rank == 1:
+            await die()
+            await newcomer(replacement)
+        else:
+            await outcome(dist.barrier())
+            await dist.shrink()
+            await dist.grow(store, [1])
+            if rank == 2:
+                await go_on()
+        await over.wait()
+
+    await sockets(3, main)
 
 
 async def test_a_rank_may_be_replaced_again(sockets: RunRanks, store: dist.Store) -> None:
