@@ -60,6 +60,14 @@ def check_tag(tag: int) -> int:
     return tag
 
 
+def check_index(index: Any, name: str, size: int, of: str) -> int:
+    """A place in the list ``of``, which has ``size`` entries."""
+    _check_int(index, name)
+    if not 0 <= index < size:
+        raise InvalidUsageError(f"{name} {index} is out of range: {of} has entries 0 to {size - 1}")
+    return int(index)
+
+
 def check_list(items: Any, name: str, size: int | None = None, each: str = "rank") -> list[Any]:
     """A list or tuple; of ``size`` entries where that is given, one for each ``each``."""
     if not isinstance(items, (list, tuple)):

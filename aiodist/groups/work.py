@@ -148,6 +148,11 @@ class Work(Generic[T]):
                     {"message": "a done callback of an operation raised", "exception": raised}
                 )
 
+    @property
+    def line(self) -> Line | None:
+        """For the engine: its messages, None once it has ended."""
+        return self._line
+
     def waiting_for(self) -> Sequence[int]:
         """Global ranks without which it cannot end; none once it has."""
         return () if self._line is None else self._line.waiting_for()

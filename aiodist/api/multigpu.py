@@ -1,0 +1,156 @@
+"""Collectives over several tensors of each rank: one for each of its GPUs, or of its CPU tensors.
+
+What torch.distributed had in its versions 1 as ``*_multigpu``. A rank's tensors become one by a
+local reduction, one collective runs between the ranks, and local copies give each tensor its
+result. The tensors of a list are alike: torch tensors or numpy arrays, one dtype, one number of
+elements; the backend of the group has to serve the device of the first. All ranks pass equally
+many. The local reduction runs at the call; errors and cancellation are those of the collectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aiodist.api.collectives import Timeout
+from aiodist.deadline import to_seconds
+from aiodist.errors import InvalidUsageError
+from aiodist.groups.backend import Tensor
+from aiodist.groups.checks import check_index, check_list, check_rank
+from aiodist.groups.following import following
+from aiodist.groups.process_group import Group
+from aiodist.groups.work import Work
+from aiodist.groups.world import current_world
+from aiodist.tensors import several
+from aiodist.types import RedOpType, ReduceOp
+
+
+def broadcast_multigpu(
+    tensor_list: list[Tensor],
+    src: int,
+    group: Group | None = None,
+    src_tensor: int = 0,
+    *,
+    timeout: Timeout = None,
+) -> Work[None]:
+    """Copy ``tensor_list[src_tensor]`` of rank ``src`` (global) into all tensors of all ranks."""
+    pg = current_world().group(group)
+    root = check_rank(pg, src, None, "src")
+    tensors = _check(tensor_list, "tensor_list")
+    check_index(src_tensor, "src_tensor", len(tensors), "tensor_list")
+    carrier = tensors[src_tensor if pg.own_rank == root else 0]
+    work = pg.backend.broadcast(carrier, root, to_seconds(timeout))
+    return following(pg.world.loop, work, lambda: _spread(carrier, tensors))
+
+
+def all_reduce_multigpu(
+    tensor_list: list[Tensor],
+    op: ReduceOp = ReduceOp.SUM,
+    group: Group | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Work[None]:
+    """Reduce all tensors of all ranks into one; every tensor of every rank becomes that.
+
+    AVG divides by the number of all tensors. The result is bitwise the same everywhere.
+    """
+    pg = current_world().group(group)
+    op = ReduceOp.of(op)
+    tensors = _check(tensor_list, "tensor_list")
+    result = several.reduced(tensors, op)
+    work = pg.backend.all_reduce(result, _between_ranks(op), to_seconds(timeout))
+    total = pg.n_ranks * len(tensors)
+    return following(pg.world.loop, work, lambda: _hand_over(result, op, total, tensors))
+
+
+def reduce_multigpu(
+    tensor_list: list[Tensor],
+    dst: int,
+    op: ReduceOp = ReduceOp.SUM,
+    group: Group | None = None,
+    dst_tensor: int = 0,
+    *,
+    timeout: Timeout = None,
+) -> Work[None]:
+    """Reduce all tensors of all ranks into ``tensor_list[dst_tensor]`` of rank ``dst`` (global).
+
+    AVG divides by the number of all tensors. All other tensors stay as they are.
+    """
+    pg = current_world().group(group)
+    root = check_rank(pg, dst, None, "dst")
+    op = ReduceOp.of(op)
+    tensors = _check(tensor_list, "tensor_list")
+    check_index(dst_tensor, "dst_tensor", len(tensors), "tensor_list")
+    result = several.reduced(tensors, op)
+    work = pg.backend.reduce(result, root, _between_ranks(op), to_seconds(timeout))
+    targets = [tensors[dst_tensor]] if pg.own_rank == root else []
+    total = pg.n_ranks * len(tensors)
+    return following(pg.world.loop, work, lambda: _hand_over(result, op, total, targets))
+
+
+def all_gather_multigpu(
+    output_tensor_lists: list[list[Tensor]],
+    input_tensor_list: list[Tensor],
+    group: Group | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Work[None]:
+    """Gather all tensors of all ranks, once for each tensor of this rank.
+
+    Element j of rank k stands at ``output_tensor_lists[i][k * len(input_tensor_list) + j]``, for
+    every i below ``len(input_tensor_list)``; so each list has that times the group's size tensors.
+    """
+    pg = current_world().group(group)
+    inputs = _check(input_tensor_list, "input_tensor_list")
+    n = len(inputs)
+    outputs = check_list(output_tensor_lists, "output_tensor_lists")
+    if len(outputs) != n:
+        raise InvalidUsageError(
+            f"output_tensor_lists has {len(outputs)} lists; it must have {n}, one for each of "
+            "input_tensor_list"
+        )
+    for i, row in enumerate(outputs):
+        name = f"output_tensor_lists[{i}]"
+        if len(check_list(row, name)) != n * pg.n_ranks:
+            raise InvalidUsageError(
+                f"{name} has {len(row)} tensors; it must have {n * pg.n_ranks}: {n} (as "
+                f"input_tensor_list) for each of the group's {pg.n_ranks} ranks"
+            )
+        several.check_alike([inputs[0], *row], f"[input_tensor_list[0], *{name}]")
+    first, *others = outputs
+    rows = [first[k * n : (k + 1) * n] for k in range(pg.n_ranks)]
+    work = pg.backend.all_gather_coalesced(rows, inputs, to_seconds(timeout))
+
+    def copy() -> None:
+        for row in others:
+            for target, source in zip(row, first, strict=True):
+                several.assign(target, source)
+
+    return following(pg.world.loop, work, copy)
+
+
+def _check(tensors: Any, name: str) -> list[Tensor]:
+    checked = check_list(tensors, name)
+    if not checked:
+        raise InvalidUsageError(f"{name} is empty; it must have a tensor for each device")
+    several.check_alike(checked, name)
+    return checked
+
+
+def _between_ranks(op: ReduceOp) -> ReduceOp:
+    # An average of averages would round twice.
+    return ReduceOp.SUM if op.kind is RedOpType.AVG else op
+
+
+def _hand_over(result: Tensor, op: ReduceOp, total: int, targets: Sequence[Tensor]) -> None:
+    """The reduction over all ranks is in ``result``: finish it, and copy it to ``targets``."""
+    if op.kind is RedOpType.AVG and targets:
+        several.divide(result, total)
+    for target in targets:
+        several.assign(target, result)
+
+
+def _spread(source: Tensor, targets: Sequence[Tensor]) -> None:
+    for target in targets:
+        if target is not source:
+            several.assign(target, source)

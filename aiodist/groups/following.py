@@ -1,0 +1,69 @@
+"""A `Work` that ends with a last step of its own after another one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from aiodist.completion import Pending, T
+from aiodist.groups.work import Work
+from aiodist.mesh.lookout import Lookout
+
+
+def following(loop: asyncio.AbstractEventLoop, work: Work[Any], finish: Callable[[], T]) -> Work[T]:
+    """When ``work`` ends well, its result is that of ``finish()``, called in the loop's thread.
+
+    Errors, timeouts and cancellation are those of ``work``: whoever gives this up gives that up.
+    """
+    line = _Following(work)
+
+    async def body() -> T:
+        await line.ended
+        return finish()
+
+    both: Work[T] = Work(loop, line, work.record)
+    both.start(body(), None)
+    return both
+
+
+class _Following:
+    """The line of a work that follows ``first``."""
+
+    __slots__ = ("_first", "_words", "ended")
+
+    def __init__(self, first: Work[Any]) -> None:
+        self._first = first
+        self._words = first.line.describe() if first.line is not None else "an operation"
+        self.ended: Pending[None] = Pending()
+        first.when_done(self._pass_on)
+
+    def _pass_on(self) -> None:
+        error = self._first.exception()
+        if error is not None:
+            self.ended.fail(error)
+        else:
+            self.ended.complete(None)
+
+    def describe(self) -> str:
+        return self._words
+
+    def waiting_for(self) -> Sequence[int]:
+        return self._first.waiting_for()
+
+    @property
+    def lookout(self) -> Lookout | None:
+        line = self._first.line
+        return None if line is None else line.lookout
+
+    def polls(self) -> Sequence[Callable[[], None]]:
+        line = self._first.line
+        return () if line is None else line.polls()
+
+    def over(self, error: BaseException | None) -> BaseException | None:
+        if not self._first.is_completed():
+            self._first.cancel()
+        return error
+
+    def expired(self, seconds: float, fail: Callable[[BaseException], None]) -> None:
+        self._first.expire(seconds)

@@ -1,0 +1,49 @@
+"""Several tensors as one: the same by torch, as for tensors on GPUs, as by our own reductions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from aiodist.errors import InvalidUsageError
+from aiodist.tensors import several
+from aiodist.tensors.torch_several import divide_by_torch, reduced_by_torch
+from aiodist.types import ReduceOp
+from tests.operations.memory import to_numpy, to_torch
+from tests.operations.oracle import values
+
+OPS = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int32", "uint8", "float32", "bfloat16", "complex64"])
+@pytest.mark.parametrize("op", OPS)
+def test_torch_reduces_as_we_do(op: str, dtype: str) -> None:
+    tensors = [to_torch(values(dtype, op, rank, 0, 12), dtype) for rank in range(3)]
+    tensors[1] = tensors[1].reshape(4, 3).T
+    try:
+        expected = several.reduced(tensors, getattr(ReduceOp, op))
+    except TypeError:
+        assert op in ("MIN", "MAX", "BAND", "BOR", "BXOR")
+        return
+    before = [to_numpy(tensor) for tensor in tensors]
+    found = reduced_by_torch(tensors, getattr(ReduceOp, op))
+    np.testing.assert_array_equal(to_numpy(found), to_numpy(expected))
+    for tensor, old in zip(tensors, before, strict=True):
+        np.testing.assert_array_equal(to_numpy(tensor), old)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float32", "bfloat16", "complex64"])
+def test_torch_divides_as_we_do(dtype: str) -> None:
+    given = values(dtype, "SUM", 1, 0, 50)
+    ours, theirs = to_torch(given, dtype), to_torch(given, dtype)
+    several.divide(ours, 3)
+    divide_by_torch(theirs, 3)
+    np.testing.assert_array_equal(to_numpy(ours), to_numpy(theirs))
+
+
+def test_tensors_elsewhere_are_checked_too() -> None:
+    here, elsewhere = torch.ones(3), torch.ones(4, device="meta")
+    several.check_alike([torch.ones(4, device="meta"), elsewhere], "tensors")
+    with pytest.raises(InvalidUsageError, match=r"tensors\[1\] is 4 x float32 of torch"):
+        several.check_alike([here, elsewhere], "tensors")
