@@ -10,6 +10,7 @@ from aiodist.backends.turns import (
     copy_in_turns,
     in_turns,
     load_in_turns,
+    through_host,
     write_back_in_turns,
 )
 from aiodist.collectives.channel import Channel
@@ -44,6 +45,15 @@ class NativeBackend(NativeMessages):
         buffer = buffer_of(tensor, "tensor", writable=not is_root, load=False)
 
         async def body(channel: Channel) -> None:
+            if buffer.staging is not None:
+                await through_host(
+                    self._group,
+                    buffer,
+                    lambda part: self._run.broadcast(channel, root, part),
+                    load=is_root,
+                    store=not is_root,
+                )
+                return
             if is_root:
                 await load_in_turns(self._group, buffer)
             await self._run.broadcast(channel, root, buffer.view)
@@ -117,6 +127,20 @@ class NativeBackend(NativeMessages):
         if not buffer.is_staged:
             return self._all_reduce(fingerprint, buffer.view, op, None, None, timeout)
 
+        if buffer.staging is not None:
+
+            async def parts(channel: Channel) -> None:
+                await through_host(
+                    self._group,
+                    buffer,
+                    lambda part: self._reduce_part(channel, part, reduce),
+                    load=True,
+                    store=True,
+                )
+
+            reduce = self._reduction(op, buffer.dtype)
+            return self._group.collective(fingerprint, parts, timeout)
+
         async def stage() -> None:
             await load_in_turns(self._group, buffer)
 
@@ -164,15 +188,18 @@ class NativeBackend(NativeMessages):
         async def body(channel: Channel) -> None:
             if stage is not None:
                 await stage()
-            if reduce.needs_prepare:
-                await in_turns(self._group, reduce.prepare, data, reduce.itemsize)
-            await self._run.all_reduce(channel, data, reduce, scratch)
-            if reduce.needs_finish:
-                await in_turns(self._group, reduce.finish, data, reduce.itemsize)
+            await self._reduce_part(channel, data, reduce)
             if hand_over is not None:
                 await hand_over()
 
         return self._group.collective(fingerprint, body, timeout)
+
+    async def _reduce_part(self, channel: Channel, data: memoryview, reduce: Reduction) -> None:
+        if reduce.needs_prepare:
+            await in_turns(self._group, reduce.prepare, data, reduce.itemsize)
+        await self._run.all_reduce(channel, data, reduce, scratch)
+        if reduce.needs_finish:
+            await in_turns(self._group, reduce.finish, data, reduce.itemsize)
 
     def all_gather(
         self, outputs: Sequence[Tensor], tensor: Tensor, timeout: float | None

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
+from aiodist.backends.polling import until
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.tensors import Buffer
 
 STEP = 2 << 20
 """Bytes of one piece: under a millisecond for what runs at memory speed."""
+
+PART = 8 << 20
+"""Bytes of one part of a tensor that goes through host memory: a multiple of every element's size,
+long enough that a part's collective runs at full speed."""
 
 
 async def in_turns(
@@ -24,10 +29,13 @@ async def in_turns(
 
 async def load_in_turns(group: ProcessGroup, *buffers: Buffer) -> None:
     """Fill the staged copies of buffers that were opened with ``load=False``."""
+    copies = [b.staging.load(0, b.count) for b in buffers if b.staging is not None]
     for buffer in buffers:
-        if buffer.is_staged:
+        if buffer.is_staged and buffer.staging is None:
             for _ in buffer.load_parts(STEP):
                 await group.next_turn()
+    for is_over in copies:
+        await until(group, is_over)
 
 
 async def copy_in_turns(group: ProcessGroup, target: memoryview, source: memoryview) -> None:
@@ -40,7 +48,51 @@ async def copy_in_turns(group: ProcessGroup, target: memoryview, source: memoryv
 
 async def write_back_in_turns(group: ProcessGroup, *buffers: Buffer) -> None:
     """`Buffer.write_back`. Cancelled half way, it leaves the rest of the owners as it was."""
+    copies = []
+    for staging, count in [(b.staging, b.count) for b in buffers if b.staging is not None]:
+        copies += [staging.store(0, count), staging.settle()]
     for buffer in buffers:
-        if buffer.is_staged:
+        if buffer.is_staged and buffer.staging is None:
             for _ in buffer.write_back_parts(STEP):
                 await group.next_turn()
+    for is_over in copies:
+        await until(group, is_over)
+
+
+async def through_host(
+    group: ProcessGroup,
+    buffer: Buffer,
+    use: Callable[[memoryview], Awaitable[None]],
+    *,
+    load: bool,
+    store: bool,
+) -> None:
+    """``await use(part)`` for each part of a buffer with staging, in turn.
+
+    While a part is in use the next one is on its way from the device and the last one on its way
+    back. All ranks cut alike. ``load``, ``store``: whether ``use`` needs the owner's values, and
+    whether it changes them.
+    """
+    staging = buffer.staging
+    assert staging is not None
+    step = max(PART // buffer.dtype.itemsize, 1)
+    bounds = [(start, min(start + step, buffer.count)) for start in range(0, buffer.count, step)]
+    bounds = bounds or [(0, 0)]
+    coming = staging.load(*bounds[0]) if load else _at_once
+    going = []
+    for number, (start, stop) in enumerate(bounds):
+        here = coming
+        if load and number + 1 < len(bounds):
+            coming = staging.load(*bounds[number + 1])
+        await until(group, here)
+        await use(buffer.slice(start, stop - start))
+        if store:
+            going.append(staging.store(start, stop))
+    if store:
+        going.append(staging.settle())
+    for is_over in going:
+        await until(group, is_over)
+
+
+def _at_once() -> bool:
+    return True

@@ -6,13 +6,16 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from types import ModuleType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from aiodist.errors import ProtocolError
 from aiodist.tensors import numpy_memory
 from aiodist.tensors.dtypes import DType
+
+if TYPE_CHECKING:
+    from aiodist.tensors.staging import Staging
 
 Kind = Literal["torch", "numpy"]
 
@@ -25,9 +28,21 @@ class Buffer:
     ``view``: its bytes in C order, format ``'B'``. That is the owner's own memory where the owner
     is contiguous, else a staged copy, which `write_back` brings into the owner. ``view`` keeps
     the memory alive for as long as anyone holds it. It is read-only where a numpy owner is.
+    ``staging``: what copies in the background between the owner and ``view``, where the owner is
+    on a device; else None.
     """
 
-    __slots__ = ("_staged", "count", "dtype", "kind", "nbytes", "owner", "shape", "view")
+    __slots__ = (
+        "_staged",
+        "count",
+        "dtype",
+        "kind",
+        "nbytes",
+        "owner",
+        "shape",
+        "staging",
+        "view",
+    )
 
     def __init__(
         self,
@@ -38,6 +53,7 @@ class Buffer:
         view: memoryview,
         count: int,
         staged: Any = None,
+        staging: Staging | None = None,
     ) -> None:
         self.owner = owner
         self.kind = kind
@@ -46,6 +62,7 @@ class Buffer:
         self.view = view
         self.count = count
         self.nbytes = count * dtype.itemsize
+        self.staging = staging
         self._staged = staged
 
     @property
@@ -98,7 +115,7 @@ class Buffer:
 
 
 def buffer_of(obj: Any, name: str, *, writable: bool, load: bool = True) -> Buffer:
-    """The memory of ``obj``, a torch.Tensor on the CPU or a numpy.ndarray.
+    """The memory of ``obj``, a torch.Tensor on the CPU or a CUDA device, or a numpy.ndarray.
 
     ``name`` is the argument's name, for messages. ``writable``: the memory will be written, so
     read-only arrays and tensors whose elements overlap are refused. ``load=False``: it will only
@@ -115,8 +132,8 @@ def buffer_of(obj: Any, name: str, *, writable: bool, load: bool = True) -> Buff
     if "torch" in sys.modules:
         torch_memory = _torch_memory()
         if isinstance(obj, torch_memory.Tensor):
-            dtype, view, staged = torch_memory.open_tensor(obj, name, writable, load)
-            return Buffer(obj, "torch", dtype, tuple(obj.shape), view, obj.numel(), staged)
+            dtype, view, *staged = torch_memory.open_tensor(obj, name, writable, load)
+            return Buffer(obj, "torch", dtype, tuple(obj.shape), view, obj.numel(), *staged)
     raise TypeError(f"{name} must be a torch.Tensor or numpy.ndarray, not {type(obj).__name__}")
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from aiodist.errors import InvalidUsageError
 from aiodist.tensors.dtypes import DTYPES, DType
 from aiodist.tensors.layout import overlaps_itself
+from aiodist.tensors.staging import CudaStaging, Staging
 
 TORCH_DTYPES: Mapping[DType, torch.dtype] = MappingProxyType(
     {
@@ -49,8 +50,11 @@ _at: Callable[[int], _Memory] = _Memory.from_address
 
 def open_tensor(
     tensor: Tensor, name: str, writable: bool, load: bool
-) -> tuple[DType, memoryview, Tensor | None]:
-    """(dtype, bytes in C order, staged copy or None); arguments as in `buffer_of`."""
+) -> tuple[DType, memoryview, Tensor | None, Staging | None]:
+    """(dtype, bytes in C order, staged copy or None, and what fills that copy in the background).
+
+    Arguments as in `buffer_of`.
+    """
     dtype = _DTYPE_OF.get(tensor.dtype)
     if (
         dtype is None
@@ -59,18 +63,39 @@ def open_tensor(
         or tensor.is_nested
         or type(tensor) not in _PLAIN
     ):
+        if tensor.is_cuda:
+            return open_staged(tensor, name, writable, load, CudaStaging)
         dtype = _check(tensor, name)
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
-        return dtype, _bytes_of(tensor, dtype, name), None
-    if writable and overlaps_itself(tensor.shape, tensor.stride(), 1):
+        return dtype, _bytes_of(tensor, dtype, name), None, None
+    if writable:
+        _refuse_overlaps(tensor, name)
+    staged = _new(tensor.shape, tensor.dtype)
+    if load:
+        assign(staged, tensor)
+    return dtype, _bytes_of(staged, dtype, name), staged, None
+
+
+def open_staged(
+    tensor: Tensor, name: str, writable: bool, load: bool, stage: Callable[[Tensor], Staging]
+) -> tuple[DType, memoryview, Tensor, Staging]:
+    """As `open_tensor`, for memory that only ``stage(tensor)`` can copy."""
+    dtype = dtype_of_tensor(tensor, name)
+    if writable:
+        _refuse_overlaps(tensor, name)
+    staging = stage(tensor)
+    staged = staging.host.view(tensor.shape)
+    if load:
+        assign(staged, tensor)
+    return dtype, _bytes_of(staged, dtype, name), staged, staging
+
+
+def _refuse_overlaps(tensor: Tensor, name: str) -> None:
+    if not tensor.is_contiguous() and overlaps_itself(tensor.shape, tensor.stride(), 1):
         raise InvalidUsageError(
             f"{name} has elements that share memory (an expanded tensor?), so it cannot be "
             f"written; pass a copy: {name}.clone()"
         )
-    staged = _new(tensor.shape, tensor.dtype)
-    if load:
-        assign(staged, tensor)
-    return dtype, _bytes_of(staged, dtype, name), staged
 
 
 def dtype_of_tensor(tensor: Tensor, name: str) -> DType:
@@ -138,7 +163,7 @@ def _check(tensor: Tensor, name: str) -> DType:
     _refuse_wrapper(tensor, name)
     if tensor.device.type != "cpu":
         raise InvalidUsageError(
-            f'{name} is on {tensor.device}; backend "aiodist" serves cpu tensors: pass '
+            f'{name} is on {tensor.device}; backend "aiodist" serves cpu and cuda tensors: pass '
             f"{name}.cpu(), or make a group with the backend that serves "
             f"{tensor.device.type} tensors"
         )

@@ -272,7 +272,10 @@ def test_a_read_only_array_may_be_sent():
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: torch.ones(2, device="meta"), 'on meta; backend "aiodist" serves cpu tensors'),
+        (
+            lambda: torch.ones(2, device="meta"),
+            'on meta; backend "aiodist" serves cpu and cuda tensors',
+        ),
         (lambda: torch.eye(2).to_sparse(), "layout sparse_coo"),
         (lambda: torch.ones(2, 2).to_mkldnn(), "layout _mkldnn"),
         (lambda: np.array([object()]), "Python objects with the object operations"),

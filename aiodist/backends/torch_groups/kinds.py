@@ -12,7 +12,8 @@ from typing import Any
 import torch
 import torch.distributed
 
-from aiodist.backends.torch_groups.completion import Done, Poll, when_over
+from aiodist.backends.polling import Poll
+from aiodist.backends.torch_groups.completion import Done, when_over
 from aiodist.backends.torch_groups.worker import Worker
 from aiodist.errors import InvalidUsageError
 from aiodist.types import RedOpType

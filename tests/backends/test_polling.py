@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
-from aiodist.backends.torch_groups.completion import LONGEST_PAUSE, Poll
+from aiodist.backends.polling import LONGEST_PAUSE, Poll
 
 
 async def test_pauses_grow_with_the_time_that_passes() -> None:

@@ -1,0 +1,57 @@
+"""Waiting for what has no callback, by asking at growing intervals."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from aiodist.completion import Pending
+from aiodist.groups.process_group import ProcessGroup
+
+FIRST_PAUSE = 50e-6
+LONGEST_PAUSE = 5e-3
+_SHARE = 8
+
+
+class Poll:
+    """Asks ``is_over()`` from the loop until it says so, then calls ``done(None)``.
+
+    For what has no callback, such as a CUDA event. The pauses are an eighth of the time that has
+    passed, between 50 us and 5 ms: a short operation is noticed soon, a long one costs few wake-ups,
+    and none is noticed later than an eighth of its length after its end. What the question raises
+    goes to ``done``.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        is_over: Callable[[], bool],
+        done: Callable[[BaseException | None], None],
+    ) -> None:
+        self._loop = loop
+        self._is_over = is_over
+        self._done = done
+        self._started = loop.time()
+
+    def __call__(self) -> None:
+        try:
+            over = self._is_over()
+        except Exception as error:  # noqa: BLE001  # the device's, of any class: handed on
+            self._done(error)
+            return
+        if over:
+            self._done(None)
+            return
+        pause = min(max((self._loop.time() - self._started) / _SHARE, FIRST_PAUSE), LONGEST_PAUSE)
+        self._loop.call_later(pause, self)
+
+
+async def until(group: ProcessGroup, is_over: Callable[[], bool]) -> None:
+    """Return when ``is_over()``; for the bodies of operations."""
+    over: Pending[None] = Pending()
+
+    def done(error: BaseException | None) -> None:
+        over.complete(None) if error is None else over.fail(error)
+
+    Poll(group.world.loop, is_over, done)()
+    await over
