@@ -124,7 +124,7 @@ def _ask_away(
     question = {
         "ask": "relay",
         "ranks": [each.rank for each in away],
-        "seconds": max(0.05, seconds - 0.1),
+        "seconds": seconds * 0.8,  # the rest is for the way back
     }
     try:
         told = json.loads(ask_here(helper.name, question, seconds))

@@ -49,6 +49,9 @@ TURN_SECONDS = 0.5
 QUESTION_SECONDS = 2.0
 """How long one question may keep the thread."""
 
+RELAY_SECONDS = 30.0
+"""The longest that ranks on other hosts are waited for, whatever is asked for."""
+
 _PING_SECONDS = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 
@@ -191,7 +194,9 @@ class Server:
                 else:
                     line.prove_as_answerer(self._observer.key)
                 while not self._closed:
-                    line.tell(self._answer(json.loads(line.hear(LONGEST_QUESTION))))
+                    answer = self._answer(json.loads(line.hear(LONGEST_QUESTION)))
+                    line.renew(QUESTION_SECONDS)
+                    line.tell(answer)
             except (OSError, EOFError, ValueError, DistError):
                 return  # whoever asked has gone, or is none of us
             finally:
@@ -217,7 +222,7 @@ class Server:
 
     def _relay(self, ranks: list[int], seconds: float) -> bytes:
         """Ask ranks on other hosts for their parts."""
-        limit = min(seconds, QUESTION_SECONDS)
+        limit = min(seconds, RELAY_SECONDS)
         key, question = self._observer.key, {"ask": "part"}
         answers = all_at_once(
             {

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 LONGEST_QUESTION = 1 << 16
 LONGEST_ANSWER = 1 << 26
-_AT_ONCE = 32
+_AT_ONCE = 128
 _LENGTH = struct.Struct(">I")
 _NONCE = 32
 _PROOF = hashlib.sha256().digest_size
@@ -41,6 +41,10 @@ class Line:
 
     def __init__(self, sock: socket.socket, seconds: float) -> None:
         self._sock = sock
+        self.renew(seconds)
+
+    def renew(self, seconds: float) -> None:
+        """Everything has to be over ``seconds`` from now."""
         self._end = monotonic() + seconds
 
     def tell(self, message: bytes) -> None:

@@ -20,7 +20,7 @@ import aiodist as dist
 from aiodist.errors import DistError, InvalidUsageError
 from aiodist.groups.world import current_world
 from aiodist.observe.asking import Place, ask_job, choose_job, jobs_here
-from aiodist.observe.folder import read_parts
+from aiodist.observe.folder import Dump, read_parts
 from aiodist.observe.server import Server
 from aiodist.observe.waiting import judge
 from aiodist.testing import run_ranks
@@ -99,6 +99,15 @@ class Job:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+    def dumped(self, count: int) -> Dump:
+        """What is in the dump's folder, once ``count`` ranks have written."""
+        folder = self.folder / "dump"
+        end = time.monotonic() + 30
+        while not folder.is_dir() or len(list(folder.glob("aiodist-*.json"))) < count:
+            assert time.monotonic() < end, self.process.poll()
+            time.sleep(0.01)
+        return read_parts(folder)
 
     def until(self, words: str) -> str:
         """What `aiodist why` says, once it says ``words``."""
@@ -197,15 +206,39 @@ def test_a_stopped_rank_is_named_within_the_bound_and_sigusr1_dumps_all_ranks(
     assert f"process {places[1].pid} is stopped" in told
     os.kill(places[1].pid, signal.SIGCONT)
     os.kill(places[0].pid, signal.SIGUSR1)  # one is signalled, both dump; one of them computes
-    folder = job.folder / "dump"
-    end = time.monotonic() + 30
-    while not folder.is_dir() or len(list(folder.glob("aiodist-*.json"))) < 2:
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    dump = read_parts(folder)
+    dump = job.dumped(2)
     assert dump.silent == {}
     assert judge(dump.parts).roots == (1,)
     assert "SIGUSR1 came to rank 0" in dump.parts[1].reason
+
+
+LATE = """
+import aiodist.sync as dist
+
+def compute():
+    while True:
+        sum(range(1000))
+
+dist.init_process_group(timeout=300)
+dist.barrier()
+if dist.get_rank() == 1:
+    compute()
+try:
+    dist.all_reduce(np.ones(1), timeout=0.2)
+except dist.CollectiveTimeoutError:
+    compute()
+"""
+
+
+def test_the_rank_to_blame_dumps_too_though_it_never_hears_of_the_failure(
+    start: Callable[[str, int], Job],
+) -> None:
+    job = start(LATE, 2)
+    dump = job.dumped(2)
+    assert dump.silent == {}
+    assert judge(dump.parts).roots == (1,)
+    assert "script.py:" in dump.parts[1].standpoint.place
+    assert "timed out" in dump.parts[1].reason
 
 
 def test_sigusr1_without_a_folder_speaks_on_stderr_and_ends_with_the_group() -> None:
