@@ -164,7 +164,8 @@ class PeerLostError(DistNetworkError):
     """Rank ``rank`` is gone: it died, left without waiting, or cannot be reached.
 
     ``host`` and ``pid``: where it ran; empty and 0 where nobody said. ``last``: what was heard
-    of it last, in words. ``noticed_by``: the global rank that noticed, -1 where unknown.
+    of it last, in words. ``noticed_by``: the global rank that noticed, -1 where unknown. On a rank
+    that was itself given up by the others, ``rank`` is its own.
     """
 
     rank: int

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
+import math
 import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -20,6 +21,8 @@ from aiodist.groups.ending import NO_SETTINGS, Settings
 from aiodist.groups.process_group import Group, NonGroupMember, ProcessGroup
 from aiodist.groups.world import World, current_world
 from aiodist.mesh.endpoint import DEFAULT_WINDOW, Endpoint
+from aiodist.mesh.liveness import DEFAULT_TIMEOUT as DEFAULT_LIVENESS
+from aiodist.mesh.liveness import SHORTEST, Heart
 from aiodist.mesh.peer import Card
 from aiodist.mesh.rendezvous.environments import look_around
 from aiodist.observe.answering import answer_questions
@@ -35,6 +38,7 @@ _FLUSH_SECONDS = 5.0
 _ABORT_SECONDS = 1.0
 """How long the other ranks may take to hear that this one aborts."""
 _DEFAULT_TRANSPORTS = "unix,tcp"
+LIVENESS_VARIABLE = "AIODIST_LIVENESS_TIMEOUT"
 
 
 async def init_process_group(
@@ -47,6 +51,8 @@ async def init_process_group(
     group_name: str = "",
     pg_options: Any | None = None,
     device_id: Any | None = None,
+    *,
+    liveness_timeout: float | timedelta | None = None,
 ) -> None:
     """Meet the other ranks and make the default group. Returns when all of them are there.
 
@@ -57,6 +63,8 @@ async def init_process_group(
     the default for every operation. ``group_name`` names the default group in messages.
     ``pg_options``: torch's own options, for one of torch's groups. ``device_id``: this rank's GPU,
     for "nccl" (default: the LOCAL_RANK-th).
+    ``liveness_timeout``: seconds of silence after which a rank counts as lost, where the kernel
+    does not say so at once; None means AIODIST_LIVENESS_TIMEOUT, or 10. 0 turns the watch off.
 
     Raises InvalidUsageError (a ValueError) for what cannot be meant, with all missing variables
     in one message, and when the world is initialised already; StoreTimeoutError naming the ranks
@@ -76,6 +84,7 @@ async def init_process_group(
     # Before the ranks meet: the others would wait for one that finds its mistake afterwards.
     schemes, window = schemes_from(os.environ), window_from(os.environ)
     size_from(os.environ)
+    patience = patience_from(liveness_timeout, os.environ)
     deadline = Deadline(seconds)
     world.opening = True
     try:
@@ -90,7 +99,11 @@ async def init_process_group(
         try:
             # a lone rank needs none
             transports = transports_at(met.hosts, schemes) if met.size > 1 else []
-            await _open_world(world, met.rank, met.size, met.store, transports, window, deadline)
+            watched = patience > 0 and met.size > 1
+            heart = Heart(met.rank, met.size, transports, patience) if watched else None
+            await _open_world(
+                world, met.rank, met.size, met.store, transports, window, deadline, heart
+            )
             try:
                 await answer_questions(world.observer, met.store, met.host, deadline)
             except BaseException:
@@ -132,9 +145,10 @@ async def _open_world(
     transports: list[Transport],
     window: int,
     deadline: Deadline,
+    heart: Heart | None = None,
 ) -> None:
     world.open(rank, size, store)
-    endpoint = Endpoint(rank, size, transports, world, window=window)
+    endpoint = Endpoint(rank, size, transports, world, window=window, heart=heart)
     try:
         card = await endpoint.open()
         token = os.urandom(32) if rank == 0 else b""
@@ -199,6 +213,26 @@ def schemes_from(environ: Mapping[str, str]) -> list[str]:
             f"several of {', '.join(known)}, separated by commas"
         )
     return schemes
+
+
+def patience_from(argument: float | timedelta | None, environ: Mapping[str, str]) -> float:
+    """The liveness timeout in seconds; 0 where nobody is to be watched."""
+    if argument is not None:
+        seconds = 0.0 if argument == 0 else to_seconds(argument)
+        what = f"liveness_timeout={argument!r}"
+    else:
+        text = environ.get(LIVENESS_VARIABLE, "").strip()
+        what = f"{LIVENESS_VARIABLE}={text!r}"
+        try:
+            seconds = float(text) if text else DEFAULT_LIVENESS
+        except ValueError:
+            seconds = math.nan
+    if seconds is None or not (seconds == 0 or SHORTEST <= seconds < math.inf):
+        raise InvalidUsageError(
+            f"{what} is no liveness timeout: give a number of seconds, {SHORTEST:g} at least, or 0 "
+            "to watch nobody"
+        )
+    return seconds
 
 
 def window_from(environ: Mapping[str, str]) -> int:

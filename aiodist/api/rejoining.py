@@ -15,7 +15,14 @@ from typing import Any
 
 import msgpack
 
-from aiodist.api.lifecycle import close_world, introduce, schemes_from, transports_at, window_from
+from aiodist.api.lifecycle import (
+    close_world,
+    introduce,
+    patience_from,
+    schemes_from,
+    transports_at,
+    window_from,
+)
 from aiodist.backends.registry import bind
 from aiodist.deadline import Deadline
 from aiodist.errors import InvalidUsageError, PeerLostError, StoreTimeoutError
@@ -24,6 +31,7 @@ from aiodist.groups.succession import Comer
 from aiodist.groups.world import World, current_world
 from aiodist.mesh.endpoint import Endpoint
 from aiodist.mesh.interfaces import choose_hosts, default_address
+from aiodist.mesh.liveness import Heart
 from aiodist.mesh.peer import Card
 from aiodist.mesh.rendezvous.environments import look_around
 from aiodist.mesh.rendezvous.places import given_place
@@ -113,7 +121,9 @@ async def _come_in(
     schemes, window = schemes_from(os.environ), window_from(os.environ)
     hosts = choose_hosts(launcher, os.environ) or (default_address(),)
     world.open(rank, -1, None)
-    endpoint = Endpoint(rank, -1, transports_at(hosts, schemes), world, window=window)
+    transports, patience = transports_at(hosts, schemes), patience_from(None, os.environ)
+    heart = Heart(rank, -1, transports, patience) if patience else None
+    endpoint = Endpoint(rank, -1, transports, world, window=window, heart=heart)
     world.attach(endpoint)
     comer = Comer(rank, (await endpoint.open()).encode(), os.urandom(12))
     await place.set(_place_of(rank), msgpack.packb(list(comer)))

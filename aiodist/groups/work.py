@@ -108,6 +108,11 @@ class Work(Generic[T]):
         else:
             self._ended(None, error)
 
+    def describe(self) -> str:
+        """The operation in words: name, number, group."""
+        line = self._line
+        return "an operation that is ending" if line is None else line.describe()
+
     def expire(self, seconds: float) -> None:
         """Fail with the line's timeout error: it has not ended within ``seconds``."""
         if self._line is not None:

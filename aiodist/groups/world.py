@@ -16,6 +16,7 @@ from aiodist.errors import (
     NotInitializedError,
     PeerLostError,
 )
+from aiodist.groups.activity import describe_activity
 from aiodist.groups.ending import Ending
 from aiodist.groups.lines import last_words
 from aiodist.groups.process_group import Group, NonGroupMember, ProcessGroup
@@ -112,7 +113,7 @@ class World:
         if self._loop is None or not self._loop.is_closed():
             return False
         if self._endpoint is not None:
-            self._endpoint.close_in_child()  # without the loop, as there
+            self._endpoint.abandon()
         self.clear()
         return True
 
@@ -238,7 +239,7 @@ class World:
                 "other threads), or use aiodist.sync in a program without a loop"
             )
 
-    # -- mesh.endpoint.Events
+    # -- mesh.events.Events
 
     def is_over(self, key: Key) -> bool:
         kind, group, sequence = key
@@ -286,13 +287,24 @@ class World:
             known.roll_answered(src, sequence, entered, last)
 
     def explained(self, error: PeerLostError, last: Frame | None) -> PeerLostError:
-        known = None if last is None else self._groups.get(last.group)
-        said = "" if last is None else last_words(last, known)
-        heard = f"; the last that came from it: {said}" if said else "; nothing ever came from it"
-        fields = error.fields | {"last": said, "noticed_by": self.rank}
-        full = PeerLostError(f"{error.message}{heard}; rank {self.rank} noticed", **fields)
+        if error.rank == self.rank:  # the others gave this rank up
+            return error
+        noticed_by = self.rank if error.noticed_by < 0 else error.noticed_by
+        said = error.last
+        if said:
+            heard = f"it last {said}"
+        elif last is not None:
+            said = last_words(last, self._groups.get(last.group))
+            heard = f"the last that came from it: {said}"
+        else:
+            heard = "nothing ever came from it"
+        fields = error.fields | {"last": said, "noticed_by": noticed_by}
+        full = PeerLostError(f"{error.message}; {heard}; rank {noticed_by} noticed", **fields)
         full.__cause__ = error.__cause__
         return full
+
+    def activity(self) -> str:
+        return describe_activity(self.recorder)
 
     def peer_lost(self, rank: int, error: PeerLostError, *, departed: bool) -> None:
         for group in self.groups:

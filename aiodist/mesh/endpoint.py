@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
+import hashlib
+import hmac
 import os
 import socket
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from aiodist.deadline import Deadline
-from aiodist.errors import DistError, DistNetworkError, PeerLostError
+from aiodist.errors import DistError, PeerLostError
+from aiodist.mesh.dialling import introduce
 from aiodist.mesh.events import Events
+from aiodist.mesh.forks import close_in_children
+from aiodist.mesh.host import cores, host_id
 from aiodist.mesh.inbox import Inbox
 from aiodist.mesh.link import Link
+from aiodist.mesh.liveness import Heart, Notice
 from aiodist.mesh.lookout import Lookout
+from aiodist.mesh.losses import Farewells, peer_lost, without_frames
 from aiodist.mesh.matching import Recv
 from aiodist.mesh.outbox import Send
-from aiodist.mesh.peer import Card, Peer
+from aiodist.mesh.peer import Card, Peer, reachable_at
+from aiodist.mesh.strangers import HANDSHAKE_SECONDS, SPARE, Strangers
 from aiodist.transport.base import Connection, Listener, Transport
 from aiodist.wire.frames import MAX_META, Frame, FrameType, Key, encode
 from aiodist.wire.handshake import Handshake
-
-log = logging.getLogger("aiodist")
 
 DEFAULT_WINDOW = 64 << 20
 """Bytes that a rank buffers, for each peer, of messages without a posted receive."""
@@ -31,15 +35,12 @@ DEFAULT_WINDOW = 64 << 20
 CONNECT_SECONDS = 60.0
 """All ranks listen before any learns their addresses: who has not answered by then is gone."""
 
-HANDSHAKE_SECONDS = 10.0
 _FLUSH_SECONDS = 5.0
 _SILENCE_SECONDS = 0.5
 """How long a rank that was never connected may let a receive wait before it is looked for."""
 
 _LAST_WORDS_SECONDS = 0.3
 """How long a rank that refuses connections may still be heard before it counts as gone."""
-
-_LOCAL_SCHEMES = ("unix",)
 
 
 class Endpoint:
@@ -56,7 +57,9 @@ class Endpoint:
         events: Events,
         *,
         window: int = DEFAULT_WINDOW,
+        heart: Heart | None = None,
     ) -> None:
+        """``heart``: what watches the other ranks while this one's loop is busy, if anything."""
         self.rank = rank
         self.size = size
         self.window = window
@@ -65,7 +68,9 @@ class Endpoint:
         self._transports = {transport.scheme: transport for transport in transports}
         self._listeners: list[Listener] = []
         self._peers: dict[int, Peer] = {}
-        self._strangers: dict[Link, asyncio.TimerHandle] = {}
+        self._strangers: Strangers[Link] = Strangers(f"rank {rank}", size)
+        self._heart = heart
+        self._farewells = Farewells()
         self._early: list[Connection] = []  # came before ``meet``: the faster ranks know us already
         self._key = b""
         self._leaving = False
@@ -79,14 +84,19 @@ class Endpoint:
     async def open(self) -> Card:
         """Listen on every transport; the card is for the other ranks. Raises DistNetworkError."""
         self._host_id = host_id()
+        lifelines: tuple[str, ...] = ()
+        if self._heart is not None:
+            lifelines = await self._heart.open(self._events.activity, self._pronounced)
         for transport in self._transports.values():
             self._listeners.append(await transport.listen(self._accept))
+        close_in_children(self)
         self.card = Card(
             self.rank,
             socket.gethostname(),
             self._host_id,
             os.getpid(),
             tuple(listener.address for listener in self._listeners),
+            lifelines,
         )
         return self.card
 
@@ -96,13 +106,15 @@ class Endpoint:
         self.size = self.inbox.size = len(cards)
         here = [card.pid for card in cards if card.host_id == self._host_id]
         alone = len(set(here)) == len(here)  # in one process, spinning would keep the other waiting
-        self.lookout.active = alone and len(here) <= _cores()
+        self.lookout.active = alone and len(here) <= cores()
         for card in cards:
             if card.rank != self.rank:
                 self._add_peer(card)
         early, self._early = self._early, []
         for connection in early:
             self._accept(connection)
+        if self._heart is not None:
+            self._heart.meet(cards, hmac.new(key, b"lifelines", hashlib.sha256).digest())
 
     def _add_peer(self, card: Card) -> None:
         peer = Peer(card, self.window, self._loop.call_soon, self.lookout.hear)
@@ -114,15 +126,19 @@ class Endpoint:
         old = self._peers.get(card.rank)
         if old is not None:
             if old.error is None:  # the others noticed its end, this rank did not
-                text = f"{old.card} was replaced by process {card.pid} on {card.host}"
-                self._peer_lost(old, PeerLostError(text, rank=card.rank))
+                why = f"was replaced by process {card.pid} on {card.host}"
+                self._peer_lost(old, peer_lost(old.card, why, last=self._heard_of(old)))
             for link in old.links:
                 link.connection.abort()
         self._add_peer(card)
+        if self._heart is not None:
+            self._heart.renew(card)
 
     def give_up(self, rank: int, error: PeerLostError) -> None:
         """``rank`` was lost before this rank came."""
         self._peer_lost(self._peers[rank], error)
+        if self._heart is not None:
+            self._heart.dismiss(rank)
 
     def cards(self) -> list[Card]:
         """Everybody's, this rank's own too, by rank."""
@@ -210,6 +226,9 @@ class Endpoint:
         finally:
             for connection in self.connections():  # those that did not end in time
                 connection.abort()
+            self._farewells.cut_short()
+            if self._heart is not None:
+                await self._heart.close()
 
     async def _leave(self) -> None:
         # What was sent before a connection was up still goes out, why an operation failed above
@@ -223,10 +242,7 @@ class Endpoint:
         self._closed = True
         for listener in self._listeners:
             await listener.close()
-        for link, timer in list(self._strangers.items()):
-            timer.cancel()
-            link.connection.abort()
-        self._strangers.clear()
+        self._strangers.close(lambda link: link.connection.abort())
         for connection in self._early:
             connection.abort()
         for peer in self._peers.values():
@@ -234,7 +250,7 @@ class Endpoint:
                 if handle is not None:
                     handle.cancel()
             if peer.error is None:
-                peer.error = PeerLostError("this rank has left the mesh", rank=peer.rank)
+                peer.error = peer_lost(peer.card, "this rank has left the mesh")
                 if peer.outbox.connection is not None:
                     peer.outbox.control(encode(FrameType.GOODBYE))
         connections = self.connections()
@@ -243,9 +259,20 @@ class Endpoint:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(closing, _FLUSH_SECONDS)
 
+    def abandon(self) -> None:
+        """The loop has ended: close without it. To the other ranks, this one has died."""
+        if self._heart is not None:
+            self._heart.stop()
+            self._heart = None
+        self.close_in_child()
+
     def close_in_child(self) -> None:
         """In a forked child: give back what it inherited; the parent's streams go on."""
+        if self._closed:
+            return
         self._closed = True
+        if self._heart is not None:
+            self._heart.close_in_child()
         for listener in self._listeners:
             listener.close_in_child()
         for connection in [*self.connections(), *(link.connection for link in self._strangers)]:
@@ -258,9 +285,7 @@ class Endpoint:
     # -- mesh.link.Owner
 
     def proven(self, link: Link, rank: int) -> Peer:
-        timer = self._strangers.pop(link, None)
-        if timer is not None:
-            timer.cancel()
+        self._strangers.proven(link)
         peer = self._peers[rank]
         peer.links.append(link)
         # One stream carries all we send: the one we made ourselves, or the first that came.
@@ -284,10 +309,7 @@ class Endpoint:
         self._events.roll_answered(peer.rank, frame.group, frame.channel, frame.id != 0, last)
 
     def link_lost(self, link: Link, error: BaseException | None) -> None:
-        timer = self._strangers.pop(link, None)
-        if timer is not None:
-            timer.cancel()
-            log.warning("rank %d turned a stranger away: %s", self.rank, error)
+        self._strangers.turned_away(link, error)
         peer = link.peer
         if peer is None or peer.error is not None or self._closed:
             return
@@ -314,13 +336,51 @@ class Endpoint:
         if peer.error is not None:
             return
         if peer.said_goodbye:
-            text = f"{peer.card} has left: it destroyed its process group or ended"
+            why = "has left: it destroyed its process group or ended"
         else:
-            text = f"{peer.card} died or was cut off: {error}"
-        lost = PeerLostError(text, rank=peer.rank, host=peer.card.host, pid=peer.card.pid)
+            why = f"died or was cut off: {error}"
+        lost = peer_lost(peer.card, why, last=self._heard_of(peer))
         if not isinstance(error, DistError):  # whose text is all there is to say
-            lost.__cause__ = _without_frames(error)
+            lost.__cause__ = without_frames(error)
         self._peer_lost(peer, lost)
+
+    def _heard_of(self, peer: Peer) -> str:
+        return "" if self._heart is None else self._heart.heard_of(peer.rank)
+
+    # -- verdicts of the hearts
+
+    def _pronounced(self, notice: Notice) -> None:
+        """The ranks' hearts agree that a rank is lost, perhaps this one."""
+        if self._closed:
+            return
+        if notice.rank == self.rank:
+            self._given_up(notice)
+            return
+        peer = self._peers.get(notice.rank)
+        if peer is None or peer.error is not None or peer.card.mark != notice.mark:
+            return
+        why = f"is lost: {notice.reason}"
+        lost = peer_lost(peer.card, why, notice.noticed_by, notice.last)
+        # Should it come back, it shall read this and not wonder why its streams have ended.
+        peer.outbox.control(encode(FrameType.OUTCAST, meta=notice.encode()))
+        self._peer_lost(peer, lost)
+        if peer.connecting is not None:
+            peer.connecting.cancel()
+        for link in peer.links:
+            self._farewells.hang_up(link.connection)
+
+    def cast_out(self, peer: Peer, frame: Frame) -> None:
+        self._given_up(Notice.decode(frame.meta))
+
+    def _given_up(self, notice: Notice) -> None:
+        """This rank counts as lost: it was stopped, or cut off, for longer than the timeout."""
+        why = f"is this rank, and was given up by the others: {notice.reason}"
+        lost = peer_lost(self.card, why, notice.noticed_by, notice.last)
+        living = [peer for peer in self._peers.values() if peer.error is None]
+        for peer in living:  # all of them first: none is to be told anything
+            peer.error = lost
+        for peer in living:
+            self._peer_lost(peer, lost)
 
     # -- inside
 
@@ -346,10 +406,11 @@ class Endpoint:
             return
         if not self._key:
             self._early.append(connection)
+            if len(self._early) > SPARE + 2 * self.size:
+                self._early.pop(0).abort()
             return
         link = Link(self, connection, self._handshake())
-        error = DistNetworkError(f"{connection.peer_name} did not finish the handshake in time")
-        self._strangers[link] = self._loop.call_later(HANDSHAKE_SECONDS, link.abort, error)
+        self._strangers.admit(link, connection.peer_name)
         link.start()
 
     async def _connect(self, peer: Peer) -> None:
@@ -358,11 +419,9 @@ class Endpoint:
         reasons: list[str] = []
         try:
             for address in peer.card.addresses:
-                scheme = address.partition(":")[0]
-                transport = self._transports.get(scheme)
-                local = scheme in _LOCAL_SCHEMES
-                if transport is None or (local and peer.card.host_id != self._host_id):
+                if not reachable_at(address, peer.card, self.card, self._transports):
                     continue
+                transport = self._transports[address.partition(":")[0]]
                 try:
                     await self._dial(peer, transport, address, deadline)
                 except DistError as error:
@@ -377,9 +436,8 @@ class Endpoint:
             self._use(peer, peer.links[0])  # it has reached us meanwhile
         elif peer.error is None:
             tried = "; ".join(reasons) or "it offers no transport that this rank has"
-            text = f"{peer.card} cannot be reached: {tried}"
-            card = peer.card
-            lost = PeerLostError(text, rank=card.rank, host=card.host, pid=card.pid)
+            why = f"cannot be reached: {tried}"
+            lost = peer_lost(peer.card, why, last=self._heard_of(peer))
             self._peer_lost(peer, lost)
 
     async def _dial(
@@ -387,47 +445,4 @@ class Endpoint:
     ) -> None:
         connection = await transport.connect(address, deadline)
         link = Link(self, connection, self._handshake())
-        proven: asyncio.Future[None] = self._loop.create_future()
-
-        def answer(error: BaseException | None) -> None:
-            if proven.done():
-                return
-            if error is None:
-                proven.set_result(None)
-            else:
-                proven.set_exception(error)
-
-        link.on_proven = answer
-        try:
-            link.start(peer.rank)
-            await asyncio.wait_for(proven, min(HANDSHAKE_SECONDS, deadline.remaining()))
-        except TimeoutError as error:
-            connection.abort()
-            raise DistNetworkError("no answer to the handshake in time") from error
-        except BaseException:
-            connection.abort()
-            raise
-
-
-def _without_frames(error: BaseException | None) -> BaseException | None:
-    """``error``, whose frames hold buffers that were being read: a group keeps it for long."""
-    each = error
-    while each is not None:
-        each.__traceback__ = None
-        each = each.__cause__ or each.__context__
-    return error
-
-
-def _cores() -> int:
-    """How many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def host_id() -> str:
-    """A name for this kernel's run: equal on all ranks of one host, also in its containers."""
-    path = Path("/proc/sys/kernel/random/boot_id")
-    with contextlib.suppress(OSError):
-        return path.read_text().strip()
-    return f"{socket.gethostname()}-{os.name}"
+        await introduce(link, peer.rank, min(HANDSHAKE_SECONDS, deadline.remaining()))

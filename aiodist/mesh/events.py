@@ -36,9 +36,16 @@ class Events(Protocol):
         ...
 
     def explained(self, error: PeerLostError, last: Frame | None) -> PeerLostError:
-        """``error`` with what is known of that rank; ``last``: the last message that it sent."""
+        """``error`` with what is known of that rank and it does not say yet.
+
+        ``last``: the last message that came from it.
+        """
         ...
 
     def peer_lost(self, rank: int, error: PeerLostError, *, departed: bool) -> None:
         """``rank`` is gone; ``departed`` if it said goodbye first."""
+        ...
+
+    def activity(self) -> str:
+        """What this rank does or last did, in words; asked from another thread."""
         ...

@@ -38,6 +38,8 @@ class Owner(Protocol):
 
     def roll_answered(self, peer: Peer, frame: Frame) -> None: ...
 
+    def cast_out(self, peer: Peer, frame: Frame) -> None: ...
+
     def link_lost(self, link: Link, error: BaseException | None) -> None: ...
 
 
@@ -104,6 +106,8 @@ class Link:
             self._owner.roll_called(peer, frame)
         elif kind == FrameType.PRESENT:
             self._owner.roll_answered(peer, frame)
+        elif kind == FrameType.OUTCAST:
+            self._owner.cast_out(peer, frame)
         elif kind == FrameType.GOODBYE:
             peer.said_goodbye = True
             self._owner.link_lost(self, None)

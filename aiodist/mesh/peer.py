@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ from aiodist.wire.frames import Frame
 
 if TYPE_CHECKING:
     from aiodist.mesh.link import Link
+
+_LOCAL_SCHEMES = ("unix",)
 
 
 @dataclass(frozen=True)
@@ -29,22 +32,37 @@ class Card:
     pid: int
     addresses: tuple[str, ...]
     """Where it listens, best first."""
+    lifelines: tuple[str, ...] = ()
+    """Where its heart listens, likewise."""
 
     def encode(self) -> bytes:
-        fields = [self.rank, self.host, self.host_id, self.pid, list(self.addresses)]
+        places = [list(self.addresses), list(self.lifelines)]
+        fields = [self.rank, self.host, self.host_id, self.pid, *places]
         packed: bytes = msgpack.packb(fields)
         return packed
+
+    @property
+    def mark(self) -> bytes:
+        """Tells this process from another that has, had, or will have its rank."""
+        return hashlib.blake2b(self.encode(), digest_size=8).digest()
 
     @classmethod
     def decode(cls, data: bytes) -> Card:
         try:
-            rank, host, host_id, pid, addresses = msgpack.unpackb(data)
-            return cls(int(rank), str(host), str(host_id), int(pid), tuple(map(str, addresses)))
+            rank, host, host_id, pid, *places = msgpack.unpackb(data)
+            addresses, lifelines = (tuple(map(str, place)) for place in places)
+            return cls(int(rank), str(host), str(host_id), int(pid), addresses, lifelines)
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise ProtocolError("a rank introduced itself in a form nobody understands") from error
 
     def __str__(self) -> str:
         return f"rank {self.rank} (process {self.pid} on {self.host})"
+
+
+def reachable_at(address: str, there: Card, here: Card, schemes: Container[str]) -> bool:
+    """Whether ``here`` can try ``address`` of ``there``, having transports for ``schemes``."""
+    scheme = address.partition(":")[0]
+    return scheme in schemes and (scheme not in _LOCAL_SCHEMES or there.host_id == here.host_id)
 
 
 class Peer:

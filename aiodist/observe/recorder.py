@@ -208,6 +208,13 @@ class Recorder:
         kept = [record for record in list(self._ring) if record is not None]
         return sorted(kept, key=lambda record: record.number)
 
+    def latest(self, count: int) -> list[Record]:
+        """The last ``count`` of them, newest first."""
+        end = self._number
+        places = range(end - 1, max(end - 1 - min(count, self._size), -1), -1)
+        found = [self._ring[number % self._size] for number in places]
+        return [record for record in found if record is not None]
+
 
 class UnderWay(Protocol):
     """An operation that has not ended; `groups.work.Work` is one. Any thread may ask it."""

@@ -48,6 +48,8 @@ def init_process_group(
     group_name: str = "",
     pg_options: Any | None = None,
     device_id: Any | None = None,
+    *,
+    liveness_timeout: float | timedelta | None = None,
 ) -> None:
     """Meet the other ranks and make the default group.
 
@@ -70,6 +72,7 @@ def init_process_group(
             group_name,
             pg_options,
             device_id,
+            liveness_timeout=liveness_timeout,
         )
         door.settle(member)
         heed_signal(member.world.observer)

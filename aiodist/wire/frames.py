@@ -65,6 +65,14 @@ class FrameType(enum.IntEnum):
     """The answer to a ROLL: ``id`` is 1 for yes, 0 for no; the metadata is what it finished last."""
     AGREE = 16
     """A message of agreement number ``channel`` of ``group``, on who is left; the payload says it."""
+    BEAT = 32
+    """On a lifeline: the rank lives; the metadata says in words what it last did."""
+    LOST = 33
+    """On a lifeline: a rank is lost; the metadata is a notice about it."""
+    LEFT = 34
+    """On a lifeline: rank ``id`` has left in good order."""
+    OUTCAST = 35
+    """The sender has given the receiver up for lost; the metadata is the notice."""
 
 
 _TYPES = frozenset(int(t) for t in FrameType)

@@ -11,7 +11,7 @@ import pytest
 
 import aiodist as dist
 from aiodist.groups.world import current_world
-from aiodist.mesh import endpoint
+from aiodist.mesh import strangers
 from aiodist.testing.in_process import run_ranks
 from aiodist.wire.frames import FrameType, encode
 from aiodist.wire.handshake import Handshake
@@ -69,7 +69,7 @@ async def test_a_stranger_is_turned_away_and_the_ranks_work_on(
 async def test_a_silent_stranger_is_given_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(endpoint, "HANDSHAKE_SECONDS", 0.05)
+    monkeypatch.setattr(strangers, "HANDSHAKE_SECONDS", 0.05)
 
     async def main(rank: int) -> None:
         if rank == 0:

@@ -103,7 +103,7 @@ class Side:
     def roll_called(self, peer: Peer, frame: Frame) -> None:
         raise AssertionError("no roll is called here")
 
-    roll_answered = roll_called
+    roll_answered = cast_out = roll_called
 
     def link_lost(self, link: Link, error: BaseException | None) -> None:
         self.lost.append(error)
