@@ -1,0 +1,81 @@
+"""What a collective that fails leaves behind over MPI, and how a program goes on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+import aiodist as dist
+
+MIB = 1 << 20
+
+
+async def failures() -> None:
+    """On any ranks from two on."""
+    await _timed_out()
+    await _begin_anew()
+    await _cancelled()
+    await _begin_anew()
+    await _message_out_of_time()
+
+
+async def _begin_anew() -> None:
+    await dist.destroy_process_group()
+    await dist.init_process_group("mpi", timeout=60)
+    tensor = np.ones(3)
+    await dist.all_reduce(tensor)
+    assert (tensor == dist.get_world_size()).all()
+
+
+async def _timed_out() -> None:
+    """Rank 0 gives up before the others come, which then hear why."""
+    beside = await dist.new_group(backend="gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if rank:
+        await dist.barrier(beside)
+    with pytest.raises(dist.CollectiveTimeoutError, match="on rank 0") as caught:
+        await dist.all_reduce(np.ones(MIB), timeout=None if rank else 0.1)
+    assert caught.value.waiting_for == tuple(range(1, size))
+    if not rank:
+        await dist.barrier(beside)
+    with pytest.raises(dist.GroupClosedError, match=r"cannot go on.* init_process_group\(\)"):
+        dist.barrier()
+    with pytest.raises(dist.GroupClosedError):
+        dist.isend(np.ones(1), (rank + 1) % size)
+    # Other groups have communicators of their own.
+    await dist.barrier(beside)
+
+
+async def _cancelled() -> None:
+    """What was started after it fails as well; its outputs may still be written."""
+    beside = await dist.new_group(backend="gloo")
+    if dist.get_rank() == 0:
+        task = asyncio.ensure_future(dist.broadcast(np.ones(MIB), 1))
+        later = dist.barrier()
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        with pytest.raises(dist.GroupClosedError):
+            await later
+        await dist.barrier(beside)
+    else:
+        await dist.barrier(beside)
+        with pytest.raises((dist.CollectiveCancelledError, dist.GroupClosedError)):
+            await dist.broadcast(np.ones(MIB), 1)
+
+
+async def _message_out_of_time() -> None:
+    """A send that nobody receives: its group goes on."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if rank == 0:
+        with pytest.raises(dist.CollectiveTimeoutError, match="send to rank 1 with tag 4"):
+            await dist.send(np.full(4 * MIB, 5.0), 1, tag=4, timeout=0.05)
+    await dist.barrier()
+    if rank == 1:  # MPI cannot take it back: it still comes
+        assert (await dist.recv(src=0, tag=4)).tensor[0] == 5.0
+    tensor = np.ones(3)
+    await dist.all_reduce(tensor)
+    assert (tensor == size).all()
