@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[frozenset[str], ...], ...] = (
         frozenset({"launch", "spawn", "__main__"}),
         frozenset({"testing"}),
     ),
-    (frozenset({"torch_backend"}),),
+    (frozenset({"torch_backend"}), frozenset({"training"})),
     (frozenset({""}),),  # aiodist/__init__.py: the names users see, which nothing below imports
 )
 """From the lowest up. Rooms of a layer do not see each other; a room is packages or modules."""
@@ -41,8 +41,8 @@ LAYERS: tuple[tuple[frozenset[str], ...], ...] = (
 WITHOUT_IO = frozenset({"errors", "types", "deadline", "completion", "wire", "collectives"})
 IO_MODULES = frozenset({"asyncio", "socket", "select", "selectors", "uvloop", "threading", "ssl"})
 
-AT_TORCH = frozenset({"tensors", "torch_backend"})
-"""Where torch is known: its memory, and its process groups."""
+AT_TORCH = frozenset({"tensors", "torch_backend", "training"})
+"""Where torch is known: its memory, its process groups, its models."""
 
 _GROUPS = "it runs torch's own process groups, and is imported where a group asks for one"
 

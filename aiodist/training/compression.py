@@ -1,0 +1,26 @@
+"""What gradients look like on the wire."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import torch
+
+
+class Compression(Enum):
+    """How gradients travel: as they are, or rounded to two bytes a number.
+
+    fp16 keeps 11 bits of each number and what lies between 6e-8 and 65504; bf16 keeps 8 bits, and
+    the range of float32. Numbers are rounded before they are added, and each sum is rounded again.
+    Integers, and numbers that have two bytes already, travel as they are.
+    """
+
+    none = "none"
+    fp16 = "float16"
+    bf16 = "bfloat16"
+
+    def on_wire(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype that gradients of ``dtype`` travel in."""
+        if self is Compression.none or dtype not in (torch.float32, torch.float64):
+            return dtype
+        return torch.float16 if self is Compression.fp16 else torch.bfloat16

@@ -1,0 +1,20 @@
+"""One thread for torch: the ranks share the cores. Ranks of the blocking door as in tests/sync."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.sync.conftest import _libuv_is_there, run_threads
+
+__all__ = ["_libuv_is_there", "run_threads"]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -1,0 +1,95 @@
+"""Which tensors travel together, and what a bucket does with gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aiodist.errors import InvalidUsageError
+from aiodist.training.buckets import Bucket, arrange
+
+
+def test_tensors_fill_lists_in_their_order() -> None:
+    tensors = [torch.empty(n) for n in (2, 3, 3, 9, 1)]
+
+    lists = arrange(tensors, 24)
+
+    assert [[tensor.numel() for tensor in several] for several in lists] == [[2, 3], [3], [9], [1]]
+    assert [tensor for several in lists for tensor in several] == tensors
+
+
+def test_each_dtype_has_lists_of_its_own() -> None:
+    dtypes = [torch.float32, torch.float64, torch.float32, torch.int64]
+
+    lists = arrange([torch.empty(1, dtype=dtype) for dtype in dtypes], 1 << 20)
+
+    assert [[tensor.dtype for tensor in several] for several in lists] == [
+        [torch.float32, torch.float32],
+        [torch.float64],
+        [torch.int64],
+    ]
+
+
+def parameter(*numbers: float) -> torch.Tensor:
+    made = torch.zeros(len(numbers), requires_grad=True)
+    made.grad = torch.tensor(numbers, dtype=torch.float32)
+    return made
+
+
+def test_a_bucket_holds_scaled_gradients_and_who_has_one() -> None:
+    unused = torch.zeros(2, requires_grad=True)
+    bucket = Bucket([parameter(2, 4), unused, parameter(6)], torch.float32, 0.5)
+
+    for index in (0, 2):
+        bucket.put(index)
+    assert not bucket.is_full
+    bucket.fill()
+
+    assert bucket.is_full
+    assert bucket.flat.tolist() == [1, 2, 0, 0, 3, 1, 0, 1]
+
+
+def test_what_nobody_has_used_keeps_what_it_has() -> None:
+    unused, elsewhere = torch.zeros(2, requires_grad=True), torch.zeros(1, requires_grad=True)
+    bucket = Bucket([unused, elsewhere], torch.float32, None)
+    bucket.fill()
+    bucket.flat.copy_(torch.tensor([0, 0, 7, 0, 1]))  # another rank has used the second
+
+    bucket.hand_out()
+
+    assert unused.grad is None
+    assert elsewhere.grad is not None
+    assert elsewhere.grad.tolist() == [7]
+
+
+def test_gradients_stay_in_the_buckets_memory_and_are_taken_from_there() -> None:
+    mine = parameter(1, 2)
+    bucket = Bucket([mine], torch.float32, None)
+    bucket.fill()
+    bucket.hand_out()
+    bucket.clear()
+    assert mine.grad is not None
+    mine.grad += 1  # as a backward without zero_grad adds
+
+    bucket.fill()
+
+    assert bucket.flat.tolist() == [2, 3, 1]
+    assert mine.grad.data_ptr() == bucket.flat.data_ptr()
+
+
+def test_gradients_of_half_the_size_come_back_as_they_were() -> None:
+    mine = parameter(1, 3)
+    bucket = Bucket([mine], torch.float16, None)
+    bucket.fill()
+    bucket.hand_out()
+
+    assert mine.grad is not None
+    assert (mine.grad.dtype, mine.grad.tolist()) == (torch.float32, [1, 3])
+
+
+def test_a_sparse_gradient_is_refused() -> None:
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+
+    with pytest.raises(InvalidUsageError, match="sparse=False"):
+        Bucket([table.weight], torch.float32, None).fill()

@@ -1,0 +1,276 @@
+"""Training in the async door: ranks of one loop, each with a model of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+import torch
+
+import aiodist as dist
+from aiodist.errors import CollectiveMismatchError, InvalidUsageError
+from aiodist.testing import run_ranks
+from aiodist.training import Compression, GradientReducer, broadcast_parameters
+from tests.torch_backend.programs.ddp import Net
+from tests.training.replicas import (
+    LIMIT,
+    Used,
+    by_one_process,
+    check,
+    fresh,
+    loss_of,
+    optimizer_of,
+    parts,
+)
+
+
+async def train(rank: int, size: int, used: Used, **options: object) -> Net:
+    model = fresh(rank)
+    await broadcast_parameters(model)
+    optimizer = optimizer_of(model)
+    reducer = GradientReducer(model.parameters(), bucket_bytes=LIMIT, **options)
+    for step, part in enumerate(parts(rank, size)):
+        optimizer.zero_grad()
+        loss = loss_of(model, part, used(step))
+        await asyncio.to_thread(loss.backward)
+        await reducer.synchronize()
+        optimizer.step()
+    reducer.close()
+    return model
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+async def test_ranks_learn_what_one_process_learns_from_the_whole_batch(size: int) -> None:
+    def always(step: int) -> bool:
+        return True
+
+    models = await run_ranks(size, lambda rank: train(rank, size, always), "unix")
+
+    check(models, by_one_process(size, always))
+
+
+async def test_a_layer_that_no_rank_uses_in_a_step_has_no_gradient() -> None:
+    """Else its weights would decay, and its momentum go on."""
+
+    def in_the_middle(step: int) -> bool:
+        return step in (1, 2)
+
+    models = await run_ranks(2, lambda rank: train(rank, 2, in_the_middle))
+
+    check(models, by_one_process(2, in_the_middle))
+
+
+async def test_a_layer_that_one_rank_uses_counts_as_zero_on_the_others() -> None:
+    async def one(rank: int) -> torch.Tensor:
+        model = fresh()
+        reducer = GradientReducer(model.parameters(), bucket_bytes=LIMIT)
+        loss_of(model, parts(rank, 2)[0], extra=rank == 0).backward()
+        mine = model.extra.weight.grad
+        assert (mine is None) == (rank == 1)
+        expected = None if mine is None else mine.clone() / 2
+        await reducer.synchronize()
+        if expected is not None:
+            assert torch.equal(model.extra.weight.grad, expected)
+        return model.extra.weight.grad
+
+    first, second = await run_ranks(2, one)
+
+    assert torch.equal(first, second)
+
+
+async def test_ranks_may_make_their_gradients_in_different_orders() -> None:
+    async def one(rank: int) -> list[torch.Tensor]:
+        layers = [torch.nn.Linear(4, 4) for _ in range(6)]
+        weights = [parameter for layer in layers for parameter in layer.parameters()]
+        await broadcast_parameters(weights)
+        reducer = GradientReducer(weights, op=dist.ReduceOp.SUM, bucket_bytes=64)
+        order = [1, 4, 0, 5, 2, 3] if rank else range(6)
+        for index in order:  # a backward for each: the order is certain
+            layers[index](torch.full((1, 4), index + rank + 1.0)).sum().backward()
+        await reducer.synchronize()
+        return [layer.weight.grad for layer in layers]
+
+    first, second = await run_ranks(2, one)
+
+    for index, (one_grad, other) in enumerate(zip(first, second, strict=True)):
+        assert torch.equal(one_grad, torch.full((4, 4), 2 * index + 3.0))
+        assert torch.equal(one_grad, other)
+
+
+async def test_a_bucket_has_arrived_before_backward_has_ended() -> None:
+    """Backward waits in its first layer, which is its last, until a bucket's sum is there."""
+    arrived = threading.Event()
+
+    async def one(rank: int) -> None:
+        model = fresh()
+        reducer = GradientReducer(model.parameters(), bucket_bytes=LIMIT)
+
+        def wait_in_the_middle(_: torch.Tensor) -> None:
+            limit = time.monotonic() + 30
+            while not any(done.state == "done" for done in dist.recent_operations()):
+                assert time.monotonic() < limit, "nothing arrived while backward ran"
+                time.sleep(0.001)
+            arrived.set()
+
+        def step() -> None:
+            first = model.first(parts(rank, 2)[0][0])
+            first.register_hook(wait_in_the_middle)
+            model.last(model.extra(model.second(first))).sum().backward()
+
+        await asyncio.to_thread(step)
+        await reducer.synchronize()
+
+    await run_ranks(2, one, "unix")
+
+    assert arrived.is_set()
+
+
+@pytest.mark.parametrize("compression", [Compression.fp16, Compression.bf16])
+async def test_compression_halves_the_bytes_and_learns_about_the_same(
+    compression: Compression,
+) -> None:
+    def always(step: int) -> bool:
+        return True
+
+    async def bytes_of(rank: int, used: Compression) -> tuple[int, set[str]]:
+        model = fresh()
+        reducer = GradientReducer(model.parameters(), compression=used)
+        loss_of(model, parts(rank, 2)[0], extra=True).backward()
+        await reducer.synchronize()
+        sent = [done for done in dist.recent_operations() if done.operation == "all_reduce"]
+        assert sum(done.nbytes for done in sent) == reducer.bytes_per_step
+        assert all(each.grad.dtype is torch.float32 for each in model.parameters())
+        return reducer.bytes_per_step, {done.dtype for done in sent}
+
+    (plain, dtypes), _ = await run_ranks(2, lambda rank: bytes_of(rank, Compression.none))
+    assert dtypes == {"float32"}
+    (narrow, dtypes), _ = await run_ranks(2, lambda rank: bytes_of(rank, compression))
+    assert dtypes == {compression.value}
+    assert narrow == plain / 2
+
+    models = await run_ranks(2, lambda rank: train(rank, 2, always, compression=compression))
+    check(models, by_one_process(2, always), atol=5e-3)
+
+
+async def test_several_backwards_add_up_where_all_but_the_last_are_silent() -> None:
+    async def one(rank: int) -> list[torch.Tensor]:
+        model = fresh()
+        reducer = GradientReducer(model.parameters(), bucket_bytes=LIMIT)
+        first, second, *_ = parts(rank, 2)
+        with reducer.no_sync():
+            loss_of(model, first, extra=True).backward()  # the layer is used in this one only
+        assert dist.recent_operations() == []
+        loss_of(model, second, extra=False).backward()
+        await reducer.synchronize()
+        return [parameter.grad for parameter in model.parameters()]
+
+    one_rank, other = await run_ranks(2, one)
+
+    model = fresh()
+    for step, extra in enumerate((True, False)):
+        both = [torch.cat(rows) for rows in zip(parts(0, 2)[step], parts(1, 2)[step], strict=True)]
+        loss_of(model, (both[0], both[1]), extra).backward()
+    for mine, theirs, alone in zip(one_rank, other, model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+        torch.testing.assert_close(mine, alone.grad)
+
+
+async def test_a_second_backward_before_synchronize_is_refused() -> None:
+    async def one(rank: int) -> None:
+        model = fresh()
+        reducer = GradientReducer(model.parameters())
+        loss_of(model, parts(rank, 1)[0], extra=True).backward()
+        with pytest.raises(InvalidUsageError, match="under no_sync"):
+            loss_of(model, parts(rank, 1)[0], extra=True).backward()
+        await reducer.synchronize()
+
+    await run_ranks(1, one)
+
+
+async def test_a_step_that_failed_may_be_followed_by_one_that_succeeds() -> None:
+    async def one(rank: int) -> list[torch.Tensor]:
+        model = fresh()
+        reducer = GradientReducer(model.parameters())
+        part = parts(rank, 2)[0]
+        if rank == 0:
+            loss_of(model, part, extra=True).backward()
+        odd = reducer.synchronize() if rank == 0 else dist.all_reduce(torch.ones(5))
+        with pytest.raises(CollectiveMismatchError, match=r"rank 1 called all_reduce\(5 x"):
+            await odd
+        model.zero_grad()
+        loss_of(model, part, extra=True).backward()
+        await reducer.synchronize()
+        return [parameter.grad for parameter in model.parameters()]
+
+    for mine, theirs in zip(*await run_ranks(2, one), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+async def test_a_cancelled_step_fails_on_all_ranks_and_the_next_succeeds() -> None:
+    async def one(rank: int) -> None:
+        model = fresh()
+        reducer = GradientReducer(model.parameters(), bucket_bytes=LIMIT)
+        part = parts(rank, 2)[0]
+        if rank == 0:
+            loss_of(model, part, extra=True).backward()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await reducer.synchronize()
+            await dist.send(torch.ones(1), 1)
+        else:
+            await dist.recv(torch.ones(1), 0)
+            loss_of(model, part, extra=True).backward()
+            with pytest.raises(dist.CollectiveCancelledError):
+                await reducer.synchronize()
+        model.zero_grad()
+        loss_of(model, part, extra=True).backward()
+        await reducer.synchronize()
+
+    await run_ranks(2, one)
+
+
+async def test_it_takes_part_at_the_call() -> None:
+    """A collective that is called before it is awaited comes after it on all ranks."""
+
+    async def one(rank: int) -> float:
+        model = fresh()
+        reducer = GradientReducer(model.parameters(), bucket_bytes=LIMIT)
+        synchronized = reducer.synchronize()
+        later = dist.all_reduce(number := torch.ones(1))
+        if rank:
+            await later
+            await synchronized
+        else:
+            await asyncio.gather(synchronized, later)
+        return number.item()
+
+    assert await run_ranks(2, one) == [2.0, 2.0]
+
+
+async def test_after_close_the_parameters_are_left_alone() -> None:
+    async def one(rank: int) -> None:
+        model = fresh()
+        reducer = GradientReducer(model.parameters())
+        reducer.close()
+        reducer.close()
+        loss_of(model, parts(rank, 1)[0], extra=True).backward()
+        assert dist.recent_operations() == []
+
+    await run_ranks(1, one)
+
+
+async def test_what_cannot_be_meant_is_refused() -> None:
+    async def one(rank: int) -> None:
+        frozen = fresh().requires_grad_(False)
+        with pytest.raises(InvalidUsageError, match="nothing to train"):
+            GradientReducer(frozen.parameters())
+        with pytest.raises(InvalidUsageError, match="by AVG or SUM"):
+            GradientReducer(fresh().parameters(), op=dist.ReduceOp.MAX)
+        group = await dist.new_group([0])
+        if rank == 1:
+            with pytest.raises(InvalidUsageError, match="not in the group"):
+                GradientReducer(fresh().parameters(), group=group)
+
+    await run_ranks(2, one)

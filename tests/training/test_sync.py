@@ -1,0 +1,178 @@
+"""Training in the blocking door: ranks as threads, and as processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import StepLR
+
+import aiodist
+import aiodist.sync as dist
+from aiodist.errors import CollectiveMismatchError
+from aiodist.training.sync import Compression, GradientReducer, broadcast_parameters
+from tests.torch_backend.programs.ddp import Net
+from tests.training.replicas import (
+    LIMIT,
+    by_one_process,
+    check,
+    fresh,
+    loss_of,
+    optimizer_of,
+    parts,
+)
+
+RunThreads = Callable[..., list[Any]]
+
+
+def always(step: int) -> bool:
+    return True
+
+
+def train(rank: int, size: int, **options: Any) -> Net:
+    model = fresh(rank)
+    broadcast_parameters(model.state_dict())
+    optimizer = optimizer_of(model)
+    reducer = GradientReducer(model.parameters(), bucket_bytes=LIMIT, **options)
+    reducer.attach(optimizer)
+    for part in parts(rank, size):
+        optimizer.zero_grad()
+        loss_of(model, part, extra=True).backward()
+        optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_learn_what_one_process_learns_from_the_whole_batch(
+    size: int, run_threads: RunThreads
+) -> None:
+    check(run_threads(size, lambda rank: train(rank, size)), by_one_process(size, always))
+
+
+def test_compression_learns_about_the_same(run_threads: RunThreads) -> None:
+    models = run_threads(2, lambda rank: train(rank, 2, compression=Compression.bf16))
+
+    check(models, by_one_process(2, always), atol=5e-3)
+
+
+def test_what_comes_between_synchronize_and_step_is_kept(run_threads: RunThreads) -> None:
+    """Clipping, and a schedule; the step does not reduce a second time."""
+
+    def learn(
+        model: Net, batch: Any, optimizer: torch.optim.Optimizer, meet: Callable[[], None]
+    ) -> None:
+        optimizer.zero_grad()
+        loss_of(model, batch, extra=True).backward()
+        meet()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+
+    def one(rank: int) -> Net:
+        model = fresh()
+        optimizer = optimizer_of(model)
+        reducer = GradientReducer(model.parameters())
+        reducer.attach(optimizer)
+        schedule = StepLR(optimizer, 1, 0.5)
+        for number, part in enumerate(parts(rank, 2)):
+            learn(model, part, optimizer, reducer.synchronize)
+            schedule.step()
+            reductions = [o for o in dist.recent_operations() if o.operation == "all_reduce"]
+            assert len(reductions) == number + 1
+        return model
+
+    models = run_threads(2, one)
+
+    alone = fresh()
+    optimizer = optimizer_of(alone)
+    schedule = StepLR(optimizer, 1, 0.5)
+    for mine, theirs in zip(parts(0, 2), parts(1, 2), strict=True):
+        both = tuple(torch.cat(pair) for pair in zip(mine, theirs, strict=True))
+        learn(alone, both, optimizer, lambda: None)
+        schedule.step()
+    check(models, alone)
+
+
+def test_a_rank_without_a_backward_takes_part_in_the_step(run_threads: RunThreads) -> None:
+    def one(rank: int) -> Net:
+        model = fresh()
+        optimizer = optimizer_of(model)
+        GradientReducer(model.parameters()).attach(optimizer)
+        if rank == 0:
+            loss_of(model, parts(0, 2)[0], extra=True).backward()
+        optimizer.step()
+        return model
+
+    alone = fresh()
+    optimizer = optimizer_of(alone)
+    (loss_of(alone, parts(0, 2)[0], extra=True) / 2).backward()
+    optimizer.step()
+    check(run_threads(2, one), alone)
+
+
+def test_a_bucket_has_arrived_before_backward_has_ended(run_threads: RunThreads) -> None:
+    def one(rank: int) -> bool:
+        model = fresh()
+        reducer = GradientReducer(model.parameters(), bucket_bytes=LIMIT)
+        arrived = []
+
+        def wait_in_the_middle(_: torch.Tensor) -> None:
+            limit = time.monotonic() + 30
+            while not any(done.state == "done" for done in dist.recent_operations()):
+                assert time.monotonic() < limit, "nothing arrived while backward ran"
+                time.sleep(0.001)
+            arrived.append(True)
+
+        first = model.first(parts(rank, 2)[0][0])
+        first.register_hook(wait_in_the_middle)
+        model.last(model.extra(model.second(first))).sum().backward()
+        reducer.synchronize()
+        return bool(arrived)
+
+    assert run_threads(2, one) == [True, True]
+
+
+def test_a_step_that_failed_may_be_followed_by_one_that_succeeds(run_threads: RunThreads) -> None:
+    def one(rank: int) -> Net:
+        model = fresh()
+        optimizer = optimizer_of(model)
+        GradientReducer(model.parameters()).attach(optimizer)
+        if rank == 0:
+            loss_of(model, parts(0, 2)[0], extra=True).backward()
+        odd = optimizer.step if rank == 0 else partial(dist.all_reduce, torch.ones(5))
+        with pytest.raises(CollectiveMismatchError, match=r"rank 1 called all_reduce\(5 x"):
+            odd()
+        optimizer.zero_grad()
+        loss_of(model, parts(rank, 2)[0], extra=True).backward()
+        optimizer.step()
+        return model
+
+    first, second = run_threads(2, one)
+
+    for mine, theirs in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def _process(rank: int, size: int, folder: str) -> None:
+    torch.set_num_threads(1)  # the ranks share the cores
+    dist.init_process_group()
+    model = train(rank, size)
+    dist.destroy_process_group()
+    torch.save(model.state_dict(), f"{folder}/{rank}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_processes_learn_it_too(tmp_path: Path) -> None:
+    aiodist.spawn(_process, args=(3, str(tmp_path)), nprocs=3)
+
+    models = []
+    for rank in range(3):
+        model = fresh()
+        model.load_state_dict(torch.load(tmp_path / str(rank)))
+        models.append(model)
+    check(models, by_one_process(3, always))
