@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from aiodist.errors import DistError, InvalidUsageError
 from aiodist.launch.args import Parser, job_spec, launch_parser, misplaced_count, run_parser
+from aiodist.launch.backends import backends_main
 from aiodist.launch.doctor import doctor_main
 from aiodist.launch.observing import dump_main, run_traced, trace_main, why_main
 from aiodist.launch.supervisor import run_job
@@ -18,7 +19,13 @@ from aiodist.launch.supervisor import run_job
 USAGE_ERROR = 2
 
 _ABOUT_JOBS = MappingProxyType[str, Callable[[Sequence[str]], int]](
-    {"dump": dump_main, "trace": trace_main, "why": why_main, "doctor": doctor_main}
+    {
+        "dump": dump_main,
+        "trace": trace_main,
+        "why": why_main,
+        "doctor": doctor_main,
+        "backends": backends_main,
+    }
 )
 
 HELP = """\
@@ -26,6 +33,7 @@ usage: aiodist COMMAND ...
 
   run        start a script in N processes: aiodist run -n 4 train.py
   doctor     examine this host, or the hosts of a job, and say what to set
+  backends   say which backends can run on this machine, and why not the others
   why        ask a running job which rank waits for whom: aiodist why [JOB]
   dump       read what the ranks dumped when something failed: aiodist dump DIR
   trace      make a trace for ui.perfetto.dev of all ranks: aiodist trace DIR -o trace.json
