@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[frozenset[str], ...], ...] = (
     (frozenset({"transport"}), frozenset({"store"})),
     (frozenset({"mesh"}),),
     (frozenset({"collectives"}), frozenset({"observe"})),
-    (frozenset({"groups"}),),
+    (frozenset({"groups"}), frozenset({"simulate"})),
     (frozenset({"backends"}),),
     (frozenset({"api"}),),
     (

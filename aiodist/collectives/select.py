@@ -53,18 +53,29 @@ RULES: Rules = MappingProxyType(
             Rule(MANY, 64 * KIB, Choice("binomial")),
             Rule(8, 16 * MIB, Choice("chain", 128 * KIB)),
             Rule(8, MANY, Choice("chain")),
-            Rule(MANY, 1 * MIB, Choice("scatter_ring")),
+            Rule(32, 1 * MIB, Choice("scatter_ring")),
             Rule(32, 16 * MIB, Choice("chain", 128 * KIB)),
-            Rule(MANY, 64 * MIB, Choice("scatter_ring")),
+            # Chains and rings have as many rounds as ranks, which a tree has not.
+            Rule(64, 2 * MIB, Choice("binomial")),
+            Rule(256, 8 * MIB, Choice("binomial")),
+            Rule(256, 64 * MIB, Choice("scatter_ring")),
+            Rule(1024, 32 * MIB, Choice("binomial")),
+            Rule(1024, MANY, Choice("chain")),
+            Rule(MANY, 64 * MIB, Choice("binomial")),
             Rule(MANY, MANY, Choice("chain")),
         ),
         "reduce": (
             Rule(MANY, 128 * KIB, Choice("binomial")),
             Rule(4, 16 * MIB, Choice("chain", 128 * KIB)),
-            Rule(MANY, 1 * MIB, Choice("scatter_gather", 128 * KIB)),
+            Rule(32, 1 * MIB, Choice("scatter_gather", 128 * KIB)),
             Rule(32, 16 * MIB, Choice("chain", 128 * KIB)),
             Rule(32, MANY, Choice("chain")),
-            Rule(MANY, 16 * MIB, Choice("scatter_gather", 128 * KIB)),
+            Rule(64, 2 * MIB, Choice("binomial")),
+            Rule(256, 8 * MIB, Choice("binomial")),
+            Rule(256, 16 * MIB, Choice("scatter_gather", 128 * KIB)),
+            Rule(1024, 32 * MIB, Choice("binomial")),
+            Rule(1024, MANY, Choice("chain")),
+            Rule(MANY, 64 * MIB, Choice("binomial")),
             Rule(MANY, MANY, Choice("chain")),
         ),
         "all_reduce": (
@@ -81,14 +92,32 @@ RULES: Rules = MappingProxyType(
             Rule(MANY, 512 * KIB, Choice("halving_doubling")),
             Rule(8, 1 * MIB, Choice("ring", 64 * KIB)),
             Rule(8, 8 * MIB, Choice("ring", 128 * KIB)),
-            Rule(MANY, 2 * MIB, Choice("halving_doubling")),
-            Rule(MANY, 8 * MIB, Choice("ring", 128 * KIB)),
-            Rule(MANY, MANY, Choice("ring")),
+            Rule(8, MANY, Choice("ring")),
+            # A ring has as many rounds as ranks: it pays from about 1 MiB a rank.
+            Rule(16, 2 * MIB, Choice("halving_doubling")),
+            Rule(16, 8 * MIB, Choice("ring", 128 * KIB)),
+            Rule(16, MANY, Choice("ring")),
+            Rule(64, 16 * MIB, Choice("halving_doubling")),
+            Rule(64, MANY, Choice("ring")),
+            Rule(256, 64 * MIB, Choice("halving_doubling")),
+            Rule(256, MANY, Choice("ring")),
+            Rule(1024, 256 * MIB, Choice("halving_doubling")),
+            Rule(1024, MANY, Choice("ring")),
+            Rule(MANY, MANY, Choice("halving_doubling")),
         ),
         "all_gather": (
             Rule(2, MANY, Choice("ring")),
             Rule(MANY, 32 * KIB, Choice("bruck")),
-            Rule(MANY, 512 * KIB, Choice("doubling"), power_of_two=True),
+            Rule(8, 512 * KIB, Choice("doubling"), power_of_two=True),
+            Rule(8, MANY, Choice("ring")),
+            Rule(16, 256 * KIB, Choice("bruck")),
+            Rule(64, 1 * MIB, Choice("bruck")),
+            Rule(256, 4 * MIB, Choice("bruck")),
+            Rule(1024, 16 * MIB, Choice("bruck")),
+            Rule(1024, MANY, Choice("doubling"), power_of_two=True),
+            Rule(1024, MANY, Choice("ring")),
+            Rule(MANY, 64 * MIB, Choice("bruck")),
+            Rule(MANY, MANY, Choice("doubling"), power_of_two=True),
             Rule(MANY, MANY, Choice("ring")),
         ),
         "gather": (
@@ -107,6 +136,11 @@ RULES: Rules = MappingProxyType(
             Rule(4, 64 * KIB, Choice("pairwise")),
             Rule(MANY, 64 * KIB, Choice("halving"), power_of_two=True),
             Rule(MANY, 64 * KIB, Choice("pairwise")),
+            Rule(8, 1 * MIB, Choice("ring", 64 * KIB)),
+            Rule(16, 1 * MIB, Choice("halving"), power_of_two=True),
+            Rule(64, 4 * MIB, Choice("halving"), power_of_two=True),
+            Rule(256, 8 * MIB, Choice("halving"), power_of_two=True),
+            Rule(1024, 32 * MIB, Choice("halving"), power_of_two=True),
             Rule(MANY, 1 * MIB, Choice("ring", 64 * KIB)),
             Rule(MANY, 8 * MIB, Choice("ring", 128 * KIB)),
             Rule(MANY, MANY, Choice("ring")),
@@ -118,8 +152,8 @@ RULES: Rules = MappingProxyType(
         ),
     }
 )
-"""From a simulated clock (20 us a link, 2.5 GB/s, 20 us of Python a message), to be replaced by a
-measured table.
+"""Up to 8 ranks from measurements, and from a simulated clock (20 us a link, 2.5 GB/s, 20 us of Python
+a message); beyond, from `aiodist simulate` on its networks 10G and 100G.
 """
 
 

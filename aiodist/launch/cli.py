@@ -14,17 +14,19 @@ from aiodist.launch.args import Parser, job_spec, launch_parser, misplaced_count
 from aiodist.launch.backends import backends_main
 from aiodist.launch.doctor import doctor_main
 from aiodist.launch.observing import dump_main, run_traced, trace_main, why_main
+from aiodist.launch.simulating import simulate_main
 from aiodist.launch.supervisor import run_job
 
 USAGE_ERROR = 2
 
-_ABOUT_JOBS = MappingProxyType[str, Callable[[Sequence[str]], int]](
+_COMMANDS = MappingProxyType[str, Callable[[Sequence[str]], int]](
     {
         "dump": dump_main,
         "trace": trace_main,
         "why": why_main,
         "doctor": doctor_main,
         "backends": backends_main,
+        "simulate": simulate_main,
     }
 )
 
@@ -37,6 +39,7 @@ usage: aiodist COMMAND ...
   why        ask a running job which rank waits for whom: aiodist why [JOB]
   dump       read what the ranks dumped when something failed: aiodist dump DIR
   trace      make a trace for ui.perfetto.dev of all ranks: aiodist trace DIR -o trace.json
+  simulate   run the collectives' algorithms on thousands of ranks, under a simulated clock
   --version  say which aiodist this is
 
 'aiodist COMMAND --help' shows the options.
@@ -49,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command, rest = (argv[0], argv[1:]) if argv else ("", [])
     if command == "run":
         return _run(run_parser(), rest)
-    if command in _ABOUT_JOBS:
+    if command in _COMMANDS:
         return _ask(command, rest)
     if command in ("-h", "--help", "help"):
         sys.stdout.write(HELP)
@@ -65,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _ask(command: str, rest: Sequence[str]) -> int:
     try:
-        return _ABOUT_JOBS[command](rest)
+        return _COMMANDS[command](rest)
     except InvalidUsageError as error:
         _say(f"{error}\naiodist {command} --help shows the options")
         return USAGE_ERROR

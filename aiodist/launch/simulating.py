@@ -1,0 +1,108 @@
+"""``aiodist simulate``: the algorithms on a simulated network, as a table."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from aiodist.errors import InvalidUsageError
+from aiodist.launch.args import Parser
+from aiodist.simulate import NETWORKS, Parameters, algorithms_of, operations, report
+
+_SIZE = re.compile(r"(\d+)\s*(|B|K|KiB|M|MiB|G|GiB)")
+_FACTORS = MappingProxyType({"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30})
+
+
+def simulate_main(argv: Sequence[str]) -> int:
+    """``aiodist simulate``; returns the exit code."""
+    args = _parser().read(argv)
+    parameters = _parameters(args)
+    for operation in args.operations:
+        algorithms_of(operation)  # whether it exists: all are looked at before the first one runs
+    for operation in args.operations:
+        table = list(report.rows(operation, args.ranks, args.sizes, parameters))
+        if args.markdown:
+            sys.stdout.write(f"### {operation}\n\n{report.markdown(table)}\n")
+        else:
+            sys.stdout.write(f"{operation}\n{report.plain(table)}\n")
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="aiodist simulate",
+        description="Run the algorithms of the collectives under a simulated clock: seconds, "
+        "messages and bytes at numbers of ranks that nobody has here. A star marks what the table "
+        "of aiodist chooses.",
+    )
+    parser.add_argument(
+        "operations",
+        nargs="*",
+        default=["all_reduce"],
+        metavar="OPERATION",
+        help=f"(default all_reduce; there are {', '.join(operations())})",
+    )
+    parser.add_argument(
+        "-n",
+        "--ranks",
+        type=_numbers,
+        default=[8, 64, 512, 4096],
+        metavar="N,N",
+        help="numbers of ranks (default 8,64,512,4096)",
+    )
+    parser.add_argument(
+        "-s",
+        "--sizes",
+        type=_sizes,
+        default=[1 << 10, 1 << 20, 64 << 20],
+        metavar="B,B",
+        help="bytes, as 4, 64K, 16M or 1G (default 1K,1M,64M); the data, or all blocks together",
+    )
+    parser.add_argument(
+        "--network",
+        choices=sorted(NETWORKS),
+        default="100G",
+        help="what it all costs (default 100G); the options below change a part of it",
+    )
+    parser.add_argument(
+        "--latency", type=float, metavar="US", help="microseconds from rank to rank"
+    )
+    parser.add_argument("--overhead", type=float, metavar="US", help="microseconds a message")
+    parser.add_argument("--bandwidth", type=float, metavar="GB", help="GB/s of a rank's link")
+    parser.add_argument("--markdown", action="store_true", help="tables for a page")
+    return parser
+
+
+def _parameters(args: argparse.Namespace) -> Parameters:
+    parameters = NETWORKS[args.network]
+    if args.latency is not None:
+        parameters = replace(parameters, latency=args.latency * 1e-6)
+    if args.overhead is not None:
+        parameters = replace(parameters, overhead=args.overhead * 1e-6)
+    if args.bandwidth is not None:
+        if args.bandwidth <= 0:
+            raise InvalidUsageError("the bandwidth must be above 0 GB/s")
+        parameters = replace(parameters, per_byte=1 / (args.bandwidth * 1e9))
+    return parameters
+
+
+def _numbers(text: str) -> list[int]:
+    numbers = [int(part) for part in text.split(",") if part.isdecimal() and int(part)]
+    if len(numbers) != text.count(",") + 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers above 0: write 8,64,512")
+    return numbers
+
+
+def _sizes(text: str) -> list[int]:
+    sizes = []
+    for part in text.split(","):
+        found = _SIZE.fullmatch(part.strip())
+        if found is None:
+            raise argparse.ArgumentTypeError(f"{part!r} is no number of bytes: write 4, 64K or 16M")
+        nbytes = int(found[1]) * _FACTORS[found[2][:1].replace("B", "")]
+        sizes.append(-(-nbytes // 4) * 4)
+    return sizes

@@ -1,0 +1,230 @@
+"""Ranks on a simulated clock: when each message would leave and arrive.
+
+A rank has one thread. Each message it sends or receives costs it the overhead, what it combines or
+copies costs it time too, and nothing else does. It has a link for sending and one for receiving,
+which carry one message after the other.
+
+Where all ranks do the same, seen from their own place, it is enough to run one of them: what it
+receives is what it has sent itself, to the rank that stands to it as it stands to the sender. So
+65,536 ranks cost no more than one.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import defaultdict, deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from aiodist.completion import Driver, Pending
+from aiodist.errors import InvalidUsageError
+from aiodist.simulate.memory import extent
+from aiodist.simulate.parameters import Parameters
+
+Relation = Callable[[int, int, int], Any]
+"""(from, to, ranks) -> how ``to`` stands to ``from``: equal for all pairs that do the same."""
+
+
+def shifted(start: int, end: int, ranks: int) -> int:
+    """Ranks on a circle: how far it is from one to the other."""
+    return (end - start) % ranks
+
+
+def flipped(start: int, end: int, ranks: int) -> int:
+    """Ranks at the corners of a cube: the directions in which they differ."""
+    return start ^ end
+
+
+def apart(start: int, end: int, ranks: int) -> tuple[int, int]:
+    """No two pairs are alike."""
+    return start, end
+
+
+class _Exchange:
+    """The k-th message between two ranks, and the k-th receive for it; either may come first."""
+
+    __slots__ = (
+        "announced",
+        "arrived",
+        "dst",
+        "nbytes",
+        "posted",
+        "received",
+        "receiver",
+        "sender",
+        "sent",
+    )
+
+    def __init__(self) -> None:
+        self.sender: Rank | None = None
+        self.receiver: Rank | None = None
+        self.dst = 0
+        self.nbytes = 0
+        self.announced = 0.0  # a long message: when the receiver knows of it
+        self.posted = 0.0
+        self.arrived = False
+        self.sent: Pending[None] = Pending()
+        self.received: Pending[Any] = Pending()
+
+
+class Network:
+    """Runs one program on ``size`` ranks; afterwards each `Rank` has its time and traffic."""
+
+    def __init__(self, size: int, parameters: Parameters, relation: Relation = apart) -> None:
+        """``relation`` other than `apart`: rank 0 runs alone, for all.
+
+        The program must be the same for all ranks, as seen through that relation.
+        """
+        if size < 1:
+            raise InvalidUsageError(f"a network of {size} ranks: there must be one at least")
+        self.size = size
+        self.parameters = parameters
+        self.ranks = [Rank(self, rank) for rank in range(size if relation is apart else 1)]
+        self._relation = relation
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+        self._order = itertools.count()  # events of one moment come in the order they were made
+        self._unreceived: dict[Any, deque[_Exchange]] = defaultdict(deque)
+        self._unsent: dict[Any, deque[_Exchange]] = defaultdict(deque)
+
+    def run(self, program: Callable[[Rank], Coroutine[Any, Any, None]]) -> float:
+        """Run ``program(rank)`` on every rank from time 0; seconds until the last has ended.
+
+        Raises what a rank raises, and RuntimeError where ranks wait for ever.
+        """
+        ended: list[BaseException | None] = []
+        for rank in self.ranks:
+            Driver(program(rank), lambda _, error: ended.append(error)).start()
+        while self._events:
+            when, _, event = heapq.heappop(self._events)
+            event(when)
+        for error in ended:
+            if error is not None:
+                raise error
+        if len(ended) < len(self.ranks):
+            left = len(self.ranks) - len(ended)
+            raise RuntimeError(f"{left} of {self.size} ranks wait for messages that never come")
+        return max(rank.clock for rank in self.ranks)
+
+    # -- for the ranks
+
+    def send(self, sender: Rank, dst: int, nbytes: int) -> Pending[None]:
+        """Message of ``sender``, ready at its clock."""
+        pair = self._relation(sender.rank, dst, self.size)
+        exchange = _couple(self._unsent[pair], self._unreceived[pair])
+        exchange.sender, exchange.nbytes = sender, nbytes
+        exchange.dst = dst if len(self.ranks) == self.size else 0
+        if nbytes <= self.parameters.eager:
+            self._at(sender.clock, lambda now: self._transmit(exchange, now))
+        else:
+            exchange.announced = sender.clock + self.parameters.latency
+            self._grant(exchange)
+        return exchange.sent
+
+    def receive(self, receiver: Rank, src: int) -> Pending[Any]:
+        """Receive of ``receiver``, posted at its clock; its value is the length."""
+        pair = self._relation(src, receiver.rank, self.size)
+        exchange = _couple(self._unreceived[pair], self._unsent[pair])
+        exchange.receiver, exchange.posted = receiver, receiver.clock
+        if exchange.arrived:
+            self._at(receiver.clock, lambda now: self._deliver(exchange, now))
+        elif exchange.nbytes > self.parameters.eager:
+            self._grant(exchange)
+        return exchange.received
+
+    # -- inside
+
+    def _at(self, when: float, event: Callable[[float], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._order), event))
+
+    def _grant(self, exchange: _Exchange) -> None:
+        """A long message goes when its receiver knows of it and has said so."""
+        if exchange.sender is not None and exchange.receiver is not None:
+            told = max(exchange.announced, exchange.posted) + self.parameters.latency
+            self._at(told, lambda now: self._transmit(exchange, now))
+
+    def _transmit(self, exchange: _Exchange, now: float) -> None:
+        model, sender = self.parameters, exchange.sender
+        assert sender is not None  # who sends is known before anything moves
+        start = max(now, sender.outlet_free)
+        duration = exchange.nbytes * model.per_byte
+        sender.outlet_free = start + max(model.gap, duration)
+
+        def left(when: float) -> None:
+            sender.clock = max(sender.clock, when)
+            exchange.sent.complete(None)
+
+        self._at(start + duration, left)
+        self._at(start + model.latency, lambda when: self._land(exchange, when))
+
+    def _land(self, exchange: _Exchange, now: float) -> None:
+        """Its first byte is there. The receiver's link may be busy with another message."""
+        inlet = self.ranks[exchange.dst]
+        start = max(now, inlet.inlet_free)
+        inlet.inlet_free = start + exchange.nbytes * self.parameters.per_byte
+        self._at(inlet.inlet_free, lambda when: self._arrive(exchange, when))
+
+    def _arrive(self, exchange: _Exchange, now: float) -> None:
+        exchange.arrived = True
+        if exchange.receiver is not None:
+            self._deliver(exchange, now)
+
+    def _deliver(self, exchange: _Exchange, now: float) -> None:
+        receiver = exchange.receiver
+        assert receiver is not None  # a receive is posted
+        receiver.clock = max(receiver.clock, now) + self.parameters.overhead
+        exchange.received.complete(exchange.nbytes)
+
+
+class Rank:
+    """One rank: the `Channel` of the algorithm that it runs, its clock, and what it has sent."""
+
+    def __init__(self, network: Network, rank: int) -> None:
+        self.rank = rank
+        self.size = network.size
+        self.clock = 0.0
+        """Seconds: this rank has been busy, or waited, until then."""
+        self.messages = 0
+        self.nbytes = 0
+        self.outlet_free = 0.0
+        self.inlet_free = 0.0
+        self._network = network
+
+    def work(self, nbytes: int) -> None:
+        """Take the time that combining or copying ``nbytes`` takes."""
+        self.clock += nbytes * self._network.parameters.per_byte_reduced
+
+    def memory(self, nbytes: int) -> memoryview:
+        """So many bytes, that are not there."""
+        return extent(nbytes, self.work)
+
+    # -- collectives.Channel
+
+    def send(self, dst: int, data: memoryview) -> Pending[None]:
+        self.clock += self._network.parameters.overhead
+        self.messages += 1
+        self.nbytes += len(data)
+        return self._network.send(self, dst, len(data))
+
+    def recv(self, src: int, into: memoryview) -> Pending[None]:
+        return self._network.receive(self, src)
+
+    def recv_new(self, src: int) -> Pending[memoryview]:
+        arrived: Pending[memoryview] = Pending()
+        length = self._network.receive(self, src)
+
+        def hand_over() -> None:
+            assert length.value is not None  # it has arrived
+            arrived.complete(self.memory(length.value))
+
+        length.callback = hand_over
+        return arrived
+
+
+def _couple(waiting: deque[_Exchange], others: deque[_Exchange]) -> _Exchange:
+    """The oldest exchange that lacks this half, or a new one, which lacks the other."""
+    if waiting:
+        return waiting.popleft()
+    exchange = _Exchange()
+    others.append(exchange)
+    return exchange

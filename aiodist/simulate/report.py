@@ -1,0 +1,93 @@
+"""What simulated runs are shown as: one table an operation, plain or for a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from aiodist.collectives.select import Choice
+from aiodist.simulate.parameters import Parameters
+from aiodist.simulate.programs import Algorithm
+from aiodist.simulate.runs import Outcome, algorithms_of, selected, simulate
+
+HEADER = ("ranks", "bytes", "algorithm", "time", "bytes alone", "messages", "sent", "by formula")
+"""Of a row. "bytes alone": the time of the busiest rank's bytes on its link. Messages and bytes
+are those of that rank, counted and by formula."""
+
+Row = tuple[str, ...]
+
+
+def rows(
+    operation: str, ranks: Sequence[int], sizes: Sequence[int], parameters: Parameters
+) -> Iterable[Row]:
+    """For each number of ranks and of bytes, the operation's algorithms, the fastest first.
+
+    The name of the one that the table chooses has a star; it runs with the table's chunks. Where a
+    rank sends other than its formula says, the last cell says so.
+    """
+    sizes = [0] if operation == "barrier" else sizes
+    for count in ranks:
+        for nbytes in sizes:
+            choice = selected(operation, count, nbytes)
+            outcomes = [
+                simulate(algorithm, count, nbytes, parameters, _chunk(algorithm, choice))
+                for algorithm in algorithms_of(operation)
+            ]
+            done = sorted((o for o in outcomes if o is not None), key=lambda o: o.seconds)
+            yield from (_row(outcome, choice) for outcome in done)
+
+
+def plain(table: Sequence[Row]) -> str:
+    """Columns for a terminal; numbers to the right."""
+    widths = [max(len(row[i]) for row in (HEADER, *table)) for i in range(len(HEADER))]
+    lines = []
+    for row in (HEADER, *table):
+        cells = [
+            cell.ljust(width) if i == 2 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def markdown(table: Sequence[Row]) -> str:
+    """The same as a table of a page."""
+    line = "| " + " | ".join(HEADER) + " |"
+    rule = "| " + " | ".join("---" if i == 2 else "---:" for i in range(len(HEADER))) + " |"
+    return "\n".join([line, rule, *("| " + " | ".join(row) + " |" for row in table)]) + "\n"
+
+
+def _chunk(algorithm: Algorithm, choice: Choice) -> int:
+    return choice.chunk if choice.algorithm == algorithm.name else Choice(algorithm.name).chunk
+
+
+def _row(outcome: Outcome, choice: Choice) -> Row:
+    star = "*" if outcome.algorithm.name == choice.algorithm else ""
+    formula = size(outcome.formula.nbytes) if outcome.agrees else f"{outcome.formula} DIFFERS"
+    return (
+        f"{outcome.ranks:,}",
+        size(outcome.nbytes),
+        outcome.algorithm.name + star,
+        duration(outcome.seconds),
+        duration(outcome.floor),
+        f"{outcome.sent.messages:,}",
+        size(outcome.sent.nbytes),
+        formula,
+    )
+
+
+def duration(seconds: float) -> str:
+    """Three digits and a unit."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def size(nbytes: int) -> str:
+    """Whole where it is, three digits where not."""
+    value, unit = float(nbytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:g} {unit}" if value == int(value) else f"{value:.3g} {unit}"

@@ -1,0 +1,50 @@
+"""``aiodist simulate`` and the page that is made with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aiodist.launch.cli import USAGE_ERROR, main
+
+PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "all_gather", "barrier"])
+def test_the_page_is_what_the_command_prints(
+    operation: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = "16,256,4096,65536"
+    argv = ["simulate", operation, "-n", ranks, "-s", "1M,64M,1G", "--markdown"]
+    assert main(argv) == 0
+    assert capsys.readouterr().out.strip() in PAGE.read_text(encoding="utf-8")
+
+
+def test_a_table_for_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["simulate", "all_reduce", "-n", "4", "-s", "4", "--latency", "10", "--overhead", "0"]
+    assert main([*argv, "--bandwidth", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "all_reduce"
+    assert lines[1].split() == [
+        *("ranks", "bytes", "algorithm", "time", "bytes", "alone", "messages", "sent"),
+        *("by", "formula"),
+    ]
+    first = lines[2].split()
+    assert first[:5] == ["4", "4", "B", "doubling*", "20"]
+    assert first[-5:] == ["2", "8", "B", "8", "B"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["reverse"], "no operation is called 'reverse'"),
+        (["-s", "4X"], "'4X' is no number of bytes"),
+        (["-n", "4,0"], "no list of numbers above 0"),
+        (["--bandwidth", "0"], "above 0 GB/s"),
+        (["--latency", "-1"], "no cost is negative"),
+    ],
+)
+def test_wrong_questions(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", *argv]) == USAGE_ERROR
+    assert said in capsys.readouterr().err
