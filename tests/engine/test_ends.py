@@ -219,6 +219,30 @@ async def test_a_rank_that_never_said_anything(inproc: RunRanks) -> None:
     assert "nothing ever came from it; rank 0 noticed" in str(error)
 
 
+async def test_a_cause_that_is_not_ours_is_chained(inproc: RunRanks) -> None:
+    cause = OSError(113, "No route to host")
+    over = asyncio.Barrier(2)
+
+    async def main(rank: int) -> BaseException | None:
+        await dist.barrier()
+        error = None
+        if rank == 0:
+            work = dist.irecv(np.zeros(1), 1)
+            endpoint = current_world().endpoint
+            for link in list(endpoint._peers[1].links):
+                endpoint.link_lost(link, cause)
+                link.connection.abort()
+            error = await outcome(work)
+        await over.wait()
+        return error
+
+    error = (await inproc(2, main))[0]
+    assert isinstance(error, dist.PeerLostError)
+    assert "No route to host" in str(error)
+    assert error.__cause__ is cause
+    assert pickle.loads(pickle.dumps(error)).fields == error.fields
+
+
 Start = Callable[[], dist.Work[None]]
 
 
