@@ -16,6 +16,7 @@ pytestmark = pytest.mark.timeout(120)
         ("operations:every_operation", 3),
         ("operations:uneven_all_to_all", 3),
         ("operations:reductions", 3),
+        ("operations:other_dtypes", 3),
         ("operations:messages", 3),
         ("operations:objects", 2),
         ("operations:coalescing", 3),
@@ -39,6 +40,10 @@ pytestmark = pytest.mark.timeout(120)
         ("sharded:two_dimensions", 4),
         ("sharded:zero", 3),
         ("sharded:checkpoints", 3),
+        ("parallel:pipeline", 3),
+        ("parallel:tensor_parallel", 2),
+        ("parallel:sharded_replicas", 4),
+        ("parallel:autograd", 3),
     ],
 )
 def test_program(program: str, size: int, run_ranks: Callable[..., None]) -> None:

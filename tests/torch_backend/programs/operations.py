@@ -127,6 +127,23 @@ def reductions(rank: int, size: int) -> None:
     assert sparse.to_dense().tolist() == [1.0] * size + [2.0 * size]
 
 
+def other_dtypes(rank: int, size: int) -> None:
+    """Dtypes that only travel, or that have few reductions."""
+    flags = torch.tensor([rank == 0, False])
+    dist.all_reduce(flags, dist.ReduceOp.MAX)
+    assert flags.tolist() == [True, False]
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32):
+        t = torch.tensor([1, 2]).to(dtype) if rank == 0 else torch.zeros(2).to(dtype)
+        dist.broadcast(t, 0)
+        assert t.float().tolist() == [1.0, 2.0], dtype
+    bits = torch.tensor([1 << rank, 7])
+    dist.all_reduce(bits, dist.ReduceOp.BOR)
+    assert bits.tolist() == [(1 << size) - 1, 7]
+    bits = torch.tensor([3, 7 - rank])
+    dist.all_reduce(bits, dist.ReduceOp.BXOR)
+    assert bits[0].item() == (3 if size % 2 else 0)
+
+
 def messages(rank: int, size: int) -> None:
     right, left = (rank + 1) % size, (rank - 1) % size
     got = torch.zeros(4)
