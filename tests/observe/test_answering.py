@@ -1,0 +1,109 @@
+"""A rank answers as long as its world lives, and no longer."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import threading
+
+import pytest
+
+import aiodist as dist
+from aiodist.groups.world import World, current_world, use_world
+from aiodist.observe.answering import Heeding, answer_here, heed_signal
+from aiodist.observe.asking import jobs_here
+from tests.observe.test_talk import observer
+
+
+def answers(name: str) -> bool:
+    return any(thread.name == name for thread in threading.enumerate())
+
+
+async def test_a_rank_that_comes_later_answers_on_its_host() -> None:
+    late = observer(1)
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        answer_here(late)
+        (place,) = jobs_here()[late.identity.job]
+        assert place.rank == 1
+    finally:
+        late.close()
+        signal.signal(signal.SIGUSR1, before)
+    assert late.identity.job not in jobs_here()
+    answer_here(None)
+
+
+async def test_handlers_of_several_worlds_follow_each_other() -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    one, two = observer(0), observer(1)
+    try:
+        answer_here(one)
+        answer_here(two)
+        second = signal.getsignal(signal.SIGUSR1)
+        assert isinstance(second, Heeding)
+        assert second.observer is two
+        assert second.before.observer is one
+        two.close()
+        assert second.observer is None
+        heed_signal(one)
+        third = signal.getsignal(signal.SIGUSR1)
+        assert isinstance(third, Heeding)
+        assert third.before is second.before  # the one that is over was left out
+    finally:
+        one.close()
+        two.close()
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_handler_is_not_taken_from_the_program() -> None:
+    before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        heed_signal(None)
+        asyncio.run(_begin_and_end())
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+async def _begin_and_end() -> None:
+    one = observer(0)
+    answer_here(one)
+    one.close()
+
+
+def test_a_world_that_nobody_closed_takes_its_thread_along() -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    name = "aiodist answers for rank 0"
+
+    def live() -> None:
+        use_world(World())
+
+        async def main() -> None:
+            await dist.init_process_group(rank=0, world_size=1)
+            assert answers(name)
+            assert current_world().observer is not None
+
+        asyncio.run(main())
+
+    try:
+        thread = threading.Thread(target=live)  # with a context, and so a world, of its own
+        thread.start()
+        thread.join()
+        gc.collect()
+        for each in threading.enumerate():
+            if each.name == name:
+                each.join(10)
+        assert not answers(name)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("value", ["0", "x"])
+async def test_a_wrong_size_is_told_before_the_ranks_meet(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIODIST_RECORDER_SIZE", value)
+    with pytest.raises(dist.InvalidUsageError, match="AIODIST_RECORDER_SIZE"):
+        await dist.init_process_group(rank=0, world_size=1)
+    assert not dist.is_initialized()
