@@ -5,7 +5,7 @@
 #   make PYTHON=/path/to/python3.12 ...   to choose the interpreter of a new .venv
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format types pytest matrix soak fuzz bench bench-mpi clean distclean
+.PHONY: help install demo test lint format types pytest matrix soak fuzz test-gpu bench bench-mpi clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 
@@ -23,6 +23,7 @@ help:
 	@echo "make soak       eight ranks at work for five minutes: nothing may grow"
 	@echo "make fuzz       coverage-guided fuzzing of all that reads a stranger's bytes"
 	@echo "make format     let ruff mend what it can"
+	@echo "make test-gpu   the tests that need a GPU, with the python3 of this machine as it is"
 	@echo "make bench      compare with Gloo on this machine (make bench-mpi: with MPI as well)"
 	@echo "make clean      remove caches and build outputs (make distclean: .venv as well)"
 
@@ -94,6 +95,10 @@ soak: $(STAMP)
 fuzz: $(STAMP)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
 	@$(BIN)/python -m tests.fuzz
+
+# Nothing is installed: GPU machines may have no network. -c because they may lack pytest's plugins.
+test-gpu:
+	@$(if $(PYTHON),$(PYTHON),python3) -m pytest -c tests/gpu/pytest.ini tests/gpu $(PYTEST_ARGS)
 
 bench: $(STAMP)
 	@$(BIN)/python -m benchmarks

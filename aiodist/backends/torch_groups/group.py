@@ -54,7 +54,8 @@ class Running:
         elif isinstance(error, DistError):
             self.over.fail(error)
         else:
-            self.over.fail(DistBackendError(f"{self._what} failed in {self._group.name}: {error}"))
+            text = f"{self._what} failed in {self._group.name}: {error}"
+            self.over.fail(DistBackendError(self._group.explain(text)))
 
     def leave(self) -> None:
         """The operation ended otherwise: write nothing any more, and give the torch group up."""
@@ -72,6 +73,7 @@ class TorchGroup:
 
     def __init__(self, kind: TorchKind, group: ProcessGroup) -> None:
         self.name = kind.name
+        self.explain = kind.explain
         self._kind = kind
         self._group_name = group.group_name
         self._loop = group.world.loop
@@ -93,6 +95,7 @@ class TorchGroup:
 
         def build() -> None:
             try:
+                kind.meet(place, group.ranks, rank, group.settings.device)
                 made = kind.build(place, rank, size, seconds + _MARGIN, options)
                 with self._turn:
                     self._torch = None if self._closed else made

@@ -38,6 +38,16 @@ class TorchKind(ABC):
     reduces_and_scatters: bool
     """Whether it has reduce_scatter; else it is an all_reduce of which each rank keeps its part."""
 
+    def meet(self, store: Any, ranks: Sequence[int], own: int, chosen: Any) -> None:  # noqa: B027
+        """Before `build`, in the same thread: find out whether these ranks can be one group.
+
+        ``ranks``: global; ``own``: this rank's number among them; ``chosen``: its device_id.
+        """
+
+    def explain(self, text: str) -> str:
+        """torch's error ``text`` with what to do about it, where that is known."""
+        return text
+
     @abstractmethod
     def build(self, store: Any, rank: int, size: int, seconds: float, options: Any) -> Any:
         """The group itself. Blocks; called in the worker's thread."""
@@ -110,14 +120,16 @@ class Nccl(TorchKind):
             options._timeout = timedelta(seconds=seconds)
         return make(store, rank, size, options)
 
+    def meet(self, store: Any, ranks: Sequence[int], own: int, chosen: Any) -> None:
+        device = _named_device(chosen)
+        identity = "" if device is None else _identity(device)
+        check_devices(all_say(store, identity, ranks, own))
+
+    def explain(self, text: str) -> str:
+        return f"{text}; {_SHARED}" if "Duplicate GPU" in text else text
+
     def place(self, chosen: Any) -> torch.device:
-        if chosen is not None:
-            device = torch.device(chosen)
-            return device if device.index is not None else torch.device("cuda", 0)
-        local = os.environ.get("LOCAL_RANK", "")
-        if local.isdecimal():
-            return torch.device("cuda", int(local) % torch.cuda.device_count())
-        return torch.device("cuda", torch.cuda.current_device())
+        return _named_device(chosen) or torch.device("cuda", torch.cuda.current_device())
 
     def here(self, device: torch.device) -> Callable[[], Here]:
         stream = torch.cuda.current_stream(device)
@@ -149,17 +161,43 @@ def why_no_nccl() -> str:
     return ""
 
 
-def check_devices(devices: Sequence[tuple[int, str]]) -> None:
-    """Refuse a group two of whose ranks would share a GPU, which NCCL cannot.
+_SHARED = (
+    "NCCL refuses two ranks on one GPU: give each rank its own (device_id, or "
+    'CUDA_VISIBLE_DEVICES), or use backend "aiodist", which takes CUDA tensors of ranks that '
+    "share a GPU"
+)
 
-    ``devices``: global rank and the GPU's identity, for each rank. Raises InvalidUsageError.
+
+def all_say(store: Any, word: str, ranks: Sequence[int], own: int) -> list[tuple[int, str]]:
+    """What each of ``ranks`` says, this one ``word``. Blocks until all have."""
+    store.set(f"device/{own}", word.encode())
+    return [(rank, store.get(f"device/{number}").decode()) for number, rank in enumerate(ranks)]
+
+
+def check_devices(devices: Sequence[tuple[int, str]]) -> None:
+    """Refuse a group two of whose ranks would share a GPU.
+
+    ``devices``: for each rank its global number and its GPU's identity, empty where it is not
+    known yet. Raises InvalidUsageError.
     """
     seen: dict[str, int] = {}
     for rank, device in devices:
-        other = seen.setdefault(device, rank)
+        other = seen.setdefault(device, rank) if device else rank
         if other != rank:
-            raise InvalidUsageError(
-                f"ranks {other} and {rank} share the GPU {device}, and NCCL refuses two ranks on one "
-                "GPU: give each rank its own (device_id, or CUDA_VISIBLE_DEVICES), or use backend "
-                '"aiodist", which takes CUDA tensors of ranks that share a GPU'
-            )
+            raise InvalidUsageError(f"ranks {other} and {rank} share the GPU {device}; {_SHARED}")
+
+
+def _named_device(chosen: Any) -> torch.device | None:
+    """The GPU that device_id or the launcher names; None where neither does."""
+    if chosen is not None:
+        device = torch.device("cuda", chosen) if isinstance(chosen, int) else torch.device(chosen)
+        return device if device.index is not None else torch.device("cuda", 0)
+    local = os.environ.get("LOCAL_RANK", "")
+    if local.isdecimal():
+        return torch.device("cuda", int(local) % torch.cuda.device_count())
+    return None
+
+
+def _identity(device: torch.device) -> str:
+    """What tells this GPU from all others, on all hosts."""
+    return str(torch.cuda.get_device_properties(device).uuid)

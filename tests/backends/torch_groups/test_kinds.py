@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+from torch.distributed import HashStore
+
+import aiodist as dist
+from aiodist.backends.torch_groups.kinds import Nccl, all_say, check_devices
+
+
+def test_ranks_that_share_a_gpu_are_named_with_the_way_out() -> None:
+    with pytest.raises(dist.InvalidUsageError, match=r"ranks 3 and 7 share the GPU b; .*aiodist"):
+        check_devices([(1, "a"), (3, "b"), (7, "b")])
+    check_devices([(0, "a"), (1, "b")])
+    check_devices([(0, ""), (1, "")])  # nobody knows yet
+
+
+def test_every_rank_hears_what_all_say() -> None:
+    store = HashStore()
+    heard: dict[int, list[tuple[int, str]]] = {}
+
+    def one(number: int) -> None:
+        heard[number] = all_say(store, f"gpu of {number}", [4, 2], number)
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert heard[0] == heard[1] == [(4, "gpu of 0"), (2, "gpu of 1")]
+
+
+def test_nccls_own_words_get_the_way_out() -> None:
+    text = "ncclInvalidUsage: Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000"
+    assert Nccl().explain(text).startswith(text)
+    assert 'use backend "aiodist"' in Nccl().explain(text)
+    assert Nccl().explain("unhandled cuda error") == "unhandled cuda error"
