@@ -118,6 +118,7 @@ def test_only_the_dead_rank_starts_anew_where_all_are_elastic(sandbox, run_comma
 
 
 def test_one_rank_that_is_not_elastic_makes_all_start_anew(sandbox, run_command):
+    sandbox.limit *= 3
     script = sandbox.script(
         "import aiodist.sync as dist\n"
         "dist.init_process_group()\n"
