@@ -78,6 +78,11 @@ class Failure:
         ]
         if others:
             lines.append(f"aiodist: {others}")
+        if self.status == -signal.SIGKILL:
+            lines.append(
+                "aiodist: SIGKILL leaves no trace; often it is the system, for want of memory: "
+                "see dmesg, or the memory limit of the job"
+            )
         if self.stderr is None:
             lines.append("aiodist: its output was passed through unread; look above for the cause")
             return "\n".join(lines)

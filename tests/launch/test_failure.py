@@ -68,6 +68,11 @@ def test_a_signal_is_named_and_old_tracebacks_are_not_blamed_for_it():
     assert told.endswith("handled")
 
 
+def test_what_kills_without_a_trace_is_said_to_be_often_the_lack_of_memory():
+    assert "for want of memory" in failure("", -9).summary()
+    assert "memory" not in failure("", -15).summary()
+
+
 @pytest.mark.parametrize(
     ("status", "code", "words"),
     [(3, 3, "exit code 3"), (-9, 137, "SIGKILL"), (-63, 191, "signal 63")],
