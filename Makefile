@@ -5,7 +5,7 @@
 #   make PYTHON=/path/to/python3.12 ...   to choose the interpreter of a new .venv
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format types pytest matrix soak fuzz test-gpu bench bench-mpi clean distclean
+.PHONY: help install demo test lint format types pytest matrix soak fuzz test-gpu bench bench-mpi bench-network clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 
@@ -24,7 +24,7 @@ help:
 	@echo "make fuzz       coverage-guided fuzzing of all that reads a stranger's bytes"
 	@echo "make format     let ruff mend what it can"
 	@echo "make test-gpu   the tests that need a GPU, with the python3 of this machine as it is"
-	@echo "make bench      compare with Gloo on this machine (make bench-mpi: with MPI as well)"
+	@echo "make bench      compare with Gloo on this machine (bench-mpi: with MPI; bench-network: between hosts)"
 	@echo "make clean      remove caches and build outputs (make distclean: .venv as well)"
 
 # A name on PATH may be a shim with no interpreter behind it, so each candidate is run.
@@ -102,6 +102,12 @@ test-gpu:
 
 bench: $(STAMP)
 	@$(BIN)/python -m benchmarks
+
+# Hosts made of network namespaces: the right to administer networks is needed.
+bench-network: $(STAMP)
+	@$(BIN)/python -m benchmarks run --namespaces --ranks 2 --peers gloo,async-tcp,blocking-tcp \
+		--output docs/performance-network/results.json
+	@$(BIN)/python -m benchmarks page --network docs/performance-network/results.json
 
 bench-mpi: $(STAMP)
 	@$(BIN)/python -m benchmarks run --with-mpi --output docs/performance/results.json

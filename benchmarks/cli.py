@@ -16,8 +16,9 @@ from benchmarks.processes import ROOT
 from benchmarks.steps.cases import DDP_STEP, Steps
 
 PAGE = ROOT / "docs" / "performance.md"
-FIGURES = ROOT / "docs" / "performance"
-RESULTS = FIGURES / "results.json"
+RESULTS = ROOT / "docs" / "performance" / "results.json"
+NETWORK_PAGE = ROOT / "docs" / "performance-network.md"
+NETWORK_RESULTS = ROOT / "docs" / "performance-network" / "results.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         serve(
             options.rank,
             options.ranks,
-            options.port,
+            options.meeting,
             list(filter(None, options.peers.split(","))),
             options.pin,
         )
@@ -41,11 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command == "micro":
         return _micro(rest)
     if command == "page":
-        return _page(options.results)
+        return _page(options.results, NETWORK_PAGE if options.network else PAGE)
     if command == "run":
         return _run(_suite(options), options.peers.split(","), options.output, options)
     defaults = _parser().parse_args(["run"])
-    return _run(STANDARD, tuple(PEERS), RESULTS, defaults) or _page(RESULTS)
+    return _run(STANDARD, tuple(PEERS), RESULTS, defaults) or _page(RESULTS, PAGE)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -63,19 +64,27 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--sizes", help="only these bytes, as 4,1048576")
     run.add_argument("--peers", default=",".join(PEERS), help="default: %(default)s")
     run.add_argument("--pin", action="store_true", help="keep each rank on its share of cores")
+    run.add_argument(
+        "--namespaces",
+        action="store_true",
+        help="each rank on a host of its own, made of network namespaces (needs the right to)",
+    )
     run.add_argument("--with-mpi", action="store_true", help="Open MPI and MPICH as well")
     run.add_argument("--output", type=Path, default=Path("build/benchmarks.json"))
     page = commands.add_parser(
         "page", help="publish results: docs/performance.md, its figures, its JSON"
     )
     page.add_argument("results", type=Path, nargs="?", default=RESULTS)
+    page.add_argument(
+        "--network", action="store_true", help="docs/performance-network.md, beside the other page"
+    )
     commands.add_parser(
         "micro", help="the engine's own steps; other arguments are pytest-benchmark's"
     )
     rank = commands.add_parser("rank", help="one rank of a run (the runner starts it)")
     rank.add_argument("rank", type=int)
     rank.add_argument("ranks", type=int)
-    rank.add_argument("port", type=int)
+    rank.add_argument("meeting")
     rank.add_argument("peers")
     rank.add_argument("--pin", action="store_true")
     return parser
@@ -106,6 +115,7 @@ def _suite(options: argparse.Namespace) -> Suite:
 def _run(suite: Suite, peers: Sequence[str], output: Path, options: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from benchmarks.hosts import NoNamespacesError
     from benchmarks.processes import RankFailedError
     from benchmarks.results import save
     from benchmarks.run import run
@@ -131,9 +141,10 @@ def _run(suite: Suite, peers: Sequence[str], output: Path, options: argparse.Nam
             peers,
             others,
             pinned=options.pin,
+            apart=options.namespaces,
             progress=lambda line: console.print(f"== {line}"),
         )
-    except RankFailedError as error:
+    except (RankFailedError, NoNamespacesError) as error:
         print(error, file=sys.stderr)
         return 1
     print_report(report, console)
@@ -142,17 +153,19 @@ def _run(suite: Suite, peers: Sequence[str], output: Path, options: argparse.Nam
     return 0
 
 
-def _page(results: Path) -> int:
+def _page(results: Path, page: Path) -> int:
     from benchmarks.page import render
     from benchmarks.plots import draw
     from benchmarks.results import load, save
 
     report = load(results)
-    if results.resolve() != RESULTS.resolve():
-        save(report, RESULTS)  # the page links to what it was made of
-    draw(report, FIGURES)
-    PAGE.write_text(render(report), encoding="utf-8")
-    print(f"== page: {PAGE.relative_to(ROOT)}")
+    figures = page.with_suffix("")
+    own = figures / "results.json"
+    if results.resolve() != own.resolve():
+        save(report, own)  # the page links to what it was made of
+    draw(report, figures)
+    page.write_text(render(report, figures.name), encoding="utf-8")
+    print(f"== page: {page.relative_to(ROOT)}")
     return 0
 
 

@@ -11,14 +11,14 @@ from benchmarks.results import Report
 from benchmarks.steps.results import step_rows
 from benchmarks.table import NOTHING, ratio_text, spread_text, summary_text
 
-COMMAND = "make bench"
 
-
-def render(report: Report) -> str:
-    """The page as Markdown."""
+def render(report: Report, folder: str = "performance") -> str:
+    """The page as Markdown; its figures and its data are in ``folder`` beside it."""
+    apart = "namespace" in report.settings["interface"]
+    command = "make bench-network" if apart else "make bench"
     parts = [
-        "# Performance",
-        f"Made by `{COMMAND}` out of [performance/results.json](performance/results.json); "
+        "# Performance between hosts" if apart else "# Performance",
+        f"Made by `{command}` out of [{folder}/results.json]({folder}/results.json); "
         "run it to get this page for your machine.",
         "## The machine",
         "\n".join(_machine(report)),
@@ -31,7 +31,7 @@ def render(report: Report) -> str:
     for ranks in report.rank_counts():
         parts += [f"## {ranks} ranks"]
         if ranks in plotted(report):
-            parts.append(f"![Time over bytes, {ranks} ranks](performance/{figure_name(ranks)})")
+            parts.append(f"![Time over bytes, {ranks} ranks]({folder}/{figure_name(ranks)})")
         for operation in report.operations(ranks):
             parts += [f"### {operation}, {ranks} ranks", "\n".join(_rows(report, ranks, operation))]
     if report.steps:

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from benchmarks.cases import Case
+from benchmarks.hosts import INTERFACE, inside
 from benchmarks.measure import Effort, Samples, decode
 from benchmarks.steps.cases import StepCase
 
@@ -31,18 +32,33 @@ class Ranks:
     """Processes that hold the given peers and measure a case when told to. A context manager."""
 
     def __init__(
-        self, ranks: int, peers: Sequence[str], *, pinned: bool = False, limit: float = 300.0
+        self,
+        ranks: int,
+        peers: Sequence[str],
+        *,
+        pinned: bool = False,
+        hosts: Sequence[str] = (),
+        limit: float = 300.0,
     ) -> None:
+        """``hosts``: namespaces to put the ranks into, one each; none: all on loopback."""
         from torch import distributed
 
         self.ranks = ranks
         self.peers = tuple(peers)
         self._pinned = pinned
+        self._hosts = hosts
         self._limit = limit
         self._number = 0
-        self._store: Any = distributed.TCPStore(
-            "127.0.0.1", 0, is_master=True, wait_for_workers=False
-        )
+        self._folder = tempfile.TemporaryDirectory(prefix="aiodist-bench-")
+        self._store: Any
+        if hosts:  # which share files, and no network with this process
+            self._meeting = f"{self._folder.name}/store"
+            self._store = distributed.FileStore(self._meeting, -1)
+        else:
+            self._store = distributed.TCPStore(
+                "127.0.0.1", 0, is_master=True, wait_for_workers=False
+            )
+            self._meeting = str(self._store.port)
         # Files, since nobody reads while the time runs, and a full pipe would stop a rank.
         self._said = [
             tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # closed by _kill
@@ -85,10 +101,13 @@ class Ranks:
 
     def _start(self, rank: int) -> subprocess.Popen[str]:
         program = [sys.executable, "-m", "benchmarks", "rank", str(rank), str(self.ranks)]
-        program += [str(self._store.port), ",".join(self.peers)]
+        program += [self._meeting, ",".join(self.peers)]
         program += ["--pin"] if self._pinned else []
+        if self._hosts:
+            program = inside(self._hosts[rank], program)
+        environ = environment(INTERFACE if self._hosts else "lo")
         said = self._said[rank]
-        return subprocess.Popen(program, cwd=ROOT, env=environment(), stderr=said, text=True)
+        return subprocess.Popen(program, cwd=ROOT, env=environ, stderr=said, text=True)
 
     def _wait(self, keys: list[str], what: str) -> None:
         end = time.monotonic() + self._limit
@@ -118,15 +137,16 @@ class Ranks:
         for said in self._said:
             said.close()
         self._store = None
+        self._folder.cleanup()
 
 
-def environment() -> dict[str, str]:
-    """What ranks find: one thread each, loopback, and this source tree before all others."""
+def environment(interface: str = "lo") -> dict[str, str]:
+    """What ranks find: one thread each, an interface, and this source tree before all others."""
     environ = dict(os.environ)
     environ.update(
         OMP_NUM_THREADS="1",
-        AIODIST_SOCKET_IFNAME="lo",
-        GLOO_SOCKET_IFNAME="lo",
+        AIODIST_SOCKET_IFNAME=interface,
+        GLOO_SOCKET_IFNAME=interface,
         PYTHONPATH=os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH")])),
     )
     return environ

@@ -23,15 +23,22 @@ FOREVER = timedelta(days=1)
 """How long a rank waits for its next order. The runner ends ranks; they do not end themselves."""
 
 
-def serve(rank: int, ranks: int, port: int, peer_names: list[str], pinned: bool) -> None:
+def serve(rank: int, ranks: int, meeting: str, peer_names: list[str], pinned: bool) -> None:
     """Open the peers, then measure case after case until the runner says stop.
+
+    ``meeting``: the port of the runner's store, or the path of its file.
 
     Steps make torch's default group themselves: for them there are no peers.
     """
     if pinned:
         pin(rank, ranks)
     torch.set_num_threads(1)
-    store = distributed.TCPStore("127.0.0.1", port, is_master=False, timeout=FOREVER)
+    store: Any
+    if meeting.isdecimal():
+        store = distributed.TCPStore("127.0.0.1", int(meeting), is_master=False, timeout=FOREVER)
+    else:
+        store = distributed.FileStore(meeting, -1)
+        store.set_timeout(FOREVER)
     peers = [make_peer(name) for name in peer_names]
     for number, peer in enumerate(peers):
         peer.open(Place(rank, ranks, distributed.PrefixStore(f"peer{number}", store)))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Protocol
 
 from benchmarks import machine
 from benchmarks.cases import Case, Suite
+from benchmarks.hosts import namespaces
 from benchmarks.measure import Effort, Samples
 from benchmarks.peers import PEERS
 from benchmarks.processes import Ranks
@@ -64,9 +66,12 @@ def run(
     others: Sequence[Blocks] = (),
     *,
     pinned: bool = False,
+    apart: bool = False,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Report:
     """Measure all cases of ``suite``.
+
+    ``apart``: each rank on a host of its own, made of network namespaces; no steps then.
 
     ``peers`` share their processes and take turns call by call. ``others`` have jobs of their
     own: each block (all sizes of one operation) is then measured in two passes, in which the
@@ -79,7 +84,10 @@ def run(
     alone = dataclasses.replace(effort, budget=effort.budget / len(peers))
     gathered = Gathered()
     for ranks in suite.sizes if suite.operations else ():
-        with Ranks(ranks, peers, pinned=pinned) as job:
+        with (
+            namespaces(ranks) if apart else nullcontext(()) as hosts,
+            Ranks(ranks, peers, pinned=pinned, hosts=hosts) as job,
+        ):
             for _, operation, cases in (b for b in suite.blocks() if b[0] == ranks):
                 jobs = [
                     partial(_ours, job, cases, effort, gathered),
@@ -94,7 +102,7 @@ def run(
                 spent = time.monotonic() - began
                 progress(f"{ranks} ranks, {operation}: {len(cases)} sizes, {spent:.0f} s so far")
     steps = []
-    for step in suite.steps.cases():
+    for step in () if apart else suite.steps.cases():
         with Ranks(step.ranks, (), pinned=pinned) as job:
             bounds = Effort(suite.steps.budget, suite.steps.fewest, suite.steps.most)
             steps.append(step_result(step, job.measure(step, bounds)))
@@ -105,7 +113,7 @@ def run(
         "effort": dataclasses.asdict(effort),
         "passes": passes,
         "seconds": round(time.monotonic() - began),
-        "interface": "lo",
+        "interface": "veth, each rank in a network namespace" if apart else "lo",
         "pinned": pinned,
     }
     before["versions"].update({other.name: other.version for other in others})

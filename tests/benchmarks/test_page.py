@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.cases import Case
-from benchmarks.cli import PAGE, RESULTS
+from benchmarks.cli import NETWORK_PAGE, NETWORK_RESULTS, PAGE, RESULTS
 from benchmarks.machine import describe
 from benchmarks.page import render
 from benchmarks.plots import draw
@@ -102,10 +102,14 @@ def test_the_same_results_give_the_same_figures(report: Report, tmp_path: Path) 
     assert b"all_reduce, 2 ranks" in first.read_bytes()
 
 
-def test_the_committed_page_is_what_the_committed_results_give() -> None:
-    assert PAGE.exists() == RESULTS.exists()
-    if RESULTS.exists():
-        assert PAGE.read_text(encoding="utf-8") == render(load(RESULTS))
+@pytest.mark.parametrize(
+    ("page", "results"), [(PAGE, RESULTS), (NETWORK_PAGE, NETWORK_RESULTS)], ids=["host", "network"]
+)
+def test_the_committed_page_is_what_the_committed_results_give(page: Path, results: Path) -> None:
+    assert page.exists() == results.exists()
+    if results.exists():
+        text = render(load(results), results.parent.name)
+        assert page.read_text(encoding="utf-8") == text
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from dataclasses import replace
 
 import pytest
 
 from benchmarks.cases import QUICK, Case
+from benchmarks.hosts import NoNamespacesError
 from benchmarks.peers import PEERS, make_peer
 from benchmarks.processes import RankFailedError
 from benchmarks.run import run
@@ -47,6 +51,24 @@ def test_a_peer_without_an_operation_leaves_a_gap() -> None:
     rows = dict(report.rows(2, "all_reduce"))
     assert rows[Case("all_reduce", 2, 64)][limited].unsupported == "it has only a barrier"
     assert dict(report.rows(2, "barrier"))[Case("barrier", 2, 0)][limited].summary is not None
+
+
+@pytest.mark.slow
+def test_ranks_on_hosts_of_their_own() -> None:
+    suite = replace(TINY, operations=("all_reduce",), sizes={2: (64,)})
+    try:
+        report = run(suite, ["gloo", "async-tcp"], apart=True)
+    except NoNamespacesError as error:
+        pytest.skip(str(error))
+    finally:
+        if shutil.which("ip"):
+            left = subprocess.run(
+                ["ip", "netns", "list"], capture_output=True, text=True, check=True
+            )
+            assert f"aiodist-bench-{os.getpid()}" not in left.stdout
+
+    assert {result.peer for result in report.results if result.summary} == {"gloo", "async-tcp"}
+    assert "namespace" in report.settings["interface"]
 
 
 def test_an_unknown_peer_is_refused() -> None:

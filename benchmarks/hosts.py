@@ -1,0 +1,60 @@
+"""Ranks on hosts of their own: network namespaces on a switch, made and removed by the run."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+INTERFACE = "eth0"
+_NETWORK = "10.112.0"
+
+
+class NoNamespacesError(RuntimeError):
+    """The system does not let this process make them; the message says why."""
+
+
+@contextmanager
+def namespaces(count: int) -> Iterator[list[str]]:
+    """Names of ``count`` namespaces, each with an address on `INTERFACE`, joined by a bridge.
+
+    Raises NoNamespacesError. They are removed at the end, with all that is in them.
+    """
+    stem = f"aiodist-bench-{os.getpid()}-{secrets.token_hex(2)}"
+    switch = f"{stem}-switch"
+    names = [f"{stem}-{number}" for number in range(count)]
+    with ExitStack() as made:
+        for name in (switch, *names):
+            _ip("netns", "add", name)
+            made.callback(_ip, "netns", "delete", name)
+            _ip("-n", name, "link", "set", "lo", "up")
+        _ip("-n", switch, "link", "add", "br0", "type", "bridge")
+        _ip("-n", switch, "link", "set", "br0", "up")
+        for number, name in enumerate(names):
+            port = f"port{number}"
+            cable = ["type", "veth", "peer", "name", INTERFACE, "netns", name]
+            _ip("-n", switch, "link", "add", port, *cable)
+            _ip("-n", switch, "link", "set", port, "master", "br0", "up")
+            _ip("-n", name, "address", "add", f"{_NETWORK}.{number + 1}/24", "dev", INTERFACE)
+            _ip("-n", name, "link", "set", INTERFACE, "up")
+        yield names
+
+
+def inside(name: str, command: list[str]) -> list[str]:
+    """``command`` as it is run in namespace ``name``."""
+    return ["ip", "netns", "exec", name, *command]
+
+
+def _ip(*words: str) -> None:
+    try:
+        subprocess.run(("ip", *words), check=True, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise NoNamespacesError("there is no ip command here; it comes with iproute2") from None
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.strip()
+        raise NoNamespacesError(
+            f"network namespaces are not to be had here: ip {' '.join(words)} says {said!r}; "
+            "making them takes the right to administer networks"
+        ) from None
