@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 from aiodist.errors import InvalidUsageError, NotInitializedError
 from aiodist.groups.world import current_world
 from aiodist.sync.loan import Loan, UninterruptedDriving
+from aiodist.tensors.streams import on_callers_stream
 
 T = TypeVar("T")
 
@@ -75,7 +76,7 @@ class Portal:
         if loop is None:
             return function(*args, **kwargs)  # nothing is initialised, as it will say
         loan = self._loan
-        call = _Call(function, blocks, args, kwargs, loan)
+        call = _Call(on_callers_stream(function), blocks, args, kwargs, loan)
         borrowed = loan.borrow()
         if not borrowed:
             _hand_over(loop, call.start, loan)

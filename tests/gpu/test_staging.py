@@ -88,6 +88,12 @@ for parameter in model.parameters():
 alone(data).square().mean().backward()
 for mine, theirs in zip(model.parameters(), alone.parameters()):
     torch.testing.assert_close(mine.grad.cpu(), theirs.grad, rtol=1e-3, atol=1e-5)
+with torch.cuda.stream(torch.cuda.Stream()):  # which the loop's thread has to respect
+    tensor = torch.zeros(1 << 22, device="cuda")
+    for _ in range(200):
+        tensor += 1
+    dist.all_reduce(tensor)
+    assert torch.all(tensor == 200 * size).item()
 dist.destroy_process_group()
 print("equal", flush=True)
 """
