@@ -21,7 +21,7 @@ MAX_LINES = 450
 
 LAYERS: tuple[tuple[frozenset[str], ...], ...] = (
     (frozenset({"errors", "types", "deadline", "completion"}),),
-    (frozenset({"wire"}), frozenset({"tensors"})),
+    (frozenset({"wire"}), frozenset({"tensors"}), frozenset({"credentials"})),
     (frozenset({"transport"}), frozenset({"store"})),
     (frozenset({"mesh"}),),
     (frozenset({"collectives"}), frozenset({"observe"})),

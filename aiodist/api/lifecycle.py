@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
+import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -15,15 +16,19 @@ from typing import Any
 import msgpack
 
 from aiodist.backends.registry import backend_named, bind, rendezvous_for
+from aiodist.credentials import VARIABLES as TLS_VARIABLES
+from aiodist.credentials import Certificates, job_secret
 from aiodist.deadline import Deadline, to_seconds
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.ending import NO_SETTINGS, Settings
 from aiodist.groups.process_group import Group, NonGroupMember, ProcessGroup
 from aiodist.groups.world import World, current_world
 from aiodist.mesh.endpoint import DEFAULT_WINDOW, Endpoint
+from aiodist.mesh.interfaces import is_loopback
 from aiodist.mesh.liveness import DEFAULT_TIMEOUT as DEFAULT_LIVENESS
 from aiodist.mesh.liveness import SHORTEST, Heart
 from aiodist.mesh.peer import Card
+from aiodist.mesh.rendezvous import Rendezvous
 from aiodist.mesh.rendezvous.environments import look_around
 from aiodist.observe.answering import answer_questions
 from aiodist.observe.observer import Observer
@@ -33,11 +38,14 @@ from aiodist.transport.base import Transport
 from aiodist.transport.registry import Transports
 from aiodist.types import DEFAULT_TIMEOUT, Backend
 
+log = logging.getLogger("aiodist")
+
 DEFAULT_GROUP = "default_pg"
 _FLUSH_SECONDS = 5.0
 _ABORT_SECONDS = 1.0
 """How long the other ranks may take to hear that this one aborts."""
 _DEFAULT_TRANSPORTS = "unix,tcp"
+_SECURE_TRANSPORTS = "unix,tls"
 LIVENESS_VARIABLE = "AIODIST_LIVENESS_TIMEOUT"
 
 
@@ -99,6 +107,7 @@ async def init_process_group(
         try:
             # a lone rank needs none
             transports = transports_at(met.hosts, schemes) if met.size > 1 else []
+            _warn_if_open(met)
             watched = patience > 0 and met.size > 1
             heart = Heart(met.rank, met.size, transports, patience) if watched else None
             await _open_world(
@@ -169,7 +178,7 @@ def introduce(world: World, endpoint: Endpoint, cards: Sequence[Card], token: by
 
     They prove themselves to each other by the job's secret and the ``token``, which is rank 0's.
     """
-    secret = os.environ.get("AIODIST_SECRET", "").encode()
+    secret = job_secret(os.environ)
     key = hmac.new(secret, token, hashlib.sha256).digest()
     world.token = token
     endpoint.meet(cards, key)
@@ -198,15 +207,42 @@ async def _make_default(
 
 def transports_at(hosts: Sequence[str], schemes: Sequence[str]) -> list[Transport]:
     """The transports of a rank whose own addresses are ``hosts``."""
-    known = Transports.default(hosts[0], source_hosts=hosts if len(hosts) > 1 else ())
+    known = Transports.default(
+        hosts[0],
+        source_hosts=hosts if len(hosts) > 1 else (),
+        certificates=Certificates.from_environ(os.environ),
+    )
     return [known.get(scheme) for scheme in schemes]
+
+
+def _warn_if_open(met: Rendezvous) -> None:
+    """Say what is open to whom where nothing keeps strangers out."""
+    safe = job_secret(os.environ) or Certificates.from_environ(os.environ) or met.is_private
+    if met.rank != 0 or met.size == 1 or safe or is_loopback(met.host):
+        return
+    log.warning(
+        "rank 0 listens at %s, and this job has no secret: whoever can reach the ranks' store can "
+        "read what the ranks say there, and take part in the job. Set AIODIST_SECRET (or "
+        "AIODIST_SECRET_FILE) to the same long random value on all ranks, for example from: "
+        "openssl rand -hex 32",
+        met.host,
+    )
 
 
 def schemes_from(environ: Mapping[str, str]) -> list[str]:
     """The transports that AIODIST_TRANSPORT names, in its order."""
-    text = environ.get("AIODIST_TRANSPORT", "") or _DEFAULT_TRANSPORTS
+    certificates = Certificates.from_environ(environ)
+    usual = _SECURE_TRANSPORTS if certificates else _DEFAULT_TRANSPORTS
+    text = environ.get("AIODIST_TRANSPORT", "") or usual
     schemes = [scheme.strip() for scheme in text.split(",")]
-    known = Transports.default("").schemes
+    known = Transports.default("", certificates=certificates).schemes
+    if "tls" in schemes and certificates is None:
+        raise InvalidUsageError(
+            f"AIODIST_TRANSPORT={text!r} names tls, which needs {', '.join(TLS_VARIABLES)}: the "
+            "paths of this rank's certificate, its key, and the authority's certificate"
+        )
+    if certificates is not None:
+        certificates.server_context()  # a file that does not serve is found before anybody waits
     if unknown := [scheme for scheme in schemes if scheme not in known]:
         raise InvalidUsageError(
             f"AIODIST_TRANSPORT={text!r} names {unknown[0]!r}, which is no transport: use one or "

@@ -6,6 +6,8 @@ import secrets
 import uuid
 from collections.abc import Mapping
 
+from aiodist.credentials import job_secret
+
 INHERITED_FROM_AN_OUTER_JOB = (
     "TORCHELASTIC_USE_AGENT_STORE",
     "TORCHELASTIC_RUN_ID",
@@ -42,6 +44,6 @@ def job_identity(base: Mapping[str, str]) -> dict[str, str]:
     An empty value counts as unset: an empty secret would protect nothing.
     """
     return {
-        "AIODIST_SECRET": base.get("AIODIST_SECRET") or secrets.token_hex(32),
+        "AIODIST_SECRET": job_secret(base).decode() or secrets.token_hex(32),
         "AIODIST_RUN_ID": base.get("AIODIST_RUN_ID") or str(uuid.uuid4()),
     }

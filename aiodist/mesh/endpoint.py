@@ -24,8 +24,8 @@ from aiodist.mesh.losses import Farewells, peer_lost, without_frames
 from aiodist.mesh.matching import Recv
 from aiodist.mesh.outbox import Send
 from aiodist.mesh.peer import Card, Peer, reachable_at
-from aiodist.mesh.strangers import HANDSHAKE_SECONDS, SPARE, Strangers
 from aiodist.transport.base import Connection, Listener, Transport
+from aiodist.transport.strangers import HANDSHAKE_SECONDS, SPARE, Strangers
 from aiodist.wire.frames import MAX_META, Frame, FrameType, Key, encode
 from aiodist.wire.handshake import Handshake
 

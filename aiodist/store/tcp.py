@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from aiodist.credentials import Certificates
 from aiodist.deadline import Deadline, to_seconds
 from aiodist.errors import DistStoreError
 from aiodist.store.addresses import show
@@ -52,17 +53,19 @@ class TcpStore(Store):
         secret: bytes = b"",
         call_timeout: float = CALL_SECONDS,
         max_frame: int = MAX_FRAME,
+        certificates: Certificates | None = None,
     ) -> TcpStore:
         """Connect to ``host``:``port``; tries until ``deadline`` if no server is there yet.
 
         ``secret``: the job's, as the server's. ``call_timeout``: seconds after which a call that
-        does not wait for keys counts as failed.
+        does not wait for keys counts as failed. ``certificates``: the server has some too, and the
+        connection is by TLS.
 
         Raises DistStoreError at once if the name does not resolve or what answers there is no
         aiodist store of this job, and StoreTimeoutError, with the last attempt's reason, at the deadline.
         """
         seconds = to_seconds(call_timeout) or CALL_SECONDS
-        stream = await connect(host, port, deadline, secret)
+        stream = await connect(host, port, deadline, secret, certificates)
         return cls(show(host, port), stream, seconds, max_frame)
 
     async def set(self, key: str, value: bytes) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
 
+from aiodist.credentials import Certificates
 from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError, StoreTimeoutError
 from aiodist.store.addresses import Address, resolve, show
@@ -31,18 +33,23 @@ class _TryAgain(Exception):
         self.mute = mute
 
 
-async def connect(host: str, port: int, deadline: Deadline, secret: bytes) -> Stream:
+async def connect(
+    host: str, port: int, deadline: Deadline, secret: bytes, certificates: Certificates | None
+) -> Stream:
     """A greeted connection. Errors as for `TcpStore.connect`; leaves nothing open when it fails."""
+    context = None if certificates is None else certificates.client_context()
     addresses = await resolve(host, port, deadline)
     mute = 0
     for pause in pauses(longest=1.0, first=0.01):
         failures: list[_TryAgain] = []
         for address in addresses:
             try:
-                return await _attempt(host, port, address, deadline, secret)
+                return await _attempt(host, port, address, deadline, secret, context)
             except _TryAgain as failure:
                 failures.append(failure)
         mute = mute + 1 if any(failure.mute for failure in failures) else 0
+        if mute == _MUTE_ATTEMPTS and context is not None:
+            raise _no_tls(host, port, "it closes the connection, as one that trusts others does")
         if mute == _MUTE_ATTEMPTS:
             raise _stranger(host, port, StrangerError(describe_stranger(b""), first=b""))
         if deadline.remaining() <= pause:
@@ -57,7 +64,12 @@ async def connect(host: str, port: int, deadline: Deadline, secret: bytes) -> St
 
 
 async def _attempt(
-    host: str, port: int, address: Address, deadline: Deadline, secret: bytes
+    host: str,
+    port: int,
+    address: Address,
+    deadline: Deadline,
+    secret: bytes,
+    context: ssl.SSLContext | None,
 ) -> Stream:
     family, socket_address = address
     try:
@@ -68,7 +80,13 @@ async def _attempt(
     except OSError as error:
         raise _TryAgain(f"{socket_address[0]}: {_reason(error)}") from error
     try:
-        reader, writer = await asyncio.open_connection(sock=sock)
+        reader, writer = await _stream(sock, context)
+    except ssl.SSLError as error:
+        sock.close()
+        raise _no_tls(host, port, error.reason or str(error)) from error
+    except OSError as error:
+        sock.close()
+        raise _TryAgain(f"{socket_address[0]} closed the connection", mute=True) from error
     except BaseException:
         sock.close()
         raise
@@ -81,6 +99,8 @@ async def _attempt(
                 f"{socket_address[0]} accepted the connection and said nothing: its process is "
                 "busy, or is no aiodist store (torch's TCPStore is as silent)"
             ) from None
+        except ssl.SSLError as error:
+            raise _no_tls(host, port, error.reason or str(error)) from error
         except (OSError, asyncio.IncompleteReadError) as error:
             raise _TryAgain(f"{socket_address[0]} closed the connection", mute=True) from error
         except StrangerError as error:
@@ -91,6 +111,26 @@ async def _attempt(
         writer.transport.abort()
         raise
     return reader, writer
+
+
+async def _stream(sock: socket.socket, context: ssl.SSLContext | None) -> Stream:
+    if context is None:
+        return await asyncio.open_connection(sock=sock)
+    return await asyncio.open_connection(
+        sock=sock,
+        ssl=context,
+        server_hostname="",
+        ssl_handshake_timeout=_GREETING_SECONDS,
+        ssl_shutdown_timeout=1.0,
+    )
+
+
+def _no_tls(host: str, port: int, why: str) -> DistStoreError:
+    return DistStoreError(
+        f"the store at {show(host, port)} cannot be reached by TLS: {why}; give "
+        "all ranks certificates of one authority (AIODIST_TLS_CERT, AIODIST_TLS_KEY, "
+        "AIODIST_TLS_CA), or none"
+    )
 
 
 def _greeting_seconds(deadline: Deadline) -> float:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from aiodist.credentials import Certificates
 from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError
 from aiodist.store.addresses import listen, resolve, show
@@ -24,6 +25,10 @@ _log = logging.getLogger("aiodist.store")
 
 _GREETING_SECONDS = 10.0
 _FLUSH_SECONDS = 1.0
+
+_SPARE = 64
+_MANY = 1024
+"""Clients that may be greeting at the same moment where nobody said how many there are."""
 
 
 class TcpStoreServer:
@@ -46,6 +51,9 @@ class TcpStoreServer:
         self._listeners: list[asyncio.Server] = []
         self._tasks: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._greeted = 0
+        self._strangers: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._crowd = _SPARE + 2 * (_MANY if expected_clients is None else expected_clients)
+        self._crowded = False
 
     @classmethod
     async def start(
@@ -56,6 +64,7 @@ class TcpStoreServer:
         secret: bytes = b"",
         expected_clients: int | None = None,
         max_frame: int = MAX_FRAME,
+        certificates: Certificates | None = None,
     ) -> TcpStoreServer:
         """Listen at ``host``, an address or a name of this machine, and no other address.
 
@@ -64,15 +73,23 @@ class TcpStoreServer:
         once that many are connected at the same time: the port is free for the next job's
         server, and nobody of the next job meets this one. ``secret``: the job's; without one
         every aiodist client may come. ``max_frame``: bytes of the longest message.
+        ``certificates``: clients must come by TLS, with a certificate of the same authority.
 
         Raises DistStoreError for a name that does not resolve, a port in use, a foreign address.
         """
+        tls: dict[str, Any] = {}
+        if certificates is not None:
+            tls["ssl"] = certificates.server_context()
+            tls["ssl_handshake_timeout"] = _GREETING_SECONDS
+            tls["ssl_shutdown_timeout"] = _FLUSH_SECONDS
         addresses = await resolve(host, port, Deadline.never(), to_listen=True)
         sockets = listen(host, port, addresses)
         server = cls(host, sockets[0].getsockname()[1], secret, expected_clients, max_frame)
         try:
             for sock in sockets:
-                server._listeners.append(await asyncio.start_server(server._accept, sock=sock))
+                server._listeners.append(
+                    await asyncio.start_server(server._accept, sock=sock, **tls)
+                )
         except BaseException:
             for sock in sockets[len(server._listeners) :]:
                 sock.close()
@@ -127,13 +144,27 @@ class TcpStoreServer:
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._tasks[task] = writer
+        self._strangers[task] = writer
+        if len(self._strangers) > self._crowd:
+            oldest = next(iter(self._strangers))
+            self._strangers.pop(oldest).transport.abort()
+            if not self._crowded:
+                self._crowded = True
+                _log.warning(
+                    "store at %s is besieged: more than %d connections at once that have not "
+                    "greeted; the oldest are dropped (see who can reach this port)",
+                    self.address,
+                    self._crowd,
+                )
         task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         name = _peer_name(writer)
         client = _Client(self._table, writer, self._max_frame)
         try:
-            if await self._greet(reader, writer, name):
+            greeted = await self._greet(reader, writer, name)
+            self._no_stranger()
+            if greeted:
                 self._greeted += 1
                 try:
                     self._enough()
@@ -149,12 +180,18 @@ class TcpStoreServer:
             _log.warning("store at %s: dropped the client %s: %s", self.address, name, error)
             writer.transport.abort()
         finally:
+            self._no_stranger()
             client.drop()
             writer.close()
             try:
                 await writer.wait_closed()
             except OSError:
                 pass
+
+    def _no_stranger(self) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._strangers.pop(task, None)
 
     async def _greet(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
+from aiodist.credentials import Certificates, job_secret
 from aiodist.deadline import Deadline, to_seconds
 from aiodist.errors import DistStoreError, InvalidUsageError
 from aiodist.store import FileStore as AsyncFileStore
@@ -165,11 +166,18 @@ class TCPStore(_Opened):
 
         async def opening() -> _Resident:
             deadline = Deadline(timeout)
+            secret = job_secret(os.environ)
+            certificates = Certificates.from_environ(os.environ)
             if is_master:
-                server = await TcpStoreServer.start(host_name, port)
+                server = await TcpStoreServer.start(
+                    host_name, port, secret=secret, certificates=certificates
+                )
                 resident = _Resident(server.store(), server)
             else:
-                resident = _Resident(await TcpStore.connect(host_name, port, deadline))
+                client = await TcpStore.connect(
+                    host_name, port, deadline, secret=secret, certificates=certificates
+                )
+                resident = _Resident(client)
             try:
                 if world_size is not None and world_size > 0:
                     await _join(resident.store, world_size, waits, deadline)

@@ -36,23 +36,38 @@ async def connect_socket(sock: socket.socket, address: Any) -> None:
         await asyncio.sleep(_BACKLOG_PAUSE)
         code = sock.connect_ex(address)
     if code in _IN_PROGRESS:
-        await _writable(sock)
+        await writable(sock)
         code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if code:
         raise OSError(code, os.strerror(code))
 
 
-async def _writable(sock: socket.socket) -> None:
+async def writable(sock: socket.socket) -> None:
+    """Until ``sock`` takes bytes, or has failed."""
     loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-    fd = sock.fileno()
-
-    def on_ready() -> None:
-        if not ready.done():
-            ready.set_result(None)
-
-    loop.add_writer(fd, on_ready)
+    fd, ready = _event(sock)
+    loop.add_writer(fd, _set, ready)
     try:
         await ready
     finally:
         loop.remove_writer(fd)
+
+
+async def readable(sock: socket.socket) -> None:
+    """Until ``sock`` has bytes, or has ended."""
+    loop = asyncio.get_running_loop()
+    fd, ready = _event(sock)
+    loop.add_reader(fd, _set, ready)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(fd)
+
+
+def _event(sock: socket.socket) -> tuple[int, asyncio.Future[None]]:
+    return sock.fileno(), asyncio.get_running_loop().create_future()
+
+
+def _set(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)

@@ -1,17 +1,19 @@
 """Which transport serves which addresses.
 
 A new transport takes its place here: shared memory as scheme ``shm``, which the mesh offers to
-peers that have proven to be on this host, and TLS as ``tls``, which wraps what ``tcp`` connects.
+peers that have proven to be on this host.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from aiodist.credentials import Certificates
 from aiodist.errors import InvalidUsageError
 from aiodist.transport.base import Transport
 from aiodist.transport.inproc import InprocHub, InprocTransport
 from aiodist.transport.tcp import TcpTransport
+from aiodist.transport.tls import TlsTransport
 from aiodist.transport.unix import UnixTransport
 
 
@@ -29,12 +31,15 @@ class Transports:
         *,
         source_hosts: Sequence[str] = (),
         hub: InprocHub | None = None,
+        certificates: Certificates | None = None,
     ) -> Transports:
-        """``tcp`` on ``host``, ``unix``, and ``inproc`` where ``hub`` is given."""
+        """``tcp`` on ``host``, ``unix``; ``tls`` and ``inproc`` with certificates and a hub."""
         factories: dict[str, Callable[[], Transport]] = {
             "tcp": lambda: TcpTransport(host, source_hosts=source_hosts),
             "unix": UnixTransport,
         }
+        if certificates is not None:
+            factories["tls"] = lambda: TlsTransport(host, certificates, source_hosts=source_hosts)
         if hub is not None:
             factories["inproc"] = lambda: InprocTransport(hub)
         return cls(factories)

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import itertools
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -14,7 +14,7 @@ from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError, InvalidUsageError
 from aiodist.transport.base import Connection, OnAccept, Transport
 from aiodist.transport.connecting import connect_socket, within
-from aiodist.transport.socket_listener import BACKLOG, SocketListener
+from aiodist.transport.socket_listener import BACKLOG, SocketListener, Wrap
 from aiodist.transport.stream_socket import SocketConnection
 
 SCHEME = "tcp"
@@ -43,6 +43,11 @@ class TcpTransport(Transport):
         self._turn = itertools.count()
 
     async def listen(self, on_accept: OnAccept) -> SocketListener:
+        return await self._listen(on_accept, _wrap_accepted)
+
+    async def _listen(
+        self, on_accept: OnAccept, wrap: Wrap, on_closed: Callable[[], None] | None = None
+    ) -> SocketListener:
         try:
             family, kind, protocol, _, where = (await _resolve(self._host, 0))[0]
         except socket.gaierror as error:
@@ -56,8 +61,8 @@ class TcpTransport(Transport):
                 sock.bind(where)
                 sock.listen(BACKLOG)
                 host, port = sock.getsockname()[:2]
-                address = format_address(self._advertise or host, port)
-                return SocketListener(sock, address, on_accept, _wrap_accepted)
+                address = format_address(self._advertise or host, port, self.scheme)
+                return SocketListener(sock, address, on_accept, wrap, on_closed)
             except BaseException:
                 sock.close()
                 raise
@@ -68,7 +73,11 @@ class TcpTransport(Transport):
             ) from error
 
     async def connect(self, address: str, deadline: Deadline) -> Connection:
-        host, port = parse_address(address)
+        sock = await self._connected_socket(address, deadline)
+        return SocketConnection(sock, SCHEME, address)
+
+    async def _connected_socket(self, address: str, deadline: Deadline) -> socket.socket:
+        host, port = parse_address(address, self.scheme)
         try:
             async with within(deadline):
                 return await self._connect(address, host, port)
@@ -78,7 +87,7 @@ class TcpTransport(Transport):
                 "not answer (is it up, and does a firewall allow this port?)"
             ) from error
 
-    async def _connect(self, address: str, host: str, port: int) -> Connection:
+    async def _connect(self, address: str, host: str, port: int) -> socket.socket:
         try:
             infos = await _resolve(host, port)
         except socket.gaierror as error:
@@ -95,10 +104,10 @@ class TcpTransport(Transport):
                 continue
             try:
                 sock.setblocking(False)
-                _set_options(sock)
+                set_options(sock)
                 self._bind_source(sock)
                 await connect_socket(sock, where)
-                return SocketConnection(sock, SCHEME, address)
+                return sock
             except OSError as error:
                 sock.close()
                 failure = error
@@ -124,12 +133,12 @@ class TcpTransport(Transport):
                 ) from error
 
 
-def format_address(host: str, port: int) -> str:
+def format_address(host: str, port: int, scheme: str = SCHEME) -> str:
     """``tcp://host:port``, with brackets around an IPv6 address."""
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def parse_address(address: str) -> tuple[str, int]:
+def parse_address(address: str, wanted: str = SCHEME) -> tuple[str, int]:
     """Host and port of ``tcp://host:port``. Raises InvalidUsageError."""
     scheme, found, rest = address.partition("://")
     host, colon, port = rest.rpartition(":")
@@ -137,10 +146,10 @@ def parse_address(address: str) -> tuple[str, int]:
         host = host[1:-1]
     elif ":" in host:
         colon = ""
-    if scheme != SCHEME or not found or not colon or not host or not _is_port(port):
+    if scheme != wanted or not found or not colon or not host or not _is_port(port):
         raise InvalidUsageError(
-            f"not a TCP address: {address!r}; write tcp://host:port, or tcp://[address]:port "
-            "for IPv6"
+            f"not a {wanted.upper()} address: {address!r}; write {wanted}://host:port, or "
+            f"{wanted}://[address]:port for IPv6"
         )
     return host, int(port)
 
@@ -159,7 +168,8 @@ async def _resolve(host: str, port: int) -> list[_AddressInfo]:
     return list(await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))
 
 
-def _set_options(sock: socket.socket) -> None:
+def set_options(sock: socket.socket) -> None:
+    """What every TCP stream of ours is set to. Raises OSError."""
     # Frames are written whole, so waiting to fill a segment only costs time.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # A host that loses power sends nothing; the kernel finds out within about a minute.
@@ -170,7 +180,7 @@ def _set_options(sock: socket.socket) -> None:
 
 
 def _wrap_accepted(sock: socket.socket) -> SocketConnection:
-    _set_options(sock)
+    set_options(sock)
     host, port = sock.getpeername()[:2]
     return SocketConnection(sock, SCHEME, format_address(host, port))
 

@@ -14,6 +14,7 @@ import pytest
 
 import aiodist as dist
 from aiodist.api.lifecycle import LIVENESS_VARIABLE
+from tests.test_credentials import tls_environ
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -119,7 +120,7 @@ def job(tmp_path: Path) -> Iterator[Start]:
         each.end()
 
 
-@pytest.mark.parametrize("transport", ["unix", "tcp"])
+@pytest.mark.parametrize("transport", ["unix", "tls"])
 def test_a_stopped_rank_is_lost_to_all_and_learns_it_when_it_comes_back(
     job: Start, transport: str, scaled: Callable[[float], float]
 ) -> None:
@@ -142,7 +143,7 @@ def test_a_stopped_rank_is_lost_to_all_and_learns_it_when_it_comes_back(
         until_lost({0: 3, 3: 0}[rank])
     """
     )
-    ranks = job(source, 4, AIODIST_TRANSPORT=transport)
+    ranks = job(source, 4, **tls_environ(), AIODIST_TRANSPORT=transport)
     for rank in range(4):
         ranks.hear(rank, "ready")
     os.kill(ranks.pids[1], signal.SIGSTOP)

@@ -11,7 +11,9 @@ import uvloop
 from aiodist.transport.base import Transport
 from aiodist.transport.inproc import InprocHub, InprocTransport
 from aiodist.transport.tcp import TcpTransport
+from aiodist.transport.tls import TlsTransport
 from aiodist.transport.unix import UnixTransport
+from tests.certificates import tls_files
 
 Pair = tuple[Transport, Transport]
 
@@ -40,12 +42,17 @@ def _unix_path() -> Pair:
     return UnixTransport(abstract=False), UnixTransport(abstract=False)
 
 
+def _tls() -> Pair:
+    certificates = tls_files()
+    return TlsTransport("127.0.0.1", certificates), TlsTransport("127.0.0.1", certificates)
+
+
 def _inproc() -> Pair:
     hub = InprocHub()
     return InprocTransport(hub), InprocTransport(hub)
 
 
-@pytest.fixture(params=[_tcp, _unix, _unix_path, _inproc], ids=lambda make: make.__name__[1:])
+@pytest.fixture(params=[_tcp, _tls, _unix, _unix_path, _inproc], ids=lambda make: make.__name__[1:])
 def make_pair(request: pytest.FixtureRequest) -> Callable[[], Pair]:
     make: Callable[[], Pair] = request.param
     return make

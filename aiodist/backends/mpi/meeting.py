@@ -108,9 +108,17 @@ async def _open_place(mpi: Mpi, comm: Mpi, deadline: Deadline, environ: Mapping[
     where = f"{host}:{port}, told by MPI"
     route = _LOOPBACK if one_host else host
     if server is not None:
-        return Place(server.store(), where, server.close, route, server.close_in_child, serves=True)
+        return Place(
+            server.store(),
+            where,
+            server.close,
+            route,
+            server.close_in_child,
+            serves=True,
+            private=True,
+        )
     client = await TcpStore.connect(host, port, deadline, secret=secret)
-    return Place(client, where, client.close, route, client.close_in_child, once=True)
+    return Place(client, where, client.close, route, client.close_in_child, once=True, private=True)
 
 
 async def _finished(request: Mpi, size: int, deadline: Deadline) -> None:

@@ -21,8 +21,8 @@ from aiodist.mesh.liveness.ring import neighbours, ring_order
 from aiodist.mesh.liveness.vigil import Vigil
 from aiodist.mesh.losses import Farewells
 from aiodist.mesh.peer import Card, reachable_at
-from aiodist.mesh.strangers import SPARE, Strangers
 from aiodist.transport.base import Connection, Listener, Transport
+from aiodist.transport.strangers import SPARE, Strangers
 from aiodist.wire.frames import Frame, FrameType
 from aiodist.wire.handshake import Handshake
 

@@ -46,6 +46,11 @@ class Rendezvous:
     _left: bool = field(default=False, init=False, repr=False)
     _closed: bool = field(default=False, init=False, repr=False)
 
+    @property
+    def is_private(self) -> bool:
+        """Whether strangers cannot read what is in the store, the secret that it holds included."""
+        return self._place.private
+
     async def done(self) -> None:
         """This rank needs nothing more from the store. Idempotent; `close` says it as well.
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from aiodist.credentials import Certificates, job_secret
 from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError, StoreTimeoutError
 from aiodist.mesh.interfaces import (
@@ -48,7 +49,8 @@ class Place:
     """An open store. ``where``: for messages. ``route``: a numeric address to be reached by.
 
     ``serves``: this rank keeps the store alive for the others. ``once``: the others lose it with
-    the process that serves it, so meeting there may be tried anew.
+    the process that serves it, so meeting there may be tried anew. ``private``: strangers cannot
+    read what is in it.
     """
 
     store: Store
@@ -58,6 +60,7 @@ class Place:
     close_in_child: Callable[[], None] = _keep
     serves: bool = False
     once: bool = False
+    private: bool = False
     join: Callable[[Store, int, int, Deadline], Awaitable[Store]] = join
 
 
@@ -65,10 +68,10 @@ async def open_place(plan: Plan, environ: Mapping[str, str], deadline: Deadline)
     """The store of ``plan``. Raises DistStoreError or DistNetworkError; then nothing is open."""
     if plan.file is not None:
         file = await FileStore.open(plan.file, plan.rank, deadline)
-        return Place(file, f"the file {plan.file}", file.close)
+        return Place(file, f"the file {plan.file}", file.close, private=True)
     if plan.master is None:
         store = MemoryStore()
-        return Place(store, "this process", store.close, route="127.0.0.1")
+        return Place(store, "this process", store.close, route="127.0.0.1", private=True)
     if plan.master.agent:
         return await _at_agent(plan.master, environ, deadline)
     return await _at_master(plan, plan.master, environ, deadline)
@@ -101,11 +104,13 @@ async def _at_master(
 ) -> Place:
     addresses = await numeric_addresses(master, plan.one_host, environ, deadline)
     route = _routed(addresses, master)
-    secret = environ.get("AIODIST_SECRET", "").encode()
+    secret, certificates = job_secret(environ), Certificates.from_environ(environ)
     if plan.rank != 0:
         host = addresses[0] if len(addresses) == 1 else master.host
         try:
-            client = await TcpStore.connect(host, master.port, deadline, secret=secret)
+            client = await TcpStore.connect(
+                host, master.port, deadline, secret=secret, certificates=certificates
+            )
         except StoreTimeoutError as error:
             raise StoreTimeoutError(
                 f"rank {plan.rank}: rank 0 never listened at {master} ({plan.source}): "
@@ -125,7 +130,11 @@ async def _at_master(
         where = f"{host} (since {master} is no address of rank 0's own host), port {master.port}"
     # Everybody connected: the port is free for a next job, which then cannot meet this one.
     server = await TcpStoreServer.start(
-        host, master.port, secret=secret, expected_clients=plan.size - 1
+        host,
+        master.port,
+        secret=secret,
+        expected_clients=plan.size - 1,
+        certificates=certificates,
     )
     return Place(server.store(), where, server.close, route, server.close_in_child, serves=True)
 

@@ -103,7 +103,7 @@ def look(environ: Mapping[str, str], master: str | None = None) -> Facts:
         open_files=_open_files(),
         python=platform.python_version(),
         versions={name: _version(name) for name in PACKAGES},
-        has_secret=bool(environ.get("AIODIST_SECRET")),
+        has_secret=bool(environ.get("AIODIST_SECRET") or environ.get("AIODIST_SECRET_FILE")),
     )
 
 

@@ -1,0 +1,256 @@
+"""TLS 1.3 over TCP, both sides with a certificate: addresses ``tls://host:port``.
+
+A connection is handed out when its handshake is over, so that nothing is read from a stranger
+before. Encryption copies every byte once on each side, and the payload still lands in the posted
+tensor: OpenSSL decrypts into it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Sequence
+from typing import Any, cast
+
+from aiodist.credentials import Certificates
+from aiodist.deadline import Deadline
+from aiodist.errors import DistNetworkError
+from aiodist.transport.base import Connection, OnAccept, Receiver
+from aiodist.transport.connecting import readable, within, writable
+from aiodist.transport.socket_listener import SocketListener
+from aiodist.transport.strangers import Strangers
+from aiodist.transport.stream_socket import SocketConnection
+from aiodist.transport.tcp import TcpTransport, set_options
+
+SCHEME = "tls"
+
+JOIN_BYTES = 64 << 10
+"""Small parts up to this together become one record and one system call."""
+
+_CROWD = 1024
+"""Ranks that may be in the handshake with one listener at the same moment."""
+
+
+class TlsTransport(TcpTransport):
+    """Streams between hosts that nobody else can read or change. Parameters as for `TcpTransport`."""
+
+    scheme = SCHEME
+
+    def __init__(
+        self,
+        host: str,
+        certificates: Certificates,
+        *,
+        advertise: str | None = None,
+        source_hosts: Sequence[str] = (),
+    ) -> None:
+        """Raises InvalidUsageError for certificates that cannot be loaded."""
+        super().__init__(host, advertise=advertise, source_hosts=source_hosts)
+        self._server = certificates.server_context()
+        self._client = certificates.client_context()
+
+    async def listen(self, on_accept: OnAccept) -> SocketListener:
+        return await self.listen_with(_Reception(self._server, on_accept))
+
+    async def listen_with(self, reception: _Reception) -> SocketListener:
+        listener = await self._listen(reception.on_accept, reception.wrap, reception.close)
+        reception.begin(listener.address)
+        return listener
+
+    async def connect(self, address: str, deadline: Deadline) -> Connection:
+        sock = await self._connected_socket(address, deadline)
+        secured = _Secured(self._client, sock, server_side=False)
+        try:
+            async with within(deadline):
+                await secured.handshake()
+        except TimeoutError as error:
+            secured.close()
+            raise DistNetworkError(
+                f"timed out connecting to {address} after {deadline.timeout} s: the handshake of "
+                "TLS was not answered (is its process stopped, or does it speak plain TCP?)"
+            ) from error
+        except OSError as error:
+            secured.close()
+            raise DistNetworkError(
+                f"cannot connect to {address}: TLS was refused: {_reason(error)}; give all ranks "
+                "certificates of one authority"
+            ) from error
+        except BaseException:
+            secured.close()
+            raise
+        return TlsConnection(secured, address)
+
+
+class TlsConnection(SocketConnection):
+    """One end of a secured stream."""
+
+    def __init__(self, secured: _Secured, peer_name: str) -> None:
+        super().__init__(cast(socket.socket, secured), SCHEME, peer_name)
+        self._secured = secured
+
+    def start(self, receiver: Receiver) -> None:
+        super().start(receiver)
+        self._again_if_pending()
+
+    def _on_readable(self) -> None:
+        super()._on_readable()
+        self._again_if_pending()
+
+    def _again_if_pending(self) -> None:
+        # What is decrypted and was left for fairness: no event of the socket will speak of it.
+        if self._receiver is not None and self._secured.fileno() >= 0 and self._secured.pending():
+            self._loop.call_soon(self._read_pending)
+
+    def _read_pending(self) -> None:
+        if self._receiver is not None and self._secured.fileno() >= 0:
+            self._on_readable()
+
+
+class _Secured:
+    """An ssl.SSLSocket that blocks, fills and gathers as a plain non-blocking socket does."""
+
+    def __init__(self, context: ssl.SSLContext, sock: socket.socket, *, server_side: bool) -> None:
+        sock.setblocking(False)
+        try:
+            self._ssl = context.wrap_socket(
+                sock, server_side=server_side, do_handshake_on_connect=False
+            )
+        except BaseException:
+            sock.close()
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ssl, name)
+
+    def __enter__(self) -> _Secured:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ssl.close()
+
+    async def handshake(self) -> None:
+        """Raises OSError, of which ssl.SSLError is one."""
+        while True:
+            try:
+                self._ssl.do_handshake()
+            except ssl.SSLWantReadError:
+                await readable(self._ssl)
+            except ssl.SSLWantWriteError:
+                await writable(self._ssl)
+            else:
+                return
+
+    def recv_into(self, buffer: Any) -> int:
+        """As much as there is: fewer bytes than asked for mean that no more has arrived."""
+        view = memoryview(buffer)
+        count = 0
+        while count < len(view):
+            try:
+                got = self._ssl.recv_into(view[count:])
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                if count:
+                    return count
+                raise BlockingIOError from None
+            if not got:
+                return count  # the end: the next call finds it again
+            count += got
+        return count
+
+    def send(self, data: Any) -> int:
+        try:
+            return self._ssl.send(data)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise BlockingIOError from None
+
+    def sendmsg(self, parts: Sequence[memoryview | bytes]) -> int:
+        first = memoryview(parts[0])
+        if len(parts) == 1 or first.nbytes >= JOIN_BYTES:
+            return self.send(first)
+        # OpenSSL wants what it could not send once more, from the first byte on: a prefix of this.
+        joined = bytearray()
+        for part in parts:
+            joined += memoryview(part)[: JOIN_BYTES - len(joined)]
+            if len(joined) == JOIN_BYTES:
+                break
+        return self.send(joined)
+
+    def shutdown(self, how: int) -> None:
+        """End the stream in TCP: a frame that was cut off says enough."""
+        socket.socket.shutdown(self._ssl, how)
+
+
+class _Reception:
+    """The handshakes that one listener is in."""
+
+    def __init__(self, context: ssl.SSLContext, on_accept: OnAccept) -> None:
+        self.on_accept = on_accept
+        self._context = context
+        self._strangers: Strangers[_Guest] | None = None
+
+    def begin(self, address: str) -> None:
+        self._strangers = Strangers(f"the listener at {address}", _CROWD)
+
+    def wrap(self, sock: socket.socket) -> None:
+        set_options(sock)
+        host, port = sock.getpeername()[:2]
+        secured = _Secured(self._context, sock, server_side=True)
+        guest = _Guest(secured, f"{SCHEME}://{host}:{port}", self)
+        assert self._strangers is not None  # `begin` follows the listener's start at once
+        self._strangers.admit(guest, guest.name)
+
+    def arrived(self, guest: _Guest) -> None:
+        assert self._strangers is not None
+        self._strangers.proven(guest)
+        connection = TlsConnection(guest.secured, guest.name)
+        try:
+            self.on_accept(connection)
+        except Exception as error:  # noqa: BLE001  # one connection's trouble
+            connection.abort()
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": f"on_accept of {guest.name} raised", "exception": error}
+            )
+
+    def refused(self, guest: _Guest, error: BaseException) -> None:
+        assert self._strangers is not None
+        self._strangers.turned_away(guest, error)
+
+    def close(self) -> None:
+        if self._strangers is not None:
+            self._strangers.close(_Guest.dismiss)
+
+
+class _Guest:
+    """A connection in its handshake."""
+
+    def __init__(self, secured: _Secured, name: str, reception: _Reception) -> None:
+        self.secured = secured
+        self.name = name
+        self._reception = reception
+        self._task = asyncio.get_running_loop().create_task(self._greet())
+
+    async def _greet(self) -> None:
+        try:
+            await self.secured.handshake()
+        except OSError as error:
+            self.secured.close()
+            why = DistNetworkError(f"{self.name} failed at TLS: {_reason(error)}")
+            self._reception.refused(self, why)
+        except BaseException:
+            self.secured.close()
+            raise
+        else:
+            self._reception.arrived(self)
+
+    def abort(self, error: BaseException) -> None:
+        self._reception.refused(self, error)
+        self.dismiss()
+
+    def dismiss(self) -> None:
+        self._task.cancel()
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return error.reason or str(error)
+    return error.strerror or str(error)

@@ -1,0 +1,122 @@
+"""Who gets through TLS, and who does not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+
+import pytest
+
+from aiodist.deadline import Deadline
+from aiodist.errors import DistNetworkError
+from aiodist.testing.sinks import Memory, Sink
+from aiodist.transport import strangers
+from aiodist.transport import tls as module
+from aiodist.transport.base import Connection
+from aiodist.transport.tcp import TcpTransport
+from aiodist.transport.tls import TlsTransport
+from tests.certificates import tls_files
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110  # no event tells
+            await asyncio.sleep(0.001)
+
+
+async def test_a_certificate_of_another_authority_is_refused_on_both_sides(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    accepted: list[Connection] = []
+    ours = TlsTransport("127.0.0.1", tls_files())
+    theirs = TlsTransport("127.0.0.1", tls_files("another"))
+    listener = await ours.listen(accepted.append)
+    try:
+        with caplog.at_level(logging.WARNING, "aiodist"):
+            with pytest.raises(DistNetworkError, match="TLS was refused: CERTIFICATE_VERIFY"):
+                await theirs.connect(listener.address, Deadline(20))
+            await until(lambda: "turned a stranger away" in caplog.text)
+        assert accepted == []
+    finally:
+        await listener.close()
+
+
+async def test_a_client_that_trusts_the_listener_and_is_not_trusted_learns_it() -> None:
+    accepted: list[Connection] = []
+    files, another = tls_files(), tls_files("another")
+    listener = await TlsTransport("127.0.0.1", files).listen(accepted.append)
+    try:
+        mixed = type(files)(another.cert, another.key, files.ca)
+        connection = await TlsTransport("127.0.0.1", mixed).connect(listener.address, Deadline(20))
+        sink = Sink()
+        connection.start(sink)
+        await sink.ended()
+        assert isinstance(sink.ends[0], DistNetworkError)
+        assert accepted == []
+    finally:
+        await listener.close()
+
+
+async def test_plain_words_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+    accepted: list[Connection] = []
+    listener = await TlsTransport("127.0.0.1", tls_files()).listen(accepted.append)
+    try:
+        plain = TcpTransport("127.0.0.1")
+        with caplog.at_level(logging.WARNING, "aiodist"):
+            connection = await plain.connect(listener.address.replace("tls", "tcp"), Deadline(20))
+            sink = Sink()
+            connection.start(sink)
+            connection.send([b"GET / HTTP/1.1\r\n\r\n"])
+            await sink.ended()
+            await until(lambda: "failed at TLS" in caplog.text)
+        assert accepted == []
+        connection.abort()
+    finally:
+        await listener.close()
+
+
+async def test_too_many_that_say_nothing_lose_their_places(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(strangers, "SPARE", 3)
+    monkeypatch.setattr(module, "_CROWD", 0)
+    accepted: list[Connection] = []
+    secure = TlsTransport("127.0.0.1", tls_files())
+    listener = await secure.listen(accepted.append)
+    plain, silent = TcpTransport("127.0.0.1"), []
+    try:
+        with caplog.at_level(logging.WARNING, "aiodist"):
+            for _ in range(5):
+                one = await plain.connect(listener.address.replace("tls", "tcp"), Deadline(20))
+                silent.append((one, Sink()))
+                one.start(silent[-1][1])
+            for _, sink in silent[:2]:
+                await sink.ended()
+            rank = await secure.connect(listener.address, Deadline(20))
+        await until(lambda: len(accepted) == 1)
+        assert caplog.text.count("is besieged") == 1
+        memory = Memory(5)
+        accepted[0].start(memory)
+        rank.send([b"hello"])
+        await memory.full()
+        rank.abort()
+        accepted[0].abort()
+    finally:
+        for one, _ in silent:
+            one.abort()
+        await listener.close()
+
+
+async def test_nothing_older_than_tls_1_3_is_spoken() -> None:
+    listener = await TlsTransport("127.0.0.1", tls_files()).listen(lambda connection: None)
+    context = tls_files().client_context()
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    host, port = listener.address.removeprefix("tls://").split(":")
+    try:
+        with pytest.raises(OSError, match=r"(?i)protocol|reset|eof"):
+            await asyncio.open_connection(host, int(port), ssl=context, server_hostname="")
+    finally:
+        await listener.close()
