@@ -75,7 +75,7 @@ async def grow(
     world = current_world()
     pg = world.default_group()
     world.check_loop()
-    pg.check_not_closed()
+    pg.check_may_go_on()
     wanted = [
         rank for rank in (check_ranks(ranks, world.size) if ranks else ()) if rank not in pg.ranks
     ]

@@ -230,9 +230,13 @@ class Ending(ABC):
         """Whether it was destroyed or aborted here, or broke beyond repair."""
         return isinstance(self._error, GroupClosedError)
 
-    def check_not_closed(self) -> None:
-        """Raise GroupClosedError if it was; a group that lost a member or was revoked passes."""
-        if self.is_closed:
+    def check_may_go_on(self) -> None:
+        """Raise GroupClosedError if it is closed, PeerLostError if the others gave up this very rank.
+
+        A group that lost another member, or was revoked, passes.
+        """
+        given_up = isinstance(self._error, PeerLostError) and self._error.rank == self.global_rank
+        if self.is_closed or given_up:
             self._check_open()
 
     @abstractmethod

@@ -119,7 +119,7 @@ async def shrink(group: ProcessGroup, seconds: float | None) -> ProcessGroup:
     """See `aiodist.shrink`."""
     if group.successor is not None:
         return group.successor
-    group.check_not_closed()
+    group.check_may_go_on()
     deadline = Deadline(group.timeout if seconds is None else seconds)
     group.revoke()
     while True:

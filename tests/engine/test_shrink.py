@@ -9,6 +9,7 @@ import pytest
 
 import aiodist as dist
 from aiodist.groups.world import current_world
+from aiodist.mesh.liveness import Notice
 from tests.engine.conftest import RunRanks, outcome, until
 from tests.engine.deaths import die
 
@@ -199,6 +200,26 @@ async def test_what_was_under_way_on_the_old_group_has_failed(inproc: RunRanks) 
         await dist.barrier()
 
     await inproc(2, main)
+
+
+async def test_a_rank_that_the_others_gave_up_does_not_go_on_alone(ranks: RunRanks) -> None:
+    over = asyncio.Barrier(3)
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        if rank == 1:
+            await die()
+            notice = Notice(1, current_world().endpoint.card.mark, 0, "it was stopped for long")
+            current_world().endpoint._given_up(notice)
+            for call in (dist.shrink, lambda: dist.grow(dist.MemoryStore())):
+                with pytest.raises(dist.PeerLostError, match="given up by the others") as caught:
+                    await call()
+                assert caught.value.rank == 1
+        else:
+            await works(await dist.shrink(), [0, 2])
+        await over.wait()
+
+    await ranks(3, main)
 
 
 async def test_a_rank_outside_has_no_say(inproc: RunRanks) -> None:
