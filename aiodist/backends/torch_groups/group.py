@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -84,7 +85,7 @@ class TorchGroup:
         self._closed = False
         self._turn = threading.Lock()
         self._endings: list[Callable[[], bool]] = []
-        group.world.on_close(self.gone, lambda: None)
+        group.world.on_close(self.gone, self._leave_to_parent)
         self.under_way = 0
         self._opened: Pending[None] = Pending()
         seconds = OPEN_SECONDS if group.timeout is None else group.timeout
@@ -199,6 +200,12 @@ class TorchGroup:
         alive = [self._caller.is_alive, self._waiter.is_alive, *self._endings]
         while self._loop.time() < end and any(is_alive() for is_alive in alive):  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_SECONDS)  # threads have no event to await
+
+    def _leave_to_parent(self) -> None:
+        # In a forked child. torch's destructor would wait for threads that only the parent has,
+        # so the group stays for as long as the child lives.
+        if self._torch is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._torch))
 
     def _post(self, function: Callable[[Any], object], value: Any) -> None:
         try:

@@ -52,10 +52,43 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS.keys())
-def test_operations_and_the_end(ending: str, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(f'{BEGIN}{OPERATIONS}{ending}\nprint("done", flush=True)\n')
+FORK = """
+import gc
+import os
+
+pid = os.fork()
+if pid == 0:  # as a worker of torch's DataLoader does
+    assert not dist.is_initialized()
+    gc.collect()
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+dist.barrier()
+"""
+
+
+DEATH = """
+import os
+
+dist.barrier()
+if rank == 1:
+    print("done", flush=True)
+    os._exit(0)
+try:
+    dist.all_reduce(torch.ones(3))
+except dist.PeerLostError as error:
+    assert error.rank == 1
+else:
+    raise AssertionError("a rank that died took part")
+left = dist.shrink()
+tensor = torch.ones(3)
+dist.all_reduce(tensor, group=left)
+assert dist.get_backend(left) == "torch:gloo" and tensor.tolist() == [1, 1, 1]
+"""
+
+
+def run(program: str, folder: Path) -> None:
+    script = folder / "script.py"
+    script.write_text(f'{BEGIN}{program}\nprint("done", flush=True)\n')
     done = subprocess.run(
         [sys.executable, "-m", "aiodist", "run", "-n", "2", str(script)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -66,3 +99,16 @@ def test_operations_and_the_end(ending: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("done") == 2
+
+
+@pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS.keys())
+def test_operations_and_the_end(ending: str, tmp_path: Path) -> None:
+    run(OPERATIONS + ending, tmp_path)
+
+
+def test_a_forked_child_leaves_the_group_to_its_parent(tmp_path: Path) -> None:
+    run(FORK, tmp_path)
+
+
+def test_a_lost_rank_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+    run(DEATH, tmp_path)
