@@ -17,7 +17,7 @@ import torch.distributed as torch_dist
 from torch._C import _distributed_c10d as c10d
 
 from aiodist.deadline import Deadline
-from aiodist.errors import DistStoreError, StoreTimeoutError
+from aiodist.errors import DistNetworkError, DistStoreError, StoreTimeoutError
 from aiodist.torch_backend.worlds import TorchWorld
 
 
@@ -39,14 +39,11 @@ def meet(options: Any, name: str) -> tuple[TorchWorld, Any | None]:
     except DistStoreError as error:
         if tcp is None or not may_be_old or isinstance(error, StoreTimeoutError):
             raise
-    left = timedelta(seconds=max(deadline.remaining(), 0.001))
-    following = c10d.TCPStore(tcp.host, tcp.port, size, is_master=False, timeout=left)
-    following.set_timeout(timeout)
-    registered = _in_front(following, *prefixes)
+    registered = _in_front(_following(tcp, size, deadline), *prefixes)
+    registered.set_timeout(timeout)
     store = _for_us(registered)
     store.add(_visits(rank), 1)
-    left = timedelta(seconds=max(deadline.remaining(), 0.001))
-    world = TorchWorld(store, rank, size, left, name)
+    world = TorchWorld(store, rank, size, _left(deadline), name)
     world.whole.timeout = timeout.total_seconds()
     return world, registered
 
@@ -57,6 +54,21 @@ def _of_torch(store: Any) -> Any | None:
         store = store.underlying_store
     by_agent = "TORCHELASTIC_USE_AGENT_STORE" in os.environ
     return store if isinstance(store, c10d.TCPStore) and not by_agent else None
+
+
+def _following(tcp: Any, size: int, deadline: Deadline) -> Any:
+    """A client of the server that comes after that of ``tcp``. Raises DistNetworkError."""
+    try:
+        return c10d.TCPStore(tcp.host, tcp.port, size, is_master=False, timeout=_left(deadline))
+    except RuntimeError as error:
+        raise DistNetworkError(
+            f"rank 0 closed its store at {tcp.host}, port {tcp.port}, and served no other there "
+            f"within {deadline.timeout:g} s; see whether it calls init_process_group again: {error}"
+        ) from None
+
+
+def _left(deadline: Deadline) -> timedelta:
+    return timedelta(seconds=max(deadline.remaining(), 0.001))
 
 
 def _was_here(store: Any, same: Any, rank: int) -> bool:

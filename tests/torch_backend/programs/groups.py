@@ -128,22 +128,23 @@ def back_before_rank_0(rank: int, size: int) -> None:
     """Initialised anew where rank 0 still serves the store of the time before.
 
     The others come back before rank 0 destroys its group, each time; with its store goes the
-    server they are at. They meet at the next one, and so does torch.
+    server they are at. They meet at the next one, and so does torch; after the last there is none.
     """
     files = dist.distributed_c10d._get_default_store()
     if rank == 0:
         keeps_port = dist.TCPStore("127.0.0.1", 0, is_master=True, multi_tenant=True)
         files.set("port", str(keeps_port.port))
     address = f"tcp://127.0.0.1:{int(files.get('port'))}"
-    dist.destroy_process_group()
-    for number in range(3):
+
+    def start(seconds: float) -> None:
+        timeout = timedelta(seconds=seconds)
         dist.init_process_group(
-            "aiodist",
-            init_method=address,
-            rank=rank,
-            world_size=size,
-            timeout=timedelta(seconds=40),
+            "aiodist", init_method=address, rank=rank, world_size=size, timeout=timeout
         )
+
+    dist.destroy_process_group()
+    for _ in range(3):
+        start(40)
         keeps_port = None
         t = torch.tensor([rank + 1.0])
         dist.all_reduce(t)
@@ -151,13 +152,16 @@ def back_before_rank_0(rank: int, size: int) -> None:
         t = torch.ones(1)
         dist.all_reduce(t, group=dist.new_group(backend="gloo"))  # meets at torch's own store
         assert t.item() == size
-        if rank == 0 and number < 2:
-            _wait_for_visits(number, size)
+        if rank == 0:
+            _wait_for_second_visits(size)
         dist.destroy_process_group()
+    if rank:
+        said = error_of(lambda: start(1.5))  # that rank 0 closed the store, or has not come to it
+        assert "within 1.5 s" in said, said
 
 
-def _wait_for_visits(number: int, size: int) -> None:
-    """Until all other ranks are here once more than the others know of."""
+def _wait_for_second_visits(size: int) -> None:
+    """Until all other ranks are at this server anew."""
     store = dist.PrefixStore("cpu/", dist.distributed_c10d._get_default_store())
     for other in range(1, size):
         while store.add(f"aiodist/visits/{other}", 0) < 2:
