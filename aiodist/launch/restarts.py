@@ -28,6 +28,7 @@ class Restarts:
         self.used = 0
         self._secret = secret.encode()
         self._counts: dict[int, int] = {}
+        self._elastic: set[int] = set()  # ranks whose script has registered, now or before
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: TcpStoreServer | None = None
         self._thread: threading.Thread | None = None
@@ -48,13 +49,16 @@ class Restarts:
         return found | ({"AIODIST_REPLACEMENT": "1"} if replacement else {})
 
     def may_replace(self, rank: int, others: Sequence[int]) -> bool:
-        """Whether ``rank`` alone is to be started anew: all of them have said that they can take it.
+        """Whether ``rank`` alone is to be started anew: all have said that they can take that.
 
-        ``others``: the ranks that run.
+        ``others``: the ranks that run. One of them has to be a member that can take the new one in:
+        processes that wait to be taken in themselves cannot.
         """
         if self.left <= 0 or not others:
             return False
-        return self._do(self._all_elastic([rank, *others]))
+        members = self._do(self._registered([rank, *others]))
+        self._elastic.update(members)
+        return self._elastic.issuperset([rank, *others]) and not members.isdisjoint(others)
 
     def replace(self, rank: int) -> None:
         """``rank`` is started anew."""
@@ -65,6 +69,7 @@ class Restarts:
     def start_over(self, ranks: Sequence[int]) -> None:
         """All ``ranks`` are."""
         self.used += 1
+        self._elastic.clear()
         for rank in ranks:
             self._counts[rank] = self._counts.get(rank, 0) + 1
         self._do(self._forget(ranks))
@@ -106,8 +111,10 @@ class Restarts:
         assert self._server is not None  # as above
         return PrefixStore("rejoin", self._server.store())
 
-    async def _all_elastic(self, ranks: Sequence[int]) -> bool:
-        return await self._store().check([f"elastic/{rank}" for rank in ranks])
+    async def _registered(self, ranks: Sequence[int]) -> set[int]:
+        """Those whose present process has."""
+        store = self._store()
+        return {rank for rank in ranks if await store.check([f"elastic/{rank}"])}
 
     async def _forget(self, ranks: Sequence[int]) -> None:
         """What processes that have ended had written."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from aiodist.deadline import Deadline
 from aiodist.errors import InvalidUsageError
 from aiodist.launch import JobSpec
 from aiodist.launch.restarts import Restarts
+from aiodist.store import TcpStore
 
 ONCE = (
     "count = int(os.environ['AIODIST_RESTART_COUNT'])\n"
@@ -79,13 +83,17 @@ for turn in range(len(victims) + 1):
     data = np.ones(3)
     dist.all_reduce(data)
     state["sum"] += data
-    dist.barrier()
     if turn == len(victims):
         break
-    if victims[turn] == RANK:
+    victim = int(victims[turn])
+    if victim == int(RANK):
+        for other in range(full):  # none of them needs it any more
+            if other != victim:
+                dist.recv(np.zeros(1), other)
         os.kill(os.getpid(), signal.SIGKILL)
+    dist.send(np.zeros(1), victim)
     try:
-        dist.recv(np.zeros(1), int(victims[turn]))
+        dist.recv(np.zeros(1), victim)
     except (dist.PeerLostError, dist.GroupRevokedError):
         pass
     group = dist.shrink()
@@ -100,6 +108,7 @@ dist.destroy_process_group()
 @pytest.mark.timeout(120)
 def test_only_the_dead_rank_starts_anew_where_all_are_elastic(sandbox, run_command):
     """Also when it is rank 0, at which all had met, and when it is one for the second time."""
+    sandbox.limit *= 3
     script = sandbox.script(ELASTIC)
     command = (*run_command, "-n", "3", "--max-restarts", "3", script, "1", "0", "1")
     code, out, err = sandbox.run(*command)
@@ -164,3 +173,25 @@ def test_nobody_is_replaced_for_whom_nobody_is_left():
     with Restarts(0, "") as restarts:
         assert not restarts.may_replace(0, [1])
         assert restarts.variables(0, replacement=False) == {}
+
+
+async def _register(restarts: Restarts, rank: int) -> None:
+    address = restarts.variables(rank, replacement=False)["AIODIST_REJOIN_STORE"]
+    host, _, port = address.rpartition(":")
+    async with await TcpStore.connect(host, int(port), Deadline(10), secret=b"secret") as store:
+        await store.set(f"rejoin/elastic/{rank}", b"1")
+
+
+def test_a_replacement_that_is_only_starting_counts_as_elastic_but_takes_nobody_in():
+    with Restarts(9, "secret") as restarts:
+        for rank in range(3):
+            asyncio.run(_register(restarts, rank))
+        assert restarts.may_replace(0, [1, 2])
+        restarts.replace(0)
+        assert restarts.may_replace(1, [0, 2])
+        restarts.replace(1)
+        assert not restarts.may_replace(2, [0, 1])
+        asyncio.run(_register(restarts, 1))
+        assert restarts.may_replace(2, [0, 1])
+        restarts.start_over([0, 1, 2])
+        assert not restarts.may_replace(2, [0, 1])
