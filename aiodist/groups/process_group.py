@@ -19,7 +19,7 @@ from aiodist.groups.succession import Succession, shrink
 from aiodist.groups.work import Work
 from aiodist.mesh.endpoint import Endpoint
 from aiodist.mesh.matching import ANY_SOURCE, Recv
-from aiodist.observe.recorder import Message
+from aiodist.observe.recorder import Facts
 from aiodist.types import Backend
 from aiodist.wire.frames import POINT_TO_POINT, Key
 
@@ -114,7 +114,7 @@ class ProcessGroup(Ending):
         async def body() -> None:
             await line.sending(self.messenger.send(to, self._tag_key(tag), data, meta))
 
-        what = Message("send", to, tag, meta, len(data))
+        what = ("send", to, tag, meta, len(data))
         return self._start_message(line, what, body(), timeout)
 
     def recv(
@@ -141,9 +141,8 @@ class ProcessGroup(Ending):
             holder[0].set_source(sender)
             return result
 
-        what = Message(
-            "recv", source, tag, recv.expect, -1 if recv.into is None else len(recv.into)
-        )
+        nbytes = -1 if recv.into is None else len(recv.into)
+        what = ("recv", source, tag, recv.expect, nbytes)
         work = self._start_message(line, what, body(), timeout, holder)
         if self._left and src is None:
             self._fail_lonely()
@@ -175,7 +174,7 @@ class ProcessGroup(Ending):
                 holder[0].set_source(line.other)
             return result
 
-        return self._start_message(line, Message(what, end, tag, b"", -1), run(), timeout, holder)
+        return self._start_message(line, (what, end, tag, b"", -1), run(), timeout, holder)
 
     def shrink(self, timeout: float | timedelta | None = None) -> Coroutine[Any, Any, ProcessGroup]:
         """A working group of those members that are left: await it. See `aiodist.shrink`."""
@@ -185,7 +184,7 @@ class ProcessGroup(Ending):
     def _start_message(
         self,
         line: MessageLine,
-        what: Message,
+        what: Facts,
         body: Coroutine[Any, Any, T],
         timeout: float | None,
         holder: list[Work[T]] | None = None,

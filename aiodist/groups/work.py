@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextvars import Context
 from datetime import timedelta
 from functools import partial
+from time import monotonic_ns
 from typing import Any, Generic, Protocol
 
 from aiodist.completion import Driver, T
@@ -95,7 +96,7 @@ class Work(Generic[T]):
 
     def start(self, body: Coroutine[Any, Any, T], timeout: float | None) -> None:
         """Run ``body`` (it awaits only `Pending`) up to its first wait, now."""
-        self.record.start()
+        self.record.started = monotonic_ns()
         self._driver = Driver(body, self._ended)
         self._driver.start()
         if not self._done and timeout is not None:

@@ -66,6 +66,10 @@ class Message(NamedTuple):
     nbytes: int
 
 
+Facts = tuple[str, int, int, bytes, int]
+"""Those of a `Message`. A bare tuple is what every message can afford; names are for the reader."""
+
+
 class Record:
     """One operation of this rank. Times are of `time.monotonic_ns`, 0 for what has not happened."""
 
@@ -82,7 +86,7 @@ class Record:
     )
 
     def __init__(
-        self, number: int, group: GroupLabel, sequence: int, what: Agreement | Message
+        self, number: int, group: GroupLabel, sequence: int, what: Agreement | Facts
     ) -> None:
         self.number = number
         self.group = group
@@ -92,10 +96,6 @@ class Record:
         self.error: BaseException | str | None = None
         self.waiting_for: Sequence[int] = ()
         self.created = monotonic_ns()
-
-    def start(self) -> None:
-        """Its body begins to run."""
-        self.started = monotonic_ns()
 
     def end(self) -> None:
         """It has ended well."""
@@ -190,7 +190,7 @@ class Recorder:
         self._ring: list[Record | None] = [None] * size
         self._number = 0
 
-    def begin(self, group: GroupLabel, sequence: int, what: Agreement | Message) -> Record:
+    def begin(self, group: GroupLabel, sequence: int, what: Agreement | Facts) -> Record:
         """A record of an operation that is called now."""
         number = self._number
         self._number = number + 1
@@ -232,10 +232,11 @@ def operation(record: Record, work: UnderWay | None = None) -> Operation:
     """A record in words. ``work``: of an operation that is under way."""
     what = record.what
     dtype, count, nbytes, reduce_op, root, peer, tag = "", -1, -1, "", -1, -1, -1
-    if isinstance(what, Message):
-        peer, tag, nbytes = what.peer, what.tag, what.nbytes
-        dtype, count = _tensor(what.meta)
+    if isinstance(what, tuple):
+        name, peer, tag, meta, nbytes = Message(*what)
+        dtype, count = _tensor(meta)
     else:
+        name = what.operation
         root, count = what.root, what.count
         if what.op is not None:
             reduce_op = what.op.name
@@ -246,7 +247,7 @@ def operation(record: Record, work: UnderWay | None = None) -> Operation:
             nbytes = count * what.dtype.itemsize if count >= 0 else -1
     return Operation(
         number=record.number,
-        operation=what.operation,
+        operation=name,
         group=record.group.name,
         group_id=record.group.id,
         sequence=record.sequence,
