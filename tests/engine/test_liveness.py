@@ -14,6 +14,7 @@ import pytest
 
 import aiodist as dist
 from aiodist.api.lifecycle import LIVENESS_VARIABLE
+from tests.faults.hosts import Hosts, hosts
 from tests.test_credentials import tls_environ
 
 pytestmark = pytest.mark.timeout(120)
@@ -49,14 +50,23 @@ BLOCKING = """
 class Job:
     """The ranks of one program, each in a process of its own, and what they say."""
 
-    def __init__(self, path: Path, source: str, size: int, **environment: str) -> None:
+    def __init__(
+        self, path: Path, source: str, size: int, on: Hosts | None = None, **environment: str
+    ) -> None:
+        """``on``: a host for each rank."""
         path.mkdir()
         script = path / "script.py"
         script.write_text(textwrap.dedent(source))
         variables = {LIVENESS_VARIABLE: str(TIMEOUT), "PYTHONWARNINGS": "error", **environment}
+
+        def command(rank: int, *words: str) -> list[str]:
+            return list(words) if on is None else on.command(rank, *words)
+
         self.processes = [
             subprocess.Popen(
-                [sys.executable, str(script), str(path / "store"), str(rank), str(size)],
+                command(
+                    rank, sys.executable, str(script), str(path / "store"), str(rank), str(size)
+                ),
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
                 stdin=subprocess.PIPE,
@@ -110,8 +120,8 @@ def job(tmp_path: Path) -> Iterator[Start]:
     """``job(source, size)``: started, and every rank initialised."""
     started: list[Job] = []
 
-    def start(source: str, size: int, **environment: str) -> Job:
-        one = Job(tmp_path / f"job{len(started)}", source, size, **environment)
+    def start(source: str, size: int, on: Hosts | None = None, **environment: str) -> Job:
+        one = Job(tmp_path / f"job{len(started)}", source, size, on, **environment)
         started.append(one)
         return one
 
@@ -292,6 +302,40 @@ def test_a_busy_loop_learns_of_a_loss_and_passes_it_on(job: Start) -> None:
     for rank in range(1, 6):
         ranks.answer(rank)
         assert ranks.hear(rank, "heard") == ["0"]
+
+
+def test_a_pulled_cable_is_noticed_on_both_sides(
+    job: Start, scaled: Callable[[float], float]
+) -> None:
+    """Nothing is sent meanwhile, and no kernel says a word; operations have no timeout to help."""
+    source = (
+        BLOCKING
+        + """
+    dist.barrier()
+    say("ready")
+    sys.stdin.readline()
+    until_lost(0 if rank == 2 else 2)
+    os._exit(0)                 # a goodbye over a pulled cable takes its time
+    """
+    )
+    with hosts(3) as network:
+        ranks = job(source, 3, network, AIODIST_SOCKET_IFNAME="eth0", AIODIST_SECRET="s")
+        for rank in range(3):
+            ranks.hear(rank, "ready")
+        network.pull_cable(2)
+        for rank in range(3):
+            ranks.answer(rank)
+        for rank in (0, 1):
+            number, pid, noticed_by, _, text = ranks.lost(rank)
+            assert (number, pid) == (2, ranks.pids[2])
+            assert noticed_by in (0, 1)
+            assert "nothing was heard of it for 2 s" in text
+            assert float(ranks.hear(rank, "after")[0]) < scaled(2 * TIMEOUT)
+        number, _, noticed_by, _, _ = ranks.lost(2)
+        assert number in (0, 1)
+        assert noticed_by == 2
+        assert float(ranks.hear(2, "after")[0]) < scaled(2 * TIMEOUT)
+        ranks.end()
 
 
 def test_a_forked_child_keeps_no_stream_of_its_dead_parent_open(
