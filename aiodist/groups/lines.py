@@ -62,6 +62,20 @@ class CollectiveLine:
         self._recvs: list[Recv] = []
         self._sends: list[tuple[int, Send]] = []
 
+    @property
+    def operation(self) -> str:
+        """The operation's name."""
+        return self._fingerprint.operation
+
+    @property
+    def group_name(self) -> str:
+        return self._group.group_name
+
+    @property
+    def meta(self) -> bytes:
+        """The fingerprint, as it goes with every message."""
+        return self._meta
+
     # -- collectives.Channel
 
     def send(self, dst: int, data: memoryview) -> Pending[None]:

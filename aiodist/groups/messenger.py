@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from aiodist.mesh.lookout import Lookout
 from aiodist.mesh.matching import Arrival, Recv
 from aiodist.mesh.outbox import Send
 from aiodist.wire.frames import Key
+
+if TYPE_CHECKING:
+    from aiodist.groups.lines import CollectiveLine
 
 
 class Postbox(Protocol):
@@ -54,4 +57,16 @@ class Messenger(Protocol):
 
     def polls(self, ranks: Sequence[int]) -> Sequence[Callable[[], None]]:
         """What to call to look for messages from ``ranks``."""
+        ...
+
+
+class Usher(Protocol):
+    """Lets the collectives of a group begin, for who carries them."""
+
+    async def enter(self, line: CollectiveLine) -> None:
+        """Return when the collective may begin. It awaits only `Pending`."""
+        ...
+
+    def leave(self, line: CollectiveLine) -> None:
+        """The collective, which had called `enter`, is over."""
         ...

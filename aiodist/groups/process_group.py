@@ -13,7 +13,7 @@ from aiodist.errors import DistError, GroupRevokedError, PeerLostError
 from aiodist.groups.ending import NO_SETTINGS, WHOLE_GROUP, Ending, Settings
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.lines import CollectiveLine, MessageLine, mismatch
-from aiodist.groups.messenger import Messenger
+from aiodist.groups.messenger import Messenger, Usher
 from aiodist.groups.roll import Roll
 from aiodist.groups.succession import Succession, shrink
 from aiodist.groups.work import Work
@@ -61,6 +61,7 @@ class ProcessGroup(Ending):
         self._left: set[int] = set()  # members that said goodbye
         self._rolls: dict[int, Roll] = {}
         self._messenger: Messenger | None = None
+        self._usher: Usher | None = None
         self.succession = Succession(self)
 
     @property
@@ -72,9 +73,10 @@ class ProcessGroup(Ending):
         """Who carries the messages of this group's operations: the mesh, unless `carry_by`."""
         return self._messenger or self.world.endpoint
 
-    def carry_by(self, messenger: Messenger) -> None:
+    def carry_by(self, messenger: Messenger, usher: Usher) -> None:
         """From now on ``messenger`` carries them; the mesh still carries word of failures."""
         self._messenger = messenger
+        self._usher = usher
 
     # -- operations
 
@@ -100,8 +102,21 @@ class ProcessGroup(Ending):
             self._heard.add(sequence)
             work.fail(failed)
         else:
-            work.start(body(line), self.timeout if timeout is None else timeout)
+            run = body(line) if self._usher is None else self._ushered(self._usher, line, body)
+            work.start(run, self.timeout if timeout is None else timeout)
         return work
+
+    async def _ushered(
+        self,
+        usher: Usher,
+        line: CollectiveLine,
+        body: Callable[[CollectiveLine], Coroutine[Any, Any, T]],
+    ) -> T:
+        try:
+            await usher.enter(line)
+            return await body(line)
+        finally:
+            usher.leave(line)
 
     def send(
         self, data: memoryview, meta: bytes, dst: int, tag: int, timeout: float | None = None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
+from aiodist.backends.mpi.agreement import Agreement, checks
 from aiodist.backends.mpi.gate import Gate
 from aiodist.backends.mpi.library import Mpi, check_thread, in_thread, load, translated
 from aiodist.backends.mpi.messenger import MpiMessenger
@@ -35,10 +37,11 @@ class MpiBackend(NativeBackend):
         self._gate = Gate()
         self._closed = False
         self._loop = group.world.loop
-        super().__init__(group, MpiOperations(group, self._gate))
+        agreement = Agreement(self._gate, group.n_ranks, checks(os.environ))
+        super().__init__(group, MpiOperations(group, self._gate, agreement))
         self._lookout = group.world.endpoint.lookout
         self._messenger = MpiMessenger(group.ranks, self._gate, self._lookout)
-        group.carry_by(self._messenger)
+        group.carry_by(self._messenger, agreement)
         Driver(self._open(), self._opened).start()
 
     # -- the communicator

@@ -95,7 +95,7 @@ class MpiMessenger:
         if posted is None:
             return  # it has its message, or the head of it: a long payload comes in any case
         posted.recv = None
-        if posted.request is not None and not posted.request.done:
+        if posted.request is not None and posted.request.request:  # else it has just ended
             posted.request.request.Cancel()
 
     def forget(self, key: Key) -> Arrival | None:

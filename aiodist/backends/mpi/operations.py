@@ -7,6 +7,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from aiodist.backends.mpi.agreement import Agreement, sending
 from aiodist.backends.mpi.gate import Gate
 from aiodist.backends.mpi.library import Mpi
 from aiodist.backends.mpi.poller import Request
@@ -23,27 +24,26 @@ from aiodist.tensors import Reduction
 class MpiOperations:
     """A `backends.operations.Operations` on one communicator.
 
-    A reduction that MPI does not have runs by our own algorithms, over MPI's messages; all ranks
-    decide that alike, by operation and dtype. Awaiting raises DistBackendError for what MPI
-    reports. Cancelled, a collective goes on inside MPI: its memory stays MPI's.
+    They run one after the other, once the communicator is there; see `agreement`. A reduction that
+    MPI does not have runs by our own algorithms, over MPI's messages; all ranks decide that alike,
+    by operation and dtype. Awaiting raises DistBackendError for what MPI reports. Cancelled, a
+    collective goes on inside MPI: its memory stays MPI's.
     """
 
-    def __init__(self, group: ProcessGroup, gate: Gate) -> None:
+    def __init__(self, group: ProcessGroup, gate: Gate, agreement: Agreement) -> None:
         self._group = group
         self._gate = gate
+        self._agreement = agreement
 
     async def barrier(self, channel: Channel) -> None:
-        await self._gate.passed()
         await self._watch(self._gate.comm.Ibarrier(), 0)
 
     async def broadcast(self, channel: Channel, root: int, data: memoryview) -> None:
-        await self._gate.passed()
         await self._watch(self._gate.comm.Ibcast(self._bytes(data), root), len(data))
 
     async def reduce(
         self, channel: Channel, root: int, data: memoryview, op: Reduction, scratch: Scratch
     ) -> None:
-        await self._gate.passed()
         mine = self._in_mpi(op)
         if mine is None:
             await own.reduce(channel, root, data, op, scratch)
@@ -60,7 +60,6 @@ class MpiOperations:
     async def all_reduce(
         self, channel: Channel, data: memoryview, op: Reduction, scratch: Scratch
     ) -> None:
-        await self._gate.passed()
         mine = self._in_mpi(op)
         if mine is None:
             await own.all_reduce(channel, data, op, scratch)
@@ -71,7 +70,7 @@ class MpiOperations:
         await self._watch(request, len(data))
 
     async def all_gather(self, channel: Channel, blocks: Blocks, scratch: Scratch) -> None:
-        await self._gate.passed()
+        await self._agreement.compare(channel, _lengths(blocks))
         whole = self._joined(blocks)
         rank = channel.rank
         target = scratch(_total(blocks)) if whole is None else whole
@@ -92,8 +91,12 @@ class MpiOperations:
         blocks: Blocks | None,
         scratch: Scratch,
     ) -> None:
-        await self._gate.passed()
-        if channel.rank != root or blocks is None:
+        rank = channel.rank
+        balance = sending(rank, root, len(data))
+        for number, block in enumerate(blocks or ()):
+            balance -= sending(number, root, len(block))
+        await self._agreement.compare(channel, balance=balance)
+        if rank != root or blocks is None:
             request = self._gate.comm.Igatherv(self._bytes(data), None, root)
             await self._watch(request, len(data))
             return
@@ -116,8 +119,12 @@ class MpiOperations:
         out: memoryview,
         scratch: Scratch,
     ) -> None:
-        await self._gate.passed()
-        if channel.rank != root or blocks is None:
+        rank = channel.rank
+        balance = -sending(root, rank, len(out))
+        for number, block in enumerate(blocks or ()):
+            balance += sending(root, number, len(block))
+        await self._agreement.compare(channel, balance=balance)
+        if rank != root or blocks is None:
             request = self._gate.comm.Iscatterv(None, self._bytes(out), root)
             await self._watch(request, len(out))
             return
@@ -133,7 +140,7 @@ class MpiOperations:
         op: Reduction,
         scratch: Scratch,
     ) -> None:
-        await self._gate.passed()
+        await self._agreement.compare(channel, _lengths(blocks))
         mine = self._in_mpi(op)
         if mine is None:
             await own.reduce_scatter(channel, blocks, out, op, scratch)
@@ -152,7 +159,10 @@ class MpiOperations:
     async def all_to_all(
         self, channel: Channel, inputs: Blocks, outputs: Blocks, scratch: Scratch
     ) -> None:
-        await self._gate.passed()
+        rank, balance = channel.rank, 0
+        for number, (block, place) in enumerate(zip(inputs, outputs, strict=True)):
+            balance += sending(rank, number, len(block)) - sending(number, rank, len(place))
+        await self._agreement.compare(channel, balance=balance)
         source = await self._one_piece(inputs, scratch)
         whole = self._joined(outputs)
         target = scratch(_total(outputs)) if whole is None else whole
@@ -213,6 +223,10 @@ class MpiOperations:
     async def _spread(self, whole: memoryview, blocks: Blocks) -> None:
         for part, block in zip(_parts(whole, blocks), blocks, strict=True):
             await copy_in_turns(self._group, block, part)
+
+
+def _lengths(blocks: Blocks) -> list[int]:
+    return [len(block) for block in blocks]
 
 
 def _total(blocks: Blocks) -> int:

@@ -7,8 +7,14 @@ import pytest
 from tests.backends.mpi.conftest import RANK, Job
 
 PROGRAMS = {
-    2: ["matrix:matrix", "reductions:reductions", "failures:failures"],
-    3: ["matrix:matrix", "reductions:reductions", "messages:messages", "groups:groups"],
+    2: ["matrix:matrix", "reductions:reductions", "failures:failures", "agreement:agreement"],
+    3: [
+        "matrix:matrix",
+        "reductions:reductions",
+        "agreement:agreement",
+        "messages:messages",
+        "groups:groups",
+    ],
 }
 
 
