@@ -13,6 +13,7 @@ from pathlib import Path
 from benchmarks.cases import Case
 from benchmarks.measure import Effort, Samples, decode
 from benchmarks.mpi_environment import OPTIONS, MpiEnvironment, mpi_environment
+from benchmarks.peers.mpi import OVER
 from benchmarks.processes import ROOT, RankFailedError
 
 LIMIT = 600.0
@@ -28,6 +29,10 @@ class MpiJobs:
     @property
     def name(self) -> str:
         return self.library.name
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        return (self.name, self.name + OVER)
 
     @property
     def version(self) -> str:

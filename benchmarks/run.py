@@ -27,6 +27,8 @@ class Blocks(Protocol):
 
     name: str
     version: str
+    peers: tuple[str, ...]
+    """Those that share its job and take turns in it."""
 
     def measure(
         self, ranks: int, cases: Sequence[Case], effort: Effort, pinned: bool
@@ -107,7 +109,7 @@ def run(
             bounds = Effort(suite.steps.budget, suite.steps.fewest, suite.steps.most)
             steps.append(step_result(step, job.measure(step, bounds)))
         progress(f"{step}: {time.monotonic() - began:.0f} s so far")
-    names = (*peers, *(other.name for other in others))
+    names = (*peers, *(peer for other in others for peer in other.peers))
     settings: dict[str, Any] = {
         "suite": suite.name,
         "effort": dataclasses.asdict(effort),

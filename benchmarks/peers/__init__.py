@@ -30,6 +30,8 @@ LABELS = MappingProxyType(
         "blocking-tcp": "aiodist, blocking, TCP",
         "openmpi": "Open MPI",
         "mpich": "MPICH",
+        "openmpi-aiodist": "aiodist over Open MPI",
+        "mpich-aiodist": "aiodist over MPICH",
     }
 )
 

@@ -31,15 +31,18 @@ class AsyncDoor(Peer):
 
         async def initialise() -> None:
             use_world(World())
-            await aiodist.init_process_group(
-                store=place.store, rank=place.rank, world_size=place.ranks
-            )
+            await self._initialise(place)
 
         self._dist = aiodist
         self._context = contextvars.copy_context()
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         with transport(self._transport):
             self._runner.run(initialise(), context=self._context)
+
+    async def _initialise(self, place: Place) -> None:
+        await self._dist.init_process_group(
+            store=place.store, rank=place.rank, world_size=place.ranks
+        )
 
     def turn(self, call: Call, numbers: range) -> list[Interval]:
         return self._runner.run(self._turn(call, numbers), context=self._context)

@@ -1,4 +1,4 @@
-"""MPI through mpi4py, on numpy's memory."""
+"""MPI on numpy's memory: through mpi4py directly, and through aiodist's backend "mpi"."""
 
 from __future__ import annotations
 
@@ -8,6 +8,20 @@ from typing import Any
 
 from benchmarks.operations import Call
 from benchmarks.peers.base import BlockingPeer, Place, UnsupportedError
+from benchmarks.peers.doors import AsyncDoor
+
+OVER = "-aiodist"
+"""Ends the names of peers that are aiodist over the MPI in front of it."""
+
+
+class AsyncMpi(AsyncDoor):
+    """``import aiodist`` with backend "mpi", whose overhead over a direct call this shows."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name + OVER, None)
+
+    async def _initialise(self, place: Place) -> None:
+        await self._dist.init_process_group("mpi")
 
 
 class Mpi(BlockingPeer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -10,7 +11,12 @@ import pytest
 from benchmarks.cases import Case
 from benchmarks.measure import Effort, Samples, encode
 from benchmarks.mpi import MpiJobs
-from benchmarks.mpi_environment import MpiEnvironment
+from benchmarks.mpi_environment import (
+    OPTIONS,
+    MpiEnvironment,
+    NoEnvironmentError,
+    mpi_environment,
+)
 from benchmarks.processes import RankFailedError
 
 CASES = [Case("all_reduce", 2, 4), Case("all_reduce", 2, 64)]
@@ -54,3 +60,24 @@ def test_a_job_that_fails_says_why(tmp_path: Path) -> None:
 
     with pytest.raises(RankFailedError, match="mpich, 2 ranks, all_reduce: out of luck"):
         jobs.measure(2, CASES, EFFORT, False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIONS)
+def test_direct_calls_and_aiodist_take_turns_in_one_job(name: str) -> None:
+    try:
+        jobs = MpiJobs(mpi_environment(name))
+    except NoEnvironmentError as error:
+        pytest.skip(f"{name} and mpi4py cannot be installed here: {error}")
+    cases = [Case("all_reduce", 2, 64), Case("send_recv", 2, 64)]
+    effort = dataclasses.replace(EFFORT, budget=0.01, most=3)
+
+    by_case = jobs.measure(2, cases, effort, False)
+
+    assert jobs.peers == (name, f"{name}-aiodist")
+    assert len(by_case) == len(cases)
+    for ranks in by_case:
+        for samples in ranks:  # whose results were right, else there were none
+            assert set(samples.intervals) == set(jobs.peers)
+            assert all(len(intervals) >= 3 for intervals in samples.intervals.values())
+            assert not samples.unsupported
