@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from aiodist.backends.native_objects import OBJECTS, NativeObjects
+from aiodist.backends.native_objects import OBJECTS, OFFERED, NativeObjects
 from aiodist.errors import InvalidUsageError, ProtocolError
 from aiodist.groups.backend import Received, Tensor
 from aiodist.groups.work import Work
@@ -30,8 +30,8 @@ class NativeMessages(NativeObjects):
             return Recv(key, source, buffer.view, encode_meta(buffer), check)
 
         def check(recv: Recv, src: int, meta: bytes, length: int) -> BaseException | None:
-            if meta == OBJECTS:
-                return _objects_came(src)
+            if meta == OBJECTS or meta[:1] == OFFERED:
+                return objects_came(src) if meta == OBJECTS else other_device(src)
             _, dtype, shape = decode_meta(meta)
             if dtype == buffer.dtype and length == buffer.nbytes:
                 return None
@@ -58,8 +58,8 @@ class NativeMessages(NativeObjects):
             return Recv(key, source, None, b"", check, allocate)
 
         def check(recv: Recv, src: int, meta: bytes, length: int) -> BaseException | None:
-            if meta == OBJECTS:
-                return _objects_came(src)
+            if meta == OBJECTS or meta[:1] == OFFERED:
+                return objects_came(src) if meta == OBJECTS else other_device(src)
             _, dtype, shape = decode_meta(meta)
             if math.prod(shape) * dtype.itemsize != length:
                 return ProtocolError(f"rank {src} sent {length} bytes as {dtype.name}{list(shape)}")
@@ -71,7 +71,16 @@ class NativeMessages(NativeObjects):
         return self._group.recv(make, finish, src, tag, timeout)
 
 
-def _objects_came(src: int) -> InvalidUsageError:
+def objects_came(src: int) -> InvalidUsageError:
+    """The error of a receive of a tensor that got objects."""
     return InvalidUsageError(
         f"rank {src} sent objects; receive them with recv_object_list. The message is dropped"
+    )
+
+
+def other_device(src: int) -> InvalidUsageError:
+    """The error of a receive whose message goes through another backend of the same group."""
+    return InvalidUsageError(
+        f"rank {src} sent a tensor of a device that another backend of this group serves; receive "
+        "it into a tensor on such a device. The message is dropped"
     )

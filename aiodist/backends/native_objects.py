@@ -27,6 +27,9 @@ from aiodist.wire.objects import ObjectCodec
 OBJECTS = b"\xffobjects"
 """Metadata of a point-to-point message of objects; no tensor's description starts like it."""
 
+OFFERED = b"\xfe"
+"""Before the description of a tensor that another library will carry: announced, and not sent."""
+
 
 class NativeObjects(CollectiveBackend):
     """The operations on objects, and those on nothing at all."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from typing import Any
 
@@ -51,6 +52,34 @@ async def test_devices_without_a_backend() -> None:
             dist.all_reduce_coalesced([torch.zeros(2), torch.zeros(2, device="meta")])
 
     await run_ranks(1, body, backend="cpu:aiodist")
+
+
+async def test_a_message_to_the_other_backends_tensor_is_refused() -> None:
+    """As a CUDA tensor that is received into a CPU tensor, and the reverse, in one mixed group."""
+
+    async def body(rank: int) -> None:
+        group = dist.group.WORLD
+        mixed = group.backend
+        assert isinstance(mixed, MixedBackend)
+        native = mixed._by_device["cuda"]
+        two = torch.ones(2)  # as many bytes as an announcement
+        other = "another backend of this group"
+        if rank == 0:
+            sending = dist.isend(two, 1)
+            await native.send(two, 1, 8, None)
+            await dist.send_object_list(["sent"], 1, group)
+            sending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await sending
+        else:
+            with pytest.raises(dist.InvalidUsageError, match=other):
+                await native.recv(torch.zeros(2), 0, 0, None)
+            with pytest.raises(dist.InvalidUsageError, match=other):
+                await dist.recv(torch.zeros(2), 0, tag=8)
+            await dist.recv_object_list([None], 0, group)
+        await dist.barrier()
+
+    await run_ranks(2, body, backend=MIX)
 
 
 class Backend:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from aiodist.backends.native_objects import OBJECTS, NativeObjects
+from aiodist.backends.native_objects import NativeObjects
 from aiodist.backends.torch_groups.group import TorchGroup
 from aiodist.backends.torch_groups.kinds import TorchKind
 from aiodist.backends.torch_groups.slots import Slot
@@ -86,8 +86,6 @@ class TorchMessages(NativeObjects):
         slot = Slot(tensor, "tensor", self._kind.device, writable=True)
 
         def refuse(source: int, meta: bytes) -> BaseException | None:
-            if meta == OBJECTS:
-                return _objects_came(source)
             _, dtype, shape = decode_meta(meta)
             if dtype == slot.dtype and math.prod(shape) == slot.count:
                 return None
@@ -105,7 +103,7 @@ class TorchMessages(NativeObjects):
         made: list[Any] = []
 
         def refuse(source: int, meta: bytes) -> BaseException | None:
-            return _objects_came(source) if meta == OBJECTS else None
+            return None
 
         def place(meta: bytes) -> Slot:
             kind, dtype, shape = decode_meta(meta)
@@ -172,9 +170,3 @@ class TorchMessages(NativeObjects):
 
 def _nothing() -> None:
     pass
-
-
-def _objects_came(source: int) -> InvalidUsageError:
-    return InvalidUsageError(
-        f"rank {source} sent objects; receive them with recv_object_list. The message is dropped"
-    )

@@ -21,7 +21,8 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from aiodist.backends.native_objects import OBJECTS
+from aiodist.backends.native_messages import objects_came, other_device
+from aiodist.backends.native_objects import OBJECTS, OFFERED
 from aiodist.completion import Driver, Pending
 from aiodist.errors import DistError, InvalidUsageError
 from aiodist.groups.naming import group_id
@@ -96,7 +97,7 @@ class Transfers:
         endpoint, here = self._group.endpoint, self._group.global_rank
         number = self._next = self._next + 1
         data = memoryview(number.to_bytes(8, "little"))
-        message = endpoint.send(to, (POINT_TO_POINT, self._group.id, tag), data, meta)
+        message = endpoint.send(to, (POINT_TO_POINT, self._group.id, tag), data, OFFERED + meta)
         transfer.announced = lambda: not message.done and endpoint.withdraw_send(to, message)
         key = self._key(number, here, to)
         if await self._hear(to, key) == REFUSED:
@@ -128,7 +129,7 @@ class Transfers:
                 source,
                 None,
                 b"",
-                lambda _, src, meta, length: refuse(src, meta) if meta == OBJECTS else None,
+                lambda _, src, meta, length: _check_offered(src, meta),
                 lambda _, length: scratch(length),
             )
             transfer.announced = partial(_withdraw, endpoint.inbox, recv)
@@ -136,7 +137,8 @@ class Transfers:
             transfer.announced = None
             assert recv.into is not None
             key = self._key(int.from_bytes(recv.into, "little"), sender, here)
-            error = refuse(sender, recv.meta)
+            meta = recv.meta[len(OFFERED) :]
+            error = refuse(sender, meta)
             if error is not None:
                 self._say(sender, key, REFUSED)
                 raise error
@@ -149,7 +151,7 @@ class Transfers:
                 continue
             if word == COMMIT:
                 self._say(sender, key, GO)
-            return sender, recv.meta
+            return sender, meta
 
     def _key(self, number: int, sender: int, receiver: int) -> Key:
         return (POINT_TO_POINT, self._words, number * 2 + (sender < receiver))
@@ -172,6 +174,12 @@ class Transfers:
         recv.callback = hand_over
         self._group.endpoint.recv(recv)
         return heard
+
+
+def _check_offered(src: int, meta: bytes) -> BaseException | None:
+    if meta[:1] == OFFERED:
+        return None
+    return objects_came(src) if meta == OBJECTS else other_device(src)
 
 
 def _withdraw(inbox: Inbox, recv: Recv) -> bool:
