@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[frozenset[str], ...], ...] = (
     (frozenset({"groups"}), frozenset({"simulate"})),
     (frozenset({"backends"}),),
     (frozenset({"api"}),),
+    (frozenset({"tuning"}),),
     (
         frozenset({"sync"}),
         frozenset({"launch", "spawn", "__main__"}),

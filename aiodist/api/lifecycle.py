@@ -15,6 +15,7 @@ from typing import Any
 
 import msgpack
 
+from aiodist.api.table import table_from
 from aiodist.backends.registry import backend_named, bind, rendezvous_for
 from aiodist.credentials import VARIABLES as TLS_VARIABLES
 from aiodist.credentials import Certificates, job_secret
@@ -92,6 +93,7 @@ async def init_process_group(
     # Before the ranks meet: the others would wait for one that finds its mistake afterwards.
     schemes, window = schemes_from(os.environ), window_from(os.environ)
     size_from(os.environ)
+    table_from(os.environ)
     patience = patience_from(liveness_timeout, os.environ)
     deadline = Deadline(seconds)
     world.opening = True
@@ -161,10 +163,12 @@ async def _open_world(
     try:
         card = await endpoint.open()
         token = os.urandom(32) if rank == 0 else b""
-        mine = msgpack.packb([card.encode(), token])
+        table = table_from(os.environ) if rank == 0 else b""
+        mine = msgpack.packb([card.encode(), token, table])
         answers = await exchange(store, rank, size, mine, deadline, name="cards")
         everybody = [msgpack.unpackb(answer) for answer in answers]
-        cards = [Card.decode(card) for card, _ in everybody]
+        cards = [Card.decode(card) for card, _, _ in everybody]
+        world.choose_by(everybody[0][2])
         introduce(world, endpoint, cards, everybody[0][1])
     except BaseException:
         await endpoint.close()

@@ -139,6 +139,7 @@ async def _come_in(
     facts = msgpack.unpackb(told)
     cards = [Card.decode(card) for card in facts["cards"]]
     world.size = len(cards)
+    world.choose_by(facts["table"])
     introduce(world, endpoint, cards, facts["token"])
     answer_here(world.observer)
     for card in cards:
@@ -228,6 +229,7 @@ async def welcome(place: Store, comer: Comer, group: ProcessGroup) -> None:
     facts = {
         "cards": [card.encode() for card in group.endpoint.cards()],
         "token": group.world.token,
+        "table": group.world.table,
         "name": group.group_name,
         "ranks": group.ranks,
         "lineage": group.lineage,

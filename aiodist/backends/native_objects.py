@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from aiodist.backends.chosen import Chosen
 from aiodist.backends.operations import Operations
-from aiodist.collectives import operations
 from aiodist.collectives.all_gather_ring import all_gather_new
 from aiodist.collectives.barrier_dissemination import barrier_dissemination
 from aiodist.collectives.broadcast_binomial import broadcast_new
@@ -34,10 +34,10 @@ OFFERED = b"\xfe"
 class NativeObjects(CollectiveBackend):
     """The operations on objects, and those on nothing at all."""
 
-    def __init__(self, group: ProcessGroup, run: Operations = operations) -> None:
-        """``run``: who moves the tensors' bytes in collectives."""
+    def __init__(self, group: ProcessGroup, run: Operations | None = None) -> None:
+        """``run``: who moves the tensors' bytes in collectives; None for the world's streams."""
         self._group = group
-        self._run = run
+        self._run = run or Chosen(group.world.rules)
         self._codec = ObjectCodec([TensorExtension()])
 
     # -- nothing

@@ -30,7 +30,7 @@ class Choice(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A row: fits up to ``ranks`` ranks and ``nbytes`` bytes, inclusive.
+    """A row: fits from ``least`` up to ``ranks`` ranks and up to ``nbytes`` bytes, inclusive.
 
     ``power_of_two``: only such numbers of ranks. ``locality``: only ranks so placed
     ("host": all on one host; "network": not), or any where None.
@@ -41,6 +41,7 @@ class Rule(NamedTuple):
     choice: Choice
     power_of_two: bool = False
     locality: str | None = None
+    least: int = 1
 
 
 Rules = Mapping[str, Sequence[Rule]]
@@ -170,7 +171,7 @@ def select(
     """
     for rule in rules[operation]:
         if (
-            ranks <= rule.ranks
+            rule.least <= ranks <= rule.ranks
             and nbytes <= rule.nbytes
             and (rule.locality is None or rule.locality == locality)
             and not (rule.power_of_two and ranks & (ranks - 1))

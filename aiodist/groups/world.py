@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+from aiodist.collectives.select import RULES
+from aiodist.collectives.tables import decode
 from aiodist.errors import (
     DistError,
     GroupClosedError,
@@ -45,6 +47,8 @@ class World:
         self.store: Store | None = None
         self.launchers_store: Store | None = None  # where replacements of lost ranks come to
         self.token = b""  # from rank 0: with the job's secret, what ranks know each other by
+        self.table = b""  # from rank 0: a measured table of choices, or none
+        self.rules = RULES  # what algorithms are chosen by: that table, before our own
         self.pid = os.getpid()
         self.recorder = Recorder()
         self.observer: Observer | None = None
@@ -72,6 +76,14 @@ class World:
         self.store = store
         self.pid = os.getpid()
         self._loop = asyncio.get_running_loop()
+
+    def choose_by(self, table: bytes) -> None:
+        """Choose algorithms by rank 0's ``table``, as all ranks do; by our own where it is empty.
+
+        Raises InvalidUsageError for what is none.
+        """
+        self.table = table
+        self.rules = decode(table) if table else RULES
 
     def attach(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint

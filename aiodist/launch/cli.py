@@ -16,6 +16,7 @@ from aiodist.launch.doctor import doctor_main
 from aiodist.launch.observing import dump_main, run_traced, trace_main, why_main
 from aiodist.launch.simulating import simulate_main
 from aiodist.launch.supervisor import run_job
+from aiodist.launch.tuning import tune_main
 
 USAGE_ERROR = 2
 
@@ -27,6 +28,7 @@ _COMMANDS = MappingProxyType[str, Callable[[Sequence[str]], int]](
         "doctor": doctor_main,
         "backends": backends_main,
         "simulate": simulate_main,
+        "tune": tune_main,
     }
 )
 
@@ -40,6 +42,7 @@ usage: aiodist COMMAND ...
   dump       read what the ranks dumped when something failed: aiodist dump DIR
   trace      make a trace for ui.perfetto.dev of all ranks: aiodist trace DIR -o trace.json
   simulate   run the collectives' algorithms on thousands of ranks, under a simulated clock
+  tune       measure which algorithms are the fastest on this host: aiodist tune -n 4 -o table.json
   --version  say which aiodist this is
 
 'aiodist COMMAND --help' shows the options.

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 from aiodist.errors import InvalidUsageError
 from aiodist.launch.args import Parser
+from aiodist.launch.quantities import numbers, sizes
 from aiodist.simulate import NETWORKS, Parameters, algorithms_of, operations, report
-
-_SIZE = re.compile(r"(\d+)\s*(|B|K|KiB|M|MiB|G|GiB)")
-_FACTORS = MappingProxyType({"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30})
 
 
 def simulate_main(argv: Sequence[str]) -> int:
@@ -49,7 +45,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "-n",
         "--ranks",
-        type=_numbers,
+        type=numbers,
         default=[8, 64, 512, 4096],
         metavar="N,N",
         help="numbers of ranks (default 8,64,512,4096)",
@@ -57,7 +53,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "-s",
         "--sizes",
-        type=_sizes,
+        type=sizes,
         default=[1 << 10, 1 << 20, 64 << 20],
         metavar="B,B",
         help="bytes, as 4, 64K, 16M or 1G (default 1K,1M,64M); the data, or all blocks together",
@@ -88,21 +84,3 @@ def _parameters(args: argparse.Namespace) -> Parameters:
             raise InvalidUsageError("the bandwidth must be above 0 GB/s")
         parameters = replace(parameters, per_byte=1 / (args.bandwidth * 1e9))
     return parameters
-
-
-def _numbers(text: str) -> list[int]:
-    numbers = [int(part) for part in text.split(",") if part.isdecimal() and int(part)]
-    if len(numbers) != text.count(",") + 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers above 0: write 8,64,512")
-    return numbers
-
-
-def _sizes(text: str) -> list[int]:
-    sizes = []
-    for part in text.split(","):
-        found = _SIZE.fullmatch(part.strip())
-        if found is None:
-            raise argparse.ArgumentTypeError(f"{part!r} is no number of bytes: write 4, 64K or 16M")
-        nbytes = int(found[1]) * _FACTORS[found[2][:1].replace("B", "")]
-        sizes.append(-(-nbytes // 4) * 4)
-    return sizes

@@ -36,6 +36,12 @@ class Algorithm(NamedTuple):
         holds = _is_even(ranks, nbytes) and (not self.cube or _is_power(ranks))
         return self.relation if holds else apart
 
+    @property
+    def has_chunks(self) -> bool:
+        """Whether the choice's ``chunk`` means something to it."""
+        names = ("ring", "chain", "scatter_gather")
+        return self.name in names and self.operation != "all_gather"
+
     def is_for(self, ranks: int, nbytes: int) -> bool:
         """Whether the table may choose it for these."""
         if self.only_equal and not _is_even(ranks, nbytes):

@@ -1,0 +1,94 @@
+"""``aiodist tune``: measure which algorithm is the fastest here, and write the table of choices."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from aiodist.collectives.select import Rule
+from aiodist.collectives.tables import TUNABLE, decode, encode
+from aiodist.errors import InvalidUsageError
+from aiodist.launch.args import Parser
+from aiodist.launch.quantities import numbers, sizes
+from aiodist.launch.spec import JobSpec
+from aiodist.launch.supervisor import run_job
+from aiodist.launch.target import module_program
+
+DEFAULT_SIZES = (1 << 10, 8 << 10, 64 << 10, 512 << 10, 4 << 20, 32 << 20)
+
+
+def tune_main(argv: Sequence[str]) -> int:
+    """``aiodist tune``; returns the exit code."""
+    args = _parser().read(argv)
+    chosen = args.operations or list(TUNABLE)
+    unknown = [name for name in chosen if name not in TUNABLE]
+    if unknown:
+        raise InvalidUsageError(
+            f"there is nothing to choose for {unknown[0]!r}; there is for {', '.join(TUNABLE)}"
+        )
+    path = Path(args.output)
+    path.touch()  # else it may turn out after minutes that it cannot be written
+    measured: dict[str, list[Rule]] = {name: [] for name in chosen}
+    for ranks in args.ranks:
+        with tempfile.TemporaryDirectory(prefix="aiodist-tune-") as folder:
+            answer = Path(folder) / "rows.json"
+            order = {
+                "operations": chosen,
+                "sizes": sorted(set(args.sizes)),
+                "seconds": args.seconds,
+                "answer": str(answer),
+            }
+            program = module_program("aiodist.tuning.rank")
+            code = run_job(JobSpec(program=program, arguments=(json.dumps(order),), nproc=ranks))
+            if code:
+                return code
+            rules = decode(answer.read_text(encoding="utf-8"))
+        for name in chosen:
+            measured[name] += [r for r in rules[name] if r.least == r.ranks == ranks]
+    machine = {"cores": os.cpu_count(), "system": platform.platform(), "host": platform.node()}
+    path.write_text(encode(measured, machine), encoding="utf-8")
+    sys.stderr.write(f"aiodist: the table is in {path}; a job takes it with AIODIST_TABLE={path}\n")
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="aiodist tune",
+        description="Run every algorithm of every collective on this host, over the transports that "
+        "AIODIST_TRANSPORT names, and write which was the fastest, for jobs to load.",
+    )
+    parser.add_argument(
+        "operations", nargs="*", metavar="OPERATION", help="only these (default: all)"
+    )
+    parser.add_argument(
+        "-n",
+        "--ranks",
+        type=numbers,
+        default=[2],
+        metavar="N,N",
+        help="numbers of ranks (default 2)",
+    )
+    parser.add_argument(
+        "-s",
+        "--sizes",
+        type=sizes,
+        default=list(DEFAULT_SIZES),
+        metavar="B,B",
+        help="bytes, as 4, 64K, 16M (default 1K,8K,64K,512K,4M,32M)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=0.5,
+        metavar="S",
+        help="for each operation and size (default 0.5)",
+    )
+    parser.add_argument(
+        "-o", "--output", default="table.json", metavar="FILE", help="(default table.json)"
+    )
+    return parser
