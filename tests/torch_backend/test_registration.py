@@ -104,3 +104,32 @@ def test_an_unmodified_script(launcher: list[str], tmp_path: Path, run: Run) -> 
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(STOCK))
     assert "sum 3.0" in run(*launcher, str(script))
+
+
+# At first rank 1 dies when rank 0 waits for it, at a store that outlives both.
+DIES_ONCE = """
+    import os, sys
+    import torch
+    import torch.distributed as dist
+
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1":
+        store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        for prefix in ("default_pg", "0/", "cpu/"):
+            store = dist.PrefixStore(prefix, store)
+        store.wait(["aiodist/here/0"])
+        sys.exit(3)
+    dist.init_process_group("aiodist")
+    t = torch.tensor([dist.get_rank() + 1.0])
+    dist.all_reduce(t)
+    if dist.get_rank() == 0:
+        print("sum", t.item(), flush=True)
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_workers_that_torchrun_starts_anew_meet(tmp_path: Path, run: Run) -> None:
+    script = tmp_path / "dies_once.py"
+    script.write_text(textwrap.dedent(DIES_ONCE))
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    assert "sum 3.0" in run(*torchrun, "--max-restarts", "1", str(script))
