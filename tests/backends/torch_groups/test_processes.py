@@ -45,7 +45,6 @@ dist.barrier()
 """
 
 ENDINGS = {
-    "destroyed": "dist.destroy_process_group()",
     "not destroyed": "",
     "with a receive under way": "pending = dist.irecv(torch.zeros(2), 1 - rank)",
     "with a collective under way": "pending = rank or dist.all_reduce(torch.zeros(2), async_op=True)",
