@@ -86,11 +86,15 @@ pytest: $(STAMP)
 
 matrix: $(STAMP)
 	@echo "== the whole fault matrix: some minutes"
-	@$(BIN)/python -m pytest -q -m 'matrix or not matrix' tests/faults/test_matrix.py
+	@AIODIST_FAULT_REPORT=docs/reliability/matrix.json \
+		$(BIN)/python -m pytest -q -m 'matrix or not matrix' tests/faults/test_matrix.py
+	@$(BIN)/python -m tests.faults.report
 
 soak: $(STAMP)
 	@echo "== the soak: eight ranks for five minutes"
-	@$(BIN)/python -m pytest -q -m soak tests/faults/test_soak.py
+	@AIODIST_SOAK_REPORT=docs/reliability/soak.json \
+		$(BIN)/python -m pytest -q -m soak tests/faults/test_soak.py
+	@$(BIN)/python -m tests.faults.report
 
 fuzz: $(STAMP)
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[fuzz]'

@@ -28,7 +28,7 @@ from aiodist.errors import DistNetworkError, InvalidUsageError
 from aiodist.transport.base import Connection, Listener, OnAccept, OnSent, Receiver, Transport
 from aiodist.transport.callbacks import CallbackConnection
 
-SLICE_BYTES = 64 << 10
+SLICE_BYTES = 256 << 10
 """What a slowed connection hands on at a time, at most."""
 
 SILENT_BYTES = 1 << 20

@@ -9,6 +9,9 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
+from aiodist.api.lifecycle import schemes_from
+from aiodist.credentials import VARIABLES as TLS_VARIABLES
+from aiodist.errors import InvalidUsageError
 from aiodist.transport.registry import Transports
 
 PROMISED_SECONDS = 1.0
@@ -18,16 +21,19 @@ overloaded: the page compares it with what was measured."""
 KERNEL_SECONDS = 5.0
 """The same as a bound that a test may insist on wherever it runs."""
 
+LIVENESS_SECONDS = 2.0
+"""The liveness timeout where nobody tells that a rank is gone; by default it is longer."""
+
 SILENT_SECONDS = 2.0
-"""The timeout of every operation where nobody tells that a rank is gone; its default is longer."""
+"""The timeout of operations where only they can end it; by default it is longer."""
 
 ROUND_SECONDS = 3.0
 """How much after a timeout has passed the last rank has been told, wherever the test runs."""
 
-USUAL_SECONDS = 60.0
+USUAL_SECONDS = 120.0
 """The timeout of operations elsewhere: longer than all bounds, so that nothing is saved by it."""
 
-SLOW_SECONDS = 30.0
+SLOW_SECONDS = 60.0
 """Bound on operations over links a hundred times slower than usual: they succeed."""
 
 INIT_SECONDS = 2.0
@@ -49,6 +55,8 @@ class Fault:
     """Operations succeed all the same."""
     timeout: float = USUAL_SECONDS
     """Seconds: of every operation."""
+    liveness: float = 10.0
+    """Seconds: the liveness timeout."""
 
     @property
     def exits(self) -> bool:
@@ -56,9 +64,10 @@ class Fault:
         return self.ends and self.name != "SIGSTOP"
 
 
-_KERNEL = "what the kernel reports"
-_SILENT = SILENT_SECONDS + ROUND_SECONDS
-_TIMEOUT = "the operation's timeout"
+_KERNEL = f"{PROMISED_SECONDS:.0f} s"
+_LIVENESS = f"liveness timeout (here {LIVENESS_SECONDS:.0f} s) + 1 s"
+_TIMEOUT = f"the operation's timeout (here {SILENT_SECONDS:.0f} s) + 1 s"
+_SILENT = LIVENESS_SECONDS + ROUND_SECONDS
 
 FAULTS = MappingProxyType(
     {
@@ -68,10 +77,17 @@ FAULTS = MappingProxyType(
             Fault("exit without destroy", True, KERNEL_SECONDS, _KERNEL),
             Fault("exception", True, KERNEL_SECONDS, _KERNEL),
             Fault("cut link", False, KERNEL_SECONDS, _KERNEL),
-            Fault("corrupted byte", False, KERNEL_SECONDS, "the first bytes of a frame"),
-            Fault("SIGSTOP", True, _SILENT, _TIMEOUT, timeout=SILENT_SECONDS),
-            Fault("half-open", False, _SILENT, _TIMEOUT, timeout=SILENT_SECONDS),
-            Fault("slow", False, SLOW_SECONDS, "100 times slower", succeeds=True),
+            Fault("corrupted byte", False, KERNEL_SECONDS, _KERNEL),
+            Fault("SIGSTOP", True, _SILENT, _LIVENESS, liveness=LIVENESS_SECONDS),
+            Fault("half-open", False, _SILENT, _LIVENESS, liveness=LIVENESS_SECONDS),
+            Fault(
+                "half-open stream",
+                False,
+                SILENT_SECONDS + ROUND_SECONDS,
+                _TIMEOUT,
+                timeout=SILENT_SECONDS,
+            ),
+            Fault("slow", False, SLOW_SECONDS, "operations succeed", succeeds=True),
         )
     }
 )
@@ -94,8 +110,25 @@ CULPRITS = ("first", "last")
 
 
 def transports() -> tuple[str, ...]:
-    """What the registry offers between processes."""
-    return Transports.default("127.0.0.1").schemes
+    """Values of AIODIST_TRANSPORT: each of what is offered between processes of one host."""
+    candidates = (*Transports.default("127.0.0.1").schemes, "tls", "shm,unix")
+    return tuple(filter(_is_offered, candidates))
+
+
+def _is_offered(value: str) -> bool:
+    try:
+        schemes_from({"AIODIST_TRANSPORT": value, **tls_environment()})
+    except InvalidUsageError:
+        return False
+    return True
+
+
+def tls_environment() -> dict[str, str]:
+    """The variables with which the job's streams are by TLS."""
+    from tests.certificates import tls_files  # what makes certificates is no part of a rank
+
+    files = tls_files()
+    return dict(zip(TLS_VARIABLES, (files.cert, files.key, files.ca), strict=True))
 
 
 @dataclass(frozen=True)
@@ -133,6 +166,8 @@ class Cell:
     def may_blame(self, rank: int) -> frozenset[int]:
         """The culprits that ``rank``'s error may name."""
         if FAULTS[self.fault].ends:
+            return frozenset({self.culprit})
+        if self.fault == "half-open" and rank != self.culprit:
             return frozenset({self.culprit})
         # A link has two ends, and each calls the other one lost; who hears of both may blame
         # either, and an end may hear from the rest that it is called lost itself.

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.cells import Cell
+from tests.faults.cells import Cell, tls_environment
+from tests.faults.report import write_results
 
 ROOT = Path(__file__).parents[2]
 BY_REQUEST = ("matrix", "soak")
@@ -28,18 +29,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in set(dropped)]
 
 
+REPORT_VARIABLE = "AIODIST_FAULT_REPORT"
+"""Where it names a file, what the cells measured is written there."""
+
+
 class Nursery:
     """Runs cells in the order given, several at once; each answer is kept until asked for."""
 
     def __init__(self, cells: Sequence[Cell]) -> None:
-        self.results: list[dict[str, Any]] = []
-        """Of every cell asked for: the cell and what came of it."""
+        self.measured: dict[Cell, float] = {}
+        """Seconds from the fault to the end of the last survivor's operation, of cells that passed."""
         self._numbers = {cell: number for number, cell in enumerate(cells)}
         self._answers: dict[int, dict[str, Any]] = {}
         self._process = subprocess.Popen(
             [sys.executable, "-X", "faulthandler", "-m", "tests.faults.nursery"],
             cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "OPENBLAS_NUM_THREADS": "1",
+                **tls_environment(),
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -72,3 +82,6 @@ def nursery(request: pytest.FixtureRequest) -> Iterator[Nursery]:
     made = Nursery(cells)
     yield made
     made.close()
+    place = os.environ.get(REPORT_VARIABLE)
+    if place:
+        write_results(Path(place), made.measured)

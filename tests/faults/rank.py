@@ -5,23 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import uvloop
 
 import aiodist as dist
+from aiodist.credentials import VARIABLES as TLS_VARIABLES
+from aiodist.deadline import Deadline
 from aiodist.groups.world import current_world
 from aiodist.testing import Faults, FaultyConnection, FaultyTransport
-from aiodist.transport.base import Transport
+from aiodist.transport.base import Connection, Listener, OnAccept, Transport
 from aiodist.transport.registry import Transports
-from tests.faults.cells import FAULTS, IN_INIT, INIT_SECONDS, Cell
+from tests.faults.cells import FAULTS, IN_INIT, INIT_SECONDS, USUAL_SECONDS, Cell
 
 SEND_BYTES = 8 << 20
 LARGE_BYTES = 64 << 20
@@ -63,7 +68,11 @@ def become_rank(cell: Cell, rank: int, control: Control, place: str) -> NoReturn
         os.environ.update(
             AIODIST_TRANSPORT=cell.transport,
             AIODIST_SECRET="the matrix",
+            AIODIST_LIVENESS_TIMEOUT=str(FAULTS[cell.fault].liveness),
         )
+        if cell.transport != "tls":
+            for name in TLS_VARIABLES:
+                os.environ.pop(name, None)
         with asyncio.Runner(loop_factory=_loop_factory(rank)) as runner:
             runner.run(_Rank(cell, rank, control, place).live())
         code = 0
@@ -72,8 +81,10 @@ def become_rank(cell: Cell, rank: int, control: Control, place: str) -> NoReturn
     except BaseException as error:  # noqa: BLE001  # the nursery reports it
         with contextlib.suppress(OSError):
             control.say("broken", error=f"{type(error).__name__}: {error}")
-    # Through Python's own end, with its exit handlers.
-    raise SystemExit(code)
+    # Python's own end takes a tenth of a second of work, hundreds of times: only culprits go
+    # through it. That a survivor has left nothing running is checked before.
+    sys.stderr.flush()
+    os._exit(code)
 
 
 class CulpritError(Exception):
@@ -92,16 +103,18 @@ class _Rank:
         self._place = place
         self._fault = FAULTS[cell.fault]
         self._is_culprit = rank == cell.culprit
-        self._faults = Faults()
-        if cell.fault == "slow":
-            self._faults.delay = USUAL_LATENCY * SLOWDOWN
-            self._faults.bytes_per_second = USUAL_BYTES_PER_SECOND / SLOWDOWN
+        slow = cell.fault == "slow"
+        delay = USUAL_LATENCY * SLOWDOWN if slow else 0.0
+        rate = USUAL_BYTES_PER_SECOND / SLOWDOWN if slow else math.inf
+        self._faults = Faults(delay=delay, bytes_per_second=rate)
+        # The heart's thread has a loop and connections of its own.
+        self._faults_of_heart = Faults(delay=delay, bytes_per_second=rate)
         self._before = (0, 0)
 
     async def live(self) -> None:
         cell, control = self._cell, self._control
         if not self._fault.ends:
-            _wrap_transports(self._faults)
+            _wrap_transports(self._faults, self._faults_of_heart)
         await asyncio.get_running_loop().run_in_executor(None, time.monotonic)  # its threads stay
         self._before = _descriptors(), threading.active_count()
         if cell.phase == IN_INIT and self._is_culprit:
@@ -113,7 +126,8 @@ class _Rank:
             await control.go()
             await self._report(self._initialise(INIT_SECONDS))
             return
-        await self._initialise(self._fault.timeout)
+        await self._initialise(USUAL_SECONDS)
+        current_world().default_group().timeout = self._fault.timeout
         if cell.phase != "connecting":
             await connect_everybody(cell.size)
         control.say("ready")
@@ -181,7 +195,8 @@ class _Rank:
                 await self._control_point()
             await dist.destroy_process_group()
         facts["left"] = time.monotonic()
-        self._faults.mend()
+        for faults in (self._faults, self._faults_of_heart):
+            faults.mend()
         await asyncio.sleep(0)  # descriptors of aborted connections go in the loop's next turn
         facts["leftovers"] = self._leftovers()
         self._control.say("done", **facts)
@@ -198,6 +213,8 @@ class _Rank:
             found.append(f"{now - descriptors} descriptors")
         if (now := threading.active_count()) > threads:
             found.append(f"{now - threads} threads")
+        if segments := _segments():
+            found.append(f"{segments} mappings of shared memory")
         here = asyncio.current_task()
         found += [f"task {task!r}" for task in asyncio.all_tasks() if task is not here]
         return found
@@ -218,6 +235,9 @@ class _Rank:
         at = time.monotonic()
         if name == "corrupted byte":
             self._faults.corrupt(0, 0x80)
+        elif name == "half-open":
+            for faults in (self._faults_of_heart, self._faults):
+                faults.silence()
         elif self._cell.phase == "connecting":
             (self._faults.cut if name == "cut link" else self._faults.silence)()
         else:
@@ -226,12 +246,31 @@ class _Rank:
         self._control.say("struck", at=at)
 
 
-def _wrap_transports(faults: Faults) -> None:
-    """Put ``faults`` on every connection of this process."""
+class _OfThread(Transport):
+    """``inner`` with one thread's faults or another's."""
+
+    def __init__(self, inner: Transport, faults: Faults, faults_of_heart: Faults) -> None:
+        self.scheme = inner.scheme
+        self._ours = FaultyTransport(inner, faults)
+        self._hearts = FaultyTransport(inner, faults_of_heart)
+
+    def _here(self) -> FaultyTransport:
+        here = threading.current_thread() is threading.main_thread()
+        return self._ours if here else self._hearts
+
+    async def listen(self, on_accept: OnAccept) -> Listener:
+        return await self._here().listen(on_accept)
+
+    async def connect(self, address: str, deadline: Deadline) -> Connection:
+        return await self._here().connect(address, deadline)
+
+
+def _wrap_transports(faults: Faults, faults_of_heart: Faults) -> None:
+    """Put them on every connection of this process."""
     plain = Transports.get
 
     def get(self: Transports, scheme: str) -> Transport:
-        return FaultyTransport(plain(self, scheme), faults)
+        return _OfThread(plain(self, scheme), faults, faults_of_heart)
 
     Transports.get = get  # type: ignore[method-assign]
 
@@ -279,6 +318,11 @@ def describe(error: BaseException | None) -> dict[str, Any]:
         "text": str(error)[:500],
         "blames": sorted({rank for rank in blamed if rank >= 0}),
     }
+
+
+def _segments() -> int:
+    maps = Path("/proc/self/maps").read_text()
+    return maps.count("memfd:") + maps.count("/dev/shm/")
 
 
 def _descriptors() -> int:

@@ -1,0 +1,106 @@
+"""A damaged byte in each place of a frame: what is noticed, and what is not.
+
+The header and the metadata are checked by what they have to be; nothing checks the payload, which
+is the network's affair (Ethernet's and TCP's checksums), or TLS's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import numpy as np
+import pytest
+
+import aiodist as dist
+from aiodist.deadline import Deadline
+from aiodist.testing import Faults, FaultyTransport, run_ranks
+from aiodist.testing.sinks import Sink
+from aiodist.transport.base import Connection
+from aiodist.transport.registry import Transports
+from aiodist.wire.frames import HEADER_BYTES
+from tests.certificates import tls_files
+from tests.engine.conftest import outcome
+from tests.faults.proxy import damaging_proxy
+
+META_BYTES = 15
+"""A collective's fingerprint."""
+
+TIMEOUT = 0.5
+BITS = (0x01, 0x10, 0x80)
+
+
+async def damaged(offset: int, bits: int) -> tuple[list[BaseException | None], list[float]]:
+    """An all_reduce of which one byte of rank 1's first message is damaged: errors and results."""
+    faults = Faults()
+    data = [np.full(1, float(rank + 1)) for rank in range(2)]
+
+    async def main(rank: int) -> BaseException | None:
+        await dist.barrier()
+        if rank == 1:
+            faults.corrupt(offset, bits)
+        return await outcome(dist.all_reduce(data[rank], timeout=TIMEOUT))
+
+    def wrap(rank: int, transport):
+        return FaultyTransport(transport, faults) if rank == 1 else transport
+
+    errors = await run_ranks(2, main, wrap=wrap)
+    return errors, [float(each[0]) for each in data]
+
+
+@pytest.mark.parametrize("bits", BITS)
+async def test_a_damaged_header_is_an_error_or_does_not_matter(bits: int) -> None:
+    """Never a wrong result, and never a wait beyond the operation's timeout."""
+    places = range(HEADER_BYTES + META_BYTES)
+    async with asyncio.timeout(30):
+        found = await asyncio.gather(*(damaged(place, bits) for place in places))
+    noticed = 0
+    for place, (errors, results) in zip(places, found, strict=True):
+        for error, result in zip(errors, results, strict=True):
+            assert error is None or isinstance(error, dist.DistError), (place, errors)
+            assert error is not None or result == 3, (place, errors, results)
+        noticed += errors[0] is not None
+    assert noticed >= len(places) // 2
+
+
+async def test_a_damaged_payload_is_not_noticed() -> None:
+    """Stated in docs/reliability.md, with what to do about it."""
+    errors, results = await damaged(HEADER_BYTES + META_BYTES + 6, 0x10)
+    assert errors == [None, None]
+    assert results[0] != 3
+
+
+async def through_a_proxy(scheme: str, offset: int) -> tuple[bytes, Sink]:
+    """What was sent, and what came of it, when the byte at ``offset`` on the wire is damaged."""
+    sent, sink = random.Random(1).randbytes(300_000), Sink()
+    transport = Transports.default("127.0.0.1", certificates=tls_files()).get(scheme)
+    accepted: asyncio.Queue[Connection] = asyncio.Queue()
+    listener = await transport.listen(accepted.put_nowait)
+    port = int(listener.address.rpartition(":")[2])
+    async with damaging_proxy(port, offset, 0x20) as damaging:
+        ours = await transport.connect(f"{scheme}://127.0.0.1:{damaging}", Deadline(20))
+        theirs = await accepted.get()
+        theirs.start(sink)
+        ours.send([sent])
+        await ours.close()
+        await sink.ended()
+        theirs.abort()
+    await listener.close()
+    return sent, sink
+
+
+async def test_by_tls_a_byte_damaged_on_the_wire_is_an_error() -> None:
+    async with asyncio.timeout(30):
+        sent, sink = await through_a_proxy("tls", 200_000)
+    assert isinstance(sink.ends[0], dist.DistNetworkError)
+    assert sent.startswith(sink.data)
+    assert len(sink.data) < 200_000
+
+
+async def test_by_tcp_it_arrives() -> None:
+    async with asyncio.timeout(30):
+        sent, sink = await through_a_proxy("tcp", 200_000)
+    assert sink.ends == [None]
+    assert [at for at, (a, b) in enumerate(zip(sent, sink.data, strict=True)) if a != b] == [
+        200_000
+    ]

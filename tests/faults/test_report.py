@@ -1,0 +1,56 @@
+"""The page about reliability says what was measured, and its example works."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+
+from tests.faults.cells import FAULTS, PHASES, Cell, all_cells, transports
+from tests.faults.report import MATRIX, PAGE, SOAK, page, tables, write_results
+
+
+def test_the_page_says_what_was_measured() -> None:
+    results = [json.loads(place.read_text()) for place in (MATRIX, SOAK)]
+    text = PAGE.read_text()
+    assert page(text, *results) == text, "write it anew: python -m tests.faults.report"
+
+
+def test_the_whole_matrix_was_measured() -> None:
+    """Of the transports on the page; a new one is tested at once and measured at the next run."""
+    rows = json.loads(MATRIX.read_text())["rows"]
+    measured = {(row["fault"], row["phase"], row["transport"]) for row in rows}
+    over = {transport for _, _, transport in measured}
+    assert {"tcp", "unix"} <= over
+    cells = [cell for cell in all_cells() if cell.transport in over]
+    assert {(cell.fault, cell.phase, cell.transport) for cell in cells} == measured
+
+
+def test_the_example_of_the_page_works() -> None:
+    example = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert example is not None
+    names: dict = {}
+    exec(example[1], names)
+    asyncio.run(names["test_everybody_learns_who_is_gone"]())
+
+
+def test_results_are_gathered_by_fault_phase_and_transport(tmp_path) -> None:
+    place = tmp_path / "matrix.json"
+    scheme = transports()[0]
+    measured = {
+        Cell(fault, phase, scheme, size): float(size)
+        for fault in FAULTS
+        for phase in PHASES
+        for size in (2, 3, 4)
+    }
+    write_results(place, measured)
+    matrix = json.loads(place.read_text())
+    assert matrix["cells"] == len(measured)
+    assert matrix["rows"][0]["worst"] == 4.0
+    assert matrix["rows"][0]["median"] == 3.0
+    soak = {"operations": 10, "seconds": 5.0}
+    for what in ("rss_bytes", "descriptors", "threads"):
+        soak[f"{what}_early"] = soak[f"{what}_late"] = 1
+    said = tables(matrix, soak)
+    assert "| SIGKILL | " in said
+    assert "4.00 s" in said
