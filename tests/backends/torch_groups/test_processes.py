@@ -62,6 +62,7 @@ if pid == 0:  # as a worker of torch's DataLoader does
     os._exit(7)
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 dist.barrier()
+dist.destroy_process_group()
 """
 
 
