@@ -22,7 +22,7 @@ MAX_LINES = 450
 LAYERS: tuple[tuple[frozenset[str], ...], ...] = (
     (frozenset({"errors", "types", "deadline", "completion"}),),
     (frozenset({"wire"}), frozenset({"tensors"}), frozenset({"credentials"})),
-    (frozenset({"transport"}), frozenset({"store"})),
+    (frozenset({"transport"}), frozenset({"store"}), frozenset({"shared"})),
     (frozenset({"mesh"}),),
     (frozenset({"collectives"}), frozenset({"observe"})),
     (frozenset({"groups"}), frozenset({"simulate"})),

@@ -9,12 +9,14 @@ import hmac
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import msgpack
 
+from aiodist.api.sharing import SHARED, memory_of, shared_bytes_from
 from aiodist.api.table import table_from
 from aiodist.backends.registry import backend_named, bind, rendezvous_for
 from aiodist.credentials import VARIABLES as TLS_VARIABLES
@@ -45,8 +47,8 @@ DEFAULT_GROUP = "default_pg"
 _FLUSH_SECONDS = 5.0
 _ABORT_SECONDS = 1.0
 """How long the other ranks may take to hear that this one aborts."""
-_DEFAULT_TRANSPORTS = "unix,tcp"
-_SECURE_TRANSPORTS = "unix,tls"
+_DEFAULT_TRANSPORTS = f"{SHARED},unix,tcp"
+_SECURE_TRANSPORTS = f"{SHARED},unix,tls"
 LIVENESS_VARIABLE = "AIODIST_LIVENESS_TIMEOUT"
 
 
@@ -92,6 +94,7 @@ async def init_process_group(
     seconds = to_seconds(timeout)
     # Before the ranks meet: the others would wait for one that finds its mistake afterwards.
     schemes, window = schemes_from(os.environ), window_from(os.environ)
+    shared_bytes = shared_bytes_from(os.environ, schemes)
     size_from(os.environ)
     table_from(os.environ)
     patience = patience_from(liveness_timeout, os.environ)
@@ -112,9 +115,9 @@ async def init_process_group(
             _warn_if_open(met)
             watched = patience > 0 and met.size > 1
             heart = Heart(met.rank, met.size, transports, patience) if watched else None
-            await _open_world(
-                world, met.rank, met.size, met.store, transports, window, deadline, heart
-            )
+            memory = memory_of(met.rank, shared_bytes if met.size > 1 else 0)
+            endpoint = partial(Endpoint, window=window, heart=heart, memory=memory)
+            await _open_world(world, met.rank, met.size, met.store, transports, endpoint, deadline)
             try:
                 await answer_questions(world.observer, met.store, met.host, deadline)
             except BaseException:
@@ -139,12 +142,18 @@ async def open_in_process(
     timeout: float | timedelta | None,
     buffer_bytes: int | None,
     backend: str | None = None,
+    shared_bytes: int = 0,
 ) -> None:
-    """Initialise the current world as one of several in this process, over ``transport``."""
+    """Initialise the current world as one of several in this process, over ``transport``.
+
+    ``shared_bytes``: of a segment of shared memory for its collectives; 0 for none.
+    """
     world = current_world()
     seconds = to_seconds(timeout)
     window = DEFAULT_WINDOW if buffer_bytes is None else buffer_bytes
-    await _open_world(world, rank, size, store, [transport], window, Deadline(seconds))
+    memory = memory_of(rank, shared_bytes)
+    endpoint = partial(Endpoint, window=window, memory=memory)
+    await _open_world(world, rank, size, store, [transport], endpoint, Deadline(seconds))
     await _make_default(world, "", backend_named(backend), seconds, Deadline(seconds))
 
 
@@ -154,12 +163,11 @@ async def _open_world(
     size: int,
     store: Store,
     transports: list[Transport],
-    window: int,
+    make: Callable[[int, int, list[Transport], World], Endpoint],
     deadline: Deadline,
-    heart: Heart | None = None,
 ) -> None:
     world.open(rank, size, store)
-    endpoint = Endpoint(rank, size, transports, world, window=window, heart=heart)
+    endpoint = make(rank, size, transports, world)
     try:
         card = await endpoint.open()
         token = os.urandom(32) if rank == 0 else b""
@@ -216,7 +224,7 @@ def transports_at(hosts: Sequence[str], schemes: Sequence[str]) -> list[Transpor
         source_hosts=hosts if len(hosts) > 1 else (),
         certificates=Certificates.from_environ(os.environ),
     )
-    return [known.get(scheme) for scheme in schemes]
+    return [known.get(scheme) for scheme in schemes if scheme != SHARED]
 
 
 def _warn_if_open(met: Rendezvous) -> None:
@@ -239,7 +247,7 @@ def schemes_from(environ: Mapping[str, str]) -> list[str]:
     usual = _SECURE_TRANSPORTS if certificates else _DEFAULT_TRANSPORTS
     text = environ.get("AIODIST_TRANSPORT", "") or usual
     schemes = [scheme.strip() for scheme in text.split(",")]
-    known = Transports.default("", certificates=certificates).schemes
+    known = [SHARED, *Transports.default("", certificates=certificates).schemes]
     if "tls" in schemes and certificates is None:
         raise InvalidUsageError(
             f"AIODIST_TRANSPORT={text!r} names tls, which needs {', '.join(TLS_VARIABLES)}: the "
@@ -251,6 +259,11 @@ def schemes_from(environ: Mapping[str, str]) -> list[str]:
         raise InvalidUsageError(
             f"AIODIST_TRANSPORT={text!r} names {unknown[0]!r}, which is no transport: use one or "
             f"several of {', '.join(known)}, separated by commas"
+        )
+    if set(schemes) == {SHARED}:
+        raise InvalidUsageError(
+            f"AIODIST_TRANSPORT={text!r} names no stream, which shared memory goes with: write "
+            f'"{SHARED},unix" or "{_DEFAULT_TRANSPORTS}"'
         )
     return schemes
 

@@ -61,7 +61,7 @@ class NativeBackend(NativeMessages):
                 await write_back_in_turns(self._group, buffer)
 
         fingerprint = Fingerprint("broadcast", buffer.dtype, root=root, count=buffer.count)
-        return self._group.collective(fingerprint, body, timeout)
+        return self._group.collective(fingerprint, body, timeout, shares=self._shares)
 
     def reduce(self, tensor: Tensor, root: int, op: ReduceOp, timeout: float | None) -> Work[None]:
         is_root = self._group.own_rank == root
@@ -83,7 +83,7 @@ class NativeBackend(NativeMessages):
                 await write_back_in_turns(self._group, buffer)
 
         fingerprint = Fingerprint("reduce", buffer.dtype, op, root, buffer.count)
-        return self._group.collective(fingerprint, body, timeout)
+        return self._group.collective(fingerprint, body, timeout, shares=self._shares)
 
     def gather(
         self, tensor: Tensor, outputs: Sequence[Tensor] | None, root: int, timeout: float | None
@@ -192,7 +192,7 @@ class NativeBackend(NativeMessages):
             if hand_over is not None:
                 await hand_over()
 
-        return self._group.collective(fingerprint, body, timeout)
+        return self._group.collective(fingerprint, body, timeout, shares=self._shares)
 
     async def _reduce_part(self, channel: Channel, data: memoryview, reduce: Reduction) -> None:
         if reduce.needs_prepare:
@@ -217,7 +217,7 @@ class NativeBackend(NativeMessages):
             await write_back_in_turns(self._group, *places)
 
         fingerprint = Fingerprint("all_gather", buffer.dtype, count=total)
-        return self._group.collective(fingerprint, body, timeout)
+        return self._group.collective(fingerprint, body, timeout, shares=self._shares)
 
     def all_gather_coalesced(
         self, outputs: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], timeout: float | None
@@ -244,7 +244,7 @@ class NativeBackend(NativeMessages):
 
         digest = digest_of_lengths([place for row in places for place in row])
         fingerprint = Fingerprint("all_gather_coalesced", buffers[0].dtype, count=digest)
-        return self._group.collective(fingerprint, body, timeout)
+        return self._group.collective(fingerprint, body, timeout, shares=self._shares)
 
     def all_gather_into(self, output: Tensor, tensor: Tensor, timeout: float | None) -> Work[None]:
         buffer = buffer_of(tensor, "input_tensor", writable=False, load=False)
@@ -259,7 +259,7 @@ class NativeBackend(NativeMessages):
             await write_back_in_turns(self._group, place)
 
         fingerprint = Fingerprint("all_gather", buffer.dtype, count=place.count)
-        return self._group.collective(fingerprint, body, timeout)
+        return self._group.collective(fingerprint, body, timeout, shares=self._shares)
 
     def reduce_scatter(
         self, output: Tensor, inputs: Sequence[Tensor], op: ReduceOp, timeout: float | None
@@ -303,7 +303,7 @@ class NativeBackend(NativeMessages):
 
         count = sum(map(len, blocks)) // place.dtype.itemsize
         fingerprint = Fingerprint("reduce_scatter", place.dtype, op, count=count)
-        return self._group.collective(fingerprint, body, timeout)
+        return self._group.collective(fingerprint, body, timeout, shares=self._shares)
 
     def all_to_all(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], timeout: float | None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from aiodist.backends.chosen import Chosen
 from aiodist.backends.operations import Operations
+from aiodist.backends.paths import Paths
 from aiodist.collectives.all_gather_ring import all_gather_new
 from aiodist.collectives.barrier_dissemination import barrier_dissemination
 from aiodist.collectives.broadcast_binomial import broadcast_new
@@ -35,15 +35,18 @@ class NativeObjects(CollectiveBackend):
     """The operations on objects, and those on nothing at all."""
 
     def __init__(self, group: ProcessGroup, run: Operations | None = None) -> None:
-        """``run``: who moves the tensors' bytes in collectives; None for the world's streams."""
+        """``run``: who moves the tensors' bytes in collectives; None for the engine's own."""
         self._group = group
-        self._run = run or Chosen(group.world.rules)
+        self._run = run or Paths(group.world.rules)
+        self._shares = run is None
         self._codec = ObjectCodec([TensorExtension()])
 
     # -- nothing
 
     def barrier(self, timeout: float | None) -> Work[None]:
-        return self._group.collective(Fingerprint("barrier"), self._run.barrier, timeout)
+        return self._group.collective(
+            Fingerprint("barrier"), self._run.barrier, timeout, shares=self._shares
+        )
 
     def agree(self, operation: str, digest: int, timeout: float | None) -> Work[None]:
         # Our own algorithm wherever: its messages carry the digest, and compare it.

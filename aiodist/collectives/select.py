@@ -157,6 +157,37 @@ RULES: Rules = MappingProxyType(
 a message); beyond, from `aiodist simulate` on its networks 10G and 100G.
 """
 
+SHARED_RULES: Rules = MappingProxyType(
+    {
+        "barrier": (Rule(MANY, MANY, Choice("slots")),),
+        "broadcast": (
+            Rule(MANY, 64 * KIB, Choice("slots")),
+            Rule(MANY, MANY, Choice("chunks")),
+        ),
+        "reduce": (
+            Rule(4, 64 * KIB, Choice("slots")),
+            Rule(MANY, 8 * KIB, Choice("slots")),
+            Rule(MANY, MANY, Choice("stripes")),
+        ),
+        "all_reduce": (
+            Rule(2, 64 * KIB, Choice("slots")),
+            Rule(2, MANY, Choice("exchange")),
+            Rule(4, 32 * KIB, Choice("slots")),
+            Rule(MANY, 8 * KIB, Choice("slots")),
+            Rule(MANY, MANY, Choice("stripes")),
+        ),
+        "all_gather": (
+            Rule(MANY, 64 * KIB, Choice("slots")),
+            Rule(MANY, MANY, Choice("chunks")),
+        ),
+        "reduce_scatter": (
+            Rule(MANY, 64 * KIB, Choice("slots")),
+            Rule(MANY, MANY, Choice("chunks")),
+        ),
+    }
+)
+"""For ranks that share memory. What goes into slots is at most `Board.slot_bytes` long."""
+
 
 def select(
     operation: str,

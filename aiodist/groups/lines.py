@@ -19,12 +19,15 @@ from aiodist.errors import (
 from aiodist.groups.fingerprint import Fingerprint, describe
 from aiodist.groups.messenger import Messenger
 from aiodist.mesh.lookout import Lookout
-from aiodist.mesh.matching import Recv
+from aiodist.mesh.matching import ANY_SOURCE, Recv
 from aiodist.mesh.outbox import Send
 from aiodist.tensors import scratch
 from aiodist.wire.frames import COLLECTIVE, Frame
 
 if TYPE_CHECKING:
+    from aiodist.collectives.channel import Channel
+    from aiodist.groups.board import LineBoard
+    from aiodist.groups.plane import Plane
     from aiodist.groups.process_group import ProcessGroup
 
 _PRUNE = 64
@@ -42,6 +45,8 @@ class CollectiveLine:
         "_ranks",
         "_recvs",
         "_sends",
+        "board",
+        "plane",
         "rank",
         "sequence",
         "size",
@@ -61,6 +66,67 @@ class CollectiveLine:
         self._meta = fingerprint.encode()
         self._recvs: list[Recv] = []
         self._sends: list[tuple[int, Send]] = []
+        self.plane: Plane | None = None
+        self.board: LineBoard | None = None
+
+    # -- shared memory
+
+    def enter(self, plane: Plane) -> bool:
+        """Take the turn on the plane if it is this operation's at once."""
+        self.plane = plane
+        self.board = plane.enter(self)
+        return self.board is not None
+
+    @property
+    def meta_words(self) -> tuple[int, int]:
+        """The fingerprint as two words."""
+        return int.from_bytes(self._meta[:8], "little"), int.from_bytes(self._meta[8:], "little")
+
+    def disagreement(self, src: int, words: tuple[int, int], length: int) -> DistError:
+        """The error for what group rank ``src`` has put up: another operation, or other lengths."""
+        meta = self._meta_of(words)
+        detail = "" if meta != self._meta else f" with another length, {length} bytes"
+        return self._mismatch(self._ranks[src], meta, detail)
+
+    def late(self, src: int, sequence: int, words: tuple[int, int]) -> None:
+        """Group rank ``src`` had put up another operation than the one that has ended here."""
+        self._group.late(sequence, self._ranks[src], self._meta_of(words))
+
+    def _meta_of(self, words: tuple[int, int]) -> bytes:
+        low, high = words
+        return (low.to_bytes(8, "little") + high.to_bytes(8, "little"))[: len(self._meta)]
+
+    def lost(self, src: int, wait: Pending[None]) -> bool:
+        """Whether group rank ``src`` is gone; ``wait`` has failed then."""
+        error = self._group.endpoint.error_of(self._ranks[src])
+        if error is not None:
+            wait.fail(error)
+        return error is not None
+
+    def listen(self) -> None:
+        """Fail with what comes over the streams for this operation, which runs in memory."""
+
+        def check(recv: Recv, src: int, meta: bytes, length: int) -> BaseException | None:
+            if meta == self._meta and not length:
+                return None
+            return self._check(recv, src, meta, length) or self._mismatch(src, meta)
+
+        def heard() -> None:
+            if recv.error is None:
+                self._recvs.remove(recv)
+                self.listen()
+
+        if self._recvs:
+            return
+        recv = Recv(self._key, ANY_SOURCE, None, self._meta, check)
+        recv.callback = heard
+        self._post(recv)
+
+    def tell(self) -> None:
+        """Say over the streams, to those that may be in another operation, which one this is."""
+        for rank in range(self.size):
+            if rank != self.rank:
+                self.send(rank, memoryview(b""))
 
     @property
     def operation(self) -> str:
@@ -136,19 +202,27 @@ class CollectiveLine:
         return f"{self._fingerprint.operation} (operation {self.sequence} of {self._group.group_name!r})"
 
     def waiting_for(self) -> Sequence[int]:
+        if self.plane is not None and self.board is not None:
+            missing = self.plane.waiting_for
+            return [] if missing < 0 else [self._ranks[missing]]
         ranks = {r.src for r in self._recvs if not r.done}
         ranks.update(to for to, message in self._sends if not message.done)
         return sorted(ranks)
 
     @property
     def lookout(self) -> Lookout | None:
+        if self.plane is not None:
+            return self.plane.lookout
         return self._messenger.lookout
 
     def polls(self) -> Sequence[Callable[[], None]]:
+        if self.plane is not None and self.board is not None:
+            return (self.plane.poll,)
         return self._messenger.polls(self.waiting_for())
 
     def over(self, error: BaseException | None) -> BaseException | None:
         inbox = self._messenger.inbox
+        plane, self.plane = self.plane, None
         if error is not None:
             for recv in self._recvs:
                 inbox.drop(recv)
@@ -159,10 +233,14 @@ class CollectiveLine:
         self._recvs.clear()
         self._sends.clear()
         left = inbox.forget(self._key)
+        if left is not None and plane is not None and (left.meta, left.length) == (self._meta, 0):
+            left = None  # somebody's `tell`
         if error is None and left is not None:
             # All that this rank wanted came, and more: somebody thinks of another operation.
             error = self._mismatch(left.src, left.meta)
         self._group.ended(self.sequence, self._fingerprint, self._told(error))
+        if plane is not None:
+            plane.leave(self)
         return error
 
     def _told(self, error: BaseException | None) -> DistError | None:
@@ -208,6 +286,11 @@ class CollectiveLine:
             fail(_timeout(self.describe(), seconds, blame, waiting, fields))
 
         self._group.call_roll(self.sequence, done)
+
+
+def board_of(channel: Channel) -> LineBoard | None:
+    """The shared memory of the collective that runs over ``channel``, where it has any."""
+    return channel.board if isinstance(channel, CollectiveLine) else None
 
 
 class MessageLine:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from aiodist.completion import Pending, T
@@ -24,6 +25,7 @@ from aiodist.types import Backend
 from aiodist.wire.frames import POINT_TO_POINT, Key
 
 if TYPE_CHECKING:
+    from aiodist.groups.plane import Plane
     from aiodist.groups.world import World
 
 log = logging.getLogger("aiodist")
@@ -63,6 +65,8 @@ class ProcessGroup(Ending):
         self._messenger: Messenger | None = None
         self._usher: Usher | None = None
         self.succession = Succession(self)
+        self.plane: Plane | None = None
+        """What the members share memory for, where they may."""
 
     @property
     def endpoint(self) -> Endpoint:
@@ -85,10 +89,13 @@ class ProcessGroup(Ending):
         fingerprint: Fingerprint,
         body: Callable[[CollectiveLine], Coroutine[Any, Any, T]],
         timeout: float | None = None,
+        *,
+        shares: bool = False,
     ) -> Work[T]:
         """Start a collective: takes the next sequence number and runs ``body`` to its first wait.
 
-        ``timeout`` in seconds; the group's where None. Raises what closed or broke the group.
+        ``timeout`` in seconds; the group's where None. ``shares``: where the members share memory
+        the line gets a ``board``, when it is its turn there. Raises what closed or broke the group.
         """
         self._check_open()
         sequence = self._next
@@ -102,6 +109,14 @@ class ProcessGroup(Ending):
             self._heard.add(sequence)
             work.fail(failed)
         else:
+            plane = self.plane
+            if plane is not None and plane.is_off:
+                plane = self.plane = None
+            if plane is not None:
+                if not shares:
+                    plane.lay_out()
+                elif not line.enter(plane):
+                    body = partial(_admitted, plane, body)
             run = body(line) if self._usher is None else self._ushered(self._usher, line, body)
             work.start(run, self.timeout if timeout is None else timeout)
         return work
@@ -261,6 +276,10 @@ class ProcessGroup(Ending):
         if roll is not None:
             roll.answered(rank, entered, last)
 
+    def ring(self, rank: int) -> None:
+        """Wake group rank ``rank``, which sleeps over the memory of this group."""
+        self.endpoint.ring(self.ranks[rank], self.id)
+
     def present(self, sequence: int) -> tuple[bool, str]:
         """Whether that collective has started on this rank, and which one it finished last."""
         if not self._finished:
@@ -283,11 +302,13 @@ class ProcessGroup(Ending):
         After a failure that is usual. After a success it means that ``src`` is in another one:
         those that still wait must know, since this rank will not answer them.
         """
-        fingerprint = self._finished.pop(sequence, None)
-        if fingerprint is not None:
-            error = mismatch(self, sequence, fingerprint, src, meta)
-            log.error("%s; it has ended on this rank", error)
-            self.world.announce(self, sequence, error)
+        fingerprint = self._finished.get(sequence)
+        if fingerprint is None or (self.plane is not None and fingerprint.encode() == meta):
+            return  # over shared memory it only says, for those who have slept long, where it is
+        self._finished.pop(sequence)
+        error = mismatch(self, sequence, fingerprint, src, meta)
+        log.error("%s; it has ended on this rank", error)
+        self.world.announce(self, sequence, error)
 
     def failed_elsewhere(self, sequence: int, error: DistError) -> None:
         """Another rank says that a collective failed, or the whole group."""
@@ -308,9 +329,20 @@ class ProcessGroup(Ending):
             if self.backend.is_fragile:
                 self._break(error)
 
+    def peer_lost(self, error: PeerLostError, *, heard: bool = False) -> None:
+        """A member is gone: all that is under way fails on all members, and all that comes later.
+
+        ``heard``: another member said so; a rank notices only the end of those it has talked to.
+        """
+        if self.plane is not None:
+            self.plane.poll()  # it may have left all that was needed
+        super().peer_lost(error, heard=heard)
+
     def peer_left(self, rank: int, error: PeerLostError) -> None:
         """A member said goodbye: what waits for it will wait in vain, the rest goes on."""
         self._left.add(rank)
+        if self.plane is not None:
+            self.plane.poll()  # it may have left everything there before
         if any(rank in work.waiting_for() for work in self._active.values()):
             self.peer_lost(error)
         else:
@@ -348,9 +380,18 @@ class ProcessGroup(Ending):
     def _fail_all(self, error: DistError) -> None:
         for work in [*self._active.values(), *self._messages.values()]:
             work.fail(error.again())
+        if self.plane is not None:
+            self.plane.close()
 
     def _nobody_needs_telling(self) -> None:
         self._heard.update(self._active)
+
+
+async def _admitted(
+    plane: Plane, body: Callable[[CollectiveLine], Coroutine[Any, Any, T]], line: CollectiveLine
+) -> T:
+    line.board = await plane.admitted(line)
+    return await body(line)
 
 
 class NonGroupMember:

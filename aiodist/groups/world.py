@@ -21,6 +21,7 @@ from aiodist.errors import (
 from aiodist.groups.activity import describe_activity
 from aiodist.groups.ending import Ending
 from aiodist.groups.lines import last_words
+from aiodist.groups.plane import Plane
 from aiodist.groups.process_group import Group, NonGroupMember, ProcessGroup
 from aiodist.groups.succession import GONE
 from aiodist.groups.work import Work
@@ -59,6 +60,7 @@ class World:
         self._early: dict[int, list[tuple[int, DistError]]] = {}  # failures in groups to come
         self._early_agreements: dict[int, list[tuple[int, int, bytes]]] = {}
         self._names: dict[str, int] = {}
+        self._incarnations: dict[int, int] = {}  # how often each group has been made
         self.opening = False  # init_process_group is under way
         self._on_close: list[Callable[[], Awaitable[None]]] = []
         self._in_child: list[Callable[[], None]] = []
@@ -151,9 +153,15 @@ class World:
     def may_stand_still(self) -> bool:
         """Whether the loop has nothing of this world to do that could not wait for some moments."""
         endpoint = self._endpoint
-        if endpoint is None or not endpoint.lookout.active:
+        if endpoint is None or not (endpoint.lookout.active or self._shares):
             return False
         return not any(group.is_busy for group in self._groups.values())
+
+    @property
+    def _shares(self) -> bool:
+        """Whether ranks of several processes share memory here."""
+        planes = (group.plane for group in self._groups.values())
+        return any(plane is not None and plane.lookout.active for plane in planes)
 
     @property
     def is_initialized(self) -> bool:
@@ -165,6 +173,10 @@ class World:
         if group.id in self._groups:
             raise InvalidUsageError(f"a group {group.group_name!r} of these ranks exists already")
         self._closed.discard(group.id)
+        incarnation = self._incarnations[group.id] = self._incarnations.get(group.id, 0) + 1
+        if self._endpoint is not None and group.n_ranks > 1:
+            memory = self._endpoint.memory
+            group.plane = None if memory is None else Plane(group, memory, incarnation)
         self._groups[group.id] = group
         for sequence, error in self._early.pop(group.id, ()):
             group.failed_elsewhere(sequence, error)
@@ -317,6 +329,11 @@ class World:
 
     def activity(self) -> str:
         return describe_activity(self.recorder)
+
+    def bell_rung(self, group: int) -> None:
+        known = self._groups.get(group)
+        if known is not None and known.plane is not None:
+            known.plane.rung()
 
     def peer_lost(self, rank: int, error: PeerLostError, *, departed: bool) -> None:
         for group in self.groups:

@@ -24,9 +24,11 @@ from aiodist.mesh.losses import Farewells, peer_lost, without_frames
 from aiodist.mesh.matching import Recv
 from aiodist.mesh.outbox import Send
 from aiodist.mesh.peer import Card, Peer, reachable_at
+from aiodist.mesh.words import Words
+from aiodist.shared.memory import SharedMemory
 from aiodist.transport.base import Connection, Listener, Transport
 from aiodist.transport.strangers import HANDSHAKE_SECONDS, SPARE, Strangers
-from aiodist.wire.frames import MAX_META, Frame, FrameType, Key, encode
+from aiodist.wire.frames import Frame, FrameType, Key, encode
 from aiodist.wire.handshake import Handshake
 
 DEFAULT_WINDOW = 64 << 20
@@ -43,7 +45,7 @@ _LAST_WORDS_SECONDS = 0.3
 """How long a rank that refuses connections may still be heard before it counts as gone."""
 
 
-class Endpoint:
+class Endpoint(Words):
     """Sends and receives between this rank and all others. Belongs to one event loop.
 
     ``open`` first, then ``meet`` with everybody's cards. Nothing connects before the first message.
@@ -58,11 +60,16 @@ class Endpoint:
         *,
         window: int = DEFAULT_WINDOW,
         heart: Heart | None = None,
+        memory: SharedMemory | None = None,
     ) -> None:
-        """``heart``: what watches the other ranks while this one's loop is busy, if anything."""
+        """``heart``: what watches the other ranks while this one's loop is busy, if anything.
+        ``memory``: what this rank shares with those of its host. Both are closed with the rest.
+        """
         self.rank = rank
         self.size = size
         self.window = window
+        self.memory = memory
+        self.shares_process = False  # whether ranks of this host live in one process
         self.inbox = Inbox(size, events.is_over, events.late)
         self._events = events
         self._transports = {transport.scheme: transport for transport in transports}
@@ -97,6 +104,7 @@ class Endpoint:
             os.getpid(),
             tuple(listener.address for listener in self._listeners),
             lifelines,
+            "" if self.memory is None else self.memory.description,
         )
         return self.card
 
@@ -105,8 +113,11 @@ class Endpoint:
         self._key = key
         self.size = self.inbox.size = len(cards)
         here = [card.pid for card in cards if card.host_id == self._host_id]
-        alone = len(set(here)) == len(here)  # in one process, spinning would keep the other waiting
-        self.lookout.active = alone and len(here) <= cores()
+        self.shares_process = len(set(here)) < len(here)  # there, looking keeps the other waiting
+        self.lookout.active = not self.shares_process and len(here) <= cores()
+        if self.memory is not None:
+            segments = {c.rank: c.segment for c in cards if c.host_id == self._host_id}
+            self.memory.meet(segments)
         for card in cards:
             if card.rank != self.rank:
                 self._add_peer(card)
@@ -130,6 +141,8 @@ class Endpoint:
                 self._peer_lost(old, peer_lost(old.card, why, last=self._heard_of(old)))
             for link in old.links:
                 link.connection.abort()
+        if self.memory is not None:
+            self.memory.forget(card.rank)
         self._add_peer(card)
         if self._heart is not None:
             self._heart.renew(card)
@@ -182,23 +195,15 @@ class Endpoint:
         """Take a message back; False if it is on the stream already."""
         return self._peers[dst].outbox.withdraw(message)
 
-    def announce_failure(
-        self, group: int, sequence: int, error: bytes, ranks: Sequence[int]
-    ) -> None:
-        """Tell ``ranks`` that a collective failed here, and why."""
-        frame = encode(FrameType.ABORT, (0, group, sequence), length=len(error))
-        for rank in ranks:
-            self._tell(rank, frame, [error])
+    def reach(self, rank: int) -> None:
+        """Connect to ``rank``, which is how one learns of its end, before there is a message."""
+        peer = self._peers[rank]
+        if not (peer.links or peer.connecting or peer.error or self._leaving):
+            peer.connecting = self._loop.create_task(self._connect(peer))
 
-    def call_roll(self, group: int, sequence: int, ranks: Sequence[int]) -> list[int]:
-        """Ask ``ranks`` whether they have entered a collective. Returns those that may answer."""
-        frame = encode(FrameType.ROLL, (0, group, sequence))
-        return [rank for rank in ranks if self._tell(rank, frame)]
-
-    def agree(self, rank: int, group: int, number: int, message: bytes) -> None:
-        """Send ``rank`` a message of an agreement; nothing where it is gone."""
-        frame = encode(FrameType.AGREE, (0, group, number), length=len(message))
-        self._tell(rank, frame, [message])
+    def error_of(self, rank: int) -> BaseException | None:
+        """Why ``rank`` is gone, None while it is there."""
+        return self._peers[rank].error
 
     def lost(self, rank: int) -> bool:
         """Whether ``rank`` is gone, as far as this rank knows."""
@@ -221,6 +226,8 @@ class Endpoint:
         if self._leaving:
             return
         self._leaving = True
+        if self.memory is not None:
+            self.memory.leave()
         try:
             await self._leave()
         finally:
@@ -229,6 +236,8 @@ class Endpoint:
             self._farewells.cut_short()
             if self._heart is not None:
                 await self._heart.close()
+            if self.memory is not None:
+                self.memory.close()
 
     async def _leave(self) -> None:
         # What was sent before a connection was up still goes out, why an operation failed above
@@ -277,6 +286,8 @@ class Endpoint:
             listener.close_in_child()
         for connection in [*self.connections(), *(link.connection for link in self._strangers)]:
             connection.close_in_child()
+        if self.memory is not None:
+            self.memory.close()
 
     def connections(self) -> list[Connection]:
         """The open connections, to all ranks."""
@@ -292,21 +303,6 @@ class Endpoint:
         if link.dialled or peer.connecting is None:
             self._use(peer, link)
         return peer
-
-    def abort_arrived(self, peer: Peer, frame: Frame, error: memoryview) -> None:
-        self._events.collective_failed(peer.rank, frame.group, frame.channel, error)
-
-    def agree_arrived(self, peer: Peer, frame: Frame, message: memoryview) -> None:
-        self._events.agree_arrived(peer.rank, frame.group, frame.channel, bytes(message))
-
-    def roll_called(self, peer: Peer, frame: Frame) -> None:
-        entered, last = self._events.present(frame.group, frame.channel)
-        meta = last.encode()[:MAX_META]
-        self._tell(peer.rank, encode(FrameType.PRESENT, frame.key, id=int(entered), meta=meta))
-
-    def roll_answered(self, peer: Peer, frame: Frame) -> None:
-        last = frame.meta.decode("utf-8", "replace")
-        self._events.roll_answered(peer.rank, frame.group, frame.channel, frame.id != 0, last)
 
     def link_lost(self, link: Link, error: BaseException | None) -> None:
         self._strangers.turned_away(link, error)
@@ -324,8 +320,7 @@ class Endpoint:
     def _look_after(self, peer: Peer) -> None:
         # Whoever waits for a rank that died before it ever connected learns it this way.
         peer.watch = None
-        if not (peer.links or peer.connecting or peer.error or self._leaving):
-            peer.connecting = self._loop.create_task(self._connect(peer))
+        self.reach(peer.rank)
 
     def _has_another(self, peer: Peer) -> bool:
         # Who has not yet said who it is may be this very rank: its proof, its messages and its
@@ -435,6 +430,8 @@ class Endpoint:
         if peer.links and peer.error is None:
             self._use(peer, peer.links[0])  # it has reached us meanwhile
         elif peer.error is None:
+            memory = self.memory
+            peer.said_goodbye = memory is not None and memory.has_left(peer.rank)
             tried = "; ".join(reasons) or "it offers no transport that this rank has"
             why = f"cannot be reached: {tried}"
             lost = peer_lost(peer.card, why, last=self._heard_of(peer))

@@ -35,6 +35,10 @@ class Events(Protocol):
         """Rank ``src`` says whether that collective has started there, and what it finished."""
         ...
 
+    def bell_rung(self, group: int) -> None:
+        """A flag that this rank sleeps over was raised in the memory that ``group`` shares."""
+        ...
+
     def explained(self, error: PeerLostError, last: Frame | None) -> PeerLostError:
         """``error`` with what is known of that rank and it does not say yet.
 

@@ -40,6 +40,8 @@ class Owner(Protocol):
 
     def cast_out(self, peer: Peer, frame: Frame) -> None: ...
 
+    def bell_rung(self, frame: Frame) -> None: ...
+
     def link_lost(self, link: Link, error: BaseException | None) -> None: ...
 
 
@@ -108,6 +110,8 @@ class Link:
             self._owner.roll_answered(peer, frame)
         elif kind == FrameType.OUTCAST:
             self._owner.cast_out(peer, frame)
+        elif kind == FrameType.BELL:
+            self._owner.bell_rung(frame)
         elif kind == FrameType.GOODBYE:
             peer.said_goodbye = True
             self._owner.link_lost(self, None)

@@ -34,10 +34,12 @@ class Card:
     """Where it listens, best first."""
     lifelines: tuple[str, ...] = ()
     """Where its heart listens, likewise."""
+    segment: str = ""
+    """How to map the memory that it shares with the ranks of its host; empty where it has none."""
 
     def encode(self) -> bytes:
         places = [list(self.addresses), list(self.lifelines)]
-        fields = [self.rank, self.host, self.host_id, self.pid, *places]
+        fields = [self.rank, self.host, self.host_id, self.pid, self.segment, *places]
         packed: bytes = msgpack.packb(fields)
         return packed
 
@@ -49,9 +51,10 @@ class Card:
     @classmethod
     def decode(cls, data: bytes) -> Card:
         try:
-            rank, host, host_id, pid, *places = msgpack.unpackb(data)
+            rank, host, host_id, pid, segment, *places = msgpack.unpackb(data)
             addresses, lifelines = (tuple(map(str, place)) for place in places)
-            return cls(int(rank), str(host), str(host_id), int(pid), addresses, lifelines)
+            who = int(rank), str(host), str(host_id), int(pid)
+            return cls(*who, addresses, lifelines, str(segment))
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise ProtocolError("a rank introduced itself in a form nobody understands") from error
 

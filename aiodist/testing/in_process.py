@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TypeVar
 
 from aiodist.api.lifecycle import destroy_process_group, open_in_process
+from aiodist.api.sharing import SHARED
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.world import World, use_world
 from aiodist.store import MemoryStore
@@ -17,6 +18,8 @@ from aiodist.transport.inproc import InprocHub
 from aiodist.transport.registry import Transports
 
 T = TypeVar("T")
+
+_SHARED_BYTES = 8 << 20
 
 
 async def run_ranks(
@@ -33,10 +36,11 @@ async def run_ranks(
 
     Each has its own world, initialised before and destroyed after: ``aiodist``'s functions work
     in it as in a process of its own. ``transport``: "inproc" (queues), "tcp" or "unix" (real
-    sockets on this host). ``timeout``: of every operation. ``buffer_bytes``: what a rank buffers
-    per peer for messages without a receive. ``wrap(rank, transport)``: what the rank uses in place
-    of ``transport``, such as a `FaultyTransport` around it. ``backend``: of the default group, as
-    for ``init_process_group``.
+    sockets on this host), or "shm" (collectives in shared memory, the rest over queues).
+    ``timeout``: of every operation. ``buffer_bytes``: what a rank buffers per peer for messages
+    without a receive. ``wrap(rank, transport)``: what the rank uses in place of ``transport``, such
+    as a `FaultyTransport` around it. ``backend``: of the default group, as for
+    ``init_process_group``.
 
     Raises the first error of a rank, by time, after the others have been cancelled.
     """
@@ -49,10 +53,11 @@ async def run_ranks(
     async def one(rank: int) -> T:
         use_world(World())
         transports = Transports.default("127.0.0.1", hub=hub)
-        mine = transports.get(transport)
+        mine = transports.get("inproc" if transport == SHARED else transport)
+        shared_bytes = _SHARED_BYTES if transport == SHARED else 0
         if wrap is not None:
             mine = wrap(rank, mine)
-        await open_in_process(rank, size, store, mine, timeout, buffer_bytes, backend)
+        await open_in_process(rank, size, store, mine, timeout, buffer_bytes, backend, shared_bytes)
         try:
             result = await fn(rank)
         except BaseException as error:

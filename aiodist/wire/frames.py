@@ -65,6 +65,8 @@ class FrameType(enum.IntEnum):
     """The answer to a ROLL: ``id`` is 1 for yes, 0 for no; the metadata is what it finished last."""
     AGREE = 16
     """A message of agreement number ``channel`` of ``group``, on who is left; the payload says it."""
+    BELL = 17
+    """A flag that the receiver sleeps over was raised in the memory that ``group`` shares."""
     BEAT = 32
     """On a lifeline: the rank lives; the metadata says in words what it last did."""
     LOST = 33

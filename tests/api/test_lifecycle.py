@@ -14,7 +14,10 @@ from aiodist.testing import run_ranks
 @pytest.mark.parametrize(
     ("variable", "value", "told"),
     [
-        ("AIODIST_TRANSPORT", "quic", "use one or several of tcp, unix"),
+        ("AIODIST_TRANSPORT", "quic", "use one or several of shm, tcp, unix"),
+        ("AIODIST_TRANSPORT", "shm", "names no stream"),
+        ("AIODIST_SHM_BYTES", "32M", "a number of bytes, 0 or at least 1048576"),
+        ("AIODIST_SHM_BYTES", "4096", "a number of bytes, 0 or at least 1048576"),
         ("AIODIST_TRANSPORT", "tcp,", "AIODIST_TRANSPORT='tcp,' names ''"),
         ("AIODIST_BUFFER_BYTES", "64M", "a number of bytes, at least 65536"),
         ("AIODIST_BUFFER_BYTES", "1000", "a number of bytes, at least 65536"),

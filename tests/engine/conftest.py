@@ -14,9 +14,20 @@ from aiodist.testing.in_process import run_ranks
 RunRanks = Callable[..., Awaitable[list[Any]]]
 
 
-@pytest.fixture(params=["inproc", "unix", "tcp"])
+@pytest.fixture(params=["inproc", "unix", "tcp", "shm"])
 def ranks(request: pytest.FixtureRequest, scaled: Callable[[float], float]) -> RunRanks:
     """``run_ranks`` over each transport; a deadlock fails in seconds."""
+
+    async def run(size: int, fn: Callable[[int], Awaitable[Any]], **options: Any) -> list[Any]:
+        async with asyncio.timeout(scaled(20)):
+            return await run_ranks(size, fn, request.param, **options)
+
+    return run
+
+
+@pytest.fixture(params=["inproc", "unix", "tcp"])
+def streams(request: pytest.FixtureRequest, scaled: Callable[[float], float]) -> RunRanks:
+    """The same over streams alone, for what is about messages."""
 
     async def run(size: int, fn: Callable[[int], Awaitable[Any]], **options: Any) -> list[Any]:
         async with asyncio.timeout(scaled(20)):

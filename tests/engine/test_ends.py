@@ -162,7 +162,7 @@ async def test_abort_of_one_group_leaves_the_others(inproc: RunRanks) -> None:
 
 
 async def test_the_error_about_a_dead_rank_says_who_where_what_and_who_noticed(
-    ranks: RunRanks,
+    streams: RunRanks,
 ) -> None:
     """Also on rank 3, which never talked to it."""
     cut = asyncio.Event()
@@ -189,7 +189,7 @@ async def test_the_error_about_a_dead_rank_says_who_where_what_and_who_noticed(
         await over.wait()
         return error
 
-    errors = await ranks(4, main)
+    errors = await streams(4, main)
     noticed = {}
     for rank in (0, 1, 3):
         error = errors[rank]

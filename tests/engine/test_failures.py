@@ -226,7 +226,7 @@ async def test_one_failure_among_many_leaves_the_others_alone(ranks: RunRanks) -
 
 
 async def test_an_exception_inside_a_reduction_reaches_all_ranks(
-    ranks: RunRanks, monkeypatch: pytest.MonkeyPatch
+    streams: RunRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from aiodist.backends import native
 
@@ -261,7 +261,7 @@ async def test_an_exception_inside_a_reduction_reaches_all_ranks(
         await next_works(rank, 3)
         return error
 
-    errors = await ranks(3, main)
+    errors = await streams(3, main)
     assert isinstance(errors[1], ArithmeticError)
     for error in (errors[0], errors[2]):
         assert isinstance(error, dist.DistBackendError)
@@ -334,7 +334,7 @@ async def test_a_rank_whose_connections_are_cut_is_lost_to_all(
     assert any("rank 2" in str(error) for error in results[0])
 
 
-async def test_pending_messages_fail_when_the_peer_is_cut(ranks: RunRanks) -> None:
+async def test_pending_messages_fail_when_the_peer_is_cut(streams: RunRanks) -> None:
     ready = asyncio.Event()
 
     async def main(rank: int) -> None:
@@ -357,7 +357,7 @@ async def test_pending_messages_fail_when_the_peer_is_cut(ranks: RunRanks) -> No
             assert "died or was cut off" in str(error)
             assert error.__cause__ is None, "which the message repeats"
 
-    await ranks(2, main)
+    await streams(2, main)
 
 
 async def test_a_rank_may_leave_while_others_work_on(ranks: RunRanks) -> None:

@@ -10,7 +10,7 @@ import pytest
 import aiodist as dist
 from aiodist.testing import run_ranks
 
-TRANSPORTS = ("inproc", "tcp", "unix")
+TRANSPORTS = ("inproc", "tcp", "unix", "shm")
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -28,7 +28,7 @@ PROBE = Path(__file__).with_name("memory_probe.py")
     ids=["tiny", "small", "eager", "large"],
 )
 async def test_a_flooded_rank_holds_no_more_than_its_window(
-    ranks: RunRanks, nbytes: int, count: int
+    streams: RunRanks, nbytes: int, count: int
 ) -> None:
     """And serves other tags and groups meanwhile, and gets everything in order in the end."""
     flooded = asyncio.Event()
@@ -66,10 +66,10 @@ async def test_a_flooded_rank_holds_no_more_than_its_window(
             assert held > 0
         assert not matcher._arrived
 
-    await ranks(2, main, buffer_bytes=WINDOW)
+    await streams(2, main, buffer_bytes=WINDOW)
 
 
-async def test_two_ranks_that_flood_each_other_and_receive_afterwards(ranks: RunRanks) -> None:
+async def test_two_ranks_that_flood_each_other_and_receive_afterwards(streams: RunRanks) -> None:
     async def main(rank: int) -> None:
         sends = [dist.isend(np.full(5_000, n), 1 - rank, tag=n % 3) for n in range(200)]
         into = np.zeros(5_000, np.int64)
@@ -80,10 +80,10 @@ async def test_two_ranks_that_flood_each_other_and_receive_afterwards(ranks: Run
         for send in sends:
             await send
 
-    await ranks(2, main, buffer_bytes=1 << 16)
+    await streams(2, main, buffer_bytes=1 << 16)
 
 
-async def test_collectives_started_by_the_hundred_stay_within_the_window(ranks: RunRanks) -> None:
+async def test_collectives_started_by_the_hundred_stay_within_the_window(streams: RunRanks) -> None:
     """Rank 1 enters late; what rank 0 sends ahead is held back and asked for."""
     started = asyncio.Event()
 
@@ -99,7 +99,7 @@ async def test_collectives_started_by_the_hundred_stay_within_the_window(ranks: 
             await work
             assert (each == 1).all()
 
-    await ranks(2, main, buffer_bytes=1 << 18)
+    await streams(2, main, buffer_bytes=1 << 18)
 
 
 async def probe(

@@ -19,7 +19,7 @@ def pattern(size: int, salt: int = 0) -> np.ndarray:
     return (np.arange(size, dtype=np.int64) * 7 + salt).astype(np.uint8)
 
 
-async def test_crossing_messages_of_every_protocol(ranks: RunRanks) -> None:
+async def test_crossing_messages_of_every_protocol(streams: RunRanks) -> None:
     """Both ranks dial at once, and both send before they receive."""
 
     async def main(rank: int) -> None:
@@ -32,10 +32,10 @@ async def test_crossing_messages_of_every_protocol(ranks: RunRanks) -> None:
         for send in sends:
             await send
 
-    await ranks(2, main)
+    await streams(2, main)
 
 
-async def test_receive_posted_first_or_last(ranks: RunRanks) -> None:
+async def test_receive_posted_first_or_last(streams: RunRanks) -> None:
     async def main(rank: int) -> None:
         for size in SIZES:
             for receiver_waits in (True, False):
@@ -51,10 +51,10 @@ async def test_receive_posted_first_or_last(ranks: RunRanks) -> None:
                     await dist.recv(into, 0)
                     assert (into == pattern(size)).all()
 
-    await ranks(2, main)
+    await streams(2, main)
 
 
-async def test_from_anybody_each_message_comes_once(ranks: RunRanks) -> None:
+async def test_from_anybody_each_message_comes_once(streams: RunRanks) -> None:
     size, each = 5, 8
 
     async def main(rank: int) -> None:
@@ -70,10 +70,10 @@ async def test_from_anybody_each_message_comes_once(ranks: RunRanks) -> None:
             got[source].append(int(tensor[0]))
         assert got == {s: [100 * s + n for n in range(each)] for s in range(1, size)}
 
-    await ranks(size, main)
+    await streams(size, main)
 
 
-async def test_tags_in_any_order_and_fifo_within_one(ranks: RunRanks) -> None:
+async def test_tags_in_any_order_and_fifo_within_one(streams: RunRanks) -> None:
     async def main(rank: int) -> None:
         if rank == 0:
             for number in range(30):
@@ -85,10 +85,10 @@ async def test_tags_in_any_order_and_fifo_within_one(ranks: RunRanks) -> None:
                     await dist.recv(into, 0, tag=tag)
                     assert into[0] == 3 * turn + tag
 
-    await ranks(2, main)
+    await streams(2, main)
 
 
-async def test_a_cancelled_receive_leaves_its_message_to_the_next(ranks: RunRanks) -> None:
+async def test_a_cancelled_receive_leaves_its_message_to_the_next(streams: RunRanks) -> None:
     async def main(rank: int) -> None:
         if rank == 0:
             await dist.recv(np.zeros(1), 1, tag=9)  # the first receive has been cancelled
@@ -103,10 +103,10 @@ async def test_a_cancelled_receive_leaves_its_message_to_the_next(ranks: RunRank
         assert into.tolist() == [7] * 4
         assert given_up.tolist() == [0] * 4
 
-    await ranks(2, main)
+    await streams(2, main)
 
 
-async def test_a_large_receive_cancelled_half_way(ranks: RunRanks) -> None:
+async def test_a_large_receive_cancelled_half_way(streams: RunRanks) -> None:
     size = 24 * CHUNK_BYTES
 
     async def main(rank: int) -> None:
@@ -126,11 +126,11 @@ async def test_a_large_receive_cancelled_half_way(ranks: RunRanks) -> None:
         assert (given_up == before).all()
         assert not (given_up == data).all()
 
-    await ranks(2, main)
+    await streams(2, main)
 
 
 async def test_a_large_send_cancelled_half_way_leaves_the_receive_to_the_next(
-    ranks: RunRanks,
+    streams: RunRanks,
 ) -> None:
     size = 24 * CHUNK_BYTES
 
@@ -145,12 +145,12 @@ async def test_a_large_send_cancelled_half_way_leaves_the_receive_to_the_next(
             await dist.recv(into, 0)
             assert (into == pattern(size, 5)).all()
 
-    await ranks(2, main)
+    await streams(2, main)
 
 
 @pytest.mark.parametrize("size", [8, EAGER_BYTES])
 async def test_the_memory_of_a_send_cancelled_on_its_way_is_the_callers_again(
-    ranks: RunRanks, size: int
+    streams: RunRanks, size: int
 ) -> None:
     """Too late to take it back: it arrives as it was, whatever the caller writes now."""
 
@@ -173,10 +173,10 @@ async def test_the_memory_of_a_send_cancelled_on_its_way_is_the_callers_again(
                 await dist.recv(into, 0)
                 assert (into == pattern(size, number)).all()
 
-    await ranks(2, main)
+    await streams(2, main)
 
 
-async def test_sends_cancelled_before_the_connection_is_there(ranks: RunRanks) -> None:
+async def test_sends_cancelled_before_the_connection_is_there(streams: RunRanks) -> None:
     async def main(rank: int) -> None:
         if rank == 0:
             works = [dist.isend(np.array([n]), 1) for n in range(3)]
@@ -187,10 +187,10 @@ async def test_sends_cancelled_before_the_connection_is_there(ranks: RunRanks) -
             got = [int((await dist.recv(src=0)).tensor[0]) for _ in range(2)]
             assert got == [0, 2]
 
-    await ranks(2, main)
+    await streams(2, main)
 
 
-async def test_a_timed_out_receive_stays_a_matter_of_its_rank(ranks: RunRanks) -> None:
+async def test_a_timed_out_receive_stays_a_matter_of_its_rank(streams: RunRanks) -> None:
     async def main(rank: int) -> None:
         if rank == 1:
             error = await outcome(dist.irecv(np.zeros(1), 0, tag=3, timeout=0.02))
@@ -200,10 +200,10 @@ async def test_a_timed_out_receive_stays_a_matter_of_its_rank(ranks: RunRanks) -
             assert "still waiting for rank 0" in str(error)
         await dist.barrier()
 
-    await ranks(2, main)
+    await streams(2, main)
 
 
-async def test_wrong_shape_fails_the_receive_alone(ranks: RunRanks) -> None:
+async def test_wrong_shape_fails_the_receive_alone(streams: RunRanks) -> None:
     async def main(rank: int) -> None:
         if rank == 0:
             for size in (5, EAGER_BYTES):
@@ -219,10 +219,10 @@ async def test_wrong_shape_fails_the_receive_alone(ranks: RunRanks) -> None:
             assert into[0] == 3.0
         await dist.barrier()
 
-    await ranks(2, main)
+    await streams(2, main)
 
 
-async def test_messages_for_a_group_that_the_receiver_makes_later(ranks: RunRanks) -> None:
+async def test_messages_for_a_group_that_the_receiver_makes_later(streams: RunRanks) -> None:
     """new_group does not wait for the others where it need not; their messages keep."""
     made = asyncio.Event()
 
@@ -243,10 +243,10 @@ async def test_messages_for_a_group_that_the_receiver_makes_later(ranks: RunRank
             await dist.recv(big, 0, group, tag=1)
             assert (big == pattern(EAGER_BYTES + 1)).all()
 
-    await ranks(2, main)
+    await streams(2, main)
 
 
-async def test_messages_for_a_destroyed_group_are_dropped(ranks: RunRanks) -> None:
+async def test_messages_for_a_destroyed_group_are_dropped(streams: RunRanks) -> None:
     async def main(rank: int) -> None:
         group = await dist.new_group([0, 1])
         await dist.barrier()
@@ -261,10 +261,10 @@ async def test_messages_for_a_destroyed_group_are_dropped(ranks: RunRanks) -> No
         if rank == 1:
             assert current_world().endpoint.inbox.matcher.arrived_bytes() == 0
 
-    await ranks(2, main)
+    await streams(2, main)
 
 
-async def test_no_connection_before_the_first_message(ranks: RunRanks) -> None:
+async def test_no_connection_before_the_first_message(streams: RunRanks) -> None:
     """A ring of messages opens a ring of connections, not one for every pair."""
 
     async def main(rank: int) -> int:
@@ -274,5 +274,5 @@ async def test_no_connection_before_the_first_message(ranks: RunRanks) -> None:
         await recv
         return len(current_world().endpoint.connections())
 
-    counts = await ranks(5, main)
+    counts = await streams(5, main)
     assert max(counts) <= 2

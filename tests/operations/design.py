@@ -59,7 +59,7 @@ LENGTHS = (
 
 NO_OP = "-"
 OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
-TRANSPORTS = ("inproc", "tcp", "unix")
+TRANSPORTS = ("inproc", "tcp", "unix", "shm")
 KINDS = ("torch", "numpy", "mixed")
 
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64")

@@ -12,7 +12,7 @@ import torch
 import aiodist as dist
 from aiodist.testing.in_process import run_ranks
 
-TRANSPORTS = ["inproc", "tcp", "unix"]
+TRANSPORTS = ["inproc", "tcp", "unix", "shm"]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -148,7 +148,7 @@ async def test_peers_by_group_rank_in_a_batch() -> None:
     await run_ranks(3, on_rank, timeout=LIMIT)
 
 
-@pytest.mark.parametrize("transport", ["inproc", "tcp"])
+@pytest.mark.parametrize("transport", ["inproc", "tcp", "shm"])
 async def test_overlapping_groups_at_the_same_time(transport: str) -> None:
     """Each rank starts its groups' operations in an order of its own, and awaits them together."""
     lists = [[0, 1, 2], [1, 2, 3], [0, 3], [0, 1, 2, 3], [2]]

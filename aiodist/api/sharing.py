@@ -1,0 +1,37 @@
+"""What a rank is told about shared memory, and the memory itself."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from aiodist.errors import InvalidUsageError
+from aiodist.shared.memory import DEFAULT_BYTES, MIN_BYTES, SharedMemory
+
+log = logging.getLogger("aiodist")
+
+SHARED = "shm"
+"""In AIODIST_TRANSPORT: shared memory for the collectives of ranks on one host, beside a stream."""
+
+
+def shared_bytes_from(environ: Mapping[str, str], schemes: Sequence[str]) -> int:
+    """The bytes that AIODIST_SHM_BYTES lets a rank share; 0 where ``schemes`` leave memory out."""
+    text = environ.get("AIODIST_SHM_BYTES", "")
+    if text and (not text.isdecimal() or 0 < int(text) < MIN_BYTES):
+        raise InvalidUsageError(
+            f"AIODIST_SHM_BYTES must be a number of bytes, 0 or at least {MIN_BYTES}, not {text!r}"
+        )
+    if SHARED not in schemes:
+        return 0
+    return int(text) if text else DEFAULT_BYTES
+
+
+def memory_of(rank: int, nbytes: int) -> SharedMemory | None:
+    """``nbytes`` to share with the ranks of this host, None where 0 or where that cannot be."""
+    if not nbytes:
+        return None
+    try:
+        return SharedMemory.create(rank, nbytes)
+    except OSError as error:
+        log.warning("rank %d uses streams instead of shared memory: %s", rank, error)
+        return None

@@ -1,0 +1,61 @@
+"""Collectives through shared memory where the members share some, else as messages."""
+
+from __future__ import annotations
+
+from aiodist.backends.chosen import Chosen
+from aiodist.backends.operations import Blocks, Run
+from aiodist.collectives import shared
+from aiodist.collectives.channel import Channel
+from aiodist.collectives.reduction import Scratch
+from aiodist.groups.lines import board_of
+from aiodist.tensors import Reduction
+
+
+class Paths(Chosen):
+    """The `Operations` of our own engine. A line that has a board goes there."""
+
+    def barrier(self, channel: Channel, /) -> Run:
+        board = board_of(channel)
+        return super().barrier(channel) if board is None else shared.barrier(board)
+
+    def broadcast(self, channel: Channel, root: int, data: memoryview, /) -> Run:
+        board = board_of(channel)
+        if board is None:
+            return super().broadcast(channel, root, data)
+        return shared.broadcast(board, root, data)
+
+    def reduce(
+        self, channel: Channel, root: int, data: memoryview, op: Reduction, scratch: Scratch, /
+    ) -> Run:
+        board = board_of(channel)
+        if board is None:
+            return super().reduce(channel, root, data, op, scratch)
+        return shared.reduce(board, root, data, op)
+
+    def all_reduce(
+        self, channel: Channel, data: memoryview, op: Reduction, scratch: Scratch, /
+    ) -> Run:
+        board = board_of(channel)
+        if board is None:
+            return super().all_reduce(channel, data, op, scratch)
+        return shared.all_reduce(board, data, op)
+
+    def all_gather(self, channel: Channel, blocks: Blocks, scratch: Scratch, /) -> Run:
+        board = board_of(channel)
+        if board is None:
+            return super().all_gather(channel, blocks, scratch)
+        return shared.all_gather(board, blocks)
+
+    def reduce_scatter(
+        self,
+        channel: Channel,
+        blocks: Blocks,
+        out: memoryview,
+        op: Reduction,
+        scratch: Scratch,
+        /,
+    ) -> Run:
+        board = board_of(channel)
+        if board is None:
+            return super().reduce_scatter(channel, blocks, out, op, scratch)
+        return shared.reduce_scatter(board, blocks, out, op)

@@ -1,0 +1,43 @@
+"""All-gather over shared memory: each rank puts its block up, all others copy it.
+
+In slots: one step. In chunks: as many steps as the longest block has chunks. Bytes: a rank writes
+its own block and reads all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aiodist.collectives.barrier_slots import others_of
+from aiodist.collectives.board import Board
+from aiodist.collectives.layout import segments_of
+
+
+async def all_gather_slots(board: Board, blocks: Sequence[memoryview]) -> None:
+    """Fill every ``blocks[r]`` with rank r's block, each at most a slot."""
+    mine = blocks[board.rank]
+    own = await board.slot(len(mine))
+    own[:] = mine
+    board.put_up(len(mine))
+    for other in others_of(board):
+        blocks[other][:] = await board.slot_of(other, len(blocks[other]))
+
+
+async def all_gather_chunks(board: Board, blocks: Sequence[memoryview]) -> None:
+    """Fill every ``blocks[r]`` with rank r's block."""
+    width = board.chunk_bytes
+    steps = max(segments_of(len(block), width) for block in blocks)
+    await board.meet()
+    for step in range(steps + 1):
+        if step < steps:
+            part = blocks[board.rank][step * width : (step + 1) * width]
+            await board.free(step)
+            board.chunk(board.rank, step)[: len(part)] = part
+            board.post(step)
+        if step:
+            for other in others_of(board):
+                await board.posted(other, step - 1)
+                part = blocks[other][(step - 1) * width : step * width]
+                part[:] = board.chunk(other, step - 1)[: len(part)]
+            board.let_go(step)
+        await board.turn()

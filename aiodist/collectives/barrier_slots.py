@@ -1,0 +1,35 @@
+"""Barrier over shared memory: everyone raises a flag and looks for all others'.
+
+Steps: one. Bytes: none; n flags, each read by n - 1 ranks. The central counter of textbooks would be
+fewer flags but needs an atomic increment, which Python lacks; flags of their own need none
+(Mellor-Crummey and Scott, "Algorithms for scalable synchronization on shared-memory
+multiprocessors", 1991).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aiodist.collectives.board import Board
+
+
+async def barrier_slots(board: Board) -> None:
+    """Return when all ranks have entered."""
+    await all_slots(board, memoryview(b""))
+
+
+async def all_slots(board: Board, data: memoryview) -> Sequence[memoryview]:
+    """Put up ``data``, as long on all ranks; wait for all others'. The slots by rank."""
+    rank, nbytes = board.rank, len(data)
+    own = await board.slot(nbytes)
+    own[:] = data
+    board.put_up(nbytes)
+    return [
+        own if other == rank else await board.slot_of(other, nbytes) for other in range(board.size)
+    ]
+
+
+def others_of(board: Board) -> list[int]:
+    """All ranks but this one, the next one first, so that not all begin with the same."""
+    rank, size = board.rank, board.size
+    return [(rank + distance) % size for distance in range(1, size)]

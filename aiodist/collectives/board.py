@@ -1,0 +1,75 @@
+"""What an algorithm sees of ranks that share memory: a board on which each puts up what others read.
+
+Nothing is sent. A rank writes into memory of its own and raises a flag; the others see the flag and
+read. There are two kinds of place. A *slot* takes one small message for each operation. *Chunks*
+take the steps of a large one, numbered from 0; step i is in chunk ``i % depth`` of its writer, so it
+has to wait until all have let go of step ``i - depth``.
+
+Awaiting raises what a `Channel` raises. Afterwards nothing of the board is touched any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Protocol
+
+
+class Board(Protocol):
+    """One operation's view of the memory that the ranks of a group share."""
+
+    rank: int
+    size: int
+
+    slot_bytes: int
+    """What a slot holds. The same everywhere."""
+
+    chunk_bytes: int
+    """What a chunk holds, on all ranks of the group."""
+
+    # -- slots
+
+    async def slot(self, nbytes: int) -> memoryview:
+        """Memory for this rank's message, of ``nbytes``; when nobody reads an older one any more."""
+        ...
+
+    def put_up(self, nbytes: int) -> None:
+        """The slot is written: ``nbytes`` are there for the others."""
+        ...
+
+    def slot_of(self, rank: int, nbytes: int = -1) -> Awaitable[memoryview]:
+        """The message of another rank, when it is there; to be read before the next wait but one.
+
+        With ``nbytes`` a message of another length fails the operation with
+        CollectiveMismatchError.
+        """
+        ...
+
+    # -- chunks
+
+    async def meet(self) -> None:
+        """Put up an empty slot, and wait for all others': before the first chunk."""
+        ...
+
+    def free(self, step: int) -> Awaitable[None]:
+        """Wait until this rank's chunk for ``step`` may be written."""
+        ...
+
+    def chunk(self, rank: int, step: int) -> memoryview:
+        """The memory of a rank's chunk for ``step``; all of it."""
+        ...
+
+    def post(self, step: int, phase: int = 0) -> None:
+        """This rank's chunk of ``step`` is there for the others. ``phase`` 1: again, changed."""
+        ...
+
+    def posted(self, rank: int, step: int, phase: int = 0) -> Awaitable[None]:
+        """Wait until another rank has posted that."""
+        ...
+
+    def let_go(self, steps: int) -> None:
+        """This rank reads nothing of the first ``steps`` steps any more."""
+        ...
+
+    def turn(self) -> Awaitable[None]:
+        """Between steps: gives others of this process their turn, from time to time."""
+        ...

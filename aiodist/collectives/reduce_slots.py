@@ -1,0 +1,26 @@
+"""Reduce of small data over shared memory: all put up theirs, the root adds up.
+
+Steps: one; only the root waits. Bytes: each rank but the root writes N, the root reads (n - 1) * N.
+Large data goes by stripes: see all_reduce_stripes.py.
+"""
+
+from __future__ import annotations
+
+from aiodist.collectives.all_reduce_slots import reduce_in_order
+from aiodist.collectives.board import Board
+from aiodist.collectives.reduction import Reduction
+
+
+async def reduce_slots(board: Board, root: int, data: memoryview, reduce: Reduction) -> None:
+    """Reduce ``data`` over all ranks into ``root``'s, in place; at most a slot."""
+    if board.rank != root:
+        own = await board.slot(len(data))
+        own[:] = data
+        board.put_up(len(data))
+        return
+    # The first operands may overwrite the root's own, unless it is one of them.
+    own = data if root < 2 else memoryview(data.tobytes())
+    operands = [
+        own if rank == root else await board.slot_of(rank, len(data)) for rank in range(board.size)
+    ]
+    reduce_in_order(reduce, operands, root, data)

@@ -1,0 +1,76 @@
+"""Every collective over shared memory by its name: what `operations` has over messages.
+
+The same arguments mean the same there and here; a `Board` stands in the place of the `Channel`, and
+`select.SHARED_RULES` is the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from aiodist.collectives.all_gather_shared import all_gather_chunks, all_gather_slots
+from aiodist.collectives.all_reduce_exchange import all_reduce_exchange
+from aiodist.collectives.all_reduce_slots import all_reduce_slots
+from aiodist.collectives.all_reduce_stripes import all_reduce_stripes, reduce_stripes
+from aiodist.collectives.barrier_slots import barrier_slots
+from aiodist.collectives.board import Board
+from aiodist.collectives.broadcast_shared import broadcast_chunks, broadcast_slots
+from aiodist.collectives.reduce_scatter_shared import reduce_scatter_chunks, reduce_scatter_slots
+from aiodist.collectives.reduce_slots import reduce_slots
+from aiodist.collectives.reduction import Reduction
+from aiodist.collectives.select import SHARED_RULES, Rules, select
+
+Run = Coroutine[Any, Any, None]
+Blocks = Sequence[memoryview]
+
+
+def barrier(board: Board) -> Run:
+    """Return when all ranks have entered."""
+    return barrier_slots(board)
+
+
+def broadcast(board: Board, root: int, data: memoryview, rules: Rules = SHARED_RULES) -> Run:
+    """Fill ``data`` on every rank with what ``root`` has in it."""
+    if _choice("broadcast", board, len(data), rules) == "slots":
+        return broadcast_slots(board, root, data)
+    return broadcast_chunks(board, root, data)
+
+
+def reduce(
+    board: Board, root: int, data: memoryview, op: Reduction, rules: Rules = SHARED_RULES
+) -> Run:
+    """Reduce ``data`` over all ranks into ``root``'s, in place; the others' is only read."""
+    if _choice("reduce", board, len(data), rules) == "slots":
+        return reduce_slots(board, root, data, op)
+    return reduce_stripes(board, root, data, op)
+
+
+def all_reduce(board: Board, data: memoryview, op: Reduction, rules: Rules = SHARED_RULES) -> Run:
+    """Reduce ``data`` over all ranks, in place; bitwise the same result everywhere."""
+    name = _choice("all_reduce", board, len(data), rules)
+    if name == "slots":
+        return all_reduce_slots(board, data, op)
+    if name == "exchange":
+        return all_reduce_exchange(board, data, op)
+    return all_reduce_stripes(board, data, op)
+
+
+def all_gather(board: Board, blocks: Blocks, rules: Rules = SHARED_RULES) -> Run:
+    """Fill every ``blocks[r]`` with rank r's block; this rank's own is in place already."""
+    if _choice("all_gather", board, sum(map(len, blocks)), rules) == "slots":
+        return all_gather_slots(board, blocks)
+    return all_gather_chunks(board, blocks)
+
+
+def reduce_scatter(
+    board: Board, blocks: Blocks, out: memoryview, op: Reduction, rules: Rules = SHARED_RULES
+) -> Run:
+    """Reduce ``blocks[rank]`` over all ranks into ``out``, which may be that very block."""
+    if _choice("reduce_scatter", board, sum(map(len, blocks)), rules) == "slots":
+        return reduce_scatter_slots(board, blocks, out, op)
+    return reduce_scatter_chunks(board, blocks, out, op)
+
+
+def _choice(operation: str, board: Board, nbytes: int, rules: Rules) -> str:
+    return select(operation, board.size, nbytes, rules=rules).algorithm

@@ -1,0 +1,199 @@
+"""One operation's turn on the shared-memory plane: the `collectives.Board` of a collective.
+
+A word that says how far a rank is has the operation's number in its upper 40 bits and a step in its
+lower 24, so that what one operation puts up is never taken for another's, also after failures.
+"""
+
+from __future__ import annotations
+
+import os
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from aiodist.completion import Pending, completed
+from aiodist.shared.area import CHUNK_TAGS, PROGRESS, SLOT_BYTES, SLOT_TAGS, SLOTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiodist.groups.lines import CollectiveLine
+    from aiodist.groups.plane import Plane
+
+_STEP_BITS = 24
+_LAST_STEP = (1 << _STEP_BITS) - 1
+_EVER = (1 << 64) - 1
+
+TURN_SECONDS = 1e-3
+"""How long an operation may keep the loop busy before others have their turn."""
+
+NEAR_SECONDS = 200e-6
+"""How long to look for another rank's next step before sleeping."""
+
+_HERE = completed(None)
+_give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
+
+
+class Wait(Pending[None]):
+    """Until ``low <= words[word] <= high`` in the area of ``rank``."""
+
+    __slots__ = ("asleep", "high", "low", "rank", "word", "words")
+
+    def __init__(self, rank: int, words: memoryview, word: int, low: int, high: int) -> None:
+        super().__init__()
+        self.rank = rank
+        self.words = words
+        self.word = word
+        self.low = low
+        self.high = high
+        self.asleep = False
+
+    def is_over(self) -> bool:
+        return self.low <= self.words[self.word] <= self.high
+
+
+class LineBoard:
+    """See `collectives.board.Board`."""
+
+    slot_bytes = SLOT_BYTES
+
+    def __init__(self, plane: Plane, line: CollectiveLine) -> None:
+        self.rank = plane.rank
+        self.size = plane.size
+        self.chunk_bytes = plane.shape.chunk_bytes
+        self.line = line
+        self._plane = plane
+        self._depth = plane.shape.depth
+        sequence = line.sequence
+        self._base = base = sequence + 1 << _STEP_BITS
+        self.end = base | _LAST_STEP
+        self._slot = slot = sequence % SLOTS
+        self._tag = SLOT_TAGS[slot]
+        self._met = False
+        self._told = False
+        self._reads = 0  # how many others' slots
+        self._chunks_before = plane.chunks_used
+        self._since = 0.0
+        if plane.progress != base - 1:  # some operation before was not this board's: it is over
+            plane.advance(base)
+
+    # -- slots
+
+    async def slot(self, nbytes: int) -> memoryview:
+        plane = self._plane
+        needed = plane.slot_used[self._slot]
+        unread = plane.unread[self._slot]
+        for rank, words in enumerate(plane.words):
+            if words[PROGRESS] < needed and rank != self.rank:
+                await self._until(rank, PROGRESS, needed, _EVER)
+            if unread is not None:
+                self._compare(rank, *unread)
+        plane.unread[self._slot] = None
+        return plane.areas[self.rank].slots[self._slot][:nbytes]
+
+    def put_up(self, nbytes: int) -> None:
+        plane, tag = self._plane, self._tag
+        mine = plane.mine
+        low, high = self.line.meta_words
+        mine[tag + 1] = low
+        mine[tag + 2] = high
+        mine[tag + 3] = nbytes
+        mine[tag] = self._base
+        plane.slot_used[self._slot] = self.end
+        plane.wake(tag)
+
+    async def slot_of(self, rank: int, nbytes: int = -1) -> memoryview:
+        plane, tag = self._plane, self._tag
+        words = plane.words[rank]
+        if words[tag] != self._base:
+            await self._until(rank, tag, self._base, self._base)
+        self._reads += 1
+        length = words[tag + 3]
+        if (words[tag + 1], words[tag + 2]) != self.line.meta_words or (
+            nbytes >= 0 and length != nbytes
+        ):
+            raise self.line.disagreement(rank, (words[tag + 1], words[tag + 2]), length)
+        return plane.areas[rank].slots[self._slot][:length]
+
+    def _compare(self, rank: int, sequence: int, meta: tuple[int, int]) -> None:
+        """What ``rank`` had put up for an operation that this rank left without looking at it."""
+        words, tag = self._plane.words[rank], self._tag
+        if words[tag] == sequence + 1 << _STEP_BITS and rank != self.rank:
+            theirs = words[tag + 1], words[tag + 2]
+            if theirs != meta:
+                self.line.late(rank, sequence, theirs)
+
+    def close(self) -> None:
+        """The operation is over."""
+        if self._reads < self.size - 1:
+            self._plane.unread[self._slot] = self.line.sequence, self.line.meta_words
+
+    # -- chunks
+
+    async def meet(self) -> None:
+        await self.slot(0)
+        self.put_up(0)
+        for rank in range(self.size):
+            if rank != self.rank:
+                await self.slot_of(rank, 0)
+        self._met = True
+        self._since = perf_counter()
+        self._plane.chunks_used = self.end
+
+    async def free(self, step: int) -> None:
+        depth = self._depth
+        needed = self._chunks_before if step < depth else self._base + step - depth + 1
+        for rank, words in enumerate(self._plane.words):
+            if words[PROGRESS] < needed and rank != self.rank:
+                await self._until(rank, PROGRESS, needed, _EVER)
+
+    def chunk(self, rank: int, step: int) -> memoryview:
+        return self._plane.areas[rank].chunks[step % self._depth]
+
+    def post(self, step: int, phase: int = 0) -> None:
+        plane = self._plane
+        tag = CHUNK_TAGS[step % self._depth]
+        plane.mine[tag] = self._base + 2 * step + 1 + phase
+        plane.wake(tag)
+
+    def posted(self, rank: int, step: int, phase: int = 0) -> Pending[None]:
+        low = self._base + 2 * step + 1 + phase
+        return self._until(rank, CHUNK_TAGS[step % self._depth], low, self.end)
+
+    def let_go(self, steps: int) -> None:
+        self._plane.advance(self._base + steps)
+
+    def turn(self) -> Pending[None]:
+        now = perf_counter()
+        if now - self._since < TURN_SECONDS:
+            return _HERE
+        self._since = now
+        return self._plane.group.next_turn()
+
+    # -- waiting
+
+    def _until(self, rank: int, word: int, low: int, high: int) -> Pending[None]:
+        plane = self._plane
+        words = plane.words[rank]
+        if low <= words[word] <= high:
+            return _HERE
+        if self._met and plane.lookout.active:
+            # All are in it, so what is missing is a step away.
+            end = perf_counter() + NEAR_SECONDS
+            while perf_counter() < end:
+                _give_way()
+                if low <= words[word] <= high:
+                    return _HERE
+        wait = Wait(rank, words, word, low, high)
+        if not self.line.lost(rank, wait):
+            plane.wait(wait)
+        return wait
+
+    def fell_asleep(self) -> None:
+        """The operation sleeps: what comes for it over the streams means that ranks disagree."""
+        self.line.listen()
+
+    def tell(self) -> None:
+        """It has slept for long: tell the others over the streams what this rank is in."""
+        if not self._told:
+            self._told = True
+            self.line.tell()

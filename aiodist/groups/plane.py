@@ -1,0 +1,306 @@
+"""The shared-memory plane of a group: its areas, whose turn it is, and how its ranks wake each other.
+
+Collectives of one group run on the plane one after the other, in the order in which they started,
+which is the same on all ranks. So two slots a rank are enough, and nobody waits for a rank that
+waits for him. `Board` is one operation's turn.
+
+Waiting is looking at a word in a peer's area. Who has looked for a while says in his own area that
+he sleeps and for whom; whoever raises a flag looks for sleepers and sends them a bell, a frame
+on the stream. A store may be delayed behind the load that follows it, so the two can miss each
+other; the sleeper therefore looks again after a millisecond, when every store has long arrived.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from aiodist.completion import Pending
+from aiodist.groups.board import LineBoard, Wait
+from aiodist.mesh.lookout import Lookout
+from aiodist.shared.area import ASLEEP, PROGRESS, SLOTS, Area, Shape
+from aiodist.shared.memory import SharedMemory
+
+if TYPE_CHECKING:
+    from aiodist.groups.lines import CollectiveLine
+    from aiodist.groups.process_group import ProcessGroup
+
+log = logging.getLogger("aiodist")
+
+LOOK_AGAIN_SECONDS = 1e-3
+"""After falling asleep: no store takes longer to be seen."""
+
+OPENING_SECONDS = 5e-4
+"""How often to look, at the first operation, whether all members are there."""
+
+_PATIENCE = 1000
+"""Looks after which a rank makes a connection itself that is the other's to make."""
+
+SUSPICION_SECONDS = 50e-3
+"""After this long a sleeper tells the others what it is in, over the streams."""
+
+BACKSTOP_SECONDS = 1.0
+"""A sleeper looks this often without being rung for: should ever a bell get lost, nobody hangs."""
+
+_RANK_BITS = 16
+_WHOM = (1 << 32) - 1
+"""Of a nap: the word slept over, and behind it whose it is."""
+
+
+class Plane:
+    """One group's. Belongs to its loop. ``open`` is done lazily, by the first operation."""
+
+    def __init__(self, group: ProcessGroup, memory: SharedMemory, incarnation: int) -> None:
+        self.group = group
+        self.rank = group.own_rank
+        self.size = group.n_ranks
+        self.areas: list[Area] = []
+        self.words: list[memoryview] = []
+        self.mine: memoryview = memoryview(b"")
+        self.shape = Shape(0, 0)
+        self.progress = 0
+        self.slot_used = [0] * SLOTS  # the progress that frees each slot
+        self.chunks_used = 0  # the same of the chunks
+        self.unread: list[tuple[int, tuple[int, int]] | None] = [None] * SLOTS
+        """By slot: an operation, and its fingerprint, of which this rank has not read all slots."""
+        self.lookout = Lookout(_no_turns)
+        """``active`` once it is known that no other rank lives in this process."""
+        self._memory: SharedMemory | None = memory
+        self._id = _area_id(group.id, incarnation)
+        self._peers: list[tuple[int, memoryview]] = []
+        self._rung = [0] * self.size
+        self._naps = 0
+        self._fence = threading.Lock()
+        self._current: LineBoard | None = None
+        self._queue: deque[tuple[CollectiveLine, Pending[LineBoard | None]]] = deque()
+        self._admitting = False
+        self._looks = 0
+        self._wait: Wait | None = None
+        self._arming = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    # -- turns
+
+    def enter(self, line: CollectiveLine) -> LineBoard | None:
+        """The turn of ``line``, if it is its turn at once; else see `admitted`."""
+        if self._current is not None or self._queue or not self.words:
+            return None
+        self._current = board = LineBoard(self, line)
+        return board
+
+    def admitted(self, line: CollectiveLine) -> Pending[LineBoard | None]:
+        """The turn of ``line`` when it comes; None where the ranks share no memory after all."""
+        pending: Pending[LineBoard | None] = Pending()
+        self._queue.append((line, pending))
+        self._admit()
+        return pending
+
+    def leave(self, line: CollectiveLine) -> None:
+        """``line`` has ended, well or badly, or was never admitted."""
+        current = self._current
+        if current is None or current.line is not line:
+            self._queue = deque(entry for entry in self._queue if entry[0] is not line)
+            return
+        self._current = None
+        self.forget_wait()
+        current.close()
+        self.advance(current.end)
+        if self._queue:
+            self._admit()
+
+    def _admit(self) -> None:
+        # Not by recursion: each of many in the queue may end as soon as it begins.
+        if self._admitting:
+            return
+        self._admitting = True
+        try:
+            while self._queue and self._current is None and self._is_open():
+                line, pending = self._queue.popleft()
+                if self._memory is None:
+                    pending.complete(None)
+                else:
+                    self._current = board = LineBoard(self, line)
+                    pending.complete(board)
+        finally:
+            self._admitting = False
+
+    def _is_open(self) -> bool:
+        """Whether the members' areas are known, or that there are none."""
+        memory = self._memory
+        if self.words or memory is None:
+            return True
+        ranks = self.group.ranks
+        if memory.could_share(ranks):
+            memory.lay_out(self._id)
+            areas = memory.look(self._id, ranks)
+        else:
+            areas = "not all of its ranks can map each other's memory"
+        if areas is None or not (isinstance(areas, str) or self._reached()):
+            self._look_again(OPENING_SECONDS, self._admit)
+            return False
+        if isinstance(areas, str):
+            log.info("group %r uses streams alone: %s", self.group.group_name, areas)
+            self._memory = None
+            return True
+        self.areas = areas
+        self.words = [area.words for area in areas]
+        self.mine = self.words[self.rank]
+        shapes = [area.shape for area in areas]
+        self.shape = Shape(
+            min(shape.chunk_bytes for shape in shapes), min(shape.depth for shape in shapes)
+        )
+        self._peers = [(rank, w) for rank, w in enumerate(self.words) if rank != self.rank]
+        self.lookout.active = not self.group.endpoint.shares_process
+        return True
+
+    def _reached(self) -> bool:
+        """Whether there is a connection to each member, whose end tells that the member has died.
+
+        One side of each pair makes it, at first.
+        """
+        self._looks += 1
+        endpoint, ranks = self.group.endpoint, self.group.ranks
+        missing = [
+            rank
+            for rank in ranks
+            if rank != self.group.global_rank
+            and not endpoint.connected(rank)
+            and endpoint.error_of(rank) is None
+        ]
+        for rank in missing:
+            if ranks.index(rank) > self.rank or self._looks > _PATIENCE:
+                endpoint.reach(rank)
+        return not missing
+
+    def lay_out(self) -> None:
+        """Say what room this rank has, for those that may wait to hear it."""
+        if not self.words and self._memory is not None:
+            self._memory.lay_out(self._id)
+
+    @property
+    def is_off(self) -> bool:
+        """Whether the ranks turned out to share no memory."""
+        return self._memory is None
+
+    def close(self) -> None:
+        """The group is destroyed."""
+        self.forget_wait()
+        self._memory = None
+        self.areas = []
+        self.words = []
+        self._peers = []
+        self.mine = memoryview(b"")
+
+    # -- flags
+
+    def advance(self, progress: int) -> None:
+        """Let go of everything below ``progress``."""
+        if progress > self.progress and self.words:
+            self.progress = self.mine[PROGRESS] = progress
+            self.wake(PROGRESS)
+
+    def wake(self, word: int) -> None:
+        """This rank has raised ``word``: ring for those who sleep over it."""
+        me = word << _RANK_BITS | self.rank + 1
+        for rank, words in self._peers:
+            nap = words[ASLEEP]
+            if nap and nap & _WHOM == me and nap != self._rung[rank]:
+                self._rung[rank] = nap
+                self.group.ring(rank)
+
+    # -- waiting
+
+    def wait(self, wait: Wait) -> None:
+        """``wait`` is what the operation waits for from now on."""
+        self._wait = wait
+        if not self._arming:
+            self._arming = True
+            self.group.world.loop.call_soon(self._fall_asleep)
+
+    def forget_wait(self) -> None:
+        """The operation waits no more."""
+        if self._wait is not None and self._wait.asleep:
+            self.mine[ASLEEP] = 0
+        self._wait = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def poll(self) -> None:
+        """Look whether what is waited for has come; if so, the operation goes on, in here."""
+        wait = self._wait
+        if wait is None:
+            if self._queue and self._current is None:
+                self._admit()
+        elif wait.is_over():
+            self.lookout.hear()
+            self.forget_wait()
+            wait.complete(None)
+
+    def rung(self) -> None:
+        """Somebody has raised what this rank sleeps over; perhaps not far enough yet."""
+        self.poll()
+        wait = self._wait
+        if wait is not None and wait.asleep:
+            self._nap(wait)  # nobody rings twice for one nap
+
+    @property
+    def waiting_for(self) -> int:
+        """The group rank that the operation waits for, or -1."""
+        return -1 if self._wait is None else self._wait.rank
+
+    def _fall_asleep(self) -> None:
+        self._arming = False
+        self.poll()
+        wait = self._wait
+        if wait is None or wait.asleep:
+            return
+        if self._current is not None:
+            self._current.fell_asleep()
+        wait.asleep = True
+        self._nap(wait)
+
+    def _nap(self, wait: Wait) -> None:
+        self._naps += 1
+        self.mine[ASLEEP] = (self._naps << 32) | (wait.word << _RANK_BITS) | (wait.rank + 1)
+        self._settle()
+        self.poll()
+        if self._wait is wait:
+            self._look_again(LOOK_AGAIN_SECONDS, self._look)
+
+    def _look(self) -> None:
+        wait = self._wait
+        self.poll()
+        if wait is not None and self._wait is wait:
+            self._look_again(SUSPICION_SECONDS, self._suspect)
+
+    def _suspect(self) -> None:
+        wait = self._wait
+        self.poll()
+        if wait is not None and self._wait is wait and self._current is not None:
+            self._current.tell()
+            self._look_again(BACKSTOP_SECONDS, self._suspect)
+
+    def _look_again(self, seconds: float, look: Callable[[], None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.group.world.loop.call_later(seconds, look)
+
+    def _settle(self) -> None:
+        # An atomic instruction: what was stored before is visible before anything is loaded after.
+        with self._fence:
+            pass
+
+
+def _no_turns(_: Callable[[], None]) -> None:
+    """A lookout that keeps no loop awake: the plane does that itself."""
+
+
+def _area_id(group: int, incarnation: int) -> int:
+    text = f"{group} {incarnation}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") or 1

@@ -1,0 +1,80 @@
+"""What one rank has for one group in its segment: words that say what is there, slots, chunks.
+
+::
+
+    control (4 KiB)   progress | asleep | a tag and a fingerprint for each slot | a tag for each chunk
+    slots             SLOTS times SLOT_BYTES: one small message each, by turns of operations
+    chunks            ``depth`` times ``chunk_bytes``: the pipeline of large ones
+
+Words are 8 bytes, aligned, and stand on cache lines of their own. Only the rank that an area
+belongs to writes to it; all others read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SLOTS = 2
+"""An operation and the next one: whoever is in the next one has left the one before."""
+
+SLOT_BYTES = 64 << 10
+
+CHUNK_BYTES = 512 << 10
+"""Of a chunk where there is room: it stays in the cache from one rank's write to the next's read."""
+
+MIN_CHUNK_BYTES = 64 << 10
+MAX_DEPTH = 8
+DEPTH = 4
+"""Chunks of one rank in flight."""
+
+_LINE = 8  # words in a cache line
+CONTROL_BYTES = 4096
+
+PROGRESS = 0
+ASLEEP = _LINE
+SLOT_TAGS = tuple((2 + slot) * _LINE for slot in range(SLOTS))
+"""Word of a slot's tag; behind it two words of fingerprint and one of payload length."""
+CHUNK_TAGS = tuple((2 + SLOTS + chunk) * _LINE for chunk in range(MAX_DEPTH))
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How large the chunks of an area are, and how many. Slots are the same everywhere."""
+
+    chunk_bytes: int
+    depth: int
+
+    @property
+    def nbytes(self) -> int:
+        return CONTROL_BYTES + SLOTS * SLOT_BYTES + self.depth * self.chunk_bytes
+
+
+def shape_within(nbytes: int) -> Shape | None:
+    """The best shape that ``nbytes`` have room for, None where they have none."""
+    room = nbytes - Shape(0, 0).nbytes
+    chunk = CHUNK_BYTES
+    while chunk >= MIN_CHUNK_BYTES:
+        for depth in (DEPTH, 2):
+            if chunk * depth <= room:
+                return Shape(chunk, depth)
+        chunk //= 2
+    return None
+
+
+class Area:
+    """Views into one rank's area."""
+
+    __slots__ = ("chunks", "shape", "slots", "words")
+
+    def __init__(self, memory: memoryview, shape: Shape) -> None:
+        self.shape = shape
+        self.words = memory[:CONTROL_BYTES].cast("Q")
+        start = CONTROL_BYTES
+        self.slots = [
+            memory[start + i * SLOT_BYTES : start + (i + 1) * SLOT_BYTES] for i in range(SLOTS)
+        ]
+        start += SLOTS * SLOT_BYTES
+        size = shape.chunk_bytes
+        self.chunks = [
+            memory[start + i * size : start + (i + 1) * size] for i in range(shape.depth)
+        ]

@@ -1,0 +1,176 @@
+"""A rank's own segment and those of the other ranks of its host, and which group has what in them.
+
+The head of a segment says which segments its owner has mapped, and lists the areas that the owner
+has laid out for groups. Whether all members of a group share memory is thus read from memory, and comes
+out alike on all of them: it is so if each has mapped each, and each has found room.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+
+from aiodist.shared.area import Area, Shape, shape_within
+from aiodist.shared.segment import Segment
+
+log = logging.getLogger("aiodist")
+
+DEFAULT_BYTES = 32 << 20
+"""Of a rank's segment."""
+
+MIN_BYTES = 1 << 20
+
+_HEAD_BYTES = 64 << 10
+_FULL = 2  # word: areas that are not listed by now will never be
+_COUNT = 3  # word: how many areas are listed
+_LEFT = 4  # word: the owner has left in good order
+_ENTRIES = 8  # first word of the list
+_ENTRY = 4  # words: area id, offset (0: no room), bytes of a chunk, depth
+_MAX_ENTRIES = 1000
+_MAPPED = _ENTRIES + _ENTRY * _MAX_ENTRIES  # first word of a list by rank: which segment is mapped
+_MAX_RANKS = _HEAD_BYTES // 8 - _MAPPED
+
+_NOT_MAPPED = 1
+"""In that list: it cannot be. 0: not known yet."""
+
+_PAGE = 4096
+
+
+class SharedMemory:
+    """One rank's. ``create`` first, then ``meet`` with the descriptions of all ranks."""
+
+    def __init__(self, rank: int, segment: Segment) -> None:
+        self.rank = rank
+        self._own = segment
+        self._segments: dict[int, Segment] = {rank: segment}
+        self._heads: dict[int, memoryview] = {}
+        self._digests: dict[int, int] = {}  # what each rank's entry in the lists should say
+        self._free = _HEAD_BYTES
+        self._entries: dict[int, tuple[int, Shape] | None] = {}
+
+    @classmethod
+    def create(cls, rank: int, nbytes: int) -> SharedMemory:
+        """Raises OSError where this system has no such memory."""
+        return cls(rank, Segment.create(max(nbytes, MIN_BYTES)))
+
+    @property
+    def description(self) -> str:
+        """For the other ranks, to open this rank's segment."""
+        return self._own.description
+
+    def meet(self, descriptions: Mapping[int, str]) -> None:
+        """Map the segments of the ranks of this host; ``descriptions`` are equal on all of them.
+
+        A rank without memory has an empty one.
+        """
+        failures = []
+        head = self._own.view[:_HEAD_BYTES].cast("Q")
+        for rank, description in descriptions.items():
+            if not description or rank >= _MAX_RANKS:
+                continue
+            digest = _NOT_MAPPED
+            try:
+                if rank != self.rank:
+                    self._segments[rank] = Segment.open(description)
+                digest = self._digests[rank] = _digest(description)
+                self._heads[rank] = self._segments[rank].view[:_HEAD_BYTES].cast("Q")
+            except OSError as error:
+                failures.append(f"the memory of rank {rank} cannot be mapped: {error}")
+            head[_MAPPED + rank] = digest
+        if failures:
+            log.warning("rank %d uses streams instead of shared memory: %s", self.rank, failures[0])
+
+    def forget(self, rank: int) -> None:
+        """Another process has taken the place of ``rank``; it shares no memory."""
+        if self._heads.pop(rank, None) is not None:
+            self._heads[self.rank][_MAPPED + rank] = _NOT_MAPPED
+            self._segments.pop(rank).close()
+
+    def could_share(self, ranks: Sequence[int]) -> bool:
+        """Whether this rank has mapped all of ``ranks``. If not, no member shares with its group."""
+        return all(rank in self._heads for rank in ranks)
+
+    def lay_out(self, area: int, room_for: int = 4) -> None:
+        """Make an area in the own segment, with the id ``area``, or note that there is no room.
+
+        It gets one ``room_for``-th of what is left, at most what it can use.
+        """
+        if area in self._entries:
+            return
+        head = self._heads[self.rank]
+        count = head[_COUNT]
+        if count == _MAX_ENTRIES:
+            head[_FULL] = 1
+            return
+        left = len(self._own.view) - self._free
+        shape = shape_within(left // room_for) or shape_within(left)
+        entry = _ENTRIES + count * _ENTRY
+        if shape is not None:
+            self._entries[area] = (self._free, shape)
+            head[entry + 1] = self._free
+            head[entry + 2] = shape.chunk_bytes
+            head[entry + 3] = shape.depth
+            self._free += -(-shape.nbytes // _PAGE) * _PAGE
+        else:
+            self._entries[area] = None
+        head[entry] = area
+        head[_COUNT] = count + 1
+
+    def look(self, area: int, ranks: Sequence[int]) -> list[Area] | str | None:
+        """The areas of ``ranks`` under one id; None while somebody has not said; or why there are none.
+
+        The answer is the same on all ``ranks`` once it is not None.
+        """
+        found: list[tuple[int, int, Shape]] = []
+        for rank in ranks:
+            head = self._heads[rank]
+            for other in ranks:
+                mapped = head[_MAPPED + other]
+                if mapped == _NOT_MAPPED:
+                    return f"rank {rank} cannot map the memory of rank {other}"
+                if mapped != self._digests[other]:
+                    return None
+        for rank in ranks:
+            head = self._heads[rank]
+            for entry in range(_ENTRIES, _ENTRIES + head[_COUNT] * _ENTRY, _ENTRY):
+                if head[entry] == area:
+                    break
+            else:
+                if head[_FULL]:
+                    return f"rank {rank} has listed all the areas it can"
+                return None
+            offset, chunk, depth = head[entry + 1], head[entry + 2], head[entry + 3]
+            if not offset:
+                return f"the segment of rank {rank} has no room left"
+            found.append((rank, offset, Shape(chunk, depth)))
+        return [
+            Area(self._segments[rank].view[offset : offset + shape.nbytes], shape)
+            for rank, offset, shape in found
+        ]
+
+    def leave(self) -> None:
+        """For those that cannot be told otherwise: this rank goes in good order."""
+        if self._heads:
+            self._heads[self.rank][_LEFT] = 1
+
+    def has_left(self, rank: int) -> bool:
+        """Whether ``rank``, which has gone, went in good order."""
+        head = self._heads.get(rank)
+        return head is not None and head[_LEFT] == 1
+
+    def close(self) -> None:
+        """Unmap everything that nobody looks at any more. Idempotent."""
+        for head in self._heads.values():
+            head.release()
+        self._heads.clear()
+        for segment in self._segments.values():
+            segment.close()
+        self._segments.clear()
+
+
+def _digest(description: str) -> int:
+    """8 bytes that stand for a segment; neither 0 nor 1."""
+    return (
+        int.from_bytes(hashlib.blake2b(description.encode(), digest_size=8).digest(), "little") | 2
+    )

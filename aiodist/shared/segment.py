@@ -1,0 +1,109 @@
+"""A piece of memory that several processes map: anonymous, so that it ends with the last of them.
+
+A segment is a memfd, which has no name in any file system. Another process of the same user opens
+it through ``/proc/<pid>/fd/<number>`` and compares a nonce at its start with the one it was told:
+the same memory, or none. Nothing has to be removed, however a process ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import platform
+import secrets
+import weakref
+
+NONCE_BYTES = 16
+_NAME = "aiodist"  # seen in /proc/<pid>/maps
+
+_ORDERED = frozenset({"x86_64", "AMD64", "i686"})
+"""Machines whose stores become visible in their order, which is what flags beside data need."""
+
+_SEALS = ("F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_SEAL")
+
+
+class Segment:
+    """Mapped memory; ``view`` is its bytes. ``description`` tells another process how to open it.
+
+    It is unmapped when nobody holds a view of it any more.
+    """
+
+    def __init__(self, view: memoryview, description: str, fd: int = -1) -> None:
+        self.view = view
+        self.description = description
+        self._fd = fd
+
+    @classmethod
+    def create(cls, nbytes: int) -> Segment:
+        """A new one, zeroed; a page takes memory when it is first touched. Raises OSError."""
+        if not hasattr(os, "memfd_create"):
+            raise OSError("this system has no memfd_create")
+        if platform.machine() not in _ORDERED:
+            raise OSError(f"stores may overtake each other on {platform.machine()}")
+        fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, nbytes)
+            # Cut short by anybody, it would kill those who read on with SIGBUS.
+            for seal in _SEALS:
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, getattr(fcntl, seal))
+            view = _map(fd, nbytes)
+        except BaseException:
+            os.close(fd)
+            raise
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        view[:NONCE_BYTES] = nonce
+        return cls(view, f"{os.getpid()}:{fd}:{nonce.hex()}", fd)
+
+    @classmethod
+    def open(cls, description: str) -> Segment:
+        """Map another process's. Raises OSError where that cannot be, or is not the one meant."""
+        try:
+            pid, number, nonce = description.split(":")
+            path = f"/proc/{int(pid)}/fd/{int(number)}"
+        except ValueError:
+            raise OSError(f"not a description of a segment: {description!r}") from None
+        if not os.readlink(path).startswith(f"/memfd:{_NAME}"):  # not even to be opened
+            raise OSError(f"{path} is no segment of aiodist's")
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            nbytes = os.fstat(fd).st_size
+            if nbytes < mmap.PAGESIZE:
+                raise OSError(f"{path} is not a segment of memory")
+            view = _map(fd, nbytes)
+        finally:
+            os.close(fd)
+        if view[:NONCE_BYTES].hex() != nonce:
+            raise OSError(f"{path} is another segment than the one that was meant")
+        return cls(view, description)
+
+    def close(self) -> None:
+        """Give the descriptor and this view back. Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        self.view.release()
+
+
+def _map(fd: int, nbytes: int) -> memoryview:
+    """The memory behind ``fd``; unmapped with the last view of it.
+
+    Python's own mmap keeps a descriptor for each mapping, and refuses to close while there are views.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        *(ctypes.c_int, ctypes.c_int, ctypes.c_int),
+        ctypes.c_long,
+    )
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    address = libc.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+    if address is None or address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), "memory cannot be mapped")
+    memory = (ctypes.c_ubyte * nbytes).from_address(address)
+    # Not at the end of the process, when threads may still look at it.
+    weakref.finalize(memory, libc.munmap, address, nbytes).atexit = False
+    return memoryview(memory).cast("B")
