@@ -1,0 +1,260 @@
+"""Collectives in shared memory: what streams do not have to get right."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import aiodist as dist
+from aiodist.groups.plane import Plane
+from aiodist.groups.world import current_world
+from aiodist.testing import in_process
+from aiodist.testing.in_process import run_ranks
+from tests.engine.conftest import outcome
+
+ROOT = Path(__file__).parents[2]
+
+
+def plane() -> Plane:
+    found = current_world().default_group().plane
+    assert found is not None
+    return found
+
+
+async def test_collectives_run_in_memory_and_send_no_message() -> None:
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        assert plane().words
+        sent: list[object] = []
+        endpoint = current_world().endpoint
+        endpoint.send = lambda *a: sent.append(a)  # type: ignore[method-assign,assignment,return-value]
+        for length in (1, 100_000):
+            data = np.full(length, float(rank))
+            await dist.all_reduce(data)
+            assert (data == 3).all()
+            await dist.broadcast(data, 1)
+        await dist.barrier()
+        assert not sent
+        del endpoint.send
+        await dist.barrier()
+
+    await run_ranks(3, main, "shm", timeout=20)
+
+
+@pytest.mark.parametrize("nbytes", [1 << 20, (1 << 20) + (1 << 18)])
+async def test_a_segment_with_little_room(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
+    """Chunks become smaller; groups for which nothing is left use the streams, on all ranks."""
+    monkeypatch.setattr(in_process, "_SHARED_BYTES", nbytes)
+
+    async def main(rank: int) -> None:
+        groups = [current_world().default_group()]
+        for _ in range(6):
+            made = await dist.new_group()
+            assert isinstance(made, dist.ProcessGroup)
+            groups.append(made)
+        for group in groups:
+            data = np.arange(1_000_003, dtype=np.float32)
+            await dist.all_reduce(data, group=group)
+            assert (data == 3 * np.arange(1_000_003, dtype=np.float32)).all()
+        shared = [group.plane is not None and not group.plane.is_off for group in groups]
+        assert shared[0]
+        assert not shared[-1]
+
+    await run_ranks(3, main, "shm", timeout=40)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+async def test_all_ranks_get_the_same_bits(size: int, dtype: type) -> None:
+    results: dict[int, list[bytes]] = {rank: [] for rank in range(size)}
+
+    async def main(rank: int) -> None:
+        random = np.random.default_rng(rank)
+        for length in (1, 7, 5000, 40_001, 700_001):
+            data = (random.standard_normal(length) * 10.0 ** random.integers(-9, 9, length)).astype(
+                dtype
+            )
+            await dist.all_reduce(data)
+            results[rank].append(data.tobytes())
+
+    await run_ranks(size, main, "shm", timeout=20)
+    assert all(results[rank] == results[0] for rank in range(size))
+
+
+async def test_many_at_once_on_groups_that_overlap() -> None:
+    async def main(rank: int) -> None:
+        groups = [await dist.new_group(ranks) for ranks in ([0, 1], [1, 2], [0, 1, 2], [2, 0])]
+        mine = [g for g in groups if isinstance(g, dist.ProcessGroup)]
+        data = [[np.full(n, 1.0) for n in (3, 200_000, 1)] for _ in mine]
+        works = []
+        for step in range(3):
+            for group, arrays in zip(mine, data, strict=True):
+                works.append(dist.all_reduce(arrays[step], group=group))
+        for work in reversed(works):
+            await work
+        for group, arrays in zip(mine, data, strict=True):
+            assert all((array == group.size()).all() for array in arrays)
+
+    await run_ranks(3, main, "shm", timeout=20)
+
+
+async def test_hundreds_started_at_once_run_one_after_the_other() -> None:
+    async def main(rank: int) -> None:
+        arrays = [np.full(10, float(rank)) for _ in range(500)]
+        for work in [dist.all_reduce(array) for array in arrays]:
+            await work
+        assert all((array == 1).all() for array in arrays)
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_a_root_is_ahead_and_the_others_come_later() -> None:
+    ahead = asyncio.Event()
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        data = [np.full(4, float(step)) for step in range(20)]
+        if rank == 1:
+            await ahead.wait()
+        works = [
+            dist.broadcast(each if rank == 0 else each * 0, 0) if rank == 0 else None
+            for each in data
+        ]
+        if rank == 0:
+            await asyncio.sleep(0.01)
+            assert works[0] is not None
+            assert works[0].is_completed()
+            assert not works[-1].is_completed()  # type: ignore[union-attr]
+            ahead.set()
+            for work in works:
+                assert work is not None
+                await work
+        else:
+            for step in range(20):
+                into = np.zeros(4)
+                await dist.broadcast(into, 0)
+                assert (into == step).all()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_one_in_memory_and_one_waiting_for_messages_are_told() -> None:
+    """Rank 0 waits for a message that never comes, rank 1 for a flag."""
+    told = {}
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        if rank == 0:
+            error = await outcome(dist.gather_object(1, [None, None], 0))
+        else:
+            error = await outcome(dist.barrier())
+        told[rank] = error
+        data = np.ones(3)
+        await dist.all_reduce(data)
+        assert (data == 2).all()
+
+    await run_ranks(2, main, "shm", timeout=20)
+    assert all(isinstance(error, dist.CollectiveMismatchError) for error in told.values())
+
+
+@pytest.mark.parametrize("length", [3, 400_000])
+async def test_after_a_timeout_and_a_cancellation_the_group_goes_on(length: int) -> None:
+    failed = [asyncio.Event() for _ in range(3)]
+
+    async def main(rank: int) -> None:
+        for step in range(3):
+            if rank == 1:
+                await failed[step].wait()
+                error = await outcome(dist.all_reduce(np.ones(length)))
+                assert isinstance(error, dist.CollectiveError)
+            elif step == 1:
+                work = dist.all_reduce(np.ones(length))
+                await asyncio.sleep(0)
+                work.cancel()
+                assert isinstance(await outcome(work), asyncio.CancelledError)
+            else:
+                error = await outcome(dist.all_reduce(np.ones(length), timeout=0.05))
+                assert isinstance(error, dist.CollectiveTimeoutError)
+                assert list(error.waiting_for) == [1]
+            failed[step].set()
+            await dist.barrier()
+            data = np.full(length, rank + 1.0)
+            await dist.all_reduce(data)
+            assert (data == 3).all()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_a_group_that_is_made_again_starts_with_fresh_flags() -> None:
+    async def main(rank: int) -> None:
+        for step in range(4):
+            group = await dist.new_group([0, 1], group_desc=None)
+            assert isinstance(group, dist.ProcessGroup)
+            for _ in range(step + 1):
+                data = np.ones(3)
+                await dist.all_reduce(data, group=group)
+                assert (data == 2).all()
+            await dist.destroy_process_group(group)
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+SURVIVE = """
+    import os, sys, gc
+    import numpy as np
+    import aiodist.sync as dist
+    path, rank, megabytes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    dist.init_process_group("gloo", "file://" + path, rank=rank, world_size=3, timeout=60)
+    data = np.ones(megabytes << 18, np.float32)
+    dist.all_reduce(data)
+    assert "/memfd:aiodist" in open("/proc/self/maps").read()
+    print("ready", flush=True)
+    try:
+        while True:
+            dist.all_reduce(data)
+            data[:] = 1
+    except dist.PeerLostError as error:
+        assert error.rank == 2, error
+    dist.destroy_process_group()
+    del data
+    gc.collect()
+    assert "/memfd:aiodist" not in open("/proc/self/maps").read()
+    print("survived", flush=True)
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("megabytes", [0, 8])
+def test_a_rank_killed_in_the_middle_leaves_nothing(tmp_path: Path, megabytes: int) -> None:
+    """More ranks than cores; with 0 MiB (no element) the ranks exchange nothing but flags."""
+    shm = set(os.listdir("/dev/shm"))
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SURVIVE))
+    arguments = [sys.executable, str(script), str(tmp_path / "store")]
+    ranks = [
+        subprocess.Popen(
+            [*arguments, str(rank), str(megabytes)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(3)
+    ]
+    try:
+        for rank in ranks:
+            assert rank.stdout is not None
+            assert rank.stdout.readline() == "ready\n"
+        ranks[2].send_signal(signal.SIGKILL)
+        outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [0, 0, -signal.SIGKILL]
+    assert outputs[:2] == ["survived\n"] * 2
+    assert set(os.listdir("/dev/shm")) == shm
