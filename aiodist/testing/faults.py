@@ -188,7 +188,10 @@ class FaultyTransport(Transport):
             raise DistNetworkError(
                 f"cannot connect to {address}: connection refused, Faults.cut() is on"
             )
-        return FaultyConnection(connection, self._faults)
+        made = FaultyConnection(connection, self._faults)
+        if self._faults._is_silent:  # since a moment ago
+            made.silence()
+        return made
 
 
 class FaultyConnection(CallbackConnection):

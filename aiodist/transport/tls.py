@@ -60,7 +60,12 @@ class TlsTransport(TcpTransport):
 
     async def connect(self, address: str, deadline: Deadline) -> Connection:
         sock = await self._connected_socket(address, deadline)
-        secured = _Secured(self._client, sock, server_side=False)
+        try:
+            secured = _Secured(self._client, sock, server_side=False)
+        except OSError as error:  # which wrap_socket raises where the stream has ended already
+            raise DistNetworkError(
+                f"cannot connect to {address}: it hung up at once: {_reason(error)}"
+            ) from error
         try:
             async with within(deadline):
                 await secured.handshake()
@@ -113,6 +118,7 @@ class _Secured:
     def __init__(self, context: ssl.SSLContext, sock: socket.socket, *, server_side: bool) -> None:
         sock.setblocking(False)
         try:
+            sock.getpeername()  # raises where the stream has ended, as wrap_socket does, which leaks
             self._ssl = context.wrap_socket(
                 sock, server_side=server_side, do_handshake_on_connect=False
             )

@@ -214,6 +214,32 @@ async def test_connecting_into_silence_runs_into_the_deadline() -> None:
     await listener.close()
 
 
+async def test_a_connection_that_is_made_as_silence_begins_is_silent(scheme: str) -> None:
+    hub, faults = InprocHub(), Faults()
+    plain = Transports.default("127.0.0.1", hub=hub).get(scheme)
+    accepted: asyncio.Queue[Connection] = asyncio.Queue()
+    listener = await plain.listen(accepted.put_nowait)
+    wrapped = transport(scheme, faults, hub)
+    with faults:
+        connecting = asyncio.create_task(wrapped.connect(listener.address, Deadline(0.2)))
+        await turns(1)
+        faults.silence()
+        near = Sink()
+        try:
+            ours = await connecting  # it was under way
+        except DistNetworkError:
+            pass  # or it was not yet
+        else:
+            ours.start(near)
+            theirs = await accepted.get()
+            theirs.send([b"lost"])
+            await turns(50)
+            assert bytes(near.data) == b""
+            ours.abort()
+            theirs.abort()
+    await listener.close()
+
+
 async def test_dropped_sends_are_missing_whole(scheme: str) -> None:
     faults = Faults()
     async with pair(scheme, faults) as (ours, theirs):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
+import struct
 from collections.abc import Callable
 
 import pytest
@@ -120,3 +122,20 @@ async def test_nothing_older_than_tls_1_3_is_spoken() -> None:
             await asyncio.open_connection(host, int(port), ssl=context, server_hostname="")
     finally:
         await listener.close()
+
+
+async def test_a_listener_that_resets_before_tls_begins_is_a_network_error() -> None:
+    """A rank that dies with connections in its backlog."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        class Late(TlsTransport):
+            async def _connected_socket(self, address: str, deadline: Deadline) -> socket.socket:
+                sock = await super()._connected_socket(address, deadline)
+                other, _ = server.accept()
+                other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                other.close()
+                return sock
+
+        address = f"tls://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(DistNetworkError, match=f"cannot connect to {address}: it hung up"):
+            await Late("127.0.0.1", tls_files()).connect(address, Deadline(20))
