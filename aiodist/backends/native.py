@@ -99,7 +99,9 @@ class NativeBackend(NativeMessages):
 
         if places:
             _check_own(places[self._group.own_rank], buffer, "gather_list")
-        return self._group.collective(Fingerprint("gather", buffer.dtype, root=root), body, timeout)
+        return self._group.collective(
+            Fingerprint("gather", buffer.dtype, root=root), body, timeout, shares=self._shares
+        )
 
     def scatter(
         self, output: Tensor, inputs: Sequence[Tensor] | None, root: int, timeout: float | None
@@ -116,7 +118,7 @@ class NativeBackend(NativeMessages):
         if sources:
             _check_own(sources[self._group.own_rank], buffer, "scatter_list")
         return self._group.collective(
-            Fingerprint("scatter", buffer.dtype, root=root), body, timeout
+            Fingerprint("scatter", buffer.dtype, root=root), body, timeout, shares=self._shares
         )
 
     # -- all to all ranks
@@ -320,7 +322,9 @@ class NativeBackend(NativeMessages):
             await self._run.all_to_all(channel, views, [p.view for p in places], scratch)
             await write_back_in_turns(self._group, *places)
 
-        return self._group.collective(Fingerprint("all_to_all", first.dtype), body, timeout)
+        return self._group.collective(
+            Fingerprint("all_to_all", first.dtype), body, timeout, shares=self._shares
+        )
 
     def all_to_all_single(
         self,
@@ -347,7 +351,9 @@ class NativeBackend(NativeMessages):
             await self._run.all_to_all(channel, inputs, outputs, scratch)
             await write_back_in_turns(self._group, place)
 
-        return self._group.collective(Fingerprint("all_to_all", source.dtype), body, timeout)
+        return self._group.collective(
+            Fingerprint("all_to_all", source.dtype), body, timeout, shares=self._shares
+        )
 
     async def _pack(self, buffers: Sequence[Buffer], data: memoryview) -> None:
         """Fill ``data`` with the buffers' bytes, one after the other."""

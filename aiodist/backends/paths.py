@@ -59,3 +59,39 @@ class Paths(Chosen):
         if board is None:
             return super().reduce_scatter(channel, blocks, out, op, scratch)
         return shared.reduce_scatter(board, blocks, out, op)
+
+    def gather(
+        self,
+        channel: Channel,
+        root: int,
+        data: memoryview,
+        blocks: Blocks | None,
+        scratch: Scratch,
+        /,
+    ) -> Run:
+        board = board_of(channel)
+        if board is None:
+            return super().gather(channel, root, data, blocks, scratch)
+        return shared.gather(board, root, data, blocks)
+
+    def scatter(
+        self,
+        channel: Channel,
+        root: int,
+        blocks: Blocks | None,
+        out: memoryview,
+        scratch: Scratch,
+        /,
+    ) -> Run:
+        board = board_of(channel)
+        if board is None:
+            return super().scatter(channel, root, blocks, out, scratch)
+        return shared.scatter(board, root, blocks, out)
+
+    def all_to_all(
+        self, channel: Channel, inputs: Blocks, outputs: Blocks, scratch: Scratch, /
+    ) -> Run:
+        board = board_of(channel)
+        if board is None:
+            return super().all_to_all(channel, inputs, outputs, scratch)
+        return shared.all_to_all(board, inputs, outputs)

@@ -44,10 +44,18 @@ class Board(Protocol):
         """
         ...
 
+    def expect(self, rank: int, came: int, expected: int) -> None:
+        """``rank`` has ``came`` bytes for this rank: CollectiveMismatchError unless ``expected``."""
+        ...
+
     # -- chunks
 
     async def meet(self) -> None:
         """Put up an empty slot, and wait for all others': before the first chunk."""
+        ...
+
+    def begin_chunks(self) -> None:
+        """As `meet`, for ranks that have seen by themselves that the others are there."""
         ...
 
     def free(self, step: int) -> Awaitable[None]:
@@ -68,6 +76,10 @@ class Board(Protocol):
 
     def let_go(self, steps: int) -> None:
         """This rank reads nothing of the first ``steps`` steps any more."""
+        ...
+
+    def let_go_all(self) -> None:
+        """This rank reads no step (any more)."""
         ...
 
     def turn(self) -> Awaitable[None]:

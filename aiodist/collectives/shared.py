@@ -13,9 +13,11 @@ from aiodist.collectives.all_gather_shared import all_gather_chunks, all_gather_
 from aiodist.collectives.all_reduce_exchange import all_reduce_exchange
 from aiodist.collectives.all_reduce_slots import all_reduce_slots
 from aiodist.collectives.all_reduce_stripes import all_reduce_stripes, reduce_stripes
+from aiodist.collectives.all_to_all_shared import all_to_all_shared
 from aiodist.collectives.barrier_slots import barrier_slots
 from aiodist.collectives.board import Board
 from aiodist.collectives.broadcast_shared import broadcast_chunks, broadcast_slots
+from aiodist.collectives.gather_shared import gather_shared, scatter_shared
 from aiodist.collectives.reduce_scatter_shared import reduce_scatter_chunks, reduce_scatter_slots
 from aiodist.collectives.reduce_slots import reduce_slots
 from aiodist.collectives.reduction import Reduction
@@ -70,6 +72,21 @@ def reduce_scatter(
     if _choice("reduce_scatter", board, sum(map(len, blocks)), rules) == "slots":
         return reduce_scatter_slots(board, blocks, out, op)
     return reduce_scatter_chunks(board, blocks, out, op)
+
+
+def gather(board: Board, root: int, data: memoryview, blocks: Blocks | None) -> Run:
+    """Fill ``blocks[r]`` on ``root`` with rank r's ``data``; ``blocks`` is ignored elsewhere."""
+    return gather_shared(board, root, data, blocks)
+
+
+def scatter(board: Board, root: int, blocks: Blocks | None, out: memoryview) -> Run:
+    """Fill ``out`` on rank r with ``root``'s ``blocks[r]``; ``blocks`` is ignored elsewhere."""
+    return scatter_shared(board, root, blocks, out)
+
+
+def all_to_all(board: Board, inputs: Blocks, outputs: Blocks) -> Run:
+    """Send ``inputs[r]`` to each rank r and fill ``outputs[r]`` with what r has for this rank."""
+    return all_to_all_shared(board, inputs, outputs)
 
 
 def _choice(operation: str, board: Board, nbytes: int, rules: Rules) -> str:

@@ -111,8 +111,12 @@ class LineBoard:
         if (words[tag + 1], words[tag + 2]) != self.line.meta_words or (
             nbytes >= 0 and length != nbytes
         ):
-            raise self.line.disagreement(rank, (words[tag + 1], words[tag + 2]), length)
+            raise self.line.disagreement(rank, (words[tag + 1], words[tag + 2]), length, nbytes)
         return plane.areas[rank].slots[self._slot][:length]
+
+    def expect(self, rank: int, came: int, expected: int) -> None:
+        if came != expected:
+            raise self.line.disagreement(rank, self.line.meta_words, came, expected)
 
     def _compare(self, rank: int, sequence: int, meta: tuple[int, int]) -> None:
         """What ``rank`` had put up for an operation that this rank left without looking at it."""
@@ -135,6 +139,9 @@ class LineBoard:
         for rank in range(self.size):
             if rank != self.rank:
                 await self.slot_of(rank, 0)
+        self.begin_chunks()
+
+    def begin_chunks(self) -> None:
         self._met = True
         self._since = perf_counter()
         self._plane.chunks_used = self.end
@@ -161,6 +168,9 @@ class LineBoard:
 
     def let_go(self, steps: int) -> None:
         self._plane.advance(self._base + steps)
+
+    def let_go_all(self) -> None:
+        self._plane.advance(self.end - 1)
 
     def turn(self) -> Pending[None]:
         now = perf_counter()

@@ -82,10 +82,12 @@ class CollectiveLine:
         """The fingerprint as two words."""
         return int.from_bytes(self._meta[:8], "little"), int.from_bytes(self._meta[8:], "little")
 
-    def disagreement(self, src: int, words: tuple[int, int], length: int) -> DistError:
+    def disagreement(self, src: int, words: tuple[int, int], came: int, expected: int) -> DistError:
         """The error for what group rank ``src`` has put up: another operation, or other lengths."""
         meta = self._meta_of(words)
-        detail = "" if meta != self._meta else f" with another length, {length} bytes"
+        detail = f" and put up {came} bytes where {expected} are expected"
+        if meta != self._meta:
+            detail = ""
         return self._mismatch(self._ranks[src], meta, detail)
 
     def late(self, src: int, sequence: int, words: tuple[int, int]) -> None:
@@ -113,7 +115,7 @@ class CollectiveLine:
 
         def heard() -> None:
             if recv.error is None:
-                self._recvs.remove(recv)
+                self._recvs.clear()  # nothing else is posted; this was not, if it came at once
                 self.listen()
 
         if self._recvs:

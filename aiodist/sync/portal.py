@@ -292,6 +292,10 @@ class _Call:
             self.gate.release()
             return
         returned.spin()
+        if returned.is_completed():
+            self.gate.release()
+            _stand(self._loan)  # now: in a later turn the caller's next call would be here before
+            return
         returned.stay_awake()
         returned.when_done(self._ended)
 

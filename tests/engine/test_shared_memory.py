@@ -18,7 +18,7 @@ from aiodist.groups.plane import Plane
 from aiodist.groups.world import current_world
 from aiodist.testing import in_process
 from aiodist.testing.in_process import run_ranks
-from tests.engine.conftest import outcome
+from tests.engine.conftest import outcome, until
 
 ROOT = Path(__file__).parents[2]
 
@@ -191,6 +191,22 @@ async def test_after_a_timeout_and_a_cancellation_the_group_goes_on(length: int)
             assert (data == 3).all()
 
     await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_who_comes_late_finds_what_the_others_said_meanwhile() -> None:
+    """They have slept for so long that they said over the streams what they are in."""
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        for late in (0, 1, 2):
+            if rank == late:
+                inbox = current_world().endpoint.inbox
+                await until(lambda inbox=inbox: bool(inbox.matcher._arrived))  # type: ignore[misc]
+            data = np.ones(5)
+            await dist.all_reduce(data)
+            assert (data == 3).all()
+
+    await run_ranks(3, main, "shm", timeout=20)
 
 
 async def test_a_group_that_is_made_again_starts_with_fresh_flags() -> None:

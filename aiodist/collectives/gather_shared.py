@@ -1,0 +1,130 @@
+"""Gather and scatter over shared memory: the root copies what others put up, or the reverse.
+
+Only the root knows all lengths. In a gather each rank puts its length up in a slot, with its data
+where that fits; longer data follows in chunks, which only the root reads. In a scatter the root's slot has
+the lengths of all blocks, and the blocks where all of them fit; else they follow in chunks that are cut
+into n parts. Bytes: everything is written once and read once.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from aiodist.collectives.barrier_slots import others_of
+from aiodist.collectives.board import Board
+from aiodist.collectives.layout import offsets_of, segments_of
+
+_ALIGN = 64
+
+
+async def gather_shared(
+    board: Board, root: int, data: memoryview, blocks: Sequence[memoryview] | None
+) -> None:
+    """Fill ``blocks[r]`` on ``root`` with rank r's ``data``; ``blocks`` is ignored elsewhere."""
+    if board.rank == root:
+        assert blocks is not None
+        await _gather(board, data, blocks)
+        return
+    nbytes = len(data)
+    board.let_go_all()
+    own = await board.slot(min(nbytes, board.slot_bytes))
+    if nbytes <= board.slot_bytes:
+        own[:] = data
+    board.put_up(nbytes)
+    if nbytes <= board.slot_bytes:
+        return
+    await board.slot_of(root, 0)  # the root is in the same operation: it will read
+    board.begin_chunks()
+    width = board.chunk_bytes
+    for step in range(segments_of(nbytes, width)):
+        part = data[step * width : (step + 1) * width]
+        await board.free(step)
+        board.chunk(board.rank, step)[: len(part)] = part
+        board.post(step)
+        await board.turn()
+
+
+async def _gather(board: Board, data: memoryview, blocks: Sequence[memoryview]) -> None:
+    await board.slot(0)
+    board.put_up(0)
+    blocks[board.rank][:] = data
+    width = board.chunk_bytes
+    long = []
+    for other in others_of(board):
+        place = blocks[other]
+        slot = await board.slot_of(other, len(place))
+        if len(place) <= board.slot_bytes:
+            place[:] = slot
+        else:
+            long.append(place)
+    if not long:
+        return
+    board.begin_chunks()
+    for step in range(max(segments_of(len(place), width) for place in long)):
+        for other in others_of(board):
+            place = blocks[other]
+            part = place[step * width : (step + 1) * width]
+            if len(place) > board.slot_bytes and len(part):
+                await board.posted(other, step)
+                part[:] = board.chunk(other, step)[: len(part)]
+        board.let_go(step + 1)
+        await board.turn()
+
+
+async def scatter_shared(
+    board: Board, root: int, blocks: Sequence[memoryview] | None, out: memoryview
+) -> None:
+    """Fill ``out`` on rank r with ``root``'s ``blocks[r]``; ``blocks`` is ignored elsewhere."""
+    table = struct.Struct(f"<{board.size}Q")
+    width = board.chunk_bytes // board.size // _ALIGN * _ALIGN
+    if board.rank == root:
+        assert blocks is not None
+        await _scatter(board, blocks, table, width)
+        out[:] = blocks[root]
+        return
+    slot = await board.slot_of(root)
+    lengths = table.unpack_from(slot)
+    board.expect(root, lengths[board.rank], len(out))
+    starts = offsets_of([table.size, *lengths])[1:]
+    if starts[-1] <= board.slot_bytes:
+        out[:] = slot[starts[board.rank] : starts[board.rank + 1]]
+        return
+    board.begin_chunks()
+    mine = board.rank * width
+    for step in range(segments_of(max(lengths), width)):
+        part = out[step * width : (step + 1) * width]
+        if not len(part):
+            break
+        await board.posted(root, step)
+        part[:] = board.chunk(root, step)[mine : mine + len(part)]
+        board.let_go(step + 1)
+        await board.turn()
+    board.let_go_all()
+
+
+async def _scatter(
+    board: Board, blocks: Sequence[memoryview], table: struct.Struct, width: int
+) -> None:
+    lengths = [len(block) for block in blocks]
+    starts = offsets_of([table.size, *lengths])[1:]
+    fits = starts[-1] <= board.slot_bytes
+    used = starts[-1] if fits else table.size
+    own = await board.slot(used)
+    table.pack_into(own, 0, *lengths)
+    if fits:
+        for start, block in zip(starts, blocks, strict=False):
+            own[start : start + len(block)] = block
+    board.put_up(used)
+    if fits:
+        return
+    board.begin_chunks()
+    others = others_of(board)
+    for step in range(segments_of(max(lengths[other] for other in others), width)):
+        await board.free(step)
+        chunk = board.chunk(board.rank, step)
+        for other in others:
+            part = blocks[other][step * width : (step + 1) * width]
+            chunk[other * width : other * width + len(part)] = part
+        board.post(step)
+        await board.turn()
