@@ -40,6 +40,8 @@ class Ranks:
                 env={
                     **os.environ,
                     "AIODIST_SOCKET_IFNAME": "eth0",
+                    # Not shared memory: these hosts have one kernel, and no cable keeps it apart.
+                    "AIODIST_TRANSPORT": "unix,tcp",
                     "AIODIST_SECRET": "of the hosts",
                     "AIODIST_LIVENESS_TIMEOUT": str(LIVENESS_SECONDS),
                     "OMP_NUM_THREADS": "1",
