@@ -180,10 +180,13 @@ SHARED_RULES: Rules = MappingProxyType(
             Rule(MANY, 64 * KIB, Choice("slots")),
             Rule(MANY, MANY, Choice("chunks")),
         ),
+        "gather": (Rule(MANY, MANY, Choice("slot_then_chunks")),),
+        "scatter": (Rule(MANY, MANY, Choice("slot_then_chunks")),),
         "reduce_scatter": (
             Rule(MANY, 64 * KIB, Choice("slots")),
             Rule(MANY, MANY, Choice("chunks")),
         ),
+        "all_to_all": (Rule(MANY, MANY, Choice("slot_then_chunks")),),
     }
 )
 """For ranks that share memory. What goes into slots is at most `Board.slot_bytes` long."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aiodist.collectives.cost import COSTS
-from aiodist.collectives.select import MANY, RULES, Rule
+from aiodist.collectives.select import MANY, RULES, SHARED_RULES, Rule, Rules
 
 DOCS = Path(__file__).parents[2] / "docs" / "algorithms.md"
 
@@ -33,7 +33,7 @@ def amount(nbytes: int) -> str:
     return f"{nbytes >> 10} KiB"
 
 
-def choices() -> str:
+def choices(table_of: Rules = RULES) -> str:
     def row(operation: str, rule: Rule) -> tuple[str, ...]:
         ranks = "any" if rule.ranks >= MANY else str(rule.ranks)
         if rule.power_of_two:
@@ -48,11 +48,15 @@ def choices() -> str:
             amount(chunk) if pipelined else "",
         )
 
-    rows = [row(operation, rule) for operation, rules in RULES.items() for rule in rules]
+    rows = [row(operation, rule) for operation, rules in table_of.items() for rule in rules]
     return table(["operation", "ranks up to", "bytes up to", "algorithm", "chunk"], rows)
 
 
-@pytest.mark.parametrize("expected", [costs, choices])
+def shared_choices() -> str:
+    return choices(SHARED_RULES)
+
+
+@pytest.mark.parametrize("expected", [costs, choices, shared_choices])
 def test_the_tables_are_those_of_the_code(expected):
     wanted = expected()
     assert wanted in DOCS.read_text(encoding="utf-8"), f"the table should read:\n{wanted}"
@@ -63,3 +67,10 @@ def test_every_algorithm_has_a_section():
     for operation, algorithm in COSTS:
         section = text.split(f"\n## {operation}\n")[1].split("\n## ")[0]
         assert f"**`{algorithm}`**" in section, (operation, algorithm)
+
+
+def test_every_algorithm_over_shared_memory_is_explained():
+    section = DOCS.read_text(encoding="utf-8").split("\n## Shared memory\n")[1]
+    for operation, rules in SHARED_RULES.items():
+        for rule in rules:
+            assert f"**{operation} `{rule.choice.algorithm}`**" in section, (operation, rule)
