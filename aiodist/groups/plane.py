@@ -15,9 +15,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from aiodist.completion import Pending
@@ -44,8 +46,13 @@ _PATIENCE = 1000
 SUSPICION_SECONDS = 50e-3
 """After this long a sleeper tells the others what it is in, over the streams."""
 
+AWAKE_SECONDS = 300e-6
+"""For so long a rank that waits looks between turns of its loop, giving way, before it sleeps."""
+
 BACKSTOP_SECONDS = 1.0
 """A sleeper looks this often without being rung for: should ever a bell get lost, nobody hangs."""
+
+_give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
 
 _RANK_BITS = 16
 _WHOM = (1 << 32) - 1
@@ -82,6 +89,7 @@ class Plane:
         self._looks = 0
         self._wait: Wait | None = None
         self._arming = False
+        self._awake_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     # -- turns
@@ -218,6 +226,7 @@ class Plane:
     def wait(self, wait: Wait) -> None:
         """``wait`` is what the operation waits for from now on."""
         self._wait = wait
+        self._awake_until = perf_counter() + AWAKE_SECONDS if self.lookout.active else 0.0
         if not self._arming:
             self._arming = True
             self.group.world.loop.call_soon(self._fall_asleep)
@@ -238,7 +247,6 @@ class Plane:
             if self._queue and self._current is None:
                 self._admit()
         elif wait.is_over():
-            self.lookout.hear()
             self.forget_wait()
             wait.complete(None)
 
@@ -259,6 +267,11 @@ class Plane:
         self.poll()
         wait = self._wait
         if wait is None or wait.asleep:
+            return
+        if perf_counter() < self._awake_until:
+            self._arming = True
+            _give_way()
+            self.group.world.loop.call_soon(self._fall_asleep)
             return
         if self._current is not None:
             self._current.fell_asleep()

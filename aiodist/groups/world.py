@@ -153,15 +153,9 @@ class World:
     def may_stand_still(self) -> bool:
         """Whether the loop has nothing of this world to do that could not wait for some moments."""
         endpoint = self._endpoint
-        if endpoint is None or not (endpoint.lookout.active or self._shares):
+        if endpoint is None or not endpoint.lookout.active:
             return False
         return not any(group.is_busy for group in self._groups.values())
-
-    @property
-    def _shares(self) -> bool:
-        """Whether ranks of several processes share memory here."""
-        planes = (group.plane for group in self._groups.values())
-        return any(plane is not None and plane.lookout.active for plane in planes)
 
     @property
     def is_initialized(self) -> bool:
