@@ -80,9 +80,11 @@ types: $(STAMP)
 	@echo "== types: mypy --strict aiodist"
 	@$(BIN)/mypy --strict
 
+# Most tests wait for processes, so three at a time suit two cores; their limits then take double.
 pytest: $(STAMP)
 	@echo "== tests: pytest"
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@AIODIST_TEST_TIMEOUT_SCALE=$${AIODIST_TEST_TIMEOUT_SCALE:-2} \
+		$(BIN)/python -m pytest -n 3 --dist worksteal $(PYTEST_ARGS)
 
 matrix: $(STAMP)
 	@echo "== the whole fault matrix: some minutes"

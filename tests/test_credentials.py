@@ -65,8 +65,8 @@ def test_files_that_do_not_serve_are_named(tmp_path: Path) -> None:
 
 
 def test_with_certificates_tls_takes_the_place_of_tcp() -> None:
-    assert schemes_from({}) == ["unix", "tcp"]
-    assert schemes_from(tls_environ()) == ["unix", "tls"]
+    assert schemes_from({}) == ["shm", "unix", "tcp"]
+    assert schemes_from(tls_environ()) == ["shm", "unix", "tls"]
     assert schemes_from({**tls_environ(), "AIODIST_TRANSPORT": "tcp"}) == ["tcp"]
     with pytest.raises(InvalidUsageError, match="names tls, which needs AIODIST_TLS_CERT"):
         schemes_from({"AIODIST_TRANSPORT": "tls"})

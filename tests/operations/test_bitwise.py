@@ -22,7 +22,12 @@ OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX")
 
 def lengths(size: int, itemsize: int) -> Iterator[tuple[int, Choice]]:
     """Elements on both sides of every limit in the table of algorithms."""
-    limits = {rule.nbytes for rule in RULES["all_reduce"] if rule.nbytes < MANY}
+    limits = set()
+    for rule in RULES["all_reduce"]:
+        if rule.least <= size <= rule.ranks and not (rule.power_of_two and size & (size - 1)):
+            if rule.nbytes >= MANY:
+                break  # no row behind this one is asked
+            limits.add(rule.nbytes)
     for nbytes in sorted({7 * itemsize, *limits, *(limit + itemsize for limit in limits)}):
         yield nbytes // itemsize, select("all_reduce", size, nbytes)
 
