@@ -148,7 +148,10 @@ class Plane:
             areas = memory.look(self._id, ranks)
         else:
             areas = "not all of its ranks can map each other's memory"
-        if areas is None or not (isinstance(areas, str) or self._reached()):
+        reached = self._reached()
+        if areas is None or not (isinstance(areas, str) or reached):
+            if areas is None and reached:
+                self._give_up()
             self._look_again(OPENING_SECONDS, self._admit)
             return False
         if isinstance(areas, str):
@@ -184,6 +187,15 @@ class Plane:
             if ranks.index(rank) > self.rank or self._looks > _PATIENCE:
                 endpoint.reach(rank)
         return not missing
+
+    def _give_up(self) -> None:
+        """Fail the first operation if a member is gone that has never said what it has room for."""
+        endpoint = self.group.endpoint
+        for rank in self.group.ranks:
+            error = None if rank == self.group.global_rank else endpoint.error_of(rank)
+            if error is not None and self._queue:
+                self._queue.popleft()[1].fail(error)
+                return
 
     def lay_out(self) -> None:
         """Say what room this rank has, for those that may wait to hear it."""

@@ -193,6 +193,14 @@ async def test_after_a_timeout_and_a_cancellation_the_group_goes_on(length: int)
     await run_ranks(2, main, "shm", timeout=20)
 
 
+async def test_a_rank_that_leaves_before_its_first_operation_is_missed() -> None:
+    async def main(rank: int) -> None:
+        if rank == 0:
+            assert isinstance(await outcome(dist.barrier()), dist.PeerLostError)
+
+    await run_ranks(2, main, "shm", timeout=10)
+
+
 async def test_who_comes_late_finds_what_the_others_said_meanwhile() -> None:
     """They have slept for so long that they said over the streams what they are in."""
 
