@@ -204,9 +204,8 @@ class CollectiveLine:
         return f"{self._fingerprint.operation} (operation {self.sequence} of {self._group.group_name!r})"
 
     def waiting_for(self) -> Sequence[int]:
-        if self.plane is not None and self.board is not None:
-            missing = self.plane.waiting_for
-            return [] if missing < 0 else [self._ranks[missing]]
+        if self.plane is not None and (self.board is not None or self.plane.is_opening):
+            return self.plane.waiting_for()
         ranks = {r.src for r in self._recvs if not r.done}
         ranks.update(to for to, message in self._sends if not message.done)
         return sorted(ranks)

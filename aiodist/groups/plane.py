@@ -270,9 +270,18 @@ class Plane:
             self._nap(wait)  # nobody rings twice for one nap
 
     @property
-    def waiting_for(self) -> int:
-        """The group rank that the operation waits for, or -1."""
-        return -1 if self._wait is None else self._wait.rank
+    def is_opening(self) -> bool:
+        """Whether the members' areas are not known yet: somebody has not begun an operation."""
+        return not self.words and self._memory is not None
+
+    def waiting_for(self) -> list[int]:
+        """Global ranks without which the operation, or the first one at all, cannot go on."""
+        ranks = self.group.ranks
+        if self._wait is not None:
+            return [ranks[self._wait.rank]]
+        if self._memory is not None and not self.words:
+            return self._memory.silent(self._id, ranks)
+        return []
 
     def _fall_asleep(self) -> None:
         self._arming = False

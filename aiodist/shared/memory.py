@@ -149,6 +149,17 @@ class SharedMemory:
             for rank, offset, shape in found
         ]
 
+    def silent(self, area: int, ranks: Sequence[int]) -> list[int]:
+        """Those of ``ranks`` that have laid out nothing under this id so far."""
+        return [rank for rank in ranks if not self._lists(rank, area)]
+
+    def _lists(self, rank: int, area: int) -> bool:
+        head = self._heads.get(rank)
+        if head is None:
+            return False
+        end = _ENTRIES + head[_COUNT] * _ENTRY
+        return any(head[entry] == area for entry in range(_ENTRIES, end, _ENTRY))
+
     def leave(self) -> None:
         """For those that cannot be told otherwise: this rank goes in good order."""
         if self._heads:

@@ -100,6 +100,7 @@ async def test_a_mismatch_is_seen_while_waiting_for_somebody_else(ranks: RunRank
     told = asyncio.Event()
 
     async def main(rank: int) -> BaseException | None:
+        await dist.barrier()  # ranks begin to share memory when all have entered an operation
         if rank == 1:
             await told.wait()
             error = await outcome(dist.gather(np.ones(2), None, 0))

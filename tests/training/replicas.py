@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -16,10 +18,20 @@ Used = Callable[[int], bool]
 """Whether a step uses the layer ``extra``."""
 
 
+_SEEDING = threading.Lock()
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """torch's generator begins at ``seed``. It is one for all threads, and ranks may be threads."""
+    with _SEEDING, torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
+
+
 def fresh(seed: int = 0) -> Net:
     """A network, the same for each seed."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with seeded(seed):
         return Net()
 
 

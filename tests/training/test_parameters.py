@@ -11,12 +11,12 @@ from aiodist.testing import run_ranks
 from aiodist.training import broadcast_parameters
 from aiodist.training import sync as blocking
 from tests.torch_backend.programs.ddp import Net
+from tests.training.replicas import seeded
 
 
 def made(rank: int) -> Net:
     """With numbers of this rank in parameters and buffers, of several dtypes."""
-    with torch.random.fork_rng():
-        torch.manual_seed(rank)
+    with seeded(rank):
         model = Net(norm=True)
         model(torch.randn(4 + rank, 8))
     model.norm.num_batches_tracked += rank
