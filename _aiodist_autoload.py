@@ -13,7 +13,7 @@ def autoload() -> None:
         from torch.distributed import Backend
 
         if not hasattr(Backend, "AIODIST"):
-            Backend.register_backend("aiodist", _open, extended_api=True, devices=["cpu"])
+            Backend.register_backend("aiodist", _open, extended_api=True, devices=["cpu", "cuda"])
     except Exception:  # noqa: BLE001  # a torch without distributed, or with another registry
         pass
 

@@ -61,7 +61,9 @@ class NativeBackend(NativeMessages):
                 await write_back_in_turns(self._group, buffer)
 
         fingerprint = Fingerprint("broadcast", buffer.dtype, root=root, count=buffer.count)
-        return self._group.collective(fingerprint, body, timeout, shares=self._shares)
+        # Shared memory is laid out for one run of an algorithm, and each part is one.
+        shares = self._shares and buffer.staging is None
+        return self._group.collective(fingerprint, body, timeout, shares=shares)
 
     def reduce(self, tensor: Tensor, root: int, op: ReduceOp, timeout: float | None) -> Work[None]:
         is_root = self._group.own_rank == root

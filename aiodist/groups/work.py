@@ -303,6 +303,10 @@ class Work(Generic[T]):
             del self  # as in result()
         return True
 
+    def synchronize(self) -> None:
+        """As `wait`, by torch's name for it: on a GPU, too, the data is there then."""
+        self.wait()
+
     def _block(self, seconds: float | None) -> None:
         # A bare lock is a third of the price of threading.Event.
         gate = threading.Lock()

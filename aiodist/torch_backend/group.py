@@ -220,6 +220,7 @@ class TorchGroup(Membership):
 
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int) -> TorchWork:
         def start() -> Work[Any]:
+            self._check_device(tensors)
             to = check_other(self._group, check_rank(self._group, None, dst, "dst"), "dst")
             tensor = single(tensors, "tensors")
             return self._group.backend.send(tensor, to, check_tag(tag), None)
@@ -229,6 +230,7 @@ class TorchGroup(Membership):
 
     def recv(self, tensors: Sequence[Tensor], src: int | None, tag: int) -> TorchWork:
         def start() -> Work[Any]:
+            self._check_device(tensors)
             source = src
             if src is not None:
                 source = check_other(self._group, check_rank(self._group, None, src, "src"), "src")

@@ -28,7 +28,9 @@ def meet(options: Any, name: str) -> tuple[TorchWorld, Any | None]:
     client then logs that it lost its connection. ``options``: those of torch's for the default
     group, which is called ``name``. Raises what ``aiodist.init_process_group`` does.
     """
-    store, rank, size = options.store, options.group_rank, options.group_size
+    # torch puts the kind of device in front, of the first one that the backend is named for.
+    store = _for_us(options.store.underlying_store)
+    rank, size = options.group_rank, options.group_size
     timeout = options.timeout
     deadline = Deadline(timeout.total_seconds())
     tcp = _of_torch(store) if rank else None
@@ -89,14 +91,14 @@ def _visits(rank: int) -> str:
     return f"aiodist/visits/{rank}"
 
 
+def _for_us(store: Any) -> Any:
+    return _in_front(store, "aiodist/")
+
+
 def _in_front(store: Any, *prefixes: str) -> Any:
     for prefix in prefixes:
         store = c10d.PrefixStore(prefix, store)
     return store
-
-
-def _for_us(store: Any) -> Any:
-    return _in_front(store, "cpu/")
 
 
 def register_store(group: Any, store: Any) -> None:

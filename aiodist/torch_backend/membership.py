@@ -13,6 +13,8 @@ from torch._C import _distributed_c10d as c10d
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.work import Work
+from aiodist.tensors.streams import on_callers_stream
+from aiodist.torch_backend.devices import DEVICES, Devices
 from aiodist.torch_backend.futures import Completions, level_here
 from aiodist.torch_backend.operation import Operation, Several, Started
 from aiodist.torch_backend.options import seconds_of
@@ -43,6 +45,7 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         self._levels = {0: Completions()}
         self._coalesced: list[TorchWork] | None = None
         self._parts: list[Self] = []
+        self._devices = Devices(self)
 
     # -- how they start
 
@@ -53,6 +56,7 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         timeout = seconds_of(opts)
 
         def run() -> Started:
+            self._check_device(tensors)
             works = start(self._group, timeout)
             if isinstance(works, Work):
                 return works
@@ -62,8 +66,14 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         at_once = not getattr(opts, "asyncOp", True) and self._coalesced is None
         return self._handed(TorchWork(self._submit(name, run, at_once), tensors, completions))
 
+    def _check_device(self, tensors: Sequence[Tensor]) -> None:
+        """Refuse tensors that were meant for another backend; the engine compares all with one."""
+        if tensors:
+            self._devices.check(tensors[0].device)
+
     def _submit(self, name: str, start: Callable[[], Started], at_once: bool = False) -> Operation:
-        operation = Operation(self._world.post, start, record(name))
+        # CUDA tensors: copies begin after what the calling thread's stream has to do.
+        operation = Operation(self._world.post, on_callers_stream(start), record(name))
         if os.getpid() != self._pid:
             operation.end(
                 InvalidUsageError(
@@ -111,12 +121,14 @@ class Membership(_Base):  # type: ignore[misc]  # see above
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        return self._devices.served
 
     def _get_backend(self, device: torch.device) -> Self:
-        if device.type != "cpu":
-            raise RuntimeError(
-                f'backend "aiodist" serves cpu tensors; make a group with a backend for {device}'
+        self._devices.check(device)
+        if device.type not in DEVICES:
+            raise InvalidUsageError(
+                f'backend "aiodist" serves {" and ".join(DEVICES)} tensors; make a group with a '
+                f"backend for {device.type}"
             )
         return self
 

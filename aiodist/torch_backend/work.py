@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch._C import _distributed_c10d as c10d
 
+from aiodist.torch_backend.devices import accelerators_of
 from aiodist.torch_backend.futures import Completions
 from aiodist.torch_backend.operation import Operation, Operations
 
@@ -37,13 +38,15 @@ class TorchWork(c10d.Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until the operation ends; True, or its error raised.
 
+        The data is there then, on a GPU too: whatever the current stream is asked to do from here
+        on comes after it. A host that has to move the bytes cannot let the stream alone wait.
         After ``timeout``, where it is more than zero, the operation fails on all its ranks.
         """
         self.operation.wait(given(timeout))
         return True
 
     def synchronize(self) -> None:
-        """The same as `wait`: there is no stream to order behind."""
+        """The same as `wait`: the data is there."""
         self.wait()
 
     def block_current_stream(self) -> None:
@@ -95,7 +98,8 @@ class TorchWork(c10d.Work):
         if self._future is None:
             caller = sys._getframe(1) if hasattr(sys, "_getframe") else None
             from_python = caller is None or "get_future" in caller.f_code.co_names
-            root: torch.futures.Future[Any] = torch.futures.Future()
+            devices = accelerators_of(self.tensors)
+            root: torch.futures.Future[Any] = torch.futures.Future(devices=devices)
             operation, tensors = self.operation, self.tensors
 
             def outcome(_: Any) -> Any:

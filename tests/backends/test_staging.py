@@ -1,72 +1,28 @@
 """Operations on tensors that the CPU cannot read, without a device: a thread plays its copy engine.
 
-The copies are real and happen in the background, one after the other, as a stream's do. Only
-`CudaStaging` itself is left to the tests in ``tests/gpu``.
+Only `CudaStaging` itself is left to the tests in ``tests/gpu``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
 
 import aiodist as dist
-from aiodist.backends import turns
 from aiodist.tensors import torch_memory
 from aiodist.tensors.staging import Staging
 from aiodist.testing.in_process import run_ranks
+from tests.backends.copy_engine import Engine, copied_by_thread
+from tests.operations.batch import check
 from tests.operations.design import DTYPES, MOVING, NO_OP, NUMPY_ONLY, OPS, REDUCING, Case, may_be
-from tests.operations.programs import PROGRAMS, Rank
-
-
-class Engine:
-    """Copies in the background, and what it has been asked for."""
-
-    def __init__(self, pool: ThreadPoolExecutor) -> None:
-        self.pool = pool
-        self.asked: list[tuple[str, int]] = []
-
-    def stage(self, tensor: torch.Tensor) -> Staging:
-        engine = self
-
-        class Threaded(Staging):
-            def load(self, start: int, stop: int) -> Callable[[], bool]:
-                engine.asked.append(("load", stop - start))
-                return super().load(start, stop)
-
-            def store(self, start: int, stop: int) -> Callable[[], bool]:
-                engine.asked.append(("store", stop - start))
-                return super().store(start, stop)
-
-            def _allocate(self, count: int, dtype: torch.dtype) -> torch.Tensor:
-                raw = torch.full((count * dtype.itemsize,), 0xA5, dtype=torch.uint8)
-                return raw.view(dtype)
-
-            def _copy(self, target: torch.Tensor, source: torch.Tensor) -> Callable[[], bool]:
-                copying: Future[None] = engine.pool.submit(torch_memory.assign, target, source)
-
-                def is_over() -> bool:
-                    return copying.done() and copying.result() is None
-
-                return is_over
-
-        return Threaded(tensor)
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
-    with ThreadPoolExecutor(1, thread_name_prefix="copies") as pool:
-        made = Engine(pool)
-
-        def open_tensor(tensor: Any, name: str, writable: bool, load: bool) -> Any:
-            return torch_memory.open_staged(tensor, name, writable, load, made.stage)
-
-        monkeypatch.setattr(torch_memory, "open_tensor", open_tensor)
-        monkeypatch.setattr(turns, "PART", 1 << 16)
+def engine() -> Iterator[Engine]:
+    with copied_by_thread(1 << 16) as made:
         yield made
 
 
@@ -93,23 +49,13 @@ def cases(size: int) -> Iterator[Case]:
             yield Case(operation, size, length, dtype, op, "inproc", "torch", layout)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-async def test_every_operation(size: int, engine: Engine, scaled: Callable[[float], float]) -> None:
-    batch = list(cases(size))
-    wrong: list[str] = []
-
-    async def on_rank(number: int) -> None:
-        for case in batch:
-            rank = Rank(case, number)
-            try:
-                await PROGRAMS[case.operation](rank)
-            except Exception as error:
-                error.add_note(f"{case}: rank {number}")
-                raise
-            wrong.extend(rank.wrong())
-
-    await run_ranks(size, on_rank, timeout=scaled(30))
-    assert not wrong, "\n".join([f"{len(wrong)} things are wrong:", *wrong[:30]])
+@pytest.mark.parametrize(
+    ("size", "transport"), [(1, "inproc"), (2, "inproc"), (2, "shm"), (3, "shm")]
+)
+async def test_every_operation(
+    size: int, transport: str, engine: Engine, scaled: Callable[[float], float]
+) -> None:
+    await check(size, list(cases(size)), scaled(30), transport)
     assert engine.asked
 
 

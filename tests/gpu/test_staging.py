@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,9 +10,9 @@ import torch
 
 import aiodist as dist
 from aiodist.testing import run_ranks
+from tests.gpu.jobs import run_job
 from tests.gpu.operations import differing, every_operation
 
-ROOT = Path(__file__).parents[2]
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)
 
 pytestmark = pytest.mark.gpu
@@ -101,15 +98,4 @@ print("equal", flush=True)
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_training_step_of_processes_that_share_the_gpu(size: int, tmp_path: Path) -> None:
-    script = tmp_path / "step.py"
-    script.write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, "-m", "aiodist", "run", "-n", str(size), str(script)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("equal") == size
+    assert run_job(tmp_path, SCRIPT, size).count("equal") == size

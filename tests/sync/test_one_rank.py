@@ -17,6 +17,14 @@ import aiodist.sync as dist
 pytestmark = pytest.mark.usefixtures("alone")
 
 
+def test_synchronize_waits_and_raises() -> None:
+    work = dist.irecv(torch.ones(1), timeout=0.01)
+    assert work is not None
+    with pytest.raises(dist.CollectiveTimeoutError):
+        work.synchronize()
+    assert work.is_completed()
+
+
 def test_a_collective_returns_none_or_a_work() -> None:
     tensor = torch.ones(3)
     assert dist.all_reduce(tensor) is None

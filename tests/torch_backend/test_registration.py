@@ -45,7 +45,7 @@ def test_importing_torch_registers_it_and_does_not_import_aiodist(run: Run) -> N
         print(torch.distributed.Backend.backend_capability["aiodist"])
         import aiodist.torch_backend
     """
-    assert run("-c", source) == "aiodist False\n['cpu']\n"
+    assert run("-c", source) == "aiodist False\n['cpu', 'cuda']\n"
 
 
 def test_where_autoload_is_off_importing_aiodist_after_torch_registers_it(run: Run) -> None:
@@ -114,7 +114,7 @@ DIES_ONCE = """
 
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1":
         store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-        for prefix in ("default_pg", "0/", "cpu/"):
+        for prefix in ("default_pg", "0/", "aiodist/"):
             store = dist.PrefixStore(prefix, store)
         store.wait(["aiodist/here/0"])
         sys.exit(3)

@@ -12,6 +12,7 @@ import torch
 
 import aiodist as dist
 from aiodist.testing.in_process import run_ranks
+from tests.operations.batch import check
 from tests.operations.design import (
     COMPLEX,
     DTYPES,
@@ -24,7 +25,6 @@ from tests.operations.design import (
     Case,
     may_be,
 )
-from tests.operations.programs import PROGRAMS, Rank
 
 EVEN_ONLY = {
     "all_gather_uneven",
@@ -78,21 +78,7 @@ def cases(size: int) -> Iterator[Case]:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 async def test_every_operation(size: int, scaled: Callable[[float], float]) -> None:
-    batch = list(cases(size))
-    wrong: list[str] = []
-
-    async def on_rank(number: int) -> None:
-        for case in batch:
-            rank = Rank(case, number)
-            try:
-                await PROGRAMS[case.operation](rank)
-            except Exception as error:
-                error.add_note(f"{case}: rank {number}")
-                raise
-            wrong.extend(rank.wrong())
-
-    await run_ranks(size, on_rank, timeout=scaled(30), backend="torch:gloo")
-    assert not wrong, "\n".join([f"{len(wrong)} things are wrong:", *wrong[:30]])
+    await check(size, list(cases(size)), scaled(30), backend="torch:gloo")
 
 
 async def test_barrier_and_objects() -> None:

@@ -162,7 +162,7 @@ def back_before_rank_0(rank: int, size: int) -> None:
 
 def _wait_for_second_visits(size: int) -> None:
     """Until all other ranks are at this server anew."""
-    store = dist.PrefixStore("cpu/", dist.distributed_c10d._get_default_store())
+    store = dist.PrefixStore("aiodist/", dist.distributed_c10d._get_default_store())
     for other in range(1, size):
         while store.add(f"aiodist/visits/{other}", 0) < 2:
             pass

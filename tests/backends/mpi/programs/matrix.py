@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 
 import aiodist as dist
+from tests.operations.batch import complain, run_batch
 from tests.operations.design import cases
-from tests.operations.programs import PROGRAMS, Rank
-
-SHOWN = 30
 
 
 async def matrix() -> None:
@@ -17,13 +15,4 @@ async def matrix() -> None:
     number, size = dist.get_rank(), dist.get_world_size()
     batch = [case for case in cases() if case.size == size]
     assert batch
-    wrong: list[str] = []
-    for case in batch:
-        rank = Rank(case, number)
-        try:
-            await PROGRAMS[case.operation](rank)
-        except Exception as error:
-            error.add_note(f"{case}: rank {number}")
-            raise
-        wrong.extend(rank.wrong())
-    assert not wrong, "\n".join([f"{len(wrong)} things are wrong:", *wrong[:SHOWN]])
+    complain(await run_batch(number, batch))

@@ -1,0 +1,26 @@
+"""Ranks as processes, from a script, with nothing installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_job(folder: Path, source: str, size: int, *arguments: str) -> str:
+    """What ``size`` ranks of a script print; they all have to end well."""
+    script = folder / "script.py"
+    script.write_text(source)
+    done = subprocess.run(
+        [sys.executable, "-m", "aiodist", "run", "-n", str(size), str(script), *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
