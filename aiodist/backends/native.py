@@ -127,6 +127,10 @@ class NativeBackend(NativeMessages):
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp, timeout: float | None) -> Work[None]:
         buffer = buffer_of(tensor, "tensor", writable=True, load=False)
+        if not buffer.is_staged:
+            work = self._small.all_reduce(buffer, op)
+            if work is not None:
+                return work
         fingerprint = Fingerprint("all_reduce", buffer.dtype, op, count=buffer.count)
         if not buffer.is_staged:
             return self._all_reduce(fingerprint, buffer.view, op, None, None, timeout)

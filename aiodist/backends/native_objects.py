@@ -7,6 +7,7 @@ from typing import Any
 
 from aiodist.backends.operations import Operations
 from aiodist.backends.paths import Paths
+from aiodist.backends.small import Small
 from aiodist.collectives.all_gather_ring import all_gather_new
 from aiodist.collectives.barrier_dissemination import barrier_dissemination
 from aiodist.collectives.broadcast_binomial import broadcast_new
@@ -39,11 +40,15 @@ class NativeObjects(CollectiveBackend):
         self._group = group
         self._run = run or Paths(group.world.rules)
         self._shares = run is None
+        self._small = Small(group, self._shares)
         self._codec = ObjectCodec([TensorExtension()])
 
     # -- nothing
 
     def barrier(self, timeout: float | None) -> Work[None]:
+        work = self._small.barrier()
+        if work is not None:
+            return work
         return self._group.collective(
             Fingerprint("barrier"), self._run.barrier, timeout, shares=self._shares
         )

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from aiodist.groups.lines import CollectiveLine
     from aiodist.groups.plane import Plane
 
-_STEP_BITS = 24
-_LAST_STEP = (1 << _STEP_BITS) - 1
+STEP_BITS = 24
+LAST_STEP = (1 << STEP_BITS) - 1
 _EVER = (1 << 64) - 1
 
 TURN_SECONDS = 1e-3
@@ -64,8 +64,8 @@ class LineBoard:
         self._plane = plane
         self._depth = plane.shape.depth
         sequence = line.sequence
-        self._base = base = sequence + 1 << _STEP_BITS
-        self.end = base | _LAST_STEP
+        self._base = base = sequence + 1 << STEP_BITS
+        self.end = base | LAST_STEP
         self._slot = slot = sequence % SLOTS
         self._tag = SLOT_TAGS[slot]
         self._met = False
@@ -121,7 +121,7 @@ class LineBoard:
     def _compare(self, rank: int, sequence: int, meta: tuple[int, int]) -> None:
         """What ``rank`` had put up for an operation that this rank left without looking at it."""
         words, tag = self._plane.words[rank], self._tag
-        if words[tag] == sequence + 1 << _STEP_BITS and rank != self.rank:
+        if words[tag] == sequence + 1 << STEP_BITS and rank != self.rank:
             theirs = words[tag + 1], words[tag + 2]
             if theirs != meta:
                 self.line.late(rank, sequence, theirs)

@@ -38,6 +38,10 @@ _OPERATIONS = (
 _NONE = 255
 
 
+Words = tuple[int, int]
+"""An encoded fingerprint as two words of shared memory."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
     """An operation as all its ranks must agree on it. -1, None: not part of the agreement."""
@@ -69,6 +73,27 @@ class Fingerprint:
         op = None if self.op is None else self.op.name
         dtype = None if self.dtype is None else self.dtype.name
         return _describe(self.operation, dtype, op, self.root, self.count)
+
+
+def words_of(encoded: bytes) -> Words:
+    """An encoded fingerprint as two words."""
+    return int.from_bytes(encoded[:8], "little"), int.from_bytes(encoded[8:], "little")
+
+
+def encoded_of(words: Words) -> bytes:
+    """The counterpart of `words_of`."""
+    low, high = words
+    return (low.to_bytes(8, "little") + high.to_bytes(8, "little"))[: _LAYOUT.size]
+
+
+class Terms:
+    """A fingerprint made ready for shared memory, where equal calls follow one another."""
+
+    __slots__ = ("fingerprint", "high", "low")
+
+    def __init__(self, fingerprint: Fingerprint) -> None:
+        self.fingerprint = fingerprint
+        self.low, self.high = words_of(fingerprint.encode())
 
 
 def describe(encoded: bytes) -> str:

@@ -16,7 +16,7 @@ from aiodist.errors import (
     GroupClosedError,
     PeerLostError,
 )
-from aiodist.groups.fingerprint import Fingerprint, describe
+from aiodist.groups.fingerprint import Fingerprint, Words, describe, encoded_of, words_of
 from aiodist.groups.messenger import Messenger
 from aiodist.mesh.lookout import Lookout
 from aiodist.mesh.matching import ANY_SOURCE, Recv
@@ -78,25 +78,21 @@ class CollectiveLine:
         return self.board is not None
 
     @property
-    def meta_words(self) -> tuple[int, int]:
+    def meta_words(self) -> Words:
         """The fingerprint as two words."""
-        return int.from_bytes(self._meta[:8], "little"), int.from_bytes(self._meta[8:], "little")
+        return words_of(self._meta)
 
-    def disagreement(self, src: int, words: tuple[int, int], came: int, expected: int) -> DistError:
+    def disagreement(self, src: int, words: Words, came: int, expected: int) -> DistError:
         """The error for what group rank ``src`` has put up: another operation, or other lengths."""
-        meta = self._meta_of(words)
+        meta = encoded_of(words)
         detail = f" and put up {came} bytes where {expected} are expected"
         if meta != self._meta:
             detail = ""
         return self._mismatch(self._ranks[src], meta, detail)
 
-    def late(self, src: int, sequence: int, words: tuple[int, int]) -> None:
+    def late(self, src: int, sequence: int, words: Words) -> None:
         """Group rank ``src`` had put up another operation than the one that has ended here."""
-        self._group.late(sequence, self._ranks[src], self._meta_of(words))
-
-    def _meta_of(self, words: tuple[int, int]) -> bytes:
-        low, high = words
-        return (low.to_bytes(8, "little") + high.to_bytes(8, "little"))[: len(self._meta)]
+        self._group.late(sequence, self._ranks[src], encoded_of(words))
 
     def lost(self, src: int, wait: Pending[None]) -> bool:
         """Whether group rank ``src`` is gone; ``wait`` has failed then."""

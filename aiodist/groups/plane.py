@@ -23,12 +23,13 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from aiodist.completion import Pending
-from aiodist.groups.board import LineBoard, Wait
+from aiodist.groups.board import LAST_STEP, STEP_BITS, LineBoard, Wait
 from aiodist.mesh.lookout import Lookout
-from aiodist.shared.area import ASLEEP, PROGRESS, SLOTS, Area, Shape
+from aiodist.shared.area import ASLEEP, PROGRESS, SLOT_TAGS, SLOTS, Area, Shape
 from aiodist.shared.memory import SharedMemory
 
 if TYPE_CHECKING:
+    from aiodist.groups.fingerprint import Terms
     from aiodist.groups.lines import CollectiveLine
     from aiodist.groups.process_group import ProcessGroup
 
@@ -45,6 +46,9 @@ _PATIENCE = 1000
 
 SUSPICION_SECONDS = 50e-3
 """After this long a sleeper tells the others what it is in, over the streams."""
+
+AT_ONCE_SECONDS = 20e-6
+"""How long to look for the others' slots before an operation gets a line, a record and a driver."""
 
 AWAKE_SECONDS = 300e-6
 """For so long a rank that waits looks between turns of its loop, giving way, before it sleeps."""
@@ -80,6 +84,7 @@ class Plane:
         self._memory: SharedMemory | None = memory
         self._id = _area_id(group.id, incarnation)
         self._peers: list[tuple[int, memoryview]] = []
+        self._slots: list[list[memoryview]] = []  # by their number, and by rank
         self._rung = [0] * self.size
         self._naps = 0
         self._fence = threading.Lock()
@@ -120,6 +125,53 @@ class Plane:
         self.advance(current.end)
         if self._queue:
             self._admit()
+
+    def swap(self, sequence: int, terms: Terms, data: memoryview) -> list[memoryview] | None:
+        """Put up ``data`` and get all ranks' slots, if they agree and are there at once.
+
+        `swapped` follows. None: somebody is not there yet, or the plane is not free, or ranks
+        disagree; the operation then takes its turn as ever, and puts up the same again.
+        """
+        base = sequence + 1 << STEP_BITS
+        slot = sequence % SLOTS
+        if (
+            self._current is not None
+            or self._queue
+            or self.progress != base - 1
+            or self.unread[slot] is not None
+        ):
+            return None
+        needed = self.slot_used[slot]
+        for _, words in self._peers:
+            if words[PROGRESS] < needed:
+                return None
+        nbytes, tag, mine = len(data), SLOT_TAGS[slot], self.mine
+        low, high = terms.low, terms.high
+        self._slots[slot][self.rank][:nbytes] = data
+        mine[tag + 1] = low
+        mine[tag + 2] = high
+        mine[tag + 3] = nbytes
+        mine[tag] = base
+        for _, words in self._peers:
+            if words[ASLEEP]:
+                self.wake(tag)
+                break
+        end = 0.0
+        for _, words in self._peers:
+            while words[tag] != base:
+                now = perf_counter()
+                if not end:
+                    end = now + AT_ONCE_SECONDS
+                if now > end or not self.lookout.active:
+                    return None
+            if words[tag + 1] != low or words[tag + 2] != high or words[tag + 3] != nbytes:
+                return None
+        return [memory[:nbytes] for memory in self._slots[slot]]
+
+    def swapped(self, sequence: int) -> None:
+        """What `swap` gave is not read any more."""
+        self.slot_used[sequence % SLOTS] = end = sequence + 1 << STEP_BITS | LAST_STEP
+        self.advance(end)
 
     def _admit(self) -> None:
         # Not by recursion: each of many in the queue may end as soon as it begins.
@@ -165,6 +217,7 @@ class Plane:
         self.shape = Shape(
             min(shape.chunk_bytes for shape in shapes), min(shape.depth for shape in shapes)
         )
+        self._slots = [[area.slots[slot] for area in areas] for slot in range(SLOTS)]
         self._peers = [(rank, w) for rank, w in enumerate(self.words) if rank != self.rank]
         self.lookout.active = not self.group.endpoint.shares_process
         return True
@@ -214,6 +267,7 @@ class Plane:
         self.areas = []
         self.words = []
         self._peers = []
+        self._slots = []
         self.mine = memoryview(b"")
 
     # -- flags

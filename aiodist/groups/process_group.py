@@ -6,13 +6,14 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
 from functools import partial
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 from aiodist.completion import Pending, T
 from aiodist.deadline import to_seconds
 from aiodist.errors import DistError, GroupRevokedError, PeerLostError
 from aiodist.groups.ending import NO_SETTINGS, WHOLE_GROUP, Ending, Settings
-from aiodist.groups.fingerprint import Fingerprint
+from aiodist.groups.fingerprint import Fingerprint, Terms
 from aiodist.groups.lines import CollectiveLine, MessageLine, mismatch
 from aiodist.groups.messenger import Messenger, Usher
 from aiodist.groups.roll import Roll
@@ -120,6 +121,41 @@ class ProcessGroup(Ending):
             run = body(line) if self._usher is None else self._ushered(self._usher, line, body)
             work.start(run, self.timeout if timeout is None else timeout)
         return work
+
+    def at_once(
+        self,
+        terms: Terms,
+        data: memoryview,
+        finish: Callable[[Sequence[memoryview], memoryview], None],
+    ) -> Work[None] | None:
+        """A collective of one slot a rank, if it can be over before anything is made for it.
+
+        ``data`` is put up, and ``finish(slots by rank, data)`` called once all others' are there.
+        None: not at once. Then start it by `collective`, with the same fingerprint and data.
+        """
+        plane = self.plane
+        if (
+            plane is None
+            or not plane.words
+            or self._error is not None
+            or self._failures
+            or self._usher is not None
+        ):
+            return None
+        sequence, created = self._next, monotonic_ns()
+        slots = plane.swap(sequence, terms, data)
+        if slots is None:
+            return None
+        self._next = sequence + 1
+        record = self.world.recorder.begin(self.label, sequence, terms.fingerprint)
+        record.created = record.started = created
+        finish(slots, data)
+        plane.swapped(sequence)
+        finished = self._finished
+        finished[sequence] = terms.fingerprint
+        finished.pop(sequence - _REMEMBERED, None)
+        record.end()
+        return Work.ended(self.world.loop, record)
 
     async def _ushered(
         self,

@@ -78,11 +78,11 @@ class Work(Generic[T]):
         "record",
     )
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, line: Line, record: Record) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, line: Line | None, record: Record) -> None:
         """``record``: what the flight recorder remembers of the operation."""
         self.record = record
         self._loop = loop
-        self._line: Line | None = line
+        self._line = line
         self._done = False
         self._value: T | None = None
         self._error: BaseException | None = None
@@ -91,6 +91,13 @@ class Work(Generic[T]):
         self._callbacks: list[Callable[[], None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._driver: Driver[T] | None = None
+
+    @classmethod
+    def ended(cls, loop: asyncio.AbstractEventLoop, record: Record) -> Work[Any]:
+        """The handle of an operation without a result, which has ended well already."""
+        work = cls(loop, None, record)
+        work._done = True
+        return work
 
     # -- for whoever runs the operation
 

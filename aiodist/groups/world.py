@@ -32,6 +32,9 @@ from aiodist.store import Store
 from aiodist.wire.failures import decode_error, encode_error
 from aiodist.wire.frames import COLLECTIVE, Frame, Key
 
+# None where no loop runs, and no exception made for it; exported by asyncio.events.
+_running_loop = asyncio._get_running_loop
+
 log = logging.getLogger("aiodist")
 
 
@@ -229,6 +232,8 @@ class World:
 
     def group(self, group: Group | None) -> ProcessGroup:
         """As `find`, for operations: also refuses a rank outside the group and a foreign loop."""
+        if group is None and self.default is not None and self._loop is _running_loop():
+            return self.default
         chosen = self.find(group)
         if isinstance(chosen, NonGroupMember):
             raise InvalidUsageError(

@@ -27,7 +27,7 @@ def start(
 
     A rank outside ``group`` has nothing to do there: as in torch it is warned, and gets None.
     """
-    if isinstance(group, NonGroupMember):
+    if group is not None and isinstance(group, NonGroupMember):
         warnings.warn(
             f"running {function.__name__} on global rank {current_world().rank}, which does not "
             "belong to the given group",

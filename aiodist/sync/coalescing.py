@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -38,9 +38,8 @@ class CoalescingManager:
 _current: ContextVar[CoalescingManager | None] = ContextVar("aiodist_coalescing", default=None)
 
 
-def coalescing() -> CoalescingManager | None:
-    """The manager that this context is in."""
-    return _current.get()
+coalescing: Callable[[], CoalescingManager | None] = _current.get
+"""The manager that this context is in."""
 
 
 @contextlib.contextmanager

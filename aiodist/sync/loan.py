@@ -18,10 +18,10 @@ import _signal  # type: ignore[import-not-found]  # typeshed leaves it out
 import threading
 from collections import deque
 from time import perf_counter
-from types import FrameType
 from typing import Any
 
 _SIGINT = int(_signal.SIGINT)
+_get_ident = threading.get_ident
 
 _LINGER = 1e-3
 _LONGEST = 5e-3
@@ -31,6 +31,7 @@ class Loan:
     """Who may use the objects of one loop: its own thread, or for a moment another one."""
 
     def __init__(self) -> None:
+        self.main_thread = threading.main_thread().ident
         self._turn = threading.Lock()  # held by the thread that drives
         self._wake = threading.Lock()  # released to wake the loop's thread
         self._wake.acquire()
@@ -94,30 +95,24 @@ class Loan:
                 self._wake.release()
 
 
-class UninterruptedDriving:
-    """While a thread drives the engine, Ctrl-C waits: it must not strike in the middle of it.
-
-    Only the main thread is ever interrupted, so elsewhere this does nothing. A Ctrl-C that came
-    meanwhile is delivered at the end.
-    """
+class Interrupts:
+    """Ctrl-C waits while a thread drives the engine: it must not strike in the middle of it."""
 
     __slots__ = ("_came", "_previous")
 
     def __init__(self) -> None:
-        self._came: tuple[int, FrameType | None] | None = None
-        self._previous: Any = None
+        self._came: dict[int, Any] = {}
+        self._previous = _signal.signal(_SIGINT, self._came.setdefault)  # called as (number, frame)
 
-    def __enter__(self) -> None:
-        if threading.get_ident() == threading.main_thread().ident:
-            self._previous = _signal.signal(_SIGINT, self._note)
+    def let(self) -> None:
+        """No more; one that came meanwhile is delivered now."""
+        _signal.signal(_SIGINT, self._previous)
+        if self._came:
+            _signal.raise_signal(_SIGINT)
 
-    def __exit__(self, *_: object) -> None:
-        previous = self._previous
-        if previous is None:
-            return
-        _signal.signal(_SIGINT, previous)
-        if self._came is not None and callable(previous):
-            previous(*self._came)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._came = (number, frame)
+def hold_interrupts(main_thread: int | None) -> Interrupts | None:
+    """Hold Ctrl-C back until ``let()``. None in other threads, which it never strikes."""
+    if _get_ident() != main_thread or _signal.getsignal(_SIGINT) is None:
+        return None  # of a handler that is not Python's we could not put back what was
+    return Interrupts()

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from aiodist.errors import InvalidUsageError, NotInitializedError
 from aiodist.groups.world import current_world
-from aiodist.sync.loan import Loan, UninterruptedDriving
+from aiodist.sync.loan import Loan, hold_interrupts
 from aiodist.tensors.streams import on_callers_stream
 
 T = TypeVar("T")
@@ -71,19 +71,48 @@ class Portal:
         ``blocks``: it returns a Work; wait for it and return its result. Else return what it
         returns. Interrupted by Ctrl-C, the operation is cancelled.
         """
-        refuse_in_loop(function)
-        loop = self._loop
+        if _running_loop() is not None:
+            refuse_in_loop(function)
+        loop, loan = self._loop, self._loan
         if loop is None:
             return function(*args, **kwargs)  # nothing is initialised, as it will say
-        loan = self._loan
-        call = _Call(on_callers_stream(function), blocks, args, kwargs, loan)
-        borrowed = loan.borrow()
-        if not borrowed:
-            _hand_over(loop, call.start, loan)
+        if not loan.borrow():
+            return self._hop(loop, function, blocks, args, kwargs)
+        work: Any = None
+        gate = None
+        interrupts = hold_interrupts(loan.main_thread)
         try:
-            if borrowed:
-                with UninterruptedDriving():
-                    call.drive(loop)
+            try:
+                work, gate = _drive(loop, loan, function, blocks, args, kwargs)
+            finally:
+                if interrupts is not None:
+                    interrupts.let()
+            if gate is not None:
+                gate.acquire()
+        except BaseException:
+            if gate is not None:
+                loop.call_soon_threadsafe(work.cancel)
+            raise
+        if not blocks:
+            return work
+        try:
+            return work.result()
+        finally:
+            # The traceback of an error holds this frame: what leads back to the error must go.
+            del work, args, kwargs
+
+    def _hop(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        function: Callable[..., Any],
+        blocks: bool,
+        args: Any,
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """`call` by way of the loop's thread."""
+        call = _Call(on_callers_stream(function), blocks, args, kwargs, self._loan)
+        _hand_over(loop, call.start, self._loan)
+        try:
             call.gate.acquire()
         except BaseException:
             loop.call_soon_threadsafe(call.cancel)
@@ -94,8 +123,7 @@ class Portal:
                 raise error
             return call.returned.result() if blocks else call.returned
         finally:
-            # The traceback of an error holds this frame: what leads back to the error must go.
-            del call, error, args, kwargs
+            del call, error, args, kwargs  # as in `call`
 
     def post(self, function: Callable[[], None]) -> None:
         """Have ``function()`` called in the loop's thread, after all that was asked for before.
@@ -238,8 +266,51 @@ class Portal:
                     sock.close()
 
 
+def _drive(
+    loop: asyncio.AbstractEventLoop,
+    loan: Loan,
+    function: Callable[..., Any],
+    blocks: bool,
+    args: Any,
+    kwargs: dict[str, Any],
+) -> tuple[Any, threading.Lock | None]:
+    """Call the function in this thread, which has borrowed the loop, and give that back.
+
+    What it returned, and a lock to wait for where it ``blocks`` and has not ended.
+    """
+    _set_running_loop(loop)
+    try:
+        returned = function(*args, **kwargs)
+        if not blocks:
+            loan.resume()
+            return returned, None
+        if not returned.is_completed():
+            returned.spin(_DRIVE_SECONDS)
+    except BaseException:
+        loan.resume()
+        raise
+    finally:
+        _set_running_loop(None)
+    if returned.is_completed():
+        loan.give_back()
+        return returned, None
+    gate = threading.Lock()
+    gate.acquire()
+    returned.stay_awake()
+    returned.when_done(partial(_open, gate, loan))
+    loan.resume()
+    return returned, gate
+
+
+def _open(gate: threading.Lock, loan: Loan) -> None:
+    gate.release()
+    # The caller is likely to call again: be there for it. Not here, in the middle of whatever
+    # has ended the operation.
+    asyncio.get_running_loop().call_soon(_stand, loan)
+
+
 class _Call:
-    """One call from another thread."""
+    """One call from another thread, on its way to the loop's."""
 
     __slots__ = ("_args", "_blocks", "_function", "_kwargs", "_loan", "error", "gate", "returned")
 
@@ -261,29 +332,6 @@ class _Call:
         self.gate = threading.Lock()
         self.gate.acquire()
 
-    def drive(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run it in the calling thread, which has borrowed the loop, as far as that goes."""
-        _set_running_loop(loop)
-        try:
-            returned = self._begin()
-            if self._blocks and returned is not None:
-                returned.spin(_DRIVE_SECONDS)
-        except BaseException:
-            self._loan.resume()
-            raise
-        finally:
-            _set_running_loop(None)
-        if returned is None or (self._blocks and returned.is_completed()):
-            self.gate.release()
-            self._loan.give_back()
-            return
-        if self._blocks:
-            returned.stay_awake()
-            returned.when_done(self._ended)
-        else:
-            self.gate.release()
-        self._loan.resume()
-
     def start(self) -> None:
         """Run it in the loop's thread."""
         self._loan.arrived()
@@ -297,13 +345,7 @@ class _Call:
             _stand(self._loan)  # now: in a later turn the caller's next call would be here before
             return
         returned.stay_awake()
-        returned.when_done(self._ended)
-
-    def _ended(self) -> None:
-        self.gate.release()
-        # The caller is likely to call again: be there for it. Not here, in the middle of whatever
-        # has ended the operation.
-        asyncio.get_running_loop().call_soon(_stand, self._loan)
+        returned.when_done(partial(_open, self.gate, self._loan))
 
     def _begin(self) -> Any:
         """Call the function; what it returned, or None where it raised."""
@@ -391,6 +433,5 @@ _CLOSED = "Default process group has not been initialized: another thread has ju
 _current: ContextVar[Portal] = ContextVar("aiodist_portal", default=Portal())  # noqa: B039
 
 
-def portal() -> Portal:
-    """The portal of the calling context."""
-    return _current.get()
+portal: Callable[[], Portal] = _current.get
+"""The portal of the calling context."""
