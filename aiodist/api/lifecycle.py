@@ -143,16 +143,18 @@ async def open_in_process(
     buffer_bytes: int | None,
     backend: str | None = None,
     shared_bytes: int = 0,
+    host: str = "",
 ) -> None:
     """Initialise the current world as one of several in this process, over ``transport``.
 
-    ``shared_bytes``: of a segment of shared memory for its collectives; 0 for none.
+    ``shared_bytes``: of a segment of shared memory for its collectives; 0 for none. ``host``: a name;
+    ranks with different ones share no memory.
     """
     world = current_world()
     seconds = to_seconds(timeout)
     window = DEFAULT_WINDOW if buffer_bytes is None else buffer_bytes
     memory = memory_of(rank, shared_bytes)
-    endpoint = partial(Endpoint, window=window, memory=memory)
+    endpoint = partial(Endpoint, window=window, memory=memory, host=host)
     await _open_world(world, rank, size, store, [transport], endpoint, Deadline(seconds))
     await _make_default(world, "", backend_named(backend), seconds, Deadline(seconds))
 

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from aiodist.backends.chosen import Chosen
 from aiodist.backends.operations import Blocks, Run
-from aiodist.collectives import shared
+from aiodist.collectives import hosts, shared
 from aiodist.collectives.channel import Channel
 from aiodist.collectives.reduction import Scratch
+from aiodist.collectives.spread import Hosts
 from aiodist.groups.lines import board_of
+from aiodist.groups.placing import places_of
 from aiodist.tensors import Reduction
+from aiodist.tensors import scratch as scratch_memory
 
 
 class Paths(Chosen):
-    """The `Operations` of our own engine. A line that has a board goes there."""
+    """The `Operations` of our own engine. A line that has a board goes there.
+
+    Ranks on several hosts, some together, exchange inside their hosts first.
+    """
+
+    def _spread(self, channel: Channel) -> Hosts | None:
+        places = places_of(channel)
+        if places is None:
+            return None
+        return Hosts(channel, places, board_of(channel), scratch_memory, self._rules)
 
     def barrier(self, channel: Channel, /) -> Run:
+        if (spread := self._spread(channel)) is not None:
+            return hosts.barrier(spread)
         board = board_of(channel)
         return super().barrier(channel) if board is None else shared.barrier(board)
 
@@ -35,6 +49,8 @@ class Paths(Chosen):
     def all_reduce(
         self, channel: Channel, data: memoryview, op: Reduction, scratch: Scratch, /
     ) -> Run:
+        if (spread := self._spread(channel)) is not None:
+            return hosts.all_reduce(spread, data, op)
         board = board_of(channel)
         if board is None:
             return super().all_reduce(channel, data, op, scratch)

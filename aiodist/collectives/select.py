@@ -191,6 +191,17 @@ SHARED_RULES: Rules = MappingProxyType(
 )
 """For ranks that share memory. What goes into slots is at most `Board.slot_bytes` long."""
 
+HOSTS_RULES: Rules = MappingProxyType(
+    {
+        "barrier": (Rule(MANY, MANY, Choice("leaders")),),
+        "all_reduce": (
+            Rule(MANY, 64 * KIB, Choice("leaders")),
+            Rule(MANY, MANY, Choice("stripes")),
+        ),
+    }
+)
+"""For ranks on several hosts, some of them together; "ranks" are hosts here."""
+
 
 def select(
     operation: str,

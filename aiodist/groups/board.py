@@ -11,6 +11,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from aiodist.completion import Pending, completed
+from aiodist.errors import DistError
 from aiodist.shared.area import CHUNK_TAGS, PROGRESS, SLOT_BYTES, SLOT_TAGS, SLOTS
 
 if TYPE_CHECKING:
@@ -111,12 +112,17 @@ class LineBoard:
         if (words[tag + 1], words[tag + 2]) != self.line.meta_words or (
             nbytes >= 0 and length != nbytes
         ):
-            raise self.line.disagreement(rank, (words[tag + 1], words[tag + 2]), length, nbytes)
+            raise self._disagreement(rank, (words[tag + 1], words[tag + 2]), length, nbytes)
         return plane.areas[rank].slots[self._slot][:length]
 
     def expect(self, rank: int, came: int, expected: int) -> None:
         if came != expected:
-            raise self.line.disagreement(rank, self.line.meta_words, came, expected)
+            raise self._disagreement(rank, self.line.meta_words, came, expected)
+
+    def _disagreement(
+        self, rank: int, words: tuple[int, int], came: int, expected: int
+    ) -> DistError:
+        return self.line.disagreement(self._plane.seats[rank], words, came, expected)
 
     def _compare(self, rank: int, sequence: int, meta: tuple[int, int]) -> None:
         """What ``rank`` had put up for an operation that this rank left without looking at it."""
@@ -124,7 +130,7 @@ class LineBoard:
         if words[tag] == sequence + 1 << STEP_BITS and rank != self.rank:
             theirs = words[tag + 1], words[tag + 2]
             if theirs != meta:
-                self.line.late(rank, sequence, theirs)
+                self.line.late(self._plane.seats[rank], sequence, theirs)
 
     def close(self) -> None:
         """The operation is over."""
@@ -194,7 +200,7 @@ class LineBoard:
                 if low <= words[word] <= high:
                     return _HERE
         wait = Wait(rank, words, word, low, high)
-        if not self.line.lost(rank, wait):
+        if not self.line.lost(plane.seats[rank], wait):
             plane.wait(wait)
         return wait
 

@@ -26,6 +26,7 @@ from aiodist.wire.frames import COLLECTIVE, Frame
 
 if TYPE_CHECKING:
     from aiodist.collectives.channel import Channel
+    from aiodist.collectives.places import Places
     from aiodist.groups.board import LineBoard
     from aiodist.groups.plane import Plane
     from aiodist.groups.process_group import ProcessGroup
@@ -37,6 +38,7 @@ class CollectiveLine:
     """A collective's private line: a `collectives.Channel` by (group, sequence number)."""
 
     __slots__ = (
+        "_ears",
         "_fingerprint",
         "_group",
         "_key",
@@ -46,6 +48,7 @@ class CollectiveLine:
         "_recvs",
         "_sends",
         "board",
+        "places",
         "plane",
         "rank",
         "sequence",
@@ -66,8 +69,11 @@ class CollectiveLine:
         self._meta = fingerprint.encode()
         self._recvs: list[Recv] = []
         self._sends: list[tuple[int, Send]] = []
+        self._ears: list[Recv] = []  # see `listen`
         self.plane: Plane | None = None
         self.board: LineBoard | None = None
+        self.places: Places | None = None
+        """Where the ranks live, if on several hosts; ``board`` is that of this rank's host then."""
 
     # -- shared memory
 
@@ -103,7 +109,15 @@ class CollectiveLine:
 
     def listen(self) -> None:
         """Fail with what comes over the streams for this operation, which runs in memory."""
+        if self._ears:
+            return
+        assert self.plane is not None  # on which the operation has fallen asleep
+        here = self._ranks[self.rank]
+        others = [rank for rank in self.plane.members if rank != here]
+        for source in others if self.places is not None else (ANY_SOURCE,):
+            self._listen_to(source)
 
+    def _listen_to(self, source: int) -> None:
         def check(recv: Recv, src: int, meta: bytes, length: int) -> BaseException | None:
             if meta == self._meta and not length:
                 return None
@@ -111,18 +125,19 @@ class CollectiveLine:
 
         def heard() -> None:
             if recv.error is None:
-                self._recvs.clear()  # nothing else is posted; this was not, if it came at once
-                self.listen()
+                self._ears = [ear for ear in self._ears if not ear.done]
+                self._listen_to(source)
 
-        if self._recvs:
-            return
-        recv = Recv(self._key, ANY_SOURCE, None, self._meta, check)
+        recv = Recv(self._key, source, None, self._meta, check)
         recv.callback = heard
-        self._post(recv)
+        self._messenger.recv(recv)
+        if not recv.done:
+            self._ears.append(recv)
 
     def tell(self) -> None:
         """Say over the streams, to those that may be in another operation, which one this is."""
-        for rank in range(self.size):
+        assert self.plane is not None  # on which the operation has slept for long
+        for rank in self.plane.seats:
             if rank != self.rank:
                 self.send(rank, memoryview(b""))
 
@@ -200,34 +215,40 @@ class CollectiveLine:
         return f"{self._fingerprint.operation} (operation {self.sequence} of {self._group.group_name!r})"
 
     def waiting_for(self) -> Sequence[int]:
+        ranks: set[int] = set()
         if self.plane is not None and (self.board is not None or self.plane.is_opening):
-            return self.plane.waiting_for()
-        ranks = {r.src for r in self._recvs if not r.done}
+            ranks.update(self.plane.waiting_for())
+            if self.places is None:
+                return sorted(ranks)
+        ranks.update(r.src for r in self._recvs if not r.done)
         ranks.update(to for to, message in self._sends if not message.done)
         return sorted(ranks)
 
     @property
     def lookout(self) -> Lookout | None:
-        if self.plane is not None:
+        if self.plane is not None and self.places is None:
             return self.plane.lookout
         return self._messenger.lookout
 
     def polls(self) -> Sequence[Callable[[], None]]:
         if self.plane is not None and self.board is not None:
-            return (self.plane.poll,)
+            if self.places is None:
+                return (self.plane.poll,)
+            return (self.plane.poll, *self._messenger.polls(self.waiting_for()))
         return self._messenger.polls(self.waiting_for())
 
     def over(self, error: BaseException | None) -> BaseException | None:
         inbox = self._messenger.inbox
         plane, self.plane = self.plane, None
         if error is not None:
-            for recv in self._recvs:
+            for recv in (*self._recvs, *self._ears):
                 inbox.drop(recv)
             for to, message in self._sends:
                 if not message.done:
                     self._messenger.withdraw_send(to, message)
         # Each receive refers to this line by its check: the circle would keep their memory.
         self._recvs.clear()
+        self._ears.clear()
         self._sends.clear()
         left = inbox.forget(self._key)
         if left is not None and plane is not None and (left.meta, left.length) == (self._meta, 0):

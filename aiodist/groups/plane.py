@@ -18,7 +18,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -64,12 +64,25 @@ _WHOM = (1 << 32) - 1
 
 
 class Plane:
-    """One group's. Belongs to its loop. ``open`` is done lazily, by the first operation."""
+    """One group's, or that of its ranks on one host. Belongs to its loop.
 
-    def __init__(self, group: ProcessGroup, memory: SharedMemory, incarnation: int) -> None:
+    The first operation opens it.
+    """
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        memory: SharedMemory,
+        incarnation: int,
+        seats: Sequence[int] | None = None,
+    ) -> None:
+        """``seats``: the members that share, as ranks of the group; all where None."""
         self.group = group
-        self.rank = group.own_rank
-        self.size = group.n_ranks
+        self.seats: Sequence[int] = range(group.n_ranks) if seats is None else seats
+        self.members = [group.ranks[seat] for seat in self.seats]
+        """Their global ranks. On the plane ranks are numbers in this list."""
+        self.rank = self.members.index(group.global_rank)
+        self.size = len(self.members)
         self.areas: list[Area] = []
         self.words: list[memoryview] = []
         self.mine: memoryview = memoryview(b"")
@@ -194,10 +207,9 @@ class Plane:
         memory = self._memory
         if self.words or memory is None:
             return True
-        ranks = self.group.ranks
-        if memory.could_share(ranks):
+        if memory.could_share(self.members):
             memory.lay_out(self._id)
-            areas = memory.look(self._id, ranks)
+            areas = memory.look(self._id, self.members)
         else:
             areas = "not all of its ranks can map each other's memory"
         reached = self._reached()
@@ -228,7 +240,7 @@ class Plane:
         One side of each pair makes it, at first.
         """
         self._looks += 1
-        endpoint, ranks = self.group.endpoint, self.group.ranks
+        endpoint, ranks = self.group.endpoint, self.members
         missing = [
             rank
             for rank in ranks
@@ -244,7 +256,7 @@ class Plane:
     def _give_up(self) -> None:
         """Fail the first operation if a member is gone that has never said what it has room for."""
         endpoint = self.group.endpoint
-        for rank in self.group.ranks:
+        for rank in self.members:
             error = None if rank == self.group.global_rank else endpoint.error_of(rank)
             if error is not None and self._queue:
                 self._queue.popleft()[1].fail(error)
@@ -285,7 +297,7 @@ class Plane:
             nap = words[ASLEEP]
             if nap and nap & _WHOM == me and nap != self._rung[rank]:
                 self._rung[rank] = nap
-                self.group.ring(rank)
+                self.group.ring(self.seats[rank])
 
     # -- waiting
 
@@ -330,11 +342,10 @@ class Plane:
 
     def waiting_for(self) -> list[int]:
         """Global ranks without which the operation, or the first one at all, cannot go on."""
-        ranks = self.group.ranks
         if self._wait is not None:
-            return [ranks[self._wait.rank]]
+            return [self.members[self._wait.rank]]
         if self._memory is not None and not self.words:
-            return self._memory.silent(self._id, ranks)
+            return self._memory.silent(self._id, self.members)
         return []
 
     def _fall_asleep(self) -> None:

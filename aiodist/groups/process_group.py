@@ -26,6 +26,7 @@ from aiodist.types import Backend
 from aiodist.wire.frames import POINT_TO_POINT, Key
 
 if TYPE_CHECKING:
+    from aiodist.collectives.places import Places
     from aiodist.groups.plane import Plane
     from aiodist.groups.world import World
 
@@ -67,7 +68,9 @@ class ProcessGroup(Ending):
         self._usher: Usher | None = None
         self.succession = Succession(self)
         self.plane: Plane | None = None
-        """What the members share memory for, where they may."""
+        """What the members share memory for, or those on this host, where they may."""
+        self.places: Places | None = None
+        """Where the members live, if on several hosts of which some have several."""
 
     @property
     def endpoint(self) -> Endpoint:
@@ -96,7 +99,8 @@ class ProcessGroup(Ending):
         """Start a collective: takes the next sequence number and runs ``body`` to its first wait.
 
         ``timeout`` in seconds; the group's where None. ``shares``: where the members share memory
-        the line gets a ``board``, when it is its turn there. Raises what closed or broke the group.
+        the line gets a ``board``, when it is its turn there, and ``places``. Raises what closed or
+        broke the group.
         """
         self._check_open()
         sequence = self._next
@@ -111,6 +115,8 @@ class ProcessGroup(Ending):
             work.fail(failed)
         else:
             plane = self.plane
+            if shares:
+                line.places = self.places
             if plane is not None and plane.is_off:
                 plane = self.plane = None
             if plane is not None:

@@ -21,7 +21,7 @@ from aiodist.errors import (
 from aiodist.groups.activity import describe_activity
 from aiodist.groups.ending import Ending
 from aiodist.groups.lines import last_words
-from aiodist.groups.plane import Plane
+from aiodist.groups.placing import place
 from aiodist.groups.process_group import Group, NonGroupMember, ProcessGroup
 from aiodist.groups.succession import GONE
 from aiodist.groups.work import Work
@@ -172,8 +172,7 @@ class World:
         self._closed.discard(group.id)
         incarnation = self._incarnations[group.id] = self._incarnations.get(group.id, 0) + 1
         if self._endpoint is not None and group.n_ranks > 1:
-            memory = self._endpoint.memory
-            group.plane = None if memory is None else Plane(group, memory, incarnation)
+            place(group, self._endpoint, incarnation)
         self._groups[group.id] = group
         for sequence, error in self._early.pop(group.id, ()):
             group.failed_elsewhere(sequence, error)

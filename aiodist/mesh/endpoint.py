@@ -61,9 +61,11 @@ class Endpoint(Words):
         window: int = DEFAULT_WINDOW,
         heart: Heart | None = None,
         memory: SharedMemory | None = None,
+        host: str = "",
     ) -> None:
         """``heart``: what watches the other ranks while this one's loop is busy, if anything.
         ``memory``: what this rank shares with those of its host. Both are closed with the rest.
+        ``host``: what ranks of one host are known by, found out where empty.
         """
         self.rank = rank
         self.size = size
@@ -82,7 +84,7 @@ class Endpoint(Words):
         self._key = b""
         self._leaving = False
         self._closed = False
-        self._host_id = ""
+        self._host_id = host or host_id()
         self._loop = asyncio.get_running_loop()
         self.lookout = Lookout(self._loop.call_soon)
 
@@ -90,7 +92,6 @@ class Endpoint(Words):
 
     async def open(self) -> Card:
         """Listen on every transport; the card is for the other ranks. Raises DistNetworkError."""
-        self._host_id = host_id()
         lifelines: tuple[str, ...] = ()
         if self._heart is not None:
             lifelines = await self._heart.open(self._events.activity, self._pronounced)

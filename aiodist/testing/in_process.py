@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
@@ -31,6 +31,7 @@ async def run_ranks(
     buffer_bytes: int | None = None,
     wrap: Callable[[int, Transport], Transport] | None = None,
     backend: str | None = None,
+    hosts: Sequence[int] = (),
 ) -> list[T]:
     """Run ``await fn(rank)`` for ranks 0 to ``size`` - 1 at once; their results, by rank.
 
@@ -40,7 +41,8 @@ async def run_ranks(
     ``timeout``: of every operation. ``buffer_bytes``: what a rank buffers per peer for messages
     without a receive. ``wrap(rank, transport)``: what the rank uses in place of ``transport``, such
     as a `FaultyTransport` around it. ``backend``: of the default group, as for
-    ``init_process_group``.
+    ``init_process_group``. ``hosts``: the number of each rank's host; ranks of different hosts share
+    no memory. All on one where empty.
 
     Raises the first error of a rank, by time, after the others have been cancelled.
     """
@@ -57,7 +59,10 @@ async def run_ranks(
         shared_bytes = _SHARED_BYTES if transport == SHARED else 0
         if wrap is not None:
             mine = wrap(rank, mine)
-        await open_in_process(rank, size, store, mine, timeout, buffer_bytes, backend, shared_bytes)
+        host = f"host {hosts[rank]}" if hosts else ""
+        await open_in_process(
+            rank, size, store, mine, timeout, buffer_bytes, backend, shared_bytes, host
+        )
         try:
             result = await fn(rank)
         except BaseException as error:

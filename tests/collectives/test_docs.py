@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aiodist.collectives.cost import COSTS
-from aiodist.collectives.select import MANY, RULES, SHARED_RULES, Rule, Rules
+from aiodist.collectives.select import HOSTS_RULES, MANY, RULES, SHARED_RULES, Rule, Rules
 
 DOCS = Path(__file__).parents[2] / "docs" / "algorithms.md"
 
@@ -56,7 +56,11 @@ def shared_choices() -> str:
     return choices(SHARED_RULES)
 
 
-@pytest.mark.parametrize("expected", [costs, choices, shared_choices])
+def hosts_choices() -> str:
+    return choices(HOSTS_RULES)
+
+
+@pytest.mark.parametrize("expected", [costs, choices, shared_choices, hosts_choices])
 def test_the_tables_are_those_of_the_code(expected):
     wanted = expected()
     assert wanted in DOCS.read_text(encoding="utf-8"), f"the table should read:\n{wanted}"
@@ -69,8 +73,11 @@ def test_every_algorithm_has_a_section():
         assert f"**`{algorithm}`**" in section, (operation, algorithm)
 
 
-def test_every_algorithm_over_shared_memory_is_explained():
-    section = DOCS.read_text(encoding="utf-8").split("\n## Shared memory\n")[1]
-    for operation, rules in SHARED_RULES.items():
+@pytest.mark.parametrize(
+    ("title", "rules_of"), [("Shared memory", SHARED_RULES), ("Several hosts", HOSTS_RULES)]
+)
+def test_every_algorithm_of_other_tables_is_explained(title, rules_of):
+    section = DOCS.read_text(encoding="utf-8").split(f"\n## {title}\n")[1].split("\n## ")[0]
+    for operation, rules in rules_of.items():
         for rule in rules:
             assert f"**{operation} `{rule.choice.algorithm}`**" in section, (operation, rule)

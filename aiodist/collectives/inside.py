@@ -1,0 +1,200 @@
+"""What the ranks of one host do among themselves within a collective of several hosts.
+
+A collective over hosts has several stretches inside a host, one after the other: some before the
+hosts exchange, some after. Where the ranks of the host share memory they use one `Board` for all
+stretches, whose steps are numbered on; where they do not, the messages of the collective's own
+channel. Which of the two it is concerns nobody on other hosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Protocol
+
+from aiodist.collectives import operations
+from aiodist.collectives.all_gather_shared import all_gather_chunks
+from aiodist.collectives.all_reduce_slots import reduce_in_order
+from aiodist.collectives.all_reduce_stripes import reduce_stripes
+from aiodist.collectives.barrier_slots import barrier_slots
+from aiodist.collectives.board import Board
+from aiodist.collectives.broadcast_shared import broadcast_chunks
+from aiodist.collectives.channel import Channel
+from aiodist.collectives.reduce_scatter_shared import reduce_scatter_chunks
+from aiodist.collectives.reduction import Reduction, Scratch
+from aiodist.collectives.select import RULES, Rules, select
+
+Blocks = Sequence[memoryview]
+_Stretch = Callable[[Board], Coroutine[Any, Any, None]]
+
+
+class Inside(Protocol):
+    """The ranks of this rank's host. Arguments and promises are those of `operations`."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    async def barrier(self) -> None: ...
+
+    async def broadcast(self, root: int, data: memoryview) -> None: ...
+
+    async def reduce(self, root: int, data: memoryview, op: Reduction) -> None: ...
+
+    async def all_gather(self, blocks: Blocks) -> None: ...
+
+    async def reduce_scatter(self, blocks: Blocks, out: memoryview, op: Reduction) -> None: ...
+
+
+class InMessages:
+    """Over messages, by the algorithms that ``rules`` choose."""
+
+    def __init__(self, channel: Channel, scratch: Scratch, rules: Rules = RULES) -> None:
+        self.rank = channel.rank
+        self.size = channel.size
+        self._channel = channel
+        self._scratch = scratch
+        self._rules = rules
+
+    async def barrier(self) -> None:
+        await operations.barrier(self._channel)
+
+    async def broadcast(self, root: int, data: memoryview) -> None:
+        choice = select("broadcast", self.size, len(data), rules=self._rules)
+        await operations.broadcast(self._channel, root, data, choice)
+
+    async def reduce(self, root: int, data: memoryview, op: Reduction) -> None:
+        choice = select("reduce", self.size, len(data), rules=self._rules)
+        await operations.reduce(self._channel, root, data, op, self._scratch, choice)
+
+    async def all_gather(self, blocks: Blocks) -> None:
+        choice = select("all_gather", self.size, sum(map(len, blocks)), rules=self._rules)
+        await operations.all_gather(self._channel, blocks, self._scratch, choice)
+
+    async def reduce_scatter(self, blocks: Blocks, out: memoryview, op: Reduction) -> None:
+        choice = select("reduce_scatter", self.size, sum(map(len, blocks)), rules=self._rules)
+        await operations.reduce_scatter(self._channel, blocks, out, op, self._scratch, choice)
+
+
+class InMemory:
+    """Over a `Board` of two ranks or more.
+
+    A first stretch that reduces little data uses the slots, which an operation has once; all others
+    use chunks. No rank reads a chunk of another before it has looked at that one's slot, which says
+    what operation it is in.
+    """
+
+    def __init__(self, board: Board) -> None:
+        self.rank = board.rank
+        self.size = board.size
+        self._board = board
+        self._steps = 0
+        self._begun = False  # this rank has put up its slot
+        self._known: set[int] = {board.rank}  # whose slots have been looked at
+
+    async def barrier(self) -> None:
+        self._begin(range(self.size))
+        await barrier_slots(self._board)
+        self._board.begin_chunks()
+
+    async def broadcast(self, root: int, data: memoryview) -> None:
+        await self._look_at([root])
+        await self._stretch(lambda later: broadcast_chunks(later, root, data))
+
+    async def reduce(self, root: int, data: memoryview, op: Reduction) -> None:
+        board = self._board
+        if self._begun or len(data) > board.slot_bytes:
+            await self._look_at(range(self.size))
+            await self._stretch(lambda later: reduce_stripes(later, root, data, op))
+            return
+        self._begin(range(self.size) if self.rank == root else ())
+        await self._put_up(memoryview(b"") if self.rank == root else data)
+        if self.rank == root:
+            # The first operands may overwrite the root's own, unless it is one of them.
+            own = data if root < 2 else memoryview(data.tobytes())
+            operands = [
+                own if rank == root else await board.slot_of(rank, len(data))
+                for rank in range(self.size)
+            ]
+            reduce_in_order(op, operands, root, data)
+        board.begin_chunks()
+
+    async def all_gather(self, blocks: Blocks) -> None:
+        await self._look_at(range(self.size))
+        await self._stretch(lambda later: all_gather_chunks(later, blocks))
+
+    async def reduce_scatter(self, blocks: Blocks, out: memoryview, op: Reduction) -> None:
+        await self._look_at(range(self.size))
+        await self._stretch(lambda later: reduce_scatter_chunks(later, blocks, out, op))
+
+    # -- inside
+
+    def _begin(self, known: Sequence[int]) -> None:
+        self._begun = True
+        self._known.update(known)
+
+    async def _put_up(self, data: memoryview) -> None:
+        own = await self._board.slot(len(data))
+        own[:] = data
+        self._board.put_up(len(data))
+
+    async def _look_at(self, ranks: Sequence[int]) -> None:
+        """See that these ranks are in this very operation; this one's slot is up afterwards."""
+        if not self._begun:
+            self._begin(())
+            await self._put_up(memoryview(b""))
+            self._board.begin_chunks()
+        for rank in ranks:
+            if rank not in self._known:
+                self._known.add(rank)
+                await self._board.slot_of(rank)
+
+    async def _stretch(self, run: _Stretch) -> None:
+        later = _Later(self._board, self._steps)
+        await run(later)
+        self._steps += later.steps
+
+
+class _Later:
+    """A board of which earlier stretches of the operation have used ``first`` steps."""
+
+    def __init__(self, board: Board, first: int) -> None:
+        self.rank = board.rank
+        self.size = board.size
+        self.slot_bytes = 0
+        self.chunk_bytes = board.chunk_bytes
+        self.steps = 0
+        """Of this stretch, that this rank has let go; all of them in the end."""
+        self._board = board
+        self._first = first
+        self.slot = board.slot
+        self.put_up = board.put_up
+        self.slot_of = board.slot_of
+        self.expect = board.expect
+        self.turn = board.turn
+
+    async def meet(self) -> None:
+        """They have met before."""
+
+    def begin_chunks(self) -> None:
+        """They have begun."""
+
+    def free(self, step: int) -> Awaitable[None]:
+        return self._board.free(self._first + step)
+
+    def chunk(self, rank: int, step: int) -> memoryview:
+        return self._board.chunk(rank, self._first + step)
+
+    def post(self, step: int, phase: int = 0) -> None:
+        self._board.post(self._first + step, phase)
+
+    def posted(self, rank: int, step: int, phase: int = 0) -> Awaitable[None]:
+        return self._board.posted(rank, self._first + step, phase)
+
+    def let_go(self, steps: int) -> None:
+        self.steps = steps
+        self._board.let_go(self._first + steps)
+
+    def let_go_all(self) -> None:
+        raise RuntimeError("a stretch ends before its operation does: it cannot let go all steps")

@@ -1,0 +1,217 @@
+"""Collectives of ranks on several hosts, some together: in shared memory inside, else messages.
+
+The ranks live in one process; what makes them hosts is that they go by different names, as ranks do
+that have different AIODIST_HOST_ID, and then map nothing of each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist as dist
+from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.world import current_world
+from aiodist.testing.in_process import run_ranks
+from tests.engine.conftest import outcome, until
+
+SHAPES = (
+    (0, 0, 1, 1),
+    (0, 1, 0, 1),  # not one after the other
+    (0, 0, 0, 1, 1),  # a column less than the larger host has ranks
+    (0, 0, 0, 1),  # one host has a single rank
+    (2, 0, 0, 1, 1, 2),
+)
+LENGTHS = (0, 1, 7, 5000, 40_001, 700_001)
+
+
+def group() -> ProcessGroup:
+    return current_world().default_group()
+
+
+def hard(length: int, rank: int) -> np.ndarray:
+    """Numbers so far apart that every order of adding gives other bits."""
+    random = np.random.default_rng(rank)
+    return random.standard_normal(length) * 10.0 ** random.integers(-9, 9, length)
+
+
+def crossing(hosts: tuple[int, ...]) -> dict[tuple[int, int], list[int]]:
+    """Notes the lengths of this rank's messages, as (from, to); tells if one stays in its host."""
+    noted: dict[tuple[int, int], list[int]] = defaultdict(list)
+    endpoint = current_world().endpoint
+    send = endpoint.send
+
+    def note(dst: int, key: Any, data: memoryview, meta: bytes) -> Any:
+        noted[hosts[endpoint.rank], hosts[dst]].append(len(data))
+        return send(dst, key, data, meta)
+
+    endpoint.send = note  # type: ignore[method-assign]
+    return noted
+
+
+@pytest.mark.parametrize("hosts", SHAPES)
+async def test_all_reduce_gives_all_ranks_the_same_bits(hosts: tuple[int, ...]) -> None:
+    results: dict[int, set[bytes]] = defaultdict(set)
+    size = len(hosts)
+
+    async def main(rank: int) -> None:
+        for length in LENGTHS:
+            data = hard(length, rank)
+            await dist.all_reduce(data)
+            results[length].add(data.tobytes())
+            right = np.sum([hard(length, other) for other in range(size)], axis=0)
+            assert np.allclose(data, right, rtol=1e-6, atol=1e-3)
+            await dist.barrier()
+
+    await run_ranks(size, main, "shm", hosts=hosts, timeout=30)
+    assert all(len(results[length]) == 1 for length in LENGTHS)
+
+
+async def test_inside_a_host_nothing_is_sent_and_each_rank_moves_its_share() -> None:
+    hosts = (0, 0, 1, 1)
+    count = 1_000_000
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        noted = crossing(hosts)
+        data = np.ones(count, np.float32)
+        await dist.all_reduce(data)
+        assert (data == 4).all()
+        del current_world().endpoint.send
+        assert all(here != there for here, there in noted)
+        assert sum(sum(lengths) for lengths in noted.values()) == 4 * count // 2
+
+    await run_ranks(4, main, "shm", hosts=hosts, timeout=30)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+async def test_ranks_that_are_all_alone_exchange_as_ever(size: int) -> None:
+    async def main(rank: int) -> None:
+        assert group().places is None
+        assert group().plane is None
+        data = np.full(10, float(rank))
+        await dist.all_reduce(data)
+        assert (data == size * (size - 1) / 2).all()
+
+    await run_ranks(size, main, "shm", hosts=range(size), timeout=20)
+
+
+async def test_a_host_without_room_exchanges_inside_by_messages() -> None:
+    """Whether the ranks of a host share memory is no concern of the other hosts."""
+
+    async def main(rank: int) -> None:
+        plane = group().plane
+        assert plane is not None
+        if rank < 2:
+            memory = current_world().endpoint.memory
+            assert memory is not None
+            memory._free = len(memory._own.view)
+        for length in (5, 100_000):
+            data = np.full(length, float(rank))
+            await dist.all_reduce(data)
+            assert (data == 6).all()
+        await dist.barrier()
+        assert plane.is_off == (rank < 2)
+
+    await run_ranks(4, main, "shm", hosts=(0, 0, 1, 1), timeout=20)
+
+
+async def test_subgroups_go_by_the_hosts_of_their_own_ranks() -> None:
+    planes = {(0, 1): [0, 1], (1, 2): [], (0, 1, 2): [0, 1], (3, 1, 2): [2, 3]}
+
+    async def main(rank: int) -> None:
+        for ranks, together in planes.items():
+            made = await dist.new_group(list(ranks))
+            if isinstance(made, dist.ProcessGroup):
+                assert (made.plane is not None) == (rank in together)
+                assert (made.places is not None) == (len(ranks) == 3)
+                data = np.full(20_000, float(rank))
+                await dist.all_reduce(data, group=made)
+                assert (data == sum(ranks)).all()
+                await dist.barrier(group=made)
+
+    await run_ranks(4, main, "shm", hosts=(0, 0, 1, 1), timeout=20)
+
+
+async def test_many_at_once() -> None:
+    async def main(rank: int) -> None:
+        arrays = [np.full(length, 1.0) for length in (3, 100_000, 1, 20_000) * 5]
+        for work in [dist.all_reduce(array) for array in arrays]:
+            await work
+        assert all((array == 5).all() for array in arrays)
+
+    await run_ranks(5, main, "shm", hosts=(0, 0, 0, 1, 1), timeout=20)
+
+
+@pytest.mark.parametrize("late", [0, 1, 2, 3])
+async def test_who_comes_late_finds_what_the_others_said_meanwhile(late: int) -> None:
+    """Those of its host have slept for so long that they said over the streams what they are in."""
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        for length in (5, 100_000):
+            if rank == late:
+                inbox = current_world().endpoint.inbox
+                await until(lambda inbox=inbox: bool(inbox.matcher._arrived))  # type: ignore[misc]
+            data = np.ones(length)
+            await dist.all_reduce(data)
+            assert (data == 4).all()
+            await dist.barrier()
+
+    await run_ranks(4, main, "shm", hosts=(0, 0, 1, 1), timeout=20)
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2, 3])
+@pytest.mark.parametrize("length", [3, 100_000])
+async def test_ranks_that_disagree_are_told_and_the_group_goes_on(odd: int, length: int) -> None:
+    told: dict[int, BaseException | None] = {}
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        count = length + 1 if rank == odd else length
+        told[rank] = await outcome(dist.all_reduce(np.ones(count)))
+        data = np.ones(length)
+        await dist.all_reduce(data)
+        assert (data == 4).all()
+
+    await run_ranks(4, main, "shm", hosts=(0, 0, 1, 1), timeout=20)
+    assert all(isinstance(error, dist.CollectiveMismatchError) for error in told.values()), told
+
+
+@pytest.mark.parametrize("late", [1, 3])
+@pytest.mark.parametrize("length", [3, 100_000])
+async def test_after_a_timeout_the_group_goes_on(late: int, length: int) -> None:
+    failed = asyncio.Event()
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        if rank == late:
+            await failed.wait()
+            error = await outcome(dist.all_reduce(np.ones(length)))
+            assert isinstance(error, dist.CollectiveError)
+        else:
+            error = await outcome(dist.all_reduce(np.ones(length), timeout=0.1))
+            assert isinstance(error, dist.CollectiveTimeoutError)
+            assert list(error.waiting_for) == [late]
+            failed.set()
+        data = np.ones(length)
+        await dist.all_reduce(data)
+        assert (data == 4).all()
+
+    await run_ranks(4, main, "shm", hosts=(0, 0, 1, 1), timeout=20)
+
+
+@pytest.mark.parametrize("gone", [0, 1, 3])
+async def test_a_rank_that_leaves_is_missed_on_all_hosts(gone: int) -> None:
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        if rank != gone:
+            error = await outcome(dist.all_reduce(np.ones(100_000)))
+            assert isinstance(error, dist.PeerLostError)
+            assert error.rank == gone
+
+    await run_ranks(4, main, "shm", hosts=(0, 0, 1, 1), timeout=20)
