@@ -142,6 +142,7 @@ class ProcessGroup(Ending):
         plane = self.plane
         if (
             plane is None
+            or self.places is not None  # its slots are those of one host
             or not plane.words
             or self._error is not None
             or self._failures
