@@ -8,6 +8,7 @@ from aiodist.collectives import hosts, shared
 from aiodist.collectives.channel import Channel
 from aiodist.collectives.reduction import Scratch
 from aiodist.collectives.spread import Hosts
+from aiodist.groups.board import LineBoard
 from aiodist.groups.lines import board_of
 from aiodist.groups.placing import places_of
 from aiodist.tensors import Reduction
@@ -26,14 +27,20 @@ class Paths(Chosen):
             return None
         return Hosts(channel, places, board_of(channel), scratch_memory, self._rules)
 
+    def _board(self, channel: Channel) -> LineBoard | None:
+        """The memory that all ranks of the operation share."""
+        return board_of(channel) if places_of(channel) is None else None
+
     def barrier(self, channel: Channel, /) -> Run:
         if (spread := self._spread(channel)) is not None:
             return hosts.barrier(spread)
-        board = board_of(channel)
+        board = self._board(channel)
         return super().barrier(channel) if board is None else shared.barrier(board)
 
     def broadcast(self, channel: Channel, root: int, data: memoryview, /) -> Run:
-        board = board_of(channel)
+        if (spread := self._spread(channel)) is not None:
+            return hosts.broadcast(spread, root, data)
+        board = self._board(channel)
         if board is None:
             return super().broadcast(channel, root, data)
         return shared.broadcast(board, root, data)
@@ -41,7 +48,9 @@ class Paths(Chosen):
     def reduce(
         self, channel: Channel, root: int, data: memoryview, op: Reduction, scratch: Scratch, /
     ) -> Run:
-        board = board_of(channel)
+        if (spread := self._spread(channel)) is not None:
+            return hosts.reduce(spread, root, data, op)
+        board = self._board(channel)
         if board is None:
             return super().reduce(channel, root, data, op, scratch)
         return shared.reduce(board, root, data, op)
@@ -51,13 +60,15 @@ class Paths(Chosen):
     ) -> Run:
         if (spread := self._spread(channel)) is not None:
             return hosts.all_reduce(spread, data, op)
-        board = board_of(channel)
+        board = self._board(channel)
         if board is None:
             return super().all_reduce(channel, data, op, scratch)
         return shared.all_reduce(board, data, op)
 
     def all_gather(self, channel: Channel, blocks: Blocks, scratch: Scratch, /) -> Run:
-        board = board_of(channel)
+        if (spread := self._spread(channel)) is not None:
+            return hosts.all_gather(spread, blocks)
+        board = self._board(channel)
         if board is None:
             return super().all_gather(channel, blocks, scratch)
         return shared.all_gather(board, blocks)
@@ -71,7 +82,9 @@ class Paths(Chosen):
         scratch: Scratch,
         /,
     ) -> Run:
-        board = board_of(channel)
+        if (spread := self._spread(channel)) is not None:
+            return hosts.reduce_scatter(spread, blocks, out, op)
+        board = self._board(channel)
         if board is None:
             return super().reduce_scatter(channel, blocks, out, op, scratch)
         return shared.reduce_scatter(board, blocks, out, op)
@@ -85,7 +98,7 @@ class Paths(Chosen):
         scratch: Scratch,
         /,
     ) -> Run:
-        board = board_of(channel)
+        board = self._board(channel)
         if board is None:
             return super().gather(channel, root, data, blocks, scratch)
         return shared.gather(board, root, data, blocks)
@@ -99,7 +112,7 @@ class Paths(Chosen):
         scratch: Scratch,
         /,
     ) -> Run:
-        board = board_of(channel)
+        board = self._board(channel)
         if board is None:
             return super().scatter(channel, root, blocks, out, scratch)
         return shared.scatter(board, root, blocks, out)
@@ -107,7 +120,7 @@ class Paths(Chosen):
     def all_to_all(
         self, channel: Channel, inputs: Blocks, outputs: Blocks, scratch: Scratch, /
     ) -> Run:
-        board = board_of(channel)
+        board = self._board(channel)
         if board is None:
             return super().all_to_all(channel, inputs, outputs, scratch)
         return shared.all_to_all(board, inputs, outputs)

@@ -23,8 +23,11 @@ async def all_gather_slots(board: Board, blocks: Sequence[memoryview]) -> None:
         blocks[other][:] = await board.slot_of(other, len(blocks[other]))
 
 
-async def all_gather_chunks(board: Board, blocks: Sequence[memoryview]) -> None:
-    """Fill every ``blocks[r]`` with rank r's block."""
+async def all_gather_chunks(
+    board: Board, blocks: Sequence[memoryview], readers: Sequence[int] | None = None
+) -> None:
+    """Fill every ``blocks[r]`` with rank r's block, on ``readers``, or everywhere where None."""
+    others = others_of(board) if readers is None or board.rank in readers else []
     width = board.chunk_bytes
     steps = max(segments_of(len(block), width) for block in blocks)
     await board.meet()
@@ -35,7 +38,7 @@ async def all_gather_chunks(board: Board, blocks: Sequence[memoryview]) -> None:
             board.chunk(board.rank, step)[: len(part)] = part
             board.post(step)
         if step:
-            for other in others_of(board):
+            for other in others:
                 await board.posted(other, step - 1)
                 part = blocks[other][(step - 1) * width : step * width]
                 part[:] = board.chunk(other, step - 1)[: len(part)]

@@ -44,6 +44,10 @@ class Inside(Protocol):
 
     async def all_gather(self, blocks: Blocks) -> None: ...
 
+    async def gather(self, root: int, blocks: Blocks) -> None:
+        """As all_gather, and only ``root``'s blocks are filled. All know all lengths."""
+        ...
+
     async def reduce_scatter(self, blocks: Blocks, out: memoryview, op: Reduction) -> None: ...
 
 
@@ -71,6 +75,10 @@ class InMessages:
     async def all_gather(self, blocks: Blocks) -> None:
         choice = select("all_gather", self.size, sum(map(len, blocks)), rules=self._rules)
         await operations.all_gather(self._channel, blocks, self._scratch, choice)
+
+    async def gather(self, root: int, blocks: Blocks) -> None:
+        own = blocks[self.rank]
+        await operations.gather(self._channel, root, own, blocks, self._scratch)
 
     async def reduce_scatter(self, blocks: Blocks, out: memoryview, op: Reduction) -> None:
         choice = select("reduce_scatter", self.size, sum(map(len, blocks)), rules=self._rules)
@@ -123,6 +131,10 @@ class InMemory:
     async def all_gather(self, blocks: Blocks) -> None:
         await self._look_at(range(self.size))
         await self._stretch(lambda later: all_gather_chunks(later, blocks))
+
+    async def gather(self, root: int, blocks: Blocks) -> None:
+        await self._look_at(range(self.size) if self.rank == root else ())
+        await self._stretch(lambda later: all_gather_chunks(later, blocks, (root,)))
 
     async def reduce_scatter(self, blocks: Blocks, out: memoryview, op: Reduction) -> None:
         await self._look_at(range(self.size))

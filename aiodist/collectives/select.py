@@ -194,9 +194,25 @@ SHARED_RULES: Rules = MappingProxyType(
 HOSTS_RULES: Rules = MappingProxyType(
     {
         "barrier": (Rule(MANY, MANY, Choice("leaders")),),
+        "broadcast": (
+            Rule(MANY, 64 * KIB, Choice("leaders")),
+            Rule(MANY, MANY, Choice("stripes")),
+        ),
+        "reduce": (
+            Rule(MANY, 64 * KIB, Choice("leaders")),
+            Rule(MANY, MANY, Choice("stripes")),
+        ),
         "all_reduce": (
             Rule(MANY, 64 * KIB, Choice("leaders")),
             Rule(MANY, MANY, Choice("stripes")),
+        ),
+        "all_gather": (
+            Rule(MANY, 64 * KIB, Choice("leaders")),
+            Rule(MANY, MANY, Choice("columns")),
+        ),
+        "reduce_scatter": (
+            Rule(MANY, 64 * KIB, Choice("leaders")),
+            Rule(MANY, MANY, Choice("columns")),
         ),
     }
 )

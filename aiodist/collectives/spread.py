@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aiodist.collectives.board import Board
 from aiodist.collectives.channel import Channel
 from aiodist.collectives.inside import InMemory, InMessages, Inside
@@ -43,6 +45,21 @@ class Hosts:
     def across(self) -> Part:
         """The ranks of this one's column, numbered as their hosts are."""
         return Part(self.channel, self.places.column(self.inside.rank))
+
+    def leaders(self, root: int) -> list[int]:
+        """One rank of each host: ``root`` of its own, the first of every other."""
+        home = self.places.host_of(root)
+        return [
+            root if number == home else ranks[0] for number, ranks in enumerate(self.places.hosts)
+        ]
+
+    def among(self, leaders: Sequence[int]) -> Part | None:
+        """``leaders`` numbered as their hosts are, where this rank is one of them."""
+        return Part(self.channel, leaders) if self.channel.rank in leaders else None
+
+    def number_of(self, rank: int) -> int:
+        """The number inside this host of ``rank``, which lives here."""
+        return self.places.hosts[self.host].index(rank)
 
     def choice(self, operation: str, nbytes: int) -> Choice:
         """The algorithm between as many ranks as there are hosts."""

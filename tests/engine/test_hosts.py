@@ -215,3 +215,49 @@ async def test_a_rank_that_leaves_is_missed_on_all_hosts(gone: int) -> None:
             assert error.rank == gone
 
     await run_ranks(4, main, "shm", hosts=(0, 0, 1, 1), timeout=20)
+
+
+@pytest.mark.parametrize("hosts", SHAPES)
+@pytest.mark.parametrize("length", [3, 30_000])
+async def test_every_collective_does_what_it_does_on_one_host(
+    hosts: tuple[int, ...], length: int
+) -> None:
+    size = len(hosts)
+
+    def of(rank: int, count: int = length) -> np.ndarray:
+        return np.arange(count) * (rank + 1.0) + rank
+
+    total = sum(of(rank) for rank in range(size))
+
+    async def main(rank: int) -> None:
+        for root in range(size):
+            data = of(rank)
+            await dist.broadcast(data, root)
+            assert (data == of(root)).all()
+            data = of(rank)
+            await dist.reduce(data, root)
+            assert (data == (total if rank == root else of(rank))).all()
+            outs = [np.zeros(length) for _ in range(size)]
+            await dist.gather(of(rank), outs if rank == root else None, root)
+            assert rank != root or all((out == of(r)).all() for r, out in enumerate(outs))
+            given = [of(r) for r in range(size)] if rank == root else None
+            data = np.zeros(length)
+            await dist.scatter(data, given, root)
+            assert (data == of(rank)).all()
+        uneven = [length + r for r in range(size)]
+        outs = [np.zeros(count) for count in uneven]
+        await dist.all_gather(outs, of(rank, uneven[rank]))
+        assert all((out == of(r, uneven[r])).all() for r, out in enumerate(outs))
+        given = [of(rank, count) for count in uneven]
+        data = np.zeros(uneven[rank])
+        await dist.reduce_scatter(data, given)
+        assert (data == sum(of(r, uneven[rank]) for r in range(size))).all()
+        assert all((mine == of(rank, uneven[r])).all() for r, mine in enumerate(given))
+        outs = [np.zeros(length) for _ in range(size)]
+        await dist.all_to_all(outs, [of(rank) + r for r in range(size)])
+        assert all((out == of(r) + rank).all() for r, out in enumerate(outs))
+        objects = [None] * size
+        await dist.all_gather_object(objects, rank)
+        assert objects == list(range(size))
+
+    await run_ranks(size, main, "shm", hosts=hosts, timeout=30)

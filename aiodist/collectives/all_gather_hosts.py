@@ -1,0 +1,56 @@
+"""All-gather over several hosts. All ranks know all lengths, which may differ.
+
+``leaders``: the first rank of each host collects its host's blocks, all-gathers them with the other hosts'
+as one block a host, and its host copies everything. For small data: few messages. ``columns``: the
+ranks of a host gather each other's blocks; the ranks of a column all-gather theirs between the hosts;
+then the ranks of a host copy from each other what came, host by host, all in place. For hosts with
+equally many ranks.
+
+Bytes between hosts: those of the all-gather that is chosen there, of N in one block a host
+(``leaders``), or in each column of its own blocks, about N / c.
+
+Träff and Hunold, "Decomposing MPI collectives for exploiting multi-lane communication" (2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from aiodist.collectives import operations
+from aiodist.collectives.layout import offsets_of
+from aiodist.collectives.spread import Hosts
+
+
+async def all_gather_leaders(hosts: Hosts, blocks: Sequence[memoryview]) -> None:
+    """Fill every ``blocks[r]`` with rank r's block; this rank's own is in place already."""
+    inside, places = hosts.inside, hosts.places
+    order = [rank for ranks in places.hosts for rank in ranks]
+    starts = offsets_of([len(blocks[rank]) for rank in order])
+    memory = hosts.scratch(starts[-1])
+    spots = {rank: memory[a:b] for rank, (a, b) in zip(order, pairwise(starts), strict=True)}
+    here = places.hosts[hosts.host]
+    await inside.gather(0, [blocks[rank] for rank in here])
+    if inside.rank == 0:
+        for rank in here:
+            spots[rank][:] = blocks[rank]
+        ends = offsets_of([sum(len(blocks[rank]) for rank in ranks) for ranks in places.hosts])
+        pieces = [memory[a:b] for a, b in pairwise(ends)]
+        choice = hosts.choice("all_gather", len(memory))
+        await operations.all_gather(hosts.across, pieces, hosts.scratch, choice)
+    await inside.broadcast(0, memory)
+    for rank, spot in spots.items():
+        if rank != hosts.channel.rank:
+            blocks[rank][:] = spot
+
+
+async def all_gather_columns(hosts: Hosts, blocks: Sequence[memoryview]) -> None:
+    """Fill every ``blocks[r]`` with rank r's block; this rank's own is in place already."""
+    inside, places = hosts.inside, hosts.places
+    await inside.all_gather([blocks[rank] for rank in places.hosts[hosts.host]])
+    column = [blocks[rank] for rank in places.column(inside.rank)]
+    choice = hosts.choice("all_gather", sum(map(len, column)))
+    await operations.all_gather(hosts.across, column, hosts.scratch, choice)
+    for number, ranks in enumerate(places.hosts):
+        if number != hosts.host:
+            await inside.all_gather([blocks[rank] for rank in ranks])

@@ -1,0 +1,59 @@
+"""Reduce-scatter over several hosts. All ranks know all lengths, which may differ.
+
+``leaders``: the first rank of each host reduces its host's data, reduces and scatters it with the other
+hosts' as one block a host, and its host copies that block, of which each rank keeps its own. For small
+data. ``columns``: the ranks of a host reduce, for each host, the blocks of their own columns there; the
+ranks of a column reduce and scatter those between the hosts. For hosts with equally many ranks.
+
+Bytes between hosts: those of the reduce-scatter that is chosen there, of N in one block a host
+(``leaders``), or in each column of its own blocks, about N / c.
+
+Träff and Hunold, "Decomposing MPI collectives for exploiting multi-lane communication" (2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from aiodist.collectives import operations
+from aiodist.collectives.layout import offsets_of
+from aiodist.collectives.reduction import Reduction
+from aiodist.collectives.spread import Hosts
+
+
+async def reduce_scatter_leaders(
+    hosts: Hosts, blocks: Sequence[memoryview], out: memoryview, reduce: Reduction
+) -> None:
+    """Reduce ``blocks[rank]`` over all ranks into ``out``, which may be that very block."""
+    inside, places = hosts.inside, hosts.places
+    order = [rank for ranks in places.hosts for rank in ranks]
+    starts = offsets_of([len(blocks[rank]) for rank in order])
+    memory = hosts.scratch(starts[-1])
+    for rank, start in zip(order, starts, strict=False):
+        memory[start : start + len(blocks[rank])] = blocks[rank]
+    await inside.reduce(0, memory, reduce)
+    ends = offsets_of([sum(len(blocks[rank]) for rank in ranks) for ranks in places.hosts])
+    pieces = [memory[a:b] for a, b in pairwise(ends)]
+    mine = pieces[hosts.host]
+    if inside.rank == 0:
+        choice = hosts.choice("reduce_scatter", len(memory))
+        across = hosts.across
+        await operations.reduce_scatter(across, pieces, mine, reduce, hosts.scratch, choice)
+    await inside.broadcast(0, mine)
+    start = starts[order.index(hosts.channel.rank)] - ends[hosts.host]
+    out[:] = mine[start : start + len(out)]
+
+
+async def reduce_scatter_columns(
+    hosts: Hosts, blocks: Sequence[memoryview], out: memoryview, reduce: Reduction
+) -> None:
+    """Reduce ``blocks[rank]`` over all ranks into ``out``, which may be that very block."""
+    inside = hosts.inside
+    results = []
+    for ranks in hosts.places.hosts:
+        result = hosts.scratch(len(blocks[ranks[inside.rank]]))
+        await inside.reduce_scatter([blocks[rank] for rank in ranks], result, reduce)
+        results.append(result)
+    choice = hosts.choice("reduce_scatter", sum(map(len, results)))
+    await operations.reduce_scatter(hosts.across, results, out, reduce, hosts.scratch, choice)
