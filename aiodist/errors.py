@@ -165,7 +165,8 @@ class PeerLostError(DistNetworkError):
 
     ``host`` and ``pid``: where it ran; empty and 0 where nobody said. ``last``: what was heard
     of it last, in words. ``noticed_by``: the global rank that noticed, -1 where unknown. On a rank
-    that was itself given up by the others, ``rank`` is its own.
+    that was itself given up by the others, ``rank`` is its own. ``not_arrived``: where it was lost
+    inside ``init_process_group``, the ranks that had not come by then, as far as anybody knew.
     """
 
     rank: int
@@ -173,6 +174,7 @@ class PeerLostError(DistNetworkError):
     pid: int
     last: str
     noticed_by: int
+    not_arrived: Sequence[int]
 
     def __init__(
         self,
@@ -183,10 +185,18 @@ class PeerLostError(DistNetworkError):
         pid: int = 0,
         last: str = "",
         noticed_by: int = -1,
+        not_arrived: Sequence[int] = (),
         **fields: Any,
     ) -> None:
         super().__init__(
-            message, rank=rank, host=host, pid=pid, last=last, noticed_by=noticed_by, **fields
+            message,
+            rank=rank,
+            host=host,
+            pid=pid,
+            last=last,
+            noticed_by=noticed_by,
+            not_arrived=tuple(not_arrived),
+            **fields,
         )
 
 
@@ -195,9 +205,20 @@ class DistStoreError(DistError):
 
 
 class StoreTimeoutError(DistStoreError, TimeoutError):
-    """Keys did not appear in the store in time. ``keys``: the missing ones."""
+    """Keys did not appear in the store in time. ``keys``: the missing ones.
+
+    ``ranks``: where ranks were waited for, those that did not come, as far as anybody knew.
+    """
 
     keys: Sequence[str]
+    ranks: Sequence[int]
 
-    def __init__(self, message: str, *, keys: Sequence[str] = (), **fields: Any) -> None:
-        super().__init__(message, keys=tuple(keys), **fields)
+    def __init__(
+        self,
+        message: str,
+        *,
+        keys: Sequence[str] = (),
+        ranks: Sequence[int] = (),
+        **fields: Any,
+    ) -> None:
+        super().__init__(message, keys=tuple(keys), ranks=tuple(ranks), **fields)

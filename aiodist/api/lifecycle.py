@@ -79,8 +79,9 @@ async def init_process_group(
 
     Raises InvalidUsageError (a ValueError) for what cannot be meant, with all missing variables
     in one message, and when the world is initialised already; StoreTimeoutError naming the ranks
-    that have not arrived; DistNetworkError and DistStoreError for hosts and ports. Cancelled or
-    failed, it leaves nothing open and may be called again.
+    that have not arrived; PeerLostError, at once, where a rank that had arrived died or gave up;
+    DistNetworkError and DistStoreError for hosts and ports. Cancelled or failed, it leaves nothing
+    open, the ranks that wait for this one are told, and it may be called again.
     """
     world = current_world()
     world.abandon_if_orphaned()
@@ -110,20 +111,21 @@ async def init_process_group(
             environ=os.environ,
         )
         try:
-            # a lone rank needs none
-            transports = transports_at(met.hosts, schemes) if met.size > 1 else []
-            _warn_if_open(met)
-            watched = patience > 0 and met.size > 1
-            heart = Heart(met.rank, met.size, transports, patience) if watched else None
-            memory = memory_of(met.rank, shared_bytes if met.size > 1 else 0)
-            endpoint = partial(Endpoint, window=window, heart=heart, memory=memory)
-            await _open_world(world, met.rank, met.size, met.store, transports, endpoint, deadline)
-            try:
-                await answer_questions(world.observer, met.store, met.host, deadline)
-            except BaseException:
-                await world.close()
-                raise
-            await met.settle(deadline)
+            async with met.heeding():
+                # a lone rank needs none
+                transports = transports_at(met.hosts, schemes) if met.size > 1 else []
+                _warn_if_open(met)
+                watched = patience > 0 and met.size > 1
+                heart = Heart(met.rank, met.size, transports, patience) if watched else None
+                memory = memory_of(met.rank, shared_bytes if met.size > 1 else 0)
+                make = partial(Endpoint, window=window, heart=heart, memory=memory)
+                await _open_world(world, met.rank, met.size, met.store, transports, make, deadline)
+                try:
+                    await answer_questions(world.observer, met.store, met.host, deadline)
+                    await met.settle(deadline)
+                except BaseException:
+                    await world.close()
+                    raise
         except BaseException:
             await met.close()
             raise

@@ -1,7 +1,7 @@
 """Key-value stores that ranks meet at, and the few steps of meeting."""
 
 from aiodist.store.base import Store
-from aiodist.store.exchange import exchange, leave
+from aiodist.store.exchange import absent_ranks, exchange, leave
 from aiodist.store.file import FileStore
 from aiodist.store.generation import join
 from aiodist.store.memory import MemoryStore
@@ -18,6 +18,7 @@ __all__ = [
     "TcpStore",
     "TcpStoreServer",
     "TorchStore",
+    "absent_ranks",
     "exchange",
     "join",
     "leave",

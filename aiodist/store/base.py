@@ -54,6 +54,17 @@ class Store(ABC):
     async def num_keys(self) -> int:
         """How many keys the whole store holds."""
 
+    async def bequeath(self, key: str, value: bytes) -> bool:
+        """Have ``value`` written under ``key`` if this handle ends before `renounce` takes it back.
+
+        It ends with its process, its connection, or by ``close``. A key that is there by then stays
+        as it is. Whether the store can do that; where it cannot, nothing has happened.
+        """
+        return False
+
+    async def renounce(self, key: str) -> None:  # noqa: B027  # where there are no wills
+        """Take back what was bequeathed under ``key``; nothing where nothing was."""
+
     @abstractmethod
     async def close(self) -> None:
         """Give up this handle's connection, server or file. Idempotent; never raises."""

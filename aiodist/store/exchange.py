@@ -32,7 +32,7 @@ async def exchange(
         try:
             answer = await store.get(f"{name}/all", deadline)
         except StoreTimeoutError as error:
-            absent = await _absent(store, size, name)
+            absent = await absent_ranks(store, size, name)
             raise _not_arrived(rank, size, absent, deadline.timeout) from error
     else:
         answer = await _gather(store, size, deadline, name)
@@ -86,8 +86,8 @@ def _pack(values: list[bytes], absent: list[int], timeout: float | None) -> byte
     return packed
 
 
-async def _absent(store: Store, size: int, name: str) -> list[int] | None:
-    """The ranks whose key is not there; None if the store does not say."""
+async def absent_ranks(store: Store, size: int, name: str = "exchange") -> list[int] | None:
+    """The ranks that have not entered the exchange ``name``; None if the store does not say."""
     try:
         async with asyncio.timeout(_BLAME_SECONDS):
             there = await asyncio.gather(*(store.check([f"{name}/{r}"]) for r in range(size)))

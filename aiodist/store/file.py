@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import random
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -13,7 +15,7 @@ from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError
 from aiodist.store.base import Store
 from aiodist.store.filelog import FileLog
-from aiodist.store.participants import Participant, check_admission
+from aiodist.store.participants import Participant, check_admission, neighbours
 from aiodist.store.waiting import check_value, closed, pauses, timed_out
 
 _log = logging.getLogger("aiodist.store")
@@ -22,6 +24,8 @@ T = TypeVar("T")
 _LOCK_SECONDS = 60.0
 """How long the lock, which is held for microseconds, may be out of reach."""
 _LEAVE_SECONDS = 1.0
+_LOOK_SECONDS = 0.2
+"""How often a handle that waits looks whether others have died that bequeathed something."""
 
 
 class FileStore(Store):
@@ -38,6 +42,7 @@ class FileStore(Store):
         self._log = log
         self._me = me
         self._closed = False
+        self._looked = -math.inf
 
     @classmethod
     async def open(
@@ -114,6 +119,19 @@ class FileStore(Store):
     async def num_keys(self) -> int:
         return await self._under_lock(lambda: len(self._log.table))
 
+    async def bequeath(self, key: str, value: bytes) -> bool:
+        # Carried out by others of this host that wait for keys meanwhile: they see its end.
+        data = check_value(value)
+        await self._under_lock(
+            lambda: self._log.append("will", self._me.token, key, data), exclusive=True
+        )
+        return True
+
+    async def renounce(self, key: str) -> None:
+        await self._under_lock(
+            lambda: self._log.append("renounce", self._me.token, key), exclusive=True
+        )
+
     async def close(self) -> None:
         """Record that this handle has left; the last one removes the file. Idempotent.
 
@@ -154,8 +172,30 @@ class FileStore(Store):
                 return values
             if left <= 0:
                 raise timed_out(missing, deadline)
+            await self._look_after_others()
             await asyncio.sleep(min(pause, left))
         raise AssertionError("unreachable: pauses never end")
+
+    async def _look_after_others(self) -> None:
+        """Carry out what the dead among the others bequeathed, now and then."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_SECONDS:
+            return
+        self._looked = now
+        if any(other.is_dead() for other in neighbours(self._me, self._heirless())):
+            await self._under_lock(self._carry_out, exclusive=True)
+
+    def _heirless(self) -> list[Participant]:
+        """Those whose wills are still to be carried out, in an order that all agree on."""
+        log = self._log
+        return [
+            log.present[token] for token, will in log.wills.items() if will and token in log.present
+        ]
+
+    def _carry_out(self) -> None:
+        for other in self._heirless():
+            if other.is_dead():
+                _leave_a_will(self._log, other)
 
     async def _under_lock(
         self, action: Callable[[], T], *, exclusive: bool = False, within: float = _LOCK_SECONDS
@@ -203,8 +243,17 @@ def _join(log: FileLog, me: Participant) -> None:
     log.append("join", me.token, me.rank, me.pid, me.host, me.started)
 
 
+def _leave_a_will(log: FileLog, who: Participant) -> None:
+    """``who`` leaves, and what it bequeathed is written. Under the exclusive lock."""
+    wills = log.wills.get(who.token, {})
+    log.append("left", who.token)
+    for key, value in wills.items():
+        if log.table.get(key) is None:
+            log.append("set", key, value)
+
+
 def _leave(log: FileLog, me: Participant) -> None:
     """Leave the file, and remove it if nobody who lives is in it. Under the exclusive lock."""
-    log.append("left", me.token)
+    _leave_a_will(log, me)
     if all(other.is_dead() for other in log.present.values()) and log.is_current():
         log.remove()

@@ -36,10 +36,14 @@ class FileLog:
     """One handle on the file: its descriptor, what was read so far, and what that amounts to."""
 
     def __init__(self, path: str) -> None:
-        """Opens nothing yet. ``present``: who joined and did not leave, by token."""
+        """Opens nothing yet. ``present``: who joined and did not leave, by token.
+
+        ``wills``: what they want to be written when they have ended, by token and key.
+        """
         self.path = path
         self.table = KeyTable()
         self.present: dict[str, Participant] = {}
+        self.wills: dict[str, dict[str, bytes]] = {}
         self._fd = -1
         self._epoch = b""
         self._end = 0
@@ -102,6 +106,7 @@ class FileLog:
         self._write(_MAGIC + self._epoch)
         self.table.clear()
         self.present.clear()
+        self.wills.clear()
 
     def read_header(self) -> bool:
         """Whether there is a store in the file; False if it is empty or was cut off at birth.
@@ -191,6 +196,13 @@ class FileLog:
                 self.present[participant.token] = participant
             elif kind == "left":
                 self.present.pop(fields[0], None)
+                self.wills.pop(fields[0], None)
+            elif kind == "will":
+                token, key, value = fields
+                self.wills.setdefault(token, {})[key] = value
+            elif kind == "renounce":
+                token, key = fields
+                self.wills.get(token, {}).pop(key, None)
             else:
                 raise ValueError(kind)
         except (ValueError, TypeError, IndexError, msgpack.UnpackException) as error:

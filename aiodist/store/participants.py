@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +73,16 @@ def _exists(pid: int) -> bool:
     except PermissionError:
         pass
     return True
+
+
+_WATCHED = 8
+
+
+def neighbours(me: Participant, everybody: Sequence[Participant]) -> list[Participant]:
+    """Whom ``me`` looks after: the next eight of its host, so that few look at each."""
+    here = [other for other in everybody if other.host == me.host]
+    at = here.index(me) if me in here else -1
+    return [other for other in (here[at + 1 :] + here[: max(at, 0)])[:_WATCHED] if other != me]
 
 
 def check_admission(path: str, newcomer: Participant, present: Iterable[Participant]) -> None:

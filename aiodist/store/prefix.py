@@ -57,6 +57,12 @@ class PrefixStore(Store):
     async def num_keys(self) -> int:
         return await self.store.num_keys()
 
+    async def bequeath(self, key: str, value: bytes) -> bool:
+        return await self.store.bequeath(self._key(key), value)
+
+    async def renounce(self, key: str) -> None:
+        await self.store.renounce(self._key(key))
+
     async def close(self) -> None:
         pass
 

@@ -13,7 +13,7 @@ from aiodist.errors import DistStoreError
 from aiodist.store.addresses import show
 from aiodist.store.base import Store
 from aiodist.store.tcp_connect import Stream, connect
-from aiodist.store.tcp_wire import MAX_FRAME, close_inherited, pack, read_message
+from aiodist.store.tcp_wire import FAREWELL, MAX_FRAME, close_inherited, pack, read_message
 from aiodist.store.waiting import check_value, closed, limit, timed_out
 
 CALL_SECONDS = 300.0
@@ -41,6 +41,8 @@ class TcpStore(Store):
         self._calls: dict[int, asyncio.Future[_Reply]] = {}
         self._closed = False
         self._cause: Exception | None = None
+        self._dismissed = False  # the server has said that it ends
+        self._keeper = ("", 0)
         self._task = asyncio.get_running_loop().create_task(self._read())
 
     @classmethod
@@ -98,6 +100,21 @@ class TcpStore(Store):
     async def num_keys(self) -> int:
         count: int = await self._call("count")
         return count
+
+    async def bequeath(self, key: str, value: bytes) -> bool:
+        host, pid = await self._call("bequeath", key, check_value(value))
+        self._keeper = (host, pid)
+        return True
+
+    async def renounce(self, key: str) -> None:
+        await self._call("renounce", key)
+
+    @property
+    def bereft(self) -> tuple[str, int] | None:
+        """Host name and process id of the server if it is gone without a farewell: it has died, or
+        the connection was cut. Empty and 0 where nothing was ever bequeathed."""
+        cut = isinstance(self._cause, asyncio.IncompleteReadError | OSError)
+        return self._keeper if cut and not self._dismissed and not self._closed else None
 
     async def close(self) -> None:
         """Drop the connection; calls under way raise DistStoreError. Idempotent; never raises."""
@@ -182,6 +199,7 @@ class TcpStore(Store):
         try:
             while True:
                 number, ok, value = await read_message(self._reader, self._max_frame)
+                self._dismissed = self._dismissed or number == FAREWELL
                 future = self._calls.pop(number, None)
                 if future is not None and not future.done():
                     future.set_result((ok, value))

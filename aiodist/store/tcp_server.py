@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Any
 
 from aiodist.credentials import Certificates
@@ -12,14 +11,10 @@ from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError
 from aiodist.store.addresses import listen, resolve, show
 from aiodist.store.memory import MemoryStore
-from aiodist.store.table import KeyTable, Watch
+from aiodist.store.table import KeyTable
 from aiodist.store.tcp_greeting import StrangerError, greet_client
-from aiodist.store.tcp_wire import (
-    MAX_FRAME,
-    close_inherited,
-    pack,
-    read_message,
-)
+from aiodist.store.tcp_requests import Client
+from aiodist.store.tcp_wire import MAX_FRAME, close_inherited, read_message
 
 _log = logging.getLogger("aiodist.store")
 
@@ -50,7 +45,7 @@ class TcpStoreServer:
         self._table = KeyTable()
         self._listeners: list[asyncio.Server] = []
         self._tasks: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
-        self._greeted = 0
+        self._clients: dict[Client, None] = {}
         self._strangers: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._crowd = _SPARE + 2 * (_MANY if expected_clients is None else expected_clients)
         self._crowded = False
@@ -106,7 +101,7 @@ class TcpStoreServer:
     @property
     def clients(self) -> int:
         """How many clients are connected."""
-        return self._greeted
+        return len(self._clients)
 
     def store(self) -> MemoryStore:
         """The server's keys for its own process, without a connection. Lives as long as it does."""
@@ -119,8 +114,13 @@ class TcpStoreServer:
             listener.close()
 
     async def close(self) -> None:
-        """Send what is answered, then drop all clients and the port. Idempotent; never raises."""
+        """Send what is answered, and that this is the end; then drop all clients and the port.
+
+        What clients have bequeathed is void. Idempotent; never raises.
+        """
         self.stop_accepting()
+        for client in self._clients:
+            client.dismiss()
         for writer in self._tasks.values():
             writer.close()
         if self._tasks:
@@ -160,20 +160,17 @@ class TcpStoreServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         name = _peer_name(writer)
-        client = _Client(self._table, writer, self._max_frame)
+        client = Client(self._table, writer, self._max_frame)
         try:
             greeted = await self._greet(reader, writer, name)
             self._no_stranger()
             if greeted:
-                self._greeted += 1
-                try:
-                    self._enough()
-                    while True:
-                        client.handle(await read_message(reader, self._max_frame))
-                        # A client that does not read its answers gets no further ones.
-                        await writer.drain()
-                finally:
-                    self._greeted -= 1
+                self._clients[client] = None
+                self._enough()
+                while True:
+                    client.handle(await read_message(reader, self._max_frame))
+                    # A client that does not read its answers gets no further ones.
+                    await writer.drain()
         except (asyncio.IncompleteReadError, OSError):
             pass  # it has left; whether it should have is not for the store to say
         except DistStoreError as error:
@@ -181,6 +178,7 @@ class TcpStoreServer:
             writer.transport.abort()
         finally:
             self._no_stranger()
+            self._clients.pop(client, None)
             client.drop()
             writer.close()
             try:
@@ -216,90 +214,8 @@ class TcpStoreServer:
         return False
 
     def _enough(self) -> None:
-        if self._expected is not None and self._greeted >= self._expected:
+        if self._expected is not None and len(self._clients) >= self._expected:
             self.stop_accepting()
-
-
-class _Client:
-    """One client's requests, answered from the table."""
-
-    def __init__(self, table: KeyTable, writer: asyncio.StreamWriter, max_frame: int) -> None:
-        self._table = table
-        self._writer = writer
-        self._max_frame = max_frame
-        self._watches: dict[int, Watch] = {}
-        self._operations: dict[str, tuple[Callable[..., Any], tuple[type, ...]]] = {
-            "set": (table.set, (str, bytes)),
-            "add": (table.add, (str, int)),
-            "compare_set": (table.compare_set, (str, bytes, bytes)),
-            "missing": (table.missing, (list,)),
-            "delete": (table.delete, (str,)),
-            "count": (table.__len__, ()),
-            "cancel": (self._cancel, (int,)),
-        }
-
-    def handle(self, message: list[Any]) -> None:
-        """Answer one request, now or when its keys are there."""
-        number, operation, *arguments = message
-        if operation in ("get", "wait"):
-            _check(operation, arguments, (list,))
-            self._wait(number, arguments[0], with_value=operation == "get")
-            return
-        if not isinstance(operation, str) or operation not in self._operations:
-            raise DistStoreError(f"it asks for the operation {operation!r}, which is not known")
-        method, types = self._operations[operation]
-        _check(operation, arguments, types)
-        try:
-            value = method(*arguments)
-        except DistStoreError as error:
-            self._answer(number, False, str(error))
-        else:
-            self._answer(number, True, value)
-
-    def drop(self) -> None:
-        """The client is gone: nobody waits any more."""
-        for watch in self._watches.values():
-            watch.cancel()
-        self._watches.clear()
-
-    def _wait(self, number: int, keys: list[str], *, with_value: bool) -> None:
-        fired = False
-
-        def ready() -> None:
-            nonlocal fired
-            fired = True
-            self._watches.pop(number, None)
-            self._answer(number, True, self._table.get(keys[0]) if with_value else None)
-
-        watch = self._table.watch(keys, ready)
-        if not fired:
-            self._watches[number] = watch
-
-    def _cancel(self, number: int) -> list[str]:
-        watch = self._watches.pop(number, None)
-        if watch is None:
-            return []
-        missing = watch.missing()
-        watch.cancel()
-        return missing
-
-    def _answer(self, number: int, ok: bool, value: Any) -> None:
-        if self._writer.is_closing():
-            return
-        try:
-            frame = pack((number, ok, value), self._max_frame)
-        except DistStoreError as error:
-            frame = pack((number, False, str(error)), self._max_frame)
-        self._writer.write(frame)
-
-
-def _check(operation: str, arguments: list[Any], types: tuple[type, ...]) -> None:
-    good = len(arguments) == len(types) and all(map(isinstance, arguments, types))
-    if good and types == (list,):
-        good = all(isinstance(key, str) for key in arguments[0])
-        good = good and (operation != "get" or len(arguments[0]) == 1)
-    if not good:
-        raise DistStoreError(f"its request {operation!r} has the wrong arguments")
 
 
 def _peer_name(writer: asyncio.StreamWriter) -> str:

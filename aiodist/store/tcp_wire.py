@@ -3,7 +3,8 @@
 After the greeting (`tcp_greeting`) frames: four bytes of length, big-endian, and a msgpack array.
 A request is ``[id, operation, *arguments]``; its answer ``[id, ok, value]``, in any order, where
 a value that is not ok is the error's sentence. ``cancel`` takes the id of a waiting request,
-withdraws it, and answers with the keys it still missed.
+withdraws it, and answers with the keys it still missed. ``bequeath`` is answered with the host name
+and process id of the server. A server that ends in good order says so with the id -1.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from aiodist.errors import DistStoreError
 
 MAX_FRAME = 64 * 2**20
 """Bytes of one frame, so the size of a value that the store takes."""
+
+FAREWELL = -1
+"""The id of the message that ends a connection in good order."""
 
 _LENGTH = struct.Struct(">I")
 

@@ -40,6 +40,7 @@ async def check_store(make: MakeStore) -> None:
         await check_timeouts(one)
         await check_cancelled_wait(one, two)
         await check_counters([one, two, await another(), await another()])
+        await check_wills(await another(), one)
         await check_close(await another(), one)
     finally:
         for handle in handles:
@@ -191,6 +192,24 @@ async def check_counters(handles: list[Store]) -> None:
     await handles[0].set("check/counters/set", b"40")
     got = await handles[-1].add("check/counters/set", 2)
     assert got == 42, f"add() to a key that was set to digits gave {got}"
+
+
+async def check_wills(one: Store, two: Store) -> None:
+    """What a handle bequeaths is written when it ends, where the store can do that. Closes ``one``."""
+    keys = ["check/wills/kept", "check/wills/renounced", "check/wills/there"]
+    able = [await one.bequeath(key, b"bequeathed") for key in keys]
+    assert able in ([True] * 3, [False] * 3), "bequeath() must either work or not, for all keys"
+    assert not await two.check(keys[:1]), "what was bequeathed is there before its time"
+    await one.renounce(keys[1])
+    await one.renounce("check/wills/never")
+    if able[0]:
+        await two.set(keys[2], b"other")
+        await one.close()
+        got = await two.get(keys[0], _soon())
+        assert got == b"bequeathed", f"a will of b'bequeathed' came to be {got!r}"
+        assert not await two.check(keys[1:2]), "a will that was renounced came to be"
+        got = await two.get(keys[2], _soon())
+        assert got == b"other", "a will was written over a key that was there"
 
 
 async def check_close(handle: Store, other: Store) -> None:

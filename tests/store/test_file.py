@@ -31,6 +31,8 @@ from aiodist.store import FileStore
 async def main():
     store = await FileStore.open(sys.argv[1], int(sys.argv[2]))
     await store.set("owner", b"child")
+    for key in sys.argv[3:]:
+        await store.bequeath(key, b"adieu")
     print("ready", flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     await store.close()
@@ -40,10 +42,10 @@ asyncio.run(main())
 
 
 @asynccontextmanager
-async def holder(path, rank):
+async def holder(path, rank, *wills):
     """Another process that holds ``rank``: leaves properly when its stdin ends."""
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", HOLDER, str(path), str(rank), stdin=PIPE, stdout=PIPE
+        sys.executable, "-c", HOLDER, str(path), str(rank), *wills, stdin=PIPE, stdout=PIPE
     )
     try:
         assert await child.stdout.readline() == b"ready\n"
@@ -278,3 +280,18 @@ async def test_record_over_the_limit(path, monkeypatch):
         with pytest.raises(DistStoreError, match="longer than the store takes"):
             await store.set("k", bytes(1000))
         await store.set("k", b"small")
+
+
+async def test_the_living_carry_out_the_wills_of_the_dead(path):
+    async with (
+        holder(path, 1, "last words") as child,
+        await FileStore.open(path, 0) as store,
+        await FileStore.open(path, 2) as third,
+    ):
+        await third.bequeath("third", b"lives")
+        waiting = asyncio.create_task(store.get("last words", soon()))
+        await kill(child)
+        assert await waiting == b"adieu"
+        assert not await store.check(["third"])
+        await third.renounce("third")
+    assert not path.exists()

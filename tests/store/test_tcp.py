@@ -1,4 +1,5 @@
 import asyncio
+import os
 import socket
 import sys
 from asyncio.subprocess import PIPE
@@ -397,3 +398,40 @@ async def test_server_process_that_is_killed():
         if child.returncode is None:
             child.kill()
         await child.communicate()
+
+
+async def test_a_will_comes_to_be_when_the_connection_breaks(server):
+    async with (
+        await TcpStore.connect("127.0.0.1", server.port, soon()) as doomed,
+        await TcpStore.connect("127.0.0.1", server.port, soon()) as heir,
+    ):
+        assert await doomed.bequeath("last words", b"adieu")
+        waiting = asyncio.create_task(heir.get("last words", soon()))
+        doomed._writer.transport.abort()
+        assert await waiting == b"adieu"
+
+
+async def test_a_server_that_ends_in_good_order_is_not_bereft_of(server):
+    clients = [await TcpStore.connect("127.0.0.1", server.port, soon()) for _ in range(2)]
+    for client in clients:
+        await client.bequeath("lost", b"1")
+    table = server.store()
+    await server.close()
+    for client in clients:
+        with pytest.raises(DistStoreError, match="the other side closed it"):
+            await client.get("k", soon())
+        assert client.bereft is None
+        await client.close()
+    assert not await table.check(["lost"]), "that of the first would be news to the second"
+
+
+async def test_a_server_that_dies_leaves_its_clients_bereft(server):
+    async with await TcpStore.connect("127.0.0.1", server.port, soon()) as client:
+        await client.bequeath("lost", b"1")
+        assert client.bereft is None
+        for writer in server._tasks.values():
+            writer.transport.abort()
+        with pytest.raises(DistStoreError, match="was lost"):
+            await client.get("k", soon())
+        assert client.bereft == (socket.gethostname(), os.getpid())
+    assert client.bereft is None  # closed on this side

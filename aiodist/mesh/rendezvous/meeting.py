@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import msgpack
 from aiodist.deadline import Deadline
 from aiodist.errors import DistError, DistStoreError, InvalidUsageError, StoreTimeoutError
 from aiodist.mesh.interfaces import choose_hosts, default_address
+from aiodist.mesh.rendezvous.attendance import Attendance, keeper_lost
 from aiodist.mesh.rendezvous.environments import look_around
 from aiodist.mesh.rendezvous.places import Place, given_place, open_place
 from aiodist.mesh.rendezvous.plan import Plan, plan, plan_with_store
@@ -43,6 +45,7 @@ class Rendezvous:
     local_rank: int | None
     source: str
     _place: Place = field(repr=False)
+    _attendance: Attendance = field(repr=False)
     _left: bool = field(default=False, init=False, repr=False)
     _closed: bool = field(default=False, init=False, repr=False)
 
@@ -50,6 +53,14 @@ class Rendezvous:
     def is_private(self) -> bool:
         """Whether strangers cannot read what is in the store, the secret that it holds included."""
         return self._place.private
+
+    def heeding(self) -> AbstractAsyncContextManager[None]:
+        """Until the ranks are `done`: what is awaited within fails when a rank is lost.
+
+        With the same error on all ranks, see `Attendance.heeding`; so it does on them when what
+        is within fails here.
+        """
+        return self._attendance.heeding()
 
     async def done(self) -> None:
         """This rank needs nothing more from the store. Idempotent; `close` says it as well.
@@ -64,6 +75,8 @@ class Rendezvous:
             await leave(self.store, self.rank, self.size, _farewell(), name=_FAREWELL)
         except DistError:
             pass
+        finally:
+            await self._attendance.end()
 
     async def settle(self, deadline: Deadline) -> None:
         """All ranks call it: returns when none needs the store any more, or at the deadline.
@@ -76,6 +89,7 @@ class Rendezvous:
                 await leave(self.store, self.rank, self.size, deadline, name=_FAREWELL)
             except DistError:
                 pass
+            await self._attendance.end()
         else:
             await self.done()
 
@@ -83,19 +97,23 @@ class Rendezvous:
         """Give back the store and, on the rank that serves it, the server. Idempotent.
 
         That rank first waits until all others are `done`, for 5 seconds at most: one of them may
-        have died. Cancelled while it waits, it closes at once.
+        have died. Where the meeting has failed, or while it waits it is cancelled, it closes at
+        once.
         """
         if self._closed:
             return
         self._closed = True
         try:
-            if self._place.serves and not self._left:
+            if self._attendance.is_broken:
+                pass
+            elif self._place.serves and not self._left:
                 await leave(self.store, self.rank, self.size, _farewell(), name=_FAREWELL)
             else:
                 await self.done()
         except DistError:
             pass
         finally:
+            await self._attendance.end()
             await self._place.close()
 
     def close_in_child(self) -> None:
@@ -125,8 +143,9 @@ async def rendezvous(
 
     Raises TypeError and InvalidUsageError for what cannot be meant, at once; DistStoreError and
     DistNetworkError for a port in use, a name that does not resolve, a host without a route, at
-    once; StoreTimeoutError at the deadline, naming the ranks that did not come (its ``ranks``).
-    Cancelled or failed, it leaves nothing open.
+    once; StoreTimeoutError at the deadline, naming the ranks that did not come (its ``ranks``);
+    PeerLostError as soon as a rank that had come is gone (see `Attendance`), with the ``not_arrived``.
+    Cancelled or failed, it leaves nothing open, and tells the ranks that wait.
     """
     if store is not None:
         if init_method is not None:
@@ -181,26 +200,38 @@ async def _meet(
     try:
         hosts = choose_hosts(place.route, environ)
         part = await place.join(place.store, own.rank, own.size, deadline)
-        hosts = await _arrive(own, part, hosts, deadline)
+        attendance = Attendance(place, part, own.rank, own.size)
+        await attendance.begin(deadline)
+        try:
+            mine = msgpack.packb((own.size, host_identity()))
+            async with attendance.heeding():
+                values = await exchange(part, own.rank, own.size, mine, deadline)
+            hosts = await _own_addresses(own, part, hosts, values)
+        except BaseException:
+            await attendance.end()
+            raise
     except StoreTimeoutError as error:
         await place.close()
         raise StoreTimeoutError(
             f"{error.message} (they meet at {place.where}, told by {own.source})", **error.fields
         ) from None
+    except DistStoreError:
+        lost = keeper_lost(place, own.rank)
+        await place.close()
+        if lost is not None:
+            raise lost from None
+        raise
     except BaseException:
         await place.close()
         raise
-    return Rendezvous(
-        own.rank, own.size, part, hosts[0], hosts, own.local_rank, own.source, _place=place
-    )
+    who = own.rank, own.size, part, hosts[0], hosts, own.local_rank, own.source
+    return Rendezvous(*who, _place=place, _attendance=attendance)
 
 
-async def _arrive(
-    own: Plan, part: Store, hosts: tuple[str, ...] | None, deadline: Deadline
+async def _own_addresses(
+    own: Plan, part: Store, hosts: tuple[str, ...] | None, values: Sequence[bytes]
 ) -> tuple[str, ...]:
-    """Wait until all ranks are here; this rank's addresses, if need be from what the others say."""
-    mine = msgpack.packb((own.size, host_identity()))
-    values = await exchange(part, own.rank, own.size, mine, deadline)
+    """This rank's addresses, if need be from what all ranks have said on their arrival."""
     others = [msgpack.unpackb(value) for value in values]
     sizes = [size for size, _ in others]
     if {*sizes, own.size} != {own.size}:

@@ -1,0 +1,187 @@
+"""Whether the ranks that have come are still there, from their arrival until all have met.
+
+Each rank bequeaths the news of its own end to the store, which writes it when the rank's connection
+ends (in a file store, when others of its host see that the process has). A rank that gives up while it
+lives writes it itself. Where rank 0 serves the store, it alone reads that, adds who has not come, and
+passes it on, before it ends and the store with it; elsewhere each rank reads for itself. A store
+that vanishes without a farewell was rank 0's, and means that rank 0 has died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+
+from aiodist.deadline import Deadline
+from aiodist.errors import DistError, DistStoreError, PeerLostError, StoreTimeoutError
+from aiodist.mesh.rendezvous.places import Place
+from aiodist.store import Store, TcpStore, absent_ranks
+from aiodist.store.waiting import in_time
+from aiodist.wire.failures import decode_error, encode_error
+
+_LOST = "lost"
+"""The key under which the first loss stands."""
+_VERDICT = "verdict"
+"""The key under which rank 0 repeats it, with what it knows beside."""
+
+_LAST = "entered init_process_group"
+_SECONDS = 1.0
+"""For the words of one who gives up, and for a lost connection to be known for one."""
+
+
+class Attendance:
+    """One rank's part. ``begin``, then whatever waits for the others inside ``heeding``, ``end``."""
+
+    def __init__(self, place: Place, part: Store, rank: int, size: int) -> None:
+        """``part``: of the place's store, for this initialisation."""
+        self._place = place
+        self._part = part
+        self._rank = rank
+        self._size = size
+        self._host, self._pid = socket.gethostname(), os.getpid()
+        self._loss: DistError | None = None
+        self._gave_up = False
+        self._interrupt: Callable[[], None] = _nothing
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether this meeting has failed, and the others have been told."""
+        return self._loss is not None or self._gave_up
+
+    async def begin(self, deadline: Deadline) -> None:
+        """From here on the others learn of this rank's end, where the store can tell.
+
+        Raises StoreTimeoutError and DistStoreError as the store does.
+        """
+        gone = self._lost("died or was cut off inside init_process_group")
+        told = await in_time(self._part.bequeath(_LOST, encode_error(gone)), deadline)
+        if told or self._place.serves:
+            self._task = asyncio.get_running_loop().create_task(self._watch())
+
+    @contextlib.asynccontextmanager
+    async def heeding(self) -> AsyncIterator[None]:
+        """What is awaited within ends when a rank is lost, with the error that all ranks raise.
+
+        PeerLostError for one that died or gave up; a StoreTimeoutError where it gave up since
+        others did not come. What ends by itself with an error, or is cancelled, tells the others.
+        """
+        if self._loss is not None:
+            raise self._loss
+        try:
+            async with asyncio.timeout(None) as scope:
+                self._interrupt = lambda: scope.reschedule(0.0)
+                try:
+                    yield
+                finally:
+                    self._interrupt = _nothing
+        except BaseException as error:
+            await self._hear_the_end(error)
+            if self._loss is not None:
+                raise self._loss from None
+            await self._give_up(error)
+            raise
+
+    async def end(self) -> None:
+        """This rank waits for nobody any more, and nobody for it. Idempotent; no DistError."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        task.cancel()
+        await asyncio.wait([task])
+        if not self.is_broken:
+            with contextlib.suppress(DistError, TimeoutError):
+                async with asyncio.timeout(_SECONDS):
+                    await self._part.renounce(_LOST)
+
+    async def _hear_the_end(self, error: BaseException) -> None:
+        """If the store has gone, the task that watches it is about to say so."""
+        failed = isinstance(error, DistStoreError) and not isinstance(error, StoreTimeoutError)
+        if failed and self._loss is None and self._task is not None:
+            await asyncio.wait([self._task], timeout=_SECONDS)
+
+    async def _watch(self) -> None:
+        try:
+            key = _VERDICT if self._place.once else _LOST
+            told = decode_error(await self._part.get(key, Deadline.never()), -1)
+            if not self._place.once:
+                told = await self._completed(told)
+            if self._place.serves:
+                await self._part.set(_VERDICT, encode_error(told))
+        except DistError:
+            lost = keeper_lost(self._place, self._rank)
+            if lost is None:
+                return  # whoever needs the store finds out
+            told = lost
+        self._loss = told
+        self._interrupt()
+
+    async def _completed(self, error: DistError) -> DistError:
+        if not isinstance(error, PeerLostError):
+            return error
+        absent = await absent_ranks(self._part, self._size)
+        others = [rank for rank in absent or () if rank != error.rank]
+        names = ", ".join(map(str, others[:16]))
+        if len(others) > 16:
+            names += f" and {len(others) - 16} more"
+        if absent is None:
+            who = "the store does not say who had arrived"
+        elif others:
+            who = f"of {self._size} ranks {names} had not arrived by then"
+        else:
+            who = "all others had arrived"
+        fields = error.fields | {"noticed_by": self._rank, "not_arrived": others}
+        return PeerLostError(f"{error.message}; {who}; rank {self._rank} noticed", **fields)
+
+    async def _give_up(self, error: BaseException) -> None:
+        """Tell the others why this rank is not coming, as far as that is possible."""
+        if self._task is None or (self._place.serves and isinstance(error, StoreTimeoutError)):
+            return  # nobody would hear; or `exchange` has told them itself
+        self._gave_up = True
+        told: DistError
+        if isinstance(error, StoreTimeoutError):
+            told = StoreTimeoutError(f"{self._name} gave up: {error.message}", **error.fields)
+        else:
+            why = "it was cancelled" if isinstance(error, asyncio.CancelledError) else repr(error)
+            told = self._lost(f"gave up inside init_process_group: {why}")
+        key = _LOST
+        if self._place.serves:
+            key, told = _VERDICT, await self._completed(told)
+        with contextlib.suppress(DistError, TimeoutError):
+            async with asyncio.timeout(_SECONDS):
+                await self._part.compare_set(key, b"", encode_error(told))
+
+    @property
+    def _name(self) -> str:
+        return f"rank {self._rank} (process {self._pid} on {self._host})"
+
+    def _lost(self, why: str) -> PeerLostError:
+        return PeerLostError(
+            f"{self._name} {why}", rank=self._rank, host=self._host, pid=self._pid, last=_LAST
+        )
+
+
+def keeper_lost(place: Place, rank: int) -> PeerLostError | None:
+    """The error, as ``rank`` sees it, if rank 0 served the store and has died; else None."""
+    store = place.store
+    keeper = store.bereft if place.once and isinstance(store, TcpStore) else None
+    if keeper is None:
+        return None
+    host, pid = keeper
+    who = f"rank 0 (process {pid} on {host})" if pid else "rank 0"
+    return PeerLostError(
+        f"{who}, which serves the store at {place.where}, died or was cut off inside "
+        f"init_process_group; who else had arrived is not known; rank {rank} noticed",
+        rank=0,
+        host=host,
+        pid=pid,
+        last=_LAST,
+        noticed_by=rank,
+    )
+
+
+def _nothing() -> None:
+    """Nobody is inside `Attendance.heeding`."""

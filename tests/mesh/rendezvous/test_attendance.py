@@ -1,0 +1,251 @@
+"""Ranks that die or give up inside ``init_process_group``: real processes, and tasks of one loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiodist.deadline import Deadline
+from aiodist.errors import PeerLostError, StoreTimeoutError
+from aiodist.mesh.rendezvous import Rendezvous, meeting, rendezvous
+from aiodist.store import Store
+
+ROOT = Path(__file__).parents[3]
+PROMISED = 1.0
+"""Seconds in which all ranks know."""
+MISSING = 3
+
+PROGRAM = """
+import asyncio, json, os, signal, sys, time
+import numpy  # once, before the forks
+import aiodist as dist
+from aiodist.api import lifecycle
+from aiodist.mesh.rendezvous import meeting
+
+url, size, victim, step = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+ranks = [int(rank) for rank in sys.argv[5:]]
+
+def die_in(place, name, exchange):
+    # Once all others that come are in there: what they know then is what they were told.
+    async def dying(store, rank, size, value, deadline, *, name="exchange"):
+        if name != wanted:
+            return await exchange(store, rank, size, value, deadline, name=name)
+        keys = [f"{name}/{other}" for other in ranks if other != rank]
+        await store.wait(keys, deadline)
+        os.write(pipe, json.dumps({"rank": rank, "died": time.monotonic()}).encode() + b"\\n")
+        os.kill(os.getpid(), signal.SIGKILL)
+    wanted = name
+    place.exchange = dying
+
+def live(rank):
+    if rank == victim:
+        place, name = {"arriving": (meeting, "exchange"), "cards": (lifecycle, "cards")}[step]
+        die_in(place, name, place.exchange)
+    said = {"rank": rank}
+    begin = time.monotonic()
+    try:
+        asyncio.run(dist.init_process_group(init_method=url, rank=rank, world_size=size, timeout=90))
+    except dist.DistError as error:
+        said |= {"error": type(error).__name__, "text": str(error), "fields": error.fields}
+    said |= {"ended": time.monotonic(), "descriptors": len(os.listdir("/proc/self/fd"))}
+    os.write(pipe, json.dumps(said).encode() + b"\\n")
+
+reading, pipe = os.pipe()
+children = {}
+for rank in ranks:
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        before = len(os.listdir("/proc/self/fd"))
+        live(rank)
+        os._exit(0)
+    children[pid] = rank
+os.close(pipe)
+with open(reading) as lines:
+    told = {said["rank"]: said for said in map(json.loads, lines)}
+for pid, rank in children.items():
+    told[rank]["pid"] = pid
+    os.waitpid(pid, 0)
+print(json.dumps([told[rank] for rank in ranks]))
+"""
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with socket.socket() as keeper:
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keeper.bind(("127.0.0.1", 0))
+        yield keeper.getsockname()[1]
+
+
+def address(medium: str, port: int, tmp_path: Path) -> str:
+    return f"tcp://127.0.0.1:{port}" if medium == "tcp" else f"file://{tmp_path}/meet"
+
+
+@pytest.mark.parametrize(
+    ("medium", "victim", "step", "size"),
+    [
+        ("tcp", 1, "arriving", 4),
+        ("tcp", 0, "arriving", 4),
+        ("env", 2, "arriving", 4),
+        ("tcp", 1, "cards", 2),
+        ("tcp", 0, "cards", 3),
+        ("file", 1, "arriving", 4),
+        ("file", 0, "arriving", 4),
+        ("file", 0, "cards", 2),
+    ],
+)
+def test_a_rank_that_is_killed_in_there_is_known_to_all(
+    medium: str,
+    victim: int,
+    step: str,
+    size: int,
+    port: int,
+    tmp_path: Path,
+    scaled: Callable[[float], float],
+) -> None:
+    # One rank never comes where the others have only arrived; it is named as well.
+    ranks = range(size - 1) if step == "arriving" else range(size)
+    url = address("tcp" if medium == "env" else medium, port, tmp_path)
+    if medium == "env":
+        url = "env://"
+    found = subprocess.run(
+        [sys.executable, "-c", PROGRAM, url, str(size), str(victim), step, *map(str, ranks)],
+        env=os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=scaled(25),
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    assert "Traceback" not in found.stderr
+    told: list[dict[str, Any]] = json.loads(found.stdout)
+    died = told[victim]
+    for said in told:
+        if said["rank"] == victim:
+            continue
+        assert said.get("error") == "PeerLostError", said
+        fields, text = said["fields"], said["text"]
+        assert fields["rank"] == victim
+        assert (fields["pid"], fields["host"]) == (died["pid"], socket.gethostname())
+        assert f"rank {victim} (process {died['pid']} on {socket.gethostname()})" in text
+        assert "inside init_process_group" in text
+        keeper_died = victim == 0 and medium != "file"
+        assert fields["noticed_by"] == (0 if medium != "file" and not keeper_died else said["rank"])
+        if keeper_died:
+            assert "who else had arrived is not known" in text
+        else:
+            missing = [MISSING] if step == "arriving" else []
+            assert fields["not_arrived"] == missing
+            told_so = (
+                f"of 4 ranks {MISSING} had not arrived" if missing else "all others had arrived"
+            )
+            assert told_so in text
+        assert said["ended"] - died["died"] < scaled(PROMISED)
+
+
+async def meet(url: str, rank: int, size: int, seconds: float = 20) -> Rendezvous:
+    deadline = Deadline(seconds)
+    return await rendezvous(url, rank=rank, size=size, deadline=deadline, environ={}, store=None)
+
+
+class Waiting:
+    """Three ranks of four, in this process, that wait for the last one."""
+
+    def __init__(self, url: str, monkeypatch: pytest.MonkeyPatch, seconds: Sequence[float]) -> None:
+        plain = meeting.exchange
+        self._parts: list[Store] = []
+
+        async def seen(store: Store, *args: Any, **more: Any) -> list[bytes]:
+            self._parts.append(store)
+            return await plain(store, *args, **more)
+
+        monkeypatch.setattr(meeting, "exchange", seen)
+        self.ranks = [
+            asyncio.create_task(meet(url, rank, 4, limit)) for rank, limit in enumerate(seconds)
+        ]
+
+    async def arrived(self) -> None:
+        while not self._parts:  # noqa: ASYNC110  # nothing tells
+            await asyncio.sleep(0.001)
+        await self._parts[0].wait([f"exchange/{rank}" for rank in range(3)], Deadline(20))
+
+    async def errors(self, *ranks: int) -> list[BaseException | Rendezvous]:
+        return await asyncio.gather(*(self.ranks[rank] for rank in ranks), return_exceptions=True)
+
+
+@pytest.mark.parametrize("medium", ["tcp", "file"])
+@pytest.mark.parametrize("quitter", [0, 1])
+async def test_a_rank_that_is_cancelled_tells_the_others(
+    medium: str, quitter: int, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = address(medium, port, tmp_path)
+    waiting = Waiting(url, monkeypatch, [20] * 3)
+    await waiting.arrived()
+    waiting.ranks[quitter].cancel()
+    for error in await waiting.errors(*{0, 1, 2} - {quitter}):
+        assert isinstance(error, PeerLostError)
+        assert (error.rank, error.pid, error.not_arrived) == (quitter, os.getpid(), (MISSING,))
+        assert "gave up inside init_process_group: it was cancelled" in str(error)
+    with pytest.raises(asyncio.CancelledError):
+        await waiting.ranks[quitter]
+    found = await asyncio.gather(*(meet(url, rank, 3) for rank in range(3)))  # anew, and it works
+    await asyncio.gather(*(rank.close() for rank in found))
+
+
+@pytest.mark.parametrize("medium", ["tcp", "file"])
+async def test_a_rank_with_a_shorter_timeout_does_not_leave_the_others_waiting(
+    medium: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = Waiting(address(medium, port, tmp_path), monkeypatch, [20, 0.5, 20])
+    first, quitter, last = await waiting.errors(0, 1, 2)
+    for error in (first, quitter, last):
+        assert isinstance(error, StoreTimeoutError)
+        assert error.ranks == (MISSING,)
+        assert "rank 3 of 4 did not arrive at the store within 0.5 s" in str(error)
+    assert f"rank 1 (process {os.getpid()} on " in str(first)
+    assert "gave up" in str(last)
+
+
+async def test_a_rank_that_fails_after_the_others_have_come_tells_them(port: int) -> None:
+    async def life(rank: int) -> None:
+        found = await meet(f"tcp://127.0.0.1:{port}", rank, 2)
+        try:
+            async with found.heeding():
+                if rank == 1:
+                    raise OSError("no room left")
+                await found.settle(Deadline(20))
+        finally:
+            await found.close()
+
+    first, second = await asyncio.gather(life(0), life(1), return_exceptions=True)
+    assert isinstance(second, OSError)
+    assert isinstance(first, PeerLostError)
+    assert "rank 1 (process" in str(first)
+    assert "gave up inside init_process_group: OSError('no room left')" in str(first)
+    assert first.not_arrived == ()
+
+
+async def test_what_comes_after_all_have_met_is_none_of_its_business(port: int) -> None:
+    ranks = await asyncio.gather(*(meet(f"tcp://127.0.0.1:{port}", rank, 2) for rank in range(2)))
+
+    async def settle(found: Rendezvous) -> None:
+        async with found.heeding():
+            await found.settle(Deadline(20))
+
+    await asyncio.gather(*(settle(found) for found in ranks))
+    await ranks[1].close()
+    assert not await ranks[0].store.check(["lost"])
+    async with ranks[0].heeding():
+        await asyncio.sleep(0)
+    await ranks[0].close()
