@@ -95,12 +95,13 @@ async def test_a_rank_that_only_sends_may_be_done_before_anybody_can_tell(
     assert "root 1" in said
 
 
-async def test_a_mismatch_is_seen_while_waiting_for_somebody_else(ranks: RunRanks) -> None:
+async def _disagree_while_rank_1_is_away(ranks: RunRanks, *, met: bool) -> None:
     """The root waits for rank 1 first; rank 2's message says at once that something is wrong."""
     told = asyncio.Event()
 
     async def main(rank: int) -> BaseException | None:
-        await dist.barrier()  # ranks begin to share memory when all have entered an operation
+        if met:
+            await dist.barrier()
         if rank == 1:
             await told.wait()
             error = await outcome(dist.gather(np.ones(2), None, 0))
@@ -115,6 +116,15 @@ async def test_a_mismatch_is_seen_while_waiting_for_somebody_else(ranks: RunRank
     errors = await ranks(3, main)
     assert isinstance(errors[0], dist.CollectiveMismatchError)
     assert isinstance(errors[1], dist.CollectiveMismatchError)
+
+
+async def test_a_mismatch_is_seen_while_waiting_for_somebody_else(streams: RunRanks) -> None:
+    await _disagree_while_rank_1_is_away(streams, met=False)
+
+
+async def test_a_mismatch_among_ranks_that_have_met_is_seen_likewise(ranks: RunRanks) -> None:
+    """Shared memory begins when all have entered an operation; from then on it is as above."""
+    await _disagree_while_rank_1_is_away(ranks, met=True)
 
 
 @pytest.mark.parametrize("length", [4, LARGE])
