@@ -49,6 +49,7 @@ _GROUPS = "it runs torch's own process groups, and is imported where a group ask
 
 TORCH_ELSEWHERE = MappingProxyType[str, str](
     {
+        "aiodist.backends.devices.backend": "its tensors are on a device; imported at the first one",
         "aiodist.backends.torch_groups": _GROUPS,
         "aiodist.backends.torch_groups.backend": _GROUPS,
         "aiodist.backends.torch_groups.kinds": _GROUPS,

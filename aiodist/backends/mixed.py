@@ -26,6 +26,11 @@ class MixedBackend(CollectiveBackend):
         self._all = tuple(dict.fromkeys(by_device.values()))
         self.is_fragile = any(backend.is_fragile for backend in self._all)
 
+    def _serve(self, device: str, backend: CollectiveBackend) -> None:
+        """From now on ``backend`` has the tensors of ``device``."""
+        self._by_device[device] = backend
+        self._all = (*self._all, backend)
+
     def _for(self, tensor: Tensor) -> CollectiveBackend:
         device = getattr(tensor, "device", "cpu")  # numpy's arrays say "cpu", or nothing
         kind = device if isinstance(device, str) else getattr(device, "type", "cpu")

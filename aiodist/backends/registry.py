@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 
+from aiodist.backends.devices.choice import NativeOnDevices
 from aiodist.backends.mixed import MixedBackend
 from aiodist.backends.mpi import library as mpi_library
 from aiodist.backends.mpi.backend import MpiBackend
@@ -60,7 +61,12 @@ def _why_no_torch_group(name: str) -> Callable[[], str]:
 
 _NVIDIA_DRIVER = "/proc/driver/nvidia/version"
 
-_NATIVE = Offer(NativeBackend, _always, ("cpu", "cuda"))
+
+def _native(group: ProcessGroup) -> CollectiveBackend:
+    return NativeOnDevices(group) if Path(_NVIDIA_DRIVER).exists() else NativeBackend(group)
+
+
+_NATIVE = Offer(_native, _always, ("cpu", "cuda"))
 _GLOO = Offer(_torch_group("gloo"), _why_no_torch_group("gloo"), ("cpu",))
 _NCCL = Offer(_torch_group("nccl"), _why_no_torch_group("nccl"), ("cuda",))
 

@@ -68,7 +68,7 @@ def reduction(op: ReduceOp, dtype: DType, size: int) -> Reduction:
     """
     if op.kind is RedOpType.PREMUL_SUM:
         _check(op.kind, dtype)
-        return _make(op.kind, dtype, size, _factor_of(op.factor, dtype))
+        return _make(op.kind, dtype, size, factor_of(op.factor, dtype))
     return _cached(op.kind, dtype, size)
 
 
@@ -106,7 +106,7 @@ def _check(kind: RedOpType, dtype: DType) -> None:
     raise TypeError(f"{kind.name} is not defined for {dtype.name}: {reason}")
 
 
-def _factor_of(factor: Any, dtype: DType) -> complex:
+def factor_of(factor: Any, dtype: DType) -> complex:
     """The PREMUL_SUM factor as a Python number that the dtype can hold."""
     value = factor.item() if hasattr(factor, "item") else factor
     if isinstance(value, bool) or not isinstance(value, int | float | complex):

@@ -8,6 +8,9 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from aiodist.tensors.dtypes import DType
+from aiodist.tensors.reduction import factor_of, reduction
+from aiodist.tensors.torch_memory import TORCH_DTYPES
 from aiodist.tensors.torch_memory import dtype_of_tensor as dtype_of_tensor
 from aiodist.types import RedOpType, ReduceOp
 
@@ -22,6 +25,54 @@ _OPS: Mapping[RedOpType, Callable[..., Tensor]] = MappingProxyType(
         RedOpType.BXOR: torch.bitwise_xor,
     }
 )
+
+
+_REDUCED = frozenset(
+    {
+        *("bool", "uint8", "int8", "int16", "int32", "int64"),
+        *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+    }
+)
+"""What torch's kernels reduce on every device."""
+
+
+class DeviceReduction:
+    """A reduction of the ranks' inputs where they are: on a device, in the order of the operands.
+
+    Arguments are flat uint8 tensors. Raises TypeError where ``op`` has no meaning for ``dtype``.
+    """
+
+    def __init__(self, op: ReduceOp, dtype: DType, size: int) -> None:
+        """``size``: of how many ranks AVG takes the mean."""
+        reduction(op, dtype, size)  # refuses what has no meaning
+        is_sum = op.kind in (RedOpType.AVG, RedOpType.PREMUL_SUM)
+        self._combine = _OPS[RedOpType.SUM if is_sum else op.kind]
+        self._factor = factor_of(op.factor, dtype) if op.kind is RedOpType.PREMUL_SUM else None
+        self._divisor = size if op.kind is RedOpType.AVG else 0
+        self._dtype = TORCH_DTYPES[dtype]
+
+    @staticmethod
+    def serves(dtype: DType) -> bool:
+        """Whether there is one for ``dtype``."""
+        return dtype.name in _REDUCED
+
+    def prepare(self, data: Tensor) -> None:
+        """Change a copy of this rank's input as the reduction needs it."""
+        if self._factor is not None:
+            data.view(self._dtype).mul_(self._factor)
+
+    def __call__(self, out: Tensor, operands: Sequence[Tensor]) -> None:
+        """Reduce ``operands`` into ``out``, which is none of them."""
+        result = out.view(self._dtype)
+        first, *others = [operand.view(self._dtype) for operand in operands]
+        if others:
+            self._combine(first, others[0], out=result)
+        else:
+            result.copy_(first)
+        for other in others[1:]:
+            self._combine(result, other, out=result)
+        if self._divisor:
+            divide_by_torch(result, self._divisor)
 
 
 def reduced_by_torch(tensors: Sequence[Tensor], op: ReduceOp) -> Tensor:

@@ -10,10 +10,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def run_job(folder: Path, source: str, size: int, *arguments: str) -> str:
+def run_job(script: Path, size: int, *arguments: str) -> str:
     """What ``size`` ranks of a script print; they all have to end well."""
-    script = folder / "script.py"
-    script.write_text(source)
     done = subprocess.run(
         [sys.executable, "-m", "aiodist", "run", "-n", str(size), str(script), *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -98,4 +98,6 @@ print("equal", flush=True)
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_training_step_of_processes_that_share_the_gpu(size: int, tmp_path: Path) -> None:
-    assert run_job(tmp_path, SCRIPT, size).count("equal") == size
+    script = tmp_path / "step.py"
+    script.write_text(SCRIPT)
+    assert run_job(script, size).count("equal") == size

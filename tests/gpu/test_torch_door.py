@@ -79,8 +79,12 @@ print("good", flush=True)
 
 @pytest.mark.parametrize("backend", ["aiodist", "cpu:aiodist,cuda:aiodist"])
 def test_a_model_on_the_gpu_trains_as_one_process_does(backend: str, tmp_path: Path) -> None:
-    assert run_job(tmp_path, TRAIN, 2, backend).count("equal") == 2
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    assert run_job(script, 2, backend).count("equal") == 2
 
 
 def test_streams_futures_and_both_devices(tmp_path: Path) -> None:
-    assert run_job(tmp_path, STREAMS, 2).count("good") == 2
+    script = tmp_path / "streams.py"
+    script.write_text(STREAMS)
+    assert run_job(script, 2).count("good") == 2

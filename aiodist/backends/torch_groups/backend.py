@@ -93,7 +93,7 @@ class TorchBackend(TorchMessages):
         self, tensor: Tensor, outputs: Sequence[Tensor] | None, root: int, timeout: float | None
     ) -> Work[None]:
         slot = Slot(tensor, "tensor", self._kind.device, writable=False)
-        places = outputs_of(outputs or (), "gather_list", self._kind)
+        places = outputs_of(outputs or (), "gather_list", self._kind.device)
         if places:
             check_dtype(places[0], "gather_list[0]", slot.dtype)
         check_equal(places, "gather_list", slot.count)
@@ -114,7 +114,7 @@ class TorchBackend(TorchMessages):
         self, output: Tensor, inputs: Sequence[Tensor] | None, root: int, timeout: float | None
     ) -> Work[None]:
         slot = Slot(output, "tensor", self._kind.device, writable=True)
-        sources = inputs_of(inputs or (), "scatter_list", self._kind)
+        sources = inputs_of(inputs or (), "scatter_list", self._kind.device)
         if sources:
             check_dtype(sources[0], "scatter_list[0]", slot.dtype)
         check_equal(sources, "scatter_list", slot.count)
@@ -142,7 +142,7 @@ class TorchBackend(TorchMessages):
     def all_reduce_coalesced(
         self, tensors: Sequence[Tensor], op: ReduceOp, timeout: float | None
     ) -> Work[None]:
-        slots = outputs_of(tensors, "tensors", self._kind)
+        slots = outputs_of(tensors, "tensors", self._kind.device)
         plan = self._reducing(op, slots[0])
         fingerprint = Fingerprint(
             "all_reduce_coalesced", slots[0].dtype, op, count=digest_of_counts(slots)
@@ -179,7 +179,7 @@ class TorchBackend(TorchMessages):
         self, outputs: Sequence[Tensor], tensor: Tensor, timeout: float | None
     ) -> Work[None]:
         slot = Slot(tensor, "tensor", self._kind.device, writable=False)
-        places = outputs_of(outputs, "tensor_list", self._kind)
+        places = outputs_of(outputs, "tensor_list", self._kind.device)
         check_dtype(places[0], "tensor_list[0]", slot.dtype)
         check_equal(places, "tensor_list", slot.count)
         return self._all_gather([slot], [[place] for place in places], slot.count, timeout)
@@ -187,9 +187,9 @@ class TorchBackend(TorchMessages):
     def all_gather_coalesced(
         self, outputs: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], timeout: float | None
     ) -> Work[None]:
-        slots = inputs_of(tensors, "input_tensor_list", self._kind)
+        slots = inputs_of(tensors, "input_tensor_list", self._kind.device)
         rows = [
-            outputs_of(row, f"output_tensor_lists[{number}]", self._kind)
+            outputs_of(row, f"output_tensor_lists[{number}]", self._kind.device)
             for number, row in enumerate(outputs)
         ]
         for row in rows:
@@ -243,7 +243,7 @@ class TorchBackend(TorchMessages):
         self, output: Tensor, inputs: Sequence[Tensor], op: ReduceOp, timeout: float | None
     ) -> Work[None]:
         place = Slot(output, "output", self._kind.device, writable=True)
-        sources = inputs_of(inputs, "input_list", self._kind)
+        sources = inputs_of(inputs, "input_list", self._kind.device)
         check_dtype(sources[0], "input_list[0]", place.dtype)
         check_equal(sources, "input_list", place.count)
         return self._reduce_scatter(place, sources, op, timeout)
@@ -287,8 +287,8 @@ class TorchBackend(TorchMessages):
     def all_to_all(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], timeout: float | None
     ) -> Work[None]:
-        sources = inputs_of(inputs, "input_tensor_list", self._kind)
-        places = outputs_of(outputs, "output_tensor_list", self._kind)
+        sources = inputs_of(inputs, "input_tensor_list", self._kind.device)
+        places = outputs_of(outputs, "output_tensor_list", self._kind.device)
         check_dtype(places[0], "output_tensor_list[0]", sources[0].dtype)
         rank = self._group.own_rank
         if places[rank].count != sources[rank].count:

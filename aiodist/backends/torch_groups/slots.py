@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from aiodist.backends.torch_groups.kinds import TorchKind
 from aiodist.errors import InvalidUsageError
 from aiodist.tensors import Buffer, DType, buffer_of
 from aiodist.tensors.layout import overlaps_itself
@@ -73,6 +72,11 @@ class Slot:
         """The same memory as elements. Only for dtypes that torch has."""
         return self.raw.view(TORCH_DTYPES[self.dtype])
 
+    @property
+    def memory(self) -> list[torch.Tensor]:
+        """What `load`, `store` and whoever uses ``raw`` touch."""
+        return [self.raw] if self._owner is None else [self.raw, self._owner]
+
     def load(self) -> None:
         if self._buffer is not None and self._buffer.is_staged:
             for _ in self._buffer.load_parts(self._buffer.nbytes + 1):
@@ -87,19 +91,19 @@ class Slot:
             self._owner.copy_(self._staged)
 
 
-def inputs_of(tensors: Sequence[Any], name: str, kind: TorchKind) -> list[Slot]:
+def inputs_of(tensors: Sequence[Any], name: str, device: str) -> list[Slot]:
     """Slots that are only read, of one dtype."""
-    return _slots(tensors, name, kind, writable=False)
+    return _slots(tensors, name, device, writable=False)
 
 
-def outputs_of(tensors: Sequence[Any], name: str, kind: TorchKind) -> list[Slot]:
+def outputs_of(tensors: Sequence[Any], name: str, device: str) -> list[Slot]:
     """Slots that are written, of one dtype."""
-    return _slots(tensors, name, kind, writable=True)
+    return _slots(tensors, name, device, writable=True)
 
 
-def _slots(tensors: Sequence[Any], name: str, kind: TorchKind, *, writable: bool) -> list[Slot]:
+def _slots(tensors: Sequence[Any], name: str, device: str, *, writable: bool) -> list[Slot]:
     slots = [
-        Slot(tensor, f"{name}[{number}]", kind.device, writable=writable)
+        Slot(tensor, f"{name}[{number}]", device, writable=writable)
         for number, tensor in enumerate(tensors)
     ]
     for number, slot in enumerate(slots):

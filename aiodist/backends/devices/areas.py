@@ -1,0 +1,163 @@
+"""The memory that the members of a group map of each other: how they come to it, and whose turn it is.
+
+The first operation lays it out. Each rank says where its memory is; where all have theirs on one
+device, each allocates an area, offers it to every other rank, opens what it was offered and looks
+whether the bytes in it are those that its owner told: locality is proven, never assumed. Where all
+have succeeded the areas are used from then on, else none is. Every operation begins with a round in
+which the ranks say how far they are, so a failure half way leads to another attempt.
+
+Operations have their turns in the order of their start, the same on all ranks: the areas have room
+for one.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from aiodist.backends.polling import until
+from aiodist.collectives.all_gather_ring import all_gather_new
+from aiodist.collectives.channel import Channel
+from aiodist.completion import Pending
+from aiodist.errors import ProtocolError
+from aiodist.groups.process_group import ProcessGroup
+from aiodist.wire.objects import ObjectCodec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from aiodist.tensors.device_memory import DeviceMemory
+
+log = logging.getLogger("aiodist")
+
+HALF = 32 << 20
+"""Bytes of each of an area's two halves: a step is long beside the round between steps."""
+
+NONCE_BYTES = 16
+
+UNKNOWN, SHARED, APART = range(3)
+
+
+class Areas:
+    """One group's. ``of[r]`` is group rank r's area, once `meet` has said that they are there."""
+
+    def __init__(self, group: ProcessGroup, memory: DeviceMemory, half: int = HALF) -> None:
+        self.memory = memory
+        self.half = half
+        self.of: list[Tensor] = []
+        self._group = group
+        self._state = UNKNOWN
+        self._codec = ObjectCodec()
+        self._busy = False
+        self._waiting: deque[Pending[None]] = deque()
+
+    # -- turns
+
+    async def enter(self) -> None:
+        """Return when it is the caller's turn, which ends with `leave`."""
+        if not self._busy:
+            self._busy = True
+            return
+        turn: Pending[None] = Pending()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except BaseException:
+            if turn in self._waiting:
+                self._waiting.remove(turn)
+            else:  # it was given the turn, and does not take it
+                self.leave()
+            raise
+
+    def leave(self) -> None:
+        """The next has its turn, in the loop's next turn."""
+        if self._waiting:
+            self._group.world.loop.call_soon(self._waiting.popleft().complete, None)
+        else:
+            self._busy = False
+
+    # -- how they come to it
+
+    async def meet(self, channel: Channel, lengths: Sequence[int]) -> list[list[int]] | None:
+        """Every rank's ``lengths``, by rank, where the areas can be used; None where they cannot.
+
+        All ranks get the same answer. Once at the beginning of every operation, in its turn.
+        """
+        memory = self.memory
+        told = await self._say(channel, [self._state, memory.where, memory.process, *lengths])
+        if any(state == UNKNOWN for state, *_ in told):
+            self._state = UNKNOWN
+            self.of = []
+            places = {where for _, where, *_ in told}
+            processes = [process for _, _, process, *_ in told]
+            apart = len(places) > 1 or (memory.process and len(set(processes)) < len(processes))
+            is_shared = not apart and await self._lay_out(channel)
+            self._state = SHARED if is_shared else APART
+        return [row for _, _, _, *row in told] if self._state == SHARED else None
+
+    async def _lay_out(self, channel: Channel) -> bool:
+        """Whether all ranks have mapped all areas."""
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        told = await self._say(channel, await self._offer(nonce))
+        mapped = await self._say(channel, [self._map(told)])
+        if all(word for (word,) in mapped):
+            return True
+        self.of = []
+        return False
+
+    async def _offer(self, nonce: bytes) -> list[Any]:
+        """An area with ``nonce`` at its end, and how each rank may open it; empty without one."""
+        memory, rank = self.memory, self._group.own_rank
+        try:
+            area = memory.allocate(2 * self.half + NONCE_BYTES)
+
+            def sign() -> None:
+                end = area[-NONCE_BYTES:]
+                end.copy_(end.new_tensor(list(nonce)))
+
+            await until(self._group, memory.run(sign))
+            others = range(self._group.n_ranks)
+            offers = [None if other == rank else memory.offer(area) for other in others]
+        except (RuntimeError, OSError) as error:  # torch's, and the system's
+            log.info("no device memory to share: %s", error)
+            return []
+        self.of = [area]
+        return [nonce, offers]
+
+    def _map(self, told: Sequence[Sequence[Any]]) -> bool:
+        rank = self._group.own_rank
+        if not all(told):
+            return False
+        areas = []
+        for other, (nonce, offers) in enumerate(told):
+            if other == rank:
+                areas += self.of
+                continue
+            try:
+                area = self.memory.open(offers[rank])
+                found = bytes(area[-NONCE_BYTES:].tolist())
+            except (RuntimeError, OSError, ValueError, TypeError) as error:
+                log.info("device memory of rank %d cannot be mapped: %s", other, error)
+                return False
+            if found != nonce:
+                log.info("what was mapped is not the device memory of rank %d", other)
+                return False
+            areas.append(area)
+        self.of = areas
+        return True
+
+    async def _say(self, channel: Channel, words: list[Any]) -> list[list[Any]]:
+        """What each rank says."""
+        told = await all_gather_new(channel, memoryview(self._codec.dumps(words)))
+        heard = [self._codec.loads(part) for part in told]
+        if not all(isinstance(each, list) for each in heard):
+            raise ProtocolError("another rank told nothing of its device memory")
+        return heard
+
+    def close(self) -> None:
+        """Give all areas back; others that still read this rank's keep its memory by themselves."""
+        self.of = []
+        self._state = UNKNOWN

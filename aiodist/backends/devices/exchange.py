@@ -1,0 +1,121 @@
+"""A collective in the areas: every rank puts its bytes up, and takes what it wants of the others'.
+
+Steps: S = N / half, where N is the longest contribution. In step i each rank copies bytes
+``i * half`` to ``(i + 1) * half`` of what it gives into one half of its area; then all meet; then
+each copies or reduces what it wants out of the others' halves, while it fills its other half. When
+all meet again nobody reads the first half any more, and it is filled anew. Bytes on the device: a
+rank writes what it gives once, and reads what it wants once. An element of a reduction is made on
+every rank that wants it, from the same operands in the same order, so the bits are the same.
+
+It is the scheme of MPI libraries for ranks of one node, by copies into and out of a shared segment
+(Graham and Shipman, "MPI support for multi-core architectures: optimized shared memory
+collectives", 2008), with a barrier of messages in the place of flags, which a device cannot raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from aiodist.backends.devices.areas import Areas
+from aiodist.backends.polling import until
+from aiodist.collectives.barrier_dissemination import barrier_dissemination
+from aiodist.collectives.layout import segments_of
+from aiodist.groups.lines import CollectiveLine
+from aiodist.groups.process_group import ProcessGroup
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from aiodist.tensors.pieces import Pieces
+    from aiodist.tensors.torch_several import DeviceReduction
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What this rank gives and takes."""
+
+    given: Pieces
+    lengths: Sequence[int]
+    """Bytes of ``given`` for each rank; or one number, of what is for all of them."""
+    into: Mapping[int, Pieces]
+    """Where what each rank has for this one goes; with ``reduce`` the only entry is the result's."""
+    reduce: DeviceReduction | None = None
+
+
+async def exchange(
+    group: ProcessGroup,
+    line: CollectiveLine,
+    areas: Areas,
+    plan: Plan,
+    lengths: Sequence[Sequence[int]],
+) -> None:
+    """Carry out ``plan``; ``lengths`` are those of all ranks, by rank.
+
+    Raises CollectiveMismatchError where a rank has more or fewer bytes than are expected of it.
+    """
+    half = areas.half
+    ranges = [_range(row, line.rank) for row in lengths]
+    _check(line, plan, ranges)
+    steps = max(segments_of(sum(row), half) for row in lengths)
+    own = areas.of[line.rank]
+
+    def put(step: int) -> None:
+        low, high = step * half, min((step + 1) * half, plan.given.nbytes)
+        if low >= high:
+            return
+        place = _half(own, half, step)
+        for start, part in plan.given.parts(low, high):
+            place[start : start + part.numel()].copy_(part, non_blocking=True)
+        if plan.reduce is not None:
+            plan.reduce.prepare(place[: high - low])
+
+    def take(step: int) -> None:
+        sources = [_half(area, half, step) for area in areas.of]
+        first = step * half
+        for rank, pieces in plan.into.items():
+            start, stop = ranges[rank]
+            low, high = max(first, start), min(first + half, stop)
+            if low >= high:
+                continue
+            for offset, part in pieces.parts(low - start, high - start):
+                begin = low - first + offset
+                found = [source[begin : begin + part.numel()] for source in sources]
+                if plan.reduce is not None:
+                    plan.reduce(part, found)
+                else:
+                    part.copy_(found[rank], non_blocking=True)
+
+    def both(step: int) -> None:
+        take(step)
+        put(step + 1)
+
+    run = areas.memory.run
+    if steps:
+        await until(group, run(lambda: put(0)))
+    for step in range(steps):
+        await barrier_dissemination(line)
+        await until(group, run(lambda step=step: both(step)))  # type: ignore[misc]  # a default
+
+
+def _half(area: Tensor, half: int, step: int) -> Tensor:
+    start = step % 2 * half
+    return area[start : start + half]
+
+
+def _range(lengths: Sequence[int], rank: int) -> tuple[int, int]:
+    """Where in a rank's bytes those are that it has for ``rank``."""
+    if len(lengths) == 1:
+        return 0, lengths[0]
+    start = sum(lengths[:rank])
+    return start, start + lengths[rank]
+
+
+def _check(line: CollectiveLine, plan: Plan, ranges: Sequence[tuple[int, int]]) -> None:
+    for rank, pieces in plan.into.items():
+        sources = range(line.size) if plan.reduce is not None else (rank,)
+        for source in sources:
+            start, stop = ranges[source]
+            if stop - start != pieces.nbytes:
+                raise line.disagreement(source, line.meta_words, stop - start, pieces.nbytes)

@@ -1,0 +1,58 @@
+"""Which tensors bring in what shares a device."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import aiodist as dist
+from aiodist.backends import registry
+from aiodist.backends.devices.backend import DeviceBackend
+from aiodist.backends.devices.choice import NativeOnDevices
+from aiodist.backends.native import NativeBackend
+from aiodist.testing.in_process import run_ranks
+
+
+@pytest.mark.parametrize("has_driver", [False, True])
+async def test_a_machine_with_a_driver_gets_it(
+    has_driver: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = tmp_path / "version"
+    if has_driver:
+        driver.touch()
+    monkeypatch.setattr(registry, "_NVIDIA_DRIVER", str(driver))
+
+    async def body(rank: int) -> None:
+        group = dist.group.WORLD
+        assert type(group.backend) is (NativeOnDevices if has_driver else NativeBackend)
+        assert dist.get_backend() == "aiodist"
+        tensor, array = torch.ones(3), np.ones(3)
+        await dist.all_reduce(tensor)
+        await dist.all_reduce(array)
+        assert tensor.tolist() == array.tolist() == [2, 2, 2]
+        objects = [rank]
+        await dist.broadcast_object_list(objects, 1)
+        assert objects == [1]
+        with pytest.raises(dist.InvalidUsageError, match="is on meta"):
+            dist.all_reduce(torch.zeros(1, device="meta"))
+
+    await run_ranks(2, body)
+
+
+async def test_it_is_made_at_the_first_cuda_tensor() -> None:
+    async def body(rank: int) -> None:
+        backend = NativeOnDevices(dist.group.WORLD)
+        assert isinstance(backend._for(torch.ones(1)), NativeBackend)
+        cuda = SimpleNamespace(device=SimpleNamespace(type="cuda"))
+        made = backend._for(cuda)
+        assert isinstance(made, DeviceBackend)
+        assert backend._for(cuda) is made
+        backend.close()
+
+    await run_ranks(1, body)
+    assert "aiodist.tensors.device_memory" in sys.modules

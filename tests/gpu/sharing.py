@@ -1,0 +1,64 @@
+"""A rank that makes every operation by one way, and compares the results with the CPU's.
+
+``python -m aiodist run -n 3 sharing.py WAY``, where WAY is "ipc" or "staging" (CUDA tensors), or
+"memfd" (tensors on the CPU, in segments in the place of a GPU's memory).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import Any
+
+import torch
+
+import aiodist as dist
+from aiodist.backends.devices.backend import DeviceBackend
+from aiodist.backends.native import NativeBackend
+from aiodist.mesh.host import host_id
+from tests.backends.devices.memfd import MemfdMemory
+from tests.gpu.operations import differing, every_operation
+
+DTYPES = (torch.float32, torch.bfloat16, torch.int64)
+HALF = 1 << 16
+
+
+def choose(way: str) -> str:
+    """Have the default group go by ``way``; the device of its tensors."""
+    group = dist.group.WORLD
+    if way == "memfd":
+        memory = MemfdMemory(host_id(), str(os.getpid()))
+        group.backend = DeviceBackend(group, lambda device: memory, "cpu", HALF)
+        return "cpu"
+    if way == "staging":
+        group.backend = NativeBackend(group)
+    return "cuda"
+
+
+def areas_of(group: Any) -> int:
+    """How many ranks' memory the group has mapped."""
+    backend = group.backend
+    if not isinstance(backend, NativeBackend):  # of a device each
+        backend = backend._for(torch.zeros(1, device="cuda"))
+    areas = getattr(backend, "_areas", None)
+    return 0 if areas is None else len(areas.of)
+
+
+async def main(way: str) -> None:
+    await dist.init_process_group("aiodist")
+    size = dist.get_world_size()
+    counts = (0, 1, 1000, 100_000)
+    expected = [await every_operation("cpu", dtype, n) for dtype in DTYPES for n in counts]
+    device = choose(way)
+    for dtype in DTYPES:
+        for count in counts:
+            found = await every_operation(device, dtype, count)
+            assert differing(found, expected.pop(0)) == [], (way, dtype, count)
+    assert areas_of(dist.group.WORLD) == (0 if way == "staging" else size)
+    await dist.destroy_process_group()
+    print("equal", flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))
