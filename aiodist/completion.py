@@ -108,6 +108,53 @@ class Driver(Generic[T]):
         self._on_done(value, error)
 
 
+class Once(Generic[T]):
+    """A `Driver` for what waits for one `Pending` and has a last step: no coroutine is made.
+
+    ``on_done(value, error)`` is called exactly once: with what ``finish(value of pending)`` returns
+    or raises, or with the error of ``pending`` or of `throw`.
+    """
+
+    __slots__ = ("_finish", "_on_done", "_pending")
+
+    def __init__(
+        self,
+        pending: Pending[Any],
+        finish: Callable[[Any], T],
+        on_done: Callable[[T | None, BaseException | None], None],
+    ) -> None:
+        self._pending: Pending[Any] | None = pending
+        self._finish = finish
+        self._on_done = on_done
+
+    def start(self) -> None:
+        pending = self._pending
+        assert pending is not None
+        if pending.done:
+            self._step()
+        else:
+            pending.callback = self._step
+
+    def throw(self, error: BaseException) -> None:
+        """End by ``error`` instead. Ignored once it has ended."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.callback = None
+            self._on_done(None, error)
+
+    def _step(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        value, error = None, pending.error
+        if error is None:
+            try:
+                value = self._finish(pending.value)
+            except BaseException as raised:  # noqa: BLE001  # handed to on_done, whatever it is
+                error = raised
+        self._on_done(value, error)
+
+
 def completed(value: T) -> Pending[T]:
     """A `Pending` that is already done."""
     pending: Pending[T] = Pending()

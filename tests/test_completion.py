@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aiodist.completion import Driver, Pending, completed
+from aiodist.completion import Driver, Once, Pending, completed
 
 
 class Outcome:
@@ -166,3 +166,39 @@ def test_a_long_chain_of_done_waits_does_not_recurse() -> None:
 
     Driver(body(), outcome).start()
     assert outcome.calls == [(10_000, None)]
+
+
+def once(pending: Pending[int]) -> tuple[Once[int], list[object]]:
+    ended: list[object] = []
+    run = Once(pending, lambda n: 10 // n, lambda value, error: ended.append(error or value))
+    return run, ended
+
+
+def test_once_ends_with_what_the_last_step_makes_of_the_value() -> None:
+    pending: Pending[int] = Pending()
+    run, ended = once(pending)
+    run.start()
+    assert ended == []
+    pending.complete(2)
+    assert ended == [5]
+    run.throw(ValueError("too late"))
+    assert ended == [5]
+    run, ended = once(completed(5))
+    run.start()
+    assert ended == [2]
+
+
+def test_once_ends_by_an_error_of_its_pending_of_its_step_or_from_outside() -> None:
+    failed: Pending[int] = Pending()
+    failed.fail(KeyError("gone"))
+    run, ended = once(failed)
+    run.start()
+    run2, ended2 = once(completed(0))
+    run2.start()
+    waiting: Pending[int] = Pending()
+    run3, ended3 = once(waiting)
+    run3.start()
+    run3.throw(TimeoutError())
+    waiting.complete(1)
+    kinds = [[type(end) for end in each] for each in (ended, ended2, ended3)]
+    assert kinds == [[KeyError], [ZeroDivisionError], [TimeoutError]]

@@ -35,7 +35,8 @@ def check_rank(
         if default is None:
             raise InvalidUsageError(f"pass {name} (a global rank) or group_{name}")
         return default
-    _check_int(global_rank, name)
+    if type(global_rank) is not int:
+        _check_int(global_rank, name)
     if not 0 <= global_rank < group.world.size:
         raise InvalidUsageError(
             f"{name} {global_rank} is out of range: the world has ranks 0 to {group.world.size - 1}"
@@ -54,7 +55,8 @@ def check_other(group: ProcessGroup, rank: int, name: str) -> int:
 
 def check_tag(tag: int) -> int:
     """A tag as it goes on the wire."""
-    _check_int(tag, "tag")
+    if type(tag) is not int:
+        _check_int(tag, "tag")
     if not -(1 << 63) <= tag < 1 << 63:
         raise InvalidUsageError(f"tag must fit in 64 bits, got {tag}")
     return tag

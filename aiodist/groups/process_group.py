@@ -21,7 +21,7 @@ from aiodist.groups.succession import Succession, shrink
 from aiodist.groups.work import Work
 from aiodist.mesh.endpoint import Endpoint
 from aiodist.mesh.matching import ANY_SOURCE, Recv
-from aiodist.observe.recorder import Facts
+from aiodist.observe.recorder import Record
 from aiodist.types import Backend
 from aiodist.wire.frames import POINT_TO_POINT, Key
 
@@ -182,13 +182,17 @@ class ProcessGroup(Ending):
         """Start sending to group rank ``dst``."""
         self._check_open()
         to = self.ranks[dst]
+        record = self.world.recorder.begin(self.label, -1, ("send", to, tag, meta, len(data)))
+        record.started = record.created
+        message = self.messenger.send(to, (POINT_TO_POINT, self.id, tag), data, meta)
+        if message.done and message.error is None:
+            record.end()
+            return Work.ended(self.world.loop, record)
         line = MessageLine(self, "send", to, tag)
-
-        async def body() -> None:
-            await line.sending(self.messenger.send(to, self._tag_key(tag), data, meta))
-
-        what = ("send", to, tag, meta, len(data))
-        return self._start_message(line, what, body(), timeout)
+        line.sending(message)
+        work: Work[None] = self._message(line, record)
+        work.follow(message, _nothing, self.timeout if timeout is None else timeout)
+        return work
 
     def recv(
         self,
@@ -204,19 +208,19 @@ class ProcessGroup(Ending):
         """
         self._check_open()
         source = ANY_SOURCE if src is None else self.ranks[src]
-        line = MessageLine(self, "recv", source, tag)
-        recv = make(self._tag_key(tag), source)
-        holder: list[Work[T]] = []
-
-        async def body() -> T:
-            sender = await line.receiving(self.messenger.recv(recv))
-            result = finish(sender)
-            holder[0].set_source(sender)
-            return result
-
+        recv = make((POINT_TO_POINT, self.id, tag), source)
         nbytes = -1 if recv.into is None else len(recv.into)
         what = ("recv", source, tag, recv.expect, nbytes)
-        work = self._start_message(line, what, body(), timeout, holder)
+        line = MessageLine(self, "recv", source, tag)
+        work: Work[T] = self._message(line, self.world.recorder.begin(self.label, -1, what))
+
+        def end(sender: int) -> T:
+            result = finish(sender)
+            work.set_source(sender)
+            return result
+
+        recv = line.receiving(self.messenger.recv(recv))
+        work.follow(recv, end, self.timeout if timeout is None else timeout)
         if self._left and src is None:
             self._fail_lonely()
         return work
@@ -239,39 +243,27 @@ class ProcessGroup(Ending):
         self._check_open()
         end = ANY_SOURCE if other is None else self.ranks[other]
         line = MessageLine(self, what, end, tag)
-        holder: list[Work[T]] = []
+        record = self.world.recorder.begin(self.label, -1, (what, end, tag, b"", -1))
+        work: Work[T] = self._message(line, record)
 
         async def run() -> T:
             result = await body(line)
             if not line.is_send and not line.from_anybody:
-                holder[0].set_source(line.other)
+                work.set_source(line.other)
             return result
 
-        return self._start_message(line, (what, end, tag, b"", -1), run(), timeout, holder)
+        work.start(run(), self.timeout if timeout is None else timeout)
+        return work
 
     def shrink(self, timeout: float | timedelta | None = None) -> Coroutine[Any, Any, ProcessGroup]:
         """A working group of those members that are left: await it. See `aiodist.shrink`."""
         self.world.check_loop()
         return shrink(self, to_seconds(timeout))
 
-    def _start_message(
-        self,
-        line: MessageLine,
-        what: Facts,
-        body: Coroutine[Any, Any, T],
-        timeout: float | None,
-        holder: list[Work[T]] | None = None,
-    ) -> Work[T]:
-        record = self.world.recorder.begin(self.label, -1, what)
-        work: Work[T] = Work(self.world.loop, line, record)
-        if holder is not None:
-            holder.append(work)
+    def _message(self, line: MessageLine, record: Record) -> Work[Any]:
+        work: Work[Any] = Work(self.world.loop, line, record)
         self._messages[line] = work
-        work.start(body, self.timeout if timeout is None else timeout)
         return work
-
-    def _tag_key(self, tag: int) -> Key:
-        return (POINT_TO_POINT, self.id, tag)
 
     # -- the end of operations
 
@@ -435,6 +427,10 @@ async def _admitted(
 ) -> T:
     line.board = await plane.admitted(line)
     return await body(line)
+
+
+def _nothing(_: None) -> None:
+    """What a send results in."""
 
 
 class NonGroupMember:

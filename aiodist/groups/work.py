@@ -14,7 +14,7 @@ from functools import partial
 from time import monotonic_ns
 from typing import Any, Generic, Protocol
 
-from aiodist.completion import Driver, T
+from aiodist.completion import Driver, Once, Pending, T
 from aiodist.deadline import to_seconds
 from aiodist.errors import DistError, GroupClosedError, InvalidUsageError
 from aiodist.mesh.lookout import SHORTEST, Lookout
@@ -90,7 +90,7 @@ class Work(Generic[T]):
         self._source = -1
         self._callbacks: list[Callable[[], None]] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._driver: Driver[T] | None = None
+        self._driver: Driver[T] | Once[T] | None = None
 
     @classmethod
     def ended(cls, loop: asyncio.AbstractEventLoop, record: Record) -> Work[Any]:
@@ -103,9 +103,18 @@ class Work(Generic[T]):
 
     def start(self, body: Coroutine[Any, Any, T], timeout: float | None) -> None:
         """Run ``body`` (it awaits only `Pending`) up to its first wait, now."""
+        self._run(Driver(body, self._ended), timeout)
+
+    def follow(
+        self, pending: Pending[Any], finish: Callable[[Any], T], timeout: float | None
+    ) -> None:
+        """End with what ``finish(value of pending)`` returns; now, if ``pending`` is done."""
+        self._run(Once(pending, finish, self._ended), timeout)
+
+    def _run(self, driver: Driver[T] | Once[T], timeout: float | None) -> None:
         self.record.started = monotonic_ns()
-        self._driver = Driver(body, self._ended)
-        self._driver.start()
+        self._driver = driver
+        driver.start()
         if not self._done and timeout is not None:
             self._timer = self._loop.call_later(timeout, self.expire, timeout)
 

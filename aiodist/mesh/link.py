@@ -126,7 +126,6 @@ class Link:
         if peer is None:
             raise ProtocolError("a payload before the handshake")
         self.carries = True
-        self._owner.lookout.hear()
         if frame.type == FrameType.EAGER:
             if frame.length > EAGER_BYTES:
                 raise ProtocolError(f"an eager message of {frame.length} bytes")

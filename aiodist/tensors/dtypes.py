@@ -14,9 +14,12 @@ import numpy as np
 from aiodist.errors import ProtocolError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DType:
-    """An element type. ``code`` is a u8 and stands for it on the wire; ``itemsize`` is in bytes."""
+    """An element type. ``code`` is a u8 and stands for it on the wire; ``itemsize`` is in bytes.
+
+    There is one object of each, so they are compared and hashed by identity.
+    """
 
     name: str
     code: int

@@ -7,6 +7,7 @@ one u64 for each dimension.
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from math import prod
 
 from aiodist.errors import ProtocolError
@@ -26,6 +27,7 @@ def encode_meta(buffer: Buffer) -> bytes:
     return pack_meta(buffer.kind, buffer.dtype, buffer.shape)
 
 
+@lru_cache(maxsize=1024)
 def pack_meta(kind: Kind, dtype: DType, shape: tuple[int, ...]) -> bytes:
     """As `encode_meta`, from the three facts."""
     return struct.pack(f"<BBB{len(shape)}Q", _KINDS.index(kind), dtype.code, len(shape), *shape)
