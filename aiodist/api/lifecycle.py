@@ -149,7 +149,7 @@ async def open_in_process(
 ) -> None:
     """Initialise the current world as one of several in this process, over ``transport``.
 
-    ``shared_bytes``: of a segment of shared memory for its collectives; 0 for none. ``host``: a name;
+    ``shared_bytes``: of a segment of shared memory; 0 for none. ``host``: a name;
     ranks with different ones share no memory.
     """
     world = current_world()

@@ -11,7 +11,7 @@ from aiodist.shared.memory import DEFAULT_BYTES, MIN_BYTES, SharedMemory
 log = logging.getLogger("aiodist")
 
 SHARED = "shm"
-"""In AIODIST_TRANSPORT: shared memory for the collectives of ranks on one host, beside a stream."""
+"""In AIODIST_TRANSPORT: shared memory among the ranks of one host, beside a stream."""
 
 
 def shared_bytes_from(environ: Mapping[str, str], schemes: Sequence[str]) -> int:

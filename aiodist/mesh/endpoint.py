@@ -15,6 +15,7 @@ from aiodist.errors import DistError, PeerLostError
 from aiodist.mesh.dialling import introduce
 from aiodist.mesh.events import Events
 from aiodist.mesh.forks import close_in_children
+from aiodist.mesh.harbour import Harbour
 from aiodist.mesh.host import cores, host_id
 from aiodist.mesh.inbox import Inbox
 from aiodist.mesh.link import Link
@@ -87,6 +88,7 @@ class Endpoint(Words):
         self._host_id = host or host_id()
         self._loop = asyncio.get_running_loop()
         self.lookout = Lookout(self._loop.call_soon)
+        self.harbour = Harbour(memory, self.lookout, self._loop.call_soon)
 
     # -- meeting
 
@@ -129,7 +131,7 @@ class Endpoint(Words):
             self._heart.meet(cards, hmac.new(key, b"lifelines", hashlib.sha256).digest())
 
     def _add_peer(self, card: Card) -> None:
-        peer = Peer(card, self.window, self._loop.call_soon, self.lookout.hear)
+        peer = Peer(card, self.window, self.inbox, self.harbour)
         self._peers[card.rank] = peer
         self.inbox.add_source(peer)
 
@@ -166,7 +168,7 @@ class Endpoint(Words):
 
     def polls(self, ranks: Sequence[int]) -> list[Callable[[], None]]:
         """What to call to take in what ``ranks`` have sent, and send what is queued for them."""
-        return [link.connection.poll for rank in set(ranks) for link in self._peers[rank].links]
+        return [poll for rank in set(ranks) for poll in self._peers[rank].polls()]
 
     def host_of(self, rank: int) -> str:
         """A name for the host of ``rank``: equal for ranks under one kernel."""
@@ -249,6 +251,7 @@ class Endpoint(Words):
             for task in connecting:
                 task.cancel()
             await asyncio.gather(*connecting, return_exceptions=True)
+        await self.harbour.clear(_FLUSH_SECONDS)
         self._closed = True
         for listener in self._listeners:
             await listener.close()
@@ -382,7 +385,7 @@ class Endpoint(Words):
 
     def _use(self, peer: Peer, link: Link) -> None:
         if peer.outbox.connection is None and peer.error is None and link.failed is None:
-            peer.outbox.connected(link.connection, link.peer_window)
+            peer.carry(link)
 
     def _peer_lost(self, peer: Peer, error: PeerLostError) -> None:
         peer.error = error = self._events.explained(error, peer.last)

@@ -208,6 +208,10 @@ class Inbox:
             arrival.order = recv.turn
             self._deliver(recv, arrival)
 
+    def promised(self, ticket: int) -> Recv | None:
+        """The receive of that number; None if it is gone."""
+        return self._tickets.get(ticket)
+
     def part(self, frame: Frame, reader: Reader) -> Recv | None:
         """Whose next part this is; None if that receive is gone."""
         recv = self._tickets.get(frame.id)

@@ -92,6 +92,15 @@ class Link:
             inbox.eager_done(peer, target)
         elif kind == FrameType.REQUEST:
             self._owner.inbox.request(peer, frame)
+        elif kind == FrameType.PLACED:
+            if not 0 < frame.length <= EAGER_BYTES:
+                raise ProtocolError(f"an eager message of {frame.length} bytes")
+            peer.landing.placed(frame)
+        elif kind == FrameType.FILLED:
+            peer.landing.filled()
+        elif kind == FrameType.EMPTIED:
+            if peer.outbox.lane is not None:
+                peer.outbox.lane.emptied()
         elif kind == FrameType.GRANT:
             peer.outbox.granted(frame.id, frame.channel)
         elif kind == FrameType.CREDIT:
@@ -179,6 +188,7 @@ class Link:
         self._owner.link_lost(self, failed)
         if peer is not None and peer.error is not None:
             self._owner.inbox.interrupted(target, peer.error)
+            peer.landing.interrupted(peer.error)
         self._answer(failed)
 
     # -- mesh.matching.Reader

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from aiodist.completion import Pending
+from aiodist.mesh.lanes import LANE_BYTES, Lane
 from aiodist.transport.base import Connection
 from aiodist.wire.frames import FrameType, Key, encode
 
@@ -85,6 +86,8 @@ class Outbox:
         self._reserve = 0
         self._stalled = False
         self._wanted: Counter[Key] = Counter()
+        self.lane: Lane | None = None
+        """The way of payloads to a rank that shares memory with this one."""
 
     @property
     def connection(self) -> Connection | None:
@@ -129,11 +132,14 @@ class Outbox:
             return True
         if not message.done and self._connection is not None:
             self._connection.release(message.data)
+            if self.lane is not None:
+                self.lane.release(message.data)
         return False
 
-    def connected(self, connection: Connection, window: int) -> None:
+    def connected(self, connection: Connection, window: int, lane: Lane | None = None) -> None:
         """The stream is there and proven; the receiver buffers up to ``window`` bytes."""
         self._connection = connection
+        self.lane = lane
         self._credit = window
         # Eager messages leave room for announcements, which cost little.
         self._reserve = window // 8
@@ -145,6 +151,8 @@ class Outbox:
     def fail(self, error: BaseException) -> None:
         """The peer is gone: everything that waits fails, and all that comes later."""
         self._error = error
+        if self.lane is not None:
+            self.lane.fail(error)
         waiting = [*self._held, *self._requested.values(), *self._bulk, *self._stranded]
         self._stranded.clear()
         self._held.clear()
@@ -201,6 +209,9 @@ class Outbox:
         floor = 0 if wanted else self._reserve
         if length <= EAGER_BYTES and (self._credit - cost >= floor or (wanted and not length)):
             self._credit -= cost
+            if length >= LANE_BYTES and self.lane is not None and self.lane.is_open:
+                self.lane.place(message.key, message.data, message.meta, message.sent)
+                return True
             header = encode(FrameType.EAGER, message.key, length=length, meta=message.meta)
             if length:
                 connection.send((header, message.data), message.sent)
@@ -257,9 +268,13 @@ class Outbox:
             last = message.offset == len(message.data)
             if not last:
                 self._bulk.append(message)
-            header = encode(FrameType.DATA, message.key, id=message.ticket, length=len(part))
             self._in_flight += 1
-            connection.send((header, part), partial(self._part_sent, message, last))
+            sent = partial(self._part_sent, message, last)
+            if len(message.data) >= LANE_BYTES and self.lane is not None and self.lane.is_open:
+                self.lane.put(message.ticket, part, sent)
+                continue
+            header = encode(FrameType.DATA, message.key, id=message.ticket, length=len(part))
+            connection.send((header, part), sent)
         self._pumping = False
         if self._bulk and not turn:
             self._call_soon(self._pump)

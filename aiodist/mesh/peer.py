@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from aiodist.errors import ProtocolError
+from aiodist.mesh.lanes import Landing, Lane
 from aiodist.mesh.outbox import Outbox
 from aiodist.wire.frames import Frame
 
 if TYPE_CHECKING:
+    from aiodist.mesh.harbour import Harbour
+    from aiodist.mesh.inbox import Inbox
     from aiodist.mesh.link import Link
 
 _LOCAL_SCHEMES = ("unix",)
@@ -75,16 +78,10 @@ class Peer:
     both, so that the order of its messages is the order on one stream.
     """
 
-    def __init__(
-        self,
-        card: Card,
-        window: int,
-        call_soon: Callable[[Callable[[], None]], object],
-        part_sent: Callable[[], None],
-    ) -> None:
+    def __init__(self, card: Card, window: int, inbox: Inbox, harbour: Harbour) -> None:
         self.card = card
         self.rank = card.rank
-        self.outbox = Outbox(call_soon, part_sent)
+        self.outbox = Outbox(harbour.call_soon, harbour.hear)
         self.window = window  # bytes that this rank buffers of what the peer sends
         self.owed = 0  # credit to be given back to the peer
         self.stalled = False  # the peer holds messages back for want of credit
@@ -95,3 +92,23 @@ class Peer:
         self.doubt: asyncio.TimerHandle | None = None  # one of two links ended without a word
         self.watch: asyncio.TimerHandle | None = None  # a receive waits, and nobody ever connected
         self.connecting: asyncio.Task[Any] | None = None
+        self.landing = Landing(self, inbox, harbour, self._broken)
+        self._harbour = harbour
+
+    def carry(self, link: Link) -> None:
+        """``link`` carries from now on what this rank sends."""
+        harbour, lane = self._harbour, None
+        if harbour.memory is not None and harbour.memory.could_share([self.rank]):
+            lane = Lane(self.rank, harbour, link.connection, self._broken)
+        self.outbox.connected(link.connection, link.peer_window, lane)
+
+    def polls(self) -> list[Callable[[], None]]:
+        """What to call to take in what it has sent, and send what is queued for it."""
+        polls = [link.connection.poll for link in self.links]
+        if self.outbox.lane is not None:
+            polls.append(self._harbour.work)
+        return polls
+
+    def _broken(self, error: BaseException) -> None:
+        for link in list(self.links):
+            link.abort(error)

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from aiodist.shared.area import Area, Shape, shape_within
+from aiodist.shared.lane import LINES_BYTES, LaneIn, LaneOut, lay_lines, ring_within
 from aiodist.shared.segment import Segment
 
 log = logging.getLogger("aiodist")
@@ -48,6 +49,8 @@ class SharedMemory:
         self._digests: dict[int, int] = {}  # what each rank's entry in the lists should say
         self._free = _HEAD_BYTES
         self._entries: dict[int, tuple[int, Shape] | None] = {}
+        self._places: dict[int, int] = {}  # of the ranks of this host in the tables of lanes
+        self._lanes: list[LaneIn | LaneOut] = []
 
     @classmethod
     def create(cls, rank: int, nbytes: int) -> SharedMemory:
@@ -78,6 +81,13 @@ class SharedMemory:
             except OSError as error:
                 failures.append(f"the memory of rank {rank} cannot be mapped: {error}")
             head[_MAPPED + rank] = digest
+        self._places = {rank: place for place, rank in enumerate(sorted(descriptions))}
+        if self._has_table(self.rank):
+            self._free += self._table_bytes
+            for rank in self._places:
+                lines = self._lines(self.rank, rank)
+                if lines is not None:
+                    lay_lines(lines)
         if failures:
             log.warning("rank %d uses streams instead of shared memory: %s", self.rank, failures[0])
 
@@ -85,6 +95,7 @@ class SharedMemory:
         """Another process has taken the place of ``rank``; it shares no memory."""
         if self._heads.pop(rank, None) is not None:
             self._heads[self.rank][_MAPPED + rank] = _NOT_MAPPED
+            self._close_lanes([lane for lane in self._lanes if lane.rank == rank])
             self._segments.pop(rank).close()
 
     def could_share(self, ranks: Sequence[int]) -> bool:
@@ -160,6 +171,60 @@ class SharedMemory:
         end = _ENTRIES + head[_COUNT] * _ENTRY
         return any(head[entry] == area for entry in range(_ENTRIES, end, _ENTRY))
 
+    # -- lanes
+
+    def lane_to(self, rank: int) -> LaneOut | None:
+        """Room in the own segment for what is sent to ``rank``; once for each.
+
+        None where ``rank`` has not mapped this segment, or no room is left: a quarter of the
+        segment is kept for groups.
+        """
+        head = self._heads.get(rank)
+        if head is None or head[_MAPPED + self.rank] != self._digests[self.rank]:
+            return None
+        mine, theirs = self._lines(self.rank, rank), self._lines(rank, self.rank)
+        size = len(self._own.view)
+        ring = ring_within(self._free, (size - self._free - size // 4) // 4)
+        if ring is None or mine is None or theirs is None:
+            return None
+        self._free += -(-ring.nbytes // _PAGE) * _PAGE
+        lane = LaneOut(rank, self._own.view[:], ring, mine, theirs)
+        self._lanes.append(lane)
+        return lane
+
+    def lane_from(self, rank: int) -> LaneIn | None:
+        """The memory in which ``rank`` may put what it sends; None where it is not mapped."""
+        mine, theirs = self._lines(self.rank, rank), self._lines(rank, self.rank)
+        if mine is None or theirs is None:
+            return None
+        lane = LaneIn(rank, self._segments[rank].view[:], mine, theirs)
+        self._lanes.append(lane)
+        return lane
+
+    @property
+    def _table_bytes(self) -> int:
+        return -(-len(self._places) * LINES_BYTES // _PAGE) * _PAGE
+
+    def _has_table(self, rank: int) -> bool:
+        """Whether ``rank`` is mapped, and its segment large enough for a table of so many."""
+        segment = self._segments.get(rank)
+        return segment is not None and _HEAD_BYTES + 8 * self._table_bytes <= len(segment.view)
+
+    def _lines(self, rank: int, other: int) -> memoryview | None:
+        """What the table of ``rank`` has for ``other``."""
+        place = self._places.get(other)
+        if place is None or not self._has_table(rank):
+            return None
+        start = _HEAD_BYTES + place * LINES_BYTES
+        return self._segments[rank].view[start : start + LINES_BYTES].cast("Q")
+
+    def _close_lanes(self, lanes: Sequence[LaneIn | LaneOut]) -> None:
+        for lane in lanes:
+            lane.close()
+            self._lanes.remove(lane)
+
+    # -- the end
+
     def leave(self) -> None:
         """For those that cannot be told otherwise: this rank goes in good order."""
         if self._heads:
@@ -172,6 +237,7 @@ class SharedMemory:
 
     def close(self) -> None:
         """Unmap everything that nobody looks at any more. Idempotent."""
+        self._close_lanes(self._lanes[:])
         for head in self._heads.values():
             head.release()
         self._heads.clear()

@@ -37,7 +37,7 @@ async def run_ranks(
 
     Each has its own world, initialised before and destroyed after: ``aiodist``'s functions work
     in it as in a process of its own. ``transport``: "inproc" (queues), "tcp" or "unix" (real
-    sockets on this host), or "shm" (collectives in shared memory, the rest over queues).
+    sockets on this host), or "shm" (shared memory, beside queues).
     ``timeout``: of every operation. ``buffer_bytes``: what a rank buffers per peer for messages
     without a receive. ``wrap(rank, transport)``: what the rank uses in place of ``transport``, such
     as a `FaultyTransport` around it. ``backend``: of the default group, as for

@@ -67,6 +67,12 @@ class FrameType(enum.IntEnum):
     """A message of agreement number ``channel`` of ``group``, on who is left; the payload says it."""
     BELL = 17
     """A flag that the receiver sleeps over was raised in the memory that ``group`` shares."""
+    PLACED = 18
+    """As EAGER, but the ``length`` bytes go through memory that the two ranks share."""
+    FILLED = 19
+    """There is something in that memory for the receiver, who sleeps."""
+    EMPTIED = 20
+    """There is room in that memory for what the receiver has to send; it sleeps until then."""
     BEAT = 32
     """On a lifeline: the rank lives; the metadata says in words what it last did."""
     LOST = 33
@@ -78,6 +84,7 @@ class FrameType(enum.IntEnum):
 
 
 _TYPES = frozenset(int(t) for t in FrameType)
+_ANNOUNCING = frozenset({4, 18})  # REQUEST, PLACED: ``length`` is of bytes elsewhere
 
 COLLECTIVE = 0
 """Kind of a key whose channel is the sequence number of a collective."""
@@ -114,7 +121,8 @@ def encode(
 ) -> bytes:
     """Header and metadata of a frame; the payload follows as it is.
 
-    ``length`` is the payload's, except in a REQUEST, which announces a payload and has none.
+    ``length`` is the payload's, except where a frame speaks of bytes that are elsewhere (REQUEST,
+    PLACED) and has none.
     """
     kind, group, channel = key
     header = _HEADER.pack(type, kind, len(meta), 0, group, channel, id, length)
@@ -239,7 +247,7 @@ class FrameDecoder:
                 raise ProtocolError(
                     f"not a frame of this protocol: type {type}, metadata of {meta_bytes} bytes"
                 )
-            announces = type == FrameType.REQUEST
+            announces = type in _ANNOUNCING
             if length > (MAX_PAYLOAD if announces else self.max_payload):
                 raise ProtocolError(
                     f"a {FrameType(type).name} frame announces {length} bytes, "

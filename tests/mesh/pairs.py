@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from aiodist.mesh.harbour import Harbour
 from aiodist.mesh.inbox import Inbox
 from aiodist.mesh.link import Link
 from aiodist.mesh.lookout import Lookout
 from aiodist.mesh.matching import Recv
 from aiodist.mesh.outbox import Send
 from aiodist.mesh.peer import Card, Peer
+from aiodist.shared.memory import SharedMemory
 from aiodist.transport.base import Connection, OnSent, Receiver
 from aiodist.wire.frames import Frame, Key
 from aiodist.wire.handshake import Handshake
@@ -77,14 +79,21 @@ class Stream(Connection):
 class Side:
     """One rank of two: what an endpoint is to its links."""
 
-    def __init__(self, rank: int, window: int, soon: list[Callable[[], None]]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        window: int,
+        soon: list[Callable[[], None]],
+        memory: SharedMemory | None,
+    ) -> None:
         self.rank = rank
         self.over: set[Key] = set()
         self.late: list[tuple[Key, int, bytes]] = []
         self.inbox = Inbox(2, self.over.__contains__, lambda *what: self.late.append(what))
         card = Card(1 - rank, "host", "id", 1, ())
         self.lookout = Lookout(soon.append)
-        self.peer = Peer(card, window, soon.append, self.lookout.hear)
+        self.harbour = Harbour(memory, self.lookout, soon.append)
+        self.peer = Peer(card, window, self.inbox, self.harbour)
         self.inbox.add_source(self.peer)
         self.stream = Stream(f"rank {1 - rank}")
         self.link = Link(self, self.stream, Handshake(b"key", rank, 2, window))
@@ -94,7 +103,8 @@ class Side:
     # mesh.link.Owner
 
     def proven(self, link: Link, rank: int) -> Peer:
-        self.peer.outbox.connected(link.connection, link.peer_window)
+        self.peer.links.append(link)
+        self.peer.carry(link)
         return self.peer
 
     def abort_arrived(self, peer: Peer, frame: Frame, error: memoryview) -> None:
@@ -139,9 +149,20 @@ def _refuse_length(recv: Recv, src: int, meta: bytes, length: int) -> BaseExcept
 class Pair:
     """Two ranks, connected; nothing has been delivered yet but the handshake."""
 
-    def __init__(self, window: int = WINDOW, *, handshake: bool = True) -> None:
+    def __init__(
+        self, window: int = WINDOW, *, handshake: bool = True, shared_bytes: int = 0
+    ) -> None:
+        """``shared_bytes``: of memory that the two share, to be closed by `close`."""
         self.soon: list[Callable[[], None]] = []
-        self.a, self.b = Side(0, window, self.soon), Side(1, window, self.soon)
+        memories: list[SharedMemory | None] = [None, None]
+        if shared_bytes:
+            shared = [SharedMemory.create(rank, shared_bytes) for rank in range(2)]
+            for memory in shared:
+                memory.meet({m.rank: m.description for m in shared})
+            memories = [*shared]
+        self.memories = memories
+        self.a = Side(0, window, self.soon, memories[0])
+        self.b = Side(1, window, self.soon, memories[1])
         self.a.stream.other, self.b.stream.other = self.b.stream, self.a.stream
         self.b.link.start()
         self.a.link.start(1)
@@ -163,6 +184,12 @@ class Pair:
             or self.b.stream.queue
         ):
             pass
+
+    def close(self) -> None:
+        """Give the shared memory back."""
+        for memory in self.memories:
+            if memory is not None:
+                memory.close()
 
     def lose(self, side: Side, error: BaseException | None = None) -> None:
         """``side`` sees the end of the stream."""

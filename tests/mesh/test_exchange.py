@@ -6,9 +6,10 @@ import random
 
 import pytest
 
-from aiodist.mesh import link, outbox
+from aiodist.mesh import lanes, link, outbox
 from aiodist.mesh.matching import ANY_SOURCE, Recv
 from aiodist.mesh.outbox import Send
+from aiodist.shared import lane
 from aiodist.wire.frames import Key
 from tests.mesh.pairs import Pair, Side
 
@@ -28,6 +29,10 @@ def _small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox, "MESSAGE_COST", COST)
     monkeypatch.setattr("aiodist.mesh.inbox.MESSAGE_COST", COST)
     monkeypatch.setattr(link, "EAGER_BYTES", EAGER)
+    monkeypatch.setattr(outbox, "LANE_BYTES", 24)
+    monkeypatch.setattr(lanes, "MIN_PIECE_BYTES", 9)
+    monkeypatch.setattr(lane, "CHUNK_BYTES", 20)
+    monkeypatch.setattr(lane, "MIN_CHUNK_BYTES", 20)
 
 
 def key_of(tag: int) -> Key:
@@ -37,9 +42,9 @@ def key_of(tag: int) -> Key:
 class Exchange:
     """Random sends, receives, cancellations and deliveries in both directions."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, shared_bytes: int) -> None:
         self.random = random.Random(seed)
-        self.pair = Pair(SMALL_WINDOW)
+        self.pair = Pair(SMALL_WINDOW, shared_bytes=shared_bytes)
         self.sides = (self.pair.a, self.pair.b)
         self.count = 0
         self.sent: dict[tuple[int, int], list[tuple[Send, bytes, bytearray]]] = {}
@@ -161,15 +166,23 @@ class Exchange:
             assert all(message.done for message, _, _ in messages)
 
 
+@pytest.mark.parametrize("shared_bytes", [0, 1 << 20])
 @pytest.mark.parametrize("block", range(4))
-def test_every_message_arrives_once_in_order_and_within_the_window(block: int) -> None:
+def test_every_message_arrives_once_in_order_and_within_the_window(
+    block: int, shared_bytes: int
+) -> None:
     stalls = 0
     for seed in range(block * 60, block * 60 + 60):
-        exchange = Exchange(seed)
+        exchange = Exchange(seed, shared_bytes)
         try:
             exchange.run(150)
+            for side in exchange.sides:
+                lane = side.peer.outbox.lane
+                assert lane is not None and lane.is_open if shared_bytes else lane is None
         except BaseException as error:
             error.add_note(f"seed {seed}")
             raise
+        finally:
+            exchange.pair.close()
         stalls += exchange.stalls
     assert stalls > 0, "no run went beyond the credit: the test has lost its point"

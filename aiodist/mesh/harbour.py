@@ -1,0 +1,143 @@
+"""Where payloads go through memory that ranks share: all of a rank's lanes, and who works at them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from time import perf_counter
+from typing import Protocol
+
+from aiodist.errors import ProtocolError
+from aiodist.mesh.lookout import Lookout
+from aiodist.shared.memory import SharedMemory
+
+TURN_SECONDS = 1e-3
+"""How long copying may keep the loop busy before others have their turn."""
+
+NEAR_SECONDS = 100e-6
+"""How long a rank in the middle of a message looks for the next piece, or for a free chunk: the
+other rank copies one meanwhile. Then it sleeps until it is told."""
+
+_give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
+
+
+class Dock(Protocol):
+    """One end of a lane."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is more to be sent, or to come, of a message."""
+        ...
+
+    @property
+    def owes(self) -> bool:
+        """Whether there is more to be sent."""
+        ...
+
+    def step(self) -> bool:
+        """Copy one piece, if one can be copied."""
+        ...
+
+    def rest(self) -> bool:
+        """Ask to be woken; False where there is something to do after all."""
+        ...
+
+    def broken(self, error: ProtocolError) -> None:
+        """The other rank does not keep to the protocol."""
+        ...
+
+
+class Harbour:
+    """Of one rank."""
+
+    def __init__(
+        self,
+        memory: SharedMemory | None,
+        lookout: Lookout,
+        call_soon: Callable[[Callable[[], None]], object],
+    ) -> None:
+        self.memory = memory
+        self.call_soon = call_soon
+        self.hear = lookout.hear
+        self._lookout = lookout
+        self._busy: dict[Dock, None] = {}
+        self._working = False
+        self._armed = False
+        self._moved = 0.0  # when a piece was, or something new came
+        self._cleared: asyncio.Future[None] | None = None
+
+    def enlist(self, dock: Dock) -> None:
+        """Something is to be done at ``dock``. Do it, or begin with it."""
+        self._busy[dock] = None
+        self._moved = perf_counter()
+        self.work()
+
+    def work(self) -> None:
+        """Copy pieces where it can be done, at most for a turn. From anywhere, at any time."""
+        if self._busy and not self._working:
+            self._working = True
+            try:
+                self._work()
+            finally:
+                self._working = False
+
+    async def clear(self, seconds: float) -> None:
+        """Wait until nothing is left to be sent, at most for so long."""
+        if self._owes():
+            self._cleared = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._cleared], timeout=seconds)
+
+    # -- inside
+
+    def _work(self) -> None:
+        began = perf_counter()
+        while True:
+            moved = self._step()
+            if not self._busy:
+                break
+            now = perf_counter()
+            if moved:
+                self._moved = now
+                if now - began > TURN_SECONDS:
+                    self._go_on_soon()
+                    break
+            elif self._lookout.active and now - self._moved < NEAR_SECONDS:
+                _give_way()
+            elif all(self._try(dock, dock.rest) for dock in list(self._busy)):
+                break
+        if self._moved > began:
+            self.hear()
+        if self._cleared is not None and not self._owes():
+            cleared, self._cleared = self._cleared, None
+            if not cleared.done():
+                cleared.set_result(None)
+
+    def _step(self) -> bool:
+        moved = False
+        for dock in list(self._busy):
+            if self._try(dock, dock.step):
+                moved = True
+            elif not dock.is_busy and self._try(dock, dock.rest):
+                self._busy.pop(dock, None)
+        return moved
+
+    def _try(self, dock: Dock, do: Callable[[], bool]) -> bool:
+        try:
+            return do()
+        except ProtocolError as error:
+            dock.broken(error)
+            self._busy.pop(dock, None)
+            return True
+
+    def _owes(self) -> bool:
+        return any(dock.owes for dock in self._busy)
+
+    def _go_on_soon(self) -> None:
+        if not self._armed:
+            self._armed = True
+            self.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        self._armed = False
+        self.work()

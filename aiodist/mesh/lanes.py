@@ -1,0 +1,269 @@
+"""Messages between ranks of one host, by way of memory that they share.
+
+The protocols, their order and their credit are the stream's: an eager message is headed by a PLACED
+frame instead of an EAGER one, and the payload that would follow it, or the parts of a large message,
+go through the chunks of a lane (`shared/lane.py`), piece by piece. So one rank copies in while the
+other copies out, and the kernel moves only headers and bells. Frames of other messages pass meanwhile.
+
+The receiver takes every piece that it is told of, and never stops reading its streams: no rank waits
+here for one that waits for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from aiodist.errors import ProtocolError
+from aiodist.mesh.matching import Arrival, Recv
+from aiodist.transport.base import Connection, OnSent
+from aiodist.wire.frames import Frame, FrameType, Key, encode
+
+if TYPE_CHECKING:
+    from aiodist.mesh.harbour import Harbour
+    from aiodist.mesh.inbox import Inbox, Source
+    from aiodist.shared.lane import LaneIn, LaneOut
+
+LANE_BYTES = 128 << 10
+"""From this length on a payload goes through shared memory; below, a stream is as fast."""
+
+PIECES = 8
+"""Of a message of middling length: the receiver begins before the sender has ended."""
+
+MIN_PIECE_BYTES = 64 << 10
+"""More of them would cost more than they hide."""
+
+Broken = Callable[[BaseException], None]
+
+_FILLED = (encode(FrameType.FILLED),)
+_EMPTIED = encode(FrameType.EMPTIED)
+
+
+class _Job:
+    """Bytes that go through the lane, one after the other."""
+
+    __slots__ = ("data", "done", "on_sent", "piece", "whose")
+
+    def __init__(self, data: memoryview, whose: int, on_sent: OnSent) -> None:
+        self.data = data
+        self.whose = whose
+        self.on_sent = on_sent
+        # A part of a large message has others before and behind it: the larger the better.
+        self.piece = len(data) if whose else max(-(-len(data) // PIECES), MIN_PIECE_BYTES)
+        self.done = 0
+
+
+class Lane:
+    """What this rank sends to one other through shared memory. Takes room on first use."""
+
+    def __init__(self, rank: int, harbour: Harbour, connection: Connection, broken: Broken) -> None:
+        """``broken(error)`` is called where the other rank does not keep to the protocol."""
+        self._rank = rank
+        self._harbour = harbour
+        self._connection = connection
+        self.broken = broken
+        self._out: LaneOut | None = None
+        self._asked = False
+        self._jobs: deque[_Job] = deque()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is memory; if not, the stream takes everything."""
+        if not self._asked and self._harbour.memory is not None:
+            self._asked = True
+            self._out = self._harbour.memory.lane_to(self._rank)
+        return self._out is not None
+
+    # -- from the outbox
+
+    def place(self, key: Key, data: memoryview, meta: bytes, on_sent: OnSent) -> None:
+        """Send a message with its data behind it. ``on_sent``: as a connection's."""
+        if self._out is not None:
+            self._out.will_wake()
+        self._connection.send((encode(FrameType.PLACED, key, length=len(data), meta=meta),))
+        self.put(0, data, on_sent)
+
+    def put(self, ticket: int, data: memoryview, on_sent: OnSent) -> None:
+        """Send the next bytes for receive number ``ticket``."""
+        self._jobs.append(_Job(data, ticket, on_sent))
+        self._harbour.enlist(self)
+
+    def release(self, memory: memoryview) -> None:
+        """Copy what is still to be sent of the object behind ``memory``: it may change from now on."""
+        for job in self._jobs:
+            if job.data.obj is memory.obj:
+                job.data = memoryview(bytes(job.data))
+
+    def fail(self, error: BaseException) -> None:
+        """The other rank is gone."""
+        self._asked = True
+        self._out = None
+        jobs = list(self._jobs)
+        self._jobs.clear()
+        for job in jobs:
+            job.on_sent(error)
+        self._harbour.work()  # which notices that there is nothing to be done
+
+    def emptied(self) -> None:
+        """The other rank says that there are free chunks again."""
+        if self._jobs:
+            self._harbour.enlist(self)
+
+    # -- mesh.harbour.Dock
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._jobs)
+
+    owes = is_busy
+
+    def step(self) -> bool:
+        out, jobs = self._out, self._jobs
+        if out is None or out.is_closed or not jobs or not out.free():
+            return False
+        job = jobs[0]
+        piece = job.data[job.done : job.done + min(job.piece, out.chunk_bytes)]
+        job.done += len(piece)
+        if out.fill(piece, job.whose):
+            self._connection.send(_FILLED)
+        if job.done == len(job.data):
+            jobs.popleft()
+            job.on_sent(None)
+        return True
+
+    def rest(self) -> bool:
+        out = self._out
+        if out is None or out.is_closed or not self._jobs:
+            return True
+        out.nap()
+        return not out.free()
+
+
+class _Placed:
+    """A message that arrives in pieces; a `mesh.matching.Reader`."""
+
+    __slots__ = ("got", "into", "length", "target")
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.got = 0
+        self.target: Recv | Arrival | None = None
+        self.into: memoryview | None = None
+
+    def redirect(self, target: Recv | Arrival | None, destination: memoryview | None) -> None:
+        old, self.target, self.into = self.into, target, destination
+        if destination is not None and old is not None:
+            destination[: self.got] = old[: self.got]
+
+
+class Landing:
+    """What one other rank sends to this one through shared memory."""
+
+    def __init__(self, source: Source, inbox: Inbox, harbour: Harbour, broken: Broken) -> None:
+        self._source = source
+        self._inbox = inbox
+        self._harbour = harbour
+        self.broken = broken
+        self._lane: LaneIn | None = None
+        self._placed: deque[_Placed] = deque()
+        self._unfinished: Recv | None = None  # the last piece was for it, and more are to come
+
+    # -- from the link
+
+    def placed(self, frame: Frame) -> None:
+        """A message whose payload comes in pieces."""
+        one = _Placed(frame.length)
+        target = self._inbox.eager(self._source, frame, one)
+        one.target = target
+        if target is not None:
+            one.into = target.data if isinstance(target, Arrival) else target.into
+        self._placed.append(one)
+        self.filled()
+
+    def filled(self) -> None:
+        """Pieces are there, or on their way."""
+        lane = self._lane
+        if lane is None:
+            memory = self._harbour.memory
+            lane = None if memory is None else memory.lane_from(self._source.rank)
+            if lane is None:
+                raise ProtocolError(
+                    f"rank {self._source.rank} speaks of memory that it does not share"
+                )
+            self._lane = lane
+        if not lane.is_closed:
+            lane.wake()
+            self._harbour.enlist(self)
+
+    def interrupted(self, error: BaseException) -> None:
+        """The other rank is gone, in the middle of what it was sending."""
+        placed, self._placed = self._placed, deque()
+        for one in placed:
+            self._inbox.interrupted(one.target, error)
+        self._unfinished = None
+        self._harbour.work()
+
+    # -- mesh.harbour.Dock
+
+    owes = False
+
+    @property
+    def is_busy(self) -> bool:
+        unfinished = self._unfinished
+        return bool(self._placed) or (unfinished is not None and not unfinished.done)
+
+    def step(self) -> bool:
+        found = self._next()
+        if found is None:
+            return False
+        whose, data = found
+        if whose:
+            self._part(whose, data)
+            return True
+        one = self._placed[0]
+        if len(data) > one.length - one.got:
+            raise ProtocolError("a piece runs over the end of its message")
+        if one.into is not None:
+            one.into[one.got : one.got + len(data)] = data
+        one.got += len(data)
+        self._taken()
+        if one.got == one.length:
+            self._placed.popleft()
+            self._inbox.eager_done(self._source, one.target)
+        return True
+
+    def rest(self) -> bool:
+        lane = self._lane
+        if lane is None or lane.is_closed:
+            return True
+        lane.nap()
+        if self._next() is None:
+            return True
+        lane.wake()
+        return False
+
+    # -- inside
+
+    def _next(self) -> tuple[int, memoryview] | None:
+        lane = self._lane
+        if lane is None or lane.is_closed:
+            return None
+        found = lane.next()
+        # Of a message whose header is still in the stream: that will be the next bell.
+        return None if found is not None and not found[0] and not self._placed else found
+
+    def _part(self, ticket: int, data: memoryview) -> None:
+        recv = self._inbox.promised(ticket)
+        self._unfinished = recv
+        if recv is not None and recv.into is not None:
+            place = recv.into[recv.got : recv.got + len(data)]
+            if len(place) != len(data):
+                raise ProtocolError("a part runs over the end of its message")
+            place[:] = data
+        self._taken()
+        self._inbox.part_done(self._source, recv, len(data))
+
+    def _taken(self) -> None:
+        if self._lane is not None and self._lane.taken():
+            self._source.outbox.control(_EMPTIED)

@@ -1,0 +1,191 @@
+"""A lane: chunks in one rank's segment for what it sends to one other, and the words beside them.
+
+The sender copies a piece of a message into the next chunk of its ring, says in words beside it what
+it is, and counts; the receiver copies it out, and counts. The words are in the table that each
+segment has behind its head, some lines for each other rank of the host::
+
+    emptied, nap       how many pieces this rank has taken from the other, and whether it looks for more
+    filled, awaited    how many it has put up for the other, and up to which taken one it sleeps
+    pieces             for each chunk: its offset in the segment, the bytes in it, and whose they are
+
+A rank writes to its own segment alone, and whoever is about to sleep stores that he does before he
+looks for a last time; whoever has something for him stores it before he looks whether he sleeps. An
+atomic instruction between the two, on both sides, keeps the processor from swapping them.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from aiodist.errors import ProtocolError
+
+CHUNK_BYTES = 512 << 10
+"""Of a chunk where there is room: it stays in the cache from the sender's copy to the receiver's."""
+
+MIN_CHUNK_BYTES = 64 << 10
+DEPTH = 4
+"""Chunks of a lane: the sender fills one while the receiver empties another."""
+
+_EMPTIED = 0
+_NAP = 1
+_FILLED = 8
+_AWAITED = 9
+_PIECES = 16
+_WORDS = 4  # of a piece: offset, bytes, whose; the last is not used
+LINES_BYTES = 8 * (_PIECES + _WORDS * DEPTH)
+"""Of the table, for one other rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Where the chunks of a lane are in the sender's segment."""
+
+    offset: int
+    chunk_bytes: int
+    depth: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.depth * self.chunk_bytes
+
+
+def ring_within(offset: int, nbytes: int) -> Ring | None:
+    """The best ring that ``nbytes`` from ``offset`` have room for, None where they have none."""
+    chunk = CHUNK_BYTES
+    while chunk >= MIN_CHUNK_BYTES:
+        for depth in (DEPTH, 2):
+            if chunk * depth <= nbytes:
+                return Ring(offset, chunk, depth)
+        chunk //= 2
+    return None
+
+
+def lay_lines(lines: memoryview) -> None:
+    """Begin with lines of the own table: whoever has never looked is asleep."""
+    lines[_NAP] = 1
+
+
+class _End:
+    """What both ends have: the lines of the tables for this pair, and the sender's segment."""
+
+    def __init__(
+        self, rank: int, segment: memoryview, mine: memoryview, theirs: memoryview
+    ) -> None:
+        self.rank = rank
+        self.is_closed = False
+        self._segment = segment
+        self._mine = mine
+        self._theirs = theirs
+        self._count = 0  # pieces put up, or taken
+        self._told = 0
+        self._fence = threading.Lock()
+
+    def _settle(self) -> None:
+        # An atomic instruction: what was stored before is visible before anything is loaded after.
+        with self._fence:
+            pass
+
+    def close(self) -> None:
+        """Let go of the memory. Idempotent."""
+        self.is_closed = True
+        for view in (self._segment, self._mine, self._theirs):
+            view.release()
+
+
+class LaneOut(_End):
+    """The sender's end; ``rank`` receives."""
+
+    def __init__(
+        self, rank: int, segment: memoryview, ring: Ring, mine: memoryview, theirs: memoryview
+    ) -> None:
+        super().__init__(rank, segment, mine, theirs)
+        self.chunk_bytes = ring.chunk_bytes
+        self._depth = ring.depth
+        self._offset = ring.offset
+
+    def free(self) -> int:
+        """How many chunks may be filled. Raises ProtocolError where the other end counts nonsense."""
+        in_use = self._count - self._theirs[_EMPTIED]
+        if not 0 <= in_use <= self._depth:
+            raise ProtocolError(
+                f"rank {self.rank} has taken {self._theirs[_EMPTIED]} pieces out of shared memory, "
+                f"of {self._count} that were put there for it"
+            )
+        return self._depth - in_use
+
+    def fill(self, data: memoryview, whose: int) -> bool:
+        """Put ``data`` into the next chunk, which is free. Whether the receiver must be woken."""
+        start = self._offset + self._count % self._depth * self.chunk_bytes
+        self._segment[start : start + len(data)] = data
+        mine, piece = self._mine, _PIECES + self._count % DEPTH * _WORDS
+        mine[piece] = start
+        mine[piece + 1] = len(data)
+        mine[piece + 2] = whose
+        self._count += 1
+        mine[_FILLED] = self._count
+        self._settle()
+        nap = self._theirs[_NAP]
+        if nap and nap != self._told:
+            self._told = nap
+            return True
+        return False
+
+    def will_wake(self) -> None:
+        """A frame that wakes the receiver, should it sleep, is about to be sent."""
+        self._told = self._theirs[_NAP]
+
+    def nap(self) -> None:
+        """Ask to be woken when half of the chunks are free; look once more before sleeping."""
+        self._mine[_AWAITED] = self._count - self._depth // 2
+        self._settle()
+
+
+class LaneIn(_End):
+    """The receiver's end; ``rank`` sends, and ``segment`` is all of its segment."""
+
+    def __init__(
+        self, rank: int, segment: memoryview, mine: memoryview, theirs: memoryview
+    ) -> None:
+        super().__init__(rank, segment, mine, theirs)
+        self._naps = mine[_NAP]
+
+    def next(self) -> tuple[int, memoryview] | None:
+        """The next piece: whose it is, and its bytes; None where there is none.
+
+        Raises ProtocolError for what is outside the sender's segment.
+        """
+        count, theirs = self._count, self._theirs
+        filled = theirs[_FILLED]
+        if filled == count:
+            return None
+        piece = _PIECES + count % DEPTH * _WORDS
+        start, length = theirs[piece], theirs[piece + 1]
+        end = start + length
+        if not (0 < filled - count <= DEPTH and start < end <= len(self._segment)):
+            raise ProtocolError(
+                f"rank {self.rank} speaks of bytes {start} to {end} of its shared memory, which "
+                f"has {len(self._segment)}, in piece {count} of {filled}"
+            )
+        return theirs[piece + 2], self._segment[start:end]
+
+    def taken(self) -> bool:
+        """The next piece is not needed any more. Whether the sender must be woken."""
+        self._count += 1
+        self._mine[_EMPTIED] = self._count
+        self._settle()
+        awaited = self._theirs[_AWAITED]
+        if self._told < awaited <= self._count:
+            self._told = awaited
+            return True
+        return False
+
+    def nap(self) -> None:
+        """Ask to be woken by the next piece; look once more before sleeping."""
+        self._naps += 1
+        self._mine[_NAP] = self._naps
+        self._settle()
+
+    def wake(self) -> None:
+        """This rank looks by itself now."""
+        self._mine[_NAP] = 0
