@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 
 from aiodist.backends.native_objects import OBJECTS, OFFERED, NativeObjects
+from aiodist.backends.turns import write_back_in_turns
 from aiodist.errors import InvalidUsageError, ProtocolError
 from aiodist.groups.backend import Received, Tensor
+from aiodist.groups.lines import MessageLine
 from aiodist.groups.work import Work
-from aiodist.mesh.matching import Recv
+from aiodist.mesh.matching import ANY_SOURCE, Recv
 from aiodist.tensors import Buffer, buffer_of, decode_meta, empty_like_message, encode_meta
-from aiodist.wire.frames import Key
+from aiodist.wire.frames import POINT_TO_POINT, Key
 
 
 class NativeMessages(NativeObjects):
@@ -20,8 +22,13 @@ class NativeMessages(NativeObjects):
         buffer_of(tensor, "tensor", writable=writable, load=False)
 
     def send(self, tensor: Tensor, dst: int, tag: int, timeout: float | None) -> Work[None]:
-        buffer = buffer_of(tensor, "tensor", writable=False)
-        return self._group.send(buffer.view, encode_meta(buffer), dst, tag, timeout)
+        buffer = buffer_of(tensor, "tensor", writable=False, load=False)
+        is_there = None
+        if buffer.staging is not None:
+            is_there = buffer.staging.load(0, buffer.count)
+        elif buffer.is_staged:
+            load_now(buffer)
+        return self._sends.send(buffer.view, encode_meta(buffer), dst, tag, timeout, is_there)
 
     def recv(self, tensor: Tensor, src: int | None, tag: int, timeout: float | None) -> Work[int]:
         buffer = buffer_of(tensor, "tensor", writable=True, load=False)
@@ -44,7 +51,20 @@ class NativeMessages(NativeObjects):
             buffer.write_back()
             return source
 
-        return self._group.recv(make, finish, src, tag, timeout)
+        if buffer.staging is None:
+            return self._group.recv(make, finish, src, tag, timeout)
+
+        async def body(line: MessageLine) -> int:
+            group = self._group
+            source = ANY_SOURCE if src is None else group.ranks[src]
+            recv = make((POINT_TO_POINT, group.id, tag), source)
+            sender = await line.receiving(group.messenger.recv(recv))
+            line.matched(sender)
+            await write_back_in_turns(group, buffer)
+            return sender
+
+        facts = (encode_meta(buffer), buffer.nbytes)
+        return self._group.carried("recv", src, tag, body, timeout, facts)
 
     def recv_new(self, src: int | None, tag: int, timeout: float | None) -> Work[Received]:
         made: list[Buffer] = []
@@ -69,6 +89,12 @@ class NativeMessages(NativeObjects):
             return Received(made[0].owner, source)
 
         return self._group.recv(make, finish, src, tag, timeout)
+
+
+def load_now(buffer: Buffer) -> None:
+    """Fill a staged copy that was opened with ``load=False``."""
+    for _ in buffer.load_parts(buffer.nbytes + 1):
+        pass
 
 
 def objects_came(src: int) -> InvalidUsageError:

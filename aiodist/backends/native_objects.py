@@ -7,6 +7,7 @@ from typing import Any
 
 from aiodist.backends.operations import Operations
 from aiodist.backends.paths import Paths
+from aiodist.backends.sends import Sends
 from aiodist.backends.small import Small
 from aiodist.collectives.all_gather_ring import all_gather_new
 from aiodist.collectives.barrier_dissemination import barrier_dissemination
@@ -42,6 +43,7 @@ class NativeObjects(CollectiveBackend):
         self._shares = run is None
         self._small = Small(group, self._shares)
         self._codec = ObjectCodec([TensorExtension()])
+        self._sends = Sends(group)
 
     # -- nothing
 
@@ -64,7 +66,7 @@ class NativeObjects(CollectiveBackend):
         self, objects: Sequence[Any], dst: int, tag: int, pickle: bool, timeout: float | None
     ) -> Work[None]:
         data = self._dump(list(objects), pickle)
-        return self._group.send(data, OBJECTS, dst, tag, timeout)
+        return self._sends.send(data, OBJECTS, dst, tag, timeout)
 
     def recv_object(
         self, objects: list[Any], src: int | None, tag: int, pickle: bool, timeout: float | None

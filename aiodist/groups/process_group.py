@@ -232,9 +232,11 @@ class ProcessGroup(Ending):
         tag: int,
         body: Callable[[MessageLine], Coroutine[Any, Any, T]],
         timeout: float | None = None,
+        facts: tuple[bytes, int] = (b"", -1),
     ) -> Work[T]:
-        """Start a message that the backend carries over means of its own.
+        """Start a message that the backend carries over means of its own, or in steps of its own.
 
+        ``facts``, for the flight recorder: what the message says of itself, and its bytes.
         ``what``: "send" or "recv". ``other``: the group rank at the other end, None for any.
         ``body(line)`` awaits only `Pending`; an error of ours (timeout, cancellation, a closed
         group) is raised inside it. A receive says by ``line.matched(global rank)`` whose message
@@ -243,7 +245,7 @@ class ProcessGroup(Ending):
         self._check_open()
         end = ANY_SOURCE if other is None else self.ranks[other]
         line = MessageLine(self, what, end, tag)
-        record = self.world.recorder.begin(self.label, -1, (what, end, tag, b"", -1))
+        record = self.world.recorder.begin(self.label, -1, (what, end, tag, *facts))
         work: Work[T] = self._message(line, record)
 
         async def run() -> T:
@@ -253,6 +255,8 @@ class ProcessGroup(Ending):
             return result
 
         work.start(run(), self.timeout if timeout is None else timeout)
+        if self._left and line.from_anybody:
+            self._fail_lonely()
         return work
 
     def shrink(self, timeout: float | timedelta | None = None) -> Coroutine[Any, Any, ProcessGroup]:

@@ -5,9 +5,11 @@ Only `CudaStaging` itself is left to the tests in ``tests/gpu``.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 
@@ -119,3 +121,100 @@ def test_tensors_of_other_layouts_and_overlaps_are_refused(engine: Engine) -> No
     ):
         with pytest.raises(dist.InvalidUsageError, match=message):
             torch_memory.open_staged(tensor, "tensor", True, False, engine.stage)
+
+
+class Gate:
+    """Holds copies of tensors of some length back until it is opened."""
+
+    def __init__(self, engine: Engine, count: int) -> None:
+        self.is_open = False
+        gate, stage = self, engine.stage
+
+        def held(tensor: torch.Tensor) -> Staging:
+            staging = stage(tensor)
+            if tensor.numel() == count:
+                copy = staging._copy
+
+                def gated(target: torch.Tensor, source: torch.Tensor) -> Callable[[], bool]:
+                    is_over = copy(target, source)
+                    return lambda: gate.is_open and is_over()
+
+                staging._copy = gated  # type: ignore[method-assign]
+            return staging
+
+        engine.stage = held  # type: ignore[method-assign]
+
+
+async def test_a_send_lets_the_loop_go_on_and_keeps_its_place(engine: Engine) -> None:
+    async def body(rank: int) -> None:
+        if rank == 0:
+            gate = Gate(engine, 1000)
+            first = dist.isend(torch.full((1000,), 1.0), 1)
+            second = dist.isend(torch.full((3,), 2.0), 1)
+            third = dist.send_object_list(["third"], 1)
+            await dist.send(torch.full((3,), 4.0), 1, tag=6)  # another tag does not wait
+            await dist.barrier()
+            assert not first.is_completed()
+            assert not second.is_completed()
+            gate.is_open = True
+            for work in (first, second, third):
+                await work
+        else:
+            small, large = torch.zeros(3), torch.zeros(1000)
+            early = dist.irecv(large, 0)
+            assert await dist.recv(small, 0, tag=6) == 0
+            assert small.tolist() == [4, 4, 4]
+            await dist.barrier()
+            assert await early == 0
+            assert large.tolist() == [1] * 1000
+            assert await dist.recv(small, 0) == 0
+            assert small.tolist() == [2, 2, 2]
+            objects = [None]
+            await dist.recv_object_list(objects, 0)
+            assert objects == ["third"]
+
+    await run_ranks(2, body)
+
+
+async def test_a_send_that_is_given_up_lets_the_next_go_in_its_turn(engine: Engine) -> None:
+    async def body(rank: int) -> None:
+        if rank == 0:
+            gate = Gate(engine, 1000)
+            first = dist.isend(torch.full((1000,), 1.0), 1, tag=5)
+            second = dist.isend(torch.full((3,), 2.0), 1, tag=5)
+            third = dist.isend(torch.full((3,), 3.0), 1, tag=5)
+            assert second.cancel()
+            await asyncio.sleep(0)
+            assert not third.is_completed()
+            gate.is_open = True
+            await first
+            await third
+            again = dist.isend(torch.full((3,), 4.0), 1, tag=5)
+            await again
+        else:
+            large, small = torch.zeros(1000), torch.zeros(3)
+            await dist.recv(large, 0, tag=5)
+            for value in (3, 4):
+                await dist.recv(small, 0, tag=5)
+                assert small.tolist() == [value] * 3
+
+    await run_ranks(2, body)
+
+
+async def test_a_receive_lets_the_loop_go_on_and_knows_its_sender(engine: Engine) -> None:
+    async def body(rank: int) -> None:
+        if rank == 0:
+            gate = Gate(engine, 1000)
+            tensor = torch.zeros(1000)
+            receiving = dist.irecv(tensor, tag=5)
+            await dist.barrier()  # the message is there
+            assert not receiving.is_completed()
+            gate.is_open = True
+            assert await receiving == 1
+            assert receiving.source_rank() == 1
+            assert tensor.tolist() == [7] * 1000
+        else:
+            await dist.send(np.full(1000, 7, np.float32), 0, tag=5)
+            await dist.barrier()
+
+    await run_ranks(2, body)

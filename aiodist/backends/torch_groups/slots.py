@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from aiodist.backends.native_messages import load_now
 from aiodist.errors import InvalidUsageError
 from aiodist.tensors import Buffer, DType, buffer_of
 from aiodist.tensors.layout import overlaps_itself
@@ -79,8 +80,7 @@ class Slot:
 
     def load(self) -> None:
         if self._buffer is not None and self._buffer.is_staged:
-            for _ in self._buffer.load_parts(self._buffer.nbytes + 1):
-                pass
+            load_now(self._buffer)
         elif self._staged is not None and self._owner is not None:
             self._staged.copy_(self._owner)
 
