@@ -41,8 +41,8 @@ LOOK_AGAIN_SECONDS = 1e-3
 OPENING_SECONDS = 5e-4
 """How often to look, at the first operation, whether all members are there."""
 
-_PATIENCE = 1000
-"""Looks after which a rank makes a connection itself that is the other's to make."""
+PATIENCE_SECONDS = 0.2
+"""After this long a rank makes a connection itself that is the other's to make."""
 
 SUSPICION_SECONDS = 50e-3
 """After this long a sleeper tells the others what it is in, over the streams."""
@@ -104,7 +104,7 @@ class Plane:
         self._current: LineBoard | None = None
         self._queue: deque[tuple[CollectiveLine, Pending[LineBoard | None]]] = deque()
         self._admitting = False
-        self._looks = 0
+        self._patient_until = 0.0
         self._wait: Wait | None = None
         self._arming = False
         self._awake_until = 0.0
@@ -239,7 +239,9 @@ class Plane:
 
         One side of each pair makes it, at first.
         """
-        self._looks += 1
+        now = perf_counter()
+        if not self._patient_until:
+            self._patient_until = now + PATIENCE_SECONDS
         endpoint, ranks = self.group.endpoint, self.members
         missing = [
             rank
@@ -249,7 +251,7 @@ class Plane:
             and endpoint.error_of(rank) is None
         ]
         for rank in missing:
-            if ranks.index(rank) > self.rank or self._looks > _PATIENCE:
+            if ranks.index(rank) > self.rank or now > self._patient_until:
                 endpoint.reach(rank)
         return not missing
 

@@ -9,9 +9,10 @@ import hmac
 import os
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from aiodist.deadline import Deadline
-from aiodist.errors import DistError, PeerLostError
+from aiodist.errors import DistError, PeerLostError, ProtocolError
 from aiodist.mesh.dialling import introduce
 from aiodist.mesh.events import Events
 from aiodist.mesh.forks import close_in_children
@@ -21,7 +22,7 @@ from aiodist.mesh.inbox import Inbox
 from aiodist.mesh.link import Link
 from aiodist.mesh.liveness import Heart, Notice
 from aiodist.mesh.lookout import Lookout
-from aiodist.mesh.losses import Farewells, peer_lost, without_frames
+from aiodist.mesh.losses import Doubt, Farewells, peer_lost, without_frames
 from aiodist.mesh.matching import Recv
 from aiodist.mesh.outbox import Send
 from aiodist.mesh.peer import Card, Peer, reachable_at
@@ -39,7 +40,7 @@ CONNECT_SECONDS = 60.0
 """All ranks listen before any learns their addresses: who has not answered by then is gone."""
 
 _FLUSH_SECONDS = 5.0
-_SILENCE_SECONDS = 0.5
+_SILENCE_SECONDS = 0.2
 """How long a rank that was never connected may let a receive wait before it is looked for."""
 
 _LAST_WORDS_SECONDS = 0.3
@@ -313,11 +314,11 @@ class Endpoint(Words):
         peer = link.peer
         if peer is None or peer.error is not None or self._closed:
             return
-        if not peer.said_goodbye and not link.carries and self._has_another(peer):
-            # A rank that leaves ends all its links at once, and says goodbye on the one that
-            # carries its messages, which may still be on their way.
+        certain = peer.said_goodbye or link.carries or isinstance(error, ProtocolError)
+        if not certain and self._has_another(peer):
+            # Who leaves ends all links at once, and says goodbye on the one that carries.
             if peer.doubt is None:
-                peer.doubt = self._loop.call_later(_FLUSH_SECONDS, self._lost, peer, error)
+                peer.doubt = Doubt(peer, partial(self._lost, peer, error))
             return
         self._lost(peer, error)
 
@@ -327,8 +328,7 @@ class Endpoint(Words):
         self.reach(peer.rank)
 
     def _has_another(self, peer: Peer) -> bool:
-        # Who has not yet said who it is may be this very rank: its proof, its messages and its
-        # goodbye can lie behind each other in a stream that nobody has read yet.
+        # Who has not yet said who it is may be this very rank, its goodbye in the same stream.
         return bool(self._strangers) or any(link.failed is None for link in peer.links)
 
     def _lost(self, peer: Peer, error: BaseException | None) -> None:
@@ -342,6 +342,9 @@ class Endpoint(Words):
         if not isinstance(error, DistError):  # whose text is all there is to say
             lost.__cause__ = without_frames(error)
         self._peer_lost(peer, lost)
+        if not peer.said_goodbye:
+            # It may live, and learns from this that it is given up.
+            self._farewells.hang_up(*(link.connection for link in peer.links))
 
     def _heard_of(self, peer: Peer) -> str:
         return "" if self._heart is None else self._heart.heard_of(peer.rank)
@@ -365,8 +368,7 @@ class Endpoint(Words):
         self._peer_lost(peer, lost)
         if peer.connecting is not None:
             peer.connecting.cancel()
-        for link in peer.links:
-            self._farewells.hang_up(link.connection)
+        self._farewells.hang_up(*(link.connection for link in peer.links))
 
     def cast_out(self, peer: Peer, frame: Frame) -> None:
         self._given_up(Notice.decode(frame.meta))
@@ -437,9 +439,8 @@ class Endpoint(Words):
             memory = self.memory
             peer.said_goodbye = memory is not None and memory.has_left(peer.rank)
             tried = "; ".join(reasons) or "it offers no transport that this rank has"
-            why = f"cannot be reached: {tried}"
-            lost = peer_lost(peer.card, why, last=self._heard_of(peer))
-            self._peer_lost(peer, lost)
+            text = f"cannot be reached: {tried}"
+            self._peer_lost(peer, peer_lost(peer.card, text, last=self._heard_of(peer)))
 
     async def _dial(
         self, peer: Peer, transport: Transport, address: str, deadline: Deadline

@@ -63,6 +63,11 @@ class Link:
         # Until the other side has proven itself it can make us take no memory at all.
         self._decoder = FrameDecoder(self, max_payload=0)
 
+    @property
+    def bytes_heard(self) -> int:
+        """How many bytes it has read."""
+        return self._decoder.bytes_heard
+
     def start(self, server_rank: int | None = None) -> None:
         """Begin to read; as the client of the handshake where ``server_rank`` is given."""
         self.connection.start(self._decoder)

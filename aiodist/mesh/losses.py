@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 from aiodist.errors import PeerLostError
-from aiodist.mesh.peer import Card
+from aiodist.mesh.peer import Card, Peer
 from aiodist.transport.base import Connection
+
+QUIET_SECONDS = 0.4
+"""How long a stream may stand still before a rank counts as cut off whose other stream ended."""
 
 
 def peer_lost(card: Card, why: str, noticed_by: int = -1, last: str = "") -> PeerLostError:
@@ -31,6 +35,32 @@ def without_frames(error: BaseException | None) -> BaseException | None:
     return error
 
 
+class Doubt:
+    """One of two streams with a rank has ended, and the rank said no goodbye.
+
+    If it leaves or has died, what it said last still arrives on the other, and then that ends, too.
+    So ``verdict()``, that it is cut off, waits until nothing has come for a while.
+    """
+
+    def __init__(self, peer: Peer, verdict: Callable[[], None]) -> None:
+        self._peer = peer
+        self._verdict = verdict
+        self._wait()
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+    def _wait(self) -> None:
+        self._heard = self._peer.bytes_heard
+        self._timer = asyncio.get_running_loop().call_later(QUIET_SECONDS, self._look)
+
+    def _look(self) -> None:
+        if self._peer.bytes_heard != self._heard:
+            self._wait()
+        else:
+            self._verdict()
+
+
 class Farewells:
     """Streams that are being closed in order, so that what was said last arrives."""
 
@@ -39,10 +69,11 @@ class Farewells:
         self._seconds = seconds
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def hang_up(self, connection: Connection) -> None:
-        task = asyncio.get_running_loop().create_task(self._close(connection))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def hang_up(self, *connections: Connection) -> None:
+        for connection in connections:
+            task = asyncio.get_running_loop().create_task(self._close(connection))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def over(self) -> None:
         """Return when all are closed. Cancelled, it cuts them off."""

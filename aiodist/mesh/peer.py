@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from aiodist.mesh.harbour import Harbour
     from aiodist.mesh.inbox import Inbox
     from aiodist.mesh.link import Link
+    from aiodist.mesh.losses import Doubt
 
 _LOCAL_SCHEMES = ("unix",)
 
@@ -89,7 +90,7 @@ class Peer:
         self.last: Frame | None = None  # the last message that it began to send
         self.error: BaseException | None = None
         self.links: list[Link] = []
-        self.doubt: asyncio.TimerHandle | None = None  # one of two links ended without a word
+        self.doubt: Doubt | None = None  # one of two links ended without a word
         self.watch: asyncio.TimerHandle | None = None  # a receive waits, and nobody ever connected
         self.connecting: asyncio.Task[Any] | None = None
         self.landing = Landing(self, inbox, harbour, self._broken)
@@ -112,3 +113,8 @@ class Peer:
     def _broken(self, error: BaseException) -> None:
         for link in list(self.links):
             link.abort(error)
+
+    @property
+    def bytes_heard(self) -> int:
+        """How many bytes its links have read."""
+        return sum(link.bytes_heard for link in self.links)

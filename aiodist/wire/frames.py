@@ -164,12 +164,14 @@ class FrameDecoder:
         "_handler",
         "_scratch",
         "_start",
+        "bytes_heard",
         "max_payload",
     )
 
     def __init__(self, handler: FrameHandler, *, max_payload: int = MAX_PAYLOAD) -> None:
         self._handler = handler
         self.max_payload = max_payload
+        self.bytes_heard = 0
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._start = 0  # scratch[_start:_end] is read and not yet parsed
         self._end = 0
@@ -189,6 +191,7 @@ class FrameDecoder:
         return self._scratch[self._end :]
 
     def received(self, count: int) -> None:
+        self.bytes_heard += count
         if self._direct:
             self._got += count
             frame = self._frame
