@@ -14,6 +14,8 @@ from aiodist.launch.spec import JobSpec
 from aiodist.launch.target import module_program, plain_program, script_program
 
 _COUNT = re.compile(r"(?:-n|--nproc[-_]per[-_]node)(?:$|=|\d)")
+_COUNT_ELSEWHERE = re.compile(r"--?(?:n|np|N|nprocs?|num[-_]proc(?:s|esses)|world[-_]size)$")
+"""The option for the number of processes as other launchers spell it."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -23,18 +25,21 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog=prog, description=description, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
+        if message.endswith("required: script, ..."):
+            message = f"no script is named; it goes after the options: {self.prog} ... train.py"
         raise InvalidUsageError(message)
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
         """The parsed options; unknown ones raise InvalidUsageError with the nearest known one."""
         args, unknown = self.parse_known_args(argv)
         if unknown:
-            name = unknown[0].split("=", 1)[0]
-            close = difflib.get_close_matches(name, list(self._option_string_actions), n=1)
+            name, known = unknown[0].split("=", 1)[0], list(self._option_string_actions)
+            close = difflib.get_close_matches(name, known, n=1)
+            if "--nproc-per-node" in known and _COUNT_ELSEWHERE.match(name):
+                close = ["-n" if "-n" in known else "--nproc-per-node"]
             hint = f" (did you mean {close[0]}?)" if close else ""
-            raise InvalidUsageError(
-                f"unknown option {name}{hint}; options of the script itself go after its name"
-            )
+            own = "; options of the script itself go after its name" if "script" in args else ""
+            raise InvalidUsageError(f"unknown option {name}{hint}{own}")
         return args
 
 

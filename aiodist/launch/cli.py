@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.metadata
 import os
 import sys
@@ -63,9 +64,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command in ("-V", "--version"):
         sys.stdout.write(f"aiodist {_version()}\n")
         return 0
-    problem = f"aiodist: there is no command {command!r}\n" if command else ""
-    hint = f"aiodist: to start a script: aiodist run {command}\n" if command[-3:] == ".py" else ""
-    sys.stderr.write(problem + (hint or HELP))
+    if not command:
+        sys.stderr.write(HELP)
+    elif command.endswith(".py"):
+        _say(f"there is no command {command!r}; to start a script: aiodist run {command}")
+    elif close := difflib.get_close_matches(command, ["run", *_COMMANDS], n=1):
+        _say(f"there is no command {command!r}: did you mean 'aiodist {close[0]}'?")
+    else:
+        _say(f"there is no command {command!r}")
+        sys.stderr.write(HELP)
     return USAGE_ERROR
 
 

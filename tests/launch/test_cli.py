@@ -50,7 +50,9 @@ MISTAKES = [
     (["run", "-n", "-3", "train.py"], "must be at least 1, not -3"),
     (["run", "-n", "two", "train.py"], "a number, 'cpu', 'gpu' or 'auto', not 'two'"),
     (["run", "-n"], "expected one argument"),
-    (["run", "-n", "2"], "required: script"),
+    (["run", "-n", "2"], "no script is named; it goes after the options: aiodist run ... train.py"),
+    (["run", "--nprocs", "2", "train.py"], "unknown option --nprocs (did you mean -n?)"),
+    (["run", "--world-size=2", "train.py"], "unknown option --world-size (did you mean -n?)"),
     (["run", "--nproc-per-nod", "2", "train.py"], "did you mean --nproc-per-node?"),
     (["run", "--frobnicate", "train.py"], "unknown option --frobnicate; options of the script"),
     (["run", "-m", "no_such_module"], "no module named 'no_such_module'"),
@@ -69,7 +71,9 @@ MISTAKES = [
     (["run", "--grace", "-1", "train.py"], "the grace must be"),
     (["run", "--grace", "nan", "train.py"], "the grace must be"),
     (["train.py"], "to start a script: aiodist run train.py"),
-    (["frob"], "there is no command 'frob'"),
+    (["frob"], "there is no command 'frob'\nusage: aiodist COMMAND"),
+    (["rum", "-n", "2"], "there is no command 'rum': did you mean 'aiodist run'?"),
+    (["doctor", "--frobnicate"], "unknown option --frobnicate\naiodist: aiodist doctor --help"),
     ([], "usage: aiodist COMMAND"),
 ]
 
