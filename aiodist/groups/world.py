@@ -363,7 +363,8 @@ _MAX_EARLY = 1024
 """Groups, and failures of each, that are remembered before this rank has made them."""
 
 _NO_INIT = (
-    "Default process group has not been initialized, please make sure to call init_process_group."
+    "Default process group has not been initialized, please make sure to call init_process_group, "
+    "and to await it in an async program."
 )
 
 # Each context may have a world of its own (many ranks in one process); where none was set, all

@@ -134,7 +134,11 @@ def buffer_of(obj: Any, name: str, *, writable: bool, load: bool = True) -> Buff
         if isinstance(obj, torch_memory.Tensor):
             dtype, view, *staged = torch_memory.open_tensor(obj, name, writable, load)
             return Buffer(obj, "torch", dtype, tuple(obj.shape), view, obj.numel(), *staged)
-    raise TypeError(f"{name} must be a torch.Tensor or numpy.ndarray, not {type(obj).__name__}")
+    numbers = isinstance(obj, (list, tuple, int, float, complex, np.generic))
+    hint = "; make one: torch.tensor(...) or numpy.array(...)" if numbers else ""
+    raise TypeError(
+        f"{name} must be a torch.Tensor or numpy.ndarray, not {type(obj).__name__}{hint}"
+    )
 
 
 def is_tensor(obj: Any) -> bool:

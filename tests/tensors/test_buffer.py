@@ -249,7 +249,12 @@ def test_what_is_no_tensor_is_a_type_error(obj):
 def test_list_message():
     with pytest.raises(TypeError) as caught:
         buffer_of([1], "tensor", writable=False)
-    assert str(caught.value) == "tensor must be a torch.Tensor or numpy.ndarray, not list"
+    assert str(caught.value) == (
+        "tensor must be a torch.Tensor or numpy.ndarray, not list; "
+        "make one: torch.tensor(...) or numpy.array(...)"
+    )
+    with pytest.raises(TypeError, match=r"not NoneType$"):
+        buffer_of(None, "tensor", writable=False)
 
 
 def read_only() -> np.ndarray:
