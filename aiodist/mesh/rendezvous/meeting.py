@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import platform
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,12 @@ from aiodist.mesh.rendezvous.plan import Plan, plan, plan_with_store
 from aiodist.store import Store, exchange, leave
 from aiodist.store.waiting import pauses
 
+log = logging.getLogger("aiodist")
+
 _FAREWELL_SECONDS = 5.0
 _FAREWELL = "rendezvous"
 _LOOPBACK = "127.0.0.1"
+_PATIENCE_SECONDS = 15.0
 
 
 @dataclass
@@ -153,8 +157,34 @@ async def rendezvous(
                 "init_method and store were both given: each says where ranks meet, leave one out"
             )
         own = plan_with_store(rank=rank, size=size, environ=environ)
-        return await _meet(own, given_place(store), environ, deadline)
+        with _patience(own, "the store given"):
+            return await _meet(own, given_place(store), environ, deadline)
     own = plan(init_method, rank=rank, size=size, environ=environ)
+    with _patience(own, f"the file {own.file}" if own.master is None else str(own.master)):
+        return await _find(own, environ, deadline)
+
+
+@contextmanager
+def _patience(own: Plan, where: str) -> Iterator[None]:
+    """Log it, once, when the others take long: a wrong address is no error until the deadline."""
+    note = asyncio.get_running_loop().call_later(
+        _PATIENCE_SECONDS,
+        log.warning,
+        "rank %d of %d, told by %s, has waited %g s at %s for all ranks to meet, and waits on: see "
+        "whether all were started, and told this place and this size",
+        own.rank,
+        own.size,
+        own.source,
+        _PATIENCE_SECONDS,
+        where,
+    )
+    try:
+        yield
+    finally:
+        note.cancel()
+
+
+async def _find(own: Plan, environ: Mapping[str, str], deadline: Deadline) -> Rendezvous:
     lost: DistStoreError | None = None
     for pause in pauses(longest=0.5, first=0.01):
         try:

@@ -20,7 +20,7 @@ from aiodist.errors import (
     InvalidUsageError,
     StoreTimeoutError,
 )
-from aiodist.mesh.rendezvous import Rendezvous, places, rendezvous
+from aiodist.mesh.rendezvous import Rendezvous, meeting, places, rendezvous
 from aiodist.mesh.rendezvous.plan import Master
 from aiodist.store import MemoryStore, TcpStoreServer
 
@@ -135,6 +135,26 @@ async def test_mpi_launcher_on_one_host(tmp_path: Path, monkeypatch: pytest.Monk
     assert [(found.rank, found.source) for found in ranks] == [(0, "MPICH"), (1, "MPICH")]
     await check_shared_store(ranks)
     await close(ranks)
+
+
+async def test_a_rank_that_waits_long_says_for_what(
+    port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(meeting, "_PATIENCE_SECONDS", 0)
+    with pytest.raises(StoreTimeoutError):
+        await meet(f"tcp://127.0.0.1:{port}", 1, 2, seconds=0.1)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"rank 1 of 2, told by init_method tcp://127.0.0.1:{port}, has waited 0 s at "
+        f"127.0.0.1:{port} for all ranks to meet, and waits on: see whether all were started, and "
+        "told this place and this size"
+    ]
+
+
+async def test_a_rank_that_need_not_wait_long_says_nothing(
+    port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    await close(await all_meet(2, f"tcp://127.0.0.1:{port}"))
+    assert caplog.records == []
 
 
 async def test_a_store_of_ours_stays_open() -> None:
