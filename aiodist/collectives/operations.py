@@ -124,14 +124,13 @@ def gather(
     data: memoryview,
     blocks: Blocks | None,
     scratch: Scratch,
-    equal: bool = False,
     choice: Choice | None = None,
 ) -> Run:
     """Fill ``blocks[r]`` on ``root`` with rank r's ``data``; ``blocks`` is ignored elsewhere.
 
-    ``equal``: all ranks know that all blocks have one length; must be the same on all ranks.
+    "binomial" takes blocks of one length alone, on all ranks, and is never chosen by the table.
     """
-    name = (choice or select("gather", channel.size, len(data) if equal else UNEVEN)).algorithm
+    name = (choice or select("gather", channel.size, UNEVEN)).algorithm
     if name == "linear":
         return gather_linear(channel, root, data, blocks)
     if name == "binomial":
@@ -145,14 +144,13 @@ def scatter(
     blocks: Blocks | None,
     out: memoryview,
     scratch: Scratch,
-    equal: bool = False,
     choice: Choice | None = None,
 ) -> Run:
     """Fill ``out`` on rank r with ``root``'s ``blocks[r]``; ``blocks`` is ignored elsewhere.
 
-    ``equal``: all ranks know that all blocks have one length; must be the same on all ranks.
+    "binomial" takes blocks of one length alone, on all ranks, and is never chosen by the table.
     """
-    name = (choice or select("scatter", channel.size, len(out) if equal else UNEVEN)).algorithm
+    name = (choice or select("scatter", channel.size, UNEVEN)).algorithm
     if name == "linear":
         return scatter_linear(channel, root, blocks, out)
     if name == "binomial":
@@ -187,16 +185,14 @@ def all_to_all(
     inputs: Blocks,
     outputs: Blocks,
     scratch: Scratch,
-    equal: bool = False,
     choice: Choice | None = None,
 ) -> Run:
     """Send ``inputs[r]`` to each rank r and fill ``outputs[r]`` with what r has for this rank.
 
     ``outputs[r]`` is as long as rank r's input for this rank. Inputs and outputs are separate
-    memory. ``equal``: all blocks on all ranks have one length; must be the same on all ranks.
+    memory. "bruck" takes blocks of one length alone, on all ranks, and is never chosen by the table.
     """
-    nbytes = len(inputs[0]) if equal else UNEVEN
-    name = (choice or select("all_to_all", channel.size, nbytes)).algorithm
+    name = (choice or select("all_to_all", channel.size, UNEVEN)).algorithm
     if name == "pairwise":
         return all_to_all_pairwise(channel, inputs, outputs)
     if name == "bruck":

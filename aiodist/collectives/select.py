@@ -2,7 +2,8 @@
 
 The facts in a key are equal on all ranks, so all ranks choose alike; nothing else may enter.
 ``nbytes`` is: of a broadcast, reduce or all_reduce the data; of an all_gather or reduce_scatter the
-total of all blocks; of a gather, scatter or all_to_all one block, or `UNEVEN` unless all are equal.
+total of all blocks; of a gather, scatter or all_to_all `UNEVEN`, as no rank knows the lengths of all
+blocks: the algorithms for equal ones (binomial, bruck) run only where a caller names them.
 Rows are read from the top; the first that fits counts. A measured table has the same form: pass it
 as ``rules``.
 """
@@ -19,7 +20,7 @@ KIB = 1024
 MIB = 1024 * KIB
 MANY = 1 << 62
 UNEVEN = MANY
-"""Stands for the bytes of blocks that are not (known to be) equal: beyond every small limit."""
+"""Stands for the bytes of blocks that are not known to be equal: beyond every small limit."""
 
 
 class Choice(NamedTuple):
@@ -121,16 +122,8 @@ RULES: Rules = MappingProxyType(
             Rule(MANY, MANY, Choice("doubling"), power_of_two=True),
             Rule(MANY, MANY, Choice("ring")),
         ),
-        "gather": (
-            Rule(8, MANY, Choice("linear")),
-            Rule(MANY, 4 * KIB, Choice("binomial")),
-            Rule(MANY, MANY, Choice("linear")),
-        ),
-        "scatter": (
-            Rule(8, MANY, Choice("linear")),
-            Rule(MANY, 4 * KIB, Choice("binomial")),
-            Rule(MANY, MANY, Choice("linear")),
-        ),
+        "gather": (Rule(MANY, MANY, Choice("linear")),),
+        "scatter": (Rule(MANY, MANY, Choice("linear")),),
         "reduce_scatter": (
             Rule(2, 2 * MIB, Choice("pairwise")),
             Rule(2, MANY, Choice("ring", 1 * MIB)),
@@ -146,11 +139,7 @@ RULES: Rules = MappingProxyType(
             Rule(MANY, 8 * MIB, Choice("ring", 128 * KIB)),
             Rule(MANY, MANY, Choice("ring")),
         ),
-        "all_to_all": (
-            Rule(4, MANY, Choice("pairwise")),
-            Rule(MANY, 1 * KIB, Choice("bruck")),
-            Rule(MANY, MANY, Choice("pairwise")),
-        ),
+        "all_to_all": (Rule(MANY, MANY, Choice("pairwise")),),
     }
 )
 """Up to 8 ranks from measurements, and from a simulated clock (20 us a link, 2.5 GB/s, 20 us of Python

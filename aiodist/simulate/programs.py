@@ -136,15 +136,13 @@ def _all_gather(rank: Rank, nbytes: int, choice: Choice) -> Run:
 
 
 def _gather(rank: Rank, nbytes: int, choice: Choice) -> Run:
-    equal = _is_even(rank.size, nbytes)
     places = None if rank.rank else _blocks(rank, nbytes)
-    return operations.gather(rank, 0, _own(rank, nbytes), places, rank.memory, equal, choice)
+    return operations.gather(rank, 0, _own(rank, nbytes), places, rank.memory, choice)
 
 
 def _scatter(rank: Rank, nbytes: int, choice: Choice) -> Run:
-    equal = _is_even(rank.size, nbytes)
     sources = None if rank.rank else _blocks(rank, nbytes)
-    return operations.scatter(rank, 0, sources, _own(rank, nbytes), rank.memory, equal, choice)
+    return operations.scatter(rank, 0, sources, _own(rank, nbytes), rank.memory, choice)
 
 
 def _reduce_scatter(rank: Rank, nbytes: int, choice: Choice) -> Run:
@@ -154,8 +152,7 @@ def _reduce_scatter(rank: Rank, nbytes: int, choice: Choice) -> Run:
 
 def _all_to_all(rank: Rank, nbytes: int, choice: Choice) -> Run:
     inputs, outputs = _blocks(rank, nbytes), _blocks(rank, nbytes)
-    equal = _is_even(rank.size, nbytes)
-    return operations.all_to_all(rank, inputs, outputs, rank.memory, equal, choice)
+    return operations.all_to_all(rank, inputs, outputs, rank.memory, choice)
 
 
 _PROGRAMS = MappingProxyType(

@@ -84,8 +84,7 @@ def simulate(
 def selected(operation: str, ranks: int, nbytes: int) -> Choice:
     """What the table of `collectives.select` runs, asked as the operations ask it."""
     if operation in ("gather", "scatter", "all_to_all"):
-        equal = nbytes % (ranks * ITEMSIZE) == 0
-        return select(operation, ranks, nbytes // ranks if equal else UNEVEN)
+        return select(operation, ranks, UNEVEN)
     return select(operation, ranks, 0 if operation == "barrier" else nbytes)
 
 
