@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from aiodist.backends.native_objects import OBJECTS, OFFERED, NativeObjects
+from aiodist.backends.native_objects import OBJECTS, NativeObjects
+from aiodist.backends.offers import decline, is_announcement
 from aiodist.backends.turns import write_back_in_turns
 from aiodist.errors import InvalidUsageError, ProtocolError
 from aiodist.groups.backend import Received, Tensor
@@ -37,8 +38,8 @@ class NativeMessages(NativeObjects):
             return Recv(key, source, buffer.view, encode_meta(buffer), check)
 
         def check(recv: Recv, src: int, meta: bytes, length: int) -> BaseException | None:
-            if meta == OBJECTS or meta[:1] == OFFERED:
-                return objects_came(src) if meta == OBJECTS else other_device(src)
+            if meta == OBJECTS or is_announcement(meta):
+                return objects_came(src) if meta == OBJECTS else decline(self._group, src, meta)
             _, dtype, shape = decode_meta(meta)
             if dtype == buffer.dtype and length == buffer.nbytes:
                 return None
@@ -78,8 +79,8 @@ class NativeMessages(NativeObjects):
             return Recv(key, source, None, b"", check, allocate)
 
         def check(recv: Recv, src: int, meta: bytes, length: int) -> BaseException | None:
-            if meta == OBJECTS or meta[:1] == OFFERED:
-                return objects_came(src) if meta == OBJECTS else other_device(src)
+            if meta == OBJECTS or is_announcement(meta):
+                return objects_came(src) if meta == OBJECTS else decline(self._group, src, meta)
             _, dtype, shape = decode_meta(meta)
             if math.prod(shape) * dtype.itemsize != length:
                 return ProtocolError(f"rank {src} sent {length} bytes as {dtype.name}{list(shape)}")
@@ -101,12 +102,4 @@ def objects_came(src: int) -> InvalidUsageError:
     """The error of a receive of a tensor that got objects."""
     return InvalidUsageError(
         f"rank {src} sent objects; receive them with recv_object_list. The message is dropped"
-    )
-
-
-def other_device(src: int) -> InvalidUsageError:
-    """The error of a receive whose message goes through another backend of the same group."""
-    return InvalidUsageError(
-        f"rank {src} sent a tensor of a device that another backend of this group serves; receive "
-        "it into a tensor on such a device. The message is dropped"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from aiodist.backends.offers import decline, is_announcement
 from aiodist.backends.operations import Operations
 from aiodist.backends.paths import Paths
 from aiodist.backends.sends import Sends
@@ -28,9 +29,6 @@ from aiodist.wire.objects import ObjectCodec
 
 OBJECTS = b"\xffobjects"
 """Metadata of a point-to-point message of objects; no tensor's description starts like it."""
-
-OFFERED = b"\xfe"
-"""Before the description of a tensor that another library will carry: announced, and not sent."""
 
 
 class NativeObjects(CollectiveBackend):
@@ -80,6 +78,8 @@ class NativeObjects(CollectiveBackend):
         def check(recv: Recv, src: int, meta: bytes, length: int) -> BaseException | None:
             if meta == OBJECTS:
                 return None
+            if is_announcement(meta):
+                return decline(self._group, src, meta)
             return InvalidUsageError(
                 f"rank {src} sent a tensor; receive it with recv. The message is dropped"
             )

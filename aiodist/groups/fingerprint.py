@@ -36,6 +36,7 @@ _OPERATIONS = (
     "monitored_barrier",
 )
 _NONE = 255
+_ELSEWHERE = 0x80
 
 
 Words = tuple[int, int]
@@ -52,10 +53,12 @@ class Fingerprint:
     root: int = -1
     count: int = -1
     """Elements; or a digest of what the ranks must agree on, for several tensors and for none."""
+    elsewhere: bool = False
+    """Whether the tensors go beside our streams: by another library, or in a device's memory."""
 
     def encode(self) -> bytes:
         return _LAYOUT.pack(
-            _OPERATIONS.index(self.operation),
+            _OPERATIONS.index(self.operation) | (_ELSEWHERE if self.elsewhere else 0),
             _NONE if self.dtype is None else self.dtype.code,
             _NONE if self.op is None else self.op.kind.value,
             self.root,
@@ -72,7 +75,7 @@ class Fingerprint:
     def __str__(self) -> str:
         op = None if self.op is None else self.op.name
         dtype = None if self.dtype is None else self.dtype.name
-        return _describe(self.operation, dtype, op, self.root, self.count)
+        return _describe(self.operation, dtype, op, self.root, self.count, self.elsewhere)
 
 
 def words_of(encoded: bytes) -> Words:
@@ -101,14 +104,16 @@ def describe(encoded: bytes) -> str:
     if len(encoded) != _LAYOUT.size:
         return f"something unknown ({len(encoded)} bytes)"
     operation, dtype, op, root, count = _LAYOUT.unpack(encoded)
-    if operation >= len(_OPERATIONS):
+    number = operation & ~_ELSEWHERE
+    if number >= len(_OPERATIONS):
         return f"an operation this version does not know ({operation})"
     return _describe(
-        _OPERATIONS[operation],
+        _OPERATIONS[number],
         None if dtype == _NONE else _name(dtype_of_code, dtype),
         None if op == _NONE else _name(RedOpType, op),
         root,
         count - 1,
+        bool(operation & _ELSEWHERE),
     )
 
 
@@ -119,7 +124,9 @@ def _name(find: Callable[[int], DType | RedOpType], code: int) -> str:
         return f"unknown ({code})"
 
 
-def _describe(operation: str, dtype: str | None, op: str | None, root: int, count: int) -> str:
+def _describe(
+    operation: str, dtype: str | None, op: str | None, root: int, count: int, elsewhere: bool
+) -> str:
     facts = []
     if operation in _COALESCED:
         facts.append(f"{dtype}, lengths with digest {count:x}")
@@ -131,4 +138,5 @@ def _describe(operation: str, dtype: str | None, op: str | None, root: int, coun
         facts.append(op)
     if root >= 0:
         facts.append(f"root {root}")
-    return f"{operation}({', '.join(facts)})"
+    where = " of another device's tensors" if elsewhere else ""
+    return f"{operation}({', '.join(facts)}){where}"

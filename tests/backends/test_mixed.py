@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from typing import Any
 
@@ -62,24 +61,51 @@ async def test_a_message_to_the_other_backends_tensor_is_refused() -> None:
         mixed = group.backend
         assert isinstance(mixed, MixedBackend)
         native = mixed._by_device["cuda"]
-        two = torch.ones(2)  # as many bytes as an announcement
+        two = torch.ones(2)
         other = "another backend of this group"
         if rank == 0:
-            sending = dist.isend(two, 1)
-            await native.send(two, 1, 8, None)
-            await dist.send_object_list(["sent"], 1, group)
-            sending.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await sending
+            for tag in (0, 1, 2):
+                with pytest.raises(dist.InvalidUsageError, match="rank 1 received the message"):
+                    await dist.send(two, 1, tag=tag)
+            await native.send(two, 1, 8, None)  # it has left: its end is no concern of the sender
         else:
             with pytest.raises(dist.InvalidUsageError, match=other):
                 await native.recv(torch.zeros(2), 0, 0, None)
             with pytest.raises(dist.InvalidUsageError, match=other):
+                await native.recv_new(0, 1, None)
+            with pytest.raises(dist.InvalidUsageError, match=other):
+                await native.recv_object([None], 0, 2, False, None)
+            with pytest.raises(dist.InvalidUsageError, match=other):
                 await dist.recv(torch.zeros(2), 0, tag=8)
-            await dist.recv_object_list([None], 0, group)
         await dist.barrier()
+        if rank == 0:  # and the group is as good as before
+            await dist.send(two, 1)
+        else:
+            await dist.recv(two.zero_(), 0)
+            assert two.tolist() == [1, 1]
 
     await run_ranks(2, body, backend=MIX)
+
+
+@pytest.mark.parametrize("transport", ["inproc", "shm"])
+@pytest.mark.parametrize("count", [3, 100_000])
+async def test_a_collective_of_different_devices_is_refused_on_all_ranks(
+    count: int, transport: str
+) -> None:
+    """As a CUDA tensor on one rank and CPU tensors on the others, in one mixed group."""
+
+    async def body(rank: int) -> None:
+        group = await dist.new_group(backend=MIX)
+        mixed = group.backend
+        assert isinstance(mixed, MixedBackend)
+        backend = mixed._by_device["cuda" if rank == 1 else "cpu"]
+        with pytest.raises(dist.CollectiveMismatchError, match="another device's tensors"):
+            await backend.all_reduce(torch.ones(count), dist.ReduceOp.SUM, None)
+        tensor = torch.ones(1)
+        await dist.all_reduce(tensor)  # of another group
+        assert tensor.item() == 3
+
+    await run_ranks(3, body, transport)
 
 
 class Backend:

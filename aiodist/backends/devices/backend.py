@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -351,7 +352,8 @@ class DeviceBackend(NativeBackend):
             finally:
                 areas.leave()
 
-        return self._group.collective(fingerprint, body, timeout)
+        apart = replace(fingerprint, elsewhere=True)
+        return self._group.collective(apart, body, timeout)
 
     def _slot(self, tensor: Tensor, name: str, *, writable: bool) -> Slot:
         return Slot(tensor, name, self._device, writable=writable)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -381,7 +382,8 @@ class TorchBackend(TorchMessages):
                 running.leave()
                 raise
 
-        return self._group.collective(fingerprint, body, timeout)
+        apart = replace(fingerprint, elsewhere=True)
+        return self._group.collective(apart, body, timeout)
 
 
 def digest_of_counts(slots: Sequence[Slot]) -> int:

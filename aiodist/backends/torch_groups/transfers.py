@@ -21,11 +21,20 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from aiodist.backends.native_messages import objects_came, other_device
-from aiodist.backends.native_objects import OBJECTS, OFFERED
+from aiodist.backends.native_messages import objects_came
+from aiodist.backends.native_objects import OBJECTS
+from aiodist.backends.offers import (
+    ELSEWHERE,
+    announcement,
+    declined,
+    is_announcement,
+    key_of,
+    other_device,
+    read,
+    words_of,
+)
 from aiodist.completion import Driver, Pending
 from aiodist.errors import DistError, InvalidUsageError
-from aiodist.groups.naming import group_id
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.mesh.inbox import Inbox
 from aiodist.mesh.matching import Recv
@@ -74,7 +83,7 @@ class Transfers:
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
-        self._words = group_id(f"{group.group_name}\0transfers", group.ranks)
+        self._words = words_of(group)
         self._next = 0
         self._running: set[Transfer] = set()
 
@@ -92,15 +101,19 @@ class Transfers:
     async def offer(self, transfer: Transfer, to: int, tag: int, meta: bytes) -> bool:
         """Returns when global rank ``to`` starts to receive: the send has to start at once.
 
-        False where it refuses the message, or where it has been taken back.
+        False where it refuses the message, or where it has been taken back. Raises InvalidUsageError
+        where it is received for another backend of the group.
         """
         endpoint, here = self._group.endpoint, self._group.global_rank
         number = self._next = self._next + 1
-        data = memoryview(number.to_bytes(8, "little"))
-        message = endpoint.send(to, (POINT_TO_POINT, self._group.id, tag), data, OFFERED + meta)
+        place, said = (POINT_TO_POINT, self._group.id, tag), announcement(number, meta)
+        message = endpoint.send(to, place, memoryview(b""), said)
         transfer.announced = lambda: not message.done and endpoint.withdraw_send(to, message)
-        key = self._key(number, here, to)
-        if await self._hear(to, key) == REFUSED:
+        key = key_of(self._words, number, here, to)
+        word = await self._hear(to, key)
+        if word == ELSEWHERE:
+            raise declined(to)
+        if word == REFUSED:
             return False
         transfer.announced = None
         if transfer.given_up:
@@ -135,9 +148,8 @@ class Transfers:
             transfer.announced = partial(_withdraw, endpoint.inbox, recv)
             sender = await endpoint.recv(recv)
             transfer.announced = None
-            assert recv.into is not None
-            key = self._key(int.from_bytes(recv.into, "little"), sender, here)
-            meta = recv.meta[len(OFFERED) :]
+            number, meta = read(recv.meta)
+            key = key_of(self._words, number, sender, here)
             error = refuse(sender, meta)
             if error is not None:
                 self._say(sender, key, REFUSED)
@@ -152,9 +164,6 @@ class Transfers:
             if word == COMMIT:
                 self._say(sender, key, GO)
             return sender, meta
-
-    def _key(self, number: int, sender: int, receiver: int) -> Key:
-        return (POINT_TO_POINT, self._words, number * 2 + (sender < receiver))
 
     def _say(self, to: int, key: Key, word: bytes) -> None:
         self._group.endpoint.send(to, key, memoryview(word), b"")
@@ -177,7 +186,7 @@ class Transfers:
 
 
 def _check_offered(src: int, meta: bytes) -> BaseException | None:
-    if meta[:1] == OFFERED:
+    if is_announcement(meta):
         return None
     return objects_came(src) if meta == OBJECTS else other_device(src)
 
