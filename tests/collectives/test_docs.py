@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from aiodist.collectives.cost import COSTS
+from aiodist.collectives.cost_hosts import CROSSINGS
 from aiodist.collectives.select import HOSTS_RULES, MANY, RULES, SHARED_RULES, Rule, Rules
 
 DOCS = Path(__file__).parents[2] / "docs" / "algorithms.md"
@@ -60,7 +61,15 @@ def hosts_choices() -> str:
     return choices(HOSTS_RULES)
 
 
-@pytest.mark.parametrize("expected", [costs, choices, shared_choices, hosts_choices])
+def crossings() -> str:
+    rows = [
+        (operation, f"`{name}`", row.runs, row.senders)
+        for (operation, name), row in CROSSINGS.items()
+    ]
+    return table(["operation", "algorithm", "between the hosts runs", "sent by"], rows)
+
+
+@pytest.mark.parametrize("expected", [costs, choices, shared_choices, hosts_choices, crossings])
 def test_the_tables_are_those_of_the_code(expected):
     wanted = expected()
     assert wanted in DOCS.read_text(encoding="utf-8"), f"the table should read:\n{wanted}"

@@ -1,0 +1,92 @@
+"""What each algorithm over several hosts sends between them: the table of docs/algorithms.md, exactly.
+
+Between hosts an operation is one of `operations`, among as many ranks as there are hosts, in one column
+or in all. So its cost is that of `cost.COSTS` there. What moves inside a host is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
+
+from aiodist.collectives.cost import COSTS, Case, Traffic
+from aiodist.collectives.places import Places
+from aiodist.collectives.select import RULES, Rules, select
+
+
+class HostsCase(NamedTuple):
+    """One rank's view of one operation; ``lengths``, ``root``, ``itemsize`` as in `cost.Case`."""
+
+    places: Places
+    rank: int
+    lengths: Sequence[int]
+    root: int = 0
+    itemsize: int = 1
+    rules: Rules = RULES
+
+
+class Crossing(NamedTuple):
+    """A row. h hosts, c columns, N bytes in all."""
+
+    runs: str
+    """What runs between the hosts, and on how many bytes."""
+    senders: str
+    lengths: Callable[[HostsCase, int], list[int]]
+    """(case, column) -> lengths of what runs between the hosts in that column."""
+
+
+def crossing(operation: str, algorithm: str, case: HostsCase) -> Traffic:
+    """What one rank sends to other hosts. Raises KeyError for an unknown algorithm."""
+    places, rank = case.places, case.rank
+    host, home = places.host_of(rank), places.host_of(case.root)
+    leaders = [ranks[0] for ranks in places.hosts]
+    if operation in ("broadcast", "reduce"):
+        leaders[home] = case.root
+    if algorithm == "leaders":
+        column = 0 if rank == leaders[host] else places.columns
+    else:
+        column = places.hosts[host].index(rank)
+    if column >= (1 if algorithm == "leaders" else places.columns):
+        return Traffic(0, 0)
+    lengths = CROSSINGS[operation, algorithm].lengths(case, column)
+    hosts = len(places.hosts)
+    choice = select(operation, hosts, sum(lengths), rules=case.rules)
+    there = Case(hosts, host, lengths, home, case.itemsize, choice.chunk)
+    return COSTS[operation, choice.algorithm].traffic(there)
+
+
+def _all(case: HostsCase, column: int) -> list[int]:
+    return [sum(case.lengths)]
+
+
+def _stripe(case: HostsCase, column: int) -> list[int]:
+    length, longer = divmod(sum(case.lengths) // case.itemsize, case.places.columns)
+    return [(length + (column < longer)) * case.itemsize]
+
+
+def _block_a_host(case: HostsCase, column: int) -> list[int]:
+    return [sum(case.lengths[rank] for rank in ranks) for ranks in case.places.hosts]
+
+
+def _blocks_of_column(case: HostsCase, column: int) -> list[int]:
+    return [case.lengths[rank] for rank in case.places.column(column)]
+
+
+_ONE, _EVERY = "one rank a host", "every rank in a column"
+
+CROSSINGS: Mapping[tuple[str, str], Crossing] = MappingProxyType(
+    {
+        ("barrier", "leaders"): Crossing("barrier of h", _ONE, _all),
+        ("broadcast", "leaders"): Crossing("broadcast of N", _ONE, _all),
+        ("broadcast", "stripes"): Crossing("broadcast of N/c", _EVERY, _stripe),
+        ("reduce", "leaders"): Crossing("reduce of N", _ONE, _all),
+        ("reduce", "stripes"): Crossing("reduce of N/c", _EVERY, _stripe),
+        ("all_reduce", "leaders"): Crossing("all_reduce of N", _ONE, _all),
+        ("all_reduce", "stripes"): Crossing("all_reduce of N/c", _EVERY, _stripe),
+        ("all_gather", "leaders"): Crossing("all_gather of N", _ONE, _block_a_host),
+        ("all_gather", "columns"): Crossing("all_gather of N/c", _EVERY, _blocks_of_column),
+        ("reduce_scatter", "leaders"): Crossing("reduce_scatter of N", _ONE, _block_a_host),
+        ("reduce_scatter", "columns"): Crossing("reduce_scatter of N/c", _EVERY, _blocks_of_column),
+    }
+)
