@@ -16,4 +16,4 @@ async def barrier_hosts(hosts: Hosts) -> None:
     await inside.barrier()
     if inside.rank == 0:
         await barrier_dissemination(hosts.across)
-    await inside.broadcast(0, memoryview(bytearray()))
+    await inside.broadcast(0, hosts.scratch(0))

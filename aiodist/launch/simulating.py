@@ -17,10 +17,18 @@ def simulate_main(argv: Sequence[str]) -> int:
     """``aiodist simulate``; returns the exit code."""
     args = _parser().read(argv)
     parameters = _parameters(args)
+    if args.per_host < 1:
+        raise InvalidUsageError(f"{args.per_host} ranks on a host: there must be one at least")
     for operation in args.operations:
         algorithms_of(operation)  # whether it exists: all are looked at before the first one runs
     for operation in args.operations:
-        table = list(report.rows(operation, args.ranks, args.sizes, parameters))
+        if args.per_host == 1:
+            table = list(report.rows(operation, args.ranks, args.sizes, parameters))
+        else:
+            found = report.rows_over_hosts(
+                operation, args.ranks, args.per_host, args.sizes, parameters
+            )
+            table = list(found)
         if args.markdown:
             sys.stdout.write(f"### {operation}\n\n{report.markdown(table)}\n")
         else:
@@ -63,6 +71,14 @@ def _parser() -> Parser:
         choices=sorted(NETWORKS),
         default="100G",
         help="what it all costs (default 100G); the options below change a part of it",
+    )
+    parser.add_argument(
+        "--per-host",
+        type=int,
+        default=1,
+        metavar="N",
+        help="so many ranks on each host (default 1), which share its link: flat, and by hosts; "
+        "messages and bytes are those between hosts",
     )
     parser.add_argument(
         "--latency", type=float, metavar="US", help="microseconds from rank to rank"

@@ -17,6 +17,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from aiodist.collectives.places import Places
 from aiodist.completion import Driver, Pending
 from aiodist.errors import InvalidUsageError
 from aiodist.simulate.memory import extent
@@ -49,6 +50,7 @@ class _Exchange:
         "arrived",
         "dst",
         "nbytes",
+        "path",
         "posted",
         "received",
         "receiver",
@@ -59,6 +61,7 @@ class _Exchange:
     def __init__(self) -> None:
         self.sender: Rank | None = None
         self.receiver: Rank | None = None
+        self.path: Parameters | None = None
         self.dst = 0
         self.nbytes = 0
         self.announced = 0.0  # a long message: when the receiver knows of it
@@ -71,10 +74,20 @@ class _Exchange:
 class Network:
     """Runs one program on ``size`` ranks; afterwards each `Rank` has its time and traffic."""
 
-    def __init__(self, size: int, parameters: Parameters, relation: Relation = apart) -> None:
+    def __init__(
+        self,
+        size: int,
+        parameters: Parameters,
+        relation: Relation = apart,
+        places: Places | None = None,
+        inside: Parameters | None = None,
+    ) -> None:
         """``relation`` other than `apart`: rank 0 runs alone, for all.
 
         The program must be the same for all ranks, as seen through that relation.
+        ``places``: several ranks live on a host, and share its link to the others; what they send
+        each other costs them ``inside``, and no rank sends faster than that. Not with a relation
+        other than `apart`.
         """
         if size < 1:
             raise InvalidUsageError(f"a network of {size} ranks: there must be one at least")
@@ -82,6 +95,13 @@ class Network:
         self.parameters = parameters
         self.ranks = [Rank(self, rank) for rank in range(size if relation is apart else 1)]
         self._relation = relation
+        self._places = places
+        self._inside = inside or parameters
+        if places is not None:
+            for ranks in places.hosts:
+                wire = Link()
+                for rank in ranks:
+                    self.ranks[rank].wire = wire
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = itertools.count()  # events of one moment come in the order they were made
         self._unreceived: dict[Any, deque[_Exchange]] = defaultdict(deque)
@@ -114,12 +134,28 @@ class Network:
         exchange = _couple(self._unsent[pair], self._unreceived[pair])
         exchange.sender, exchange.nbytes = sender, nbytes
         exchange.dst = dst if len(self.ranks) == self.size else 0
+        if self.is_near(sender.rank, dst):
+            exchange.path = self._inside
         if nbytes <= self.parameters.eager:
             self._at(sender.clock, lambda now: self._transmit(exchange, now))
         else:
-            exchange.announced = sender.clock + self.parameters.latency
+            exchange.announced = sender.clock + self._model(exchange).latency
             self._grant(exchange)
         return exchange.sent
+
+    def is_near(self, rank: int, other: int) -> bool:
+        """Whether two ranks live on one host of several."""
+        places = self._places
+        return places is not None and places.host_of(rank) == places.host_of(other)
+
+    def resume(self, rank: Rank, when: float, pending: Pending[None]) -> None:
+        """Let ``rank``, which waits for ``pending``, go on at ``when``."""
+
+        def go_on(now: float) -> None:
+            rank.clock = max(rank.clock, now)
+            pending.complete(None)
+
+        self._at(when, go_on)
 
     def receive(self, receiver: Rank, src: int) -> Pending[Any]:
         """Receive of ``receiver``, posted at its clock; its value is the length."""
@@ -140,15 +176,17 @@ class Network:
     def _grant(self, exchange: _Exchange) -> None:
         """A long message goes when its receiver knows of it and has said so."""
         if exchange.sender is not None and exchange.receiver is not None:
-            told = max(exchange.announced, exchange.posted) + self.parameters.latency
+            told = max(exchange.announced, exchange.posted) + self._model(exchange).latency
             self._at(told, lambda now: self._transmit(exchange, now))
 
     def _transmit(self, exchange: _Exchange, now: float) -> None:
-        model, sender = self.parameters, exchange.sender
+        model, sender = self._model(exchange), exchange.sender
         assert sender is not None  # who sends is known before anything moves
-        start = max(now, sender.outlet_free)
-        duration = exchange.nbytes * model.per_byte
-        sender.outlet_free = start + max(model.gap, duration)
+        own, wire = sender.link, sender.link if exchange.path else sender.wire
+        start = max(now, own.outlet_free, wire.outlet_free)
+        duration = exchange.nbytes * self._slowest(model)
+        own.outlet_free = start + duration
+        wire.outlet_free = start + max(model.gap, exchange.nbytes * model.per_byte)
 
         def left(when: float) -> None:
             sender.clock = max(sender.clock, when)
@@ -159,10 +197,23 @@ class Network:
 
     def _land(self, exchange: _Exchange, now: float) -> None:
         """Its first byte is there. The receiver's link may be busy with another message."""
-        inlet = self.ranks[exchange.dst]
-        start = max(now, inlet.inlet_free)
-        inlet.inlet_free = start + exchange.nbytes * self.parameters.per_byte
-        self._at(inlet.inlet_free, lambda when: self._arrive(exchange, when))
+        receiver = self.ranks[exchange.dst]
+        model = self._model(exchange)
+        own, wire = receiver.link, receiver.link if exchange.path else receiver.wire
+        start = max(now, own.inlet_free, wire.inlet_free)
+        end = start + exchange.nbytes * self._slowest(model)
+        own.inlet_free = end
+        wire.inlet_free = start + exchange.nbytes * model.per_byte
+        self._at(end, lambda when: self._arrive(exchange, when))
+
+    def _slowest(self, model: Parameters) -> float:
+        """Per byte of a rank: where several share a wire, one fills it no faster than its memory."""
+        return (
+            model.per_byte if self._places is None else max(model.per_byte, self._inside.per_byte)
+        )
+
+    def _model(self, exchange: _Exchange) -> Parameters:
+        return exchange.path or self.parameters
 
     def _arrive(self, exchange: _Exchange, now: float) -> None:
         exchange.arrived = True
@@ -176,6 +227,16 @@ class Network:
         exchange.received.complete(exchange.nbytes)
 
 
+class Link:
+    """When each direction is free for the next message."""
+
+    __slots__ = ("inlet_free", "outlet_free")
+
+    def __init__(self) -> None:
+        self.outlet_free = 0.0
+        self.inlet_free = 0.0
+
+
 class Rank:
     """One rank: the `Channel` of the algorithm that it runs, its clock, and what it has sent."""
 
@@ -186,13 +247,19 @@ class Rank:
         """Seconds: this rank has been busy, or waited, until then."""
         self.messages = 0
         self.nbytes = 0
-        self.outlet_free = 0.0
-        self.inlet_free = 0.0
+        self.crossing = [0, 0]
+        """Messages and bytes that it has sent to other hosts."""
+        self.link = self.wire = Link()
+        """Its own, and the one by which other hosts are reached."""
         self._network = network
 
     def work(self, nbytes: int) -> None:
         """Take the time that combining or copying ``nbytes`` takes."""
         self.clock += nbytes * self._network.parameters.per_byte_reduced
+
+    def resume(self, when: float, pending: Pending[None]) -> None:
+        """Go on at ``when`` with what waits for ``pending``."""
+        self._network.resume(self, when, pending)
 
     def memory(self, nbytes: int) -> memoryview:
         """So many bytes, that are not there."""
@@ -204,6 +271,9 @@ class Rank:
         self.clock += self._network.parameters.overhead
         self.messages += 1
         self.nbytes += len(data)
+        if not self._network.is_near(self.rank, dst):
+            self.crossing[0] += 1
+            self.crossing[1] += len(data)
         return self._network.send(self, dst, len(data))
 
     def recv(self, src: int, into: memoryview) -> Pending[None]:

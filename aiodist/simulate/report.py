@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from aiodist.collectives.select import Choice
+from aiodist.simulate.hosts import (
+    FLAT,
+    algorithms_over_hosts,
+    hosts_of,
+    selected_over_hosts,
+    simulate_hosts,
+)
 from aiodist.simulate.parameters import Parameters
 from aiodist.simulate.programs import Algorithm
 from aiodist.simulate.runs import Outcome, algorithms_of, selected, simulate
@@ -34,6 +41,41 @@ def rows(
             ]
             done = sorted((o for o in outcomes if o is not None), key=lambda o: o.seconds)
             yield from (_row(outcome, choice) for outcome in done)
+
+
+def rows_over_hosts(
+    operation: str,
+    ranks: Sequence[int],
+    per_host: int,
+    sizes: Sequence[int],
+    parameters: Parameters,
+) -> Iterable[Row]:
+    """The same for ranks of which ``per_host`` live on a host; messages and bytes between hosts.
+
+    "Bytes alone" is the time of the busiest host's bytes on its link.
+    """
+    sizes = [0] if operation == "barrier" else sizes
+    for count in ranks:
+        places = hosts_of(count, per_host)
+        for nbytes in sizes:
+            chosen = selected_over_hosts(operation, places, nbytes)
+            outcomes = [
+                simulate_hosts(operation, name, places, nbytes, parameters)
+                for name in algorithms_over_hosts(operation)
+            ]
+            for outcome in sorted(outcomes, key=lambda o: o.seconds):
+                star = "*" if outcome.algorithm == chosen else ""
+                formula = "" if outcome.algorithm == FLAT else size(outcome.sent.nbytes)
+                yield (
+                    f"{count:,}",
+                    size(nbytes),
+                    outcome.algorithm + star,
+                    duration(outcome.seconds),
+                    duration(outcome.sent.nbytes * parameters.per_byte),
+                    f"{outcome.sent.messages:,}",
+                    size(outcome.sent.nbytes),
+                    formula if outcome.agrees else "DIFFERS",
+                )
 
 
 def plain(table: Sequence[Row]) -> str:

@@ -1,0 +1,133 @@
+"""Ranks of one host that share memory, on the simulated clock: a `Board` that costs time.
+
+A rank that raises a flag does so at its clock; who waits for it goes on from there, ``FLAG`` later.
+What is written or read costs the time of a copy, as all memory of a simulated rank does. Chunks are
+used again as the real ones are: a writer waits until all have let go.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from aiodist.completion import Pending, completed
+from aiodist.shared.area import CHUNK_BYTES, DEPTH, SLOT_BYTES
+
+if TYPE_CHECKING:
+    from aiodist.simulate.network import Rank
+
+FLAG = 10e-6
+"""Seconds until a flag is seen, and what a step of Python around it takes."""
+
+_Wake = Callable[[float], None]
+
+
+class Memory:
+    """What the ranks of one host share for one operation."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.slots: dict[int, tuple[float, int]] = {}
+        self.posts: dict[tuple[int, int, int], float] = {}
+        self.gone: dict[int, list[tuple[int, float]]] = defaultdict(list)  # (steps, when)
+        self.waiting: list[tuple[Callable[[], float | None], _Wake]] = []
+
+    def changed(self) -> None:
+        """Wake who waits for what is there now."""
+        waiting, self.waiting = self.waiting, []
+        for known, wake in waiting:
+            when = known()
+            if when is None:
+                self.waiting.append((known, wake))
+            else:
+                wake(when)
+
+    def let_go_at(self, rank: int, steps: int) -> float | None:
+        """When ``rank`` had let go of ``steps`` steps; None if it has not yet."""
+        return next((when for gone, when in self.gone[rank] if gone >= steps), None)
+
+
+class SimulatedBoard:
+    """One rank's view of a `Memory`; see `collectives.board.Board`."""
+
+    slot_bytes = SLOT_BYTES
+    chunk_bytes = CHUNK_BYTES
+
+    def __init__(self, memory: Memory, place: int, rank: Rank) -> None:
+        """``place``: this rank's number on its host."""
+        self.rank = place
+        self.size = memory.size
+        self._memory = memory
+        self._rank = rank
+
+    # -- slots
+
+    async def slot(self, nbytes: int) -> memoryview:
+        return self._rank.memory(nbytes)
+
+    def put_up(self, nbytes: int) -> None:
+        self._memory.slots[self.rank] = self._rank.clock, nbytes
+        self._memory.changed()
+
+    async def slot_of(self, rank: int, nbytes: int = -1) -> memoryview:
+        slots = self._memory.slots
+        await self._until(lambda: slots[rank][0] if rank in slots else None)
+        return self._rank.memory(slots[rank][1])
+
+    def expect(self, rank: int, came: int, expected: int) -> None:
+        assert came == expected, "a simulated rank put up another length"
+
+    # -- chunks
+
+    async def meet(self) -> None:
+        await self.slot(0)
+        self.put_up(0)
+        for rank in range(self.size):
+            if rank != self.rank:
+                await self.slot_of(rank, 0)
+
+    def begin_chunks(self) -> None:
+        """Nothing was in the chunks before."""
+
+    async def free(self, step: int) -> None:
+        steps = step - DEPTH + 1
+        for rank in range(self.size if steps > 0 else 0):
+            if rank != self.rank:
+                await self._until(lambda rank=rank: self._memory.let_go_at(rank, steps))  # type: ignore[misc]
+
+    def chunk(self, rank: int, step: int) -> memoryview:
+        return self._rank.memory(self.chunk_bytes)
+
+    def post(self, step: int, phase: int = 0) -> None:
+        self._memory.posts[self.rank, step, phase] = self._rank.clock
+        self._memory.changed()
+
+    def posted(self, rank: int, step: int, phase: int = 0) -> Pending[None]:
+        return self._until(lambda: self._memory.posts.get((rank, step, phase)))
+
+    def let_go(self, steps: int) -> None:
+        self._memory.gone[self.rank].append((steps, self._rank.clock))
+        self._memory.changed()
+
+    def let_go_all(self) -> None:
+        self.let_go(1 << 62)
+
+    def turn(self) -> Pending[None]:
+        return completed(None)
+
+    # -- waiting
+
+    def _until(self, known: Callable[[], float | None]) -> Pending[None]:
+        """Done when ``known()`` says since when it is so."""
+        pending: Pending[None] = Pending()
+        when = known()
+        if when is not None:
+            self._rank.clock = max(self._rank.clock, when + FLAG)
+            return completed(None)
+
+        def wake(when: float) -> None:
+            self._rank.resume(when + FLAG, pending)
+
+        self._memory.waiting.append((known, wake))
+        return pending

@@ -1,0 +1,123 @@
+"""Collectives of ranks on several hosts, under the simulated clock: by hosts, or flat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiodist.collectives import hosts
+from aiodist.collectives.cost import Traffic
+from aiodist.collectives.cost_hosts import CROSSINGS, HostsCase, crossing
+from aiodist.collectives.places import Places
+from aiodist.collectives.select import HOSTS_RULES, MANY, Choice, Rule, Rules, select
+from aiodist.collectives.spread import Hosts
+from aiodist.errors import InvalidUsageError
+from aiodist.simulate.board import Memory, SimulatedBoard
+from aiodist.simulate.memory import CostOnly
+from aiodist.simulate.network import Network, Rank
+from aiodist.simulate.parameters import NETWORKS, Parameters
+from aiodist.simulate.programs import ITEMSIZE, lengths_of, program
+
+FLAT = "flat"
+"""As if there were no hosts: what the table for all ranks chooses."""
+
+
+@dataclass(frozen=True)
+class HostsOutcome:
+    """``seconds``: until the last rank has ended. ``sent``: to other hosts, by all ranks of the host
+    that sends most. ``agrees``: whether every rank sent to others what its formula says."""
+
+    algorithm: str
+    seconds: float
+    sent: Traffic
+    agrees: bool
+
+
+def simulate_hosts(
+    operation: str,
+    algorithm: str,
+    places: Places,
+    nbytes: int,
+    parameters: Parameters,
+    inside: Parameters = NETWORKS["host"],
+) -> HostsOutcome:
+    """Run ``operation`` on ``nbytes`` in all, with root 0, over ``places``.
+
+    ``parameters``: of the one link that each host has. ``inside``: what messages cost in a host;
+    `FLAT` sends some, the others share memory there. Raises InvalidUsageError for an algorithm
+    that the operation does not have.
+    """
+    size = sum(map(len, places.hosts))
+    lengths = [0] if operation == "barrier" else lengths_of(operation, size, nbytes)
+    flat = algorithm == FLAT
+    if not flat and (operation, algorithm) not in CROSSINGS:
+        raise InvalidUsageError(f"{operation} has no algorithm {algorithm!r} over several hosts")
+    network = Network(size, parameters, places=places, inside=inside)
+    if flat:
+        run = program(operation, nbytes, select(operation, size, nbytes))
+    else:
+        run = _program(operation, algorithm, places, lengths)
+    seconds = network.run(run)
+    crossed = [Traffic(*rank.crossing) for rank in network.ranks]
+    formula = crossed
+    if not flat:
+        itemsize = 1 if operation == "broadcast" else ITEMSIZE
+        cases = [HostsCase(places, rank, lengths, 0, itemsize) for rank in range(size)]
+        formula = [crossing(operation, algorithm, case) for case in cases]
+    by_host = [
+        Traffic(
+            sum(crossed[rank].messages for rank in ranks), sum(crossed[r].nbytes for r in ranks)
+        )
+        for ranks in places.hosts
+    ]
+    sent = max(by_host, key=lambda traffic: (traffic.nbytes, traffic.messages))
+    return HostsOutcome(algorithm, seconds, sent, crossed == formula)
+
+
+def algorithms_over_hosts(operation: str) -> list[str]:
+    """Those that `simulate_hosts` knows for ``operation``, `FLAT` among them."""
+    return [FLAT, *(name for known, name in CROSSINGS if known == operation)]
+
+
+def hosts_of(ranks: int, per_host: int) -> Places:
+    """``ranks`` in their order on hosts with ``per_host`` each; the last may have fewer."""
+    return Places([rank // per_host for rank in range(ranks)])
+
+
+def selected_over_hosts(operation: str, places: Places, nbytes: int) -> str:
+    """What the table of `collectives.select` runs over ``places``."""
+    name = select(operation, len(places.hosts), nbytes, rules=HOSTS_RULES).algorithm
+    return FLAT if name == "columns" and not places.is_even else name
+
+
+def _only(operation: str, algorithm: str) -> Rules:
+    return {operation: [Rule(MANY, MANY, Choice(algorithm))]}
+
+
+def _program(
+    operation: str, algorithm: str, places: Places, lengths: Sequence[int]
+) -> Callable[[Rank], Coroutine[Any, Any, None]]:
+    memories = [Memory(len(ranks)) for ranks in places.hosts]
+    rules = _only(operation, algorithm)
+
+    def build(rank: Rank) -> Coroutine[Any, Any, None]:
+        number = places.host_of(rank.rank)
+        here = places.hosts[number]
+        board = SimulatedBoard(memories[number], here.index(rank.rank), rank)
+        view = Hosts(rank, places, board if len(here) > 1 else None, rank.memory)
+        op = CostOnly(ITEMSIZE, rank.work)
+        if operation == "barrier":
+            return hosts.barrier(view)
+        if operation == "broadcast":
+            return hosts.broadcast(view, 0, rank.memory(lengths[0]), rules)
+        if operation == "reduce":
+            return hosts.reduce(view, 0, rank.memory(lengths[0]), op, rules)
+        if operation == "all_reduce":
+            return hosts.all_reduce(view, rank.memory(lengths[0]), op, rules)
+        blocks = [rank.memory(length) for length in lengths]
+        if operation == "all_gather":
+            return hosts.all_gather(view, blocks, rules)
+        return hosts.reduce_scatter(view, blocks, blocks[rank.rank], op, rules)
+
+    return build

@@ -1,0 +1,121 @@
+"""Collectives over several hosts under the simulated clock: formulas, and what the table chooses."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiodist.collectives.cost_hosts import CROSSINGS
+from aiodist.errors import InvalidUsageError
+from aiodist.launch.cli import USAGE_ERROR, main
+from aiodist.simulate import (
+    FLAT,
+    NETWORKS,
+    Network,
+    Parameters,
+    algorithms_over_hosts,
+    hosts_of,
+    selected_over_hosts,
+    simulate_hosts,
+)
+from aiodist.simulate.board import FLAG, Memory, SimulatedBoard
+from aiodist.simulate.network import Rank
+
+OPERATIONS = sorted({operation for operation, _ in CROSSINGS})
+SIZES = (1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
+
+
+@pytest.mark.parametrize(("operation", "name"), CROSSINGS)
+@pytest.mark.parametrize(("ranks", "per_host"), [(4, 2), (9, 3), (7, 3), (8, 4)])
+def test_every_rank_sends_to_other_hosts_what_the_formula_says(
+    operation: str, name: str, ranks: int, per_host: int
+) -> None:
+    places = hosts_of(ranks, per_host)
+    if name == "columns" and not places.is_even:
+        return  # runs flat
+    for nbytes in (0, 4, 4 * 1003, 4 << 20):
+        assert simulate_hosts(operation, name, places, nbytes, NETWORKS["10G"]).agrees, nbytes
+
+
+@pytest.mark.parametrize("network", ["10G", "100G"])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_the_table_chooses_well(operation: str, network: str) -> None:
+    """Never beyond 1.25 times the fastest, a flat algorithm among them."""
+    for ranks, per_host in ((4, 2), (16, 8), (16, 4)):
+        places = hosts_of(ranks, per_host)
+        for nbytes in (0,) if operation == "barrier" else SIZES:
+            chosen = selected_over_hosts(operation, places, nbytes)
+            seconds = {
+                name: simulate_hosts(operation, name, places, nbytes, NETWORKS[network]).seconds
+                for name in algorithms_over_hosts(operation)
+            }
+            fastest = min(seconds.values())
+            assert seconds[chosen] <= 1.25 * fastest, (ranks, per_host, nbytes, chosen, seconds)
+
+
+def test_hosts_with_different_numbers_of_ranks_run_columns_flat() -> None:
+    assert selected_over_hosts("all_gather", hosts_of(7, 3), 1 << 20) == FLAT
+    assert selected_over_hosts("all_gather", hosts_of(6, 3), 1 << 20) == "columns"
+
+
+L, OVERHEAD, G, R = 10.0, 2.0, 0.5, 0.25
+
+
+def test_ranks_of_a_host_share_its_link_and_are_near_each_other() -> None:
+    async def to_the_next_host(rank: Rank) -> None:
+        if rank.rank < 2:
+            await rank.send(rank.rank + 2, rank.memory(40))
+        else:
+            await rank.recv(rank.rank - 2, rank.memory(40))
+
+    async def to_the_neighbour(rank: Rank) -> None:
+        if rank.rank % 2 == 0:
+            await rank.send(rank.rank + 1, rank.memory(40))
+        else:
+            await rank.recv(rank.rank - 1, rank.memory(40))
+
+    far, near = Parameters(L, OVERHEAD, 0.0, G, R), Parameters(1.0, OVERHEAD, 0.0, G / 10, R)
+    places = hosts_of(4, 2)
+    network = Network(4, far, places=places, inside=near)
+    assert network.run(to_the_next_host) == OVERHEAD + L + 2 * 40 * G + OVERHEAD
+    assert [rank.crossing for rank in network.ranks] == [[1, 40], [1, 40], [0, 0], [0, 0]]
+    network = Network(4, far, places=places, inside=near)
+    assert network.run(to_the_neighbour) == OVERHEAD + 1.0 + 40 * G / 10 + OVERHEAD
+    assert not any(sum(rank.crossing) for rank in network.ranks)
+
+
+def test_flags_take_their_time_and_a_chunk_is_free_when_all_have_let_go() -> None:
+    memory = Memory(2)
+
+    async def program(rank: Rank) -> None:
+        board = SimulatedBoard(memory, rank.rank, rank)
+        await board.meet()
+        for step in range(5):
+            if rank.rank == 0:
+                await board.free(step)
+                rank.work(40)
+                board.post(step)
+            else:
+                await board.posted(0, step)
+                rank.work(400)
+                board.let_go(step + 1)
+
+    network = Network(2, Parameters(L, OVERHEAD, 0.0, G, R))
+    network.run(program)
+    reader = FLAG + 40 * R + FLAG + 400 * R  # met, the first chunk is there, and read
+    writer = network.ranks[0].clock
+    assert writer == pytest.approx(reader + FLAG + 40 * R)  # of four chunks, the first comes again
+    assert network.ranks[1].clock == pytest.approx(reader + 4 * 400 * R)
+
+
+def test_what_cannot_be_simulated() -> None:
+    with pytest.raises(InvalidUsageError, match="no algorithm 'rings' over several hosts"):
+        simulate_hosts("all_reduce", "rings", hosts_of(4, 2), 4, NETWORKS["10G"])
+
+
+def test_a_table_for_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "all_reduce", "-n", "8", "-s", "1M", "--per-host", "4"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[3] for line in lines[2:5]] == ["stripes*", "leaders", "flat"]
+    assert lines[2].split()[-5:] == ["4", "1", "MiB", "1", "MiB"]
+    assert main(["simulate", "--per-host", "0"]) == USAGE_ERROR
+    assert "one at least" in capsys.readouterr().err
