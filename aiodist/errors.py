@@ -111,7 +111,7 @@ class CollectiveTimeoutError(CollectiveError, TimeoutError):
     ``waiting_for``: the global ranks that have not entered it, or have not answered.
     ``last_finished``: for each of those, in the same order, the last collective that it has
     finished in the group, in words; empty where it has finished none or did not say.
-    ``tensor``: this operation's elements and dtype, such as "4 x float64"; empty without one.
+    ``tensor``: this rank's, as "6 x int16, shape (2, 3)"; empty where there is none, or several.
     """
 
     waiting_for: Sequence[int]

@@ -267,8 +267,12 @@ def monitored_barrier(
     """A barrier whose CollectiveTimeoutError, on every rank that came, names all that did not.
 
     Its ``waiting_for`` lists them, and ``last_finished`` says what each of them did last.
-    ``timeout`` (seconds or timedelta) is the group's where None. ``wait_all_ranks`` is there for
-    torch's sake: all ranks that are missing are named in any case.
+    ``timeout`` (seconds or timedelta) is the group's where None.
+
+    ``wait_all_ranks`` changes nothing, and is there so that torch's calls work. With torch, False
+    names the first missing rank, since rank 0 asks one after the other and each may take the timeout.
+    Here the rank whose time is up asks all at once and waits 0.5 s at most for their answers, so all
+    that are missing are named either way, as soon as one alone would be.
     """
     pg = current_world().group(group)
     return pg.backend.agree("monitored_barrier", 0, to_seconds(timeout))

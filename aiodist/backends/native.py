@@ -60,7 +60,7 @@ class NativeBackend(NativeMessages):
             if not is_root:
                 await write_back_in_turns(self._group, buffer)
 
-        fingerprint = Fingerprint("broadcast", buffer.dtype, root=root, count=buffer.count)
+        fingerprint = Fingerprint("broadcast", buffer.dtype, None, root, buffer.count, buffer.shape)
         # Shared memory is laid out for one run of an algorithm, and each part is one.
         shares = self._shares and buffer.staging is None
         return self._group.collective(fingerprint, body, timeout, shares=shares)
@@ -84,7 +84,7 @@ class NativeBackend(NativeMessages):
                     await in_turns(self._group, reduce.finish, data, reduce.itemsize)
                 await write_back_in_turns(self._group, buffer)
 
-        fingerprint = Fingerprint("reduce", buffer.dtype, op, root, buffer.count)
+        fingerprint = Fingerprint("reduce", buffer.dtype, op, root, buffer.count, buffer.shape)
         return self._group.collective(fingerprint, body, timeout, shares=self._shares)
 
     def gather(
@@ -102,7 +102,10 @@ class NativeBackend(NativeMessages):
         if places:
             _check_own(places[self._group.own_rank], buffer, "gather_list")
         return self._group.collective(
-            Fingerprint("gather", buffer.dtype, root=root), body, timeout, shares=self._shares
+            Fingerprint("gather", buffer.dtype, root=root, shape=buffer.shape),
+            body,
+            timeout,
+            shares=self._shares,
         )
 
     def scatter(
@@ -120,7 +123,10 @@ class NativeBackend(NativeMessages):
         if sources:
             _check_own(sources[self._group.own_rank], buffer, "scatter_list")
         return self._group.collective(
-            Fingerprint("scatter", buffer.dtype, root=root), body, timeout, shares=self._shares
+            Fingerprint("scatter", buffer.dtype, root=root, shape=buffer.shape),
+            body,
+            timeout,
+            shares=self._shares,
         )
 
     # -- all to all ranks
@@ -131,7 +137,7 @@ class NativeBackend(NativeMessages):
             work = self._small.all_reduce(buffer, op)
             if work is not None:
                 return work
-        fingerprint = Fingerprint("all_reduce", buffer.dtype, op, count=buffer.count)
+        fingerprint = Fingerprint("all_reduce", buffer.dtype, op, -1, buffer.count, buffer.shape)
         if not buffer.is_staged:
             return self._all_reduce(fingerprint, buffer.view, op, None, None, timeout)
 
@@ -224,7 +230,7 @@ class NativeBackend(NativeMessages):
             await self._run.all_gather(channel, [place.view for place in places], scratch)
             await write_back_in_turns(self._group, *places)
 
-        fingerprint = Fingerprint("all_gather", buffer.dtype, count=total)
+        fingerprint = Fingerprint("all_gather", buffer.dtype, count=total, shape=buffer.shape)
         return self._group.collective(fingerprint, body, timeout, shares=self._shares)
 
     def all_gather_coalesced(
@@ -266,7 +272,7 @@ class NativeBackend(NativeMessages):
             await self._run.all_gather(channel, blocks, scratch)
             await write_back_in_turns(self._group, place)
 
-        fingerprint = Fingerprint("all_gather", buffer.dtype, count=place.count)
+        fingerprint = Fingerprint("all_gather", buffer.dtype, count=place.count, shape=buffer.shape)
         return self._group.collective(fingerprint, body, timeout, shares=self._shares)
 
     def reduce_scatter(
@@ -310,7 +316,7 @@ class NativeBackend(NativeMessages):
             await write_back_in_turns(self._group, place)
 
         count = sum(map(len, blocks)) // place.dtype.itemsize
-        fingerprint = Fingerprint("reduce_scatter", place.dtype, op, count=count)
+        fingerprint = Fingerprint("reduce_scatter", place.dtype, op, -1, count, place.shape)
         return self._group.collective(fingerprint, body, timeout, shares=self._shares)
 
     def all_to_all(
@@ -358,7 +364,10 @@ class NativeBackend(NativeMessages):
             await write_back_in_turns(self._group, place)
 
         return self._group.collective(
-            Fingerprint("all_to_all", source.dtype), body, timeout, shares=self._shares
+            Fingerprint("all_to_all", source.dtype, shape=source.shape),
+            body,
+            timeout,
+            shares=self._shares,
         )
 
     async def _pack(self, buffers: Sequence[Buffer], data: memoryview) -> None:

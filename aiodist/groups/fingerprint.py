@@ -6,9 +6,10 @@ both sides in words.
 
 from __future__ import annotations
 
+import math
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from aiodist.errors import DistError
 from aiodist.tensors import DType, dtype_of_code
@@ -53,6 +54,8 @@ class Fingerprint:
     root: int = -1
     count: int = -1
     """Elements; or a digest of what the ranks must agree on, for several tensors and for none."""
+    shape: tuple[int, ...] | None = field(default=None, compare=False)
+    """This rank's own tensor's, for messages here: the ranks need not agree on it."""
     elsewhere: bool = False
     """Whether the tensors go beside our streams: by another library, or in a device's memory."""
 
@@ -67,15 +70,22 @@ class Fingerprint:
 
     @property
     def tensor(self) -> str:
-        """Elements and dtype in words; empty where the operation has none, or several."""
+        """This rank's tensor in words; empty where the operation has none, or several."""
         if self.dtype is None or self.operation in _COALESCED:
             return ""
+        if self.shape is not None:
+            return tensor_in_words(self.dtype, self.shape)
         return f"{self.count} x {self.dtype.name}" if self.count >= 0 else self.dtype.name
 
     def __str__(self) -> str:
         op = None if self.op is None else self.op.name
         dtype = None if self.dtype is None else self.dtype.name
         return _describe(self.operation, dtype, op, self.root, self.count, self.elsewhere)
+
+
+def tensor_in_words(dtype: DType, shape: Sequence[int]) -> str:
+    """``6 x int16, shape (2, 3)``."""
+    return f"{math.prod(shape)} x {dtype.name}, shape {tuple(shape)}"
 
 
 def words_of(encoded: bytes) -> Words:

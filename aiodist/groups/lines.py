@@ -11,18 +11,24 @@ from aiodist.errors import (
     CollectiveCancelledError,
     CollectiveError,
     CollectiveMismatchError,
-    CollectiveTimeoutError,
     DistError,
     GroupClosedError,
     PeerLostError,
 )
-from aiodist.groups.fingerprint import Fingerprint, Words, describe, encoded_of, words_of
+from aiodist.groups.blame import (
+    last_finished,
+    mismatch,
+    ranks_in_words,
+    tensor_of_message,
+    timed_out,
+)
+from aiodist.groups.fingerprint import Fingerprint, Words, encoded_of, words_of
 from aiodist.groups.messenger import Messenger
 from aiodist.mesh.lookout import Lookout
 from aiodist.mesh.matching import ANY_SOURCE, Recv
 from aiodist.mesh.outbox import Send
 from aiodist.tensors import scratch
-from aiodist.wire.frames import COLLECTIVE, Frame
+from aiodist.wire.frames import COLLECTIVE
 
 if TYPE_CHECKING:
     from aiodist.collectives.channel import Channel
@@ -283,25 +289,22 @@ class CollectiveLine:
         )
 
     def expired(self, seconds: float, fail: Callable[[BaseException], None]) -> None:
-        tensor = self._fingerprint.tensor
-
         def done(missing: dict[int, str]) -> None:
             waiting = list(missing) or self.waiting_for()
+            blame = ranks_in_words(waiting)
             if missing:
-                blame = f"{_ranks(waiting)} did not enter it or cannot answer{_finished(missing)}"
+                blame += f" did not enter it or cannot answer{last_finished(missing)}"
             else:
-                blame = f"all ranks are in it, still waiting for {_ranks(waiting)}"
+                blame = f"all ranks are in it, still waiting for {blame}"
             fields = {
                 "operation": self._fingerprint.operation,
                 "group": self._group.group_name,
                 "sequence": self.sequence,
                 "rank": self._ranks[self.rank],
-                "tensor": tensor,
+                "tensor": self._fingerprint.tensor,
                 "last_finished": tuple(missing.values()),
             }
-            if tensor:
-                blame += f"; its tensor here: {tensor}"
-            fail(_timeout(self.describe(), seconds, blame, waiting, fields))
+            fail(timed_out(self.describe(), seconds, blame, waiting, fields))
 
         self._group.call_roll(self.sequence, done)
 
@@ -383,62 +386,16 @@ class MessageLine:
 
     def expired(self, seconds: float, fail: Callable[[BaseException], None]) -> None:
         ranks = self.waiting_for()
+        meta = b""
+        if self._send is not None:
+            meta = self._send.meta
+        elif self._recv is not None:
+            meta = self._recv.expect
         fields = {
             "operation": self._what,
             "group": self._group.group_name,
             "rank": self._group.global_rank,
+            "tensor": tensor_of_message(meta),
         }
-        fail(
-            _timeout(self.describe(), seconds, f"still waiting for {_ranks(ranks)}", ranks, fields)
-        )
-
-
-def mismatch(
-    group: ProcessGroup,
-    sequence: int,
-    fingerprint: Fingerprint,
-    src: int,
-    meta: bytes,
-    detail: str = "",
-) -> CollectiveMismatchError:
-    """The error for a message of rank ``src`` that another operation sent than is called here."""
-    return CollectiveMismatchError(
-        f"ranks disagree about operation {sequence} of group {group.group_name!r}: "
-        f"rank {group.global_rank} called {fingerprint}, "
-        f"rank {src} called {describe(meta)}{detail}",
-        operation=fingerprint.operation,
-        group=group.group_name,
-        sequence=sequence,
-        rank=src,
-    )
-
-
-def last_words(frame: Frame, group: ProcessGroup | None) -> str:
-    """What a rank's message says that it was doing, for the error about its end."""
-    where = "a group not made here" if group is None else f"{group.group_name!r}"
-    if frame.kind == COLLECTIVE:
-        return f"{describe(frame.meta)}, operation {frame.channel} of {where}"
-    return f"a message with tag {frame.channel} in {where}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    if not ranks:
-        return "no rank"
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-
-
-def _finished(missing: dict[int, str]) -> str:
-    """What those that said so have finished last."""
-    told = ", ".join(f"rank {rank} {last}" for rank, last in missing.items() if last)
-    return f" (last finished: {told})" if told else ""
-
-
-def _timeout(
-    what: str, seconds: float, blame: str, ranks: Sequence[int], fields: dict[str, Any]
-) -> CollectiveTimeoutError:
-    return CollectiveTimeoutError(
-        f"{what} timed out after {seconds:g} s on rank {fields['rank']}: {blame}; "
-        "see what keeps it, or pass a longer timeout to the call or to its group",
-        waiting_for=ranks,
-        **fields,
-    )
+        blame = f"still waiting for {ranks_in_words(ranks)}"
+        fail(timed_out(self.describe(), seconds, blame, ranks, fields))

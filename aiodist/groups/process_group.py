@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from aiodist.completion import Pending, T
 from aiodist.deadline import to_seconds
 from aiodist.errors import DistError, GroupRevokedError, PeerLostError
+from aiodist.groups.blame import mismatch
 from aiodist.groups.ending import NO_SETTINGS, WHOLE_GROUP, Ending, Settings
 from aiodist.groups.fingerprint import Fingerprint, Terms
-from aiodist.groups.lines import CollectiveLine, MessageLine, mismatch
+from aiodist.groups.lines import CollectiveLine, MessageLine
 from aiodist.groups.messenger import Messenger, Usher
 from aiodist.groups.roll import Roll
 from aiodist.groups.succession import Succession, shrink

@@ -19,8 +19,8 @@ from aiodist.errors import (
     PeerLostError,
 )
 from aiodist.groups.activity import describe_activity
+from aiodist.groups.blame import last_words
 from aiodist.groups.ending import Ending
-from aiodist.groups.lines import last_words
 from aiodist.groups.placing import place
 from aiodist.groups.process_group import Group, NonGroupMember, ProcessGroup
 from aiodist.groups.succession import GONE

@@ -44,7 +44,7 @@ def all_reduce_sparse(
         numbers = _tensor(what, mine.dtype).view(entries, *mine.values().shape[1:])
         return torch.sparse_coo_tensor(places, numbers, mine.shape)
 
-    fingerprint = Fingerprint("all_reduce", values.dtype, op, count=mine.numel())
+    fingerprint = Fingerprint("all_reduce", values.dtype, op, -1, mine.numel(), tuple(mine.shape))
     return group.collective(fingerprint, body, timeout)
 
 

@@ -246,10 +246,11 @@ async def test_a_cause_that_is_not_ours_is_chained(inproc: RunRanks) -> None:
 Start = Callable[[], dist.Work[None]]
 
 
-@pytest.mark.parametrize("monitored", [True, False])
+@pytest.mark.parametrize("wait_all_ranks", [True, False, None])
 async def test_a_timeout_lists_all_that_are_missing_with_what_they_did_last(
-    ranks: RunRanks, monitored: bool
+    ranks: RunRanks, wait_all_ranks: bool | None
 ) -> None:
+    monitored = wait_all_ranks is not None  # which names all whatever is asked for
     over = asyncio.Event()
 
     async def main(rank: int) -> BaseException | None:
@@ -262,10 +263,10 @@ async def test_a_timeout_lists_all_that_are_missing_with_what_they_did_last(
             await over.wait()
         limit = 0.1 if rank == 1 else None
         start: Start
-        if monitored:
+        if wait_all_ranks is not None:
 
             def start() -> dist.Work[None]:
-                return dist.monitored_barrier(timeout=limit, wait_all_ranks=True)
+                return dist.monitored_barrier(timeout=limit, wait_all_ranks=wait_all_ranks)
         else:
 
             def start() -> dist.Work[None]:
@@ -282,12 +283,38 @@ async def test_a_timeout_lists_all_that_are_missing_with_what_they_did_last(
         assert (error.sequence, error.group, error.rank) == (1, "default_pg", 1)
         assert error.waiting_for == (2, 3)
         assert list(error.last_finished) == ["barrier(), operation 0"] * 2
-        assert error.tensor == ("" if monitored else "6 x int16")
+        assert error.tensor == ("" if monitored else "6 x int16, shape (2, 3)")
         assert "ranks 2, 3 did not enter it" in str(error)
         assert "(last finished: rank 2 barrier(), operation 0, rank 3 barrier()" in str(error)
-        assert ("its tensor here: 6 x int16" in str(error)) != monitored
+        assert ("the tensor here: 6 x int16, shape (2, 3);" in str(error)) != monitored
         twin = pickle.loads(pickle.dumps(error))
         assert (str(twin), twin.fields) == (str(error), error.fields)
+
+
+async def test_a_message_that_times_out_says_its_tensor(streams: RunRanks) -> None:
+    over = asyncio.Event()
+
+    async def main(rank: int) -> None:
+        if rank == 1:
+            await over.wait()
+            return
+        ones = np.ones((2, 3), np.int16)
+        limit = 0.05
+        starts = {
+            "6 x int16, shape (2, 3)": dist.irecv(ones, 1, tag=1, timeout=limit),
+            "1048576 x float32, shape (1048576,)": dist.isend(
+                np.zeros(1 << 20, np.float32), 1, timeout=limit
+            ),
+            "": dist.recv(src=1, tag=2, timeout=limit),
+        }
+        for tensor, work in starts.items():
+            error = await outcome(work)
+            assert isinstance(error, dist.CollectiveTimeoutError)
+            assert error.tensor == tensor
+            assert (f"the tensor here: {tensor};" in str(error)) == bool(tensor)
+        over.set()
+
+    await streams(2, main)
 
 
 async def test_a_monitored_barrier_holds_all_until_all_are_there(inproc: RunRanks) -> None:

@@ -58,7 +58,7 @@ class TorchBackend(TorchMessages):
         slot = Slot(tensor, "tensor", self._kind.device, writable=not is_root)
         options = torch_dist.BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
-        fingerprint = Fingerprint("broadcast", slot.dtype, root=root, count=slot.count)
+        fingerprint = Fingerprint("broadcast", slot.dtype, None, root, slot.count, slot.shape)
         return self._collective(
             fingerprint,
             [slot] if is_root else [],
@@ -86,7 +86,7 @@ class TorchBackend(TorchMessages):
             if is_root:
                 _change(plan.finish, data[0], plan)
 
-        fingerprint = Fingerprint("reduce", slot.dtype, op, root, slot.count)
+        fingerprint = Fingerprint("reduce", slot.dtype, op, root, slot.count, slot.shape)
         outputs = [slot] if is_root else []
         return self._collective(fingerprint, [slot], issue, outputs, timeout, slot.device, finish)
 
@@ -101,7 +101,7 @@ class TorchBackend(TorchMessages):
         options = torch_dist.GatherOptions()
         options.rootRank = root
         into = [[place.raw for place in places]] if places else []
-        fingerprint = Fingerprint("gather", slot.dtype, root=root, count=slot.count)
+        fingerprint = Fingerprint("gather", slot.dtype, None, root, slot.count, slot.shape)
         return self._collective(
             fingerprint,
             [slot],
@@ -122,7 +122,7 @@ class TorchBackend(TorchMessages):
         options = torch_dist.ScatterOptions()
         options.rootRank = root
         parts = [[source.raw for source in sources]] if sources else []
-        fingerprint = Fingerprint("scatter", slot.dtype, root=root, count=slot.count)
+        fingerprint = Fingerprint("scatter", slot.dtype, None, root, slot.count, slot.shape)
         return self._collective(
             fingerprint,
             sources,
@@ -137,7 +137,7 @@ class TorchBackend(TorchMessages):
     def all_reduce(self, tensor: Tensor, op: ReduceOp, timeout: float | None) -> Work[None]:
         slot = Slot(tensor, "tensor", self._kind.device, writable=True)
         plan = self._reducing(op, slot)
-        fingerprint = Fingerprint("all_reduce", slot.dtype, op, count=slot.count)
+        fingerprint = Fingerprint("all_reduce", slot.dtype, op, -1, slot.count, slot.shape)
         return self._all_reduce(fingerprint, [slot], slot.raw, plan, timeout)
 
     def all_reduce_coalesced(
@@ -221,7 +221,8 @@ class TorchBackend(TorchMessages):
                 _deal(flat, [place.raw for place in row])
 
         name = "all_gather_coalesced" if several else "all_gather"
-        fingerprint = Fingerprint(name, slots[0].dtype, count=count)
+        shape = None if several else slots[0].shape
+        fingerprint = Fingerprint(name, slots[0].dtype, count=count, shape=shape)
         places = [place for row in rows for place in row]
         return self._collective(fingerprint, slots, issue, places, timeout, slots[0].device, finish)
 
@@ -232,7 +233,7 @@ class TorchBackend(TorchMessages):
         parts = list(place.raw.chunk(self._group.n_ranks)) if place.count else []
         parts = parts or [place.raw] * self._group.n_ranks
         return self._collective(
-            Fingerprint("all_gather", slot.dtype, count=slot.count),
+            Fingerprint("all_gather", slot.dtype, count=slot.count, shape=slot.shape),
             [slot],
             lambda pg: pg.allgather([parts], [slot.raw]),
             [place],
@@ -282,7 +283,7 @@ class TorchBackend(TorchMessages):
                 place.raw.copy_(data[0][rank * length : (rank + 1) * length])
             _change(plan.finish, place.raw, plan)
 
-        fingerprint = Fingerprint("reduce_scatter", place.dtype, op, count=place.count)
+        fingerprint = Fingerprint("reduce_scatter", place.dtype, op, -1, place.count, place.shape)
         return self._collective(fingerprint, sources, issue, [place], timeout, place.device, finish)
 
     def all_to_all(
@@ -333,7 +334,7 @@ class TorchBackend(TorchMessages):
                 f"from itself {into[rank]}: the splits do not fit together"
             )
         return self._collective(
-            Fingerprint("all_to_all", source.dtype),
+            Fingerprint("all_to_all", source.dtype, shape=source.shape),
             [source],
             lambda pg: pg.alltoall_base(place.raw, source.raw, into, out_of),
             [place],

@@ -1,0 +1,78 @@
+"""The words of errors about operations: who disagrees, who is missing, what was under way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from aiodist.errors import CollectiveMismatchError, CollectiveTimeoutError, ProtocolError
+from aiodist.groups.fingerprint import Fingerprint, describe, tensor_in_words
+from aiodist.tensors import decode_meta
+from aiodist.wire.frames import COLLECTIVE, Frame
+
+if TYPE_CHECKING:
+    from aiodist.groups.process_group import ProcessGroup
+
+
+def mismatch(
+    group: ProcessGroup,
+    sequence: int,
+    fingerprint: Fingerprint,
+    src: int,
+    meta: bytes,
+    detail: str = "",
+) -> CollectiveMismatchError:
+    """The error for a message of rank ``src`` that another operation sent than is called here."""
+    return CollectiveMismatchError(
+        f"ranks disagree about operation {sequence} of group {group.group_name!r}: "
+        f"rank {group.global_rank} called {fingerprint}, "
+        f"rank {src} called {describe(meta)}{detail}",
+        operation=fingerprint.operation,
+        group=group.group_name,
+        sequence=sequence,
+        rank=src,
+    )
+
+
+def last_words(frame: Frame, group: ProcessGroup | None) -> str:
+    """What a rank's message says that it was doing, for the error about its end."""
+    where = "a group not made here" if group is None else f"{group.group_name!r}"
+    if frame.kind == COLLECTIVE:
+        return f"{describe(frame.meta)}, operation {frame.channel} of {where}"
+    return f"a message with tag {frame.channel} in {where}"
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """``ranks 1, 2``, or ``no rank``."""
+    if not ranks:
+        return "no rank"
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def last_finished(missing: dict[int, str]) -> str:
+    """What those that said so have finished last, in brackets."""
+    told = ", ".join(f"rank {rank} {last}" for rank, last in missing.items() if last)
+    return f" (last finished: {told})" if told else ""
+
+
+def timed_out(
+    what: str, seconds: float, blame: str, ranks: Sequence[int], fields: dict[str, Any]
+) -> CollectiveTimeoutError:
+    """The error for ``what``, which waits for ``ranks``; ``fields`` has the rest of its facts."""
+    if fields["tensor"]:
+        blame += f"; the tensor here: {fields['tensor']}"
+    return CollectiveTimeoutError(
+        f"{what} timed out after {seconds:g} s on rank {fields['rank']}: {blame}; "
+        "see what keeps it, or pass a longer timeout to the call or to its group",
+        waiting_for=ranks,
+        **fields,
+    )
+
+
+def tensor_of_message(meta: bytes) -> str:
+    """The tensor that a message's description tells of; empty where it tells of none."""
+    try:
+        _, dtype, shape = decode_meta(meta)
+    except ProtocolError:  # objects, or a receive that takes what comes
+        return ""
+    return tensor_in_words(dtype, shape)
