@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from aiodist.errors import ProtocolError
 from aiodist.mesh.matching import ANY_SOURCE, Arrival, Matcher, Reader, Recv
 from aiodist.mesh.outbox import MESSAGE_COST, Outbox
 from aiodist.tensors import scratch
@@ -17,8 +18,10 @@ class Source(Protocol):
     rank: int
     outbox: Outbox
     window: int
+    charged: int
     owed: int
     stalled: bool
+    wants: int
     error: BaseException | None
     last: Frame | None
 
@@ -61,7 +64,7 @@ class Inbox:
                 self.matcher.withdraw(recv)
                 recv.fail(source.error)
             elif source.stalled:
-                source.outbox.control(encode(FrameType.WANT, recv.key))
+                self._want(source, recv)
 
     def withdraw(self, recv: Recv) -> None:
         """Cancel a receive: its memory is not written any more, its message goes to the next one."""
@@ -165,6 +168,9 @@ class Inbox:
         source.last = frame
         key = frame.key
         cost = frame.length + MESSAGE_COST
+        source.charged += cost
+        if source.charged > source.window:
+            self._check_excess(source, frame, frame.length)
         if self._is_over(key):
             self._refund(source, cost)
             self._late(key, source.rank, frame.meta)
@@ -195,6 +201,9 @@ class Inbox:
     def request(self, source: Source, frame: Frame) -> None:
         source.last = frame
         key = frame.key
+        source.charged += MESSAGE_COST
+        if source.charged > source.window:
+            self._check_excess(source, frame, 0)
         if self._is_over(key):
             self._refund(source, MESSAGE_COST)
             self._late(key, source.rank, frame.meta)
@@ -254,9 +263,26 @@ class Inbox:
         source.stalled = stalled
         if stalled:
             for recv in self.matcher.posted_from(source.rank):
-                source.outbox.control(encode(FrameType.WANT, recv.key))
+                self._want(source, recv)
 
     # -- inside
+
+    def _want(self, source: Source, recv: Recv) -> None:
+        source.wants += 1
+        source.outbox.control(encode(FrameType.WANT, recv.key))
+
+    def _check_excess(self, source: Source, frame: Frame, payload: int) -> None:
+        """A message came beyond the credit: one that was asked for may, if it brings no payload.
+
+        The sender has seen no more credit than was sent, and no other order of messages: what is
+        too much by this count was too much by its own.
+        """
+        if payload or not source.wants:
+            raise ProtocolError(
+                f"rank {source.rank} sent {source.charged} bytes of messages that nobody has "
+                f"received yet, and may send {source.window}"
+            )
+        source.wants -= 1
 
     def _candidates(self, src: int) -> list[Source]:
         if src == ANY_SOURCE:
@@ -320,4 +346,5 @@ class Inbox:
         source.owed += cost
         if source.owed >= source.window // 4:
             owed, source.owed = source.owed, 0
+            source.charged -= owed
             source.outbox.control(encode(FrameType.CREDIT, id=owed))

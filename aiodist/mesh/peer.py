@@ -84,8 +84,10 @@ class Peer:
         self.rank = card.rank
         self.outbox = Outbox(harbour.call_soon, harbour.hear)
         self.window = window  # bytes that this rank buffers of what the peer sends
-        self.owed = 0  # credit to be given back to the peer
+        self.charged = 0  # credit that its messages have taken and did not get back
+        self.owed = 0  # of that, what is to be given back soon
         self.stalled = False  # the peer holds messages back for want of credit
+        self.wants = 0  # how often it was asked for one at any credit, less those beyond that came
         self.said_goodbye = False
         self.last: Frame | None = None  # the last message that it began to send
         self.error: BaseException | None = None

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import aiodist as dist
 from aiodist.groups.world import current_world
+from aiodist.mesh.outbox import MESSAGE_COST
 from aiodist.testing import run_ranks
 from aiodist.wire.frames import FrameType, encode
 from tests.engine.conftest import outcome
@@ -122,3 +123,46 @@ async def test_every_frame_at_a_wrong_time(kind: FrameType) -> None:
     specs = [(kind, 0, "default", 99, 99, b"", 8, None), (kind, 1, 7, -1, 2**64 - 1, b"m", 0, 0)]
     for error in await conversation(specs):
         assert error is None or isinstance(error, dist.DistError)
+
+
+WINDOW = 1 << 16
+
+
+@pytest.mark.parametrize("kind", [FrameType.EAGER, FrameType.REQUEST])
+@pytest.mark.parametrize("asked_for", [False, True])
+async def test_a_rank_that_sends_beyond_its_credit_is_cut_off_and_named(
+    kind: FrameType, asked_for: bool
+) -> None:
+    """``asked_for``: the other rank waits for one message, and says that it may come at any credit."""
+    nbytes = 1000 if kind == FrameType.EAGER else 0
+    announced = nbytes or LARGE
+    waiting = asyncio.Event()
+    held: list[int] = []
+
+    async def main(rank: int) -> BaseException | None:
+        await dist.barrier()
+        endpoint = current_world().endpoint
+        if rank == 0:
+            work = dist.irecv(np.zeros(4), 1, tag=7)
+            waiting.set()
+            error = await outcome(work)
+            held.append(endpoint.inbox.matcher.arrived_bytes())
+            assert endpoint._peers[1].charged <= WINDOW + 2 * (nbytes + MESSAGE_COST)
+            return error
+        await waiting.wait()
+        group = current_world().default_group().id
+        frames = []
+        if asked_for:
+            frames.append(encode(FrameType.STALLED, id=1))
+        for number in range(1, 10_000):
+            key = (0, group, number + 100)
+            frames.append(encode(kind, key, id=number, length=announced, meta=b"m") + bytes(nbytes))
+        endpoint.connections()[0].send([b"".join(frames)])
+        return await outcome(dist.irecv(np.zeros(4), 0))  # until the stream ends
+
+    async with asyncio.timeout(LIMIT_SECONDS):
+        error, _ = await run_ranks(2, main, buffer_bytes=WINDOW)
+    assert isinstance(error, dist.PeerLostError)
+    assert error.rank == 1
+    assert f"messages that nobody has received yet, and may send {WINDOW}" in str(error)
+    assert held[0] <= WINDOW
