@@ -93,6 +93,7 @@ class Plane:
         self.unread: list[tuple[int, tuple[int, int]] | None] = [None] * SLOTS
         """By slot: an operation, and its fingerprint, of which this rank has not read all slots."""
         self.lookout = Lookout(_no_turns)
+        self.lookout.neighbours = group.endpoint.lookout.neighbours
         """``active`` once it is known that no other rank lives in this process."""
         self._memory: SharedMemory | None = memory
         self._id = _area_id(group.id, incarnation)

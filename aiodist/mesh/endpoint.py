@@ -17,7 +17,7 @@ from aiodist.mesh.dialling import introduce
 from aiodist.mesh.events import Events
 from aiodist.mesh.forks import close_in_children
 from aiodist.mesh.harbour import Harbour
-from aiodist.mesh.host import cores, host_id
+from aiodist.mesh.host import host_id
 from aiodist.mesh.inbox import Inbox
 from aiodist.mesh.link import Link
 from aiodist.mesh.liveness import Heart, Notice
@@ -118,7 +118,7 @@ class Endpoint(Words):
         self.size = self.inbox.size = len(cards)
         here = [card.pid for card in cards if card.host_id == self._host_id]
         self.shares_process = len(set(here)) < len(here)  # there, looking keeps the other waiting
-        self.lookout.active = not self.shares_process and len(here) <= cores()
+        self.lookout.meet([] if self.shares_process else here)
         if self.memory is not None:
             segments = {c.rank: c.segment for c in cards if c.host_id == self._host_id}
             self.memory.meet(segments)

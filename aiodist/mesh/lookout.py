@@ -15,6 +15,9 @@ import os
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
+from aiodist.mesh.host import cores
+from aiodist.mesh.neighbours import Neighbours
+
 SHORTEST = 50e-6
 """Seconds of looking that are always worth it: about what falling asleep costs."""
 
@@ -36,11 +39,13 @@ class Lookout:
         "_until",
         "_waiting",
         "active",
+        "neighbours",
         "window",
     )
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self.active = False
+        self.neighbours = Neighbours()
         self.window = LONGEST
         """Seconds of looking that the waits before have made worth it."""
         self._call_soon = call_soon
@@ -50,6 +55,12 @@ class Lookout:
         self._waiting = 0
         self._looking = False
         self._turning = False
+
+    def meet(self, here: Sequence[int]) -> None:
+        """The processes of this host's ranks; none where looking would keep others waiting."""
+        self.active = 0 < len(here) <= cores()
+        if self.active:
+            self.neighbours.meet(here)
 
     def hear(self) -> None:
         """A message, or a part of a long one, has come or has gone; there may be more."""
@@ -85,6 +96,8 @@ class Lookout:
                 now = perf_counter()
                 if now - max(start, self._heard) > seconds or now - start > longest:
                     return
+                if now - start > SHORTEST / 2:
+                    self.neighbours.step_aside(now)
                 _give_way()  # to the other rank, should it sit on the same core
         finally:
             self._looking = False
@@ -108,7 +121,8 @@ class Lookout:
 
     def _turn(self) -> None:
         # A loop that has something to call does not sleep, and looks at every socket each turn.
-        if self._waiting and perf_counter() < self._until:
+        if self._waiting and (now := perf_counter()) < self._until:
+            self.neighbours.step_aside(now)
             _give_way()
             self._call_soon(self._turn)
         else:
