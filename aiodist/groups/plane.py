@@ -173,10 +173,13 @@ class Plane:
         end = 0.0
         for _, words in self._peers:
             while words[tag] != base:
+                if not self.lookout.active:
+                    return None
                 now = perf_counter()
                 if not end:
                     end = now + AT_ONCE_SECONDS
-                if now > end or not self.lookout.active:
+                elif now > end:
+                    self.lookout.neighbours.step_aside(now)
                     return None
             if words[tag + 1] != low or words[tag + 2] != high or words[tag + 3] != nbytes:
                 return None

@@ -50,9 +50,9 @@ class Neighbours:
             return
         here = self._core()
         taken = [core for pid in self._pids if (core := running_on(pid)) >= 0]
-        if here not in taken:
+        if here not in taken or now - self._next > self._pause:
             self._pause = FIRST_PAUSE
-        elif move_from(here, taken):
+        if here in taken and move_from(here, taken):
             self._pause = min(self._pause * 2, LONGEST_PAUSE)
         self._next = now + self._pause
 
