@@ -15,6 +15,7 @@ import pytest
 
 from aiodist.errors import InvalidUsageError
 from aiodist.spawn import spawn
+from tests.limits import scaled
 
 torch_spawn = pytest.importorskip("torch.multiprocessing.spawn")
 
@@ -168,4 +169,4 @@ def test_a_function_typed_in_interactively_is_refused():
 
 def test_importing_it_does_not_import_torch():
     script = "import sys, aiodist.spawn; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=scaled(60))

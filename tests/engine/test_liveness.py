@@ -15,6 +15,7 @@ import pytest
 import aiodist as dist
 from aiodist.api.lifecycle import LIVENESS_VARIABLE
 from tests.faults.hosts import Hosts, hosts
+from tests.limits import scaled
 from tests.test_credentials import tls_environ
 
 pytestmark = pytest.mark.timeout(120)
@@ -103,7 +104,7 @@ class Job:
         writer.flush()
 
     def finish(self, rank: int) -> tuple[int, str, str]:
-        out, err = self.processes[rank].communicate(timeout=60)
+        out, err = self.processes[rank].communicate(timeout=scaled(60))
         return self.processes[rank].returncode, out, err
 
     def end(self) -> None:

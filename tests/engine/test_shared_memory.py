@@ -19,6 +19,7 @@ from aiodist.groups.world import current_world
 from aiodist.testing import in_process
 from aiodist.testing.in_process import run_ranks
 from tests.engine.conftest import outcome, until
+from tests.limits import scaled
 
 ROOT = Path(__file__).parents[2]
 
@@ -274,7 +275,7 @@ def test_a_rank_killed_in_the_middle_leaves_nothing(tmp_path: Path, megabytes: i
             assert rank.stdout is not None
             assert rank.stdout.readline() == "ready\n"
         ranks[2].send_signal(signal.SIGKILL)
-        outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
+        outputs = [rank.communicate(timeout=scaled(60))[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -15,6 +15,7 @@ from aiodist.testing.in_process import run_ranks
 from aiodist.transport import strangers
 from aiodist.wire.frames import FrameType, encode
 from aiodist.wire.handshake import Handshake
+from tests.limits import scaled
 
 GREETINGS = {
     "http": b"GET / HTTP/1.1\r\nHost: example.invalid\r\nAccept: everything there is\r\n\r\n",
@@ -54,7 +55,7 @@ async def test_a_stranger_is_turned_away_and_the_ranks_work_on(
     async def main(rank: int) -> None:
         if rank == 0:
             address = current_world().endpoint._listeners[0].address
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(scaled(10)):
                 await speak(address, GREETINGS[greeting])
         data = np.ones(3)
         await dist.all_reduce(data)
@@ -74,7 +75,7 @@ async def test_a_silent_stranger_is_given_up(
     async def main(rank: int) -> None:
         if rank == 0:
             address = current_world().endpoint._listeners[0].address
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(scaled(10)):
                 assert await speak(address, b"") == b""
         await dist.barrier()
 
@@ -93,7 +94,7 @@ async def test_too_many_strangers_lose_their_places_and_the_ranks_work_on(
             endpoint = current_world().endpoint
             address = endpoint._listeners[0].address
             silent = [asyncio.create_task(speak(address, b"")) for _ in range(20)]
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(scaled(10)):
                 done, _ = await asyncio.wait(silent, return_when=asyncio.FIRST_COMPLETED)
                 while len(done) < 12:  # 20 less the places: 4 and two a rank
                     done, _ = await asyncio.wait(
@@ -129,7 +130,7 @@ async def test_a_replayed_handshake_is_worth_nothing(caplog: pytest.LogCaptureFi
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(encode(FrameType.HELLO, meta=hello))
             writer.write(encode(FrameType.HELLO, meta=proof))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(scaled(10)):
                 await reader.read()
             writer.close()
             await writer.wait_closed()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from aiodist.launch.ports import reserve_port
+from tests.limits import scaled
 from tests.test_credentials import tls_environ
 
 pytestmark = pytest.mark.timeout(120)
@@ -67,7 +68,7 @@ def run(source: str, environs: list[dict[str, str]]) -> list[tuple[int, str, str
             for rank, environ in enumerate(environs)
         ]
         try:
-            told = [rank.communicate(timeout=100) for rank in ranks]
+            told = [rank.communicate(timeout=scaled(100)) for rank in ranks]
         finally:
             for rank in ranks:
                 rank.kill()

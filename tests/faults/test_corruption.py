@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 
 import aiodist as dist
 from aiodist.deadline import Deadline
+from aiodist.groups.board import LineBoard
+from aiodist.groups.plane import Plane
+from aiodist.shared.area import SLOT_TAGS, SLOTS
 from aiodist.testing import Faults, FaultyTransport, run_ranks
 from aiodist.testing.sinks import Sink
 from aiodist.transport.base import Connection
@@ -21,7 +25,9 @@ from aiodist.transport.registry import Transports
 from aiodist.wire.frames import HEADER_BYTES
 from tests.certificates import tls_files
 from tests.engine.conftest import outcome
+from tests.faults.in_memory import plane_of_the_world
 from tests.faults.proxy import damaging_proxy
+from tests.limits import scaled
 
 META_BYTES = 15
 """A collective's fingerprint."""
@@ -52,7 +58,7 @@ async def damaged(offset: int, bits: int) -> tuple[list[BaseException | None], l
 async def test_a_damaged_header_is_an_error_or_does_not_matter(bits: int) -> None:
     """Never a wrong result, and never a wait beyond the operation's timeout."""
     places = range(HEADER_BYTES + META_BYTES)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(scaled(30)):
         found = await asyncio.gather(*(damaged(place, bits) for place in places))
     noticed = 0
     for place, (errors, results) in zip(places, found, strict=True):
@@ -68,6 +74,51 @@ async def test_a_damaged_payload_is_not_noticed() -> None:
     errors, results = await damaged(HEADER_BYTES + META_BYTES + 6, 0x10)
     assert errors == [None, None]
     assert results[0] != 3
+
+
+@pytest.mark.parametrize("bits", [0x01, 0x80])
+async def test_a_damaged_word_in_shared_memory_is_an_error_or_does_not_matter(
+    bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte of what stands beside a slot: tag, fingerprint and length, as rank 1 puts them up."""
+    damage: dict[Plane, tuple[int, int]] = {}
+    swap, put_up = Plane.swap, LineBoard.put_up
+
+    def spoil(plane: Plane, sequence: int) -> None:
+        if plane in damage:
+            word, flip = damage[plane]
+            plane.mine[SLOT_TAGS[sequence % SLOTS] + word] ^= flip
+
+    def damaged_swap(plane: Plane, sequence: int, *rest: Any) -> Any:
+        try:
+            return swap(plane, sequence, *rest)
+        finally:
+            spoil(plane, sequence)
+
+    def damaged_put_up(board: LineBoard, nbytes: int) -> None:
+        put_up(board, nbytes)
+        spoil(board._plane, board.line.sequence)
+
+    monkeypatch.setattr(Plane, "swap", damaged_swap)
+    monkeypatch.setattr(LineBoard, "put_up", damaged_put_up)
+
+    async def one(place: int) -> list[BaseException | None]:
+        async def main(rank: int) -> BaseException | None:
+            await dist.barrier()
+            if rank == 1:
+                damage[plane_of_the_world()] = place // 8, bits << place % 8 * 8
+            data = np.full(1, float(rank + 1))
+            error = await outcome(dist.all_reduce(data, timeout=TIMEOUT))
+            assert error is None or isinstance(error, dist.DistError), (place, error)
+            assert error is not None or data[0] == 3, place
+            damage.clear()
+            return error
+
+        return await run_ranks(2, main, "shm")
+
+    async with asyncio.timeout(scaled(30)):
+        found = [await one(place) for place in range(32)]
+    assert all(any(errors) for errors in found[:24]), "a damaged tag or fingerprint"
 
 
 async def through_a_proxy(scheme: str, offset: int) -> tuple[bytes, Sink]:
@@ -90,7 +141,7 @@ async def through_a_proxy(scheme: str, offset: int) -> tuple[bytes, Sink]:
 
 
 async def test_by_tls_a_byte_damaged_on_the_wire_is_an_error() -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(scaled(30)):
         sent, sink = await through_a_proxy("tls", 200_000)
     assert isinstance(sink.ends[0], dist.DistNetworkError)
     assert sent.startswith(sink.data)
@@ -98,7 +149,7 @@ async def test_by_tls_a_byte_damaged_on_the_wire_is_an_error() -> None:
 
 
 async def test_by_tcp_it_arrives() -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(scaled(30)):
         sent, sink = await through_a_proxy("tcp", 200_000)
     assert sink.ends == [None]
     assert [at for at, (a, b) in enumerate(zip(sent, sink.data, strict=True)) if a != b] == [

@@ -11,6 +11,7 @@ import pytest
 
 import aiodist.launch.cli as cli
 from aiodist.launch.spec import JobSpec
+from tests.limits import scaled
 
 
 @pytest.fixture(autouse=True)
@@ -175,4 +176,4 @@ def test_help_and_version(capfd):
 
 def test_the_launcher_does_not_import_torch():
     script = "import sys, aiodist.launch.cli; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=scaled(60))

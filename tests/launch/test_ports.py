@@ -14,6 +14,7 @@ import uvloop
 
 from aiodist.errors import DistNetworkError, InvalidUsageError
 from aiodist.launch.ports import reserve_port
+from tests.limits import scaled
 
 
 def _torch_store(port: int, use_libuv: bool):
@@ -60,7 +61,7 @@ def test_a_torch_store_listens_on_a_reserved_port(use_libuv):
 
 def test_a_reserved_port_refuses_connections_until_somebody_listens():
     with reserve_port() as reservation, pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", reservation.port), timeout=5)
+        socket.create_connection(("127.0.0.1", reservation.port), timeout=scaled(5))
 
 
 def test_the_system_gives_no_reserved_port_to_anybody_who_wants_any():

@@ -20,6 +20,7 @@ from aiodist.mesh.outbox import MESSAGE_COST
 from aiodist.testing import run_ranks
 from aiodist.wire.frames import FrameType, encode
 from tests.engine.conftest import outcome
+from tests.limits import scaled
 
 LARGE = 3 << 20
 LIMIT_SECONDS = 20
@@ -79,7 +80,7 @@ async def conversation(specs: list[tuple[Any, ...]]) -> list[BaseException | Non
         waiting.set()
         outcomes.extend([await outcome(work) for work in works])
 
-    async with asyncio.timeout(LIMIT_SECONDS):
+    async with asyncio.timeout(scaled(LIMIT_SECONDS)):
         await run_ranks(2, main)
     assert told == [], "an error that nobody expected"
     return outcomes
@@ -111,7 +112,7 @@ def test_garbage_from_a_proven_rank_is_its_end(data: bytes) -> None:
                 await asyncio.sleep(0)
             return None
 
-        async with asyncio.timeout(LIMIT_SECONDS):
+        async with asyncio.timeout(scaled(LIMIT_SECONDS)):
             error, _ = await run_ranks(2, main)
         assert isinstance(error, dist.PeerLostError)
 

@@ -17,6 +17,7 @@ from aiodist.transport.base import Connection
 from aiodist.transport.inproc import InprocHub, InprocTransport
 from aiodist.wire.frames import Key
 from aiodist.wire.handshake import Handshake
+from tests.limits import scaled
 
 KEY = bytes(32)
 
@@ -41,7 +42,7 @@ class Events:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(scaled(30)):
         while True:
             if condition():
                 return

@@ -24,6 +24,7 @@ from aiodist.observe.folder import Dump, read_parts
 from aiodist.observe.server import Server
 from aiodist.observe.waiting import judge
 from aiodist.testing import run_ranks
+from tests.limits import scaled
 
 ROOT = Path(__file__).parents[2]
 
@@ -148,7 +149,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[str, int], Job]]:
     yield make
     for job in jobs:
         job.process.terminate()
-        job.process.communicate(timeout=20)
+        job.process.communicate(timeout=scaled(20))
 
 
 BLOCKING = """
@@ -201,7 +202,7 @@ def test_a_stopped_rank_is_named_within_the_bound_and_sigusr1_dumps_all_ranks(
     os.kill(places[1].pid, signal.SIGSTOP)
     began = time.monotonic()
     told = job.why("--timeout", "1")
-    assert time.monotonic() - began < 20  # a second, and Python's start on a busy machine
+    assert time.monotonic() - began < scaled(20)  # a second, and Python's start on a busy machine
     assert "rank 1, which does not answer" in told
     assert f"process {places[1].pid} is stopped" in told
     os.kill(places[1].pid, signal.SIGCONT)

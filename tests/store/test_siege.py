@@ -9,6 +9,7 @@ import pytest
 
 from aiodist.deadline import Deadline
 from aiodist.store import TcpStore, TcpStoreServer, tcp_server
+from tests.limits import scaled
 
 
 async def test_the_oldest_of_too_many_silent_connections_are_dropped(
@@ -22,7 +23,7 @@ async def test_the_oldest_of_too_many_silent_connections_are_dropped(
         ) as server:
             for _ in range(9):
                 silent.append(await asyncio.open_connection("127.0.0.1", server.port))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(scaled(20)):
                 for reader, _ in silent[:5]:  # 9 less the places: 2 and two a client
                     with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
                         await reader.readexactly(1)

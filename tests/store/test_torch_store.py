@@ -8,6 +8,7 @@ import pytest
 from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError, StoreTimeoutError
 from aiodist.store import TorchStore, exchange, join
+from tests.limits import scaled
 
 distributed = pytest.importorskip("torch.distributed")
 
@@ -111,7 +112,7 @@ asyncio.run(main())
 
 @pytest.mark.slow
 def test_interpreter_ends_without_close():
-    subprocess.run([sys.executable, "-c", UNCLOSED], check=True, timeout=40)
+    subprocess.run([sys.executable, "-c", UNCLOSED], check=True, timeout=scaled(40))
 
 
 def test_the_package_does_not_import_torch():

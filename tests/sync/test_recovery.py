@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import aiodist.sync as dist
+from tests.limits import scaled
 
 Run = Callable[..., list[Any]]
 
@@ -82,5 +83,5 @@ def test_ctrl_c_ends_a_blocking_call_at_once(
     ranks[0].send_signal(signal.SIGINT)
     assert out.readline() == "interrupted\n"  # and not a timeout, or nothing
     for rank in (1, 0):
-        _, err = ranks[rank].communicate("\n", timeout=30)
+        _, err = ranks[rank].communicate("\n", timeout=scaled(30))
         assert (ranks[rank].returncode, err) == (0, "")

@@ -20,6 +20,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from tests.limits import scaled
+
 RANK_SECONDS = 100.0
 
 
@@ -47,8 +49,8 @@ def run(program: str, size: int) -> list[str | None]:
 
 def _answer(link: Any) -> str | None:
     try:
-        if not wait([link], RANK_SECONDS):
-            return f"no answer within {RANK_SECONDS} s"
+        if not wait([link], scaled(RANK_SECONDS)):
+            return f"no answer within {scaled(RANK_SECONDS)} s"
         answer: str | None = link.recv()
         return answer
     except EOFError:

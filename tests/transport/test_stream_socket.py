@@ -28,6 +28,7 @@ from aiodist.transport.socket_listener import SocketListener
 from aiodist.transport.stream_socket import SocketConnection
 from aiodist.transport.tcp import TcpTransport, parse_address
 from aiodist.transport.unix import UnixTransport
+from tests.limits import scaled
 
 
 def socket_pair() -> tuple[SocketConnection, socket.socket]:
@@ -260,7 +261,7 @@ async def test_close_now_sends_what_is_queued_without_the_loop() -> None:
         finally:
             os._exit(2)
     theirs.close()
-    connection.close_now(timeout=5)
+    connection.close_now(timeout=scaled(5))
     assert exit_status(child) == 0
     connection.close_now()
     connection.abort()

@@ -20,10 +20,11 @@ from aiodist.transport.base import Connection
 from aiodist.transport.tcp import TcpTransport
 from aiodist.transport.tls import TlsTransport
 from tests.certificates import tls_files
+from tests.limits import scaled
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(scaled(20)):
         while not condition():  # noqa: ASYNC110  # no event tells
             await asyncio.sleep(0.001)
 

@@ -81,9 +81,17 @@ class Gloo(TorchKind):
 
     def build(self, store: Any, rank: int, size: int, seconds: float, options: Any) -> Any:
         make = torch.distributed.ProcessGroupGloo
-        if options is not None:
-            return make(store, rank, size, options)
-        return make(store, rank, size, timeout=timedelta(seconds=seconds))
+        try:
+            if options is not None:
+                made = make(store, rank, size, options)
+            else:
+                made = make(store, rank, size, timeout=timedelta(seconds=seconds))
+        finally:
+            if store.add("built", 1) == size:
+                store.set("all built", b"")
+        # Ranks connect one after the other: one that left now would break it for those that still do.
+        store.wait(["all built"])
+        return made
 
     def place(self, chosen: Any) -> torch.device:
         return torch.device("cpu")

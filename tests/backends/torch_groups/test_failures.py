@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 import torch
@@ -169,3 +170,24 @@ async def test_a_group_that_cannot_be_built_says_so() -> None:
         await dist.barrier()
 
     await run_ranks(2, body)
+
+
+async def test_nobody_may_leave_before_all_are_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gloo connects every pair of ranks; the end of one would fail the others' beginning."""
+    order: list[str] = []
+    make = torch.distributed.ProcessGroupGloo
+
+    def made_late(store: object, rank: int, *rest: object, **options: object) -> object:
+        made = make(store, rank, *rest, **options)  # type: ignore[arg-type,call-overload]
+        if rank == 1:
+            time.sleep(0.1)  # rank 0 has all it needs by now, and must not think so
+            order.append("rank 1 is connected")
+        return made
+
+    monkeypatch.setattr(torch.distributed, "ProcessGroupGloo", made_late)
+
+    async def leave(rank: int) -> None:
+        order.append("a rank may leave")
+
+    await run_ranks(3, leave, backend="torch:gloo")
+    assert order == ["rank 1 is connected", *["a rank may leave"] * 3]

@@ -15,6 +15,7 @@ from aiodist.mesh.liveness.notice import MAX_TEXT, Notice
 from aiodist.mesh.liveness.ring import neighbours
 from aiodist.mesh.peer import Card
 from aiodist.transport.tcp import TcpTransport
+from tests.limits import scaled
 
 KEY = b"k" * 32
 PATIENT = 600.0
@@ -91,7 +92,7 @@ def complete(rank: Rank, gone: list[int]) -> bool:
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(scaled(30)):
         while not condition():  # noqa: ASYNC110  # no event tells of another rank's state
             await asyncio.sleep(0.001)
 
