@@ -69,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="each rank on a host of its own, made of network namespaces (needs the right to)",
     )
+    run.add_argument("--rate", help="with --namespaces: limit each host's link, as 1gbit")
     run.add_argument("--with-mpi", action="store_true", help="Open MPI and MPICH as well")
     run.add_argument("--output", type=Path, default=Path("build/benchmarks.json"))
     page = commands.add_parser(
@@ -142,6 +143,7 @@ def _run(suite: Suite, peers: Sequence[str], output: Path, options: argparse.Nam
             others,
             pinned=options.pin,
             apart=options.namespaces,
+            rate=options.rate,
             progress=lambda line: console.print(f"== {line}"),
         )
     except (RankFailedError, NoNamespacesError) as error:

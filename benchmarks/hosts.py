@@ -10,6 +10,9 @@ from contextlib import ExitStack, contextmanager
 
 INTERFACE = "eth0"
 _NETWORK = "10.112.0"
+_BURST = "256kb"
+_QUEUE = "50ms"
+"""Of a limited link: what may leave at once, and how long a packet may wait before it is dropped."""
 
 
 class NoNamespacesError(RuntimeError):
@@ -17,10 +20,11 @@ class NoNamespacesError(RuntimeError):
 
 
 @contextmanager
-def namespaces(count: int) -> Iterator[list[str]]:
+def namespaces(count: int, rate: str | None = None) -> Iterator[list[str]]:
     """Names of ``count`` namespaces, each with an address on `INTERFACE`, joined by a bridge.
 
-    Raises NoNamespacesError. They are removed at the end, with all that is in them.
+    ``rate``: what each may send at, in tc's words ("1gbit"); unlimited where None. Raises
+    NoNamespacesError. They are removed at the end, with all that is in them.
     """
     stem = f"aiodist-bench-{os.getpid()}-{secrets.token_hex(2)}"
     switch = f"{stem}-switch"
@@ -39,6 +43,9 @@ def namespaces(count: int) -> Iterator[list[str]]:
             _ip("-n", switch, "link", "set", port, "master", "br0", "up")
             _ip("-n", name, "address", "add", f"{_NETWORK}.{number + 1}/24", "dev", INTERFACE)
             _ip("-n", name, "link", "set", INTERFACE, "up")
+            if rate is not None:
+                bucket = ["root", "tbf", "rate", rate, "burst", _BURST, "latency", _QUEUE]
+                _run(*inside(name, ["tc", "qdisc", "add", "dev", INTERFACE, *bucket]))
         yield names
 
 
@@ -48,13 +55,17 @@ def inside(name: str, command: list[str]) -> list[str]:
 
 
 def _ip(*words: str) -> None:
+    _run("ip", *words)
+
+
+def _run(*words: str) -> None:
     try:
-        subprocess.run(("ip", *words), check=True, capture_output=True, text=True)
+        subprocess.run(words, check=True, capture_output=True, text=True)
     except FileNotFoundError:
         raise NoNamespacesError("there is no ip command here; it comes with iproute2") from None
     except subprocess.CalledProcessError as error:
         said = error.stderr.strip()
         raise NoNamespacesError(
-            f"network namespaces are not to be had here: ip {' '.join(words)} says {said!r}; "
+            f"network namespaces are not to be had here: {' '.join(words)} says {said!r}; "
             "making them takes the right to administer networks"
         ) from None

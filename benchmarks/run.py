@@ -69,11 +69,13 @@ def run(
     *,
     pinned: bool = False,
     apart: bool = False,
+    rate: str | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Report:
     """Measure all cases of ``suite``.
 
-    ``apart``: each rank on a host of its own, made of network namespaces; no steps then.
+    ``apart``: each rank on a host of its own, made of network namespaces; no steps then. ``rate``:
+    what each of these may send at, in tc's words.
 
     ``peers`` share their processes and take turns call by call. ``others`` have jobs of their
     own: each block (all sizes of one operation) is then measured in two passes, in which the
@@ -87,7 +89,7 @@ def run(
     gathered = Gathered()
     for ranks in suite.sizes if suite.operations else ():
         with (
-            namespaces(ranks) if apart else nullcontext(()) as hosts,
+            namespaces(ranks, rate) if apart else nullcontext(()) as hosts,
             Ranks(ranks, peers, pinned=pinned, hosts=hosts) as job,
         ):
             for _, operation, cases in (b for b in suite.blocks() if b[0] == ranks):
@@ -110,12 +112,13 @@ def run(
             steps.append(step_result(step, job.measure(step, bounds)))
         progress(f"{step}: {time.monotonic() - began:.0f} s so far")
     names = (*peers, *(peer for other in others for peer in other.peers))
+    veth = f"veth{f' at {rate}' if rate else ''}, each rank in a network namespace"
     settings: dict[str, Any] = {
         "suite": suite.name,
         "effort": dataclasses.asdict(effort),
         "passes": passes,
         "seconds": round(time.monotonic() - began),
-        "interface": "veth, each rank in a network namespace" if apart else "lo",
+        "interface": veth if apart else "lo",
         "pinned": pinned,
     }
     before["versions"].update({other.name: other.version for other in others})

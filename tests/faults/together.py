@@ -1,0 +1,51 @@
+"""A rank of a job on several hosts that have several: ``python -m tests.faults.together RANK SIZE STORE``.
+
+Tells in a line of JSON what it reduced, with whom it shares memory, and what its host has sent.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import aiodist.sync as dist
+from aiodist.groups.world import current_world
+
+COUNT = 2 << 20
+"""Elements, of 4 bytes."""
+
+
+def sent() -> int:
+    """Bytes that left this host by eth0."""
+    lines = Path("/proc/self/net/dev").read_text().splitlines()
+    (numbers,) = (line.partition(":")[2] for line in lines if line.strip().startswith("eth0:"))
+    return int(numbers.split()[8])
+
+
+def main() -> None:
+    rank, size = int(sys.argv[1]), int(sys.argv[2])
+    dist.init_process_group("gloo", f"file://{sys.argv[3]}", rank=rank, world_size=size, timeout=60)
+    data = np.full(COUNT, rank + 1.0, np.float32)
+    dist.barrier()
+    before = sent()
+    dist.all_reduce(data)
+    dist.barrier()
+    gathered = [np.zeros(1000, np.float32) for _ in range(size)]
+    dist.all_gather(gathered, np.full(1000, float(rank), np.float32))
+    plane = current_world().default_group().plane
+    facts = {
+        "sums": sorted({float(value) for value in data}),
+        "gathered": [float(each[0]) for each in gathered],
+        "shares with": [] if plane is None or plane.is_off else plane.members,
+        "sent": sent() - before,
+    }
+    dist.barrier()
+    dist.destroy_process_group()
+    print(json.dumps(facts), flush=True)
+
+
+if __name__ == "__main__":
+    main()
