@@ -35,6 +35,11 @@ class Dock(Protocol):
         """Whether there is more to be sent."""
         ...
 
+    @property
+    def is_near(self) -> bool:
+        """Whether the next step may be a moment away: as far as known, the other rank is at it."""
+        ...
+
     def step(self) -> bool:
         """Copy one piece, if one can be copied."""
         ...
@@ -61,16 +66,19 @@ class Harbour:
         self.call_soon = call_soon
         self.hear = lookout.hear
         self._lookout = lookout
-        self._busy: dict[Dock, None] = {}
+        self._busy: dict[Dock, float] = {}  # and when a piece of it was copied
         self._working = False
         self._armed = False
-        self._moved = 0.0  # when a piece was, or something new came
         self._cleared: asyncio.Future[None] | None = None
+
+    @property
+    def is_wakeful(self) -> bool:
+        """Whether looking takes no core away from another rank."""
+        return self._lookout.active
 
     def enlist(self, dock: Dock) -> None:
         """Something is to be done at ``dock``. Do it, or begin with it."""
-        self._busy[dock] = None
-        self._moved = perf_counter()
+        self._busy[dock] = perf_counter()
         self.work()
 
     def work(self) -> None:
@@ -91,33 +99,36 @@ class Harbour:
     # -- inside
 
     def _work(self) -> None:
-        began = perf_counter()
+        busy = self._busy
+        began = now = perf_counter()
         while True:
-            moved = self._step()
-            if not self._busy:
+            moved = self._step(now)
+            if not busy:
                 break
             now = perf_counter()
             if moved:
-                self._moved = now
                 if now - began > TURN_SECONDS:
                     self._go_on_soon()
                     break
-            elif self._lookout.active and now - self._moved < NEAR_SECONDS:
+            elif self.is_wakeful and any(
+                now - then < NEAR_SECONDS and dock.is_near for dock, then in busy.items()
+            ):
                 _give_way()
-            elif all(self._try(dock, dock.rest) for dock in list(self._busy)):
+            elif all(self._try(dock, dock.rest) for dock in list(busy)):
                 break
-        if self._moved > began:
-            self.hear()
+        self.hear()
         if self._cleared is not None and not self._owes():
             cleared, self._cleared = self._cleared, None
             if not cleared.done():
                 cleared.set_result(None)
 
-    def _step(self) -> bool:
+    def _step(self, now: float) -> bool:
         moved = False
         for dock in list(self._busy):
             if self._try(dock, dock.step):
                 moved = True
+                if dock in self._busy:
+                    self._busy[dock] = now
             elif not dock.is_busy and self._try(dock, dock.rest):
                 self._busy.pop(dock, None)
         return moved

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from aiodist.errors import ProtocolError
@@ -45,12 +46,11 @@ class _Job:
 
     __slots__ = ("data", "done", "on_sent", "piece", "whose")
 
-    def __init__(self, data: memoryview, whose: int, on_sent: OnSent) -> None:
+    def __init__(self, data: memoryview, whose: int, piece: int, on_sent: OnSent) -> None:
         self.data = data
         self.whose = whose
+        self.piece = piece
         self.on_sent = on_sent
-        # A part of a large message has others before and behind it: the larger the better.
-        self.piece = len(data) if whose else max(-(-len(data) // PIECES), MIN_PIECE_BYTES)
         self.done = 0
 
 
@@ -79,14 +79,26 @@ class Lane:
 
     def place(self, key: Key, data: memoryview, meta: bytes, on_sent: OnSent) -> None:
         """Send a message with its data behind it. ``on_sent``: as a connection's."""
-        if self._out is not None:
-            self._out.will_wake()
-        self._connection.send((encode(FrameType.PLACED, key, length=len(data), meta=meta),))
-        self.put(0, data, on_sent)
+        length = len(data)
+        header = encode(FrameType.PLACED, key, length=length, meta=meta)
+        job = _Job(data, 0, max(-(-length // PIECES), MIN_PIECE_BYTES), on_sent)
+        out = self._out
+        if out is not None and not out.is_closed:
+            out.will_wake()
+            if not self._harbour.is_wakeful:
+                # Nothing is won by pieces where the ranks take turns on a core: whoever is woken
+                # shall find all that there is.
+                job.piece = length
+                with suppress(ProtocolError):  # which the next step raises as well
+                    if not self._jobs and out.free():
+                        self._fill(out, job)
+        self._connection.send((header,))
+        self._jobs.append(job)
+        self._harbour.enlist(self)
 
     def put(self, ticket: int, data: memoryview, on_sent: OnSent) -> None:
         """Send the next bytes for receive number ``ticket``."""
-        self._jobs.append(_Job(data, ticket, on_sent))
+        self._jobs.append(_Job(data, ticket, len(data), on_sent))
         self._harbour.enlist(self)
 
     def release(self, memory: memoryview) -> None:
@@ -118,15 +130,20 @@ class Lane:
 
     owes = is_busy
 
+    @property
+    def is_near(self) -> bool:
+        # Who naps reads the bell in a turn of its loop, and perhaps waits for a turn of this one.
+        return self._out is not None and self._out.is_watched
+
     def step(self) -> bool:
         out, jobs = self._out, self._jobs
-        if out is None or out.is_closed or not jobs or not out.free():
+        if out is None or out.is_closed or not jobs:
             return False
         job = jobs[0]
-        piece = job.data[job.done : job.done + min(job.piece, out.chunk_bytes)]
-        job.done += len(piece)
-        if out.fill(piece, job.whose):
-            self._connection.send(_FILLED)
+        if job.done < len(job.data):
+            if not out.free():
+                return False
+            self._fill(out, job)
         if job.done == len(job.data):
             jobs.popleft()
             job.on_sent(None)
@@ -138,6 +155,12 @@ class Lane:
             return True
         out.nap()
         return not out.free()
+
+    def _fill(self, out: LaneOut, job: _Job) -> None:
+        piece = job.data[job.done : job.done + min(job.piece, out.chunk_bytes)]
+        job.done += len(piece)
+        if out.fill(piece, job.whose):
+            self._connection.send(_FILLED)
 
 
 class _Placed:
@@ -167,7 +190,7 @@ class Landing:
         self.broken = broken
         self._lane: LaneIn | None = None
         self._placed: deque[_Placed] = deque()
-        self._unfinished: Recv | None = None  # the last piece was for it, and more are to come
+        self._midway = False  # the last piece was of a large message, and more are to come
 
     # -- from the link
 
@@ -201,7 +224,7 @@ class Landing:
         placed, self._placed = self._placed, deque()
         for one in placed:
             self._inbox.interrupted(one.target, error)
-        self._unfinished = None
+        self._midway = False
         self._harbour.work()
 
     # -- mesh.harbour.Dock
@@ -210,8 +233,9 @@ class Landing:
 
     @property
     def is_busy(self) -> bool:
-        unfinished = self._unfinished
-        return bool(self._placed) or (unfinished is not None and not unfinished.done)
+        return bool(self._placed) or self._midway
+
+    is_near = is_busy
 
     def step(self) -> bool:
         found = self._next()
@@ -255,7 +279,6 @@ class Landing:
 
     def _part(self, ticket: int, data: memoryview) -> None:
         recv = self._inbox.promised(ticket)
-        self._unfinished = recv
         if recv is not None and recv.into is not None:
             place = recv.into[recv.got : recv.got + len(data)]
             if len(place) != len(data):
@@ -263,6 +286,7 @@ class Landing:
             place[:] = data
         self._taken()
         self._inbox.part_done(self._source, recv, len(data))
+        self._midway = recv is not None and not recv.done
 
     def _taken(self) -> None:
         if self._lane is not None and self._lane.taken():

@@ -131,6 +131,11 @@ class LaneOut(_End):
             return True
         return False
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether the receiver looks for more by itself."""
+        return not self.is_closed and not self._theirs[_NAP]
+
     def will_wake(self) -> None:
         """A frame that wakes the receiver, should it sleep, is about to be sent."""
         self._told = self._theirs[_NAP]
