@@ -177,13 +177,17 @@ class Pair:
 
     def settle(self) -> None:
         """Deliver everything, until nothing moves."""
-        while (
+        while self.settle_once():
+            pass
+
+    def settle_once(self) -> bool:
+        """Deliver what is on its way now; whether there may be more."""
+        return bool(
             self.a.stream.push(1 << 40) + self.b.stream.push(1 << 40)
             or self.run_soon()
             or self.a.stream.queue
             or self.b.stream.queue
-        ):
-            pass
+        )
 
     def close(self) -> None:
         """Give the shared memory back."""

@@ -1,0 +1,207 @@
+"""Lanes between two segments: what is put in comes out, and no count or offset is believed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from aiodist.errors import ProtocolError
+from aiodist.shared.lane import (
+    CHUNK_BYTES,
+    DEPTH,
+    MIN_CHUNK_BYTES,
+    LaneIn,
+    LaneOut,
+    ring_within,
+)
+from aiodist.shared.memory import SharedMemory
+from tests.shared.test_segment import close, mappings, met
+
+MIB = 1 << 20
+
+
+def lane(memories: list[SharedMemory]) -> tuple[LaneOut, LaneIn]:
+    """From rank 0 to rank 1."""
+    out, into = memories[0].lane_to(1), memories[1].lane_from(0)
+    assert out is not None
+    assert into is not None
+    return out, into
+
+
+def test_chunks_become_smaller_and_fewer_before_there_are_none() -> None:
+    ring = ring_within(4096, 32 * MIB)
+    assert ring is not None
+    assert (ring.offset, ring.chunk_bytes, ring.depth) == (4096, CHUNK_BYTES, DEPTH)
+    for room in range(2 * MIN_CHUNK_BYTES, DEPTH * CHUNK_BYTES, MIN_CHUNK_BYTES):
+        ring = ring_within(0, room)
+        assert ring is not None
+        assert ring.nbytes <= room
+        assert ring.chunk_bytes >= MIN_CHUNK_BYTES
+    assert ring_within(0, 2 * MIN_CHUNK_BYTES - 1) is None
+
+
+def test_pieces_come_out_in_order_and_make_room() -> None:
+    memories = met(2, 16 * MIB)
+    out, into = lane(memories)
+    assert into.next() is None
+    for turn in range(5):
+        pieces = [bytes([turn * DEPTH + i]) * (1000 + i) for i in range(DEPTH)]
+        for number, piece in enumerate(pieces):
+            assert out.free() == DEPTH - number
+            out.fill(memoryview(piece), 7 + number)
+        assert out.free() == 0
+        for number, piece in enumerate(pieces):
+            found = into.next()
+            assert found is not None
+            assert found[0] == 7 + number
+            assert found[1] == piece
+            into.taken()
+            del found
+    assert into.next() is None
+    close(memories)
+
+
+def test_who_naps_is_rung_once() -> None:
+    memories = met(2, 16 * MIB)
+    out, into = lane(memories)
+    one = memoryview(b"1")
+    assert out.fill(one, 1)  # who has never looked is asleep
+    assert not out.fill(one, 1)
+    into.wake()
+    assert out.is_watched
+    for _ in range(2):
+        into.next()
+        assert not into.taken()  # nobody waits for it
+    assert not out.fill(one, 1)  # who looks is not rung for
+    into.taken()
+    into.nap()
+    assert not out.is_watched
+    out.will_wake()  # by another frame
+    assert not out.fill(one, 1)
+    into.wake()
+    into.taken()
+    for _ in range(DEPTH):
+        out.fill(one, 1)
+    out.nap()
+    rung = [into.taken() for _ in range(DEPTH)]
+    assert rung == [False, True, False, False]
+    close(memories)
+
+
+def test_lanes_leave_a_quarter_of_the_segment_to_groups() -> None:
+    memories = met(12, 2 * MIB)
+    made = [memories[0].lane_to(rank) for rank in range(1, 12)]
+    assert made[0] is not None
+    assert made[-1] is None
+    for number in range(1, 4):
+        for memory in memories[:2]:
+            memory.lay_out(number)
+    assert isinstance(memories[0].look(1, [0, 1]), list)
+    close(memories)
+
+
+def test_none_without_room_or_without_a_mapping() -> None:
+    memories = [SharedMemory.create(rank, MIB) for rank in range(3)]
+    descriptions = {memory.rank: memory.description for memory in memories}
+    memories[0].meet(descriptions)
+    memories[1].meet(descriptions | {0: "1:1:00"})
+    assert memories[0].lane_to(1) is None, "rank 1 cannot read it"
+    assert memories[0].lane_to(2) is None, "rank 2 has not said that it can"
+    memories[2].meet(descriptions)
+    assert memories[0].lane_to(2) is not None
+    assert memories[1].lane_from(0) is None
+    memories[0].forget(2)
+    assert memories[0].lane_to(2) is None
+    assert memories[0].lane_from(2) is None
+    close(memories)
+
+
+@pytest.mark.parametrize(
+    ("start", "length", "filled"),
+    [
+        (0, 16 * MIB + 1, 1),
+        (16 * MIB - 1, 2, 1),
+        (2**64 - 1, 1, 1),
+        (0, 2**64 - 1, 1),
+        (70000, 0, 1),
+        (70000, 10, DEPTH + 1),
+        (70000, 10, 2**64 - 1),
+    ],
+)
+def test_a_sender_that_lies_is_not_believed(start: int, length: int, filled: int) -> None:
+    memories = met(2, 16 * MIB)
+    out, into = lane(memories)
+    out.fill(memoryview(b"x"), 1)
+    words = out._mine
+    words[16], words[17], words[8] = start, length, filled
+    with pytest.raises(ProtocolError, match="rank 0 speaks of"):
+        into.next()
+    close(memories)
+
+
+@pytest.mark.parametrize("emptied", [2, 2**64 - 1])
+def test_a_receiver_that_lies_is_not_believed(emptied: int) -> None:
+    memories = met(2, 16 * MIB)
+    out, into = lane(memories)
+    out.fill(memoryview(b"x"), 1)
+    into._mine[0] = emptied
+    with pytest.raises(ProtocolError, match="rank 1 has taken"):
+        out.free()
+    close(memories)
+
+
+def test_nothing_stays_mapped() -> None:
+    before = mappings()
+    memories = met(2, 16 * MIB)
+    out, into = lane(memories)
+    out.fill(memoryview(b"x"), 1)
+    close(memories)
+    close(memories)
+    assert out.is_closed
+    assert into.is_closed
+    assert mappings() == before
+
+
+def test_another_process_reads_what_was_put_in() -> None:
+    memory = SharedMemory.create(0, 4 * MIB)
+    script = """
+import sys
+from aiodist.shared.memory import SharedMemory
+mine = SharedMemory.create(1, 4 << 20)
+print(mine.description, flush=True)
+mine.meet({0: sys.argv[1], 1: mine.description})
+print("met", flush=True)
+lane = mine.lane_from(0)
+lane.wake()
+for number in range(40):
+    while (found := lane.next()) is None:
+        pass
+    assert found[0] == number, found
+    assert found[1] == bytes([number]) * 50_000
+    lane.taken()
+print("done", flush=True)
+input()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script, memory.description],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ,
+    ) as other:
+        assert other.stdout is not None
+        memory.meet({0: memory.description, 1: other.stdout.readline().strip()})
+        assert other.stdout.readline() == "met\n"
+        out = memory.lane_to(1)
+        assert out is not None
+        for number in range(40):
+            while not out.free():
+                pass
+            out.fill(memoryview(bytes([number]) * 50_000), number)
+        assert other.stdout.readline() == "done\n"
+        other.communicate("\n")
+    assert other.returncode == 0
+    memory.close()
