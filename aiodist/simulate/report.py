@@ -118,18 +118,22 @@ def _row(outcome: Outcome, choice: Choice) -> Row:
 
 
 def duration(seconds: float) -> str:
-    """Three digits and a unit."""
+    """Three digits, or whole seconds, and a unit."""
+    if seconds >= 999.5:
+        return f"{seconds:.0f} s"
     for unit, scale in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= scale:
+        if seconds >= 0.9995 * scale:  # what would be rounded to a thousand of the smaller unit
             return f"{seconds / scale:.3g} {unit}"
     return f"{seconds * 1e6:.3g} us"
 
 
 def size(nbytes: int) -> str:
-    """Whole where it is, three digits where not."""
+    """Whole where it is, three or four digits where not."""
     value, unit = float(nbytes), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
+        if round(value) < 1024:
             break
         value, unit = value / 1024, larger
-    return f"{value:g} {unit}" if value == int(value) else f"{value:.3g} {unit}"
+    return (
+        f"{value:g} {unit}" if value == int(value) else f"{value:.{3 + (value >= 999.5)}g} {unit}"
+    )

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from aiodist.launch.cli import USAGE_ERROR, main
+from aiodist.simulate.report import duration, size
 
 PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
 
@@ -48,3 +49,13 @@ def test_a_table_for_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
 def test_wrong_questions(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *argv]) == USAGE_ERROR
     assert said in capsys.readouterr().err
+
+
+def test_numbers_never_need_an_exponent() -> None:
+    assert [size(n) for n in (0, 1000, 1500, 1023 << 10, (1 << 20) - 256, (1 << 20) - 1000)] == [
+        *("0 B", "1000 B", "1.46 KiB", "1023 KiB", "1 MiB", "1023 KiB"),
+    ]
+    assert size((1 << 30) - (1 << 18)) == "1 GiB"
+    assert [duration(s) for s in (0.0, 999.4e-6, 999.6e-6, 0.0123, 0.9996, 1234.0)] == [
+        *("0 us", "999 us", "1 ms", "12.3 ms", "1 s", "1234 s"),
+    ]
