@@ -8,12 +8,12 @@ blocks of all others, and reads one block of each.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 
 from aiodist.collectives.barrier_slots import others_of
 from aiodist.collectives.board import Board
-from aiodist.collectives.layout import offsets_of, segments_of
+from aiodist.collectives.layout import segments_of
+from aiodist.collectives.slot_blocks import put_up_blocks, read_blocks
 
 _ALIGN = 64
 
@@ -23,28 +23,17 @@ async def all_to_all_shared(
 ) -> None:
     """Send ``inputs[r]`` to each rank r and fill ``outputs[r]`` with what r has for this rank."""
     rank, size = board.rank, board.size
-    table = struct.Struct(f"<{size}Q")
-    lengths = [len(block) for block in inputs]
-    starts = offsets_of([table.size, *lengths])[1:]
-    fits = starts[-1] <= board.slot_bytes
-    used = starts[-1] if fits else table.size
-    own = await board.slot(used)
-    table.pack_into(own, 0, *lengths)
-    if fits:
-        for start, block in zip(starts, inputs, strict=False):
-            own[start : start + len(block)] = block
-    board.put_up(used)
+    fits = await put_up_blocks(board, inputs)
     outputs[rank][:] = inputs[rank]
 
-    longest = 0 if fits else max(lengths)
+    own_longest = 0 if fits else max(map(len, inputs))
+    longest = own_longest
     in_chunks = []
     for other in others_of(board):
-        slot = await board.slot_of(other)
-        theirs = table.unpack_from(slot)
+        theirs, block = read_blocks(board, await board.slot_of(other))
         board.expect(other, theirs[rank], len(outputs[other]))
-        ends = offsets_of([table.size, *theirs])[1:]
-        if ends[-1] <= board.slot_bytes:
-            outputs[other][:] = slot[ends[rank] : ends[rank + 1]]
+        if block is not None:
+            outputs[other][:] = block
         else:
             in_chunks.append(other)
             longest = max(longest, *theirs)
@@ -54,7 +43,7 @@ async def all_to_all_shared(
     board.begin_chunks()
     for step in range(segments_of(longest, width) + 1):
         piece = slice(step * width, (step + 1) * width)
-        if not fits and piece.start < max(lengths):
+        if piece.start < own_longest:
             await board.free(step)
             chunk = board.chunk(rank, step)
             for other in others_of(board):

@@ -8,12 +8,12 @@ into n parts. Bytes: everything is written once and read once.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 
 from aiodist.collectives.barrier_slots import others_of
 from aiodist.collectives.board import Board
-from aiodist.collectives.layout import offsets_of, segments_of
+from aiodist.collectives.layout import segments_of
+from aiodist.collectives.slot_blocks import put_up_blocks, read_blocks
 
 _ALIGN = 64
 
@@ -76,19 +76,16 @@ async def scatter_shared(
     board: Board, root: int, blocks: Sequence[memoryview] | None, out: memoryview
 ) -> None:
     """Fill ``out`` on rank r with ``root``'s ``blocks[r]``; ``blocks`` is ignored elsewhere."""
-    table = struct.Struct(f"<{board.size}Q")
     width = board.chunk_bytes // board.size // _ALIGN * _ALIGN
     if board.rank == root:
         assert blocks is not None
-        await _scatter(board, blocks, table, width)
+        await _scatter(board, blocks, width)
         out[:] = blocks[root]
         return
-    slot = await board.slot_of(root)
-    lengths = table.unpack_from(slot)
+    lengths, block = read_blocks(board, await board.slot_of(root))
     board.expect(root, lengths[board.rank], len(out))
-    starts = offsets_of([table.size, *lengths])[1:]
-    if starts[-1] <= board.slot_bytes:
-        out[:] = slot[starts[board.rank] : starts[board.rank + 1]]
+    if block is not None:
+        out[:] = block
         return
     board.begin_chunks()
     mine = board.rank * width
@@ -103,24 +100,12 @@ async def scatter_shared(
     board.let_go_all()
 
 
-async def _scatter(
-    board: Board, blocks: Sequence[memoryview], table: struct.Struct, width: int
-) -> None:
-    lengths = [len(block) for block in blocks]
-    starts = offsets_of([table.size, *lengths])[1:]
-    fits = starts[-1] <= board.slot_bytes
-    used = starts[-1] if fits else table.size
-    own = await board.slot(used)
-    table.pack_into(own, 0, *lengths)
-    if fits:
-        for start, block in zip(starts, blocks, strict=False):
-            own[start : start + len(block)] = block
-    board.put_up(used)
-    if fits:
+async def _scatter(board: Board, blocks: Sequence[memoryview], width: int) -> None:
+    if await put_up_blocks(board, blocks):
         return
     board.begin_chunks()
     others = others_of(board)
-    for step in range(segments_of(max(lengths[other] for other in others), width)):
+    for step in range(segments_of(max(len(blocks[other]) for other in others), width)):
         await board.free(step)
         chunk = board.chunk(board.rank, step)
         for other in others:

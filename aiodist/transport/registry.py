@@ -1,4 +1,4 @@
-"""Which transport serves which addresses.
+"""Which transport serves which scheme of addresses.
 
 A new transport takes its place here: shared memory as scheme ``shm``, which the mesh offers to
 peers that have proven to be on this host.
@@ -56,13 +56,3 @@ class Transports:
                 raise InvalidUsageError(f"unknown transport {scheme!r}; the known ones: {known}")
             self._made[scheme] = self._factories[scheme]()
         return self._made[scheme]
-
-    def for_address(self, address: str) -> Transport:
-        """The transport that can connect to ``address``. Raises InvalidUsageError."""
-        scheme, colon, _ = address.partition(":")
-        if not colon:
-            raise InvalidUsageError(
-                f"not a transport address: {address!r}; it starts with its scheme, as in "
-                "tcp://host:port"
-            )
-        return self.get(scheme)

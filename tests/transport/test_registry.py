@@ -11,11 +11,11 @@ from aiodist.transport.tcp import TcpTransport
 from aiodist.transport.unix import UnixTransport
 
 
-def test_addresses_find_their_transport() -> None:
+def test_schemes_find_their_transport() -> None:
     transports = Transports.default("127.0.0.1", hub=InprocHub())
-    assert isinstance(transports.for_address("tcp://127.0.0.1:1"), TcpTransport)
-    assert isinstance(transports.for_address("unix:@name"), UnixTransport)
-    assert isinstance(transports.for_address("inproc:1"), InprocTransport)
+    assert isinstance(transports.get("tcp"), TcpTransport)
+    assert isinstance(transports.get("unix"), UnixTransport)
+    assert isinstance(transports.get("inproc"), InprocTransport)
     assert transports.schemes == ("tcp", "unix", "inproc")
 
 
@@ -35,6 +35,4 @@ def test_a_transport_is_made_once() -> None:
 def test_an_unknown_scheme_names_the_known_ones() -> None:
     transports = Transports.default("127.0.0.1")
     with pytest.raises(InvalidUsageError, match="'inproc'; the known ones: tcp, unix"):
-        transports.for_address("inproc:1")
-    with pytest.raises(InvalidUsageError, match="starts with its scheme"):
-        transports.for_address("localhost")
+        transports.get("inproc")
