@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Sequence
 
-from aiodist.errors import InvalidUsageError
+from aiodist.errors import InvalidUsageError, ProtocolError
 from aiodist.tensors import Buffer
 
 
@@ -50,6 +51,18 @@ def split_lengths(
         )
     row = nbytes // rows if rows else 0
     return [split * row for split in splits]
+
+
+def pack_lengths(lengths: Sequence[int]) -> bytes:
+    """Lengths as 8 bytes each, little-endian, for other ranks to see."""
+    return struct.pack(f"<{len(lengths)}Q", *lengths)
+
+
+def unpack_lengths(data: memoryview, count: int) -> tuple[int, ...]:
+    """The inverse of `pack_lengths`, of ``count`` lengths. Raises ProtocolError for anything else."""
+    if len(data) != 8 * count:
+        raise ProtocolError(f"{len(data)} bytes are no list of {count} lengths")
+    return struct.unpack(f"<{count}Q", data)
 
 
 def digest_of_lengths(buffers: Sequence[Buffer]) -> int:

@@ -17,6 +17,7 @@ from aiodist.backends.sizes import digest_of_numbers, split_lengths
 from aiodist.backends.torch_groups.slots import (
     Slot,
     check_dtype,
+    check_own,
     check_times,
     inputs_of,
     outputs_of,
@@ -99,7 +100,7 @@ class DeviceBackend(NativeBackend):
         slot = self._slot(tensor, "tensor", writable=False)
         places = self._outputs(outputs or (), "gather_list", slot)
         if places:
-            _check_own(places[self._group.own_rank], slot, "gather_list")
+            check_own(places[self._group.own_rank], slot, "gather_list")
         return self._start(
             Fingerprint("gather", slot.dtype, root=root),
             _plan([slot], {rank: [place] for rank, place in enumerate(places)}),
@@ -115,7 +116,7 @@ class DeviceBackend(NativeBackend):
         slot = self._slot(output, "tensor", writable=True)
         sources = self._inputs(inputs or (), "scatter_list", slot)
         if sources:
-            _check_own(sources[self._group.own_rank], slot, "scatter_list")
+            check_own(sources[self._group.own_rank], slot, "scatter_list")
         lengths = _lengths(sources) or [0] * self._group.n_ranks
         return self._start(
             Fingerprint("scatter", slot.dtype, root=root),
@@ -162,7 +163,7 @@ class DeviceBackend(NativeBackend):
     ) -> Work[None]:
         slot = self._slot(tensor, "tensor", writable=False)
         places = self._outputs(outputs, "tensor_list", slot)
-        _check_own(places[self._group.own_rank], slot, "tensor_list")
+        check_own(places[self._group.own_rank], slot, "tensor_list")
         total = sum(place.count for place in places)
         return self._start(
             Fingerprint("all_gather", slot.dtype, count=total),
@@ -183,7 +184,7 @@ class DeviceBackend(NativeBackend):
         ]
         rank = self._group.own_rank
         for place, slot in zip(rows[rank], slots, strict=True):
-            _check_own(place, slot, f"output_tensor_lists[{rank}]")
+            check_own(place, slot, f"output_tensor_lists[{rank}]")
         places = [place for row in rows for place in row]
         return self._start(
             Fingerprint("all_gather_coalesced", slots[0].dtype, count=_digest(places)),
@@ -216,7 +217,7 @@ class DeviceBackend(NativeBackend):
         if not DeviceReduction.serves(place.dtype):
             return super().reduce_scatter(output, inputs, op, timeout)
         sources = self._inputs(inputs, "input_list", place)
-        _check_own(sources[self._group.own_rank], place, "input_list")
+        check_own(sources[self._group.own_rank], place, "input_list")
         return self._scatter_reduced(
             place,
             sources,
@@ -264,7 +265,7 @@ class DeviceBackend(NativeBackend):
         sources = inputs_of(inputs, "input_tensor_list", self._device)
         places = self._outputs(outputs, "output_tensor_list", sources[0])
         rank = self._group.own_rank
-        _check_own(places[rank], sources[rank], "output_tensor_list")
+        check_own(places[rank], sources[rank], "output_tensor_list")
         return self._start(
             Fingerprint("all_to_all", sources[0].dtype),
             _plan(sources, {r: [place] for r, place in enumerate(places)}, _lengths(sources)),
@@ -352,7 +353,7 @@ class DeviceBackend(NativeBackend):
             finally:
                 areas.leave()
 
-        apart = replace(fingerprint, elsewhere=True)
+        apart = replace(fingerprint, shape=slots[0].shape, elsewhere=True)
         return self._group.collective(apart, body, timeout)
 
     def _slot(self, tensor: Tensor, name: str, *, writable: bool) -> Slot:
@@ -392,11 +393,3 @@ def _alike(slots: list[Slot], name: str, like: Slot) -> list[Slot]:
     for number, slot in enumerate(slots):
         check_dtype(slot, f"{name}[{number}]", like.dtype)
     return slots
-
-
-def _check_own(in_list: Slot, own: Slot, name: str) -> None:
-    if in_list.count != own.count:
-        raise InvalidUsageError(
-            f"this rank's own entry of {name} has {in_list.count} elements, the tensor that goes "
-            f"with it {own.count}"
-        )

@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as torch_dist
 
 from aiodist.backends.sizes import digest_of_numbers, split_lengths
-from aiodist.backends.torch_groups.messages import TorchMessages
+from aiodist.backends.torch_groups.collecting import (
+    TorchCollectives,
+    check_length,
+    lengths_of,
+    share_out,
+    tell_lengths,
+)
 from aiodist.backends.torch_groups.reducing import Change, Reducing, reducing
 from aiodist.backends.torch_groups.slots import (
     Slot,
     check_dtype,
-    check_equal,
+    check_own,
     check_times,
     inputs_of,
     outputs_of,
 )
-from aiodist.collectives.barrier_dissemination import barrier_dissemination
-from aiodist.collectives.channel import Channel
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.backend import Tensor
 from aiodist.groups.fingerprint import Fingerprint
+from aiodist.groups.lines import CollectiveLine
 from aiodist.groups.work import Work
 from aiodist.types import ReduceOp
 
-Issue = Callable[[Any], Any]
 
-
-class TorchBackend(TorchMessages):
+class TorchBackend(TorchCollectives):
     """Collectives on tensors of one kind of device.
 
     Beside each of them runs a barrier over aiodist's own streams, whose messages carry the
@@ -97,18 +99,16 @@ class TorchBackend(TorchMessages):
         places = outputs_of(outputs or (), "gather_list", self._kind.device)
         if places:
             check_dtype(places[0], "gather_list[0]", slot.dtype)
-        check_equal(places, "gather_list", slot.count)
-        options = torch_dist.GatherOptions()
-        options.rootRank = root
-        into = [[place.raw for place in places]] if places else []
-        fingerprint = Fingerprint("gather", slot.dtype, None, root, slot.count, slot.shape)
-        return self._collective(
-            fingerprint,
+            check_own(places[self._group.own_rank], slot, "gather_list")
+        out_of = self._nothing()
+        out_of[root] = slot.raw.numel()
+        return self._deal(
+            Fingerprint("gather", slot.dtype, root=root, shape=slot.shape),
             [slot],
-            lambda pg: pg.gather(into, [slot.raw], options),
             places,
+            out_of,
+            lengths_of(places) or self._nothing(),
             timeout,
-            slot.device,
         )
 
     def scatter(
@@ -118,18 +118,16 @@ class TorchBackend(TorchMessages):
         sources = inputs_of(inputs or (), "scatter_list", self._kind.device)
         if sources:
             check_dtype(sources[0], "scatter_list[0]", slot.dtype)
-        check_equal(sources, "scatter_list", slot.count)
-        options = torch_dist.ScatterOptions()
-        options.rootRank = root
-        parts = [[source.raw for source in sources]] if sources else []
-        fingerprint = Fingerprint("scatter", slot.dtype, None, root, slot.count, slot.shape)
-        return self._collective(
-            fingerprint,
+            check_own(sources[self._group.own_rank], slot, "scatter_list")
+        into = self._nothing()
+        into[root] = slot.raw.numel()
+        return self._deal(
+            Fingerprint("scatter", slot.dtype, root=root, shape=slot.shape),
             sources,
-            lambda pg: pg.scatter([slot.raw], parts, options),
             [slot],
+            lengths_of(sources) or self._nothing(),
+            into,
             timeout,
-            slot.device,
         )
 
     # -- all to all ranks
@@ -172,7 +170,7 @@ class TorchBackend(TorchMessages):
         def finish() -> None:
             _change(plan.finish, data[0], plan)
             if whole is None:
-                _deal(data[0], [slot.raw for slot in slots])
+                share_out(data[0], [slot.raw for slot in slots])
 
         return self._collective(fingerprint, slots, issue, slots, timeout, slots[0].device, finish)
 
@@ -182,8 +180,7 @@ class TorchBackend(TorchMessages):
         slot = Slot(tensor, "tensor", self._kind.device, writable=False)
         places = outputs_of(outputs, "tensor_list", self._kind.device)
         check_dtype(places[0], "tensor_list[0]", slot.dtype)
-        check_equal(places, "tensor_list", slot.count)
-        return self._all_gather([slot], [[place] for place in places], slot.count, timeout)
+        return self._all_gather("all_gather", [slot], [[p] for p in places], slot.count, timeout)
 
     def all_gather_coalesced(
         self, outputs: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], timeout: float | None
@@ -195,35 +192,41 @@ class TorchBackend(TorchMessages):
         ]
         for row in rows:
             check_dtype(row[0], "output_tensor_lists", slots[0].dtype)
-        for number, slot in enumerate(slots):
-            check_equal([row[number] for row in rows], f"entry {number} of each row", slot.count)
-        return self._all_gather(slots, rows, digest_of_counts(slots), timeout)
+        name = "all_gather_coalesced"
+        return self._all_gather(name, slots, rows, digest_of_counts(slots), timeout)
 
     def _all_gather(
         self,
+        name: str,
         slots: Sequence[Slot],
         rows: Sequence[Sequence[Slot]],
         count: int,
         timeout: float | None,
     ) -> Work[None]:
-        several = len(slots) > 1
-        whole = [sum(slot.raw.numel() for slot in slots)] * self._group.n_ranks
+        """``count``: of the fingerprint, where all ranks give as much."""
+        for place, slot in zip(rows[self._group.own_rank], slots, strict=True):
+            check_own(place, slot, "the list of outputs")
+        places = [place for row in rows for place in row]
+        whole = [sum(lengths_of(row)) for row in rows]
+        shape = slots[0].shape if len(slots) == 1 else None
+        if len(set(whole)) > 1:
+            total = sum(place.count for place in places)
+            fingerprint = Fingerprint(name, slots[0].dtype, count=total, shape=shape)
+            out_of = [sum(lengths_of(slots))] * len(rows)
+            return self._deal(fingerprint, slots, places, out_of, whole, timeout, copies=len(rows))
         joined: list[torch.Tensor] = []
 
         def issue(pg: Any) -> Any:
-            if not several:
+            if len(slots) == 1:
                 return pg.allgather([[row[0].raw for row in rows]], [slots[0].raw])
             joined.extend(slots[0].raw.new_empty(length) for length in whole)
             return pg.allgather([joined], [torch.cat([slot.raw for slot in slots])])
 
         def finish() -> None:
             for flat, row in zip(joined, rows, strict=False):
-                _deal(flat, [place.raw for place in row])
+                share_out(flat, [place.raw for place in row])
 
-        name = "all_gather_coalesced" if several else "all_gather"
-        shape = None if several else slots[0].shape
         fingerprint = Fingerprint(name, slots[0].dtype, count=count, shape=shape)
-        places = [place for row in rows for place in row]
         return self._collective(fingerprint, slots, issue, places, timeout, slots[0].device, finish)
 
     def all_gather_into(self, output: Tensor, tensor: Tensor, timeout: float | None) -> Work[None]:
@@ -247,8 +250,8 @@ class TorchBackend(TorchMessages):
         place = Slot(output, "output", self._kind.device, writable=True)
         sources = inputs_of(inputs, "input_list", self._kind.device)
         check_dtype(sources[0], "input_list[0]", place.dtype)
-        check_equal(sources, "input_list", place.count)
-        return self._reduce_scatter(place, sources, op, timeout)
+        check_own(sources[self._group.own_rank], place, "input_list")
+        return self._reduce_scatter(place, sources, lengths_of(sources), op, timeout)
 
     def reduce_scatter_from(
         self, output: Tensor, tensor: Tensor, op: ReduceOp, timeout: float | None
@@ -256,20 +259,28 @@ class TorchBackend(TorchMessages):
         place = Slot(output, "output", self._kind.device, writable=True)
         source = Slot(tensor, "input", self._kind.device, writable=False)
         check_times(source, "input", place, "output", self._group.n_ranks)
-        return self._reduce_scatter(place, [source], op, timeout)
+        lengths = [place.raw.numel()] * self._group.n_ranks
+        return self._reduce_scatter(place, [source], lengths, op, timeout)
 
     def _reduce_scatter(
-        self, place: Slot, sources: Sequence[Slot], op: ReduceOp, timeout: float | None
+        self,
+        place: Slot,
+        sources: Sequence[Slot],
+        lengths: Sequence[int],
+        op: ReduceOp,
+        timeout: float | None,
     ) -> Work[None]:
         plan = self._reducing(op, place)
-        rank, length = self._group.own_rank, place.raw.numel()
+        even = len(set(lengths)) == 1
+        scatters = even and self._kind.reduces_and_scatters
+        start = sum(lengths[: self._group.own_rank])
         data: list[torch.Tensor] = []
 
         def issue(pg: Any) -> Any:
             flat = torch.cat([source.raw for source in sources])  # inputs stay as they are
             data.append(flat)
             _change(plan.prepare, flat, plan)
-            if self._kind.reduces_and_scatters:
+            if scatters:
                 scattering = torch_dist.ReduceScatterOptions()
                 scattering.reduceOp = plan.op
                 seen = flat.view(plan.seen)
@@ -279,12 +290,26 @@ class TorchBackend(TorchMessages):
             return pg.allreduce([flat.view(plan.seen)], options)
 
         def finish() -> None:
-            if not self._kind.reduces_and_scatters:
-                place.raw.copy_(data[0][rank * length : (rank + 1) * length])
+            if not scatters:
+                place.raw.copy_(data[0][start : start + place.raw.numel()])
             _change(plan.finish, place.raw, plan)
 
-        fingerprint = Fingerprint("reduce_scatter", place.dtype, op, -1, place.count, place.shape)
-        return self._collective(fingerprint, sources, issue, [place], timeout, place.device, finish)
+        async def compare(line: CollectiveLine) -> None:
+            for rank, told in enumerate(await tell_lengths(line, lengths)):
+                for came, expected in zip(told, lengths, strict=True):
+                    check_length(line, rank, came, expected)
+
+        count = place.count if even else sum(source.count for source in sources)
+        return self._collective(
+            Fingerprint("reduce_scatter", place.dtype, op, -1, count, place.shape),
+            sources,
+            issue,
+            [place],
+            timeout,
+            place.device,
+            finish,
+            None if even else compare,
+        )
 
     def all_to_all(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], timeout: float | None
@@ -293,25 +318,10 @@ class TorchBackend(TorchMessages):
         places = outputs_of(outputs, "output_tensor_list", self._kind.device)
         check_dtype(places[0], "output_tensor_list[0]", sources[0].dtype)
         rank = self._group.own_rank
-        if places[rank].count != sources[rank].count:
-            raise InvalidUsageError(
-                f"this rank's own entry of output_tensor_list has {places[rank].count} elements, "
-                f"the tensor that goes with it {sources[rank].count}"
-            )
-        into = [place.raw.numel() for place in places]
-        data: list[torch.Tensor] = []
-
-        def issue(pg: Any) -> Any:
-            flat = torch.cat([source.raw for source in sources])
-            data.append(flat.new_empty(sum(into)))
-            return pg.alltoall_base(data[0], flat, into, [s.raw.numel() for s in sources])
-
-        def finish() -> None:
-            _deal(data[0], [place.raw for place in places])
-
+        check_own(places[rank], sources[rank], "output_tensor_list")
         fingerprint = Fingerprint("all_to_all", sources[0].dtype)
-        return self._collective(
-            fingerprint, sources, issue, places, timeout, sources[0].device, finish
+        return self._deal(
+            fingerprint, sources, places, lengths_of(sources), lengths_of(places), timeout
         )
 
     def all_to_all_single(
@@ -333,58 +343,11 @@ class TorchBackend(TorchMessages):
                 f"what rank {rank} sends itself has {out_of[rank]} bytes, what it expects "
                 f"from itself {into[rank]}: the splits do not fit together"
             )
-        return self._collective(
-            Fingerprint("all_to_all", source.dtype, shape=source.shape),
-            [source],
-            lambda pg: pg.alltoall_base(place.raw, source.raw, into, out_of),
-            [place],
-            timeout,
-            source.device,
-        )
-
-    # -- the way of all of them
+        fingerprint = Fingerprint("all_to_all", source.dtype, shape=source.shape)
+        return self._deal(fingerprint, [source], [place], out_of, into, timeout)
 
     def _reducing(self, op: ReduceOp, slot: Slot) -> Reducing:
         return reducing(op, slot.dtype, self._group.n_ranks, self._kind)
-
-    def _collective(
-        self,
-        fingerprint: Fingerprint,
-        inputs: Sequence[Slot],
-        issue: Issue,
-        outputs: Sequence[Slot],
-        timeout: float | None,
-        device: torch.device,
-        finish: Callable[[], None] | None = None,
-    ) -> Work[None]:
-        """Start ``issue(torch group)`` between loading the inputs and storing the outputs.
-
-        ``device``: that of its tensors.
-        """
-        here = self._kind.here(device)
-
-        def stage() -> None:
-            for slot in inputs:
-                slot.load()
-
-        def hand_over() -> None:
-            if finish is not None:
-                finish()
-            for slot in outputs:
-                slot.store()
-
-        async def body(channel: Channel) -> None:
-            name = fingerprint.operation
-            running = self._torch.start(stage, issue, hand_over, here, name)
-            try:
-                await barrier_dissemination(channel)
-                await running.over
-            except BaseException:
-                running.leave()
-                raise
-
-        apart = replace(fingerprint, elsewhere=True)
-        return self._group.collective(apart, body, timeout)
 
 
 def digest_of_counts(slots: Sequence[Slot]) -> int:
@@ -396,11 +359,3 @@ def _change(change: Change | None, raw: torch.Tensor, plan: Reducing) -> None:
     """Apply ``change``, of ``plan``, to the elements in ``raw``."""
     if change is not None:
         change(raw.view(plan.seen))
-
-
-def _deal(flat: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
-    """``flat``'s bytes into ``parts``, one after the other."""
-    for part, source in zip(
-        parts, torch.split(flat, [part.numel() for part in parts]), strict=True
-    ):
-        part.copy_(source)

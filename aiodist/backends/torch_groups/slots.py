@@ -119,15 +119,13 @@ def check_dtype(slot: Slot, name: str, dtype: DType) -> None:
         )
 
 
-def check_equal(slots: Sequence[Slot], name: str, count: int) -> None:
-    """Raise InvalidUsageError unless each of ``slots`` has ``count`` elements."""
-    for number, slot in enumerate(slots):
-        if slot.count != count:
-            raise InvalidUsageError(
-                f"{name}[{number}] has {slot.count} elements, the tensor that goes with it {count}: "
-                "torch's groups exchange equal sizes; use all_to_all_single with split sizes, or "
-                'a group with backend "aiodist", which takes uneven ones'
-            )
+def check_own(in_list: Slot, own: Slot, name: str) -> None:
+    """Raise InvalidUsageError unless this rank's entry of a list is as long as what goes with it."""
+    if in_list.count != own.count:
+        raise InvalidUsageError(
+            f"this rank's own entry of {name} has {in_list.count} elements, the tensor that goes "
+            f"with it {own.count}"
+        )
 
 
 def check_times(whole: Slot, whole_name: str, part: Slot, part_name: str, size: int) -> None:

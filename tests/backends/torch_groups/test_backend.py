@@ -26,12 +26,6 @@ from tests.operations.design import (
     may_be,
 )
 
-EVEN_ONLY = {
-    "all_gather_uneven",
-    "gather_uneven",
-    "scatter_uneven",
-    "reduce_scatter_uneven",
-}
 NUMBERS = {
     "bool",
     "int8",
@@ -59,9 +53,7 @@ def possible(case: Case) -> bool:
 
 def cases(size: int) -> Iterator[Case]:
     """Every operation at every length; dtype, reduction, kind and layout take turns."""
-    moving = [name for name in MOVING if name not in EVEN_ONLY]
-    reducing = [name for name in REDUCING if name not in EVEN_ONLY]
-    for operations, ops in ((moving, (NO_OP,)), (reducing, OPS)):
+    for operations, ops in ((MOVING, (NO_OP,)), (REDUCING, OPS)):
         tails = [
             tail
             for tail in product(DTYPES, ops, ("torch", "numpy", "mixed"), LAYOUTS)
@@ -121,7 +113,7 @@ async def test_a_barrier_waits_for_all() -> None:
     [
         (
             lambda: dist.all_gather([torch.zeros(2), torch.zeros(3)], torch.zeros(2)),
-            "equal sizes",
+            "own entry of the list of outputs has 3 elements",
         ),
         (lambda: dist.all_reduce(torch.zeros(2, dtype=torch.int16)), "cannot reduce int16"),
         (
@@ -146,6 +138,57 @@ async def test_what_is_refused_at_the_call(call: Callable[[], Any], message: str
         await dist.barrier()  # the group is as good as before
 
     await run_ranks(2, body, backend="torch:gloo")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda rank: dist.gather(
+            torch.ones(4 + rank), [torch.zeros(4)] * 3 if rank == 0 else None, 0
+        ),
+        lambda rank: dist.scatter(
+            torch.ones(4), [torch.zeros(4 + other) for other in range(3)] if rank == 0 else None, 0
+        ),
+        lambda rank: dist.all_to_all_single(
+            torch.ones(3), torch.ones(4 if rank == 1 else 3), None, [1, 1, 2] if rank == 1 else None
+        ),
+        lambda rank: dist.all_gather(
+            [torch.zeros(2), torch.zeros(1), torch.zeros(3 if rank else 4)],
+            torch.zeros([2, 1, 3][rank]),
+        ),
+        lambda rank: dist.reduce_scatter(
+            torch.zeros([1, 2, 4][rank]),
+            [torch.zeros(1), torch.zeros(2 if rank else 4), torch.zeros(4 if rank else 2)],
+        ),
+    ],
+    ids=["gather", "scatter", "all_to_all", "all_gather", "reduce_scatter"],
+)
+async def test_ranks_that_disagree_about_lengths_all_say_so(call: Callable[[int], Any]) -> None:
+    """torch itself would hang, or mix up memory."""
+
+    async def body(rank: int) -> None:
+        with pytest.raises(dist.CollectiveMismatchError, match="ranks disagree"):
+            await call(rank)
+
+    await run_ranks(3, body, backend="torch:gloo")
+
+
+async def test_what_is_called_after_lengths_are_compared_keeps_its_order() -> None:
+    async def body(rank: int) -> None:
+        for turn in range(20):
+            places = [torch.zeros(other + 1) for other in range(3)] if rank == 1 else None
+            tensor = torch.full((5,), float(turn))
+            works = [
+                dist.gather(torch.full((rank + 1,), float(turn)), places, 1),
+                dist.all_reduce(tensor),
+            ]
+            for work in reversed(works):
+                await work
+            assert tensor.tolist() == [3.0 * turn] * 5
+            if places is not None:
+                assert [p.tolist() for p in places] == [[turn] * n for n in (1, 2, 3)]
+
+    await run_ranks(3, body, backend="torch:gloo")
 
 
 async def test_floats_have_no_bits() -> None:

@@ -1,0 +1,151 @@
+"""How the collectives of torch's groups run: in torch's thread, beside a word among the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import torch
+
+from aiodist.backends.sizes import pack_lengths, unpack_lengths
+from aiodist.backends.torch_groups.messages import TorchMessages
+from aiodist.backends.torch_groups.slots import Slot
+from aiodist.backends.torch_groups.worker import Answer
+from aiodist.collectives.all_gather_ring import all_gather_new
+from aiodist.collectives.barrier_dissemination import barrier_dissemination
+from aiodist.groups.fingerprint import Fingerprint, words_of
+from aiodist.groups.lines import CollectiveLine
+from aiodist.groups.work import Work
+
+Issue = Callable[[Any], Any]
+
+
+class TorchCollectives(TorchMessages):
+    """The two ways of all operations: one call of torch's, or parts of unequal lengths."""
+
+    def _collective(
+        self,
+        fingerprint: Fingerprint,
+        inputs: Sequence[Slot],
+        issue: Issue,
+        outputs: Sequence[Slot],
+        timeout: float | None,
+        device: torch.device,
+        finish: Callable[[], None] | None = None,
+        compare: Callable[[CollectiveLine], Coroutine[Any, Any, None]] | None = None,
+    ) -> Work[None]:
+        """Start ``issue(torch group)`` between loading the inputs and storing the outputs.
+
+        ``device``: that of its tensors. ``compare``: what has to end well before; it takes the place of
+        the barrier. torch's thread waits for it, so that operations keep their order.
+        """
+        here = self._kind.here(device)
+
+        def stage() -> None:
+            for slot in inputs:
+                slot.load()
+
+        def hand_over() -> None:
+            if finish is not None:
+                finish()
+            for slot in outputs:
+                slot.store()
+
+        async def body(line: CollectiveLine) -> None:
+            name, fit = fingerprint.operation, Answer()
+            if compare is None:
+                fit.give(True)
+
+            def start(pg: Any) -> Any:
+                fit.await_yes()
+                return issue(pg)
+
+            running = self._torch.start(stage, start, hand_over, here, name)
+            try:
+                await (compare or barrier_dissemination)(line)
+                fit.give(True)
+                await running.over
+            except BaseException:
+                running.leave()
+                fit.give(False)
+                raise
+
+        apart = replace(fingerprint, elsewhere=True)
+        return self._group.collective(apart, body, timeout)
+
+    def _deal(
+        self,
+        fingerprint: Fingerprint,
+        inputs: Sequence[Slot],
+        outputs: Sequence[Slot],
+        out_of: Sequence[int],
+        into: Sequence[int],
+        timeout: float | None,
+        *,
+        copies: int = 1,
+    ) -> Work[None]:
+        """``out_of[r]`` bytes of ``inputs`` go to rank r, ``into[r]`` of ``outputs`` come from there.
+
+        The way of whatever ranks give in unequal parts; they compare the lengths first. ``copies``: how
+        often the inputs follow each other.
+        """
+        device = (*inputs, *outputs)[0].device
+        data: list[torch.Tensor] = []
+
+        def issue(pg: Any) -> Any:
+            flat = _joined([slot.raw for slot in inputs] * copies, device)
+            data.append(outputs[0].raw if len(outputs) == 1 else flat.new_empty(sum(into)))
+            return pg.alltoall_base(data[0], flat, list(into), list(out_of))
+
+        def finish() -> None:
+            if len(outputs) > 1:
+                share_out(data[0], [slot.raw for slot in outputs])
+
+        async def compare(line: CollectiveLine) -> None:
+            # Both, so that all ranks find out: torch cannot take back what some have begun.
+            ranks = range(line.size)
+            given = await tell_lengths(line, out_of)
+            wanted = await tell_lengths(line, into)
+            for sender, receiver in product(ranks, ranks):
+                other = receiver if sender == line.rank else sender
+                check_length(line, other, given[sender][receiver], wanted[receiver][sender])
+
+        return self._collective(
+            fingerprint, inputs, issue, outputs, timeout, device, finish, compare
+        )
+
+    def _nothing(self) -> list[int]:
+        return [0] * self._group.n_ranks
+
+
+async def tell_lengths(line: CollectiveLine, lengths: Sequence[int]) -> list[tuple[int, ...]]:
+    """Every rank's ``lengths``, one for each rank, by rank."""
+    told = await all_gather_new(line, memoryview(pack_lengths(lengths)))
+    return [unpack_lengths(data, line.size) for data in told]
+
+
+def check_length(line: CollectiveLine, rank: int, came: int, expected: int) -> None:
+    """Raise CollectiveMismatchError where ``rank`` has ``came`` bytes and not ``expected``."""
+    if came != expected:
+        raise line.disagreement(rank, words_of(line.meta), came, expected)
+
+
+def lengths_of(slots: Sequence[Slot]) -> list[int]:
+    """Their bytes."""
+    return [slot.raw.numel() for slot in slots]
+
+
+def _joined(parts: list[torch.Tensor], device: torch.device) -> torch.Tensor:
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8, device=device)
+
+
+def share_out(flat: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+    """``flat``'s bytes into ``parts``, one after the other."""
+    for part, source in zip(
+        parts, torch.split(flat, [part.numel() for part in parts]), strict=True
+    ):
+        part.copy_(source)
