@@ -29,7 +29,6 @@ MAX_DEPTH = 200
 _VERSION = 1
 _FIXED = struct.Struct("<BIQ")
 _EXT_MARKER, _EXT_BIG_INT, _EXT_PICKLE = 0, 1, 2
-FIRST_EXTENSION_CODE = 64
 _SEGMENT = struct.Struct("<I")
 _NO_SEGMENT = 0xFFFFFFFF
 _LIMIT = 0xFFFFFFFF  # of a str or bytes in msgpack

@@ -94,7 +94,7 @@ def test_the_living_decide_alike_whenever_the_others_die(size: int) -> None:
         assert list(decision.members) == sorted(decision.members)
         assert decision.value in {f"of {rank}" for rank in net.led}
         for rank in net.living():
-            assert len(net.members[rank].waiting_for) >= 0
+            assert set(net.members[rank].waiting_for) <= {*net.living()} - {rank}, seed
 
 
 def test_those_that_were_dead_before_are_not_among_the_members() -> None:

@@ -11,7 +11,7 @@ from aiodist.backends.native_messages import load_now
 from aiodist.errors import InvalidUsageError
 from aiodist.tensors import Buffer, DType, buffer_of
 from aiodist.tensors.layout import overlaps_itself
-from aiodist.tensors.torch_memory import TORCH_DTYPES, dtype_of_tensor
+from aiodist.tensors.torch_memory import dtype_of_tensor
 
 
 class Slot:
@@ -67,11 +67,6 @@ class Slot:
     @property
     def device(self) -> torch.device:
         return self.raw.device
-
-    @property
-    def typed(self) -> torch.Tensor:
-        """The same memory as elements. Only for dtypes that torch has."""
-        return self.raw.view(TORCH_DTYPES[self.dtype])
 
     @property
     def memory(self) -> list[torch.Tensor]:
