@@ -50,6 +50,7 @@ class Launcher:
         self._ranks: list[RankProcess] = []
         self._streams: list[OutputStream] = []
         self._failures: list[Failure] = []
+        self._returned: list[int] = []
         self._signal: int | None = None
         self._started = False
         self._stop_with: int | None = None
@@ -194,6 +195,8 @@ class Launcher:
             if stream.rank == rank.rank:
                 stream.drain()
         assert rank.status is not None
+        if rank.status == 0 and self._stop_with is None:
+            self._returned.append(rank.rank)
         if rank.status == 0 or self._signal is not None:
             return
         if self._stop_with is not None:
@@ -248,7 +251,7 @@ class Launcher:
             stream.finish()
             self._forget(stream.fileno())
         self._release()
-        self._streams, self._ranks, self._failures = [], [], []
+        self._streams, self._ranks, self._failures, self._returned = [], [], [], []
         self._stop_with = None
         self._stop_at = self._kill_at = math.inf
         self._start_all()
@@ -360,10 +363,16 @@ class Launcher:
         for rank in self._ranks:
             if rank.rank != first.rank and rank.status and not rank.replaced:
                 ends.setdefault(describe_status(rank.status), []).append(rank.rank)
-        if not ends:
-            return ""
-        told = (f"{_ranks(ranks)} by {cause}" for cause, ranks in ends.items())
-        return "then ended: " + ", ".join(told)
+        told = []
+        if self._returned and first.is_consequence():
+            left = _ranks(self._returned)
+            told.append(
+                f"{left} had returned with exit code 0, perhaps sooner than the script meant"
+            )
+        if ends:
+            by = (f"{_ranks(ranks)} by {cause}" for cause, ranks in ends.items())
+            told.append("then ended: " + ", ".join(by))
+        return "; ".join(told)
 
     def _say(self, text: str) -> None:
         if not self._output_lost:

@@ -102,6 +102,27 @@ def test_two_launches_at_the_same_moment_have_ports_of_their_own(sandbox, run_co
     assert len(set(ports)) == 4
 
 
+def test_a_rank_that_left_too_early_is_named_where_another_misses_it(sandbox, run_command):
+    script = sandbox.script(
+        "if RANK == '1':\n"
+        "    open('new', 'w').write(str(os.getpid()))\n"
+        "    os.replace('new', 'pid')\n"
+        "    raise SystemExit\n"
+        "class PeerLostError(Exception): pass\n"
+        "while not os.path.exists('pid'): time.sleep(0.01)\n"
+        "pid = int(open('pid').read())\n"
+        "try:\n"
+        "    while os.kill(pid, 0) is None: time.sleep(0.01)\n"
+        "except ProcessLookupError: pass  # the launcher has seen it end\n"
+        "raise PeerLostError('rank 1 is gone') if 'lost' in sys.argv else ValueError('boom')\n"
+    )
+    told = sandbox.run(*run_command, "-n", "2", script, "lost")[2].splitlines()
+    said = "aiodist: rank 1 had returned with exit code 0, perhaps sooner than the script meant"
+    assert said in told
+    (sandbox.folder / "pid").unlink()
+    assert said not in sandbox.run(*run_command, "-n", "2", script)[2].splitlines()
+
+
 def test_the_first_failure_stops_the_rest_and_its_traceback_is_last(sandbox, run_command):
     script = sandbox.script(
         "open('ready' + RANK, 'w').write('1')\n"
