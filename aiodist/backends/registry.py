@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from aiodist.backends.devices.choice import NativeOnDevices
 from aiodist.backends.mixed import MixedBackend
@@ -14,6 +15,7 @@ from aiodist.backends.mpi import library as mpi_library
 from aiodist.backends.mpi.backend import MpiBackend
 from aiodist.backends.mpi.meeting import rendezvous_of_mpi
 from aiodist.backends.native import NativeBackend
+from aiodist.backends.over_mesh import OverMesh
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.backend import CollectiveBackend
 from aiodist.groups.process_group import ProcessGroup
@@ -149,8 +151,10 @@ def bind(group: ProcessGroup) -> None:
     if not by_device:
         group.backend = OFFERS[group.backend_name].make(group)
         return
+    names = dict.fromkeys(by_device.values())
+    others: Any = OverMesh(group) if Backend.MPI in names else group
     # One object for each backend, also where two kinds of device share it.
-    made = {name: OFFERS[name].make(group) for name in dict.fromkeys(by_device.values())}
+    made = {name: OFFERS[name].make(group if name == Backend.MPI else others) for name in names}
     group.backend = MixedBackend(
         group.backend_name, {device: made[name] for device, name in by_device.items()}
     )

@@ -319,9 +319,11 @@ class MessageLine:
 
     __slots__ = ("_group", "_messenger", "_other", "_recv", "_send", "_tag", "_what")
 
-    def __init__(self, group: ProcessGroup, what: str, other: int, tag: int) -> None:
+    def __init__(
+        self, group: ProcessGroup, messenger: Messenger, what: str, other: int, tag: int
+    ) -> None:
         """``what``: send or recv. ``other``: the global rank at the other end, -1 for any."""
-        self._messenger = group.messenger
+        self._messenger = messenger
         self._group = group
         self._what = what
         self._other = other

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
+from aiodist.completion import T
 from aiodist.mesh.lookout import Lookout
 from aiodist.mesh.matching import Arrival, Recv
 from aiodist.mesh.outbox import Send
@@ -70,3 +71,14 @@ class Usher(Protocol):
     def leave(self, line: CollectiveLine) -> None:
         """The collective, which had called `enter`, is over."""
         ...
+
+
+async def ushered(
+    usher: Usher, line: CollectiveLine, body: Callable[[CollectiveLine], Coroutine[Any, Any, T]]
+) -> T:
+    """``await body(line)`` between the two."""
+    try:
+        await usher.enter(line)
+        return await body(line)
+    finally:
+        usher.leave(line)

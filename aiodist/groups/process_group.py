@@ -16,7 +16,7 @@ from aiodist.groups.blame import mismatch
 from aiodist.groups.ending import NO_SETTINGS, WHOLE_GROUP, Ending, Settings
 from aiodist.groups.fingerprint import Fingerprint, Terms
 from aiodist.groups.lines import CollectiveLine, MessageLine
-from aiodist.groups.messenger import Messenger, Usher
+from aiodist.groups.messenger import Messenger, Usher, ushered
 from aiodist.groups.roll import Roll
 from aiodist.groups.succession import Succession, shrink
 from aiodist.groups.work import Work
@@ -96,17 +96,18 @@ class ProcessGroup(Ending):
         timeout: float | None = None,
         *,
         shares: bool = False,
+        messenger: Messenger | None = None,
     ) -> Work[T]:
         """Start a collective: takes the next sequence number and runs ``body`` to its first wait.
 
         ``timeout`` in seconds; the group's where None. ``shares``: where the members share memory
-        the line gets a ``board``, when it is its turn there, and ``places``. Raises what closed or
-        broke the group.
+        the line gets a ``board``, when it is its turn there, and ``places``. ``messenger``: who
+        carries it, where not the group's own. Raises what closed or broke the group.
         """
         self._check_open()
         sequence = self._next
         self._next = sequence + 1
-        line = CollectiveLine(self, self.messenger, sequence, fingerprint)
+        line = CollectiveLine(self, messenger or self.messenger, sequence, fingerprint)
         record = self.world.recorder.begin(self.label, sequence, fingerprint)
         work: Work[T] = Work(self.world.loop, line, record)
         self._active[sequence] = work
@@ -125,7 +126,8 @@ class ProcessGroup(Ending):
                     plane.lay_out()
                 elif not line.enter(plane):
                     body = partial(_admitted, plane, body)
-            run = body(line) if self._usher is None else self._ushered(self._usher, line, body)
+            usher = self._usher if messenger is None else None
+            run = body(line) if usher is None else ushered(usher, line, body)
             work.start(run, self.timeout if timeout is None else timeout)
         return work
 
@@ -165,31 +167,26 @@ class ProcessGroup(Ending):
         record.end()
         return Work.ended(self.world.loop, record)
 
-    async def _ushered(
-        self,
-        usher: Usher,
-        line: CollectiveLine,
-        body: Callable[[CollectiveLine], Coroutine[Any, Any, T]],
-    ) -> T:
-        try:
-            await usher.enter(line)
-            return await body(line)
-        finally:
-            usher.leave(line)
-
     def send(
-        self, data: memoryview, meta: bytes, dst: int, tag: int, timeout: float | None = None
+        self,
+        data: memoryview,
+        meta: bytes,
+        dst: int,
+        tag: int,
+        timeout: float | None = None,
+        messenger: Messenger | None = None,
     ) -> Work[None]:
         """Start sending to group rank ``dst``."""
         self._check_open()
+        messenger = messenger or self.messenger
         to = self.ranks[dst]
         record = self.world.recorder.begin(self.label, -1, ("send", to, tag, meta, len(data)))
         record.started = record.created
-        message = self.messenger.send(to, (POINT_TO_POINT, self.id, tag), data, meta)
+        message = messenger.send(to, (POINT_TO_POINT, self.id, tag), data, meta)
         if message.done and message.error is None:
             record.end()
             return Work.ended(self.world.loop, record)
-        line = MessageLine(self, "send", to, tag)
+        line = MessageLine(self, messenger, "send", to, tag)
         line.sending(message)
         work: Work[None] = self._message(line, record)
         work.follow(message, _nothing, self.timeout if timeout is None else timeout)
@@ -202,17 +199,19 @@ class ProcessGroup(Ending):
         src: int | None,
         tag: int,
         timeout: float | None = None,
+        messenger: Messenger | None = None,
     ) -> Work[T]:
         """Start receiving from group rank ``src``, or from any where None.
 
         ``make(key, global source)`` makes the receive; ``finish(global source)`` the result.
         """
         self._check_open()
+        messenger = messenger or self.messenger
         source = ANY_SOURCE if src is None else self.ranks[src]
         recv = make((POINT_TO_POINT, self.id, tag), source)
         nbytes = -1 if recv.into is None else len(recv.into)
         what = ("recv", source, tag, recv.expect, nbytes)
-        line = MessageLine(self, "recv", source, tag)
+        line = MessageLine(self, messenger, "recv", source, tag)
         work: Work[T] = self._message(line, self.world.recorder.begin(self.label, -1, what))
 
         def end(sender: int) -> T:
@@ -220,7 +219,7 @@ class ProcessGroup(Ending):
             work.set_source(sender)
             return result
 
-        recv = line.receiving(self.messenger.recv(recv))
+        recv = line.receiving(messenger.recv(recv))
         work.follow(recv, end, self.timeout if timeout is None else timeout)
         if self._left and src is None:
             self._fail_lonely()
@@ -234,6 +233,7 @@ class ProcessGroup(Ending):
         body: Callable[[MessageLine], Coroutine[Any, Any, T]],
         timeout: float | None = None,
         facts: tuple[bytes, int] = (b"", -1),
+        messenger: Messenger | None = None,
     ) -> Work[T]:
         """Start a message that the backend carries over means of its own, or in steps of its own.
 
@@ -245,7 +245,7 @@ class ProcessGroup(Ending):
         """
         self._check_open()
         end = ANY_SOURCE if other is None else self.ranks[other]
-        line = MessageLine(self, what, end, tag)
+        line = MessageLine(self, messenger or self.messenger, what, end, tag)
         record = self.world.recorder.begin(self.label, -1, (what, end, tag, *facts))
         work: Work[T] = self._message(line, record)
 

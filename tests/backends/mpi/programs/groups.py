@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import aiodist as dist
+from aiodist.backends.mixed import MixedBackend
 
 
 async def groups() -> None:
@@ -18,6 +19,7 @@ async def groups() -> None:
     await _several_at_once(rank)
     await _only_the_members(rank)
     await _another_backend(rank)
+    await _a_backend_for_each_device(rank)
     await _several_tensors(rank)
     await _free_loop(rank)
 
@@ -74,6 +76,34 @@ async def _another_backend(rank: int) -> None:
     tensor = np.full(3, rank)
     await dist.all_reduce(tensor, group=group)
     assert tensor.tolist() == [3, 3, 3]
+
+
+async def _a_backend_for_each_device(rank: int) -> None:
+    """MPI has the tensors of its device, and nothing of the others'."""
+    group = await dist.new_group(backend="cpu:mpi,cuda:aiodist")
+    mixed = group.backend
+    assert isinstance(mixed, MixedBackend)
+    tensor = np.full(3, rank + 1.0)
+    await dist.all_reduce(tensor, group=group)
+    assert tensor.tolist() == [6, 6, 6]
+    comm = mixed._by_device["cpu"]._gate.comm
+    mixed._by_device["cpu"]._gate.comm = None  # who calls it now fails
+    other = mixed._by_device["cuda"]
+    for count in (1, 300_000):
+        tensor = np.full(count, rank + 1.0)
+        await other.all_reduce(tensor, dist.ReduceOp.SUM, None)
+        assert (tensor == 6).all()
+        tensor.fill(rank)
+        await other.broadcast(tensor, 2, None)
+        assert (tensor == 2).all()
+        into = np.zeros(count)
+        receiving = other.recv(into, (rank - 1) % 3, 4, None)
+        await other.send(np.full(count, float(rank)), (rank + 1) % 3, 4, None)
+        assert await receiving == (rank - 1) % 3
+        assert (into == (rank - 1) % 3).all()
+    mixed._by_device["cpu"]._gate.comm = comm
+    await dist.barrier(group)
+    await dist.destroy_process_group(group)
 
 
 async def _several_tensors(rank: int) -> None:
