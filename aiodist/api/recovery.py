@@ -48,7 +48,8 @@ async def shrink(group: Group | None = None, timeout: Timeout = None) -> Process
     numbers, ``src=`` and ``dst=`` mean these, and get new ones in the group. If ``group`` was
     the default group, its successor is. ``timeout`` (seconds or timedelta): the group's where None.
 
-    Raises CollectiveTimeoutError naming members that live and have not called it; GroupClosedError
+    Raises InvalidUsageError over MPI, whose ranks stay as they are, and so does `grow`;
+    CollectiveTimeoutError naming members that live and have not called it; GroupClosedError
     for a group that was destroyed or aborted; PeerLostError if the others took this very rank for
     dead. Cancelled or timed out, it may be called again, and its outcome is the same on all ranks.
     """

@@ -25,6 +25,7 @@ class MixedBackend(CollectiveBackend):
         self._first = by_device.get("cpu") or next(iter(by_device.values()))
         self._all = tuple(dict.fromkeys(by_device.values()))
         self.is_fragile = any(backend.is_fragile for backend in self._all)
+        self.why_fixed = next((b.why_fixed for b in self._all if b.why_fixed), "")
 
     def _serve(self, device: str, backend: CollectiveBackend) -> None:
         """From now on ``backend`` has the tensors of ``device``."""

@@ -37,6 +37,9 @@ class CollectiveBackend(ABC):
     is_fragile = False
     """Whether a collective that failed on any rank ends the group: what it began cannot be undone."""
 
+    why_fixed = ""
+    """Why the group's ranks can neither become fewer nor others (`shrink`, `grow`); "" where they can."""
+
     async def ready(self, deadline: Deadline) -> None:  # noqa: B027  # most have nothing to open
         """Return when the backend can serve; ``init_process_group`` awaits it on the group's loop.
 

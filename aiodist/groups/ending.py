@@ -233,8 +233,13 @@ class Ending(ABC):
     def check_may_go_on(self) -> None:
         """Raise GroupClosedError if it is closed, PeerLostError if the others gave up this very rank.
 
-        A group that lost another member, or was revoked, passes.
+        A group that lost another member, or was revoked, passes. Raises InvalidUsageError where its
+        backend needs the ranks to stay as they are.
         """
+        if self.backend.why_fixed:
+            raise InvalidUsageError(
+                f"the ranks of group {self.group_name!r} cannot change: {self.backend.why_fixed}"
+            )
         given_up = isinstance(self._error, PeerLostError) and self._error.rank == self.global_rank
         if self.is_closed or given_up:
             self._check_open()

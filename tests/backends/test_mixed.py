@@ -111,6 +111,7 @@ class Backend:
     """Says who was called with what; stands for a backend whose device is not here."""
 
     is_fragile = False
+    why_fixed = ""
 
     def __init__(self, name: str) -> None:
         self.name = name

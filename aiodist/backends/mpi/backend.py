@@ -32,6 +32,11 @@ class MpiBackend(NativeBackend):
 
     name = "mpi"
     is_fragile = True
+    why_fixed = (
+        "the processes of an MPI job are MPI's for good. Start the job anew, or go on among all of "
+        'them by destroy_process_group() and init_process_group("mpi"); a job that is to outlive '
+        'its ranks needs backend "aiodist", started by `aiodist run --max-restarts`'
+    )
 
     def __init__(self, group: ProcessGroup) -> None:
         self._gate = Gate()

@@ -19,6 +19,24 @@ async def failures() -> None:
     await _cancelled()
     await _begin_anew()
     await _message_out_of_time()
+    await _no_other_ranks()
+
+
+async def _no_other_ranks() -> None:
+    """Neither fewer nor others, and the group works on; said also where a rank was given up."""
+    mixed = await dist.new_group(backend="cpu:mpi,cuda:aiodist")
+    for call in (
+        dist.shrink,
+        dist.grow,
+        lambda: dist.shrink(mixed),
+        dist.group.WORLD.shrink,
+    ):
+        with pytest.raises(
+            dist.InvalidUsageError, match="cannot change: the processes of an MPI job"
+        ):
+            await call()
+    await dist.barrier()
+    await dist.barrier(mixed)
 
 
 async def _begin_anew() -> None:

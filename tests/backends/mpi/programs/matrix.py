@@ -6,7 +6,7 @@ import torch
 
 import aiodist as dist
 from tests.operations.batch import complain, run_batch
-from tests.operations.design import cases
+from tests.operations.design import DTYPES, MOVING, REDUCING, cases
 
 
 async def matrix() -> None:
@@ -14,5 +14,6 @@ async def matrix() -> None:
     torch.set_num_threads(1)
     number, size = dist.get_rank(), dist.get_world_size()
     batch = [case for case in cases() if case.size == size]
-    assert batch
+    assert {case.operation for case in batch} == {*MOVING, *REDUCING}
+    assert {case.dtype for case in batch} == set(DTYPES)
     complain(await run_batch(number, batch))
