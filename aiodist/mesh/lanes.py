@@ -188,6 +188,7 @@ class Landing:
         self._inbox = inbox
         self._harbour = harbour
         self.broken = broken
+        self.bytes_taken = 0
         self._lane: LaneIn | None = None
         self._placed: deque[_Placed] = deque()
         self._midway = False  # the last piece was of a large message, and more are to come
@@ -251,7 +252,7 @@ class Landing:
         if one.into is not None:
             one.into[one.got : one.got + len(data)] = data
         one.got += len(data)
-        self._taken()
+        self._taken(data)
         if one.got == one.length:
             self._placed.popleft()
             self._inbox.eager_done(self._source, one.target)
@@ -284,10 +285,11 @@ class Landing:
             if len(place) != len(data):
                 raise ProtocolError("a part runs over the end of its message")
             place[:] = data
-        self._taken()
+        self._taken(data)
         self._inbox.part_done(self._source, recv, len(data))
         self._midway = recv is not None and not recv.done
 
-    def _taken(self) -> None:
+    def _taken(self, data: memoryview) -> None:
+        self.bytes_taken += len(data)
         if self._lane is not None and self._lane.taken():
             self._source.outbox.control(_EMPTIED)

@@ -118,5 +118,5 @@ class Peer:
 
     @property
     def bytes_heard(self) -> int:
-        """How many bytes its links have read."""
-        return sum(link.bytes_heard for link in self.links)
+        """How many bytes its links have read, and how many came through shared memory."""
+        return self.landing.bytes_taken + sum(link.bytes_heard for link in self.links)
