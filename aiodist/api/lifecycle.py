@@ -17,6 +17,7 @@ from typing import Any
 import msgpack
 
 from aiodist.api.sharing import SHARED, memory_of, shared_bytes_from
+from aiodist.api.streams import streams_from, with_bundles
 from aiodist.api.table import table_from
 from aiodist.backends.registry import backend_named, bind, rendezvous_for
 from aiodist.credentials import VARIABLES as TLS_VARIABLES
@@ -96,6 +97,7 @@ async def init_process_group(
     # Before the ranks meet: the others would wait for one that finds its mistake afterwards.
     schemes, window = schemes_from(os.environ), window_from(os.environ)
     shared_bytes = shared_bytes_from(os.environ, schemes)
+    streams = streams_from(os.environ, schemes)
     size_from(os.environ)
     table_from(os.environ)
     patience = patience_from(liveness_timeout, os.environ)
@@ -119,7 +121,8 @@ async def init_process_group(
                 heart = Heart(met.rank, met.size, transports, patience) if watched else None
                 memory = memory_of(met.rank, shared_bytes if met.size > 1 else 0)
                 make = partial(Endpoint, window=window, heart=heart, memory=memory)
-                await _open_world(world, met.rank, met.size, met.store, transports, make, deadline)
+                ways = with_bundles(transports, met.hosts, streams)
+                await _open_world(world, met.rank, met.size, met.store, ways, make, deadline)
                 try:
                     await answer_questions(world.observer, met.store, met.host, deadline)
                     await met.settle(deadline)

@@ -23,6 +23,7 @@ from aiodist.api.lifecycle import (
     transports_at,
     window_from,
 )
+from aiodist.api.streams import streams_from, with_bundles
 from aiodist.backends.registry import bind
 from aiodist.credentials import job_secret
 from aiodist.deadline import Deadline
@@ -124,7 +125,8 @@ async def _come_in(
     world.open(rank, -1, None)
     transports, patience = transports_at(hosts, schemes), patience_from(None, os.environ)
     heart = Heart(rank, -1, transports, patience) if patience else None
-    endpoint = Endpoint(rank, -1, transports, world, window=window, heart=heart)
+    ways = with_bundles(transports, hosts, streams_from(os.environ, schemes))
+    endpoint = Endpoint(rank, -1, ways, world, window=window, heart=heart)
     world.attach(endpoint)
     comer = Comer(rank, (await endpoint.open()).encode(), os.urandom(12))
     await place.set(_place_of(rank), msgpack.packb(list(comer)))

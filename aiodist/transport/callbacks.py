@@ -31,7 +31,7 @@ class CallbackConnection(Connection):
                 self._queue[place] = (memoryview(bytes(view)), on_sent)
 
     def _enqueue(self, parts: Sequence[memoryview | bytes], on_sent: OnSent | None) -> None:
-        views = [_byte_view(part) for part in parts] or [_EMPTY]
+        views = [byte_view(part) for part in parts] or [_EMPTY]
         last = views.pop()
         for view in views:
             self._queue.append((view, None))
@@ -73,7 +73,8 @@ class CallbackConnection(Connection):
 _EMPTY = memoryview(b"")
 
 
-def _byte_view(part: memoryview | bytes) -> memoryview:
+def byte_view(part: memoryview | bytes) -> memoryview:
+    """``part`` as a row of bytes."""
     view = memoryview(part)
     if view.format == "B" and view.ndim == 1 and view.contiguous:
         return view

@@ -45,7 +45,8 @@ class SocketConnection(CallbackConnection):
         super().__init__(scheme, peer_name)
         sock.setblocking(False)
         self._sock = sock
-        self._fd = sock.fileno()
+        self._fd = sock.fileno()  # watched for what comes
+        self._out = self._fd  # watched for room for what goes
         self._state = _OPEN
         self._writing = False  # inside a flush or an on_sent: send() only queues
         self._wants_writer = False
@@ -217,9 +218,9 @@ class SocketConnection(CallbackConnection):
         if wanted != self._wants_writer:
             self._wants_writer = wanted
             if wanted:
-                self._loop.add_writer(self._fd, self._flush)
+                self._loop.add_writer(self._out, self._flush)
             elif self._state != _CLOSED:
-                self._loop.remove_writer(self._fd)
+                self._loop.remove_writer(self._out)
 
     def _on_write_error(self, error: OSError) -> None:
         # Reported a turn later: lost() from within send() would surprise every caller, and what
@@ -227,7 +228,7 @@ class SocketConnection(CallbackConnection):
         self._broken = self._writing = True
         if self._wants_writer:
             self._wants_writer = False
-            self._loop.remove_writer(self._fd)
+            self._loop.remove_writer(self._out)
         self._loop.call_soon(self._after_write_error, self._network_error(error))
 
     def _after_write_error(self, error: DistNetworkError) -> None:
@@ -267,6 +268,9 @@ class SocketConnection(CallbackConnection):
                             await self._changed()
         finally:
             self.abort()
+
+    def _is_closed(self) -> bool:
+        return self._state == _CLOSED
 
     def _is_closing(self) -> bool:
         return self._state == _CLOSING
@@ -336,7 +340,7 @@ class SocketConnection(CallbackConnection):
         self._receiver = None
         if not self._loop.is_closed():
             self._loop.remove_reader(self._fd)
-            self._loop.remove_writer(self._fd)
+            self._loop.remove_writer(self._out)
 
     # Telling
 

@@ -43,11 +43,12 @@ class TcpTransport(Transport):
         self._turn = itertools.count()
 
     async def listen(self, on_accept: OnAccept) -> SocketListener:
-        return await self._listen(on_accept, _wrap_accepted)
+        return await self.listen_raw(on_accept, _wrap_accepted)
 
-    async def _listen(
+    async def listen_raw(
         self, on_accept: OnAccept, wrap: Wrap, on_closed: Callable[[], None] | None = None
     ) -> SocketListener:
+        """As `listen`, with a ``wrap`` of the caller's; see `SocketListener`."""
         try:
             family, kind, protocol, _, where = (await _resolve(self._host, 0))[0]
         except socket.gaierror as error:
@@ -73,10 +74,11 @@ class TcpTransport(Transport):
             ) from error
 
     async def connect(self, address: str, deadline: Deadline) -> Connection:
-        sock = await self._connected_socket(address, deadline)
+        sock = await self.connected_socket(address, deadline)
         return SocketConnection(sock, SCHEME, address)
 
-    async def _connected_socket(self, address: str, deadline: Deadline) -> socket.socket:
+    async def connected_socket(self, address: str, deadline: Deadline) -> socket.socket:
+        """As `connect`, without a connection around the socket, which is the caller's."""
         host, port = parse_address(address, self.scheme)
         try:
             async with within(deadline):

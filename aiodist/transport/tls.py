@@ -54,12 +54,12 @@ class TlsTransport(TcpTransport):
         return await self.listen_with(_Reception(self._server, on_accept))
 
     async def listen_with(self, reception: _Reception) -> SocketListener:
-        listener = await self._listen(reception.on_accept, reception.wrap, reception.close)
+        listener = await self.listen_raw(reception.on_accept, reception.wrap, reception.close)
         reception.begin(listener.address)
         return listener
 
     async def connect(self, address: str, deadline: Deadline) -> Connection:
-        sock = await self._connected_socket(address, deadline)
+        sock = await self.connected_socket(address, deadline)
         try:
             secured = _Secured(self._client, sock, server_side=False)
         except OSError as error:  # which wrap_socket raises where the stream has ended already

@@ -19,6 +19,8 @@ from aiodist.testing import run_ranks
         ("AIODIST_SHM_BYTES", "32M", "a number of bytes, 0 or at least 1048576"),
         ("AIODIST_SHM_BYTES", "4096", "a number of bytes, 0 or at least 1048576"),
         ("AIODIST_TRANSPORT", "tcp,", "AIODIST_TRANSPORT='tcp,' names ''"),
+        ("AIODIST_STREAMS", "two", "a number from 1 to 64, not 'two'"),
+        ("AIODIST_STREAMS", "65", "a number from 1 to 64"),
         ("AIODIST_BUFFER_BYTES", "64M", "a number of bytes, at least 65536"),
         ("AIODIST_BUFFER_BYTES", "1000", "a number of bytes, at least 65536"),
     ],

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 import pytest
 
 NETWORK = "10.111.0"
+SECOND_NETWORK = "10.111.1"
 
 
 class Hosts:
@@ -42,6 +43,19 @@ class Hosts:
 
     def address(self, number: int) -> str:
         return f"{NETWORK}.{number + 1}"
+
+    def second_cable(self) -> None:
+        """Between the first two hosts, from eth1 to eth1, in a network of its own."""
+        first, second = self.names[:2]
+        _ip(
+            "-n",
+            first,
+            *["link", "add", "eth1", "type", "veth", "peer", "name", "eth1", "netns"],
+            second,
+        )
+        for number, name in enumerate((first, second)):
+            _ip("-n", name, "address", "add", f"{SECOND_NETWORK}.{number + 1}/24", "dev", "eth1")
+            _ip("-n", name, "link", "set", "eth1", "up")
 
     def pull_cable(self, number: int) -> None:
         """Out of the switch's port: the host itself still sees a link, as over a real switch."""

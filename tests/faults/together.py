@@ -1,6 +1,7 @@
 """A rank of a job on several hosts that have several: ``python -m tests.faults.together RANK SIZE STORE``.
 
-Tells in a line of JSON what it reduced, with whom it shares memory, and what its host has sent.
+Tells in a line of JSON what it reduced, with whom it shares memory, and what its host has sent, by
+interface.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ COUNT = 2 << 20
 """Elements, of 4 bytes."""
 
 
-def sent() -> int:
-    """Bytes that left this host by eth0."""
-    lines = Path("/proc/self/net/dev").read_text().splitlines()
-    (numbers,) = (line.partition(":")[2] for line in lines if line.strip().startswith("eth0:"))
-    return int(numbers.split()[8])
+def sent() -> dict[str, int]:
+    """Bytes that left this host by each interface."""
+    lines = Path("/proc/self/net/dev").read_text().splitlines()[2:]
+    parts = [line.partition(":") for line in lines]
+    return {name.strip(): int(numbers.split()[8]) for name, _, numbers in parts}
 
 
 def main() -> None:
@@ -40,7 +41,7 @@ def main() -> None:
         "sums": sorted({float(value) for value in data}),
         "gathered": [float(each[0]) for each in gathered],
         "shares with": [] if plane is None or plane.is_off else plane.members,
-        "sent": sent() - before,
+        "sent": {name: now - before[name] for name, now in sent().items()},
     }
     dist.barrier()
     dist.destroy_process_group()

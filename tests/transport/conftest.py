@@ -10,6 +10,7 @@ import uvloop
 
 from aiodist.transport.base import Transport
 from aiodist.transport.inproc import InprocHub, InprocTransport
+from aiodist.transport.striped import StripedTransport
 from aiodist.transport.tcp import TcpTransport
 from aiodist.transport.tls import TlsTransport
 from aiodist.transport.unix import UnixTransport
@@ -47,12 +48,18 @@ def _tls() -> Pair:
     return TlsTransport("127.0.0.1", certificates), TlsTransport("127.0.0.1", certificates)
 
 
+def _striped() -> Pair:
+    return StripedTransport(["127.0.0.1"], 3), StripedTransport(["127.0.0.1", "127.0.0.2"], 3)
+
+
 def _inproc() -> Pair:
     hub = InprocHub()
     return InprocTransport(hub), InprocTransport(hub)
 
 
-@pytest.fixture(params=[_tcp, _tls, _unix, _unix_path, _inproc], ids=lambda make: make.__name__[1:])
+@pytest.fixture(
+    params=[_tcp, _striped, _tls, _unix, _unix_path, _inproc], ids=lambda make: make.__name__[1:]
+)
 def make_pair(request: pytest.FixtureRequest) -> Callable[[], Pair]:
     make: Callable[[], Pair] = request.param
     return make

@@ -130,8 +130,8 @@ async def test_a_listener_that_resets_before_tls_begins_is_a_network_error() -> 
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         class Late(TlsTransport):
-            async def _connected_socket(self, address: str, deadline: Deadline) -> socket.socket:
-                sock = await super()._connected_socket(address, deadline)
+            async def connected_socket(self, address: str, deadline: Deadline) -> socket.socket:
+                sock = await super().connected_socket(address, deadline)
                 other, _ = server.accept()
                 other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 other.close()

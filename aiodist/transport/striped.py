@@ -1,0 +1,244 @@
+"""Several TCP streams as one: addresses ``stripes://host:port,host:port``.
+
+For links that one stream does not fill: a provider limits each stream, the way is long, or a host has
+several interfaces. An address has one place for each interface of the listener. Stream i goes from
+the i-th own interface to the i-th place, both taken in turn. Whoever connects says how many
+there are: each stream begins with the bundle's name, its own number, and how many they are.
+
+A bundle is one connection: it is there when all streams are, and gone when one of them is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from typing import cast
+
+from aiodist.deadline import Deadline
+from aiodist.errors import DistNetworkError, InvalidUsageError
+from aiodist.transport.base import Connection, Listener, OnAccept, Transport
+from aiodist.transport.bundle import Bundle
+from aiodist.transport.connecting import readable
+from aiodist.transport.strangers import Strangers
+from aiodist.transport.stream_socket import SocketConnection
+from aiodist.transport.tcp import TcpTransport, set_options
+
+SCHEME = "stripes"
+
+MAX_STREAMS = 64
+
+_HELLO = struct.Struct("<16sHH")  # the bundle's name, the stream's number, how many there are
+
+_CROWD = 1024
+"""Streams that may be in their greeting with one listener at the same moment."""
+
+
+class StripedTransport(Transport):
+    """Bundles of ``streams`` TCP streams each.
+
+    ``hosts``: the addresses of this host's interfaces to use, in turn. Raises InvalidUsageError for
+    a number of streams that cannot be.
+    """
+
+    scheme = SCHEME
+
+    def __init__(self, hosts: Sequence[str], streams: int) -> None:
+        if not 1 <= streams <= MAX_STREAMS:
+            raise InvalidUsageError(f"{streams} streams to a rank: give 1 to {MAX_STREAMS}")
+        self._streams = streams
+        several = len(hosts) > 1
+        self._ways = [TcpTransport(host, source_hosts=[host] if several else ()) for host in hosts]
+
+    async def listen(self, on_accept: OnAccept) -> Listener:
+        reception = _Reception(on_accept)
+        listeners: list[Listener] = []
+        try:
+            for way in self._ways:
+                listener = await way.listen_raw(on_accept, reception.wrap)
+                listeners.append(listener)  # each is to be closed if one fails
+        except BaseException:
+            for each in listeners:
+                await each.close()
+            raise
+        return _Listener(listeners, reception)
+
+    async def connect(self, address: str, deadline: Deadline) -> Connection:
+        scheme, found, rest = address.partition("://")
+        if scheme != SCHEME or not found:
+            raise InvalidUsageError(
+                f"not an address of bundles: {address!r}; write {SCHEME}://host:port, and more "
+                "places behind commas"
+            )
+        places = [f"tcp://{place}" for place in rest.split(",")]
+        name = os.urandom(16)
+        sockets: list[socket.socket] = []
+        try:
+            for number in range(self._streams):
+                way = self._ways[number % len(self._ways)]
+                place = places[number % len(places)]
+                sockets.append(await way.connected_socket(place, deadline))
+            for number, sock in enumerate(sockets):  # some bytes, which every new stream takes
+                sock.send(_HELLO.pack(name, number, self._streams))
+        except OSError as error:
+            _close(sockets)
+            raise DistNetworkError(
+                f"cannot connect to {address}: it hung up at once: {error.strerror}"
+            ) from error
+        except DistNetworkError as error:
+            _close(sockets)
+            raise DistNetworkError(
+                f"cannot connect to {address}: of {self._streams} streams, number "
+                f"{len(sockets)} failed: {error}"
+            ) from error
+        except BaseException:
+            _close(sockets)
+            raise
+        return StripedConnection(Bundle(sockets), address)
+
+
+class StripedConnection(SocketConnection):
+    """One end of a bundle."""
+
+    def __init__(self, bundle: Bundle, peer_name: str) -> None:
+        super().__init__(cast(socket.socket, bundle), SCHEME, peer_name)
+        self._bundle = bundle
+
+    def _on_readable(self) -> None:
+        super()._on_readable()
+        reads = self._receiver is not None and not self._end_of_input
+        if reads and (fd := self._bundle.fileno()) != self._fd:  # its turn has come
+            self._loop.remove_reader(self._fd)
+            self._fd = fd
+            self._loop.add_reader(fd, self._on_readable)
+
+    def _watch_writable(self) -> None:
+        if not self._is_closed() and (fd := self._bundle.writing_fileno()) != self._out:
+            if self._wants_writer:
+                self._wants_writer = False
+                self._loop.remove_writer(self._out)
+            self._out = fd
+        super()._watch_writable()
+
+
+class _Listener(Listener):
+    """Those of all interfaces."""
+
+    def __init__(self, listeners: Sequence[Listener], reception: _Reception) -> None:
+        places = [listener.address.partition("://")[2] for listener in listeners]
+        self.address = f"{SCHEME}://{','.join(places)}"
+        self._listeners = listeners
+        self._reception = reception
+        reception.begin(self.address)
+
+    async def close(self) -> None:
+        for listener in self._listeners:
+            await listener.close()
+        self._reception.close()
+
+    def close_in_child(self) -> None:
+        for listener in self._listeners:
+            listener.close_in_child()
+        self._reception.close_in_child()
+
+
+class _Reception:
+    """Streams that have been accepted and whose bundle is not complete."""
+
+    def __init__(self, on_accept: OnAccept) -> None:
+        self._on_accept = on_accept
+        self._strangers: Strangers[_Guest] | None = None
+        self._bundles: dict[tuple[bytes, int], dict[int, _Guest]] = {}
+
+    def begin(self, address: str) -> None:
+        self._strangers = Strangers(f"the listener at {address}", _CROWD)
+
+    def wrap(self, sock: socket.socket) -> None:
+        set_options(sock)
+        sock.setblocking(False)
+        host, port = sock.getpeername()[:2]
+        guest = _Guest(sock, f"{SCHEME}://{host}:{port}", self)
+        assert self._strangers is not None  # `begin` follows the listeners' start at once
+        self._strangers.admit(guest, guest.name)
+
+    def greeted(self, guest: _Guest, hello: bytes) -> None:
+        """``guest`` has said which stream of which bundle it is."""
+        name, number, count = _HELLO.unpack(hello)
+        which = name, count
+        if number in self._bundles.get(which, ()) or not number < count <= MAX_STREAMS:
+            self.refused(guest, DistNetworkError(f"{guest.name} is no stream of a bundle"))
+            return
+        bundle = self._bundles.setdefault(which, {})
+        bundle[number] = guest
+        guest.bundle = which
+        if len(bundle) < count:
+            return
+        del self._bundles[which]
+        assert self._strangers is not None  # as in `wrap`
+        for each in bundle.values():
+            self._strangers.proven(each)
+        sockets = [sock for _, sock in sorted((n, each.sock) for n, each in bundle.items())]
+        connection = StripedConnection(Bundle(sockets), bundle[0].name)
+        try:
+            self._on_accept(connection)
+        except Exception as error:  # noqa: BLE001  # one connection's trouble
+            connection.abort()
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": f"on_accept of {guest.name} raised", "exception": error}
+            )
+
+    def refused(self, guest: _Guest, error: BaseException) -> None:
+        assert self._strangers is not None  # as in `wrap`
+        self._strangers.turned_away(guest, error)
+        # Its bundle will never be complete: the others are thrown out when their time is up.
+        self._bundles.pop(guest.bundle, None)
+        guest.dismiss()
+
+    def close(self) -> None:
+        if self._strangers is not None:
+            self._strangers.close(_Guest.dismiss)
+        self._bundles.clear()
+
+    def close_in_child(self) -> None:
+        for guest in self._strangers or ():
+            os.close(guest.sock.detach())
+
+
+class _Guest:
+    """A stream that has yet to say which one it is, or whose bundle is not complete."""
+
+    def __init__(self, sock: socket.socket, name: str, reception: _Reception) -> None:
+        self.sock = sock
+        self.name = name
+        self.bundle = b"", 0
+        self._reception = reception
+        self._task = asyncio.get_running_loop().create_task(self._greet())
+
+    async def _greet(self) -> None:
+        hello = b""
+        try:
+            while len(hello) < _HELLO.size:
+                await readable(self.sock)
+                got = self.sock.recv(_HELLO.size - len(hello))
+                if not got:
+                    raise OSError(0, "it closed the connection")
+                hello += got
+        except OSError as error:
+            why = DistNetworkError(f"{self.name} did not say which stream it is: {error.strerror}")
+            self._reception.refused(self, why)
+        else:
+            self._reception.greeted(self, hello)
+
+    def abort(self, error: BaseException) -> None:
+        self._reception.refused(self, error)
+
+    def dismiss(self) -> None:
+        self._task.cancel()
+        self.sock.close()
+
+
+def _close(sockets: Sequence[socket.socket]) -> None:
+    for sock in sockets:
+        sock.close()

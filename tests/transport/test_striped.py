@@ -1,0 +1,158 @@
+"""Bundles of TCP streams: how bytes go round, and what strangers and broken streams do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from aiodist.deadline import Deadline
+from aiodist.errors import DistNetworkError, InvalidUsageError
+from aiodist.testing.check_transport import pattern
+from aiodist.testing.sinks import Memory, Sent
+from aiodist.transport import strangers
+from aiodist.transport.base import Connection
+from aiodist.transport.bundle import BLOCK_BYTES, Bundle
+from aiodist.transport.striped import _HELLO, StripedTransport
+
+HOST = "127.0.0.1"
+TCP_INFO = 11  # Linux's number
+
+
+def pairs(count: int) -> tuple[list[socket.socket], list[socket.socket]]:
+    made = [socket.socketpair() for _ in range(count)]
+    for each in made:
+        for sock in each:
+            sock.setblocking(False)
+    return [a for a, _ in made], [b for _, b in made]
+
+
+def until_blocked(call: Callable[[], int]) -> int:
+    """The sum of what ``call()`` returns until it would block."""
+    total = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            total += call()
+    return total
+
+
+def test_blocks_go_round_and_a_full_socket_holds_the_next_one_back() -> None:
+    ours, theirs = pairs(2)
+    with Bundle(ours) as out, Bundle(theirs) as into:
+        data = bytes(range(256)) * (BLOCK_BYTES // 256)
+        assert (
+            out.sendmsg([b"head", memoryview(data)[: BLOCK_BYTES - 4], b"tail"]) == BLOCK_BYTES + 4
+        )
+        assert theirs[1].recv(100, socket.MSG_PEEK) == b"tail"
+        assert out.writing_fileno() == ours[1].fileno()
+        buffer = bytearray(BLOCK_BYTES + 100)
+        assert into.recv_into(buffer) == BLOCK_BYTES + 4
+        assert buffer[: BLOCK_BYTES + 4] == b"head" + data[:-4] + b"tail"
+        assert into.fileno() == theirs[1].fileno()
+        with pytest.raises(BlockingIOError):
+            into.recv_into(buffer)
+        sent = until_blocked(lambda: out.send(data))
+        assert sent > BLOCK_BYTES
+        assert until_blocked(lambda: into.recv_into(buffer)) == sent
+
+
+def test_the_end_comes_after_the_last_byte() -> None:
+    ours, theirs = pairs(3)
+    with Bundle(theirs) as into, Bundle(ours) as out:
+        out.sendall(memoryview(bytes(2 * BLOCK_BYTES + 5))[: BLOCK_BYTES + 5])
+        out.shutdown(socket.SHUT_WR)
+        buffer = bytearray(2 * BLOCK_BYTES)
+        assert into.recv_into(buffer) == BLOCK_BYTES + 5
+        assert into.recv_into(buffer) == 0
+
+
+async def connected(transport: StripedTransport) -> tuple[Connection, Connection]:
+    accepted: asyncio.Queue[Connection] = asyncio.Queue()
+    listener = await transport.listen(accepted.put_nowait)
+    ours = await transport.connect(listener.address, Deadline(10))
+    theirs = await accepted.get()
+    await listener.close()
+    return ours, theirs
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's struct tcp_info")
+async def test_each_stream_carries_its_share() -> None:
+    ours, theirs = await connected(StripedTransport([HOST], 4))
+    memory, sent = Memory(16 * BLOCK_BYTES), Sent()
+    theirs.start(memory)
+    data = pattern(16 * BLOCK_BYTES)
+    ours.send([data], sent)
+    await memory.full()
+    await sent.all_of(1)
+    assert memory.data == data
+    sockets = ours._bundle._sockets  # type: ignore[attr-defined]
+    for sock in sockets:  # of struct tcp_info: bytes that the other side has acknowledged
+        (acked,) = struct.unpack_from("<Q", sock.getsockopt(socket.IPPROTO_TCP, TCP_INFO, 160), 120)
+        assert 4 * BLOCK_BYTES <= acked < 4 * BLOCK_BYTES + 100
+    ours.abort()
+    theirs.abort()
+
+
+async def test_one_broken_stream_ends_the_bundle() -> None:
+    ours, theirs = await connected(StripedTransport([HOST], 3))
+    memory = Memory(8 * BLOCK_BYTES)
+    theirs.start(memory)
+    ours._bundle._sockets[1].shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
+    sent = Sent()
+    ours.send([bytes(8 * BLOCK_BYTES)], sent)
+    await sent.all_of(1)
+    await memory.ended()
+    assert isinstance(sent.errors[0], DistNetworkError)
+    ours.abort()
+    theirs.abort()
+
+
+@pytest.mark.parametrize(
+    "hellos",
+    [
+        [b"GET / HTTP/1.0\r\n\r\n\r\n"],
+        [_HELLO.pack(b"x" * 16, 2, 2)],
+        [_HELLO.pack(b"x" * 16, 0, 65)],
+        [_HELLO.pack(b"x" * 16, 0, 3), _HELLO.pack(b"x" * 16, 0, 3)],
+        [b"short"],
+    ],
+)
+async def test_strangers_are_turned_away(
+    hellos: list[bytes], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strangers, "HANDSHAKE_SECONDS", 0.05)
+    accepted: list[Connection] = []
+    listener = await StripedTransport([HOST], 2).listen(accepted.append)
+    host, _, port = listener.address.partition("://")[2].partition(":")
+    loop = asyncio.get_running_loop()
+    guests = []
+    for hello in hellos:
+        guest = socket.create_connection((host, int(port)))
+        guest.setblocking(False)
+        await loop.sock_sendall(guest, hello)
+        guests.append(guest)
+    for guest in guests:
+        assert await loop.sock_recv(guest, 1) == b""
+        guest.close()
+    await listener.close()
+    assert not accepted
+    assert "turned a stranger away" in caplog.text
+
+
+async def test_the_error_counts_the_streams() -> None:
+    transport = StripedTransport([HOST], 2)
+    listener = await transport.listen(lambda connection: None)
+    address = listener.address
+    await listener.close()
+    with pytest.raises(DistNetworkError, match=r"of 2 streams, number 0 failed: .* refused"):
+        await transport.connect(address, Deadline(5))
+    with pytest.raises(InvalidUsageError, match="not an address of bundles"):
+        await transport.connect("tcp://127.0.0.1:1", Deadline(5))
+    for count in (0, 65):
+        with pytest.raises(InvalidUsageError, match="give 1 to 64"):
+            StripedTransport([HOST], count)
