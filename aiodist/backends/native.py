@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
+from aiodist.backends.calls import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Gather,
+    Reduce,
+    ReduceScatter,
+    Scatter,
+)
 from aiodist.backends.native_messages import NativeMessages
 from aiodist.backends.sizes import digest_of_lengths, split_bytes
 from aiodist.backends.turns import (
@@ -49,14 +59,14 @@ class NativeBackend(NativeMessages):
                 await through_host(
                     self._group,
                     buffer,
-                    lambda part: self._run.broadcast(channel, root, part),
+                    lambda part: self._run(channel, Broadcast(root, part)),
                     load=is_root,
                     store=not is_root,
                 )
                 return
             if is_root:
                 await load_in_turns(self._group, buffer)
-            await self._run.broadcast(channel, root, buffer.view)
+            await self._run(channel, Broadcast(root, buffer.view))
             if not is_root:
                 await write_back_in_turns(self._group, buffer)
 
@@ -78,7 +88,7 @@ class NativeBackend(NativeMessages):
                     data = scratch(buffer.nbytes)
                     await copy_in_turns(self._group, data, buffer.view)
                 await in_turns(self._group, reduce.prepare, data, reduce.itemsize)
-            await self._run.reduce(channel, root, data, reduce, scratch)
+            await self._run(channel, Reduce(root, data, reduce))
             if is_root:
                 if reduce.needs_finish:
                     await in_turns(self._group, reduce.finish, data, reduce.itemsize)
@@ -96,7 +106,7 @@ class NativeBackend(NativeMessages):
         async def body(channel: Channel) -> None:
             await load_in_turns(self._group, buffer)
             blocks = [place.view for place in places]
-            await self._run.gather(channel, root, buffer.view, blocks or None, scratch)
+            await self._run(channel, Gather(root, buffer.view, blocks or None))
             await write_back_in_turns(self._group, *places)
 
         if places:
@@ -117,7 +127,7 @@ class NativeBackend(NativeMessages):
         async def body(channel: Channel) -> None:
             await load_in_turns(self._group, *sources)
             blocks = [source.view for source in sources]
-            await self._run.scatter(channel, root, blocks or None, buffer.view, scratch)
+            await self._run(channel, Scatter(root, blocks or None, buffer.view))
             await write_back_in_turns(self._group, buffer)
 
         if sources:
@@ -211,7 +221,7 @@ class NativeBackend(NativeMessages):
     async def _reduce_part(self, channel: Channel, data: memoryview, reduce: Reduction) -> None:
         if reduce.needs_prepare:
             await in_turns(self._group, reduce.prepare, data, reduce.itemsize)
-        await self._run.all_reduce(channel, data, reduce, scratch)
+        await self._run(channel, AllReduce(data, reduce))
         if reduce.needs_finish:
             await in_turns(self._group, reduce.finish, data, reduce.itemsize)
 
@@ -227,7 +237,7 @@ class NativeBackend(NativeMessages):
         async def body(channel: Channel) -> None:
             await load_in_turns(self._group, buffer)
             await copy_in_turns(self._group, own.view, buffer.view)
-            await self._run.all_gather(channel, [place.view for place in places], scratch)
+            await self._run(channel, AllGather([place.view for place in places]))
             await write_back_in_turns(self._group, *places)
 
         fingerprint = Fingerprint("all_gather", buffer.dtype, count=total, shape=buffer.shape)
@@ -252,7 +262,7 @@ class NativeBackend(NativeMessages):
         async def body(channel: Channel) -> None:
             blocks = [scratch(sum(place.nbytes for place in row)) for row in places]
             await self._pack(buffers, blocks[rank])
-            await self._run.all_gather(channel, blocks, scratch)
+            await self._run(channel, AllGather(blocks))
             for block, row in zip(blocks, places, strict=True):
                 await self._unpack(block, row)
 
@@ -269,7 +279,7 @@ class NativeBackend(NativeMessages):
             await load_in_turns(self._group, buffer)
             blocks = self._blocks(place, buffer.nbytes)
             await copy_in_turns(self._group, blocks[self._group.own_rank], buffer.view)
-            await self._run.all_gather(channel, blocks, scratch)
+            await self._run(channel, AllGather(blocks))
             await write_back_in_turns(self._group, place)
 
         fingerprint = Fingerprint("all_gather", buffer.dtype, count=place.count, shape=buffer.shape)
@@ -310,7 +320,7 @@ class NativeBackend(NativeMessages):
                 for copy, block in zip(sources, blocks, strict=True):
                     await copy_in_turns(self._group, copy, block)
                     await in_turns(self._group, reduce.prepare, copy, reduce.itemsize)
-            await self._run.reduce_scatter(channel, sources, place.view, reduce, scratch)
+            await self._run(channel, ReduceScatter(sources, place.view, reduce))
             if reduce.needs_finish:
                 await in_turns(self._group, reduce.finish, place.view, reduce.itemsize)
             await write_back_in_turns(self._group, place)
@@ -331,7 +341,7 @@ class NativeBackend(NativeMessages):
         async def body(channel: Channel) -> None:
             await load_in_turns(self._group, *sources)
             views = [source.view for source in sources]
-            await self._run.all_to_all(channel, views, [p.view for p in places], scratch)
+            await self._run(channel, AllToAll(views, [p.view for p in places]))
             await write_back_in_turns(self._group, *places)
 
         return self._group.collective(
@@ -360,7 +370,7 @@ class NativeBackend(NativeMessages):
 
         async def body(channel: Channel) -> None:
             await load_in_turns(self._group, source)
-            await self._run.all_to_all(channel, inputs, outputs, scratch)
+            await self._run(channel, AllToAll(inputs, outputs))
             await write_back_in_turns(self._group, place)
 
         return self._group.collective(
@@ -401,18 +411,16 @@ class NativeBackend(NativeMessages):
 
 
 def _outputs(tensors: Sequence[Tensor], name: str, like: Buffer) -> list[Buffer]:
-    buffers = [
-        buffer_of(tensor, f"{name}[{i}]", writable=True, load=False)
-        for i, tensor in enumerate(tensors)
-    ]
-    for i, buffer in enumerate(buffers):
-        _check_dtype(buffer, f"{name}[{i}]", like)
-    return buffers
+    return _buffers(tensors, name, like, writable=True)
 
 
 def _inputs(tensors: Sequence[Tensor], name: str, like: Buffer) -> list[Buffer]:
+    return _buffers(tensors, name, like, writable=False)
+
+
+def _buffers(tensors: Sequence[Tensor], name: str, like: Buffer, *, writable: bool) -> list[Buffer]:
     buffers = [
-        buffer_of(tensor, f"{name}[{i}]", writable=False, load=False)
+        buffer_of(tensor, f"{name}[{i}]", writable=writable, load=False)
         for i, tensor in enumerate(tensors)
     ]
     for i, buffer in enumerate(buffers):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from aiodist.backends.calls import Barrier, Operations
 from aiodist.backends.offers import decline, is_announcement
-from aiodist.backends.operations import Operations
-from aiodist.backends.paths import Paths
 from aiodist.backends.sends import Sends
 from aiodist.backends.small import Small
+from aiodist.backends.ways import Ways
 from aiodist.collectives.all_gather_ring import all_gather_new
 from aiodist.collectives.barrier_dissemination import barrier_dissemination
 from aiodist.collectives.broadcast_binomial import broadcast_new
@@ -37,7 +37,7 @@ class NativeObjects(CollectiveBackend):
     def __init__(self, group: ProcessGroup, run: Operations | None = None) -> None:
         """``run``: who moves the tensors' bytes in collectives; None for the engine's own."""
         self._group = group
-        self._run = run or Paths(group.world.rules)
+        self._run = run or Ways(group.world.rules)
         self._shares = run is None
         self._small = Small(group, self._shares)
         self._codec = ObjectCodec([TensorExtension()])
@@ -50,7 +50,10 @@ class NativeObjects(CollectiveBackend):
         if work is not None:
             return work
         return self._group.collective(
-            Fingerprint("barrier"), self._run.barrier, timeout, shares=self._shares
+            Fingerprint("barrier"),
+            lambda channel: self._run(channel, Barrier()),
+            timeout,
+            shares=self._shares,
         )
 
     def agree(self, operation: str, digest: int, timeout: float | None) -> Work[None]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from aiodist.backends.chosen import Chosen
 from aiodist.backends.native import NativeBackend
+from aiodist.backends.ways import ByMessages
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.lines import CollectiveLine
 from aiodist.groups.process_group import ProcessGroup
@@ -39,4 +39,4 @@ def native_within(group: ProcessGroup, line: CollectiveLine) -> Any:
     ``line`` brings the fingerprint, the timeout and the sequence number; it has no board.
     """
     inside: Any = _Group(group, line)
-    return NativeBackend(inside, Chosen(group.world.rules))
+    return NativeBackend(inside, ByMessages(group.world.rules))

@@ -7,22 +7,33 @@ from itertools import accumulate
 
 import numpy as np
 
+from aiodist.backends.calls import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Barrier,
+    Blocks,
+    Broadcast,
+    Call,
+    Gather,
+    Reduce,
+    ReduceScatter,
+    Run,
+    Scatter,
+)
 from aiodist.backends.mpi.agreement import Agreement, sending
 from aiodist.backends.mpi.gate import Gate
 from aiodist.backends.mpi.library import Mpi
 from aiodist.backends.mpi.poller import Request
 from aiodist.backends.mpi.reductions import MpiReduction
-from aiodist.backends.operations import Blocks
 from aiodist.backends.turns import copy_in_turns
-from aiodist.collectives import operations as own
 from aiodist.collectives.channel import Channel
-from aiodist.collectives.reduction import Scratch
 from aiodist.groups.process_group import ProcessGroup
-from aiodist.tensors import Reduction
+from aiodist.tensors import Reduction, scratch
 
 
 class MpiOperations:
-    """A `backends.operations.Operations` on one communicator.
+    """A `backends.calls.Operations` on one communicator.
 
     They run one after the other, once the communicator is there; see `agreement`. A reduction that
     MPI does not have runs by our own algorithms, over MPI's messages; all ranks decide that alike,
@@ -35,18 +46,39 @@ class MpiOperations:
         self._gate = gate
         self._agreement = agreement
 
-    async def barrier(self, channel: Channel) -> None:
+    def __call__(self, channel: Channel, call: Call, /) -> Run:
+        match call:
+            case Barrier():
+                return self._barrier()
+            case Broadcast():
+                return self._broadcast(call)
+            case Reduce():
+                return self._reduce(channel, call)
+            case AllReduce():
+                return self._all_reduce(channel, call)
+            case AllGather():
+                return self._all_gather(channel, call)
+            case Gather():
+                return self._gather(channel, call)
+            case Scatter():
+                return self._scatter(channel, call)
+            case ReduceScatter():
+                return self._reduce_scatter(channel, call)
+            case AllToAll():
+                return self._all_to_all(channel, call)
+        raise TypeError(f"MPI has no {call.operation}")
+
+    async def _barrier(self) -> None:
         await self._watch(self._gate.comm.Ibarrier(), 0)
 
-    async def broadcast(self, channel: Channel, root: int, data: memoryview) -> None:
-        await self._watch(self._gate.comm.Ibcast(self._bytes(data), root), len(data))
+    async def _broadcast(self, call: Broadcast) -> None:
+        await self._watch(self._gate.comm.Ibcast(self._bytes(call.data), call.root), len(call.data))
 
-    async def reduce(
-        self, channel: Channel, root: int, data: memoryview, op: Reduction, scratch: Scratch
-    ) -> None:
-        mine = self._in_mpi(op)
+    async def _reduce(self, channel: Channel, call: Reduce) -> None:
+        root, data = call.root, call.data
+        mine = self._in_mpi(call.op)
         if mine is None:
-            await own.reduce(channel, root, data, op, scratch)
+            await call.over_messages(channel)
             return
         mpi, comm = self._gate.mpi, self._gate.comm
         theirs, datatype = mine
@@ -57,19 +89,19 @@ class MpiOperations:
             request = comm.Ireduce(elements, None, theirs, root)
         await self._watch(request, len(data))
 
-    async def all_reduce(
-        self, channel: Channel, data: memoryview, op: Reduction, scratch: Scratch
-    ) -> None:
-        mine = self._in_mpi(op)
+    async def _all_reduce(self, channel: Channel, call: AllReduce) -> None:
+        data = call.data
+        mine = self._in_mpi(call.op)
         if mine is None:
-            await own.all_reduce(channel, data, op, scratch)
+            await call.over_messages(channel)
             return
         theirs, datatype = mine
         elements = [data, datatype]
         request = self._gate.comm.Iallreduce(self._gate.mpi.IN_PLACE, elements, theirs)
         await self._watch(request, len(data))
 
-    async def all_gather(self, channel: Channel, blocks: Blocks, scratch: Scratch) -> None:
+    async def _all_gather(self, channel: Channel, call: AllGather) -> None:
+        blocks = call.blocks
         await self._agreement.compare(channel, _lengths(blocks))
         whole = self._joined(blocks)
         rank = channel.rank
@@ -83,14 +115,8 @@ class MpiOperations:
                 if number != rank:
                     await copy_in_turns(self._group, blocks[number], part)
 
-    async def gather(
-        self,
-        channel: Channel,
-        root: int,
-        data: memoryview,
-        blocks: Blocks | None,
-        scratch: Scratch,
-    ) -> None:
+    async def _gather(self, channel: Channel, call: Gather) -> None:
+        root, data, blocks = call.root, call.data, call.blocks
         rank = channel.rank
         balance = sending(rank, root, len(data))
         for number, block in enumerate(blocks or ()):
@@ -111,14 +137,8 @@ class MpiOperations:
         if whole is None:
             await self._spread(target, blocks)
 
-    async def scatter(
-        self,
-        channel: Channel,
-        root: int,
-        blocks: Blocks | None,
-        out: memoryview,
-        scratch: Scratch,
-    ) -> None:
+    async def _scatter(self, channel: Channel, call: Scatter) -> None:
+        root, blocks, out = call.root, call.blocks, call.out
         rank = channel.rank
         balance = -sending(root, rank, len(out))
         for number, block in enumerate(blocks or ()):
@@ -128,24 +148,18 @@ class MpiOperations:
             request = self._gate.comm.Iscatterv(None, self._bytes(out), root)
             await self._watch(request, len(out))
             return
-        source = await self._one_piece(blocks, scratch, apart_from=out)
+        source = await self._one_piece(blocks, apart_from=out)
         request = self._gate.comm.Iscatterv(self._cut(source, blocks), self._bytes(out), root)
         await self._watch(request, len(source), blocks)
 
-    async def reduce_scatter(
-        self,
-        channel: Channel,
-        blocks: Blocks,
-        out: memoryview,
-        op: Reduction,
-        scratch: Scratch,
-    ) -> None:
+    async def _reduce_scatter(self, channel: Channel, call: ReduceScatter) -> None:
+        blocks, out, op = call.blocks, call.out, call.op
         await self._agreement.compare(channel, _lengths(blocks))
         mine = self._in_mpi(op)
         if mine is None:
-            await own.reduce_scatter(channel, blocks, out, op, scratch)
+            await call.over_messages(channel)
             return
-        source = await self._one_piece(blocks, scratch, apart_from=out)
+        source = await self._one_piece(blocks, apart_from=out)
         counts = [len(block) // op.itemsize for block in blocks]
         theirs, datatype = mine
         given, target = [source, datatype], [out, datatype]
@@ -156,14 +170,13 @@ class MpiOperations:
             request = comm.Ireduce_scatter(given, target, counts, theirs)
         await self._watch(request, len(source), blocks)
 
-    async def all_to_all(
-        self, channel: Channel, inputs: Blocks, outputs: Blocks, scratch: Scratch
-    ) -> None:
+    async def _all_to_all(self, channel: Channel, call: AllToAll) -> None:
+        inputs, outputs = call.inputs, call.outputs
         rank, balance = channel.rank, 0
         for number, (block, place) in enumerate(zip(inputs, outputs, strict=True)):
             balance += sending(rank, number, len(block)) - sending(number, rank, len(place))
         await self._agreement.compare(channel, balance=balance)
-        source = await self._one_piece(inputs, scratch)
+        source = await self._one_piece(inputs)
         whole = self._joined(outputs)
         target = scratch(_total(outputs)) if whole is None else whole
         request = self._gate.comm.Ialltoallv(self._cut(source, inputs), self._cut(target, outputs))
@@ -208,9 +221,7 @@ class MpiOperations:
         readonly = any(block.readonly for block in filled)
         return memoryview(self._gate.mpi.buffer.fromaddress(start, end - start, readonly))
 
-    async def _one_piece(
-        self, blocks: Blocks, scratch: Scratch, apart_from: memoryview | None = None
-    ) -> memoryview:
+    async def _one_piece(self, blocks: Blocks, apart_from: memoryview | None = None) -> memoryview:
         """All blocks one after the other, copied if need be; not in the memory of ``apart_from``."""
         whole = self._joined(blocks)
         if whole is not None and (apart_from is None or not _overlap(whole, apart_from)):

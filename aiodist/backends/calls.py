@@ -1,0 +1,228 @@
+"""The collectives on bytes: what each is given, and how it runs by each of our own ways.
+
+`aiodist.collectives.operations` says what each does; its promises hold everywhere: inputs are only
+read, outputs filled completely, `AllReduce` works in place, as does `Reduce` on the root, and
+`AllGather` finds this rank's own block in place.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from aiodist.collectives import hosts, operations, shared
+from aiodist.collectives.board import Board
+from aiodist.collectives.channel import Channel
+from aiodist.collectives.select import Choice
+from aiodist.collectives.spread import Hosts
+from aiodist.tensors import Reduction, scratch
+
+Run = Coroutine[Any, Any, None]
+Blocks = Sequence[memoryview]
+
+
+class Call(ABC):
+    """One collective of one rank."""
+
+    __slots__ = ()
+
+    operation: ClassVar[str]
+
+    @property
+    def nbytes(self) -> int | None:
+        """What the choice of an algorithm goes by; None where ranks know only of their own blocks."""
+        return None
+
+    @abstractmethod
+    def over_messages(self, channel: Channel, choice: Choice | None = None) -> Run:
+        """``choice``: of an algorithm; None for the usual one."""
+
+    @abstractmethod
+    def in_memory(self, board: Board) -> Run:
+        """In memory that all ranks share."""
+
+    def over_hosts(self, among: Hosts) -> Run | None:
+        """Inside each host first; None where there is nothing to win by it."""
+        return None
+
+
+class Operations(Protocol):
+    """What moves and reduces the bytes: our own algorithms, or another library's."""
+
+    def __call__(self, channel: Channel, call: Call, /) -> Run: ...
+
+
+@dataclass(slots=True)
+class Barrier(Call):
+    """Return when all ranks have entered."""
+
+    operation = "barrier"
+
+    def over_messages(self, channel: Channel, choice: Choice | None = None) -> Run:
+        return operations.barrier(channel, choice)
+
+    def in_memory(self, board: Board) -> Run:
+        return shared.barrier(board)
+
+    def over_hosts(self, among: Hosts) -> Run:
+        return hosts.barrier(among)
+
+
+@dataclass(slots=True)
+class Broadcast(Call):
+    """Fill ``data`` on every rank with what ``root`` has in it."""
+
+    operation = "broadcast"
+    root: int
+    data: memoryview
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.data)
+
+    def over_messages(self, channel: Channel, choice: Choice | None = None) -> Run:
+        return operations.broadcast(channel, self.root, self.data, choice)
+
+    def in_memory(self, board: Board) -> Run:
+        return shared.broadcast(board, self.root, self.data)
+
+    def over_hosts(self, among: Hosts) -> Run:
+        return hosts.broadcast(among, self.root, self.data)
+
+
+@dataclass(slots=True)
+class Reduce(Call):
+    """Reduce ``data`` over all ranks into ``root``'s."""
+
+    operation = "reduce"
+    root: int
+    data: memoryview
+    op: Reduction
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.data)
+
+    def over_messages(self, channel: Channel, choice: Choice | None = None) -> Run:
+        return operations.reduce(channel, self.root, self.data, self.op, scratch, choice)
+
+    def in_memory(self, board: Board) -> Run:
+        return shared.reduce(board, self.root, self.data, self.op)
+
+    def over_hosts(self, among: Hosts) -> Run:
+        return hosts.reduce(among, self.root, self.data, self.op)
+
+
+@dataclass(slots=True)
+class AllReduce(Call):
+    """Reduce ``data`` over all ranks, in place."""
+
+    operation = "all_reduce"
+    data: memoryview
+    op: Reduction
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.data)
+
+    def over_messages(self, channel: Channel, choice: Choice | None = None) -> Run:
+        return operations.all_reduce(channel, self.data, self.op, scratch, choice)
+
+    def in_memory(self, board: Board) -> Run:
+        return shared.all_reduce(board, self.data, self.op)
+
+    def over_hosts(self, among: Hosts) -> Run:
+        return hosts.all_reduce(among, self.data, self.op)
+
+
+@dataclass(slots=True)
+class AllGather(Call):
+    """Fill every ``blocks[r]`` with rank r's block."""
+
+    operation = "all_gather"
+    blocks: Blocks
+
+    @property
+    def nbytes(self) -> int:
+        return sum(map(len, self.blocks))
+
+    def over_messages(self, channel: Channel, choice: Choice | None = None) -> Run:
+        return operations.all_gather(channel, self.blocks, scratch, choice)
+
+    def in_memory(self, board: Board) -> Run:
+        return shared.all_gather(board, self.blocks)
+
+    def over_hosts(self, among: Hosts) -> Run:
+        return hosts.all_gather(among, self.blocks)
+
+
+@dataclass(slots=True)
+class ReduceScatter(Call):
+    """Reduce ``blocks[rank]`` over all ranks into ``out``."""
+
+    operation = "reduce_scatter"
+    blocks: Blocks
+    out: memoryview
+    op: Reduction
+
+    @property
+    def nbytes(self) -> int:
+        return sum(map(len, self.blocks))
+
+    def over_messages(self, channel: Channel, choice: Choice | None = None) -> Run:
+        return operations.reduce_scatter(channel, self.blocks, self.out, self.op, scratch, choice)
+
+    def in_memory(self, board: Board) -> Run:
+        return shared.reduce_scatter(board, self.blocks, self.out, self.op)
+
+    def over_hosts(self, among: Hosts) -> Run:
+        return hosts.reduce_scatter(among, self.blocks, self.out, self.op)
+
+
+@dataclass(slots=True)
+class Gather(Call):
+    """Fill ``blocks[r]`` on ``root`` with rank r's ``data``."""
+
+    operation = "gather"
+    root: int
+    data: memoryview
+    blocks: Blocks | None
+
+    def over_messages(self, channel: Channel, choice: Choice | None = None) -> Run:
+        return operations.gather(channel, self.root, self.data, self.blocks, scratch, choice)
+
+    def in_memory(self, board: Board) -> Run:
+        return shared.gather(board, self.root, self.data, self.blocks)
+
+
+@dataclass(slots=True)
+class Scatter(Call):
+    """Fill ``out`` on rank r with ``root``'s ``blocks[r]``."""
+
+    operation = "scatter"
+    root: int
+    blocks: Blocks | None
+    out: memoryview
+
+    def over_messages(self, channel: Channel, choice: Choice | None = None) -> Run:
+        return operations.scatter(channel, self.root, self.blocks, self.out, scratch, choice)
+
+    def in_memory(self, board: Board) -> Run:
+        return shared.scatter(board, self.root, self.blocks, self.out)
+
+
+@dataclass(slots=True)
+class AllToAll(Call):
+    """Fill ``outputs[r]`` with what rank r has for this one in its ``inputs``."""
+
+    operation = "all_to_all"
+    inputs: Blocks
+    outputs: Blocks
+
+    def over_messages(self, channel: Channel, choice: Choice | None = None) -> Run:
+        return operations.all_to_all(channel, self.inputs, self.outputs, scratch, choice)
+
+    def in_memory(self, board: Board) -> Run:
+        return shared.all_to_all(board, self.inputs, self.outputs)

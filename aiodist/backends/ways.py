@@ -1,0 +1,43 @@
+"""Our own ways of a collective: as messages, in shared memory, or inside each host first."""
+
+from __future__ import annotations
+
+from aiodist.backends.calls import Call, Run
+from aiodist.collectives.channel import Channel
+from aiodist.collectives.select import Rules, select
+from aiodist.collectives.spread import Hosts
+from aiodist.groups.lines import board_of
+from aiodist.groups.placing import places_of
+from aiodist.tensors import scratch
+
+
+class ByMessages:
+    """An `Operations`: each collective by the algorithm that a table of choices names.
+
+    ``rules`` are the same on all ranks. Ranks do not know of each other's blocks in a gather,
+    scatter or all_to_all: one algorithm fits.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+
+    def __call__(self, channel: Channel, call: Call, /) -> Run:
+        nbytes = call.nbytes
+        if nbytes is None:
+            return call.over_messages(channel)
+        choice = select(call.operation, channel.size, nbytes, rules=self._rules)
+        return call.over_messages(channel, choice)
+
+
+class Ways(ByMessages):
+    """The `Operations` of our own engine. A line that has a board goes there.
+
+    Ranks on several hosts, some together, exchange inside their hosts first.
+    """
+
+    def __call__(self, channel: Channel, call: Call, /) -> Run:
+        board, places = board_of(channel), places_of(channel)
+        if places is not None:
+            run = call.over_hosts(Hosts(channel, places, board, scratch, self._rules))
+            return run or super().__call__(channel, call)
+        return super().__call__(channel, call) if board is None else call.in_memory(board)
