@@ -7,7 +7,13 @@ that have different AIODIST_HOST_ID, and then map nothing of each other.
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
+import textwrap
 from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +24,8 @@ from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.world import current_world
 from aiodist.testing.in_process import run_ranks
 from tests.engine.conftest import outcome, until
+
+ROOT = Path(__file__).parents[2]
 
 SHAPES = (
     (0, 0, 1, 1),
@@ -261,3 +269,74 @@ async def test_every_collective_does_what_it_does_on_one_host(
         assert objects == list(range(size))
 
     await run_ranks(size, main, "shm", hosts=hosts, timeout=30)
+
+
+async def test_who_is_left_shrinks_and_goes_on_over_the_hosts() -> None:
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        if rank == 1:
+            return
+        assert isinstance(await outcome(dist.all_reduce(np.ones(10))), dist.PeerLostError)
+        smaller = await dist.shrink(group())
+        assert smaller.places is not None
+        assert (smaller.plane is not None) == (rank >= 2)
+        data = np.full(50_000, float(rank))
+        await dist.all_reduce(data, group=smaller)
+        assert (data == 5).all()
+
+    await run_ranks(4, main, "shm", hosts=(0, 0, 1, 1), timeout=20)
+
+
+SURVIVE = """
+    import os, sys
+    import numpy as np
+    import aiodist.sync as dist
+    from aiodist.groups.world import current_world
+    path, rank = sys.argv[1], int(sys.argv[2])
+    os.environ["AIODIST_HOST_ID"] = f"host {rank // 2}"
+    core = sorted(os.sched_getaffinity(0))[rank // 2 :][:1]
+    os.sched_setaffinity(0, core or os.sched_getaffinity(0))  # hosts share no cores
+    dist.init_process_group("gloo", "file://" + path, rank=rank, world_size=4, timeout=60)
+    data = np.ones(1 << 19, np.float32)
+    dist.all_reduce(data)
+    assert current_world().default_group().plane.members == [rank // 2 * 2, rank // 2 * 2 + 1]
+    print("ready", flush=True)
+    try:
+        while True:
+            data[:] = 1
+            dist.all_reduce(data)
+    except dist.PeerLostError as error:
+        assert error.rank == 2, error
+    dist.destroy_process_group()
+    print("survived", flush=True)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_rank_killed_in_the_middle_is_missed_on_all_hosts(
+    tmp_path: Path, scaled: Callable[[float], float]
+) -> None:
+    """The one by which its host crosses to the other, in the middle of everything."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SURVIVE))
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(tmp_path / "store"), str(rank)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(4)
+    ]
+    try:
+        for rank in ranks:
+            assert rank.stdout is not None
+            assert rank.stdout.readline() == "ready\n"
+        ranks[2].send_signal(signal.SIGKILL)
+        outputs = [rank.communicate(timeout=scaled(60))[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [0, 0, -signal.SIGKILL, 0]
+    assert [output for output in outputs if output] == ["survived\n"] * 3
