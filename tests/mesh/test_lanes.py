@@ -284,3 +284,30 @@ def test_what_is_placed_is_an_eager_message(pair: Pair, length: int) -> None:
     pair.a.stream.send([encode(FrameType.PLACED, TAG, length=length, meta=b"m")])
     with pytest.raises(ProtocolError, match="an eager message of"):
         pair.a.stream.push(1 << 40)
+
+
+@pytest.mark.usefixtures("pair")
+def test_whatever_stands_in_the_words_every_message_ends() -> None:
+    """Garbage in what rank 0 has written: rank 1 takes what fits, or cuts it off."""
+    cut = 0
+    large, data = EAGER_BYTES + 1, bytes(EAGER_BYTES + 1)
+    for seed in range(40):
+        chance = random.Random(seed)
+        pair = Pair(64 << 20, shared_bytes=8 * MIB)
+        recvs = [pair.b.recv(TAG, large), pair.b.recv(OTHER, 200_000)]
+        sends = [pair.a.send(TAG, data), pair.a.send(OTHER, data[:200_000])]
+        for _ in range(6):
+            pair.a.stream.push(1 << 40)
+            value = chance.choice([0, 1, 2, 5, 70_000, 2**32, 2**63, 2**64 - 1])
+            _lie(pair, chance.choice([0, 1, 8, 9, 16, 17, 18, 20, 21, 22]), value)
+            pair.b.stream.push(1 << 40)
+        pair.settle()
+        errors = pair.b.lost + pair.a.lost
+        assert all(isinstance(error, ProtocolError) for error in errors)
+        if errors:
+            cut += 1
+            pair.lose(pair.a)
+            pair.lose(pair.b)
+            assert all(each.done for each in (*recvs, *sends))
+        pair.close()
+    assert cut
