@@ -29,6 +29,7 @@ from aiodist.groups.process_group import Group, NonGroupMember, ProcessGroup
 from aiodist.groups.world import World, current_world
 from aiodist.mesh.endpoint import DEFAULT_WINDOW, Endpoint
 from aiodist.mesh.interfaces import is_loopback
+from aiodist.mesh.leaving import FLUSH_SECONDS
 from aiodist.mesh.liveness import DEFAULT_TIMEOUT as DEFAULT_LIVENESS
 from aiodist.mesh.liveness import SHORTEST, Heart
 from aiodist.mesh.peer import Card
@@ -45,7 +46,6 @@ from aiodist.types import DEFAULT_TIMEOUT, Backend
 log = logging.getLogger("aiodist")
 
 DEFAULT_GROUP = "default_pg"
-_FLUSH_SECONDS = 5.0
 _ABORT_SECONDS = 1.0
 """How long the other ranks may take to hear that this one aborts."""
 _DEFAULT_TRANSPORTS = f"{SHARED},unix,tcp"
@@ -310,8 +310,9 @@ def window_from(environ: Mapping[str, str]) -> int:
 async def destroy_process_group(group: Group | None = None) -> None:
     """Close ``group``, or where None all groups and the connections to the other ranks.
 
-    What is under way has some seconds to finish (receives have none); then it fails with
-    GroupClosedError. Afterwards ``init_process_group`` may be called again.
+    What is under way has 5 seconds to finish (receives have none); then it fails with
+    GroupClosedError. With a rank that is silent, stopped for example, it takes up to 8 seconds in
+    all. Afterwards ``init_process_group`` may be called again.
     """
     world = current_world()
     if world.abandon_if_orphaned():
@@ -351,14 +352,16 @@ async def abort_process_group(group: Group | None = None) -> None:
             await close_world(world, 0.0)
 
 
-async def close_world(world: World, seconds: float = _FLUSH_SECONDS) -> None:
-    """Close all groups of ``world``, after ``seconds`` for what is under way, and its connections."""
+async def close_world(world: World, seconds: float = FLUSH_SECONDS) -> None:
+    """Close all groups of ``world`` and its connections, with ``seconds`` for what is under way."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
     await close_groups(world, world.groups, seconds)
-    await world.close()
+    await world.close(max(0.0, end - loop.time()))
 
 
 async def close_groups(
-    world: World, groups: Sequence[ProcessGroup], seconds: float = _FLUSH_SECONDS
+    world: World, groups: Sequence[ProcessGroup], seconds: float = FLUSH_SECONDS
 ) -> None:
     """Close some of ``world``'s groups, after ``seconds`` for what is under way in them."""
     await _quiet(groups, seconds)
@@ -366,7 +369,7 @@ async def close_groups(
         world.remove(each)
 
 
-async def _quiet(groups: Sequence[ProcessGroup], seconds: float = _FLUSH_SECONDS) -> None:
+async def _quiet(groups: Sequence[ProcessGroup], seconds: float = FLUSH_SECONDS) -> None:
     """Let sends and collectives under way finish, for a bounded time."""
     done = asyncio.Event()
     works = [work for group in groups for work in group.unfinished()]

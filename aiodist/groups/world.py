@@ -26,6 +26,7 @@ from aiodist.groups.process_group import Group, NonGroupMember, ProcessGroup
 from aiodist.groups.succession import GONE
 from aiodist.groups.work import Work
 from aiodist.mesh.endpoint import Endpoint
+from aiodist.mesh.leaving import FLUSH_SECONDS
 from aiodist.observe.observer import Observer
 from aiodist.observe.recorder import Recorder, size_from
 from aiodist.store import Store
@@ -103,13 +104,13 @@ class World:
         self._on_close.append(callback)
         self._in_child.append(in_child)
 
-    async def close(self) -> None:
-        """Close the connections, flushing them, and be empty again."""
+    async def close(self, seconds: float = FLUSH_SECONDS) -> None:
+        """Close the connections, flushing them for ``seconds`` at most, and be empty again."""
         endpoint, callbacks = self._endpoint, self._on_close
         self.clear()
         try:
             if endpoint is not None:
-                await endpoint.close()
+                await endpoint.close(seconds)
         finally:
             for callback in callbacks:
                 await callback()

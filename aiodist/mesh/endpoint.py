@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import hmac
 import os
@@ -19,6 +18,7 @@ from aiodist.mesh.forks import close_in_children
 from aiodist.mesh.harbour import Harbour
 from aiodist.mesh.host import host_id
 from aiodist.mesh.inbox import Inbox
+from aiodist.mesh.leaving import FLUSH_SECONDS, Leaving
 from aiodist.mesh.link import Link
 from aiodist.mesh.liveness import Heart, Notice
 from aiodist.mesh.lookout import Lookout
@@ -39,7 +39,6 @@ DEFAULT_WINDOW = 64 << 20
 CONNECT_SECONDS = 60.0
 """All ranks listen before any learns their addresses: who has not answered by then is gone."""
 
-_FLUSH_SECONDS = 5.0
 _SILENCE_SECONDS = 0.2
 """How long a rank that was never connected may let a receive wait before it is looked for."""
 
@@ -225,15 +224,18 @@ class Endpoint(Words):
 
     # -- the end
 
-    async def close(self) -> None:
-        """Say goodbye, send what is queued (bounded), close everything. Idempotent."""
+    async def close(self, seconds: float = FLUSH_SECONDS) -> None:
+        """Send what is queued for ``seconds`` at most, say goodbye, close everything. Idempotent.
+
+        Beyond that it takes two seconds (twice LAST_SECONDS) where a rank is silent.
+        """
         if self._leaving:
             return
         self._leaving = True
         if self.memory is not None:
             self.memory.leave()
         try:
-            await self._leave()
+            await self._leave(Leaving(seconds))
         finally:
             for connection in self.connections():  # those that did not end in time
                 connection.abort()
@@ -243,16 +245,11 @@ class Endpoint(Words):
             if self.memory is not None:
                 self.memory.close()
 
-    async def _leave(self) -> None:
+    async def _leave(self, leaving: Leaving) -> None:
         # What was sent before a connection was up still goes out, why an operation failed above
         # all. Until then this rank can be reached: a refusal would look like a death.
-        connecting = [peer.connecting for peer in self._peers.values() if peer.connecting]
-        if connecting:
-            await asyncio.wait(connecting, timeout=_FLUSH_SECONDS)
-            for task in connecting:
-                task.cancel()
-            await asyncio.gather(*connecting, return_exceptions=True)
-        await self.harbour.clear(_FLUSH_SECONDS)
+        await leaving.finish([p.connecting for p in self._peers.values() if p.connecting])
+        await self.harbour.clear(leaving.remaining())
         self._closed = True
         for listener in self._listeners:
             await listener.close()
@@ -267,11 +264,8 @@ class Endpoint(Words):
                 peer.error = peer_lost(peer.card, "this rank has left the mesh")
                 if peer.outbox.connection is not None:
                     peer.outbox.control(encode(FrameType.GOODBYE))
-        connections = self.connections()
-        if connections:
-            closing = asyncio.gather(*(c.close() for c in connections), return_exceptions=True)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(closing, _FLUSH_SECONDS)
+        closing = [connection.close() for connection in self.connections()]
+        await leaving.take(closing if self._heart is None else [*closing, self._heart.close()])
 
     def abandon(self) -> None:
         """The loop has ended: close without it. To the other ranks, this one has died."""

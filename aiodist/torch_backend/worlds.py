@@ -13,14 +13,13 @@ from aiodist.api import lifecycle
 from aiodist.backends.registry import bind
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.world import World, use_world
+from aiodist.mesh.leaving import FLUSH_SECONDS
 from aiodist.observe.answering import heed_signal
 from aiodist.sync.lifecycle import Member
 from aiodist.sync.portal import portal
 from aiodist.types import Backend
 
 T = TypeVar("T")
-
-_FLUSH_SECONDS = 5.0
 
 _running_loop = asyncio._get_running_loop
 
@@ -80,12 +79,12 @@ class TorchWorld:
         self._world.add(group)
         return group
 
-    def remove(self, groups: Sequence[ProcessGroup], seconds: float = _FLUSH_SECONDS) -> None:
+    def remove(self, groups: Sequence[ProcessGroup], seconds: float = FLUSH_SECONDS) -> None:
         """Destroy groups, after ``seconds`` for what is under way."""
         if self.is_open:
             self._run(lifecycle.close_groups, self._world, groups, seconds)
 
-    def close(self, seconds: float = _FLUSH_SECONDS) -> None:
+    def close(self, seconds: float = FLUSH_SECONDS) -> None:
         """Close all groups and the connections, after ``seconds`` for what is under way."""
         if not self.is_open:
             return
