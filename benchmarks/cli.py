@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -11,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.cases import FULL, OPERATIONS, QUICK, STANDARD, Suite
-from benchmarks.peers import PEERS
+from benchmarks.machine import busy, describe
+from benchmarks.peers import LIBRARIES, PEERS
 from benchmarks.processes import ROOT
 from benchmarks.steps.cases import DDP_STEP, Steps
 
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command == "page":
         return _page(options.results, NETWORK_PAGE if options.network else PAGE)
     if command == "run":
-        return _run(_suite(options), options.peers.split(","), options.output, options)
+        return _run(_suite(options), _peers(options), options.output, options)
     defaults = _parser().parse_args(["run"])
     return _run(STANDARD, tuple(PEERS), RESULTS, defaults) or _page(RESULTS, PAGE)
 
@@ -62,7 +62,11 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--ranks", help="only these, as 2,4")
     run.add_argument("--operations", help=f"only these of {','.join([*OPERATIONS, DDP_STEP])}")
     run.add_argument("--sizes", help="only these bytes, as 4,1048576")
-    run.add_argument("--peers", default=",".join(PEERS), help="default: %(default)s")
+    run.add_argument(
+        "--peers",
+        help=f"these of {','.join(PEERS)}; default: all, but with --quick or --namespaces none of "
+        "those that are no library",
+    )
     run.add_argument("--pin", action="store_true", help="keep each rank on its share of cores")
     run.add_argument(
         "--namespaces",
@@ -89,6 +93,12 @@ def _parser() -> argparse.ArgumentParser:
     rank.add_argument("peers")
     rank.add_argument("--pin", action="store_true")
     return parser
+
+
+def _peers(options: argparse.Namespace) -> tuple[str, ...]:
+    if options.peers:
+        return tuple(options.peers.split(","))
+    return LIBRARIES if options.quick or options.namespaces else tuple(PEERS)
 
 
 def _suite(options: argparse.Namespace) -> Suite:
@@ -123,7 +133,7 @@ def _run(suite: Suite, peers: Sequence[str], output: Path, options: argparse.Nam
     from benchmarks.table import print_report
 
     console = Console()
-    if os.getloadavg()[0] > 0.3 * (os.cpu_count() or 1):
+    if busy(describe()):
         console.print(
             "[yellow]== the machine is busy with something else; these figures will be too[/]"
         )

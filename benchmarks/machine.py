@@ -31,6 +31,12 @@ def describe() -> dict[str, Any]:
     }
 
 
+def busy(machine: dict[str, Any]) -> bool:
+    """Whether the described machine had other work before the run."""
+    load, cores = machine["load_average"][0], machine["cores"]
+    return bool(load > 0.3 * (cores or 1))
+
+
 def commit() -> str:
     """The commit that was measured; marked where files were changed after it."""
     try:

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.cases import size_text
+from benchmarks.machine import busy
+from benchmarks.page_goals import goal_rows, goal_words
+from benchmarks.page_mpi import overhead_rows, overhead_words
 from benchmarks.peers import label
 from benchmarks.plots import figure_name, plotted
 from benchmarks.results import Report
 from benchmarks.steps.results import step_rows
-from benchmarks.table import NOTHING, ratio_text, spread_text, summary_text
+from benchmarks.table import NOTHING, markdown_row, ratio_text, spread_text, summary_text
 
 
 def render(report: Report, folder: str = "performance") -> str:
     """The page as Markdown; its figures and its data are in ``folder`` beside it."""
     apart = "namespace" in report.settings["interface"]
-    command = "make bench-network" if apart else "make bench"
+    mpi = report.settings["passes"] > 1
+    command = "make bench-network" if apart else "make bench-mpi" if mpi else "make bench"
     parts = [
         "# Performance between hosts" if apart else "# Performance",
         f"Made by `{command}` out of [{folder}/results.json]({folder}/results.json); "
@@ -28,12 +32,15 @@ def render(report: Report, folder: str = "performance") -> str:
         _glance_words(report),
     ]
     parts += ["\n".join(_glance(report, ranks)) for ranks in report.rank_counts()]
+    parts += ["## Goals", goal_words(report), "\n".join(goal_rows(report))]
     for ranks in report.rank_counts():
         parts += [f"## {ranks} ranks"]
         if ranks in plotted(report):
             parts.append(f"![Time over bytes, {ranks} ranks]({folder}/{figure_name(ranks)})")
         for operation in report.operations(ranks):
             parts += [f"### {operation}, {ranks} ranks", "\n".join(_rows(report, ranks, operation))]
+    if overheads := list(overhead_rows(report)):
+        parts += ["## What backend mpi adds", overhead_words(), "\n".join(overheads)]
     if report.steps:
         parts += ["## A training step", _step_words(report), "\n".join(_steps(report))]
     return "\n\n".join(parts) + "\n"
@@ -43,6 +50,8 @@ def _machine(report: Report) -> Iterator[str]:
     machine, settings = report.machine, report.settings
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     loads = ", ".join(f"{load:.2f}" for load in machine["load_average"])
+    if busy(machine):
+        loads += ": it was busy with something else, and figures of a busy machine mislead"
     aiodist = machine["aiodist"]
     lines = {
         "processor": machine["cpu"],
@@ -94,9 +103,9 @@ def _glance_words(report: Report) -> str:
 
 
 def _glance(report: Report, ranks: int) -> Iterator[str]:
-    peers = report.peers[1:]
-    yield _line([f"{ranks} ranks", *map(label, peers)])
-    yield _line(["---", *["---:"] * len(peers)])
+    _, *peers = report.shown(ranks, *report.operations(ranks))
+    yield markdown_row([f"{ranks} ranks", *map(label, peers)])
+    yield markdown_row(["---", *["---:"] * len(peers)])
     for operation in report.operations(ranks):
         cells = [operation]
         for peer in peers:
@@ -106,7 +115,7 @@ def _glance(report: Report, ranks: int) -> Iterator[str]:
                 if (ratio := report.ratio(row, peer)) is not None
             ]
             cells.append(_range(ratios))
-        yield _line(cells)
+        yield markdown_row(cells)
 
 
 def _range(ratios: list[float]) -> str:
@@ -117,12 +126,13 @@ def _range(ratios: list[float]) -> str:
 
 
 def _rows(report: Report, ranks: int, operation: str) -> Iterator[str]:
-    yield _line(["bytes", *map(label, report.peers)])
-    yield _line(["---:"] * (1 + len(report.peers)))
+    peers = report.shown(ranks, operation)
+    yield markdown_row(["bytes", *map(label, peers)])
+    yield markdown_row(["---:"] * (1 + len(peers)))
     reasons: dict[str, str] = {}
     for case, row in report.rows(ranks, operation):
         cells = [size_text(case.nbytes) if case.nbytes else NOTHING]
-        for peer in report.peers:
+        for peer in peers:
             result = row.get(peer)
             median, spread = spread_text(result)
             if result is not None and result.unsupported:
@@ -130,7 +140,7 @@ def _rows(report: Report, ranks: int, operation: str) -> Iterator[str]:
             if spread and peer != report.peers[0]:
                 median = f"{median} ({ratio_text(report.ratio(row, peer))})"
             cells.append(f"{median}<br><sub>{spread}</sub>" if spread else median)
-        yield _line(cells)
+        yield markdown_row(cells)
     for peer, reason in reasons.items():
         yield f"\n{label(peer)}: {reason}."
 
@@ -155,16 +165,12 @@ def _step_words(report: Report) -> str:
 
 def _steps(report: Report) -> Iterator[str]:
     names = [name for name, _, _ in step_rows(report.steps[0])]
-    yield _line(["model", "ranks", *names])
-    yield _line(["---", "---:", *["---:"] * len(names)])
+    yield markdown_row(["model", "ranks", *names])
+    yield markdown_row(["---", "---:", *["---:"] * len(names)])
     for result in report.steps:
         cells = [result.case.model.name, str(result.case.ranks)]
         for _, summary, ratio in step_rows(result):
             median, spread = summary_text(summary)
             mark = "" if ratio is None else f" ({ratio_text(ratio)})"
             cells.append(f"{median}{mark}<br><sub>{spread}</sub>")
-        yield _line(cells)
-
-
-def _line(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+        yield markdown_row(cells)

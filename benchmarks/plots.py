@@ -14,6 +14,8 @@ COLOURS = {
     "blocking": "#d62728",
     "async-tcp": "#7fb3dc",
     "blocking-tcp": "#f09d9d",
+    "floor": "#000000",
+    "floor-shared": "#8c564b",
     "openmpi": "#2ca02c",
     "mpich": "#9467bd",
 }

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases import OPERATIONS, Case
+from benchmarks.peers import FLOORS
 from benchmarks.stats import Summary
 from benchmarks.steps.results import StepResult, flat, result_of
 
@@ -53,9 +54,21 @@ class Report:
                 rows.setdefault(result.case, {})[result.peer] = result
         return sorted(rows.items(), key=lambda row: row[0].nbytes)
 
-    def ratio(self, row: dict[str, Result], peer: str) -> float | None:
-        """The peer's median over the first peer's; None where one of them is missing."""
-        mine, first = row.get(peer), row.get(self.peers[0])
+    def shown(self, ranks: int, *operations: str) -> list[str]:
+        """Peers to show for these operations: all, but for no library's without a figure."""
+        measured = {
+            result.peer
+            for result in self.results
+            if result.case.ranks == ranks and result.case.operation in operations and result.summary
+        }
+        return [peer for peer in self.peers if peer in measured or peer not in FLOORS]
+
+    def ratio(self, row: dict[str, Result], peer: str, against: str = "") -> float | None:
+        """The peer's median over that of ``against``; None where one of them is missing.
+
+        ``against``: the first peer where it is not given.
+        """
+        mine, first = row.get(peer), row.get(against or self.peers[0])
         if mine is None or first is None or mine.summary is None or first.summary is None:
             return None
         return mine.summary.median / first.summary.median if first.summary.median else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 
@@ -46,6 +48,11 @@ def summary_text(summary: Summary) -> tuple[str, str]:
     return time_text(summary.median), f"{low} to {high}"
 
 
+def markdown_row(cells: Sequence[str]) -> str:
+    """One line of a Markdown table."""
+    return f"| {' | '.join(cells)} |"
+
+
 def print_report(report: Report, console: Console) -> None:
     """A table for each number of ranks and operation."""
     for ranks in report.rank_counts():
@@ -60,11 +67,12 @@ def _table(report: Report, ranks: int, operation: str) -> Table:
         title=f"{operation}, {ranks} ranks (median, p10 to p90, ratio to {label(report.peers[0])})"
     )
     table.add_column("bytes", justify="right", no_wrap=True)
-    for peer in report.peers:
+    peers = report.shown(ranks, operation)
+    for peer in peers:
         table.add_column(label(peer), justify="right")
     for case, row in report.rows(ranks, operation):
         cells = [size_text(case.nbytes) if case.nbytes else ""]
-        for peer in report.peers:
+        for peer in peers:
             median, spread = spread_text(row.get(peer))
             ratio = report.ratio(row, peer)
             if not spread:

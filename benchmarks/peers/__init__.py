@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from benchmarks.peers.base import Peer
 from benchmarks.peers.doors import AsyncDoor, BlockingDoor
+from benchmarks.peers.floor import Floor, Shared
 from benchmarks.peers.gloo import Gloo
 
 PEERS: MappingProxyType[str, Callable[[], Peer]] = MappingProxyType(
@@ -18,8 +19,14 @@ PEERS: MappingProxyType[str, Callable[[], Peer]] = MappingProxyType(
         "blocking": partial(BlockingDoor, "blocking", None),
         "async-tcp": partial(AsyncDoor, "async-tcp", "tcp"),
         "blocking-tcp": partial(BlockingDoor, "blocking-tcp", "tcp"),
+        "floor": Floor,
+        "floor-shared": Shared,
     }
 )
+
+FLOORS = frozenset({"floor", "floor-shared"})
+"""No libraries: what there is to reach."""
+LIBRARIES = tuple(name for name in PEERS if name not in FLOORS)
 
 LABELS = MappingProxyType(
     {
@@ -28,6 +35,8 @@ LABELS = MappingProxyType(
         "blocking": "aiodist, blocking",
         "async-tcp": "aiodist, async, TCP",
         "blocking-tcp": "aiodist, blocking, TCP",
+        "floor": "no library",
+        "floor-shared": "no library, shared tensors",
         "openmpi": "Open MPI",
         "mpich": "MPICH",
         "openmpi-aiodist": "aiodist over Open MPI",

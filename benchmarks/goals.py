@@ -1,0 +1,93 @@
+"""Which goals a run has met: each of `benchmarks.targets` beside what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from benchmarks.cases import Case
+from benchmarks.results import Report
+from benchmarks.steps.cases import OURS
+from benchmarks.targets import HOST, NETWORK, TARGETS, StepTarget, Target
+
+FLOOR = "floor"
+
+MET, MISSED, UNMEASURED = "met", "missed", "not measured"
+MET_SO_FAR = "met where measured"
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The largest ratio of a goal, and where it was measured."""
+
+    ratio: float
+    peer: str
+    case: Case | None
+    """None of training steps."""
+    floor: float | None
+    """The ratio of a program without any library in the same case; None where there is none."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A target, and how a run stands to it."""
+
+    target: Target | StepTarget
+    worst: Worst | None
+    missing: tuple[int, ...] = ()
+    """Sizes of the target which the run has no figures for, from all of its peers."""
+
+    @property
+    def verdict(self) -> str:
+        """MET, MISSED, UNMEASURED, or MET_SO_FAR where figures for some sizes are missing."""
+        if self.worst is None:
+            return UNMEASURED
+        if self.worst.ratio > self.target.limit:
+            return MISSED
+        return MET_SO_FAR if self.missing else MET
+
+    @property
+    def out_of_reach(self) -> bool:
+        """Missed by the program without any library as well, at the place that is worst."""
+        worst = self.worst
+        return (
+            self.verdict == MISSED
+            and worst is not None
+            and worst.floor is not None
+            and worst.floor > self.target.limit
+        )
+
+
+def goals(report: Report) -> Iterator[Goal]:
+    """All targets for where the run was: on one host or between hosts."""
+    where = NETWORK if "namespace" in report.settings["interface"] else HOST
+    for target in TARGETS:
+        if target.where == where:
+            yield _step(report, target) if isinstance(target, StepTarget) else _of(report, target)
+
+
+def _of(report: Report, target: Target) -> Goal:
+    found: list[Worst] = []
+    complete, seen = set(), []
+    for case, row in report.rows(target.ranks, target.operation):
+        if target.sizes is not None and case.nbytes not in target.sizes:
+            continue
+        seen.append(case.nbytes)
+        floor = report.ratio(row, FLOOR, target.against)
+        ratios = {peer: report.ratio(row, peer, target.against) for peer in target.peers}
+        found += [
+            Worst(ratio, peer, case, floor) for peer, ratio in ratios.items() if ratio is not None
+        ]
+        if None not in ratios.values():
+            complete.add(case.nbytes)
+    missing = tuple(size for size in target.sizes or seen if size not in complete)
+    return Goal(target, max(found, key=lambda worst: worst.ratio, default=None), missing)
+
+
+def _step(report: Report, target: StepTarget) -> Goal:
+    for result in report.steps:
+        if result.case.model == target.model and result.case.ranks == target.ranks:
+            ratio = result.communication_ratio(OURS)
+            if ratio is not None:
+                return Goal(target, Worst(ratio, OURS, None, None))
+    return Goal(target, None)

@@ -1,0 +1,94 @@
+"""The page's section about goals: what is asked, what was measured, what the machine can do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from benchmarks.cases import size_text
+from benchmarks.goals import FLOOR, MET, MET_SO_FAR, MISSED, UNMEASURED, Goal, Worst, goals
+from benchmarks.peers import label
+from benchmarks.results import Report
+from benchmarks.steps.cases import DDP_STEP
+from benchmarks.table import NOTHING, markdown_row, ratio_text
+from benchmarks.targets import HOST, StepTarget
+
+
+def goal_words(report: Report) -> str:
+    """How to read the table, and its sum."""
+    found = list(goals(report))
+    counts = Counter(goal.verdict for goal in found)
+    total = ", ".join(
+        f"{counts[verdict]} {verdict}"
+        for verdict in (MET, MET_SO_FAR, MISSED, UNMEASURED)
+        if counts[verdict]
+    )
+    text = (
+        "A goal is a ratio of medians in this run, and what counts is the worst of its sizes and "
+        f"doors. Of {len(found)} goals: {total}."
+    )
+    if all(goal.target.where == HOST for goal in found):
+        text += " Those between hosts are measured by `make bench-network`."
+    if FLOOR in report.peers:
+        beyond = sum(goal.out_of_reach for goal in found)
+        text += (
+            f' "{label(FLOOR).capitalize()}" is the same ratio, in the same case, of a program '
+            "that only does the work: two Python processes, a ring of chunks in memory that both "
+            "map, numpy's copy and add, flags that are polled; no check of arguments, no event "
+            "loop, no failure handled. Its results are checked like all others. Where it misses a "
+            "goal too, the goal is out of the reach of a library in Python on this machine, by "
+            f"this experiment: {beyond or 'none'} of those missed. "
+            f'"{label("floor-shared").capitalize()}" adds half and copies half of tensors that lie '
+            "in shared memory beforehand, which a caller's do not."
+        )
+    return text
+
+
+def goal_rows(report: Report) -> Iterator[str]:
+    """The table, a row for each goal."""
+    head = ["goal", "relative to", "at most", "measured", "where", label(FLOOR), ""]
+    yield markdown_row(head)
+    yield markdown_row(["---", "---", "---:", "---:", "---", "---:", "---"])
+    for goal in goals(report):
+        target, worst = goal.target, goal.worst
+        yield markdown_row(
+            [
+                _what(goal),
+                label(target.against),
+                f"{target.limit:g}",
+                ratio_text(worst.ratio) if worst else NOTHING,
+                _where(worst) if worst else NOTHING,
+                ratio_text(worst.floor) if worst else NOTHING,
+                _verdict(goal),
+            ]
+        )
+
+
+def _what(goal: Goal) -> str:
+    target = goal.target
+    if isinstance(target, StepTarget):
+        return f"communication of {DDP_STEP}, {target.ranks} ranks, {target.model.name}"
+    doors = " and ".join(label(peer).removeprefix("aiodist, ") for peer in target.peers)
+    parts = [target.operation, f"{target.ranks} ranks"]
+    if target.sizes is None:
+        parts += [] if target.operation == "barrier" else ["every size"]
+    elif len(target.sizes) > 2:
+        parts.append(f"{size_text(target.sizes[0])} to {size_text(target.sizes[-1])}")
+    else:
+        parts.append(" and ".join(map(size_text, target.sizes)))
+    return f"{', '.join(parts)} ({doors})"
+
+
+def _where(worst: Worst) -> str:
+    if worst.case is None:
+        return NOTHING
+    size = [size_text(worst.case.nbytes)] if worst.case.nbytes else []
+    return ", ".join([*size, label(worst.peer).removeprefix("aiodist, ")])
+
+
+def _verdict(goal: Goal) -> str:
+    if goal.out_of_reach:
+        return f"{MISSED}; out of reach here"
+    if goal.worst is not None and goal.missing:
+        return f"{goal.verdict}; no figures for {', '.join(map(size_text, goal.missing))}"
+    return goal.verdict

@@ -1,0 +1,60 @@
+"""The goals for speed, as data: what, against whom, and how much of its time at most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.cases import KIB, MIB, OPERATIONS
+from benchmarks.steps.cases import LARGE, Model
+
+DOORS = ("async", "blocking")
+HOST, NETWORK = "one host", "two hosts"
+
+
+@dataclass(frozen=True)
+class Target:
+    """Ratio of medians in one run, the worst over ``peers`` and ``sizes``: at most ``limit``."""
+
+    operation: str
+    peers: tuple[str, ...]
+    against: str
+    limit: float
+    sizes: tuple[int, ...] | None = None
+    """Bytes; None: every size of the run."""
+    ranks: int = 2
+    where: str = HOST
+
+
+@dataclass(frozen=True)
+class StepTarget:
+    """The same of the communication in a training step over backend "aiodist" and over Gloo."""
+
+    model: Model
+    limit: float
+    ranks: int = 2
+    against: str = "gloo"
+    where: str = HOST
+
+
+MIDDLE = (KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB)
+SPLIT_OR_SENT = ("send_recv", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
+COLLECTIVES = tuple(name for name in OPERATIONS if name != "send_recv")
+
+TARGETS: tuple[Target | StepTarget, ...] = (
+    Target("all_reduce", ("blocking",), "gloo", 0.05, (4,)),
+    Target("barrier", ("blocking",), "gloo", 0.05),
+    Target("all_reduce", ("async",), "gloo", 0.12, (4,)),
+    Target("all_reduce", DOORS, "gloo", 0.2, MIDDLE),
+    Target("all_reduce", DOORS, "gloo", 0.25, (16 * MIB,)),
+    Target("all_reduce", DOORS, "openmpi", 1.1, (MIB, 4 * MIB, 16 * MIB)),
+    Target("all_reduce", DOORS, "gloo", 0.2, (100 * MIB,)),
+    Target("all_reduce", DOORS, "openmpi", 0.35, (100 * MIB,)),
+    Target("all_reduce", DOORS, "floor-shared", 1.6, (100 * MIB,)),
+    *(Target(name, DOORS, "gloo", 0.5, (MIB, 100 * MIB)) for name in SPLIT_OR_SENT),
+    *(Target(name, DOORS, "gloo", 0.3, ranks=4) for name in COLLECTIVES),
+    *(
+        Target(name, ("async-tcp", "blocking-tcp"), "gloo", 0.9, where=NETWORK)
+        for name in OPERATIONS
+    ),
+    StepTarget(LARGE, 0.6),
+)
