@@ -45,6 +45,19 @@ def areas_of(group: Any) -> int:
     return 0 if areas is None else len(areas.of)
 
 
+async def turns_during_a_large_collective(device: str) -> int:
+    """How often the event loop has turned."""
+    tensor = torch.ones(1 << (24 if device == "cuda" else 20), device=device)
+    work = dist.all_reduce(tensor)
+    turns = 0
+    while not work.is_completed():
+        await asyncio.sleep(0)
+        turns += 1
+    await work
+    assert torch.all(tensor == dist.get_world_size()).item()
+    return turns
+
+
 async def main(way: str) -> None:
     await dist.init_process_group("aiodist")
     size = dist.get_world_size()
@@ -55,6 +68,8 @@ async def main(way: str) -> None:
         for count in counts:
             found = await every_operation(device, dtype, count)
             assert differing(found, expected.pop(0)) == [], (way, dtype, count)
+    if size > 1:
+        assert await turns_during_a_large_collective(device) > 20
     assert areas_of(dist.group.WORLD) == (0 if way == "staging" else size)
     await dist.destroy_process_group()
     print("equal", flush=True)

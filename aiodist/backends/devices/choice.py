@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+from collections.abc import Mapping
 from typing import Any
 
 from aiodist.backends.mixed import MixedBackend
 from aiodist.backends.native import NativeBackend
+from aiodist.errors import InvalidUsageError
 from aiodist.groups.backend import CollectiveBackend, Tensor
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.mesh.host import host_id
 from aiodist.types import Backend
 
 CUDA = "cuda"
+
+VARIABLE = "AIODIST_CUDA_IPC"
+"""0: no memory is shared; CUDA tensors go through the host on all ranks, if any rank says so."""
 
 
 class NativeOnDevices(MixedBackend):
@@ -31,7 +38,20 @@ class NativeOnDevices(MixedBackend):
         from aiodist.backends.devices.backend import DeviceBackend
         from aiodist.tensors.device_memory import CudaMemory
 
+        host = host_of(os.environ)
+
         def make_memory(device: Any) -> CudaMemory:
-            return CudaMemory(device, host_id())
+            return CudaMemory(device, host)
 
         return DeviceBackend(self._group, make_memory, CUDA)
+
+
+def host_of(environ: Mapping[str, str]) -> str:
+    """The host with whose other ranks this one may share devices: nobody's, where it must not.
+
+    Raises InvalidUsageError for a value that cannot be meant.
+    """
+    text = environ.get(VARIABLE, "") or "1"
+    if text not in ("0", "1"):
+        raise InvalidUsageError(f"{VARIABLE} must be 0 or 1, not {text!r}")
+    return host_id() if text == "1" else secrets.token_hex(8)

@@ -13,8 +13,9 @@ import torch
 import aiodist as dist
 from aiodist.backends import registry
 from aiodist.backends.devices.backend import DeviceBackend
-from aiodist.backends.devices.choice import NativeOnDevices
+from aiodist.backends.devices.choice import NativeOnDevices, host_of
 from aiodist.backends.native import NativeBackend
+from aiodist.mesh.host import host_id
 from aiodist.testing.in_process import run_ranks
 
 
@@ -56,3 +57,11 @@ async def test_it_is_made_at_the_first_cuda_tensor() -> None:
 
     await run_ranks(1, body)
     assert "aiodist.tensors.device_memory" in sys.modules
+
+
+def test_one_rank_may_say_that_nothing_is_shared() -> None:
+    assert host_of({}) == host_of({"AIODIST_CUDA_IPC": "1"}) == host_id()
+    alone = {host_of({"AIODIST_CUDA_IPC": "0"}) for _ in range(3)}
+    assert len(alone | {host_id()}) == 4
+    with pytest.raises(dist.InvalidUsageError, match="AIODIST_CUDA_IPC must be 0 or 1, not 'no'"):
+        host_of({"AIODIST_CUDA_IPC": "no"})
