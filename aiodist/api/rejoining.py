@@ -25,7 +25,7 @@ from aiodist.api.lifecycle import (
 )
 from aiodist.api.streams import streams_from, with_bundles
 from aiodist.backends.registry import bind
-from aiodist.credentials import job_secret
+from aiodist.credentials import Certificates, job_secret
 from aiodist.deadline import Deadline
 from aiodist.errors import InvalidUsageError, PeerLostError, StoreTimeoutError
 from aiodist.groups.process_group import ProcessGroup
@@ -208,8 +208,10 @@ async def _launchers_store(world: World, deadline: Deadline) -> Store:
             "`aiodist run --max-restarts N`, which serves one, or pass store=, one that outlives "
             "the ranks: a FileStore on a disk that all see, or a client of a server of your own"
         )
-    secret = job_secret(os.environ)
-    client = await TcpStore.connect(host, int(port), deadline, secret=secret)
+    secret, certificates = job_secret(os.environ), Certificates.from_environ(os.environ)
+    client = await TcpStore.connect(
+        host, int(port), deadline, secret=secret, certificates=certificates
+    )
     world.on_close(client.close, client.close_in_child)
     world.launchers_store = place = PrefixStore("rejoin", client)
     return place

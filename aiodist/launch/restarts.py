@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
+from aiodist.credentials import Certificates
 from aiodist.store import PrefixStore, TcpStoreServer
 
 T = TypeVar("T")
@@ -23,10 +24,12 @@ class Restarts:
     methods are for the launcher's own thread.
     """
 
-    def __init__(self, limit: int, secret: str) -> None:
+    def __init__(self, limit: int, secret: bytes, certificates: Certificates | None = None) -> None:
+        """``secret``, ``certificates``: the job's, which the ranks show to the store."""
         self.limit = limit
         self.used = 0
-        self._secret = secret.encode()
+        self._secret = secret
+        self._certificates = certificates
         self._counts: dict[int, int] = {}
         self._elastic: set[int] = set()  # ranks whose script has registered, now or before
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -82,7 +85,10 @@ class Restarts:
             self._thread = threading.Thread(target=self._loop.run_forever, name="aiodist store")
             self._thread.start()
             try:
-                self._server = self._do(TcpStoreServer.start(ADDRESS, secret=self._secret))
+                serving = TcpStoreServer.start(
+                    ADDRESS, secret=self._secret, certificates=self._certificates
+                )
+                self._server = self._do(serving)
             except BaseException:
                 self.__exit__(None, None, None)
                 raise

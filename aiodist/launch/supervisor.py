@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from aiodist.credentials import Certificates, job_secret
 from aiodist.errors import DistError
 from aiodist.launch.failure import Failure, describe_status
 from aiodist.launch.output import Console
@@ -83,8 +84,9 @@ class Launcher:
             inbox = stack.enter_context(SignalInbox(self._on_signal))
             self._selector.register(inbox.fileno(), selectors.EVENT_READ, inbox.drain)
             stack.callback(self._release)
-            secret = environment.get("AIODIST_SECRET", "")
-            self._restarts = stack.enter_context(Restarts(self.spec.max_restarts, secret))
+            secret, certificates = job_secret(environment), Certificates.from_environ(environment)
+            restarts = Restarts(self.spec.max_restarts, secret, certificates)
+            self._restarts = stack.enter_context(restarts)
             self._environment = environment
             self._start_all()
             self._run_on()

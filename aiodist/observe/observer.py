@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from aiodist.credentials import Certificates
 from aiodist.errors import DistError
 from aiodist.mesh.peer import Card
 from aiodist.observe.folder import write_part
@@ -21,6 +22,7 @@ from aiodist.observe.part import ClockSample, Identity, Observed, Part, part_of
 from aiodist.observe.recorder import TRACE_VARIABLE
 from aiodist.observe.standpoint import Standpoint, place
 from aiodist.observe.summary import summary
+from aiodist.observe.talk import Trust
 
 log = logging.getLogger("aiodist")
 
@@ -67,7 +69,8 @@ class Observer:
         environ: Mapping[str, str],
     ) -> None:
         """In the loop's thread. ``key``: secret, and all ranks have it."""
-        self.key = hmac.digest(key, b"questions about ranks", "sha256")
+        secret = hmac.digest(key, b"questions about ranks", "sha256")
+        self.trust = Trust(secret, Certificates.from_environ(environ))
         self.everybody = identities(cards, job_name(environ, key))
         self.identity = next(each for each in self.everybody if each.rank == rank)
         self.samples: list[ClockSample] = []

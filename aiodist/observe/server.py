@@ -73,7 +73,7 @@ class Server:
         self._pid = os.getpid()
         self._listeners: list[socket.socket] = []
         self._wake, self._woken = socket.socketpair()
-        self._open: socket.socket | None = None
+        self._open: Line | None = None
         self._signalled: list[str] = []
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -122,10 +122,7 @@ class Server:
             self._poke()
             current = self._open
             if current is not None:
-                try:
-                    current.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    pass  # it has just ended by itself
+                current.cut()
             self._thread.join(QUESTION_SECONDS)
         self._close_sockets()
 
@@ -184,15 +181,14 @@ class Server:
             sock, _ = listener.accept()
         except OSError:
             return
-        with sock:
-            self._open = sock
+        with Line(sock, QUESTION_SECONDS) as line:
+            self._open = line
             try:
-                line = Line(sock, QUESTION_SECONDS)
                 if listener.family == socket.AF_UNIX:
                     if not is_trusted(peer_of(sock)[1]):
                         return
                 else:
-                    line.prove_as_answerer(self._observer.key)
+                    self._observer.trust.as_answerer(line)
                 while not self._closed:
                     answer = self._answer(json.loads(line.hear(LONGEST_QUESTION)))
                     line.renew(QUESTION_SECONDS)
@@ -223,10 +219,10 @@ class Server:
     def _relay(self, ranks: list[int], seconds: float) -> bytes:
         """Ask ranks on other hosts for their parts."""
         limit = min(seconds, RELAY_SECONDS)
-        key, question = self._observer.key, {"ask": "part"}
+        trust, question = self._observer.trust, {"ask": "part"}
         answers = all_at_once(
             {
-                rank: partial(ask_there, self._addresses[rank], key, question, limit)
+                rank: partial(ask_there, self._addresses[rank], trust, question, limit)
                 for rank in ranks
                 if rank in self._addresses
             }
@@ -263,8 +259,8 @@ class Server:
         for other in self._observer.everybody:
             rank = other.rank
             if rank in self._addresses:
-                address, key = self._addresses[rank], self._observer.key
-                calls[rank] = partial(ask_there, address, key, question, QUESTION_SECONDS)
+                address, trust = self._addresses[rank], self._observer.trust
+                calls[rank] = partial(ask_there, address, trust, question, QUESTION_SECONDS)
             elif rank != mine.rank:
                 name = socket_name(os.geteuid(), mine.job, rank, other.pid)
                 calls[rank] = partial(ask_here, name, question, QUESTION_SECONDS)
@@ -285,7 +281,7 @@ class Server:
         """Estimate how far rank 0's clock is; of the estimates the first and the last are kept."""
         question = json.dumps({"ask": "clock"}).encode()
         try:
-            with connected(self._addresses[0], self._observer.key, _PING_SECONDS) as line:
+            with connected(self._addresses[0], self._observer.trust, _PING_SECONDS) as line:
 
                 def ask() -> int:
                     line.tell(question)

@@ -1,8 +1,8 @@
 """Questions to a rank and their answers, over plain blocking sockets.
 
 A message is a length (4 bytes, big-endian) and that much JSON. On this host the kernel says who
-asks (SO_PEERCRED); between hosts each side first proves, over nonces of 32 bytes, that it knows
-the key that the ranks of the job got when they met::
+asks (SO_PEERCRED); between hosts, by TLS where the job has certificates, each side first proves,
+over nonces of 32 bytes, that it knows the key that the ranks of the job got when they met::
 
     who asks    nonce C
     who answers nonce S, HMAC(key, "answers", C, S)
@@ -16,13 +16,16 @@ import hmac
 import json
 import os
 import socket
+import ssl
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 from time import monotonic
 from typing import Any, TypeVar
 
+from aiodist.credentials import Certificates
 from aiodist.errors import HandshakeError, ProtocolError
 
 T = TypeVar("T")
@@ -36,8 +39,37 @@ _PROOF = hashlib.sha256().digest_size
 _CREDENTIALS = struct.Struct("3i")
 
 
+class Trust:
+    """What ranks of one job know each other by between hosts. May be used in any thread."""
+
+    def __init__(self, key: bytes, certificates: Certificates | None = None) -> None:
+        """``certificates``: of this rank, where the job talks by TLS. Read when first needed."""
+        self.key = key
+        self._certificates = certificates
+
+    def as_asker(self, line: Line) -> None:
+        """Raises HandshakeError, or OSError, where the other side does not belong to this job."""
+        if self._asking is not None:
+            line.secure(self._asking, server_side=False)
+        line.prove_as_asker(self.key)
+
+    def as_answerer(self, line: Line) -> None:
+        """Raises HandshakeError, or OSError, where the other side does not belong to this job."""
+        if self._answering is not None:
+            line.secure(self._answering, server_side=True)
+        line.prove_as_answerer(self.key)
+
+    @cached_property
+    def _asking(self) -> ssl.SSLContext | None:
+        return None if self._certificates is None else self._certificates.client_context()
+
+    @cached_property
+    def _answering(self) -> ssl.SSLContext | None:
+        return None if self._certificates is None else self._certificates.server_context()
+
+
 class Line:
-    """A connected socket with a moment by which everything on it has to be over."""
+    """A connected socket, which it owns, with a moment by which everything on it has to be over."""
 
     def __init__(self, sock: socket.socket, seconds: float) -> None:
         self._sock = sock
@@ -46,6 +78,25 @@ class Line:
     def renew(self, seconds: float) -> None:
         """Everything has to be over ``seconds`` from now."""
         self._end = monotonic() + seconds
+
+    def __enter__(self) -> Line:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._sock.close()
+
+    def cut(self) -> None:
+        """End the connection under whoever waits on it in another thread."""
+        try:
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # also of one that is secured
+        except OSError:
+            pass  # it has just ended by itself
+
+    def secure(self, context: ssl.SSLContext, *, server_side: bool) -> None:
+        """Go on by TLS. Raises OSError, as ssl.SSLError is, where the other side does not."""
+        self._sock.settimeout(self._left())
+        self._sock.getpeername()  # raises where it has ended, as wrap_socket does, which leaks
+        self._sock = context.wrap_socket(self._sock, server_side=server_side)
 
     def tell(self, message: bytes) -> None:
         self._send(_LENGTH.pack(len(message)) + message)
@@ -113,31 +164,30 @@ def is_trusted(uid: int) -> bool:
 
 def ask_here(name: str, question: Mapping[str, Any], seconds: float) -> bytes:
     """Ask the rank that listens at abstract ``name`` on this host. Raises OSError, EOFError, ..."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with Line(sock, seconds) as line:
         sock.settimeout(seconds)
         sock.connect("\0" + name)
         _, uid = peer_of(sock)
         if os.geteuid() != 0 and not is_trusted(uid):
             raise HandshakeError(f"user {uid} listens there, who is another than you")
-        line = Line(sock, seconds)
         line.tell(json.dumps(question).encode())
         return line.hear(LONGEST_ANSWER)
 
 
-def ask_there(address: str, key: bytes, question: Mapping[str, Any], seconds: float) -> bytes:
+def ask_there(address: str, trust: Trust, question: Mapping[str, Any], seconds: float) -> bytes:
     """Ask the rank that listens at ``address`` (host:port). Raises OSError, HandshakeError, ..."""
-    with connected(address, key, seconds) as line:
+    with connected(address, trust, seconds) as line:
         line.tell(json.dumps(question).encode())
         return line.hear(LONGEST_ANSWER)
 
 
 @contextmanager
-def connected(address: str, key: bytes, seconds: float) -> Iterator[Line]:
+def connected(address: str, trust: Trust, seconds: float) -> Iterator[Line]:
     """A connection to ``address`` on which both sides have proved themselves. Raises likewise."""
     host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), seconds) as sock:
-        line = Line(sock, seconds)
-        line.prove_as_asker(key)
+    with Line(socket.create_connection((host, int(port)), seconds), seconds) as line:
+        trust.as_asker(line)
         yield line
 
 

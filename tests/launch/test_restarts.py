@@ -6,11 +6,13 @@ import asyncio
 
 import pytest
 
+from aiodist.credentials import Certificates
 from aiodist.deadline import Deadline
-from aiodist.errors import InvalidUsageError
+from aiodist.errors import DistStoreError, InvalidUsageError
 from aiodist.launch import JobSpec
 from aiodist.launch.restarts import Restarts
 from aiodist.store import TcpStore
+from tests.certificates import tls_files
 
 ONCE = (
     "count = int(os.environ['AIODIST_RESTART_COUNT'])\n"
@@ -164,26 +166,31 @@ def test_what_cannot_be_meant_is_refused():
 
 
 def test_nobody_is_replaced_for_whom_nobody_is_left():
-    with Restarts(2, "secret") as restarts:
+    with Restarts(2, b"secret") as restarts:
         assert not restarts.may_replace(0, [])
         assert not restarts.may_replace(0, [1])
         assert restarts.variables(0, replacement=True)["AIODIST_REPLACEMENT"] == "1"
         restarts.start_over([0, 1])
         assert restarts.variables(0, replacement=False)["AIODIST_RESTART_COUNT"] == "1"
-    with Restarts(0, "") as restarts:
+    with Restarts(0, b"") as restarts:
         assert not restarts.may_replace(0, [1])
         assert restarts.variables(0, replacement=False) == {}
 
 
-async def _register(restarts: Restarts, rank: int) -> None:
+async def _register(
+    restarts: Restarts, rank: int, certificates: Certificates | None = None
+) -> None:
     address = restarts.variables(rank, replacement=False)["AIODIST_REJOIN_STORE"]
     host, _, port = address.rpartition(":")
-    async with await TcpStore.connect(host, int(port), Deadline(10), secret=b"secret") as store:
+    opening = TcpStore.connect(
+        host, int(port), Deadline(10), secret=b"secret", certificates=certificates
+    )
+    async with await opening as store:
         await store.set(f"rejoin/elastic/{rank}", b"1")
 
 
 def test_a_replacement_that_is_only_starting_counts_as_elastic_but_takes_nobody_in():
-    with Restarts(9, "secret") as restarts:
+    with Restarts(9, b"secret") as restarts:
         for rank in range(3):
             asyncio.run(_register(restarts, rank))
         assert restarts.may_replace(0, [1, 2])
@@ -195,3 +202,13 @@ def test_a_replacement_that_is_only_starting_counts_as_elastic_but_takes_nobody_
         assert restarts.may_replace(2, [0, 1])
         restarts.start_over([0, 1, 2])
         assert not restarts.may_replace(2, [0, 1])
+
+
+def test_the_store_is_by_tls_where_the_job_has_certificates():
+    with Restarts(1, b"secret", tls_files()) as restarts:
+        with pytest.raises(DistStoreError):
+            asyncio.run(_register(restarts, 0))
+        asyncio.run(_register(restarts, 0, tls_files()))
+        assert restarts.may_replace(1, [0]) is False
+        asyncio.run(_register(restarts, 1, tls_files()))
+        assert restarts.may_replace(1, [0]) is True

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -25,11 +27,14 @@ from aiodist.observe.talk import (
     LONGEST_ANSWER,
     LONGEST_QUESTION,
     Line,
+    Trust,
     all_at_once,
     ask_here,
     ask_there,
     connected,
 )
+from tests.certificates import tls_files
+from tests.test_credentials import tls_environ
 
 KEY = os.urandom(32)  # of this process: its names on the machine are its own
 
@@ -44,11 +49,13 @@ class Quiet:
         return ()
 
 
-def observer(rank: int, hosts: Sequence[str] = ("here", "there")) -> Observer:
+def observer(
+    rank: int, hosts: Sequence[str] = ("here", "there"), environ: Mapping[str, str] | None = None
+) -> Observer:
     cards = [
         Card(number, f"host {host}", host, 1000 + number, ()) for number, host in enumerate(hosts)
     ]
-    return Observer(Quiet(), rank, cards, KEY, {})
+    return Observer(Quiet(), rank, cards, KEY, environ or {})
 
 
 @contextmanager
@@ -77,7 +84,7 @@ async def test_a_rank_answers_here_and_there() -> None:
     one, two = observer(0), observer(1)
     with answering(one, two) as (server, _):
         here = await elsewhere(ask_here, place(one).name, {"ask": "part"}, 5)
-        there = await elsewhere(ask_there, server.address, one.key, {"ask": "part"}, 5)
+        there = await elsewhere(ask_there, server.address, one.trust, {"ask": "part"}, 5)
         assert decode_part(here).identity == decode_part(there).identity == one.identity
         ranks = await elsewhere(ask_here, place(one).name, {"ask": "ranks"}, 5)
         assert json.loads(ranks)[1]["host"] == "host there"
@@ -87,8 +94,63 @@ async def test_who_does_not_know_the_key_gets_nothing() -> None:
     one = observer(0)
     with answering(one) as (server,):
         with pytest.raises(HandshakeError):
-            await elsewhere(ask_there, server.address, b"another" * 5, {"ask": "part"}, 5)
-        assert await elsewhere(ask_there, server.address, one.key, {"ask": "clock"}, 5)
+            await elsewhere(ask_there, server.address, Trust(b"another" * 5), {"ask": "part"}, 5)
+        assert await elsewhere(ask_there, server.address, one.trust, {"ask": "clock"}, 5)
+
+
+async def test_by_tls_where_the_job_has_certificates() -> None:
+    one = observer(0, environ=tls_environ())
+    others = [Trust(one.trust.key), Trust(one.trust.key, tls_files("somebody else's"))]
+    with answering(one) as (server,):
+        there = await elsewhere(ask_there, server.address, one.trust, {"ask": "part"}, 5)
+        assert decode_part(there).identity == one.identity
+        for trust in others:  # they know the key, and that is not enough
+            with pytest.raises((OSError, EOFError)):
+                await elsewhere(ask_there, server.address, trust, {"ask": "clock"}, 5)
+        assert await elsewhere(ask_there, server.address, one.trust, {"ask": "clock"}, 5)
+
+
+async def test_whoever_listens_on_the_way_reads_nothing() -> None:
+    one = observer(0, environ=tls_environ())
+    passed: list[bytes] = []
+
+    def forward(here: socket.socket, there: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := here.recv(1 << 16):
+                passed.append(data)
+                there.sendall(data)
+            there.shutdown(socket.SHUT_WR)
+
+    def between(listener: socket.socket, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        near, _ = listener.accept()
+        with near, socket.create_connection((host, int(port)), 5) as far:
+            all_at_once({0: partial(forward, near, far), 1: partial(forward, far, near)})
+
+    with answering(one) as (server,), socket.create_server(("127.0.0.1", 0)) as listener:
+        relaying = asyncio.create_task(elsewhere(between, listener, server.address))
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        told = await elsewhere(ask_there, address, one.trust, {"ask": "ranks"}, 5)
+        await relaying
+    assert b"host there" in told
+    assert b"host there" not in b"".join(passed)
+    assert b"ranks" not in b"".join(passed)
+
+
+async def test_closing_ends_a_connection_that_is_secured() -> None:
+    one = observer(0, environ=tls_environ())
+
+    def hang_on(address: str, connected_now: threading.Event) -> None:
+        with connected(address, one.trust, 30) as line:
+            connected_now.set()
+            line.hear(LONGEST_ANSWER)
+
+    now = threading.Event()
+    with answering(one) as (server,):
+        hanging = asyncio.create_task(elsewhere(hang_on, server.address, now))
+        await elsewhere(now.wait, 20)
+    with pytest.raises((OSError, EOFError)):
+        await hanging
 
 
 async def test_who_answers_without_the_key_is_not_believed_nor_asked() -> None:
@@ -104,7 +166,7 @@ async def test_who_answers_without_the_key_is_not_believed_nor_asked() -> None:
         heard = asyncio.create_task(asyncio.to_thread(impostor))
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(HandshakeError):
-            await elsewhere(ask_there, address, KEY, {"ask": "part"}, 5)
+            await elsewhere(ask_there, address, Trust(KEY), {"ask": "part"}, 5)
         assert await heard == b""
 
 
@@ -130,7 +192,7 @@ async def test_garbage_ends_the_connection_and_the_next_question_is_answered(
     with answering(one) as (server,):
         # At most a nonce and a proof, which say nothing to those without the key.
         assert len(await elsewhere(stranger, server.address)) <= 64
-        assert await elsewhere(ask_there, server.address, one.key, {"ask": "clock"}, 5)
+        assert await elsewhere(ask_there, server.address, one.trust, {"ask": "clock"}, 5)
 
 
 @pytest.mark.parametrize(
@@ -140,14 +202,14 @@ async def test_a_question_that_nobody_asks_ends_the_connection(question: bytes) 
     one = observer(0)
 
     def ask(address: str) -> bytes:
-        with connected(address, one.key, 5) as line:
+        with connected(address, one.trust, 5) as line:
             line.tell(question)
             return line.hear(LONGEST_ANSWER)
 
     with answering(one) as (server,):
         with pytest.raises((EOFError, ConnectionError)):
             await elsewhere(ask, server.address)
-        assert await elsewhere(ask_there, server.address, one.key, {"ask": "clock"}, 5)
+        assert await elsewhere(ask_there, server.address, one.trust, {"ask": "clock"}, 5)
 
 
 def test_a_message_that_is_too_long_is_refused_before_memory_is_taken() -> None:
