@@ -23,7 +23,7 @@ from aiodist.backends.registry import backend_named, bind, rendezvous_for
 from aiodist.credentials import VARIABLES as TLS_VARIABLES
 from aiodist.credentials import Certificates, job_secret
 from aiodist.deadline import Deadline, to_seconds
-from aiodist.errors import InvalidUsageError
+from aiodist.errors import GroupClosedError, InvalidUsageError
 from aiodist.groups.ending import NO_SETTINGS, Settings
 from aiodist.groups.process_group import Group, NonGroupMember, ProcessGroup
 from aiodist.groups.world import World, current_world
@@ -311,8 +311,8 @@ async def destroy_process_group(group: Group | None = None) -> None:
     """Close ``group``, or where None all groups and the connections to the other ranks.
 
     What is under way has 5 seconds to finish (receives have none); then it fails with
-    GroupClosedError. With a rank that is silent, stopped for example, it takes up to 8 seconds in
-    all. Afterwards ``init_process_group`` may be called again.
+    GroupClosedError, and what nobody awaits is logged. With a rank that is silent, stopped for
+    example, it takes up to 8 seconds in all. Afterwards ``init_process_group`` may be called again.
     """
     world = current_world()
     if world.abandon_if_orphaned():
@@ -320,11 +320,16 @@ async def destroy_process_group(group: Group | None = None) -> None:
     chosen = world.find(group)
     if isinstance(chosen, NonGroupMember):
         return
-    if chosen is not world.default:
+    groups = world.groups if chosen is world.default else [chosen]
+    lonely = [(w, w.describe()) for each in groups for w in each.under_way() if not w.is_awaited]
+    if chosen is world.default:
+        world.check_loop()
+        await close_world(world)
+    else:
         await close_groups(world, [chosen])
-        return
-    world.check_loop()
-    await close_world(world)
+    for work, what in lonely:
+        if isinstance(work.exception(), GroupClosedError):
+            log.warning("%s had not ended when its group was destroyed; nobody awaited it", what)
 
 
 async def abort_process_group(group: Group | None = None) -> None:

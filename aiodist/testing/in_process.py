@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
-from aiodist.api.lifecycle import destroy_process_group, open_in_process
+from aiodist.api.lifecycle import destroy_process_group, is_initialized, open_in_process
 from aiodist.api.sharing import SHARED
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.world import World, use_world
@@ -70,7 +70,8 @@ async def run_ranks(
                 failures.append(error)
             raise
         finally:
-            await destroy_process_group()
+            if is_initialized():  # ``fn`` may have destroyed it, as a script does
+                await destroy_process_group()
         return result
 
     tasks = [
