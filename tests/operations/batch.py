@@ -39,11 +39,15 @@ async def check(
 ) -> None:
     """Run ``batch`` on ``size`` ranks in this process; fail the test where a result is wrong."""
     assert batch
+    hosts: Sequence[int] = ()
+    if transport == "hosts":
+        transport, hosts = "shm", [2 * rank // (size + 1) for rank in range(size)]
     wrong = await run_ranks(
         size,
         lambda number: run_batch(number, batch),
         transport,
         timeout=timeout,
         backend=backend,
+        hosts=hosts,
     )
     complain([each for rank in wrong for each in rank])

@@ -59,7 +59,8 @@ LENGTHS = (
 
 NO_OP = "-"
 OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
-TRANSPORTS = ("inproc", "tcp", "unix", "shm")
+TRANSPORTS = ("inproc", "tcp", "unix", "shm", "hosts")
+"""hosts: "shm" on two hosts, the first with a rank more where they are odd."""
 KINDS = ("torch", "numpy", "mixed")
 
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64")

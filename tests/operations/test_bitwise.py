@@ -78,9 +78,9 @@ async def test_same_bits_by_every_algorithm(size: int) -> None:
     assert not different
 
 
-@pytest.mark.parametrize("size", [3, 8])
+@pytest.mark.parametrize("hosts", [(0, 0, 0), (0,) * 8, (0, 0, 1, 1, 1)])
 @pytest.mark.parametrize("dtype", FLOATS)
-async def test_same_bits_of_every_dtype_and_op(size: int, dtype: str) -> None:
+async def test_same_bits_of_every_dtype_and_op(hosts: tuple[int, ...], dtype: str) -> None:
     found: dict[tuple[str, int], set[bytes]] = defaultdict(set)
     is_complex = dtype.startswith("complex")
 
@@ -93,7 +93,8 @@ async def test_same_bits_of_every_dtype_and_op(size: int, dtype: str) -> None:
                 await dist.all_reduce(tensor, getattr(dist.ReduceOp, op))
                 found[op, count].add(digest(tensor))
 
-    await run_ranks(size, on_rank, timeout=60)
+    transport = "shm" if any(hosts) else "inproc"
+    await run_ranks(len(hosts), on_rank, transport, hosts=hosts, timeout=60)
     assert len(found) == 3 * (3 if is_complex else 5)
     assert not [key for key, bits in found.items() if len(bits) > 1]
 
