@@ -99,7 +99,8 @@ class World:
     ) -> None:
         """Await ``callback()`` when the world closes, after the endpoint.
 
-        In a forked child ``in_child()`` gives back what the child inherited.
+        In a forked child ``in_child()`` gives back what the child inherited; likewise, without a
+        loop, where the world's own has ended.
         """
         self._on_close.append(callback)
         self._in_child.append(in_child)
@@ -132,6 +133,8 @@ class World:
             return False
         if self._endpoint is not None:
             self._endpoint.abandon()
+        for callback in self._in_child:
+            callback()
         self.clear()
         return True
 

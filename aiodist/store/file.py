@@ -150,6 +150,10 @@ class FileStore(Store):
             self._closed = True
             self._log.close()
 
+    def close_in_child(self) -> None:
+        self._closed = True
+        self._log.close()
+
     async def __aenter__(self) -> FileStore:
         return self
 

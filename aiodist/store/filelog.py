@@ -67,6 +67,10 @@ class FileLog:
             os.close(self._fd)
             self._fd = -1
 
+    def __del__(self) -> None:
+        # A number closes nothing by itself, and who holds the log may be dropped without a word.
+        self.close()
+
     @contextmanager
     def locked(self, *, exclusive: bool) -> Iterator[bool]:
         """Hold the lock if it is free; gives whether it is held."""

@@ -55,6 +55,51 @@ def test_it_neither_hangs_nor_says_anything(
         assert said[-1] == '[0] KeyError: "the program\'s own"'
 
 
+ORPHANED = """
+import asyncio, os, sys
+import aiodist as dist
+
+async def main():
+    await dist.init_process_group(
+        init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=2, timeout=60
+    )
+    await dist.barrier()
+
+def held():
+    names = os.listdir("/proc/self/fd")
+    return sum(os.path.realpath("/proc/self/fd/" + name) == sys.argv[1] for name in names)
+
+asyncio.run(main())
+print(held(), end=" ")
+asyncio.run(dist.destroy_process_group())
+print(held())
+"""
+
+
+def test_a_loop_that_ends_without_it_gives_back_the_file_of_the_store(
+    tmp_path: Path, scaled: Callable[[float], float]
+) -> None:
+    path = str((tmp_path / "meet").resolve())
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", ORPHANED, path, str(rank)],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for rank in ranks:
+            assert rank.communicate(timeout=scaled(30)) == ("1 0\n", "")
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+
+
 STOPPED = """
 import asyncio, os, signal, sys, time
 import numpy as np

@@ -295,3 +295,22 @@ async def test_the_living_carry_out_the_wills_of_the_dead(path):
         assert not await store.check(["third"])
         await third.renounce("third")
     assert not path.exists()
+
+
+def test_a_handle_that_nobody_closed_goes_with_its_loop(path):
+    async def main():
+        return await FileStore.open(path, 0)
+
+    store = asyncio.run(main())
+    assert os.fstat(store._log._fd)
+    del store  # and the fixture that looks for descriptors finds none
+
+
+async def test_what_a_forked_child_gives_back_is_no_farewell(path):
+    async with await FileStore.open(path, 0) as other, await FileStore.open(path, 1) as store:
+        store.close_in_child()
+        assert store._log._fd < 0
+        with pytest.raises(DistStoreError, match="closed on this side"):
+            await store.set("k", b"v")
+        await other.num_keys()
+        assert store._me.token in other._log.present

@@ -68,7 +68,8 @@ async def open_place(plan: Plan, environ: Mapping[str, str], deadline: Deadline)
     """The store of ``plan``. Raises DistStoreError or DistNetworkError; then nothing is open."""
     if plan.file is not None:
         file = await FileStore.open(plan.file, plan.rank, deadline)
-        return Place(file, f"the file {plan.file}", file.close, private=True)
+        where, given_back = f"the file {plan.file}", file.close_in_child
+        return Place(file, where, file.close, close_in_child=given_back, private=True)
     if plan.master is None:
         store = MemoryStore()
         return Place(store, "this process", store.close, route="127.0.0.1", private=True)
