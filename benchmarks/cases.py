@@ -82,7 +82,7 @@ OPERATIONS = (
 
 POWERS_OF_4 = tuple(4**exponent for exponent in range(1, 14))  # 4 B to 64 MiB
 LARGE = (100 * MIB, 256 * MIB)
-POWERS_OF_16 = (4, 64, KIB, 16 * KIB, 256 * KIB, 4 * MIB, 64 * MIB)
+POWERS_OF_16 = POWERS_OF_4[::2]  # 4 B to 64 MiB
 
 QUICK = Suite(
     "quick",
@@ -96,7 +96,7 @@ QUICK = Suite(
 STANDARD = Suite(
     "standard",
     OPERATIONS,
-    {2: POWERS_OF_4 + LARGE, 4: (*POWERS_OF_16, 100 * MIB), 8: POWERS_OF_16},
+    {2: POWERS_OF_4[:-1] + LARGE, 4: (*POWERS_OF_16[:-1], 100 * MIB), 8: POWERS_OF_16[:-1]},
     budget=0.8,
     fewest=5,
     most=300,

@@ -90,5 +90,5 @@ def _verdict(goal: Goal) -> str:
     if goal.out_of_reach:
         return f"{MISSED}; out of reach here"
     if goal.worst is not None and goal.missing:
-        return f"{goal.verdict}; no figures for {', '.join(map(size_text, goal.missing))}"
+        return f"{goal.verdict}; figures are missing at {', '.join(map(size_text, goal.missing))}"
     return goal.verdict

@@ -18,6 +18,8 @@ NOTHING = "–"  # noqa: RUF001  # an en dash: no figure here
 
 def time_text(microseconds: float) -> str:
     """Three digits and a unit: ``9.13 us``, ``214 us``, ``95.2 ms``."""
+    if microseconds < 0:
+        return f"-{time_text(-microseconds)}"
     for factor, unit in ((1e6, "s"), (1e3, "ms")):
         if microseconds >= factor * 0.9995:
             return f"{_digits(microseconds / factor)} {unit}"
@@ -25,9 +27,11 @@ def time_text(microseconds: float) -> str:
 
 
 def ratio_text(ratio: float | None) -> str:
-    """``0.003``, ``0.31``, ``4.2``, ``12``."""
+    """``<0.001``, ``0.003``, ``0.31``, ``4.2``, ``12``."""
     if ratio is None:
         return NOTHING
+    if ratio < 0.0005:
+        return "<0.001"
     if ratio < 0.00995:
         return f"{ratio:.3f}"
     return f"{ratio:.2f}" if ratio < 1.995 else f"{ratio:.1f}" if ratio < 9.95 else f"{ratio:.0f}"

@@ -87,7 +87,9 @@ def test_sizes_without_figures_are_named() -> None:
     found = goal(of, "broadcast", ranks=2)
 
     assert (found.verdict, found.missing) == (MET_SO_FAR, (100 * MIB,))
-    row = "| 0.5 | 0.15 | 1 MiB, blocking | – | met where measured; no figures for 100 MiB |"  # noqa: RUF001
+    row = (
+        "| 0.5 | 0.15 | 1 MiB, blocking | – | met where measured; figures are missing at 100 MiB |"  # noqa: RUF001
+    )
     assert row in "\n".join(goal_rows(of))
 
 

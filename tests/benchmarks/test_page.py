@@ -120,6 +120,7 @@ def test_the_committed_page_is_what_the_committed_results_give(page: Path, resul
         (214.4, "214 us"),
         (999.9, "1.00 ms"),
         (2.5e6, "2.50 s"),
+        (-3382.0, "-3.38 ms"),
     ],
 )
 def test_times_have_three_digits(microseconds: float, text: str) -> None:
@@ -128,7 +129,14 @@ def test_times_have_three_digits(microseconds: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("ratio", "text"),
-    [(0.0034, "0.003"), (0.0512, "0.05"), (1.5, "1.50"), (4.26, "4.3"), (12.4, "12")],
+    [
+        (0.0004, "<0.001"),
+        (0.0034, "0.003"),
+        (0.0512, "0.05"),
+        (1.5, "1.50"),
+        (4.26, "4.3"),
+        (12.4, "12"),
+    ],
 )
 def test_ratios_read_well(ratio: float, text: str) -> None:
     assert ratio_text(ratio) == text
