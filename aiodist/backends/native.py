@@ -143,13 +143,13 @@ class NativeBackend(NativeMessages):
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp, timeout: float | None) -> Work[None]:
         buffer = buffer_of(tensor, "tensor", writable=True, load=False)
+        call = self._small.call_of(buffer, op)
+        fingerprint, reduce = call.fingerprint, call.reduce
         if not buffer.is_staged:
-            work = self._small.all_reduce(buffer, op)
+            work = self._small.all_reduce(call, buffer.view)
             if work is not None:
                 return work
-        fingerprint = Fingerprint("all_reduce", buffer.dtype, op, -1, buffer.count, buffer.shape)
-        if not buffer.is_staged:
-            return self._all_reduce(fingerprint, buffer.view, op, None, None, timeout)
+            return self._all_reduce(fingerprint, buffer.view, reduce, None, None, timeout)
 
         if buffer.staging is not None:
 
@@ -162,7 +162,6 @@ class NativeBackend(NativeMessages):
                     store=True,
                 )
 
-            reduce = self._reduction(op, buffer.dtype)
             return self._group.collective(fingerprint, parts, timeout)
 
         async def stage() -> None:
@@ -171,7 +170,7 @@ class NativeBackend(NativeMessages):
         async def hand_over() -> None:
             await write_back_in_turns(self._group, buffer)
 
-        return self._all_reduce(fingerprint, buffer.view, op, stage, hand_over, timeout)
+        return self._all_reduce(fingerprint, buffer.view, reduce, stage, hand_over, timeout)
 
     def all_reduce_coalesced(
         self, tensors: Sequence[Tensor], op: ReduceOp, timeout: float | None
@@ -191,13 +190,14 @@ class NativeBackend(NativeMessages):
         async def hand_over() -> None:
             await self._unpack(data, buffers)
 
-        return self._all_reduce(fingerprint, data, op, stage, hand_over, timeout)
+        reduce = self._reduction(op, buffers[0].dtype)
+        return self._all_reduce(fingerprint, data, reduce, stage, hand_over, timeout)
 
     def _all_reduce(
         self,
         fingerprint: Fingerprint,
         data: memoryview,
-        op: ReduceOp,
+        reduce: Reduction,
         stage: Callable[[], Awaitable[None]] | None,
         hand_over: Callable[[], Awaitable[None]] | None,
         timeout: float | None,
@@ -206,8 +206,6 @@ class NativeBackend(NativeMessages):
 
         ``hand_over()`` brings the reduced ``data`` to where the caller looks for it.
         """
-        assert fingerprint.dtype is not None
-        reduce = self._reduction(op, fingerprint.dtype)
 
         async def body(channel: Channel) -> None:
             if stage is not None:

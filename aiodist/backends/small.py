@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from aiodist.collectives.all_reduce_slots import reduce_in_order
 from aiodist.collectives.select import SHARED_RULES, select
-from aiodist.groups.fingerprint import Fingerprint, Terms
+from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.work import Work
 from aiodist.tensors import Buffer, Reduction, reduction
@@ -18,6 +18,8 @@ from aiodist.types import ReduceOp
 
 _KEPT = 256
 """Different calls of which one group remembers what they need."""
+
+_Key = tuple[int, tuple[int, ...], int]
 
 
 class Small:
@@ -29,53 +31,52 @@ class Small:
         """``shares``: whether the group's collectives run in memory where that is shared."""
         self._group = group
         self._shares = shares
-        self._known: dict[tuple[int, int, int], _AllReduce | None] = {}
-        self._barrier = Terms(Fingerprint("barrier"))
+        self._known: dict[_Key, AllReduce] = {}
+        self._barrier = Fingerprint("barrier")
 
     def barrier(self) -> Work[None] | None:
         if not self._shares:
             return None
         return self._group.at_once(self._barrier, _NOTHING, _nothing)
 
-    def all_reduce(self, buffer: Buffer, op: ReduceOp) -> Work[None] | None:
-        if not self._shares:
+    def all_reduce(self, call: AllReduce, data: memoryview) -> Work[None] | None:
+        if not call.is_small or not self._shares:
             return None
-        # By identity: what is known keeps its op, and with it the number, which is its alone.
-        key = (buffer.dtype.code, buffer.count, id(op))
-        try:
-            call = self._known[key]
-        except KeyError:
-            call = self._learn(key, buffer, op)
-        if call is None:
-            return None
-        return self._group.at_once(call.terms, buffer.view, call)
+        return self._group.at_once(call.fingerprint, data, call.finish)
 
-    def _learn(self, key: tuple[int, int, int], buffer: Buffer, op: ReduceOp) -> _AllReduce | None:
-        group = self._group
-        reduce = reduction(op, buffer.dtype, group.n_ranks)
-        choice = select("all_reduce", group.n_ranks, buffer.nbytes, rules=SHARED_RULES)
-        if reduce.needs_prepare or choice.algorithm != "slots":
-            return None
-        if len(self._known) >= _KEPT:
-            self._known.clear()
-        fingerprint = Fingerprint("all_reduce", buffer.dtype, op, count=buffer.count)
-        call = self._known[key] = _AllReduce(Terms(fingerprint), reduce, group.own_rank, op)
+    def call_of(self, buffer: Buffer, op: ReduceOp) -> AllReduce:
+        """What an all_reduce of ``buffer`` needs. Raises TypeError where ``op`` has no meaning."""
+        # By identity: what is known keeps its op, and with it the number, which is its alone.
+        key = (buffer.dtype.code, buffer.shape, id(op))
+        call = self._known.get(key)
+        if call is None:
+            call = AllReduce(self._group, buffer, op)
+            if op.factor is None:  # each premul_sum is another
+                if len(self._known) >= _KEPT:
+                    self._known.clear()
+                self._known[key] = call
         return call
 
 
-class _AllReduce:
+class AllReduce:
     """What equal calls of all_reduce need."""
 
-    __slots__ = ("_op", "_rank", "_reduce", "terms")
+    __slots__ = ("_op", "_rank", "fingerprint", "is_small", "reduce")
 
-    def __init__(self, terms: Terms, reduce: Reduction, rank: int, op: ReduceOp) -> None:
-        self.terms = terms
-        self._reduce = reduce
-        self._rank = rank
+    def __init__(self, group: ProcessGroup, buffer: Buffer, op: ReduceOp) -> None:
         self._op = op
+        self._rank = group.own_rank
+        size = group.n_ranks
+        self.reduce: Reduction = reduction(op, buffer.dtype, size)
+        self.fingerprint = Fingerprint(
+            "all_reduce", buffer.dtype, op, -1, buffer.count, buffer.shape
+        )
+        choice = select("all_reduce", size, buffer.nbytes, rules=SHARED_RULES)
+        self.is_small = choice.algorithm == "slots" and not self.reduce.needs_prepare
 
-    def __call__(self, slots: Sequence[memoryview], data: memoryview) -> None:
-        reduce = self._reduce
+    def finish(self, slots: Sequence[memoryview], data: memoryview) -> None:
+        """What is left to do once all ranks' data is there."""
+        reduce = self.reduce
         reduce_in_order(reduce, slots, self._rank, data)
         if reduce.needs_finish:
             reduce.finish(data)

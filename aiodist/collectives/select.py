@@ -159,7 +159,7 @@ SHARED_RULES: Rules = MappingProxyType(
             Rule(MANY, MANY, Choice("stripes")),
         ),
         "all_reduce": (
-            Rule(2, 64 * KIB, Choice("slots")),
+            Rule(2, 256 * KIB, Choice("slots")),
             Rule(2, MANY, Choice("exchange")),
             Rule(4, 32 * KIB, Choice("slots")),
             Rule(MANY, 8 * KIB, Choice("slots")),

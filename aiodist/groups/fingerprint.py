@@ -59,14 +59,21 @@ class Fingerprint:
     elsewhere: bool = False
     """Whether the tensors go beside our streams: by another library, or in a device's memory."""
 
-    def encode(self) -> bytes:
-        return _LAYOUT.pack(
+    encoded: bytes = field(init=False, repr=False, compare=False)
+    """As it goes with every message."""
+    words: Words = field(init=False, repr=False, compare=False)
+    """The same as it stands in shared memory."""
+
+    def __post_init__(self) -> None:
+        encoded = _LAYOUT.pack(
             _OPERATIONS.index(self.operation) | (_ELSEWHERE if self.elsewhere else 0),
             _NONE if self.dtype is None else self.dtype.code,
             _NONE if self.op is None else self.op.kind.value,
             self.root,
             self.count + 1,
         )
+        object.__setattr__(self, "encoded", encoded)
+        object.__setattr__(self, "words", words_of(encoded))
 
     @property
     def tensor(self) -> str:
@@ -97,16 +104,6 @@ def encoded_of(words: Words) -> bytes:
     """The counterpart of `words_of`."""
     low, high = words
     return (low.to_bytes(8, "little") + high.to_bytes(8, "little"))[: _LAYOUT.size]
-
-
-class Terms:
-    """A fingerprint made ready for shared memory, where equal calls follow one another."""
-
-    __slots__ = ("fingerprint", "high", "low")
-
-    def __init__(self, fingerprint: Fingerprint) -> None:
-        self.fingerprint = fingerprint
-        self.low, self.high = words_of(fingerprint.encode())
 
 
 def describe(encoded: bytes) -> str:

@@ -22,7 +22,7 @@ from aiodist.groups.blame import (
     tensor_of_message,
     timed_out,
 )
-from aiodist.groups.fingerprint import Fingerprint, Words, encoded_of, words_of
+from aiodist.groups.fingerprint import Fingerprint, Words, encoded_of
 from aiodist.groups.messenger import Messenger
 from aiodist.mesh.lookout import Lookout
 from aiodist.mesh.matching import ANY_SOURCE, Recv
@@ -72,7 +72,7 @@ class CollectiveLine:
         self._ranks = group.ranks
         self._key = (COLLECTIVE, group.id, sequence)
         self._fingerprint = fingerprint
-        self._meta = fingerprint.encode()
+        self._meta = fingerprint.encoded
         self._recvs: list[Recv] = []
         self._sends: list[tuple[int, Send]] = []
         self._ears: list[Recv] = []  # see `listen`
@@ -92,7 +92,7 @@ class CollectiveLine:
     @property
     def meta_words(self) -> Words:
         """The fingerprint as two words."""
-        return words_of(self._meta)
+        return self._fingerprint.words
 
     def disagreement(self, src: int, words: Words, came: int, expected: int) -> DistError:
         """The error for what group rank ``src`` has put up: another operation, or other lengths."""
@@ -237,11 +237,12 @@ class CollectiveLine:
         return self._messenger.lookout
 
     def polls(self) -> Sequence[Callable[[], None]]:
+        turns = self._group.take_turns
         if self.plane is not None and self.board is not None:
             if self.places is None:
-                return (self.plane.poll,)
-            return (self.plane.poll, *self._messenger.polls(self.waiting_for()))
-        return self._messenger.polls(self.waiting_for())
+                return (self.plane.poll, turns)
+            return (self.plane.poll, turns, *self._messenger.polls(self.waiting_for()))
+        return (turns, *self._messenger.polls(self.waiting_for()))
 
     def over(self, error: BaseException | None) -> BaseException | None:
         inbox = self._messenger.inbox

@@ -29,7 +29,7 @@ from aiodist.shared.area import ASLEEP, PROGRESS, SLOT_TAGS, SLOTS, Area, Shape
 from aiodist.shared.memory import SharedMemory
 
 if TYPE_CHECKING:
-    from aiodist.groups.fingerprint import Terms
+    from aiodist.groups.fingerprint import Fingerprint
     from aiodist.groups.lines import CollectiveLine
     from aiodist.groups.process_group import ProcessGroup
 
@@ -140,7 +140,9 @@ class Plane:
         if self._queue:
             self._admit()
 
-    def swap(self, sequence: int, terms: Terms, data: memoryview) -> list[memoryview] | None:
+    def swap(
+        self, sequence: int, fingerprint: Fingerprint, data: memoryview
+    ) -> list[memoryview] | None:
         """Put up ``data`` and get all ranks' slots, if they agree and are there at once.
 
         `swapped` follows. None: somebody is not there yet, or the plane is not free, or ranks
@@ -160,7 +162,7 @@ class Plane:
             if words[PROGRESS] < needed:
                 return None
         nbytes, tag, mine = len(data), SLOT_TAGS[slot], self.mine
-        low, high = terms.low, terms.high
+        low, high = fingerprint.words
         self._slots[slot][self.rank][:nbytes] = data
         mine[tag + 1] = low
         mine[tag + 2] = high

@@ -14,7 +14,7 @@ from aiodist.deadline import to_seconds
 from aiodist.errors import DistError, GroupRevokedError, PeerLostError
 from aiodist.groups.blame import mismatch
 from aiodist.groups.ending import NO_SETTINGS, WHOLE_GROUP, Ending, Settings
-from aiodist.groups.fingerprint import Fingerprint, Terms
+from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.lines import CollectiveLine, MessageLine
 from aiodist.groups.messenger import Messenger, Usher, ushered
 from aiodist.groups.roll import Roll
@@ -65,6 +65,7 @@ class ProcessGroup(Ending):
         self._finished: dict[int, Fingerprint] = {}  # the last that ended well
         self._left: set[int] = set()  # members that said goodbye
         self._rolls: dict[int, Roll] = {}
+        self._turns: list[Pending[None]] = []
         self._messenger: Messenger | None = None
         self._usher: Usher | None = None
         self.succession = Succession(self)
@@ -133,14 +134,14 @@ class ProcessGroup(Ending):
 
     def at_once(
         self,
-        terms: Terms,
+        fingerprint: Fingerprint,
         data: memoryview,
         finish: Callable[[Sequence[memoryview], memoryview], None],
     ) -> Work[None] | None:
         """A collective of one slot a rank, if it can be over before anything is made for it.
 
         ``data`` is put up, and ``finish(slots by rank, data)`` called once all others' are there.
-        None: not at once. Then start it by `collective`, with the same fingerprint and data.
+        None: not at once. Then start it by `collective`, with an equal fingerprint and data.
         """
         plane = self.plane
         if (
@@ -153,16 +154,16 @@ class ProcessGroup(Ending):
         ):
             return None
         sequence, created = self._next, monotonic_ns()
-        slots = plane.swap(sequence, terms, data)
+        slots = plane.swap(sequence, fingerprint, data)
         if slots is None:
             return None
         self._next = sequence + 1
-        record = self.world.recorder.begin(self.label, sequence, terms.fingerprint)
+        record = self.world.recorder.begin(self.label, sequence, fingerprint)
         record.created = record.started = created
         finish(slots, data)
         plane.swapped(sequence)
         finished = self._finished
-        finished[sequence] = terms.fingerprint
+        finished[sequence] = fingerprint
         finished.pop(sequence - _REMEMBERED, None)
         record.end()
         return Work.ended(self.world.loop, record)
@@ -295,10 +296,20 @@ class ProcessGroup(Ending):
             self._break(told)
 
     def next_turn(self) -> Pending[None]:
-        """Done in the next turn of the event loop; for bodies with much to do in between."""
+        """Done in the next turn of the event loop; for bodies with much to do in between.
+
+        Whoever looks for the operation in a thread that has borrowed the loop takes the turn.
+        """
         turn: Pending[None] = Pending()
-        self.world.loop.call_soon(turn.complete, None)
+        self._turns.append(turn)
+        self.world.loop.call_soon(self.take_turns)
         return turn
+
+    def take_turns(self) -> None:
+        """Let bodies that wait for their next turn go on."""
+        turns, self._turns = self._turns, []
+        for turn in turns:
+            turn.complete(None)
 
     def call_roll(self, sequence: int, done: Callable[[dict[int, str]], None]) -> None:
         """Ask the other members who has entered a collective.
@@ -343,7 +354,7 @@ class ProcessGroup(Ending):
         those that still wait must know, since this rank will not answer them.
         """
         fingerprint = self._finished.get(sequence)
-        if fingerprint is None or (self.plane is not None and fingerprint.encode() == meta):
+        if fingerprint is None or (self.plane is not None and fingerprint.encoded == meta):
             return  # over shared memory it only says, for those who have slept long, where it is
         self._finished.pop(sequence)
         error = mismatch(self, sequence, fingerprint, src, meta)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
 import aiodist as dist
 from aiodist.groups.board import LineBoard
-from aiodist.groups.fingerprint import Terms
+from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.plane import Plane
 from aiodist.groups.world import current_world
 from aiodist.shared.lane import LaneIn, LaneOut
@@ -62,10 +62,10 @@ def damage_next(bits: int) -> None:
     swap, put_up = Plane.swap, LineBoard.put_up
 
     def damaged_swap(
-        plane: Plane, sequence: int, terms: Terms, data: memoryview
+        plane: Plane, sequence: int, fingerprint: Fingerprint, data: memoryview
     ) -> list[memoryview] | None:
-        damaged = copy(terms)
-        damaged.low ^= bits
+        low, high = fingerprint.words
+        damaged: Any = SimpleNamespace(words=(low ^ bits, high))
         return swap(plane, sequence, damaged, data)
 
     def damaged_put_up(board: LineBoard, nbytes: int) -> None:
