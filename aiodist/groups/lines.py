@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from aiodist.collectives.channel import Channel
     from aiodist.collectives.places import Places
     from aiodist.groups.board import LineBoard
+    from aiodist.groups.messaging import Messaging
     from aiodist.groups.plane import Plane
     from aiodist.groups.process_group import ProcessGroup
 
@@ -321,7 +322,7 @@ class MessageLine:
     __slots__ = ("_group", "_messenger", "_other", "_recv", "_send", "_tag", "_what")
 
     def __init__(
-        self, group: ProcessGroup, messenger: Messenger, what: str, other: int, tag: int
+        self, group: Messaging, messenger: Messenger, what: str, other: int, tag: int
     ) -> None:
         """``what``: send or recv. ``other``: the global rank at the other end, -1 for any."""
         self._messenger = messenger

@@ -1,0 +1,169 @@
+"""The part of a group that carries messages from one rank to another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
+
+from aiodist.completion import T
+from aiodist.errors import PeerLostError
+from aiodist.groups.ending import Ending, Settings
+from aiodist.groups.lines import MessageLine
+from aiodist.groups.messenger import Messenger, Usher
+from aiodist.groups.work import Work
+from aiodist.mesh.endpoint import Endpoint
+from aiodist.mesh.matching import ANY_SOURCE, Recv
+from aiodist.observe.recorder import Record
+from aiodist.types import Backend
+from aiodist.wire.frames import POINT_TO_POINT, Key
+
+if TYPE_CHECKING:
+    from aiodist.groups.world import World
+
+
+class Messaging(Ending):
+    """Starts messages, and knows those under way."""
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        ranks: Sequence[int],
+        backend_name: Backend,
+        timeout: float | None,
+        settings: Settings,
+    ) -> None:
+        super().__init__(world, name, ranks, backend_name, timeout, settings)
+        self._messages: dict[MessageLine, Work[Any]] = {}
+        self._left: set[int] = set()  # members that said goodbye
+        self._messenger: Messenger | None = None
+        self._usher: Usher | None = None
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return self.world.endpoint
+
+    @property
+    def messenger(self) -> Messenger:
+        """Who carries the messages of this group's operations: the mesh, unless `carry_by`."""
+        return self._messenger or self.world.endpoint
+
+    def carry_by(self, messenger: Messenger, usher: Usher) -> None:
+        """From now on ``messenger`` carries them; the mesh still carries word of failures."""
+        self._messenger = messenger
+        self._usher = usher
+
+    def send(
+        self,
+        data: memoryview,
+        meta: bytes,
+        dst: int,
+        tag: int,
+        timeout: float | None = None,
+        messenger: Messenger | None = None,
+    ) -> Work[None]:
+        """Start sending to group rank ``dst``."""
+        self._check_open()
+        messenger = messenger or self.messenger
+        to = self.ranks[dst]
+        record = self.world.recorder.begin(self.label, -1, ("send", to, tag, meta, len(data)))
+        record.started = record.created
+        message = messenger.send(to, (POINT_TO_POINT, self.id, tag), data, meta)
+        if message.done and message.error is None:
+            record.end()
+            return Work.ended(self.world.loop, record)
+        line = MessageLine(self, messenger, "send", to, tag)
+        line.sending(message)
+        work: Work[None] = self._message(line, record)
+        work.follow(message, _nothing, self.timeout if timeout is None else timeout)
+        return work
+
+    def recv(
+        self,
+        make: Callable[[Key, int], Recv],
+        finish: Callable[[int], T],
+        src: int | None,
+        tag: int,
+        timeout: float | None = None,
+        messenger: Messenger | None = None,
+    ) -> Work[T]:
+        """Start receiving from group rank ``src``, or from any where None.
+
+        ``make(key, global source)`` makes the receive; ``finish(global source)`` the result.
+        """
+        self._check_open()
+        messenger = messenger or self.messenger
+        source = ANY_SOURCE if src is None else self.ranks[src]
+        recv = make((POINT_TO_POINT, self.id, tag), source)
+        nbytes = -1 if recv.into is None else len(recv.into)
+        what = ("recv", source, tag, recv.expect, nbytes)
+        line = MessageLine(self, messenger, "recv", source, tag)
+        work: Work[T] = self._message(line, self.world.recorder.begin(self.label, -1, what))
+
+        def end(sender: int) -> T:
+            result = finish(sender)
+            work.set_source(sender)
+            return result
+
+        recv = line.receiving(messenger.recv(recv))
+        work.follow(recv, end, self.timeout if timeout is None else timeout)
+        if self._left and src is None:
+            self._fail_lonely()
+        return work
+
+    def carried(
+        self,
+        what: str,
+        other: int | None,
+        tag: int,
+        body: Callable[[MessageLine], Coroutine[Any, Any, T]],
+        timeout: float | None = None,
+        facts: tuple[bytes, int] = (b"", -1),
+        messenger: Messenger | None = None,
+    ) -> Work[T]:
+        """Start a message that the backend carries over means of its own, or in steps of its own.
+
+        ``facts``, for the flight recorder: what the message says of itself, and its bytes.
+        ``what``: "send" or "recv". ``other``: the group rank at the other end, None for any.
+        ``body(line)`` awaits only `Pending`; an error of ours (timeout, cancellation, a closed
+        group) is raised inside it. A receive says by ``line.matched(global rank)`` whose message
+        it has got, as soon as it knows.
+        """
+        self._check_open()
+        end = ANY_SOURCE if other is None else self.ranks[other]
+        line = MessageLine(self, messenger or self.messenger, what, end, tag)
+        record = self.world.recorder.begin(self.label, -1, (what, end, tag, *facts))
+        work: Work[T] = self._message(line, record)
+
+        async def run() -> T:
+            result = await body(line)
+            if not line.is_send and not line.from_anybody:
+                work.set_source(line.other)
+            return result
+
+        work.start(run(), self.timeout if timeout is None else timeout)
+        if self._left and line.from_anybody:
+            self._fail_lonely()
+        return work
+
+    def _message(self, line: MessageLine, record: Record) -> Work[Any]:
+        work: Work[Any] = Work(self.world.loop, line, record)
+        self._messages[line] = work
+        return work
+
+    def message_ended(self, line: MessageLine) -> None:
+        self._messages.pop(line, None)
+
+    def _fail_lonely(self) -> None:
+        """Fail receives from anybody once nobody is left."""
+        if len(self._left) < self.n_ranks - 1:
+            return
+        for line, work in list(self._messages.items()):
+            if line.from_anybody:
+                work.fail(
+                    PeerLostError(f"{line.describe()} waits in vain: all other ranks have left")
+                )
+
+
+def _nothing(_: None) -> None:
+    """What a send results in."""
