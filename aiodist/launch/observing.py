@@ -16,6 +16,7 @@ from aiodist.launch.supervisor import run_job
 from aiodist.observe.asking import ask_job, choose_job, jobs_here
 from aiodist.observe.comparing import stories
 from aiodist.observe.folder import Dump, read_parts
+from aiodist.observe.part import SO_FAR
 from aiodist.observe.recorder import TRACE_VARIABLE
 from aiodist.observe.trace import chrome_trace
 from aiodist.observe.waiting import judge
@@ -93,7 +94,9 @@ def run_traced(spec: JobSpec, path: Path) -> int:
         try:
             sys.stderr.write(write_trace(read_parts(folder), path))
         except InvalidUsageError:
-            sys.stderr.write("aiodist: no rank has left a trace: none has destroyed its group\n")
+            sys.stderr.write(
+                "aiodist: no rank has left a trace: none was in a group for a second\n"
+            )
     return code
 
 
@@ -108,7 +111,13 @@ def write_trace(dump: Dump, path: Path) -> str:
         told += "; some clocks are aligned by the calendar time of their hosts only"
     elif any(errors):
         told += f"; clocks agree to {max(errors):.0f} us"
-    missing = "".join(f"aiodist: rank {rank}: {why}\n" for rank, why in dump.silent.items())
+    cut = {
+        rank: f"was killed, or still runs: its last {len(part.operations)} operations are there, as "
+        "they were a second or so before"
+        for rank, part in dump.parts.items()
+        if part.reason == SO_FAR
+    }
+    missing = "".join(f"aiodist: rank {rank}: {why}\n" for rank, why in (cut | dump.silent).items())
     return f"{told}\n{missing}"
 
 

@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -18,7 +19,7 @@ from aiodist.credentials import Certificates
 from aiodist.errors import DistError
 from aiodist.mesh.peer import Card
 from aiodist.observe.folder import write_part
-from aiodist.observe.part import ClockSample, Identity, Observed, Part, part_of
+from aiodist.observe.part import SO_FAR, ClockSample, Identity, Observed, Part, part_of
 from aiodist.observe.recorder import TRACE_VARIABLE
 from aiodist.observe.standpoint import Standpoint, place
 from aiodist.observe.summary import summary
@@ -29,6 +30,9 @@ log = logging.getLogger("aiodist")
 DUMP_VARIABLE = "AIODIST_DUMP_DIR"
 RUN_VARIABLE = "AIODIST_RUN_ID"
 _LONGEST_NAME = 48
+
+KEPT_OPERATIONS = 128
+"""Of a rank that is killed, its trace has the last so many at the moment when they were written."""
 
 
 def job_name(environ: Mapping[str, str], key: bytes) -> str:
@@ -78,6 +82,9 @@ class Observer:
         self._observed = observed
         self._dumps = environ.get(DUMP_VARIABLE, "")
         self._traces = environ.get(TRACE_VARIABLE, "")
+        self._writing = threading.Lock()
+        self._is_written = False  # the trace, to its end
+        self._kept = (0, 0)  # operations begun and under way, when the trace was kept last
         self._soon = False
         self._server: Answering | None = None
         self._pid = os.getpid()
@@ -156,10 +163,29 @@ class Observer:
         if server is not None:
             server.close()
 
-    def _write_trace(self) -> None:
+    @property
+    def keeps_a_trace(self) -> bool:
+        """Whether `keep_trace` is to be called now and then: there is one, and no dumps beside it."""
+        return bool(self._traces) and self._traces != self._dumps
+
+    def keep_trace(self) -> None:
+        """Write the last operations where the trace will be, in case this rank is killed.
+
+        Nothing where nothing has begun or ended since. In any thread but the loop's.
+        """
+        now = self._observed.recorder.count, len(self._observed.under_way())
+        if now != self._kept:
+            self._kept = now
+            self._write_trace(SO_FAR, KEPT_OPERATIONS)
+
+    def _write_trace(self, reason: str = "the end of the job", limit: int | None = None) -> None:
         if self._pid != os.getpid() or not self._traces:
             return  # a forked child has no operations of its own
-        try:
-            write_part(self._traces, self.part("the end of the job"))
-        except OSError as error:
-            log.error("cannot write a trace to %s=%s: %s", TRACE_VARIABLE, self._traces, error)
+        with self._writing:
+            if self._is_written:
+                return
+            self._is_written = limit is None
+            try:
+                write_part(self._traces, self.part(reason, limit=limit))
+            except OSError as error:
+                log.error("cannot write a trace to %s=%s: %s", TRACE_VARIABLE, self._traces, error)

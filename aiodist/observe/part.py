@@ -79,6 +79,10 @@ class ClockSample:
     error: int
 
 
+SO_FAR = "so far"
+"""The reason of a part that a rank keeps for the case that it is killed."""
+
+
 @dataclass(frozen=True)
 class Part:
     """What one rank says. ``clock`` and ``wall`` are its `monotonic_ns` and `time` when it says so."""

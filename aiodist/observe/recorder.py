@@ -273,7 +273,8 @@ def recent(
 ) -> list[Operation]:
     """The last operations, ``limit`` at most, and all ``works`` under way; oldest first."""
     living = {work.record.number: work for work in works}
-    records = {record.number: record for record in recorder.records()[-(limit or 0) :]}
+    kept = recorder.records() if limit is None else recorder.latest(limit)
+    records = {record.number: record for record in kept}
     records.update({number: work.record for number, work in living.items()})
     return [operation(records[number], living.get(number)) for number in sorted(records)]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import selectors
 import socket
@@ -51,6 +52,9 @@ QUESTION_SECONDS = 2.0
 
 RELAY_SECONDS = 30.0
 """The longest that ranks on other hosts are waited for, whatever is asked for."""
+
+KEEP_SECONDS = 1.0
+"""How often a rank that is traced writes what would be left if it were killed."""
 
 _PING_SECONDS = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
@@ -160,15 +164,21 @@ class Server:
     def _answer_all(self) -> None:
         pause, due = _FIRST_PAUSE, 0.0
         far = self._far_from_rank_0()
+        if not far:
+            due = math.inf
+        keep = monotonic() + KEEP_SECONDS if self._observer.keeps_a_trace else math.inf
         with selectors.DefaultSelector() as selector:
             for sock in (*self._listeners, self._woken):
                 selector.register(sock, selectors.EVENT_READ)
             while not self._closed:
-                if far and monotonic() >= due:
+                if monotonic() >= due:
                     self._look_at_the_clock()
                     due, pause = monotonic() + pause, min(2 * pause, _LONGEST_PAUSE)
-                timeout = max(0.0, due - monotonic()) if far else None
-                for key, _ in selector.select(timeout):
+                if monotonic() >= keep:
+                    self._observer.keep_trace()
+                    keep = monotonic() + KEEP_SECONDS
+                left = min(due, keep) - monotonic()
+                for key, _ in selector.select(None if math.isinf(left) else max(0.0, left)):
                     if key.fileobj is self._woken:
                         self._woken.recv(4096)
                         self._obey_signals()

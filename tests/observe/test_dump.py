@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +15,10 @@ import pytest
 
 import aiodist as dist
 from aiodist.errors import CollectiveError, InvalidUsageError, NotInitializedError
+from aiodist.groups.world import current_world
 from aiodist.launch.cli import main as aiodist
 from aiodist.observe.folder import read_parts
+from aiodist.observe.observer import Observer
 from aiodist.testing import run_ranks
 
 
@@ -126,6 +129,57 @@ def test_a_run_leaves_a_trace_of_all_its_ranks(tmp_path: Path) -> None:
     # On one clock they overlap: neither can end before the other has begun.
     assert first["ts"] < second["ts"] + second["dur"]
     assert second["ts"] < first["ts"] + first["dur"]
+
+
+def test_a_rank_that_is_killed_leaves_its_last_operations_in_the_trace(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, signal, time\n"
+        "import aiodist.sync as dist\n"
+        "from aiodist.observe.folder import read_parts\n"
+        "dist.init_process_group()\n"
+        "for _ in range(150): dist.barrier()\n"
+        "last = lambda part: max((op.sequence for op in part.operations), default=-1)\n"
+        "def left():\n"
+        "    names = os.listdir(os.environ['AIODIST_TRACE_DIR'])\n"
+        "    if sum(name.endswith('.json') for name in names) < 2: return False\n"
+        "    parts = read_parts(os.environ['AIODIST_TRACE_DIR']).parts.values()\n"
+        "    return all(last(part) == 149 for part in parts)\n"
+        "while not left(): time.sleep(0.01)\n"
+        "if dist.get_rank() == 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "time.sleep(60)\n"
+    )
+    trace = tmp_path / "trace.json"
+    command = [sys.executable, "-m", "aiodist", "run", "-n", "2", "--trace", str(trace)]
+    done = subprocess.run(
+        [*command, str(script)], capture_output=True, text=True, check=False, timeout=50
+    )
+    assert done.returncode == 128 + signal.SIGKILL, done.stderr
+    assert "rank 1: was killed, or still runs: its last 128 operations are there" in done.stderr
+    events = [e for e in json.loads(trace.read_text())["traceEvents"] if e["ph"] == "X"]
+    killed = [e["args"]["sequence"] for e in events if e["pid"] == 1]
+    assert killed == list(range(150 - 128, 150))
+
+
+async def test_what_is_kept_does_not_replace_what_was_written_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIODIST_TRACE_DIR", str(tmp_path))
+    observers: list[Observer] = []
+
+    async def main(rank: int) -> None:
+        for _ in range(200):
+            await dist.barrier()
+        observer = current_world().observer
+        assert observer is not None
+        assert observer.keeps_a_trace
+        observer.keep_trace()
+        observers.append(observer)
+
+    await run_ranks(1, main)
+    observers[0].keep_trace()
+    (part,) = read_parts(tmp_path).parts.values()
+    assert (part.reason, len(part.operations)) == ("the end of the job", 200)
 
 
 def test_mistakes_get_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
