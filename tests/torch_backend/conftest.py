@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 def _server() -> Iterator[subprocess.Popen[str]]:
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(
-            [sys.executable, str(HERE / "ranks.py")],
+            [sys.executable, "-m", "tests.torch_backend.ranks"],
             cwd=HERE.parents[1],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -17,7 +17,6 @@ import tempfile
 import traceback
 from datetime import timedelta
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import Any
 
 from tests.limits import scaled
@@ -90,7 +89,6 @@ def _rank(module: str, function: str, rank: int, size: int, folder: str, link: A
 
 def main() -> None:
     faulthandler.enable()
-    sys.path.insert(0, str(Path(__file__).parents[2]))
     # Once, before any fork. What is imported here is imported in every rank.
     import torch.distributed.checkpoint
     import torch.distributed.fsdp
