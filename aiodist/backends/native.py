@@ -15,7 +15,7 @@ from aiodist.backends.calls import (
     Scatter,
 )
 from aiodist.backends.native_messages import NativeMessages
-from aiodist.backends.sizes import digest_of_lengths, split_bytes
+from aiodist.backends.sizes import digest_of_lengths, split_bytes, unequal
 from aiodist.backends.turns import (
     copy_in_turns,
     in_turns,
@@ -230,7 +230,7 @@ class NativeBackend(NativeMessages):
         places = _outputs(outputs, "tensor_list", buffer)
         own = places[self._group.own_rank]
         _check_own(own, buffer, "tensor_list")
-        total = sum(place.count for place in places)
+        counts = [place.count for place in places]
 
         async def body(channel: Channel) -> None:
             await load_in_turns(self._group, buffer)
@@ -238,7 +238,8 @@ class NativeBackend(NativeMessages):
             await self._run(channel, AllGather([place.view for place in places]))
             await write_back_in_turns(self._group, *places)
 
-        fingerprint = Fingerprint("all_gather", buffer.dtype, count=total, shape=buffer.shape)
+        agreed = unequal(counts), sum(counts), buffer.shape
+        fingerprint = Fingerprint("all_gather", buffer.dtype, None, *agreed)
         return self._group.collective(fingerprint, body, timeout, shares=self._shares)
 
     def all_gather_coalesced(
@@ -323,8 +324,9 @@ class NativeBackend(NativeMessages):
                 await in_turns(self._group, reduce.finish, place.view, reduce.itemsize)
             await write_back_in_turns(self._group, place)
 
-        count = sum(map(len, blocks)) // place.dtype.itemsize
-        fingerprint = Fingerprint("reduce_scatter", place.dtype, op, -1, count, place.shape)
+        counts = [len(block) // place.dtype.itemsize for block in blocks]
+        agreed = unequal(counts), sum(counts), place.shape
+        fingerprint = Fingerprint("reduce_scatter", place.dtype, op, *agreed)
         return self._group.collective(fingerprint, body, timeout, shares=self._shares)
 
     def all_to_all(

@@ -77,3 +77,13 @@ def digest_of_numbers(numbers: Sequence[int]) -> int:
     """56 bits that are equal on ranks with equal lists of numbers."""
     text = ",".join(map(str, numbers))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
+
+
+def unequal(counts: Sequence[int]) -> int:
+    """In a fingerprint's place for a root: -1 where ``counts`` are equal, else lower, by digest.
+
+    Lists of one total would pass each other's blocks off as their own.
+    """
+    if all(count == counts[0] for count in counts):
+        return -1
+    return -2 - (digest_of_numbers(counts) & 0x3FFFFFFF)

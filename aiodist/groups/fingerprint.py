@@ -145,5 +145,7 @@ def _describe(
         facts.append(op)
     if root >= 0:
         facts.append(f"root {root}")
+    elif root < -1:
+        facts.append(f"lengths with digest {-2 - root:x}")
     where = " of another device's tensors" if elsewhere else ""
     return f"{operation}({', '.join(facts)}){where}"

@@ -30,6 +30,13 @@ def complain(wrong: Sequence[str]) -> None:
     assert not wrong, "\n".join([f"{len(wrong)} things are wrong:", *wrong[:SHOWN]])
 
 
+def placing(transport: str, size: int) -> tuple[str, Sequence[int]]:
+    """Transport and hosts of ``run_ranks`` for a transport of `design.TRANSPORTS`."""
+    if transport != "hosts":
+        return transport, ()
+    return "shm", [2 * rank // (size + 1) for rank in range(size)]
+
+
 async def check(
     size: int,
     batch: Sequence[Case],
@@ -39,9 +46,7 @@ async def check(
 ) -> None:
     """Run ``batch`` on ``size`` ranks in this process; fail the test where a result is wrong."""
     assert batch
-    hosts: Sequence[int] = ()
-    if transport == "hosts":
-        transport, hosts = "shm", [2 * rank // (size + 1) for rank in range(size)]
+    transport, hosts = placing(transport, size)
     wrong = await run_ranks(
         size,
         lambda number: run_batch(number, batch),

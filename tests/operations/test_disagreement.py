@@ -10,6 +10,7 @@ import torch
 import aiodist as dist
 from aiodist.errors import CollectiveMismatchError
 from aiodist.testing.in_process import run_ranks
+from tests.operations.batch import placing
 
 
 async def disagree(what: str, odd: bool) -> None:
@@ -24,7 +25,7 @@ async def disagree(what: str, odd: bool) -> None:
         await dist.all_reduce(tensor, "MAX" if odd and what == "op" else "SUM")
 
 
-@pytest.mark.parametrize("transport", ["inproc", "shm"])
+@pytest.mark.parametrize("transport", ["inproc", "shm", "hosts"])
 @pytest.mark.parametrize(
     ("what", "words"),
     [
@@ -51,9 +52,10 @@ async def test_ranks_that_disagree_are_told(
         await dist.all_reduce(tensor)
         assert tensor.item() == 3
 
-    await run_ranks(3, on_rank, transport, timeout=20)
+    way, hosts = placing(transport, 3)
+    await run_ranks(3, on_rank, way, hosts=hosts, timeout=20)
     # Off the root a reduce may be over when the others find out: its message is on its way.
-    waiting = {0} if transport == "shm" else {0, 2}
+    waiting = {0} if transport in ("shm", "hosts") else {0, 2}
     assert set(told) >= (waiting if what == "root" else {0, 1, 2})
     assert all(word in message for message in told.values() for word in words), told
 
@@ -78,6 +80,16 @@ def all_gather_of_one_total(rank: int) -> dist.Work[None]:
     return dist.all_gather(ts(3, 4, 5) if rank == 1 else ts(4, 4, 4), torch.ones(4))
 
 
+def all_gather_of_one_large_total(rank: int) -> dist.Work[None]:
+    lengths = (30_000, 40_000, 50_000) if rank == 1 else (40_000, 40_000, 40_000)
+    return dist.all_gather(ts(*lengths), torch.ones(40_000))
+
+
+def reduce_scatter_of_one_large_total(rank: int) -> dist.Work[None]:
+    lengths = (30_000, 40_000, 50_000) if rank == 1 else (40_000, 40_000, 40_000)
+    return dist.reduce_scatter(torch.ones(40_000), ts(*lengths))
+
+
 def all_to_all(rank: int) -> dist.Work[None]:
     return dist.all_to_all(ts(4, 4, 4), ts(4, 4, 5) if rank == 1 else ts(4, 4, 4))
 
@@ -100,7 +112,7 @@ def all_gather_coalesced(rank: int) -> dist.Work[None]:
     return dist.all_gather_coalesced([ts(*parts) for _ in range(3)], ts(*parts))
 
 
-@pytest.mark.parametrize("transport", ["inproc", "tcp", "shm"])
+@pytest.mark.parametrize("transport", ["inproc", "tcp", "shm", "hosts"])
 @pytest.mark.parametrize(
     "call",
     [
@@ -108,6 +120,8 @@ def all_gather_coalesced(rank: int) -> dist.Work[None]:
         scatter,
         all_gather,
         all_gather_of_one_total,
+        all_gather_of_one_large_total,
+        reduce_scatter_of_one_large_total,
         all_to_all,
         all_to_all_single,
         reduce_scatter,
@@ -131,12 +145,13 @@ async def test_sizes_that_do_not_fit(
         await dist.all_reduce(tensor)
         assert tensor.item() == 3
 
-    await run_ranks(3, on_rank, transport, timeout=20)
+    way, hosts = placing(transport, 3)
+    await run_ranks(3, on_rank, way, hosts=hosts, timeout=20)
     assert told
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8])
-@pytest.mark.parametrize("transport", ["inproc", "tcp", "unix", "shm"])
+@pytest.mark.parametrize("transport", ["inproc", "tcp", "unix", "shm", "hosts"])
 async def test_nobody_leaves_a_barrier_before_all_have_entered(size: int, transport: str) -> None:
     async def on_rank(rank: int) -> None:
         for step in range(5):
@@ -154,4 +169,5 @@ async def test_nobody_leaves_a_barrier_before_all_have_entered(size: int, transp
         alone[rank], _ = await dist.new_subgroups(1)
         await on_rank(rank)
 
-    await run_ranks(size, with_groups, transport, timeout=20)
+    way, hosts = placing(transport, size)
+    await run_ranks(size, with_groups, way, hosts=hosts, timeout=20)
