@@ -87,8 +87,9 @@ pytest: $(STAMP)
 		$(BIN)/python -m pytest -n 3 --dist worksteal $(PYTEST_ARGS)
 
 matrix: $(STAMP)
-	@echo "== the whole fault matrix: some minutes"
-	@AIODIST_FAULT_REPORT=docs/reliability/matrix.json \
+	@echo "== the whole fault matrix: ten minutes or more"
+	@AIODIST_TEST_TIMEOUT_SCALE=$${AIODIST_TEST_TIMEOUT_SCALE:-2} \
+		AIODIST_FAULT_REPORT=docs/reliability/matrix.json \
 		$(BIN)/python -m pytest -q -m 'matrix or not matrix' tests/faults/test_matrix.py
 	@$(BIN)/python -m tests.faults.report
 

@@ -49,10 +49,16 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-def last_finished(missing: dict[int, str]) -> str:
-    """What those that said so have finished last, in brackets."""
-    told = ", ".join(f"rank {rank} {last}" for rank, last in missing.items() if last)
-    return f" (last finished: {told})" if told else ""
+def who_keeps_it(missing: dict[int, str], waiting: Sequence[int]) -> str:
+    """Why a collective takes so long. ``missing``: ranks that have not entered it, each with what it
+    finished last; ``waiting``: whom it waits for just now."""
+    if missing:
+        told = ", ".join(f"rank {rank} {last}" for rank, last in missing.items() if last)
+        finished = f" (last finished: {told})" if told else ""
+        return f"{ranks_in_words(list(missing))} did not enter it or cannot answer{finished}"
+    if waiting:
+        return f"all ranks are in it, still waiting for {ranks_in_words(waiting)}"
+    return "all ranks are in it, and it goes on without waiting for any: it needs more time"
 
 
 def timed_out(

@@ -129,7 +129,9 @@ class LineBoard:
         words, tag = self._plane.words[rank], self._tag
         if words[tag] == sequence + 1 << STEP_BITS and rank != self.rank:
             theirs = words[tag + 1], words[tag + 2]
-            if theirs != meta:
+            # From here on it may be about to put up its next message in this slot, the tag last.
+            gone_on = words[PROGRESS] >= (sequence + 2 << STEP_BITS | LAST_STEP)
+            if theirs != meta and not gone_on:
                 self.line.late(self._plane.seats[rank], sequence, theirs)
 
     def close(self) -> None:

@@ -16,11 +16,11 @@ from aiodist.errors import (
     PeerLostError,
 )
 from aiodist.groups.blame import (
-    last_finished,
     mismatch,
     ranks_in_words,
     tensor_of_message,
     timed_out,
+    who_keeps_it,
 )
 from aiodist.groups.fingerprint import Fingerprint, Words, encoded_of
 from aiodist.groups.messenger import Messenger
@@ -293,11 +293,7 @@ class CollectiveLine:
     def expired(self, seconds: float, fail: Callable[[BaseException], None]) -> None:
         def done(missing: dict[int, str]) -> None:
             waiting = list(missing) or self.waiting_for()
-            blame = ranks_in_words(waiting)
-            if missing:
-                blame += f" did not enter it or cannot answer{last_finished(missing)}"
-            else:
-                blame = f"all ranks are in it, still waiting for {blame}"
+            blame = who_keeps_it(missing, waiting)
             fields = {
                 "operation": self._fingerprint.operation,
                 "group": self._group.group_name,

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import timeout_scale
 from tests.faults.cells import Cell, tls_environment
-from tests.faults.report import write_results
+from tests.faults.report import Measured, write_results
 
 ROOT = Path(__file__).parents[2]
 BY_REQUEST = ("matrix", "soak")
@@ -37,8 +38,8 @@ class Nursery:
     """Runs cells in the order given, several at once; each answer is kept until asked for."""
 
     def __init__(self, cells: Sequence[Cell]) -> None:
-        self.measured: dict[Cell, float] = {}
-        """Seconds from the fault to the end of the last survivor's operation, of cells that passed."""
+        self.measured: dict[Cell, Measured] = {}
+        """Of cells that passed."""
         self._numbers = {cell: number for number, cell in enumerate(cells)}
         self._answers: dict[int, dict[str, Any]] = {}
         self._process = subprocess.Popen(
@@ -84,4 +85,4 @@ def nursery(request: pytest.FixtureRequest) -> Iterator[Nursery]:
     made.close()
     place = os.environ.get(REPORT_VARIABLE)
     if place:
-        write_results(Path(place), made.measured)
+        write_results(Path(place), made.measured, timeout_scale())

@@ -116,3 +116,5 @@ async def all_kinds(rank: int, size: int) -> None:
         await dist.gather(mine, parts if rank == 0 else None, 0)
         await dist.scatter(into, [mine] * size if rank == 0 else None, 0)
         assert (into == 1).all()
+    for _ in range(10):
+        await dist.barrier()

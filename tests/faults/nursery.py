@@ -22,12 +22,18 @@ from typing import Any, NoReturn
 import numpy as np  # noqa: F401  # once, before the forks
 import uvloop  # noqa: F401  # likewise
 
-from tests.faults.cells import Cell
+from tests.faults.cells import AT_A_FLAG, LARGE, Cell
 from tests.faults.rank import Control, become_rank
 
-AT_ONCE = 4
+AT_ONCE = 3
 HANG_SECONDS = 90.0
 """A cell that has not ended by then is given up: its ranks are killed, and it has failed."""
+
+TURN_SECONDS = 0.5
+SLOWDOWN = 100
+SLOWDOWN_OF_LARGE = 20
+"""A slow rank runs for such a part of each turn, and is stopped for the rest of it. With 64 MiB, and TLS,
+which has to encrypt them, a hundredth would take minutes."""
 
 ENTERED_FIRST = ("in send", "in all_reduce of 4 B", "in barrier", "in new_group")
 """Phases in which the others are inside the operation when the fault strikes."""
@@ -56,6 +62,7 @@ class _Run:
         self._told: set[str] = set()
         self._begin = time.monotonic()
         self._children: list[_Child] = []
+        self._brake = 0  # the process that slows the culprit down
         for rank in range(cell.size):
             self._fork(rank)
 
@@ -93,6 +100,9 @@ class _Run:
         """Give each rank its word as soon as it may have it."""
         cell = self.cell
         culprit = self._children[cell.culprit]
+        if cell.fault == "slow rank" and "struck" in culprit.said and not self._brake:
+            slowdown = SLOWDOWN_OF_LARGE if cell.phase == LARGE else SLOWDOWN
+            self._brake = _slow_down(culprit.pid, slowdown)
         others = [child for child in self._children if child is not culprit]
         survivors = [self._children[rank] for rank in cell.survivors]
         if all("ready" in child.said for child in self._children):
@@ -100,7 +110,7 @@ class _Run:
                 self._tell("others", others)
                 if all("inside" in child.said for child in others):
                     self._tell("culprit", [culprit])
-            elif cell.phase == "in all_reduce of 64 MiB":
+            elif cell.phase in (LARGE, AT_A_FLAG):
                 self._tell("all", self._children)
             else:
                 self._tell("culprit", [culprit])
@@ -149,6 +159,7 @@ class _Run:
         if self.ended:
             return
         self.ended = True
+        self._let_go()
         ranks = {}
         for child in self._children:
             _, status = os.waitpid(child.pid, 0)
@@ -158,17 +169,45 @@ class _Run:
             facts = {"gone": child.gone, "code": code, "stderr": words}
             ranks[child.rank] = {**child.said, **facts}
         shutil.rmtree(self._folder)
-        print(json.dumps({"number": self.number, "ranks": ranks}), flush=True)
+        load = os.getloadavg()[0]
+        print(json.dumps({"number": self.number, "ranks": ranks, "load": load}), flush=True)
 
     def _words_of(self, rank: int) -> Path:
         """Where what the rank says on stderr is kept."""
         return self._folder / f"stderr.{rank}"
 
+    def _let_go(self) -> None:
+        """Before the culprit's number can be another process's."""
+        if self._brake > 0:
+            os.kill(self._brake, signal.SIGKILL)
+            os.waitpid(self._brake, 0)
+        self._brake = -1
+
     def give_up(self) -> None:
+        self._let_go()
         self._kill(self._children)
         for child in self._children:
             os.waitpid(child.pid, 0)
         shutil.rmtree(self._folder)
+
+
+def _slow_down(pid: int, slowdown: int) -> int:
+    """Start a process that lets ``pid`` run for one ``slowdown``-th of the time; its number."""
+    awake = TURN_SECONDS / slowdown
+    nursery = os.getpid()
+    brake = os.fork()
+    if brake:
+        return brake
+    for name in os.listdir("/proc/self/fd"):
+        _close(int(name))
+    try:
+        while os.getppid() == nursery:
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(TURN_SECONDS - awake)
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(awake)
+    finally:
+        os._exit(0)
 
 
 def _is_stopped(pid: int) -> bool:

@@ -20,18 +20,35 @@ import numpy as np
 import uvloop
 
 import aiodist as dist
+from aiodist.api.sharing import SHARED
 from aiodist.credentials import VARIABLES as TLS_VARIABLES
 from aiodist.deadline import Deadline
 from aiodist.groups.world import current_world
 from aiodist.testing import Faults, FaultyConnection, FaultyTransport
 from aiodist.transport.base import Connection, Listener, OnAccept, Transport
 from aiodist.transport.registry import Transports
-from tests.faults.cells import FAULTS, IN_INIT, INIT_SECONDS, USUAL_SECONDS, Cell
+from tests.faults.cells import (
+    AT_A_FLAG,
+    FAULTS,
+    IN_INIT,
+    INIT_SECONDS,
+    LARGE,
+    USUAL_SECONDS,
+    Cell,
+    transport_variable,
+)
+from tests.faults.in_memory import all_kinds, at_flag, damage_next, plane_of_the_world
 
 SEND_BYTES = 8 << 20
 LARGE_BYTES = 64 << 20
 INTO_THE_TRANSFER = 0.01
 """Seconds after which a fault strikes a large transfer."""
+
+FLAGS_INTO_THE_TRANSFER = 50
+"""The same in shared memory, where it can be told to the flag."""
+
+GRACE_SECONDS = 2.0
+"""How long a thread or descriptor that is on its way out may take to be gone."""
 
 USUAL_LATENCY = 50e-6
 USUAL_BYTES_PER_SECOND = 2.5e9
@@ -66,7 +83,7 @@ def become_rank(cell: Cell, rank: int, control: Control, place: str) -> NoReturn
     code = 1
     try:
         os.environ.update(
-            AIODIST_TRANSPORT=cell.transport,
+            AIODIST_TRANSPORT=transport_variable(cell.transport),
             AIODIST_SECRET="the matrix",
             AIODIST_LIVENESS_TIMEOUT=str(FAULTS[cell.fault].liveness),
         )
@@ -127,20 +144,39 @@ class _Rank:
             await self._report(self._initialise(INIT_SECONDS))
             return
         await self._initialise(USUAL_SECONDS)
-        current_world().default_group().timeout = self._fault.timeout
         if cell.phase != "connecting":
             await connect_everybody(cell.size)
+        current_world().default_group().timeout = self._fault.timeout
+        if cell.transport == SHARED:
+            assert plane_of_the_world().words or cell.phase == "connecting"
         control.say("ready")
         await control.go()
         if not self._is_culprit:
             await self._report(self._operation())
             return
-        large = cell.phase == "in all_reduce of 64 MiB"
-        work = asyncio.ensure_future(self._operation()) if large else None
-        if work is not None:
+        if cell.phase == LARGE or cell.flag:
+            await self._report(await self._struck_inside())
+        else:
+            await self._strike()
+            await self._report(self._operation())
+
+    async def _struck_inside(self) -> Awaitable[None]:
+        """The operation, begun, once the fault has struck in the middle of it."""
+        if self._cell.transport != SHARED:
+            work = asyncio.ensure_future(self._operation())
             await asyncio.sleep(INTO_THE_TRANSFER)
+            await self._strike()
+            return work
+        reached = asyncio.Event()
+        at_once = self._cell.fault in ("SIGKILL", "SIGSTOP")  # not even its step is finished
+        act = self._end if at_once else reached.set
+        at_flag(self._cell.flag or FLAGS_INTO_THE_TRANSFER, act)
+        work = asyncio.ensure_future(self._operation())
+        waiting = asyncio.ensure_future(reached.wait())
+        await asyncio.wait([work, waiting], return_when=asyncio.FIRST_COMPLETED)
+        assert reached.is_set(), "the operation has fewer flags"
         await self._strike()
-        await self._report(work or self._operation())
+        return work
 
     async def _initialise(self, timeout: float) -> None:
         await dist.init_process_group(
@@ -160,8 +196,10 @@ class _Rank:
             await self._enter(dist.barrier())
         elif phase == "in new_group":
             await self._enter(dist.new_group(list(range(cell.size))))
+        elif phase == AT_A_FLAG:
+            await all_kinds(self._rank, cell.size)
         else:
-            count = LARGE_BYTES // 4 if phase == "in all_reduce of 64 MiB" else 1
+            count = LARGE_BYTES // 4 if phase == LARGE else 1
             data = np.full(count, float(self._rank + 1), np.float32)
             await self._enter(dist.all_reduce(data))
             expected = cell.size * (cell.size + 1) / 2
@@ -197,14 +235,21 @@ class _Rank:
         facts["left"] = time.monotonic()
         for faults in (self._faults, self._faults_of_heart):
             faults.mend()
-        await asyncio.sleep(0)  # descriptors of aborted connections go in the loop's next turn
-        facts["leftovers"] = self._leftovers()
+        facts["leftovers"] = await self._leftovers_at_last()
         self._control.say("done", **facts)
 
     async def _control_point(self) -> None:
         """All are done before anybody leaves."""
         self._control.say("finished")
         await self._control.go()
+
+    async def _leftovers_at_last(self) -> list[str]:
+        """What is left once everything has had its time to go, which a slow rank needs."""
+        end = time.monotonic() + GRACE_SECONDS
+        await asyncio.sleep(0)  # descriptors of aborted connections go in the loop's next turn
+        while (found := self._leftovers()) and time.monotonic() < end:  # noqa: ASYNC110  # no event
+            await asyncio.sleep(0.01)
+        return found
 
     def _leftovers(self) -> list[str]:
         found = []
@@ -222,19 +267,16 @@ class _Rank:
     async def _strike(self) -> None:
         """Let the fault happen; comes back where the culprit lives on."""
         name = self._cell.fault
-        if name == "slow":
+        if name.startswith("slow"):
             self._control.say("struck", at=time.monotonic())
-            return  # all ranks are slow from the start
+            return  # all links are slow from the start, and the nursery makes a rank slow
         if self._fault.ends:
-            self._control.say("struck", at=time.monotonic())
-            if name == "SIGKILL":
-                os.kill(os.getpid(), signal.SIGKILL)
-            elif name == "SIGSTOP":
-                os.kill(os.getpid(), signal.SIGSTOP)
-            raise SystemExit(3) if name == "exit without destroy" else CulpritError(name)
+            self._end()
         at = time.monotonic()
         if name == "corrupted byte":
             self._faults.corrupt(0, 0x80)
+            if self._cell.transport == SHARED:
+                damage_next(0x80)
         elif name == "half-open":
             for faults in (self._faults_of_heart, self._faults):
                 faults.silence()
@@ -244,6 +286,16 @@ class _Rank:
             for connection in _connections_to(self._cell.neighbour):
                 (connection.cut if name == "cut link" else connection.silence)()
         self._control.say("struck", at=at)
+
+    def _end(self) -> None:
+        """This rank's end, or at least that of its work."""
+        name = self._cell.fault
+        self._control.say("struck", at=time.monotonic())
+        if name == "SIGKILL":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif name == "SIGSTOP":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        raise SystemExit(3) if name == "exit without destroy" else CulpritError(name)
 
 
 class _OfThread(Transport):

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 import aiodist as dist
+from aiodist.groups.world import current_world
 
 STEPS_A_ROUND = 40
 SAMPLES = 100
@@ -162,6 +163,7 @@ def sample() -> Sample:
     return {
         "rss_bytes": (resident - shared) * resource.getpagesize(),
         "descriptors": len(os.listdir("/proc/self/fd")),
+        "segments": Path("/proc/self/maps").read_text().count("/memfd:aiodist"),
         "threads": threading.active_count(),
         "tasks": len(asyncio.all_tasks()),
     }
@@ -173,7 +175,7 @@ def verdict(samples: list[Sample]) -> list[str]:
     half = len(warm) // 2
     early, late = warm[:half], warm[half:]
     grown = []
-    for what in ("descriptors", "threads", "tasks"):
+    for what in ("descriptors", "segments", "threads", "tasks"):
         before, after = (max(each[what] for each in part) for part in (early, late))
         if after > before:
             grown.append(f"{what}: {before} and then {after}")
@@ -194,6 +196,8 @@ async def main() -> None:
     await dist.init_process_group(timeout=60)
     soak = Soak(options.seed)
     await soak.connect()
+    plane = current_world().default_group().plane
+    shares = plane is not None and not plane.is_off
     begin = time.monotonic()
     due = begin
     samples: list[Sample] = []
@@ -208,7 +212,12 @@ async def main() -> None:
         goes_on[0] = now - begin < options.seconds
         await dist.broadcast(goes_on, 0)
     await dist.destroy_process_group()
-    report = {"operations": soak.operations, "samples": samples, "grown": verdict(samples)}
+    report = {
+        "shares": shares,
+        "operations": soak.operations,
+        "samples": samples,
+        "grown": verdict(samples),
+    }
     (options.output / f"{soak._rank}.json").write_text(json.dumps(report))
 
 

@@ -11,13 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.faults.cells import (
-    FAULTS,
-    Cell,
-    all_cells,
-    pairwise,
-)
+from tests.faults.cells import FAULTS, LARGE, Cell, all_cells, pairwise
 from tests.faults.conftest import Nursery
+from tests.faults.report import Measured
 
 LEAVE_SECONDS = 12.0
 """``destroy_process_group`` flushes for a bounded time (5 s) to whoever does not answer."""
@@ -28,7 +24,9 @@ LOUD = ("Traceback", "never retrieved", "never awaited", "Exception ignored", "w
 
 def _params() -> list[object]:
     cells = list(all_cells())
-    chosen = set(pairwise(cells))
+    # Half a minute each, by request alone.
+    usual = [cell for cell in cells if (cell.fault, cell.phase) != ("slow rank", LARGE)]
+    chosen = {*pairwise(usual), *(cell for cell in cells if cell.flag % 25 == 1)}
     return [
         pytest.param(cell, id=str(cell), marks=() if cell in chosen else pytest.mark.matrix)
         for cell in cells
@@ -38,7 +36,9 @@ def _params() -> list[object]:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("cell", _params())
 def test_cell(cell: Cell, nursery: Nursery, scaled: Callable[[float], float]) -> None:
-    nursery.measured[cell] = check(cell, nursery.answer(cell), scaled)
+    answer = nursery.answer(cell)
+    seconds = check(cell, answer, scaled)
+    nursery.measured[cell] = Measured(seconds, seconds < cell.bound, answer["load"])
 
 
 def time_of_the_fault(cell: Cell, culprit: dict[str, Any]) -> float:
@@ -61,7 +61,8 @@ def check(cell: Cell, answer: dict[str, Any], scaled: Callable[[float], float]) 
             if what is not None and what["error"] is not None:
                 assert not fault.succeeds, answer
                 assert what["typed"], answer
-                assert set(what["blames"]) & cell.may_blame(rank), answer
+                slow = "it needs more time" in what["text"]  # as it may on a busy machine
+                assert slow or set(what["blames"]) & cell.may_blame(rank), answer
         if fault.ends:
             later = done.get("later", {"error": None})
             assert done["error"] or later["error"], f"rank {rank} noticed nothing: {answer}"

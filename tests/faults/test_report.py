@@ -7,7 +7,7 @@ import json
 import re
 
 from tests.faults.cells import FAULTS, PHASES, Cell, all_cells, transports
-from tests.faults.report import MATRIX, PAGE, SOAK, page, tables, write_results
+from tests.faults.report import MATRIX, PAGE, SOAK, Measured, page, tables, write_results
 
 
 def test_the_page_says_what_was_measured() -> None:
@@ -24,6 +24,7 @@ def test_the_whole_matrix_was_measured() -> None:
     assert {"tcp", "unix"} <= over
     cells = [cell for cell in all_cells() if cell.transport in over]
     assert {(cell.fault, cell.phase, cell.transport) for cell in cells} == measured
+    assert sum(row["cells"] for row in rows) == len(cells)
 
 
 def test_the_example_of_the_page_works() -> None:
@@ -38,19 +39,23 @@ def test_results_are_gathered_by_fault_phase_and_transport(tmp_path) -> None:
     place = tmp_path / "matrix.json"
     scheme = transports()[0]
     measured = {
-        Cell(fault, phase, scheme, size): float(size)
+        Cell(fault, phase, scheme, size): Measured(float(size), size < 4, 5.0 + size)
         for fault in FAULTS
         for phase in PHASES
         for size in (2, 3, 4)
     }
-    write_results(place, measured)
+    write_results(place, measured, 2.0)
     matrix = json.loads(place.read_text())
     assert matrix["cells"] == len(measured)
     assert matrix["rows"][0]["worst"] == 4.0
     assert matrix["rows"][0]["median"] == 3.0
-    soak = {"operations": 10, "seconds": 5.0}
-    for what in ("rss_bytes", "descriptors", "threads"):
+    assert matrix["rows"][0]["kept"] == 2
+    assert matrix["rows"][0]["loads"] == [7.0, 9.0]
+    soak = {"shares": True, "operations": 10, "seconds": 5.0}
+    for what in ("rss_bytes", "descriptors", "segments", "threads"):
         soak[f"{what}_early"] = soak[f"{what}_late"] = 1
     said = tables(matrix, soak)
     assert "| SIGKILL | " in said
     assert "4.00 s" in said
+    assert "a load of 7 to 9" in said
+    assert "2 times as much" in said

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.faults.cells import transports
 from tests.faults.conftest import ROOT
 from tests.faults.soak import Sample, verdict
 
@@ -46,27 +47,29 @@ def test_nothing_grows(seconds: int, tmp_path: Path, scaled: Callable[[float], f
     for rank, report in enumerate(reports):
         assert report["grown"] == [], f"rank {rank}: {report['grown']}"
         assert report["operations"] >= 40
+        assert report["shares"] == ("shm" in transports())
     if place := os.environ.get(REPORT_VARIABLE):
         Path(place).write_text(json.dumps(summary(reports), indent=1) + "\n")
 
 
-def summary(reports: list[dict[str, Any]]) -> dict[str, float]:
+def summary(reports: list[dict[str, Any]]) -> dict[str, Any]:
     """Of all ranks: what the page says."""
     first = [report["samples"][len(report["samples"]) // 4] for report in reports]
     last = [report["samples"][-1] for report in reports]
     return {
+        "shares": all(report["shares"] for report in reports),
         "operations": reports[0]["operations"],
         "seconds": max(each["seconds"] for each in last),
         **{
             f"{what}_{when}": max(each[what] for each in part)
             for when, part in (("early", first), ("late", last))
-            for what in ("rss_bytes", "descriptors", "threads", "tasks")
+            for what in ("rss_bytes", "descriptors", "segments", "threads", "tasks")
         },
     }
 
 
 def _samples(count: int, **slopes: float) -> list[Sample]:
-    usual = {"rss_bytes": 50e6, "descriptors": 20, "threads": 3, "tasks": 5}
+    usual = {"rss_bytes": 50e6, "descriptors": 20, "segments": 8, "threads": 3, "tasks": 5}
     return [
         {what: base + slopes.get(what, 0) * number for what, base in usual.items()}
         for number in range(count)
@@ -80,7 +83,8 @@ def test_what_is_flat_is_called_flat() -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "slope"), [("descriptors", 0.5), ("threads", 1), ("tasks", 1), ("rss_bytes", 1e6)]
+    ("what", "slope"),
+    [("descriptors", 0.5), ("segments", 1), ("threads", 1), ("tasks", 1), ("rss_bytes", 1e6)],
 )
 def test_what_grows_is_found(what: str, slope: float) -> None:
     grown = verdict(_samples(40, **{what: slope}))
