@@ -11,8 +11,9 @@ import torch
 
 import aiodist as dist
 from aiodist.testing.in_process import run_ranks
+from tests.operations.batch import placing
 
-TRANSPORTS = ["inproc", "tcp", "unix", "shm"]
+TRANSPORTS = ["inproc", "tcp", "unix", "shm", "hosts"]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -42,7 +43,8 @@ async def test_many_collectives_started_before_any_is_awaited(transport: str) ->
             await work
             assert tensor.tolist() == expected
 
-    await run_ranks(3, on_rank, transport, timeout=30)
+    way, hosts = placing(transport, 3)
+    await run_ranks(3, on_rank, way, hosts=hosts, timeout=30)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -60,7 +62,8 @@ async def test_messages_by_tag_whatever_order_they_are_asked_for(transport: str)
             await work
         assert all((place == tag).all() for tag, place in places.items())
 
-    await run_ranks(2, on_rank, transport, timeout=30)
+    way, hosts = placing(transport, 2)
+    await run_ranks(2, on_rank, way, hosts=hosts, timeout=30)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -89,7 +92,8 @@ async def test_messages_of_one_tag_keep_their_order(transport: str, count: int) 
             numbers = [(await dist.recv(src=source, tag=1)).tensor.item() for _ in range(8)]
             assert numbers == list(range(8))
 
-    await run_ranks(3, on_rank, transport, timeout=30)
+    way, hosts = placing(transport, 3)
+    await run_ranks(3, on_rank, way, hosts=hosts, timeout=30)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -109,7 +113,8 @@ async def test_messages_and_collectives_do_not_wait_for_each_other(transport: st
         await sending
         assert (into == other).all()
 
-    await run_ranks(2, on_rank, transport, timeout=30)
+    way, hosts = placing(transport, 2)
+    await run_ranks(2, on_rank, way, hosts=hosts, timeout=30)
 
 
 async def test_operations_start_at_the_call_and_gather_takes_them_in_any_order() -> None:
