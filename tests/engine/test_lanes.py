@@ -118,6 +118,59 @@ async def test_streams_alone_where_shared_memory_was_not_chosen() -> None:
     await run_ranks(2, main, "unix", timeout=40)
 
 
+TRAFFIC = """
+    import asyncio, random, sys
+    import numpy as np
+    import aiodist as dist
+    path, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    LENGTHS = [10, 100_000, 131_072, 700_001, 1 << 20, 1_500_000]
+
+    async def main():
+        method = "file://" + path
+        await dist.init_process_group(None, method, rank=rank, world_size=size, timeout=60)
+        same = random.Random(5)  # all ranks draw the same messages
+        for step in range(30):
+            plan = [
+                (src, dst, same.choice(LENGTHS), same.randrange(3), same.randrange(256))
+                for src in range(size)
+                for dst in range(size)
+                for _ in range(same.randrange(4))
+                if src != dst
+            ]
+            works = [
+                dist.isend(np.full(length, value, np.uint8), dst, tag=tag)
+                for src, dst, length, tag, value in plan
+                if src == rank
+            ]
+            for src, dst, length, tag, value in plan:
+                if dst == rank:
+                    into = np.zeros(length, np.uint8)
+                    await dist.recv(into, src, tag=tag)
+                    assert (into == value).all()
+            for work in works:
+                await work
+        await dist.destroy_process_group()
+
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("size", [2, 3])
+def test_traffic_in_all_directions_between_processes(tmp_path: Path, size: int) -> None:
+    """Who sleeps is woken, with a core for each rank and without: a lost bell would be a timeout."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(TRAFFIC))
+    arguments = [sys.executable, str(script), str(tmp_path / "store")]
+    ranks = [subprocess.Popen([*arguments, str(rank), str(size)], cwd=ROOT) for rank in range(size)]
+    try:
+        assert [rank.wait(timeout=100) for rank in ranks] == [0] * size
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
 SURVIVE = """
     import gc, os, sys
     import numpy as np
