@@ -33,7 +33,7 @@ def goal_words(report: Report) -> str:
         beyond = sum(goal.out_of_reach for goal in found)
         text += (
             f' "{label(FLOOR).capitalize()}" is the same ratio, in the same case, of a program '
-            "that only does the work: two Python processes, a ring of chunks in memory that both "
+            "that only does the work: Python processes, rings of chunks in memory that all of them "
             "map, numpy's copy and add, flags that are polled; no check of arguments, no event "
             "loop, no failure handled. Its results are checked like all others. Where it misses a "
             "goal too, the goal is out of the reach of a library in Python on this machine, by "

@@ -9,7 +9,8 @@ from types import MappingProxyType
 
 from benchmarks.peers.base import Peer
 from benchmarks.peers.doors import AsyncDoor, BlockingDoor
-from benchmarks.peers.floor import Floor, Shared
+from benchmarks.peers.floor import Floor
+from benchmarks.peers.floor_shared import FloorShared
 from benchmarks.peers.gloo import Gloo
 
 PEERS: MappingProxyType[str, Callable[[], Peer]] = MappingProxyType(
@@ -20,7 +21,7 @@ PEERS: MappingProxyType[str, Callable[[], Peer]] = MappingProxyType(
         "async-tcp": partial(AsyncDoor, "async-tcp", "tcp"),
         "blocking-tcp": partial(BlockingDoor, "blocking-tcp", "tcp"),
         "floor": Floor,
-        "floor-shared": Shared,
+        "floor-shared": FloorShared,
     }
 )
 

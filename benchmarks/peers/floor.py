@@ -10,20 +10,27 @@ import mmap
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from benchmarks.operations import Call
 from benchmarks.pattern import Array
-from benchmarks.peers.base import BlockingPeer, Interval, Place, UnsupportedError, clock
+from benchmarks.peers.base import BlockingPeer, Place, UnsupportedError
 
-CHUNK = 1 << 16
-"""Elements that are copied at once: 256 KiB, which a core's own cache holds twice."""
+PART = 1 << 16
+"""Elements of a rank's part of a chunk, which is what is put up at once: 256 KiB.
+
+Of chunks from 128 KiB to 1 MiB, 100 MiB took the least time in those of 256 to 512 KiB with two
+ranks, and of 1 MiB with four ranks on two cores, which give way to each other less often then.
+"""
 DEPTH = 4
 """Chunks of a rank that may be on their way."""
+EXCHANGED = 1 << 12
+"""Elements that more than two ranks add up each for itself; of more, each rank adds up a part."""
 LIMIT = 60.0
-"""Seconds that a rank waits for the other, before it says that none comes."""
+"""Seconds that a rank waits for another, before it says that none comes."""
 
 _LINE = 64  # bytes of a cache line: each flag has one of its own
 _POLLS = 200  # looks before the core is offered to somebody else at each
@@ -31,14 +38,35 @@ _YIELDS = 1000  # looks before it is given up for a while at each
 _NAP = 50e-6
 _ORDERED = frozenset({"x86_64", "AMD64"})  # stores become visible in their order
 
-Take = tuple[Array, Array | None]
-"""Where a chunk of the other rank's goes, and what it is added to on the way; None: nothing."""
+
+@dataclass(frozen=True)
+class Put:
+    """A chunk of this rank's, for all others: copies into it, and then from here to here."""
+
+    copies: list[tuple[list[Array], Array]]
+    """The memory that each place in the ring has for it, and what is copied."""
+    local: list[tuple[Array, Array]]
+
+
+@dataclass(frozen=True)
+class Take:
+    """The next chunk of rank ``other``'s, or a part of it."""
+
+    other: int
+    places: list[Array]
+    out: Array
+    mine: Array | None = None
+    """What it is added to on its way to ``out``."""
+
+
+Program = Iterable[Put | Take]
 
 
 class Floor(BlockingPeer):
-    """Two ranks and a ring of chunks for each: copy in, set a flag; poll the other's, copy out.
+    """A ring of chunks for each rank: copy in, set a flag; poll the others', copy out or add.
 
-    The flags count chunks: those that a rank has put up, and those it is done with.
+    Flags count chunks: those that a rank has put up, and those of each other's that it is done
+    with. What is put up is for all, so every rank takes every chunk of a collective.
     """
 
     name = "floor"
@@ -47,100 +75,180 @@ class Floor(BlockingPeer):
         self._limit = limit
 
     def open(self, place: Place) -> None:
-        self._trouble = _trouble(place.ranks)
+        rank, ranks = place.rank, place.ranks
+        self._rank = rank
+        self._others = [*range(rank + 1, ranks), *range(rank)]
+        self._chunk = ranks * PART
+        self._trouble = _trouble()
         if self._trouble:
             return
-        memory = _map_together(place, 4 * _LINE + 2 * DEPTH * CHUNK * 4)
-        self._flags = memory[: 4 * _LINE].cast("Q")
-        chunks = np.frombuffer(memory[4 * _LINE :], np.float32).reshape(2, DEPTH, CHUNK)
-        self._mine, self._other = chunks[place.rank], chunks[1 - place.rank]
-        up, done = range(0, 16, 8), range(16, 32, 8)
-        self._my_up, self._my_done = up[place.rank], done[place.rank]
-        self._other_up, self._other_done = up[1 - place.rank], done[1 - place.rank]
-        self._put_up = self._taken = 0
+        flags = ranks * (ranks + 1) * _LINE
+        memory = map_together(place, flags + ranks * DEPTH * self._chunk * 4, "rings")
+        self._flags = memory[:flags].cast("Q")
+        self._rings = np.frombuffer(memory[flags:], np.float32).reshape(ranks, DEPTH, -1)
+        words = _LINE // 8
+        self._up = range(0, ranks * words, words)
+        self._done_with_mine = [(ranks * (1 + rank) + other) * words for other in self._others]
+        self._done = [(ranks * (1 + other) + rank) * words for other in range(ranks)]
+        self._put_up, self._taken = 0, [0] * ranks
+        # Where ranks outnumber cores, the one that is waited for may need this one's.
+        self._polls = _POLLS if ranks <= (os.cpu_count() or 1) else 0
 
     def bind(self, call: Call) -> Callable[[], object]:
         if self._trouble:
             raise UnsupportedError(self._trouble)
-        source, target = np.asarray(call.source), np.asarray(call.target)
-        mine, other = _halves(source, call.rank)
-        my_place, other_place = _halves(target, call.rank)
-        match call.operation:
-            case "all_reduce":
-                return self._steps(puts=_cut(source), takes=_takes(source, source))
-            case "broadcast" | "send_recv":
-                there = self._steps(puts=_cut(source))
-                here = self._steps(takes=_takes(target))
-                if call.operation == "broadcast":
-                    return there if call.rank == 0 else here
-                back = self._steps(puts=_cut(target))
-                return _after(there, here) if call.rank == 0 else _after(here, back)
-            case "all_gather":
-                local = list(zip(_cut(my_place), _cut(source), strict=True))
-                return self._steps(_cut(source), local, _takes(other_place))
-            case "reduce_scatter":
-                return self._steps(puts=_cut(other), takes=_takes(target, mine))
-            case "all_to_all":
-                local = list(zip(_cut(my_place), _cut(mine), strict=True))
-                return self._steps(_cut(other), local, _takes(other_place))
-            case "barrier":
-                return self.barrier
-        raise UnsupportedError(f"no operation {call.operation}")
+        if call.operation == "barrier":
+            return self.barrier
+        # Views are made now: a slice takes as long as adding some hundred elements.
+        program = list(self._program(call, np.asarray(call.source), np.asarray(call.target)))
+
+        def run() -> None:
+            for step in program:
+                if isinstance(step, Put):
+                    self._put_now(step)
+                else:
+                    self._take_now(step)
+
+        return run
 
     def barrier(self) -> None:
         self._put_up += 1
-        self._flags[self._my_up] = self._put_up
-        self._wait(self._other_up, self._taken + 1)
-        self._taken += 1
-        self._flags[self._my_done] = self._taken
+        self._flags[self._up[self._rank]] = self._put_up
+        for other in self._others:
+            self._wait(self._up[other], self._taken[other] + 1)
+            self._let_go(other)
 
     def close(self) -> None:
         pass  # the memory ends with the last process that maps it
 
-    def _steps(
-        self,
-        puts: Sequence[Array] = (),
-        local: Sequence[tuple[Array, Array]] = (),
-        takes: Sequence[Take] = (),
-    ) -> Callable[[], None]:
-        """Each chunk is put up before the one before it is taken, so both ranks work at once."""
-        # Views are made now: a slice takes as long as adding some hundred elements.
-        ours = [[slot[: len(part)] for slot in self._mine] for part in puts]
-        theirs = [[slot[: len(out)] for slot in self._other] for out, _ in takes]
+    def _program(self, call: Call, source: Array, target: Array) -> Program:
+        rank, others, part = self._rank, self._others, PART
+        ranks = 1 + len(others)
+        match call.operation:
+            case "all_reduce" if ranks == 2 or len(source) <= EXCHANGED:
+                parts = self._cut(source)
+                puts = [self._put({0: each}) for each in parts]
+                takes = [[self._take(o, 0, each, each) for o in others] for each in parts]
+                return _ahead(puts, takes)
+            case "all_reduce":
+                return self._stripes(self._cut(source))
+            case "broadcast":
+                return self._send(source) if rank == 0 else self._receive(source, 0)
+            case "send_recv":
+                if rank == 0:
+                    return [*self._send(source), *self._receive(target, 1)]
+                return [*self._receive(target, 0), *self._send(target)]
+            case "all_gather":
+                into = [self._cut(each) for each in target.reshape(ranks, -1)]
+                puts = [
+                    self._put({0: each}, (own, each))
+                    for each, own in zip(self._cut(source), into[rank], strict=True)
+                ]
+                steps = range(len(puts))
+                return _ahead(puts, [[self._take(o, 0, into[o][s]) for o in others] for s in steps])
+            case "reduce_scatter":
+                rows, out = (
+                    [_cut(row, part) for row in source.reshape(ranks, -1)],
+                    _cut(target, part),
+                )
+                return _ahead(
+                    [self._put({o * part: rows[o][s] for o in others}) for s in range(len(out))],
+                    [
+                        [
+                            self._take(o, rank * part, each, each if o != others[0] else own)
+                            for o in others
+                        ]
+                        for each, own in zip(out, rows[rank], strict=True)
+                    ],
+                )
+            case "all_to_all":
+                rows, into = (
+                    [_cut(row, part) for row in each.reshape(ranks, -1)]
+                    for each in (source, target)
+                )
+                steps = range(len(into[rank]))
+                return _ahead(
+                    [
+                        self._put(
+                            {o * part: rows[o][s] for o in others}, (into[rank][s], rows[rank][s])
+                        )
+                        for s in steps
+                    ],
+                    [[self._take(o, rank * part, into[o][s]) for o in others] for s in steps],
+                )
+        raise UnsupportedError(f"no operation {call.operation}")
 
-        def run() -> None:
-            for step in range(max(len(puts), len(takes)) + 1):
-                if step < len(puts):
-                    self._put(puts[step], ours[step])
-                if step < len(local):
-                    np.copyto(*local[step])
-                if 0 < step <= len(takes):
-                    self._take(*takes[step - 1], theirs[step - 1])
+    def _stripes(self, chunks: Sequence[Array]) -> Iterator[Put | Take]:
+        """Of each chunk a rank adds up one stripe, and takes the others as their ranks made them."""
+        rank, others, part = self._rank, self._others, PART
+        ranks = 1 + len(others)
+        stripes = [_cut(each, -(-len(each) // ranks), ranks) for each in chunks]
+        raw = [self._put({o * part: each[o] for o in others}) for each in stripes]
+        yield raw[0]
+        for step in range(len(stripes) + 1):
+            if step + 1 < len(stripes):
+                yield raw[step + 1]
+            if step < len(stripes):
+                mine = stripes[step][rank]
+                yield from (self._take(o, rank * part, mine, mine) for o in others)
+                yield self._put({0: mine})
+            if step:
+                yield from (self._take(o, 0, stripes[step - 1][o]) for o in others)
 
-        return run
+    def _cut(self, array: Array) -> list[Array]:
+        return _cut(array, self._chunk)
 
-    def _put(self, part: Array, slots: Sequence[Array]) -> None:
+    def _send(self, array: Array) -> list[Put]:
+        return [self._put({0: each}) for each in self._cut(array)]
+
+    def _receive(self, array: Array, other: int) -> list[Take]:
+        return [self._take(other, 0, each) for each in self._cut(array)]
+
+    def _put(self, arrays: dict[int, Array], *local: tuple[Array, Array]) -> Put:
+        """``arrays`` by their first element's place in the chunk."""
+        ring = self._rings[self._rank]
+        copies = [
+            ([chunk[start : start + len(array)] for chunk in ring], array)
+            for start, array in arrays.items()
+        ]
+        return Put(copies, list(local))
+
+    def _take(self, other: int, start: int, out: Array, mine: Array | None = None) -> Take:
+        places = [chunk[start : start + len(out)] for chunk in self._rings[other]]
+        return Take(other, places, out, mine)
+
+    def _put_now(self, step: Put) -> None:
         number = self._put_up
-        self._wait(self._other_done, number - DEPTH + 1)
-        np.copyto(slots[number % DEPTH], part)
+        for flag in self._done_with_mine:
+            self._wait(flag, number - DEPTH + 1)
+        place = number % DEPTH
+        for places, array in step.copies:
+            np.copyto(places[place], array)
         self._put_up = number + 1
-        self._flags[self._my_up] = number + 1
+        self._flags[self._up[self._rank]] = number + 1
+        for out, array in step.local:
+            np.copyto(out, array)
 
-    def _take(self, out: Array, mine: Array | None, slots: Sequence[Array]) -> None:
-        number = self._taken
-        self._wait(self._other_up, number + 1)
-        if mine is None:
-            np.copyto(out, slots[number % DEPTH])
+    def _take_now(self, step: Take) -> None:
+        other = step.other
+        number = self._taken[other]
+        self._wait(self._up[other], number + 1)
+        theirs = step.places[number % DEPTH]
+        if step.mine is None:
+            np.copyto(step.out, theirs)
         else:
-            np.add(mine, slots[number % DEPTH], out)
-        self._taken = number + 1
-        self._flags[self._my_done] = number + 1
+            np.add(step.mine, theirs, step.out)
+        self._let_go(other)
+
+    def _let_go(self, other: int) -> None:
+        self._taken[other] += 1
+        self._flags[self._done[other]] = self._taken[other]
 
     def _wait(self, flag: int, count: int) -> None:
         flags = self._flags
         if flags[flag] >= count:
             return
-        for _ in range(_POLLS):
+        for _ in range(self._polls):
             if flags[flag] >= count:
                 return
         looks = 0
@@ -153,73 +261,11 @@ class Floor(BlockingPeer):
             # Something else keeps the cores busy: one who yields to it waits for long.
             time.sleep(_NAP)
             if time.monotonic() > end:
-                raise TimeoutError(f"{self.name}: the other rank has not come in {self._limit:g} s")
+                raise TimeoutError(f"{self.name}: another rank has not come in {self._limit:g} s")
 
 
-class Shared(Floor):
-    """All-reduce of tensors that lie in shared memory already: add a half, copy a half.
-
-    No library is given such tensors. They are moved there and back while no time is taken.
-    """
-
-    name = "floor-shared"
-
-    def open(self, place: Place) -> None:
-        super().open(place)
-        self._place = place
-        self._maps = 0  # so far
-        self._count = -1  # elements of what is mapped
-        self._tensors_of: list[Array] = []
-
-    def bind(self, call: Call) -> Callable[[], object]:
-        if self._trouble:
-            raise UnsupportedError(self._trouble)
-        if call.operation != "all_reduce":
-            raise UnsupportedError("all_reduce is all there is of it")
-        mine, theirs = self._tensors(call)
-        my_part, rest = _halves(mine, call.rank)
-        their_part, their_rest = _halves(theirs, call.rank)
-
-        def run() -> None:
-            np.add(my_part, their_part, my_part)
-            self.barrier()
-            np.copyto(rest, their_rest)
-
-        return run
-
-    def turn(self, call: Call, numbers: range) -> list[Interval]:
-        operation, tensor = self.bind(call), np.asarray(call.source)
-        shared, _ = self._tensors(call)
-        intervals = []
-        for number in numbers:
-            call.write(number)
-            np.copyto(shared, tensor)
-            self.barrier()
-            start = clock()
-            operation()
-            end = clock()
-            self.barrier()
-            np.copyto(tensor, shared)
-            call.check(number, self.name)
-            intervals.append((start, end))
-        self.barrier()
-        return intervals
-
-    def _tensors(self, call: Call) -> list[Array]:
-        """This rank's and the other's, of the call's length."""
-        count = call.case.count
-        if count != self._count:
-            self._maps += 1
-            memory = _map_together(self._place, 2 * 4 * count, f"tensors {self._maps}")
-            both = np.frombuffer(memory, np.float32)
-            self._count, self._tensors_of = count, [both[:count], both[count:]]
-        return self._tensors_of[:: -1 if call.rank else 1]
-
-
-def _trouble(ranks: int) -> str:
+def _trouble() -> str:
     """Why there is no floor here; empty where there is one."""
-    if ranks != 2:
-        return "it is of two ranks"
     if not hasattr(os, "memfd_create"):
         return "this system has no memfd_create"
     if platform.machine() not in _ORDERED:
@@ -227,8 +273,8 @@ def _trouble(ranks: int) -> str:
     return ""
 
 
-def _map_together(place: Place, nbytes: int, key: str = "rings") -> memoryview:
-    """Zeroed memory of rank 0's, without a name, mapped by both."""
+def map_together(place: Place, nbytes: int, key: str) -> memoryview:
+    """Zeroed memory of rank 0's, without a name, mapped by all."""
     if place.rank == 0:
         fd = os.memfd_create("benchmarks", os.MFD_CLOEXEC)
         os.ftruncate(fd, nbytes)
@@ -237,30 +283,22 @@ def _map_together(place: Place, nbytes: int, key: str = "rings") -> memoryview:
         fd = os.open(place.store.get(key).decode(), os.O_RDWR | os.O_CLOEXEC)
     memory = memoryview(mmap.mmap(fd, nbytes))
     place.store.set(f"{key}, mapped by {place.rank}", "")
-    if place.rank == 0:
-        place.store.get(f"{key}, mapped by 1")  # through the descriptor, which closes now
+    if place.rank == 0:  # through its descriptor, which closes now
+        for other in range(1, place.ranks):
+            place.store.get(f"{key}, mapped by {other}")
     os.close(fd)
     return memory
 
 
-def _halves(array: Array, rank: int) -> tuple[Array, Array]:
-    """(this rank's, the other's); of an odd length rank 1 has more."""
-    half = len(array) // 2
-    return (array[:half], array[half:]) if rank == 0 else (array[half:], array[:half])
+def _cut(array: Array, count: int, fewest: int = 0) -> list[Array]:
+    """Into pieces of so many elements, the last of fewer; ``fewest`` pieces, if need be empty."""
+    starts = range(0, max(len(array), count * fewest), count)
+    return [array[start : start + count] for start in starts]
 
 
-def _cut(array: Array) -> list[Array]:
-    return [array[start : start + CHUNK] for start in range(0, len(array), CHUNK)]
-
-
-def _takes(array: Array, mine: Array | None = None) -> list[Take]:
-    parts = _cut(array)
-    return list(zip(parts, _cut(mine) if mine is not None else [None] * len(parts), strict=True))
-
-
-def _after(first: Callable[[], None], second: Callable[[], None]) -> Callable[[], None]:
-    def run() -> None:
-        first()
-        second()
-
-    return run
+def _ahead(puts: Sequence[Put], takes: Sequence[Sequence[Take]]) -> Program:
+    """Each chunk is put up before the ones before it are taken, so all ranks work at once."""
+    for step in range(len(puts) + 1):
+        yield from puts[step : step + 1]
+        if step:
+            yield from takes[step - 1]

@@ -1,4 +1,4 @@
-"""What the machine does with no library: right, of two ranks, and never waiting for ever."""
+"""What the machine does with no library: right, and never waiting for ever."""
 
 from __future__ import annotations
 
@@ -11,35 +11,40 @@ from torch.distributed import HashStore
 from benchmarks.cases import QUICK, Case
 from benchmarks.operations import Call
 from benchmarks.peers.base import Place, UnsupportedError
-from benchmarks.peers.floor import CHUNK, DEPTH, Floor, Shared
+from benchmarks.peers.floor import DEPTH, EXCHANGED, PART, Floor
+from benchmarks.peers.floor_shared import FloorShared
 from benchmarks.rank import empty
 from benchmarks.run import run
 from benchmarks.steps.cases import Steps
 
-WRAPPED = 4 * (DEPTH * CHUNK * 2 + 6)
-"""Bytes of a tensor, half of which goes round a ring and leaves a rest."""
+WRAPPED = 4 * (DEPTH * PART * 6 + 48)
+"""Bytes of a tensor whose halves and thirds go round a ring and leave a rest."""
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("libuv")
-def test_every_operation_is_right_at_every_length() -> None:
-    suite = replace(QUICK, sizes={2: (4, 12, 1000, WRAPPED)}, budget=0.0, fewest=2, most=2)
+@pytest.mark.parametrize(("ranks", "sizes"), [(2, (4, 24, WRAPPED)), (3, (24, WRAPPED))])
+def test_every_operation_is_right(ranks: int, sizes: tuple[int, ...]) -> None:
+    suite = replace(QUICK, sizes={ranks: sizes}, budget=0.0, fewest=2, most=2, steps=Steps())
 
-    report = run(replace(suite, steps=Steps()), ["floor", "floor-shared"])
+    report = run(suite, ["floor", "floor-shared"])
 
     cases = {case for _, _, block in suite.blocks() for case in block}
     measured = {(result.case, result.peer) for result in report.results if result.summary}
     assert {case for case, peer in measured if peer == "floor"} == cases
     assert {case for case, peer in measured if peer == "floor-shared"} == {
-        case for case in cases if case.operation == "all_reduce"
+        case for case in cases if case.operation == "all_reduce" and ranks == 2
     }
 
 
-@pytest.mark.parametrize("kind", [Floor, Shared])
-def test_more_ranks_are_refused(kind: type[Floor]) -> None:
-    peer = kind()
-    peer.open(Place(0, 4, HashStore()))
-    call = Call(Case("all_reduce", 4, 64), 0, empty)
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="there is no memfd on this system")
+def test_more_ranks_than_two_do_not_add_halves() -> None:
+    store = HashStore()
+    for rank in (1, 2):
+        store.set(f"rings, mapped by {rank}", "")
+    peer = FloorShared()
+    peer.open(Place(0, 3, store))
+    call = Call(Case("all_reduce", 3, 64), 0, empty)
 
     with pytest.raises(UnsupportedError, match="it is of two ranks"):
         peer.turn(call, range(1))
@@ -52,12 +57,14 @@ def test_a_rank_that_waits_in_vain_says_so() -> None:
     peer = Floor(limit=0.05)
     peer.open(Place(0, 2, store))
 
-    with pytest.raises(TimeoutError, match=r"floor: the other rank has not come in 0\.05 s"):
+    with pytest.raises(TimeoutError, match=r"floor: another rank has not come in 0\.05 s"):
         peer.barrier()
 
 
-def test_a_case_of_the_wrapped_size_is_what_it_says() -> None:
-    half = Case("all_gather", 2, WRAPPED).count // 2
-
-    assert half > DEPTH * CHUNK
-    assert half % CHUNK
+def test_a_tensor_that_is_wrapped_is_one_that_ranks_divide() -> None:
+    for ranks in (2, 3):
+        part, rest = divmod(Case("all_gather", ranks, WRAPPED).count, ranks)
+        assert not rest
+        assert part > DEPTH * PART
+        assert part % PART
+        assert part > EXCHANGED
