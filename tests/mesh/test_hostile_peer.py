@@ -52,7 +52,9 @@ def encoded(spec: tuple[Any, ...], group: int) -> bytes:
     return header + random.Random(follows).randbytes(follows)
 
 
-async def conversation(specs: list[tuple[Any, ...]]) -> list[BaseException | None]:
+async def conversation(
+    specs: list[tuple[Any, ...]], transport: str = "inproc"
+) -> list[BaseException | None]:
     """What becomes of rank 0's operations while rank 1 says ``specs`` and hangs up."""
     told: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
@@ -81,15 +83,17 @@ async def conversation(specs: list[tuple[Any, ...]]) -> list[BaseException | Non
         outcomes.extend([await outcome(work) for work in works])
 
     async with asyncio.timeout(scaled(LIMIT_SECONDS)):
-        await run_ranks(2, main)
+        await run_ranks(2, main, transport)
     assert told == [], "an error that nobody expected"
     return outcomes
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(frames(), max_size=12))
-def test_whatever_a_rank_sends_every_operation_ends(specs: list[tuple[Any, ...]]) -> None:
-    for error in asyncio.run(conversation(specs)):
+@given(st.lists(frames(), max_size=12), st.sampled_from(["inproc", "shm"]))
+def test_whatever_a_rank_sends_every_operation_ends(
+    specs: list[tuple[Any, ...]], transport: str
+) -> None:
+    for error in asyncio.run(conversation(specs, transport)):
         assert error is None or isinstance(error, dist.DistError | asyncio.CancelledError)
 
 
