@@ -6,7 +6,6 @@ lower 24, so that what one operation puts up is never taken for another's, also 
 
 from __future__ import annotations
 
-import os
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -15,8 +14,6 @@ from aiodist.errors import DistError
 from aiodist.shared.area import CHUNK_TAGS, PROGRESS, SLOT_BYTES, SLOT_TAGS, SLOTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from aiodist.groups.lines import CollectiveLine
     from aiodist.groups.plane import Plane
 
@@ -31,7 +28,6 @@ NEAR_SECONDS = 200e-6
 """How long to look for another rank's next step before sleeping."""
 
 _HERE = completed(None)
-_give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
 
 
 class Wait(Pending[None]):
@@ -197,8 +193,10 @@ class LineBoard:
         if self._met and plane.lookout.active:
             # All are in it, so what is missing is a step away.
             end = perf_counter() + NEAR_SECONDS
+            times = 0
             while perf_counter() < end:
-                _give_way()
+                plane.lookout.give_way(times)
+                times += 1
                 if low <= words[word] <= high:
                     return _HERE
         wait = Wait(rank, words, word, low, high)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -50,13 +49,14 @@ SUSPICION_SECONDS = 50e-3
 AT_ONCE_SECONDS = 20e-6
 """How long to look for the others' slots before an operation gets a line, a record and a driver."""
 
+CROWDED_SECONDS = 1e-3
+"""The same where ranks outnumber cores: giving way each time, so that the others get there."""
+
 AWAKE_SECONDS = 300e-6
 """For so long a rank that waits looks between turns of its loop, giving way, before it sleeps."""
 
 BACKSTOP_SECONDS = 1.0
 """A sleeper looks this often without being rung for: should ever a bell get lost, nobody hangs."""
-
-_give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
 
 _RANK_BITS = 16
 _WHOM = (1 << 32) - 1
@@ -109,6 +109,7 @@ class Plane:
         self._wait: Wait | None = None
         self._arming = False
         self._awake_until = 0.0
+        self._turns = 0  # of the loop, in which this wait was looked for
         self._timer: asyncio.TimerHandle | None = None
 
     # -- turns
@@ -172,17 +173,20 @@ class Plane:
             if words[ASLEEP]:
                 self.wake(tag)
                 break
-        end = 0.0
+        end, times, lookout = 0.0, 0, self.lookout
         for _, words in self._peers:
             while words[tag] != base:
-                if not self.lookout.active:
+                if not lookout.active:
                     return None
                 now = perf_counter()
                 if not end:
-                    end = now + AT_ONCE_SECONDS
+                    end = now + (CROWDED_SECONDS if lookout.crowded else AT_ONCE_SECONDS)
                 elif now > end:
-                    self.lookout.neighbours.step_aside(now)
+                    lookout.neighbours.step_aside(now)
                     return None
+                if lookout.crowded:
+                    lookout.give_way(times)
+                    times += 1
             if words[tag + 1] != low or words[tag + 2] != high or words[tag + 3] != nbytes:
                 return None
         return [memory[:nbytes] for memory in self._slots[slot]]
@@ -238,6 +242,7 @@ class Plane:
         self._slots = [[area.slots[slot] for area in areas] for slot in range(SLOTS)]
         self._peers = [(rank, w) for rank, w in enumerate(self.words) if rank != self.rank]
         self.lookout.active = not self.group.endpoint.shares_process
+        self.lookout.crowded = not self.group.endpoint.lookout.active
         return True
 
     def _reached(self) -> bool:
@@ -312,6 +317,7 @@ class Plane:
     def wait(self, wait: Wait) -> None:
         """``wait`` is what the operation waits for from now on."""
         self._wait = wait
+        self._turns = 0
         self._awake_until = perf_counter() + AWAKE_SECONDS if self.lookout.active else 0.0
         if not self._arming:
             self._arming = True
@@ -364,7 +370,8 @@ class Plane:
             return
         if perf_counter() < self._awake_until:
             self._arming = True
-            _give_way()
+            self.lookout.give_way(self._turns)
+            self._turns += 1
             self.group.world.loop.call_soon(self._fall_asleep)
             return
         if self._current is not None:

@@ -160,7 +160,7 @@ class World:
     def may_stand_still(self) -> bool:
         """Whether the loop has nothing of this world to do that could not wait for some moments."""
         endpoint = self._endpoint
-        if endpoint is None or not endpoint.lookout.active:
+        if endpoint is None or endpoint.shares_process:
             return False
         return not any(group.is_busy for group in self._groups.values())
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from time import perf_counter
+from time import perf_counter, sleep
 
 from aiodist.mesh.host import cores
 from aiodist.mesh.neighbours import Neighbours
@@ -21,10 +21,16 @@ from aiodist.mesh.neighbours import Neighbours
 SHORTEST = 50e-6
 """Seconds of looking that are always worth it: about what falling asleep costs."""
 
+_MOMENT = 1e-6
+"""Seconds asked for; the system makes some fifty times as much of it."""
+
 LONGEST = 2e-3
 """A wait of more seconds than this is slept through."""
 
-_give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
+_YIELDS = 12
+"""How often to ask the system for the next in turn before sleeping for the shortest time there is."""
+
+_yield: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
 
 
 class Lookout:
@@ -39,12 +45,15 @@ class Lookout:
         "_until",
         "_waiting",
         "active",
+        "crowded",
         "neighbours",
         "window",
     )
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self.active = False
+        self.crowded = False
+        """Whether ranks have to share cores, so that whoever looks keeps others from working."""
         self.neighbours = Neighbours()
         self.window = LONGEST
         """Seconds of looking that the waits before have made worth it."""
@@ -61,6 +70,18 @@ class Lookout:
         self.active = 0 < len(here) <= cores()
         if self.active:
             self.neighbours.meet(here)
+
+    def give_way(self, times: int) -> None:
+        """Let others have this core between two looks; ``times``: how often in this wait before.
+
+        To yield costs little and is enough where it reaches the other ranks. It does not where each
+        has a session of its own, as launchers give them, and the system shares the cores between
+        sessions (autogroup): there a rank has to sleep, for a moment.
+        """
+        if self.crowded and times >= _YIELDS:
+            sleep(_MOMENT)
+        else:
+            _yield()
 
     def hear(self) -> None:
         """A message, or a part of a long one, has come or has gone; there may be more."""
@@ -87,6 +108,7 @@ class Lookout:
         """
         self._since = start = perf_counter()
         self._looking = True
+        times = 0
         try:
             while True:
                 for poll in polls:
@@ -98,7 +120,8 @@ class Lookout:
                     return
                 if now - start > SHORTEST / 2:
                     self.neighbours.step_aside(now)
-                _give_way()  # to the other rank, should it sit on the same core
+                self.give_way(times)  # to the other rank, should it sit on the same core
+                times += 1
         finally:
             self._looking = False
 
@@ -123,7 +146,7 @@ class Lookout:
         # A loop that has something to call does not sleep, and looks at every socket each turn.
         if self._waiting and (now := perf_counter()) < self._until:
             self.neighbours.step_aside(now)
-            _give_way()
+            _yield()
             self._call_soon(self._turn)
         else:
             self._turning = False

@@ -8,7 +8,7 @@ calling thread, looks for the answer there, and often has it before anybody woul
 If not, the loop's thread goes on, and the call waits as ever.
 
 Standing still is bounded: a millisecond without a call, five at most in a row, and not at all
-while other operations are under way, where another thread calls, or where ranks outnumber cores.
+while other operations are under way, where another thread calls, or where ranks share a process.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ async def test_keeps_the_loop_awake_while_somebody_waits(monkeypatch) -> None:
         turns += 1
         clock.now += LONGEST / 10
 
-    monkeypatch.setattr(module, "_give_way", turn)
+    monkeypatch.setattr(module, "_yield", turn)
     lookout.begin()
     for _ in range(100):
         await asyncio.sleep(0)
@@ -109,9 +109,26 @@ async def test_keeps_the_loop_awake_while_somebody_waits(monkeypatch) -> None:
 
 async def test_never_takes_a_core_from_another_rank(monkeypatch) -> None:
     lookout, _ = make(monkeypatch, active=False)
-    monkeypatch.setattr(module, "_give_way", lambda: 1 / 0)
+    monkeypatch.setattr(module, "_yield", lambda: 1 / 0)
     lookout.begin()
     lookout.hear()
     for _ in range(10):
         await asyncio.sleep(0)
     lookout.end()
+
+
+def test_where_ranks_share_cores_it_gives_way_by_sleeping_in_the_end(monkeypatch) -> None:
+    yields: list[None] = []
+    sleeps: list[float] = []
+    monkeypatch.setattr(module, "_yield", lambda: yields.append(None))
+    monkeypatch.setattr(module, "sleep", sleeps.append)
+    lookout = Lookout(lambda _: None)
+    for times in range(100):
+        lookout.give_way(times)
+    assert (len(yields), len(sleeps)) == (100, 0)
+    lookout.crowded = True
+    for times in range(100):
+        lookout.give_way(times)
+    assert 0 < len(yields) - 100 < 50
+    assert len(yields) - 100 + len(sleeps) == 100
+    assert max(sleeps) < 1e-4
