@@ -21,6 +21,9 @@ FIRST_PAUSE = 1e-3
 LONGEST_PAUSE = 64e-3
 """Seconds between two looks. Longer and longer where stepping aside does not help."""
 
+_THREADS = 8
+"""Of a rank, beside its main thread: those that were started first."""
+
 _PROCESSOR = 36
 """The core, among the fields of /proc/<pid>/stat behind the name; field 0 is the state."""
 
@@ -58,9 +61,24 @@ class Neighbours:
 
 
 def running_on(pid: int) -> int:
-    """The core that the main thread of a process runs on just now, -1 if it does not run."""
+    """A core that a thread of the process runs on just now, -1 if none does.
+
+    The main thread's first: in a blocking program it drives the engine for as long as it can.
+    """
+    core = _core_of(f"/proc/{pid}/stat")
+    if core < 0:
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{pid}/task")[1 : _THREADS + 1]:
+                core = _core_of(f"/proc/{pid}/task/{thread}/stat")
+                if core >= 0:
+                    break
+    return core
+
+
+def _core_of(path: str) -> int:
+    """The core of a thread that runs, -1 of one that does not."""
     try:
-        stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+        stat = os.open(path, os.O_RDONLY)
     except OSError:
         return -1
     try:

@@ -70,6 +70,17 @@ def test_a_process_that_runs_has_a_core(spinner: int, core: int) -> None:
     assert running_on(spinner) == core
 
 
+def test_any_thread_of_it_counts(core: int) -> None:
+    program = f"import threading\nthreading.Thread(target=lambda: exec({SPIN!r})).start()\n"
+    command = [sys.executable, "-c", program, str(core)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        while running_on(process.pid) != core:  # until the main thread waits for the other's end
+            time.sleep(0.001)
+        process.kill()
+
+
 def test_one_that_sleeps_or_is_gone_has_none() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as sleeper:
         while running_on(sleeper.pid) != -1:
