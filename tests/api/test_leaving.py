@@ -177,7 +177,8 @@ def test_a_rank_that_is_stopped_does_not_hold_up_the_others(
         for how, (first, _) in jobs.items():
             told, said = first.communicate(timeout=scaled(30))
             took = time.monotonic() - begins[how]
-            assert (first.returncode, said) == (0, "")
+            assert first.returncode == 0
+            assert "Traceback" not in said  # that two sends got lost may be said
             if how == "exit":
                 assert told == ""
             else:
