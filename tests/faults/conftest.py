@@ -14,6 +14,7 @@ import pytest
 
 from tests.conftest import timeout_scale
 from tests.faults.cells import Cell, tls_environment
+from tests.faults.nursery import AT_ONCE
 from tests.faults.report import Measured, write_results
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +35,12 @@ REPORT_VARIABLE = "AIODIST_FAULT_REPORT"
 """Where it names a file, what the cells measured is written there."""
 
 
+def _cells_at_once() -> str:
+    """Each process that runs tests has a nursery of its own."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return str(AT_ONCE if workers == 1 else 2)
+
+
 class Nursery:
     """Runs cells in the order given, several at once; each answer is kept until asked for."""
 
@@ -43,7 +50,7 @@ class Nursery:
         self._numbers = {cell: number for number, cell in enumerate(cells)}
         self._answers: dict[int, dict[str, Any]] = {}
         self._process = subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", "-m", "tests.faults.nursery"],
+            [sys.executable, "-X", "faulthandler", "-m", "tests.faults.nursery", _cells_at_once()],
             cwd=ROOT,
             env={
                 **os.environ,

@@ -26,6 +26,8 @@ from tests.faults.cells import AT_A_FLAG, LARGE, Cell
 from tests.faults.rank import Control, become_rank
 
 AT_ONCE = 3
+"""Cells under way, unless the first argument says another number."""
+
 HANG_SECONDS = 90.0
 """A cell that has not ended by then is given up: its ranks are killed, and it has failed."""
 
@@ -229,12 +231,13 @@ def main() -> NoReturn:
     gc.freeze()  # what is imported stays as it is, in pages that the ranks share
     selector = selectors.DefaultSelector()
     selector.register(0, selectors.EVENT_READ, None)
+    at_once = int(sys.argv[1]) if len(sys.argv) > 1 else AT_ONCE
     waiting: list[tuple[int, Cell]] = []
     running: list[_Run] = []
     partial = b""
     while True:
         running = [run for run in running if not run.ended]
-        while waiting and len(running) < AT_ONCE:
+        while waiting and len(running) < at_once:
             running.append(_Run(*waiting.pop(0), selector))
         for key, _ in selector.select(0.02 if running else None):
             if key.data is not None:
