@@ -174,6 +174,7 @@ class _Rank:
         work = asyncio.ensure_future(self._operation())
         waiting = asyncio.ensure_future(reached.wait())
         await asyncio.wait([work, waiting], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
         # On a busy machine its own short timeout may have ended it before.
         assert reached.is_set() or work.exception(), "the operation has fewer flags"
         await self._strike()
