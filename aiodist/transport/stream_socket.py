@@ -24,7 +24,7 @@ READ_BUDGET = 4 << 20
 WRITE_BUDGET = 4 << 20
 """Bytes written in one callback, likewise."""
 
-SEND_SLICE = 256 << 10
+SEND_SLICE = 512 << 10
 """Bytes given to the kernel in one call: large enough to hide the call, small enough to be fair."""
 
 MAX_PARTS = 64

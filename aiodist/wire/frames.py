@@ -24,7 +24,8 @@ MAX_META = 4096
 MAX_PAYLOAD = 1 << 46
 """64 TiB: no tensor is longer. A first line of defence; who takes memory has its own bounds."""
 
-_SCRATCH_BYTES = 64 * 1024
+_SCRATCH_BYTES = 16 * 1024
+"""What is read ahead of a header that is not known yet; of a large payload that much is copied twice."""
 _DIRECT_BYTES = 8 * 1024
 """A payload's rest of at least this goes straight to its destination. A shorter rest is read
 through the scratch buffer, so that one system call brings the next header along."""
