@@ -16,6 +16,7 @@ from aiodist.collectives.broadcast_binomial import broadcast_new
 from aiodist.collectives.channel import Channel
 from aiodist.collectives.gather_linear import gather_new
 from aiodist.collectives.scatter_linear import scatter_new
+from aiodist.collectives.tables import Tables
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.backend import CollectiveBackend
 from aiodist.groups.fingerprint import Fingerprint
@@ -34,12 +35,18 @@ OBJECTS = b"\xffobjects"
 class NativeObjects(CollectiveBackend):
     """The operations on objects, and those on nothing at all."""
 
-    def __init__(self, group: ProcessGroup, run: Operations | None = None) -> None:
-        """``run``: who moves the tensors' bytes in collectives; None for the engine's own."""
+    def __init__(
+        self, group: ProcessGroup, run: Operations | None = None, tables: Tables | None = None
+    ) -> None:
+        """``run``: who moves the tensors' bytes in collectives; None for the engine's own.
+
+        ``tables``: what that chooses by, the same on all ranks; None for the world's.
+        """
+        tables = tables or group.world.tables
         self._group = group
-        self._run = run or Ways(group.world.rules)
+        self._run = run or Ways(tables)
         self._shares = run is None
-        self._small = Small(group, self._shares)
+        self._small = Small(group, self._shares, tables.shared)
         self._codec = ObjectCodec([TensorExtension()])
         self._sends = Sends(group)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aiodist.collectives.all_reduce_slots import reduce_in_order
-from aiodist.collectives.select import SHARED_RULES, select
+from aiodist.collectives.select import Rules, select
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.work import Work
@@ -25,12 +25,16 @@ _Key = tuple[int, tuple[int, ...], int]
 class Small:
     """The small operations of one group. Each returns None where it has to go the usual way."""
 
-    __slots__ = ("_barrier", "_group", "_known", "_shares")
+    __slots__ = ("_barrier", "_group", "_known", "_rules", "_shares")
 
-    def __init__(self, group: ProcessGroup, shares: bool) -> None:
-        """``shares``: whether the group's collectives run in memory where that is shared."""
+    def __init__(self, group: ProcessGroup, shares: bool, rules: Rules) -> None:
+        """``shares``: whether the group's collectives run in memory where that is shared.
+
+        ``rules``: by which they are chosen there, on all ranks.
+        """
         self._group = group
         self._shares = shares
+        self._rules = rules
         self._known: dict[_Key, AllReduce] = {}
         self._barrier = Fingerprint("barrier")
 
@@ -50,7 +54,7 @@ class Small:
         key = (buffer.dtype.code, buffer.shape, id(op))
         call = self._known.get(key)
         if call is None:
-            call = AllReduce(self._group, buffer, op)
+            call = AllReduce(self._group, buffer, op, self._rules)
             if op.factor is None:  # each premul_sum is another
                 if len(self._known) >= _KEPT:
                     self._known.clear()
@@ -63,7 +67,7 @@ class AllReduce:
 
     __slots__ = ("_op", "_rank", "fingerprint", "is_small", "reduce")
 
-    def __init__(self, group: ProcessGroup, buffer: Buffer, op: ReduceOp) -> None:
+    def __init__(self, group: ProcessGroup, buffer: Buffer, op: ReduceOp, rules: Rules) -> None:
         self._op = op
         self._rank = group.own_rank
         size = group.n_ranks
@@ -71,7 +75,7 @@ class AllReduce:
         self.fingerprint = Fingerprint(
             "all_reduce", buffer.dtype, op, -1, buffer.count, buffer.shape
         )
-        choice = select("all_reduce", size, buffer.nbytes, rules=SHARED_RULES)
+        choice = select("all_reduce", size, buffer.nbytes, rules=rules)
         self.is_small = choice.algorithm == "slots" and not self.reduce.needs_prepare
 
     def finish(self, slots: Sequence[memoryview], data: memoryview) -> None:

@@ -6,6 +6,7 @@ from aiodist.backends.calls import Call, Run
 from aiodist.collectives.channel import Channel
 from aiodist.collectives.select import Rules, select
 from aiodist.collectives.spread import Hosts
+from aiodist.collectives.tables import Tables
 from aiodist.groups.lines import board_of
 from aiodist.groups.placing import places_of
 from aiodist.tensors import scratch
@@ -32,12 +33,19 @@ class ByMessages:
 class Ways(ByMessages):
     """The `Operations` of our own engine. A line that has a board goes there.
 
-    Ranks on several hosts, some together, exchange inside their hosts first.
+    Ranks on several hosts, some together, exchange inside their hosts first. ``tables`` are the
+    same on all ranks.
     """
+
+    def __init__(self, tables: Tables) -> None:
+        super().__init__(tables.messages)
+        self._shared = tables.shared
 
     def __call__(self, channel: Channel, call: Call, /) -> Run:
         board, places = board_of(channel), places_of(channel)
         if places is not None:
             run = call.over_hosts(Hosts(channel, places, board, scratch, self._rules))
             return run or super().__call__(channel, call)
-        return super().__call__(channel, call) if board is None else call.in_memory(board)
+        if board is not None:
+            return call.in_memory(board, self._shared)
+        return super().__call__(channel, call)

@@ -6,7 +6,8 @@ The same arguments mean the same there and here; a `Board` stands in the place o
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from aiodist.collectives.all_gather_shared import all_gather_chunks, all_gather_slots
@@ -25,6 +26,31 @@ from aiodist.collectives.select import SHARED_RULES, Rules, select
 
 Run = Coroutine[Any, Any, None]
 Blocks = Sequence[memoryview]
+
+ALGORITHMS: Mapping[str, Sequence[str]] = MappingProxyType(
+    {
+        "broadcast": ("slots", "chunks"),
+        "reduce": ("slots", "stripes"),
+        "all_reduce": ("slots", "exchange", "stripes"),
+        "all_gather": ("slots", "chunks"),
+        "reduce_scatter": ("slots", "chunks"),
+    }
+)
+"""Operations that run in several ways, and their names."""
+
+
+def why_not(operation: str, algorithm: str, ranks: int, nbytes: int, slot_bytes: int) -> str:
+    """Why ``algorithm`` cannot run with ``ranks`` ranks on up to ``nbytes``; "" where it can.
+
+    ``nbytes`` as `select` counts them; ``slot_bytes``: `Board.slot_bytes`.
+    """
+    if algorithm not in ALGORITHMS.get(operation, ()):
+        return "asks for what does not exist here"
+    if algorithm == "slots" and nbytes > slot_bytes:
+        return f"puts more into slots than the {slot_bytes} bytes that they hold"
+    if algorithm == "exchange" and ranks != 2:
+        return "is for two ranks and no other number"
+    return ""
 
 
 def barrier(board: Board) -> Run:

@@ -1,25 +1,40 @@
 """Measured tables of choices: from the figures of a run to rows, and to JSON and back.
 
 A measured row is for the number of ranks it was measured with and no other; behind the measured
-rows of an operation stand those of `select.RULES`, so that every question has an answer.
+rows of an operation stand those of `select`, so that every question has an answer.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiodist.collectives.cost import COSTS
-from aiodist.collectives.select import MANY, RULES, Choice, Rule, Rules
+from aiodist.collectives.select import MANY, RULES, SHARED_RULES, Choice, Rule, Rules
+from aiodist.collectives.shared import why_not
 from aiodist.errors import InvalidUsageError
+from aiodist.shared.area import SLOT_BYTES
 
-FORMAT = "aiodist table 1"
+FORMAT = "aiodist table 2"
 
 TUNABLE = ("broadcast", "reduce", "all_reduce", "all_gather", "reduce_scatter")
 """Operations that a measured table may speak of: all ranks know what they choose by."""
+
+Measured = Mapping[str, Sequence[Rule]]
+
+
+class Tables(NamedTuple):
+    """What a job chooses by, on all ranks the same."""
+
+    messages: Rules
+    shared: Rules
+    """For ranks that share memory."""
+
+
+OURS = Tables(RULES, SHARED_RULES)
 
 
 def rows_of(ranks: int, best: Sequence[tuple[int, Choice]]) -> list[Rule]:
@@ -36,32 +51,54 @@ def rows_of(ranks: int, best: Sequence[tuple[int, Choice]]) -> list[Rule]:
     return rows
 
 
-def with_defaults(measured: Mapping[str, Sequence[Rule]]) -> Rules:
+def shared_rows_of(ranks: int, best: Sequence[tuple[int, Choice]]) -> list[Rule]:
+    """The same for ranks that share memory. No row has more in slots than they hold.
+
+    Where the largest size measured was fastest in slots, what is larger is left to our own rows.
+    """
+    rows = rows_of(ranks, best)
+    if rows and best[-1][1].algorithm == "slots":
+        rows[-1] = rows[-1]._replace(nbytes=best[-1][0])
+    return [
+        row._replace(nbytes=min(row.nbytes, SLOT_BYTES)) if row.choice.algorithm == "slots" else row
+        for row in rows
+    ]
+
+
+def with_defaults(measured: Measured, defaults: Rules = RULES) -> Rules:
     """``measured`` before the rows that aiodist brings."""
     return MappingProxyType(
-        {name: (*measured.get(name, ()), *rules) for name, rules in RULES.items()}
+        {name: (*measured.get(name, ()), *rules) for name, rules in defaults.items()}
     )
 
 
-def encode(measured: Mapping[str, Sequence[Rule]], machine: Mapping[str, Any]) -> str:
-    """As JSON text, to be read by people too. ``machine``: what it was measured on."""
-    rows = {
-        name: [
-            {
-                "ranks": rule.ranks,
-                "bytes": None if rule.nbytes >= MANY else rule.nbytes,
-                "algorithm": rule.choice.algorithm,
-                "chunk": rule.choice.chunk,
-            }
-            for rule in rules
-        ]
-        for name, rules in measured.items()
+def encode(measured: Measured, shared: Measured, machine: Mapping[str, Any]) -> str:
+    """As JSON text, to be read by people too. ``machine``: what it was measured on.
+
+    ``measured``: over messages; ``shared``: in shared memory, where chunks have one length.
+    """
+    found = {
+        "format": FORMAT,
+        "machine": dict(machine),
+        "rows": {
+            name: [_facts(rule) | {"chunk": rule.choice.chunk} for rule in rules]
+            for name, rules in measured.items()
+        },
+        "shared_rows": {name: [_facts(rule) for rule in rules] for name, rules in shared.items()},
     }
-    return json.dumps({"format": FORMAT, "machine": dict(machine), "rows": rows}, indent=1) + "\n"
+    return json.dumps(found, indent=1) + "\n"
 
 
-def decode(text: str | bytes) -> Rules:
-    """The table of `encode`, with the rows that aiodist brings behind it.
+def _facts(rule: Rule) -> dict[str, Any]:
+    return {
+        "ranks": rule.ranks,
+        "bytes": None if rule.nbytes >= MANY else rule.nbytes,
+        "algorithm": rule.choice.algorithm,
+    }
+
+
+def decode(text: str | bytes) -> Tables:
+    """The tables of `encode`, with the rows that aiodist brings behind them.
 
     Raises InvalidUsageError for anything else, saying what is wrong.
     """
@@ -74,22 +111,55 @@ def decode(text: str | bytes) -> Rules:
             f"no table of choices of this aiodist: its format is not {FORMAT!r}; "
             "make one with aiodist tune"
         )
-    rows = found.get("rows")
-    if not isinstance(rows, dict):
-        raise InvalidUsageError("the table of choices has no rows")
-    return with_defaults({name: [_rule(name, row) for row in rows[name]] for name in rows})
+    return Tables(
+        with_defaults(_rules(found, "rows", _over_messages), RULES),
+        with_defaults(_rules(found, "shared_rows", _in_memory), SHARED_RULES),
+    )
 
 
-def _rule(operation: str, row: Any) -> Rule:
+def _rules(found: dict[str, Any], part: str, read: Callable[[str, Any], Rule]) -> Measured:
+    rows = found.get(part)
+    if not isinstance(rows, dict) or not all(isinstance(some, list) for some in rows.values()):
+        raise InvalidUsageError(
+            f'the table of choices has no {part!r}: an object with a list for each operation; "{{}}" '
+            "where nothing was measured"
+        )
+    return {name: [read(name, row) for row in some] for name, some in rows.items()}
+
+
+def _over_messages(operation: str, row: Any) -> Rule:
+    rule = _rule(operation, row, "chunk")
+    if operation not in TUNABLE or (operation, rule.choice.algorithm) not in COSTS:
+        raise _refused(operation, "asks for what does not exist here", row)
+    return rule
+
+
+def _in_memory(operation: str, row: Any) -> Rule:
+    rule = _rule(operation, row)
+    why = why_not(operation, rule.choice.algorithm, rule.ranks, rule.nbytes, SLOT_BYTES)
+    if why:
+        raise _refused(operation, why, row)
+    return rule
+
+
+def _rule(operation: str, row: Any, *more: str) -> Rule:
+    """What ``row`` says, whose ``more`` are the rest of its choice."""
     try:
-        ranks, nbytes, chunk = row["ranks"], row["bytes"], row["chunk"]
-        algorithm = row["algorithm"]
-        right = ranks >= 1 and chunk >= 1 and (nbytes is None or nbytes >= 0)
+        ranks, algorithm, nbytes = row["ranks"], row["algorithm"], row["bytes"]
+        chunks = [row[name] for name in more]
     except (KeyError, TypeError) as error:
         raise InvalidUsageError(f"a row for {operation} is not in order: {row!r}") from error
-    if not right or operation not in TUNABLE or (operation, algorithm) not in COSTS:
-        raise InvalidUsageError(
-            f"a row for {operation} asks for what does not exist here: {row!r}; make the table anew "
-            "with aiodist tune"
-        )
-    return Rule(ranks, MANY if nbytes is None else nbytes, Choice(algorithm, chunk), least=ranks)
+    limit = MANY if nbytes is None else nbytes
+    if not isinstance(algorithm, str) or not all(
+        isinstance(number, int) for number in (ranks, limit, *chunks)
+    ):
+        raise InvalidUsageError(f"a row for {operation} is not in order: {row!r}")
+    if ranks < 1 or limit < 0 or any(chunk < 1 for chunk in chunks):
+        raise _refused(operation, "asks for what does not exist here", row)
+    return Rule(ranks, limit, Choice(algorithm, *chunks), least=ranks)
+
+
+def _refused(operation: str, why: str, row: Any) -> InvalidUsageError:
+    return InvalidUsageError(
+        f"a row for {operation} {why}: {row!r}; make the table anew with aiodist tune"
+    )

@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from aiodist.collectives.select import RULES
-from aiodist.collectives.tables import decode
+from aiodist.collectives.tables import OURS, decode
 from aiodist.errors import (
     DistError,
     GroupClosedError,
@@ -52,8 +51,8 @@ class World:
         self.store: Store | None = None
         self.launchers_store: Store | None = None  # where replacements of lost ranks come to
         self.token = b""  # from rank 0: with the job's secret, what ranks know each other by
-        self.table = b""  # from rank 0: a measured table of choices, or none
-        self.rules = RULES  # what algorithms are chosen by: that table, before our own
+        self.table = b""  # from rank 0: a file of measured choices, or none
+        self.tables = OURS  # what algorithms are chosen by: that file's rows, before our own
         self.pid = os.getpid()
         self.recorder = Recorder()
         self.observer: Observer | None = None
@@ -89,7 +88,7 @@ class World:
         Raises InvalidUsageError for what is none.
         """
         self.table = table
-        self.rules = decode(table) if table else RULES
+        self.tables = decode(table) if table else OURS
 
     def attach(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint

@@ -1,4 +1,4 @@
-"""``aiodist tune``: measure which algorithm is the fastest here, and write the table of choices."""
+"""``aiodist tune``: measure which algorithm is the fastest here, and write the tables of choices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from aiodist.collectives.select import Rule
+from aiodist.collectives.select import Rule, Rules
 from aiodist.collectives.tables import TUNABLE, decode, encode
 from aiodist.errors import InvalidUsageError
 from aiodist.launch.args import Parser
@@ -19,7 +19,7 @@ from aiodist.launch.spec import JobSpec
 from aiodist.launch.supervisor import run_job
 from aiodist.launch.target import module_program
 
-DEFAULT_SIZES = (1 << 10, 8 << 10, 64 << 10, 512 << 10, 4 << 20, 32 << 20)
+DEFAULT_SIZES = (1 << 10, 8 << 10, 64 << 10, 256 << 10, 512 << 10, 4 << 20, 32 << 20)
 
 
 def tune_main(argv: Sequence[str]) -> int:
@@ -34,6 +34,7 @@ def tune_main(argv: Sequence[str]) -> int:
     path = Path(args.output)
     path.touch()  # else it may turn out after minutes that it cannot be written
     measured: dict[str, list[Rule]] = {name: [] for name in chosen}
+    shared: dict[str, list[Rule]] = {name: [] for name in chosen}
     for ranks in args.ranks:
         with tempfile.TemporaryDirectory(prefix="aiodist-tune-") as folder:
             answer = Path(folder) / "rows.json"
@@ -47,20 +48,27 @@ def tune_main(argv: Sequence[str]) -> int:
             code = run_job(JobSpec(program=program, arguments=(json.dumps(order),), nproc=ranks))
             if code:
                 return code
-            rules = decode(answer.read_text(encoding="utf-8"))
+            tables = decode(answer.read_text(encoding="utf-8"))
         for name in chosen:
-            measured[name] += [r for r in rules[name] if r.least == r.ranks == ranks]
+            measured[name] += _of(ranks, tables.messages, name)
+            shared[name] += _of(ranks, tables.shared, name)
     machine = {"cores": os.cpu_count(), "system": platform.platform(), "host": platform.node()}
-    path.write_text(encode(measured, machine), encoding="utf-8")
+    path.write_text(encode(measured, shared, machine), encoding="utf-8")
     sys.stderr.write(f"aiodist: the table is in {path}; a job takes it with AIODIST_TABLE={path}\n")
     return 0
+
+
+def _of(ranks: int, rules: Rules, operation: str) -> list[Rule]:
+    """The rows that were measured with ``ranks`` ranks."""
+    return [rule for rule in rules[operation] if rule.least == rule.ranks == ranks]
 
 
 def _parser() -> Parser:
     parser = Parser(
         prog="aiodist tune",
         description="Run every algorithm of every collective on this host, over the transports that "
-        "AIODIST_TRANSPORT names, and write which was the fastest, for jobs to load.",
+        "AIODIST_TRANSPORT names, over messages and in shared memory, and write which was the "
+        "fastest, for jobs to load.",
     )
     parser.add_argument(
         "operations", nargs="*", metavar="OPERATION", help="only these (default: all)"
@@ -79,7 +87,7 @@ def _parser() -> Parser:
         type=sizes,
         default=list(DEFAULT_SIZES),
         metavar="B,B",
-        help="bytes, as 4, 64K, 16M (default 1K,8K,64K,512K,4M,32M)",
+        help="bytes, as 4, 64K, 16M (default 1K,8K,64K,256K,512K,4M,32M)",
     )
     parser.add_argument(
         "--seconds",

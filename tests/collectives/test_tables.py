@@ -6,11 +6,23 @@ import json
 
 import pytest
 
-from aiodist.collectives.select import MANY, RULES, Choice, Rule, select
-from aiodist.collectives.tables import FORMAT, decode, encode, rows_of, with_defaults
+from aiodist.collectives.select import MANY, RULES, SHARED_RULES, Choice, Rule, select
+from aiodist.collectives.shared import ALGORITHMS
+from aiodist.collectives.tables import (
+    FORMAT,
+    TUNABLE,
+    Tables,
+    decode,
+    encode,
+    rows_of,
+    shared_rows_of,
+    with_defaults,
+)
 from aiodist.errors import InvalidUsageError
+from aiodist.shared.area import SLOT_BYTES
 
 RING, DOUBLING = Choice("ring", 1 << 16), Choice("doubling")
+SLOTS, STRIPES, EXCHANGE = Choice("slots"), Choice("stripes"), Choice("exchange")
 
 
 def test_rows_meet_between_the_sizes() -> None:
@@ -29,16 +41,46 @@ def test_a_table_is_for_the_ranks_it_was_measured_with() -> None:
 
 def test_json_and_back() -> None:
     measured = {"all_reduce": rows_of(3, [(1024, DOUBLING), (4096, RING)])}
-    text = encode(measured, {"cores": 2})
-    assert decode(text) == with_defaults(measured)
-    assert decode(text.encode())["broadcast"] == RULES["broadcast"]
+    shared = {"all_reduce": shared_rows_of(2, [(1024, SLOTS), (1 << 20, EXCHANGE)])}
+    text = encode(measured, shared, {"cores": 2})
+    assert decode(text) == Tables(
+        with_defaults(measured, RULES), with_defaults(shared, SHARED_RULES)
+    )
+    assert decode(text.encode()).messages["broadcast"] == RULES["broadcast"]
+    assert decode(text).shared["gather"] == SHARED_RULES["gather"]
     assert json.loads(text)["machine"] == {"cores": 2}
+    assert decode(encode({}, {}, {})) == (RULES, SHARED_RULES)
+
+
+def test_slots_reach_no_further_than_they_hold_nor_than_they_were_measured() -> None:
+    small = [(1024, SLOTS), (8192, SLOTS)]
+    assert shared_rows_of(4, small) == [Rule(4, 8192, SLOTS, least=4)]
+    above = [(SLOT_BYTES, SLOTS), (4 * SLOT_BYTES, STRIPES)]
+    rows = shared_rows_of(4, above)
+    assert rows == [Rule(4, SLOT_BYTES, SLOTS, least=4), Rule(4, MANY, STRIPES, least=4)]
+    rules = decode(encode({}, {"all_reduce": rows}, {})).shared
+    assert select("all_reduce", 4, SLOT_BYTES, rules=rules) == SLOTS
+    assert select("all_reduce", 4, SLOT_BYTES + 1, rules=rules) == STRIPES
+    assert select("all_reduce", 3, SLOT_BYTES, rules=rules) == STRIPES  # not measured
+    assert shared_rows_of(4, []) == []
+
+
+def test_every_operation_that_is_tuned_has_ways_in_memory_and_ours_are_among_them() -> None:
+    assert set(ALGORITHMS) == set(TUNABLE)
+    for operation, names in ALGORITHMS.items():
+        assert {rule.choice.algorithm for rule in SHARED_RULES[operation]} == set(names)
 
 
 def _row(**changed: object) -> str:
     row = {"ranks": 2, "bytes": 4, "algorithm": "ring", "chunk": 4, **changed}
     operation = str(row.pop("operation", "all_reduce"))
-    return json.dumps({"format": FORMAT, "rows": {operation: [row]}})
+    return json.dumps({"format": FORMAT, "rows": {operation: [row]}, "shared_rows": {}})
+
+
+def _shared(**changed: object) -> str:
+    row = {"ranks": 2, "bytes": 4, "algorithm": "slots", **changed}
+    operation = str(row.pop("operation", "all_reduce"))
+    return json.dumps({"format": FORMAT, "rows": {}, "shared_rows": {operation: [row]}})
 
 
 @pytest.mark.parametrize(
@@ -46,13 +88,25 @@ def _row(**changed: object) -> str:
     [
         ("{", "not JSON"),
         ("[]", "its format is not"),
-        ('{"format": "aiodist table 0"}', "its format is not"),
-        (json.dumps({"format": FORMAT, "rows": []}), "has no rows"),
+        ('{"format": "aiodist table 1"}', "its format is not"),
+        (json.dumps({"format": FORMAT, "rows": [], "shared_rows": {}}), "has no 'rows'"),
+        (json.dumps({"format": FORMAT, "rows": {"reduce": 1}}), "has no 'rows'"),
+        (json.dumps({"format": FORMAT, "rows": {}}), "has no 'shared_rows'"),
         (_row(algorithm="magic"), "does not exist here"),
         (_row(operation="gather", algorithm="linear"), "does not exist here"),
         (_row(ranks=0), "does not exist here"),
         (_row(bytes="4"), "not in order"),
         (_row(chunk=None), "not in order"),
+        (_row(algorithm=["ring"]), "not in order"),
+        (_row(chunk=0), "does not exist here"),
+        (_shared(algorithm="ring"), "does not exist here"),
+        (_shared(operation="barrier"), "does not exist here"),
+        (_shared(operation="broadcast", algorithm="stripes"), "does not exist here"),
+        (_shared(bytes=SLOT_BYTES + 1), "more into slots than the 262144 bytes"),
+        (_shared(bytes=None), "more into slots"),
+        (_shared(ranks=3, algorithm="exchange"), "two ranks and no other"),
+        (_shared(ranks="2"), "not in order"),
+        (_shared(bytes=-1), "does not exist here"),
     ],
 )
 def test_what_is_no_table(text: str, said: str) -> None:

@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from aiodist.collectives.select import Choice, select
+from aiodist.collectives.select import MANY, SHARED_RULES, Choice, Rule, select
+from aiodist.collectives.shared import ALGORITHMS
 from aiodist.collectives.tables import decode, encode, rows_of
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.world import current_world
 from aiodist.launch.cli import USAGE_ERROR, main
+from aiodist.shared.area import SLOT_BYTES
 from aiodist.testing import run_ranks
 from aiodist.tuning.candidates import candidates
+from aiodist.tuning.sharing import shared_candidates
 
 
 def test_candidates_differ_and_fit() -> None:
@@ -27,19 +30,39 @@ def test_candidates_differ_and_fit() -> None:
     assert "doubling" not in {choice.algorithm for choice in candidates("all_gather", 3, 1024)}
 
 
+@pytest.mark.parametrize(
+    ("operation", "ranks", "nbytes", "names"),
+    [
+        ("all_reduce", 2, SLOT_BYTES, ["slots", "exchange", "stripes"]),
+        ("all_reduce", 2, SLOT_BYTES + 4, ["exchange", "stripes"]),
+        ("all_reduce", 3, 4, ["slots", "stripes"]),
+        ("broadcast", 4, SLOT_BYTES + 4, ["chunks"]),
+    ],
+)
+def test_candidates_in_memory_fit(
+    operation: str, ranks: int, nbytes: int, names: list[str]
+) -> None:
+    found = shared_candidates(operation, ranks, nbytes)
+    assert [choice.algorithm for choice in found] == names
+
+
 async def test_measures_writes_and_is_loaded(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "table.json"
     argv = ["tune", "all_reduce", "broadcast", "-n", "2", "-s", "64,8K", "--seconds", "0"]
     assert await asyncio.to_thread(main, [*argv, "-o", str(path)]) == 0
-    assert "all_reduce 8192 bytes, 2 ranks: " in capfd.readouterr().err
-    rules = decode(path.read_text())
-    assert rules["all_reduce"][0].least == rules["all_reduce"][0].ranks == 2
+    told = capfd.readouterr().err
+    assert "all_reduce 8192 bytes, 2 ranks: " in told
+    line = next(line for line in told.splitlines() if "all_reduce 64 bytes, 2 ranks, in sh" in line)
+    assert all(name in line for name in ("slots", "exchange", "stripes"))
+    tables = decode(path.read_text())
+    for rules in tables:
+        assert rules["all_reduce"][0].least == rules["all_reduce"][0].ranks == 2
     assert json.loads(path.read_text())["machine"]["cores"]
 
     async def rank(number: int) -> None:
-        assert current_world().rules == rules
+        assert current_world().tables == tables
         array = np.full(5, number + 1.0)
         await dist.all_reduce(array)
         assert array.tolist() == [3.0] * 5
@@ -52,17 +75,78 @@ async def test_all_ranks_go_by_rank_0s_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "table.json"
-    path.write_text(encode({"all_reduce": rows_of(3, [(4, Choice("ring", 8))])}, {}))
+    path.write_text(encode({"all_reduce": rows_of(3, [(4, Choice("ring", 8))])}, {}, {}))
     monkeypatch.setenv("AIODIST_TABLE", str(path))
 
     async def rank(number: int) -> None:
-        rules = current_world().rules
+        rules = current_world().tables.messages
         assert select("all_reduce", 3, 1 << 10, rules=rules) == Choice("ring", 8)
         array = np.arange(64, dtype=np.float32)
         await dist.all_reduce(array)
         assert array.tolist() == [3.0 * i for i in range(64)]
 
     await run_ranks(3, rank)
+
+
+async def test_without_shared_memory_its_table_stays_ours(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIODIST_TRANSPORT", "tcp")
+    path = tmp_path / "table.json"
+    argv = ["tune", "broadcast", "-n", "2", "-s", "64", "--seconds", "0", "-o", str(path)]
+    assert await asyncio.to_thread(main, argv) == 0
+    assert "share no memory here" in capfd.readouterr().err
+    assert decode(path.read_text()).shared == SHARED_RULES
+
+
+def _forced(ranks: int, small: bool) -> str:
+    """Slots for all that they hold, or for nothing."""
+    rows = {}
+    for operation, names in ALGORITHMS.items():
+        slots = [Rule(ranks, SLOT_BYTES, Choice("slots"), least=ranks)] if small else []
+        rows[operation] = [*slots, Rule(ranks, MANY, Choice(names[-1]), least=ranks)]
+    return encode({}, rows, {})
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("slots", [True, False])
+async def test_a_job_goes_by_the_table_in_shared_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, slots: bool
+) -> None:
+    """With results as ever, for any length. No chunk is used where slots are forced."""
+    path = tmp_path / "table.json"
+    path.write_text(_forced(ranks, slots))
+    monkeypatch.setenv("AIODIST_TABLE", str(path))
+    total = ranks * (ranks + 1) / 2
+
+    async def rank(number: int) -> None:
+        await dist.barrier()
+        plane = current_world().default_group().plane
+        assert plane is not None
+        for count in (0, 1, ranks, 1_001, SLOT_BYTES // 4 // ranks):
+            before = plane.chunks_used
+            mine = np.full(count, number + 1.0, np.float32)
+            summed, reduced, sent = mine.copy(), mine.copy(), mine.copy()
+            places = [np.empty_like(mine) for _ in range(ranks)]
+            own = np.empty_like(mine)
+            steps = (
+                lambda a=summed: dist.all_reduce(a),
+                lambda a=reduced: dist.reduce(a, ranks - 1),
+                lambda a=sent: dist.broadcast(a, ranks - 1),
+                lambda a=mine, p=places: dist.all_gather(p, a),
+                lambda a=own, m=mine: dist.reduce_scatter(a, [m] * ranks),
+            )
+            for step in steps:
+                await step()
+                assert (plane.chunks_used == before) == slots
+                before = plane.chunks_used
+            assert (summed == total).all()
+            assert (reduced == (total if number == ranks - 1 else number + 1)).all()
+            assert (sent == ranks).all()
+            assert all((place == i + 1).all() for i, place in enumerate(places))
+            assert (own == total).all()
+
+    await run_ranks(ranks, rank, "shm", timeout=20)
 
 
 @pytest.mark.parametrize(("content", "said"), [(None, "No such file"), ("{}", "its format is not")])

@@ -39,4 +39,4 @@ def native_within(group: ProcessGroup, line: CollectiveLine) -> Any:
     ``line`` brings the fingerprint, the timeout and the sequence number; it has no board.
     """
     inside: Any = _Group(group, line)
-    return NativeBackend(inside, ByMessages(group.world.rules))
+    return NativeBackend(inside, ByMessages(group.world.tables.messages))
