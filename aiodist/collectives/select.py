@@ -150,35 +150,42 @@ SHARED_RULES: Rules = MappingProxyType(
     {
         "barrier": (Rule(MANY, MANY, Choice("slots")),),
         "broadcast": (
-            Rule(MANY, 64 * KIB, Choice("slots")),
+            Rule(MANY, 256 * KIB, Choice("slots")),
             Rule(MANY, MANY, Choice("chunks")),
         ),
         "reduce": (
-            Rule(4, 64 * KIB, Choice("slots")),
+            Rule(2, 256 * KIB, Choice("slots")),
+            Rule(4, 128 * KIB, Choice("slots")),
+            Rule(8, 32 * KIB, Choice("slots")),
             Rule(MANY, 8 * KIB, Choice("slots")),
             Rule(MANY, MANY, Choice("stripes")),
         ),
         "all_reduce": (
             Rule(2, 256 * KIB, Choice("slots")),
             Rule(2, MANY, Choice("exchange")),
-            Rule(4, 32 * KIB, Choice("slots")),
+            Rule(4, 128 * KIB, Choice("slots")),
+            Rule(8, 32 * KIB, Choice("slots")),
             Rule(MANY, 8 * KIB, Choice("slots")),
             Rule(MANY, MANY, Choice("stripes")),
         ),
         "all_gather": (
-            Rule(MANY, 64 * KIB, Choice("slots")),
+            Rule(MANY, 256 * KIB, Choice("slots")),
             Rule(MANY, MANY, Choice("chunks")),
         ),
         "gather": (Rule(MANY, MANY, Choice("slot_then_chunks")),),
         "scatter": (Rule(MANY, MANY, Choice("slot_then_chunks")),),
         "reduce_scatter": (
-            Rule(MANY, 64 * KIB, Choice("slots")),
+            Rule(MANY, 256 * KIB, Choice("slots")),
             Rule(MANY, MANY, Choice("chunks")),
         ),
         "all_to_all": (Rule(MANY, MANY, Choice("slot_then_chunks")),),
     }
 )
-"""For ranks that share memory. What goes into slots is at most `Board.slot_bytes` long."""
+"""For ranks that share memory. What goes into slots is at most `Board.slot_bytes` long.
+
+Where slots move the same bytes as one chunk they save a wait. Reducing in them, a rank reads all
+others' data: from measurements on two cores, with less for more ranks, which may have a core each.
+"""
 
 HOSTS_RULES: Rules = MappingProxyType(
     {
