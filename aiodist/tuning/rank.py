@@ -118,7 +118,8 @@ async def _fastest(group: ProcessGroup, matter: _Matter, seconds: float) -> Choi
             f"{matter.names[choice]} {median * 1e6:.0f} us"
             for median, choice in sorted(zip(medians, choices, strict=True))
         )
-        sys.stderr.write(f"{matter.told}: {figures}\n")
+        only = f"nothing but {matter.names[choices[0]]}"
+        sys.stderr.write(f"{matter.told}: {figures if len(choices) > 1 else only}\n")
     return choices[winner]
 
 
