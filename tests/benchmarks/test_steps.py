@@ -88,7 +88,7 @@ def test_terminal_and_page_show_steps_and_communication(result: StepResult) -> N
         "cores": 2,
         "memory_gib": 1,
         "system": "",
-        "load_average": [],
+        "load_average": [0.0, 0.0, 0.0],
         "python": "",
         "versions": {},
         "aiodist": {"version": "", "commit": ""},

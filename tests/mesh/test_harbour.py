@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import pytest
+
 from aiodist.errors import ProtocolError
 from aiodist.mesh.harbour import Harbour
 from aiodist.mesh.lookout import Lookout
+
+pytestmark = pytest.mark.usefixtures("steady_clock")
 
 
 class FakeDock:

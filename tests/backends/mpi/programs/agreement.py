@@ -56,7 +56,7 @@ MISMATCHES: dict[str, tuple[Call, str]] = {
             ones(_own(odd, (2, 4), (4, 2))),
             g,
         ),
-        "how long the parts of the ranks are",
+        "lengths with digest",
     ),
     "parts of gather": (
         lambda odd, g: dist.gather(ones(4 + odd), some(4) if _first() else None, 0, g),
