@@ -74,6 +74,8 @@ class Ending(ABC):
         self.generation = 0  # how many groups this one follows on
         self._numbers = {global_rank: number for number, global_rank in enumerate(self.ranks)}
         self._error: DistError | None = None
+        self.is_broken = False
+        """Whether a collective failed whose bytes the backend cannot call back."""
         self._revoked = False
         self.successor: ProcessGroup | None = None
         """The group that its members went on in, once `shrink` or `grow` has made it."""
@@ -106,6 +108,7 @@ class Ending(ABC):
 
     def _break(self, error: DistError) -> None:
         """A collective failed whose bytes the backend cannot call back: the group has ended."""
+        self.is_broken = True
         if self._error is not None:
             return
         broken = GroupClosedError(

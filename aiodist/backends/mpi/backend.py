@@ -119,15 +119,20 @@ class MpiBackend(NativeBackend):
             self._gate.shut(error)
 
     def close(self) -> None:
-        """Gives the communicator back, as all its ranks do. What MPI has not ended goes on."""
+        """Gives the communicator back, as all its ranks do, unless something may be left in it.
+
+        What MPI has not ended goes on, and messages that nobody took stay. MPI gives the number of
+        a communicator to a later one, which would find them: then it is kept, as they are.
+        """
         if self._closed:
             return
         self._closed = True
         was_open = self._gate.is_open
         self._gate.shut(DistBackendError(f"group {self._group.group_name!r} is closed"))
         if was_open:
-            self._gate.poller.close()
-            self._gate.comm.Free()
+            quiet = self._gate.poller.close()
+            if quiet and not self._group.is_broken:
+                self._gate.comm.Free()
 
     # -- what differs from the native backend
 

@@ -93,8 +93,8 @@ class Poller:
             else:
                 watched.complete(None)
 
-    def close(self) -> None:
-        """Ask no more. What MPI has not ended keeps its memory until the process ends."""
+    def close(self) -> bool:
+        """Ask no more; whether all had ended. What has not keeps its memory until the process ends."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
@@ -103,6 +103,7 @@ class Poller:
         for watched in left:
             # Given back, the memory would be somebody else's when MPI writes to it.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(watched))
+        return not left
 
     def _pay_attention(self, nbytes: int) -> None:
         self._since = perf_counter()
