@@ -34,7 +34,7 @@ LIMIT = 60.0
 
 _LINE = 64  # bytes of a cache line: each flag has one of its own
 _POLLS = 200  # looks before the core is offered to somebody else at each
-_YIELDS = 1000  # looks before it is given up for a while at each
+_YIELDS = 50  # looks, with the core given up at each, before it sleeps between them
 _NAP = 50e-6
 _ORDERED = frozenset({"x86_64", "AMD64"})  # stores become visible in their order
 

@@ -23,6 +23,7 @@ from aiodist.errors import (
 from aiodist.mesh.rendezvous import Rendezvous, meeting, places, rendezvous
 from aiodist.mesh.rendezvous.plan import Master
 from aiodist.store import MemoryStore, TcpStoreServer
+from tests.limits import scaled
 
 
 @pytest.fixture
@@ -194,7 +195,7 @@ async def test_torchruns_agent_serves_the_store() -> None:
         await close(ranks)
         # Workers that were killed on their way leave a trace in the agent's store.
         with pytest.raises(StoreTimeoutError, match=r"torchrun's store at 127\.0\.0\.1"):
-            await meet(environ=base | {"RANK": "1"}, seconds=0.05)
+            await meet(environ=base | {"RANK": "1"}, seconds=scaled(0.5))
 
 
 @pytest.mark.parametrize("method", ["tcp", "file"])
