@@ -33,8 +33,8 @@ LIMIT = 60.0
 """Seconds that a rank waits for another, before it says that none comes."""
 
 _LINE = 64  # bytes of a cache line: each flag has one of its own
-_POLLS = 200  # looks before the core is offered to somebody else at each
-_YIELDS = 50  # looks, with the core given up at each, before it sleeps between them
+_POLLS = 2000  # looks before the core is offered to somebody else at each
+_YIELDS = 3  # looks, with the core given up at each, before it sleeps between them
 _NAP = 50e-6
 _ORDERED = frozenset({"x86_64", "AMD64"})  # stores become visible in their order
 

@@ -68,11 +68,17 @@ dist.destroy_process_group()
 
 DEATH = """
 import os
+import pathlib
+import time
 
 dist.barrier()
+seen = pathlib.Path(__file__).with_name("rank 0 has left the barrier")
 if rank == 1:
+    while not seen.exists():
+        time.sleep(0.01)
     print("done", flush=True)
     os._exit(0)
+seen.touch()
 try:
     dist.all_reduce(torch.ones(3))
 except dist.PeerLostError as error:
