@@ -210,6 +210,7 @@ async def main() -> None:
             samples.append({"seconds": now - begin, **sample()})
             due = now + options.seconds / SAMPLES
         goes_on[0] = now - begin < options.seconds
+        await dist.barrier()  # nobody leaves while another counts
         await dist.broadcast(goes_on, 0)
     await dist.destroy_process_group()
     report = {

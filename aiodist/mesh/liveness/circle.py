@@ -8,6 +8,7 @@ whatever the ranks' programs do; the flood's cost is four small frames a rank.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -77,6 +78,8 @@ class Circle:
         self._key = b""
         self._timer: asyncio.TimerHandle | None = None
         self._over = False
+        self._leaving = asyncio.Event()
+        self._last_words = ""
 
     async def open(self) -> tuple[str, ...]:
         """Listen; the addresses are for the other ranks. Raises DistNetworkError."""
@@ -118,19 +121,26 @@ class Circle:
         if self._over and not self._listeners:
             return
         self._over = True
-        lines = [*self._lines.values(), *self._returned.values()]
-        for line in lines:
-            if last_words:
-                line.tell(FrameType.LOST, self._notice(self.rank, last_words).encode())
-            else:
-                line.tell(FrameType.GOODBYE)
+        self._last_words = last_words
+        self._leaving.set()
+        for line in [*self._lines.values(), *self._returned.values()]:
+            self._take_leave_of(line)
+        # Whoever is being dialled hears a goodbye, too: to a rank that goes on, one that hangs up
+        # in the middle of the handshake would be a stranger.
+        if self._dialling:
+            await asyncio.wait(self._dialling.values(), timeout=_FAREWELL_SECONDS)
         self._stop()
-        for line in lines:
-            self._farewells.hang_up(line.connection)
         await self._farewells.over()
         listeners, self._listeners = self._listeners, []
         for listener in listeners:
             await listener.close()
+
+    def _take_leave_of(self, line: Lifeline) -> None:
+        if self._last_words:
+            line.tell(FrameType.LOST, self._notice(self.rank, self._last_words).encode())
+        elif self._leaving.is_set():  # not that of a rank which the others gave up
+            line.tell(FrameType.GOODBYE)
+        self._farewells.hang_up(line.connection)
 
     def close_in_child(self) -> None:
         """In a forked child: give back what it inherited; the parent's lines go on."""
@@ -146,7 +156,7 @@ class Circle:
         self._strangers.proven(line)
         rank = line.rank
         if self._over:
-            self._farewells.hang_up(line.connection)
+            self._take_leave_of(line)
             return
         if rank in self._gone:
             # It was given up, and comes back; or it is the next one in its place, of which this
@@ -301,7 +311,9 @@ class Circle:
                 if refusals:
                     self._ended(rank, f"it died: {refusals}")
                 if rank not in self._lines:
-                    await asyncio.sleep(_REDIAL_SECONDS)
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_REDIAL_SECONDS):
+                            await self._leaving.wait()
         finally:
             if self._dialling.get(rank) is asyncio.current_task():
                 del self._dialling[rank]

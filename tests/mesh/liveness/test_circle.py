@@ -11,6 +11,7 @@ import pytest
 
 from aiodist.errors import DistNetworkError, ProtocolError
 from aiodist.mesh.liveness.circle import Circle
+from aiodist.mesh.liveness.lifeline import Lifeline
 from aiodist.mesh.liveness.notice import MAX_TEXT, Notice
 from aiodist.mesh.liveness.ring import neighbours
 from aiodist.mesh.peer import Card
@@ -244,6 +245,33 @@ async def test_strangers_on_the_listener_are_turned_away(
         await writer.wait_closed()
     assert "rank 0's lifeline turned a stranger away" in caplog.text
     assert complete(ranks[0], [])
+
+
+async def test_a_rank_that_leaves_while_it_dials_is_no_stranger(
+    make: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A neighbour leaves, so it dials the next; then it leaves, in the middle of the handshake."""
+    ranks = await make(6)
+    ring, first = ranks[0].circle._ring, ranks[0].circle.rank
+    second = next(iter(neighbours(ring, first, ())))
+    (third,) = set(neighbours(ring, first, [second])) - set(neighbours(ring, first, ()))
+    strangers = ranks[third].circle._strangers
+    leaving: asyncio.Future[asyncio.Task[None]] = asyncio.get_running_loop().create_future()
+    admit = strangers.admit
+
+    def leave_now(line: Lifeline, name: str) -> None:
+        admit(line, name)
+        leaving.set_result(asyncio.ensure_future(ranks[first].circle.leave()))
+
+    monkeypatch.setattr(strangers, "admit", leave_now)
+    with caplog.at_level(logging.WARNING, "aiodist"):
+        await ranks[second].circle.leave()
+        await (await leaving)
+        gone = [first, second]
+        rest = [rank for rank in ranks if rank.circle.rank not in gone]
+        await until(lambda: all(complete(rank, gone) for rank in rest))
+    assert caplog.text == ""
+    assert all(rank.reports == [] for rank in ranks)
 
 
 def addresses_of(rank: Rank) -> tuple[str, ...]:
