@@ -112,7 +112,7 @@ bench: $(STAMP)
 
 # Hosts made of network namespaces: the right to administer networks is needed.
 bench-network: $(STAMP)
-	@$(BIN)/python -m benchmarks run --namespaces --ranks 2 --peers gloo,async-tcp,blocking-tcp \
+	@$(BIN)/python -m benchmarks run --namespaces --ranks 2 \
 		--output docs/performance-network/results.json
 	@$(BIN)/python -m benchmarks page --network docs/performance-network/results.json
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.cases import FULL, OPERATIONS, QUICK, STANDARD, Suite
 from benchmarks.machine import busy, describe
-from benchmarks.peers import LIBRARIES, PEERS
+from benchmarks.peers import BETWEEN_HOSTS, LIBRARIES, ON_A_HOST, PEERS
 from benchmarks.processes import ROOT
 from benchmarks.steps.cases import DDP_STEP, Steps
 
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command == "run":
         return _run(_suite(options), _peers(options), options.output, options)
     defaults = _parser().parse_args(["run"])
-    return _run(STANDARD, tuple(PEERS), RESULTS, defaults) or _page(RESULTS, PAGE)
+    return _run(STANDARD, ON_A_HOST, RESULTS, defaults) or _page(RESULTS, PAGE)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,8 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--sizes", help="only these bytes, as 4,1048576")
     run.add_argument(
         "--peers",
-        help=f"these of {','.join(PEERS)}; default: all, but with --quick or --namespaces none of "
-        "those that are no library",
+        help=f"these of {','.join(PEERS)}; default: all that are of one host, with --quick none of "
+        f"those that are no library; with --namespaces {','.join(BETWEEN_HOSTS)}",
     )
     run.add_argument("--pin", action="store_true", help="keep each rank on its share of cores")
     run.add_argument(
@@ -98,7 +98,9 @@ def _parser() -> argparse.ArgumentParser:
 def _peers(options: argparse.Namespace) -> tuple[str, ...]:
     if options.peers:
         return tuple(options.peers.split(","))
-    return LIBRARIES if options.quick or options.namespaces else tuple(PEERS)
+    if options.namespaces:
+        return BETWEEN_HOSTS
+    return LIBRARIES if options.quick else ON_A_HOST
 
 
 def _suite(options: argparse.Namespace) -> Suite:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from benchmarks.cases import Case
 from benchmarks.results import Report
 from benchmarks.steps.cases import OURS
 from benchmarks.targets import HOST, NETWORK, TARGETS, StepTarget, Target
 
-FLOOR = "floor"
+FLOORS = MappingProxyType({HOST: "floor", NETWORK: "floor-tcp"})
+"""The program without any library, by where a run was."""
 
 MET, MISSED, UNMEASURED = "met", "missed", "not measured"
 MET_SO_FAR = "met where measured"
@@ -58,9 +60,14 @@ class Goal:
         )
 
 
+def where_of(report: Report) -> str:
+    """HOST or NETWORK."""
+    return NETWORK if "namespace" in report.settings["interface"] else HOST
+
+
 def goals(report: Report) -> Iterator[Goal]:
     """All targets for where the run was: on one host or between hosts."""
-    where = NETWORK if "namespace" in report.settings["interface"] else HOST
+    where = where_of(report)
     for target in TARGETS:
         if target.where == where:
             yield _step(report, target) if isinstance(target, StepTarget) else _of(report, target)
@@ -73,7 +80,7 @@ def _of(report: Report, target: Target) -> Goal:
         if target.sizes is not None and case.nbytes not in target.sizes:
             continue
         seen.append(case.nbytes)
-        floor = report.ratio(row, FLOOR, target.against)
+        floor = report.ratio(row, FLOORS[target.where], target.against)
         ratios = {peer: report.ratio(row, peer, target.against) for peer in target.peers}
         found += [
             Worst(ratio, peer, case, floor) for peer, ratio in ratios.items() if ratio is not None

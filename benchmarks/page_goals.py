@@ -4,14 +4,38 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from types import MappingProxyType
 
 from benchmarks.cases import size_text
-from benchmarks.goals import FLOOR, MET, MET_SO_FAR, MISSED, UNMEASURED, Goal, Worst, goals
+from benchmarks.goals import (
+    FLOORS,
+    MET,
+    MET_SO_FAR,
+    MISSED,
+    UNMEASURED,
+    Goal,
+    Worst,
+    goals,
+    where_of,
+)
 from benchmarks.peers import label
 from benchmarks.results import Report
 from benchmarks.steps.cases import DDP_STEP
 from benchmarks.table import NOTHING, markdown_row, ratio_text
-from benchmarks.targets import HOST, StepTarget
+from benchmarks.targets import HOST, NETWORK, StepTarget
+
+_PROGRAMS = MappingProxyType(
+    {
+        HOST: "Python processes, rings of chunks in memory that all of them map, numpy's copy and add, "
+        "flags that are polled; no check of arguments, no event loop, no failure handled",
+        NETWORK: "Python processes, one TCP connection, from the tensors' memory and into it, numpy's "
+        "add as parts come in; no check of arguments, no event loop, no header, no failure handled",
+    }
+)
+"""What is called no library, by where a run was."""
+
+
+FLOOR_SHARED = "floor-shared"
 
 
 def goal_words(report: Report) -> str:
@@ -27,18 +51,22 @@ def goal_words(report: Report) -> str:
         "A goal is a ratio of medians in this run, and what counts is the worst of its sizes and "
         f"doors. Of {len(found)} goals: {total}."
     )
-    if all(goal.target.where == HOST for goal in found):
+    where = where_of(report)
+    floor = FLOORS[where]
+    if where == HOST:
         text += " Those between hosts are measured by `make bench-network`."
-    if FLOOR in report.peers:
+    if floor in report.peers:
         beyond = sum(goal.out_of_reach for goal in found)
         text += (
-            f' "{label(FLOOR).capitalize()}" is the same ratio, in the same case, of a program '
-            "that only does the work: Python processes, rings of chunks in memory that all of them "
-            "map, numpy's copy and add, flags that are polled; no check of arguments, no event "
-            "loop, no failure handled. Its results are checked like all others. Where it misses a "
+            f' "{label(floor).capitalize()}" is the same ratio, in the same case, of a program '
+            f"that only does the work: {_PROGRAMS[where]}. "
+            "Its results are checked like all others. Where it misses a "
             "goal too, the goal is out of the reach of a library in Python on this machine, by "
-            f"this experiment: {beyond or 'none'} of those missed. "
-            f'"{label("floor-shared").capitalize()}" adds half and copies half of tensors that lie '
+            f"this experiment: {beyond or 'none'} of those missed."
+        )
+    if FLOOR_SHARED in report.peers:
+        text += (
+            f' "{label(FLOOR_SHARED).capitalize()}" adds half and copies half of tensors that lie '
             "in shared memory beforehand, which a caller's do not."
         )
     return text
@@ -46,7 +74,15 @@ def goal_words(report: Report) -> str:
 
 def goal_rows(report: Report) -> Iterator[str]:
     """The table, a row for each goal."""
-    head = ["goal", "relative to", "at most", "measured", "where", label(FLOOR), ""]
+    head = [
+        "goal",
+        "relative to",
+        "at most",
+        "measured",
+        "where",
+        label(FLOORS[where_of(report)]),
+        "",
+    ]
     yield markdown_row(head)
     yield markdown_row(["---", "---", "---:", "---:", "---", "---:", "---"])
     for goal in goals(report):

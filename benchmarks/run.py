@@ -13,7 +13,7 @@ from benchmarks import machine
 from benchmarks.cases import Case, Suite
 from benchmarks.hosts import namespaces
 from benchmarks.measure import Effort, Samples
-from benchmarks.peers import PEERS
+from benchmarks.peers import ON_A_HOST
 from benchmarks.processes import Ranks
 from benchmarks.results import Report, Result, in_order
 from benchmarks.stats import combine, summarize
@@ -64,7 +64,7 @@ class Gathered:
 
 def run(
     suite: Suite,
-    peers: Sequence[str] = tuple(PEERS),
+    peers: Sequence[str] = ON_A_HOST,
     others: Sequence[Blocks] = (),
     *,
     pinned: bool = False,

@@ -11,6 +11,7 @@ from benchmarks.peers.base import Peer
 from benchmarks.peers.doors import AsyncDoor, BlockingDoor
 from benchmarks.peers.floor import Floor
 from benchmarks.peers.floor_shared import FloorShared
+from benchmarks.peers.floor_tcp import FloorTcp
 from benchmarks.peers.gloo import Gloo
 
 PEERS: MappingProxyType[str, Callable[[], Peer]] = MappingProxyType(
@@ -22,12 +23,16 @@ PEERS: MappingProxyType[str, Callable[[], Peer]] = MappingProxyType(
         "blocking-tcp": partial(BlockingDoor, "blocking-tcp", "tcp"),
         "floor": Floor,
         "floor-shared": FloorShared,
+        "floor-tcp": FloorTcp,
     }
 )
 
-FLOORS = frozenset({"floor", "floor-shared"})
+FLOORS = frozenset({"floor", "floor-shared", "floor-tcp"})
 """No libraries: what there is to reach."""
 LIBRARIES = tuple(name for name in PEERS if name not in FLOORS)
+ON_A_HOST = tuple(name for name in PEERS if name != "floor-tcp")
+BETWEEN_HOSTS = ("gloo", "async-tcp", "blocking-tcp", "floor-tcp")
+"""What is compared where, unless a run says otherwise."""
 
 LABELS = MappingProxyType(
     {
@@ -38,6 +43,7 @@ LABELS = MappingProxyType(
         "blocking-tcp": "aiodist, blocking, TCP",
         "floor": "no library",
         "floor-shared": "no library, shared tensors",
+        "floor-tcp": "no library",
         "openmpi": "Open MPI",
         "mpich": "MPICH",
         "openmpi-aiodist": "aiodist over Open MPI",

@@ -143,6 +143,23 @@ def test_a_run_between_hosts_has_goals_of_its_own() -> None:
     assert "bench-network" in goal_words(report(times))
 
 
+@pytest.mark.parametrize(("floor", "beyond"), [(85.0, False), (92.0, True)])
+def test_between_hosts_bare_tcp_says_what_is_out_of_reach(floor: float, beyond: bool) -> None:
+    row = {"gloo": 100.0, "async-tcp": 95.0, "blocking-tcp": 80.0, "floor-tcp": floor, "floor": 1.0}
+    of = report(
+        {("send_recv", 2, MIB): row},
+        interface="veth, each rank in a network namespace",
+        peers=tuple(row),
+    )
+
+    found = goal(of, "send_recv")
+    assert (found.verdict, found.out_of_reach) == (MISSED, beyond)
+    assert f"1 MiB, async, TCP | {floor / 100:.2f} | missed" in "\n".join(goal_rows(of))
+    assert ("out of reach here" in "\n".join(goal_rows(of))) == beyond
+    assert "one TCP connection" in goal_words(of)
+    assert "rings of chunks" not in goal_words(of)
+
+
 def test_every_goal_is_about_cases_of_the_suites_and_peers_there_are() -> None:
     for suite in (STANDARD, FULL):
         cases = {case for _, _, block in suite.blocks() for case in block}

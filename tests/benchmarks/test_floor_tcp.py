@@ -1,0 +1,69 @@
+"""What a network does with no library: right, and never waiting for ever."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+from torch.distributed import HashStore
+
+from benchmarks.cases import QUICK, Case
+from benchmarks.operations import Call
+from benchmarks.peers.base import Place, UnsupportedError
+from benchmarks.peers.floor_tcp import PART, WHOLE, FloorTcp
+from benchmarks.rank import empty
+from benchmarks.run import run
+from benchmarks.steps.cases import Steps
+
+LONG = 4 * (5 * PART + 6)
+"""Bytes of a tensor whose halves have several parts and a rest, and fill what the kernel takes."""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("libuv")
+def test_every_operation_is_right() -> None:
+    suite = replace(QUICK, sizes={2: (4, 24, LONG)}, budget=0.0, fewest=2, most=2, steps=Steps())
+    report = run(suite, ["floor-tcp"])
+
+    cases = {case for _, _, block in suite.blocks() for case in block}
+    assert {result.case for result in report.results if result.summary} == cases
+    assert Case("reduce_scatter", 2, LONG) in cases
+    assert LONG // 4 > WHOLE
+
+
+def test_it_is_of_two_ranks() -> None:
+    peer = FloorTcp()
+    peer.open(Place(0, 3, HashStore()))
+
+    with pytest.raises(UnsupportedError, match="two ranks"):
+        peer.turn(Call(Case("barrier", 3, 0), 0, empty), range(1))
+    peer.close()
+
+
+def pair(limit: float) -> list[FloorTcp]:
+    store = HashStore()
+    peers = [FloorTcp(limit), FloorTcp(limit)]
+    other = threading.Thread(target=peers[1].open, args=(Place(1, 2, store),))
+    other.start()
+    peers[0].open(Place(0, 2, store))
+    other.join()
+    return peers
+
+
+def test_a_rank_that_does_not_come_ends_the_wait() -> None:
+    peers = pair(0.05)
+
+    with pytest.raises(TimeoutError, match=r"floor-tcp: the other rank has not come in 0\.05 s"):
+        peers[0].barrier()
+    for peer in peers:
+        peer.close()
+
+
+def test_a_rank_that_ends_ends_the_other() -> None:
+    peers = pair(5.0)
+    peers[1].close()
+
+    with pytest.raises(ConnectionError, match="has ended"):
+        peers[0].barrier()
+    peers[0].close()
