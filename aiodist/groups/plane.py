@@ -41,7 +41,8 @@ OPENING_SECONDS = 5e-4
 """How often to look, at the first operation, whether all members are there."""
 
 PATIENCE_SECONDS = 0.2
-"""After this long a rank makes a connection itself that is the other's to make."""
+"""After this long a rank makes a connection itself that is the other's to make, and does without the
+room that a group has which not all of its ranks have destroyed yet."""
 
 SUSPICION_SECONDS = 50e-3
 """After this long a sleeper tells the others what it is in, over the streams."""
@@ -218,7 +219,7 @@ class Plane:
         if self.words or memory is None:
             return True
         if memory.could_share(self.members):
-            memory.lay_out(self._id)
+            memory.lay_out(self._id, patient=self._is_patient)
             areas = memory.look(self._id, self.members)
         else:
             areas = "not all of its ranks can map each other's memory"
@@ -230,6 +231,8 @@ class Plane:
             return False
         if isinstance(areas, str):
             log.info("group %r uses streams alone: %s", self.group.group_name, areas)
+            memory.never_shared(self._id)
+            memory.let_go(self._id, self.members, all_listed=False)
             self._memory = None
             return True
         self.areas = areas
@@ -250,9 +253,6 @@ class Plane:
 
         One side of each pair makes it, at first.
         """
-        now = perf_counter()
-        if not self._patient_until:
-            self._patient_until = now + PATIENCE_SECONDS
         endpoint, ranks = self.group.endpoint, self.members
         missing = [
             rank
@@ -262,9 +262,17 @@ class Plane:
             and endpoint.error_of(rank) is None
         ]
         for rank in missing:
-            if ranks.index(rank) > self.rank or now > self._patient_until:
+            if ranks.index(rank) > self.rank or not self._is_patient:
                 endpoint.reach(rank)
         return not missing
+
+    @property
+    def _is_patient(self) -> bool:
+        """Whether the first operation has not waited for long."""
+        now = perf_counter()
+        if not self._patient_until:
+            self._patient_until = now + PATIENCE_SECONDS
+        return now <= self._patient_until
 
     def _give_up(self) -> None:
         """Fail the first operation if a member is gone that has never said what it has room for."""
@@ -286,14 +294,17 @@ class Plane:
         return self._memory is None
 
     def close(self) -> None:
-        """The group is destroyed."""
+        """The group is destroyed. Idempotent."""
         self.forget_wait()
-        self._memory = None
+        memory, self._memory = self._memory, None
+        opened = bool(self.words)
         self.areas = []
         self.words = []
         self._peers = []
         self._slots = []
         self.mine = memoryview(b"")
+        if memory is not None:
+            memory.let_go(self._id, self.members, all_listed=opened)
 
     # -- flags
 

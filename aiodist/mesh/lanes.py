@@ -55,7 +55,11 @@ class _Job:
 
 
 class Lane:
-    """What this rank sends to one other through shared memory. Takes room on first use."""
+    """What this rank sends to one other through shared memory.
+
+    It takes room on first use, and when it uses none another lane may have it. So a large message
+    that goes this way holds it from its first part to its last.
+    """
 
     def __init__(self, rank: int, harbour: Harbour, connection: Connection, broken: Broken) -> None:
         """``broken(error)`` is called where the other rank does not keep to the protocol."""
@@ -64,21 +68,35 @@ class Lane:
         self._connection = connection
         self.broken = broken
         self._out: LaneOut | None = None
-        self._asked = False
+        self._failed = False
         self._jobs: deque[_Job] = deque()
 
     @property
     def is_open(self) -> bool:
-        """Whether there is memory; if not, the stream takes everything."""
-        if not self._asked and self._harbour.memory is not None:
-            self._asked = True
-            self._out = self._harbour.memory.lane_to(self._rank)
-        return self._out is not None
+        """Whether there is memory for what is sent at once; if not, the stream takes it."""
+        out, memory = self._out, self._harbour.memory
+        if (out is None or not out.is_moored) and not self._failed and memory is not None:
+            out = memory.lane_to(self._rank)
+            self._out = out or self._out
+        return out is not None and out.is_moored
+
+    def hold(self) -> bool:
+        """Keep the memory, if there is, until `let_go` is called as often; whether there is."""
+        if not self.is_open or self._out is None:
+            return False
+        self._out.users += 1
+        return True
+
+    def let_go(self) -> None:
+        """The end of what `hold` began. Not where this has failed."""
+        if self._out is not None:
+            self._out.users -= 1
 
     # -- from the outbox
 
     def place(self, key: Key, data: memoryview, meta: bytes, on_sent: OnSent) -> None:
-        """Send a message with its data behind it. ``on_sent``: as a connection's."""
+        """Send a message with its data behind it, while open. ``on_sent``: as a connection's."""
+        self.hold()
         length = len(data)
         header = encode(FrameType.PLACED, key, length=length, meta=meta)
         job = _Job(data, 0, max(-(-length // PIECES), MIN_PIECE_BYTES), on_sent)
@@ -97,7 +115,8 @@ class Lane:
         self._harbour.enlist(self)
 
     def put(self, ticket: int, data: memoryview, on_sent: OnSent) -> None:
-        """Send the next bytes for receive number ``ticket``."""
+        """Send the next bytes for receive number ``ticket``, while held. ``on_sent``: likewise."""
+        self.hold()
         self._jobs.append(_Job(data, ticket, len(data), on_sent))
         self._harbour.enlist(self)
 
@@ -109,8 +128,10 @@ class Lane:
 
     def fail(self, error: BaseException) -> None:
         """The other rank is gone."""
-        self._asked = True
-        self._out = None
+        self._failed = True
+        out, self._out = self._out, None
+        if out is not None:
+            out.users = 0
         jobs = list(self._jobs)
         self._jobs.clear()
         for job in jobs:
@@ -146,6 +167,7 @@ class Lane:
             self._fill(out, job)
         if job.done == len(job.data):
             jobs.popleft()
+            self.let_go()
             job.on_sent(None)
         return True
 

@@ -42,7 +42,7 @@ _IN_FLIGHT = 2
 class Send(Pending[None]):
     """A message on its way out; completes when its memory may be overwritten."""
 
-    __slots__ = ("data", "id", "key", "meta", "offset", "outbox", "ticket")
+    __slots__ = ("by_lane", "data", "id", "key", "meta", "offset", "outbox", "ticket")
 
     def __init__(self, key: Key, data: memoryview, meta: bytes) -> None:
         super().__init__()
@@ -52,6 +52,7 @@ class Send(Pending[None]):
         self.id = 0
         self.ticket = 0
         self.offset = 0
+        self.by_lane = False  # all of its parts, so that none overtakes another
         self.outbox: Outbox | None = None
 
     def sent(self, error: BaseException | None) -> None:
@@ -128,6 +129,7 @@ class Outbox:
         if self._requested.pop(message.id, None) is message or message in self._bulk:
             if message in self._bulk:
                 self._bulk.remove(message)
+                self._leave_lane(message)
             self.control(encode(FrameType.WITHDRAW, message.key, id=message.id))
             return True
         if not message.done and self._connection is not None:
@@ -175,6 +177,9 @@ class Outbox:
         if message is not None:
             message.ticket = ticket
             message.offset = 0
+            message.by_lane = (
+                len(message.data) >= LANE_BYTES and self.lane is not None and self.lane.hold()
+            )
             self._bulk.append(message)
             self._pump()
 
@@ -270,14 +275,21 @@ class Outbox:
                 self._bulk.append(message)
             self._in_flight += 1
             sent = partial(self._part_sent, message, last)
-            if len(message.data) >= LANE_BYTES and self.lane is not None and self.lane.is_open:
+            if message.by_lane and self.lane is not None:
                 self.lane.put(message.ticket, part, sent)
+                if last:
+                    self._leave_lane(message)
                 continue
             header = encode(FrameType.DATA, message.key, id=message.ticket, length=len(part))
             connection.send((header, part), sent)
         self._pumping = False
         if self._bulk and not turn:
             self._call_soon(self._pump)
+
+    def _leave_lane(self, message: Send) -> None:
+        if message.by_lane and self.lane is not None:
+            message.by_lane = False
+            self.lane.let_go()
 
     def _part_sent(self, message: Send, last: bool, error: BaseException | None) -> None:
         self._in_flight -= 1

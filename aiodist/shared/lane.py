@@ -16,7 +16,7 @@ atomic instruction between the two, on both sides, keeps the processor from swap
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aiodist.errors import ProtocolError
 
@@ -41,22 +41,26 @@ LINES_BYTES = 8 * (_PIECES + _WORDS * DEPTH)
 class Ring:
     """Where the chunks of a lane are in the sender's segment."""
 
-    offset: int
     chunk_bytes: int
     depth: int
+    offset: int = 0
 
     @property
     def nbytes(self) -> int:
         return self.depth * self.chunk_bytes
 
+    def at(self, offset: int) -> Ring:
+        """The same, somewhere else."""
+        return replace(self, offset=offset)
 
-def ring_within(offset: int, nbytes: int) -> Ring | None:
-    """The best ring that ``nbytes`` from ``offset`` have room for, None where they have none."""
+
+def ring_within(nbytes: int) -> Ring | None:
+    """The best ring that ``nbytes`` have room for, None where they have none."""
     chunk = CHUNK_BYTES
     while chunk >= MIN_CHUNK_BYTES:
         for depth in (DEPTH, 2):
             if chunk * depth <= nbytes:
-                return Ring(offset, chunk, depth)
+                return Ring(chunk, depth)
         chunk //= 2
     return None
 
@@ -94,15 +98,38 @@ class _End:
 
 
 class LaneOut(_End):
-    """The sender's end; ``rank`` receives."""
+    """The sender's end; ``rank`` receives. It sends while it is moored: while it has chunks."""
 
     def __init__(
-        self, rank: int, segment: memoryview, ring: Ring, mine: memoryview, theirs: memoryview
+        self, rank: int, segment: memoryview, mine: memoryview, theirs: memoryview
     ) -> None:
         super().__init__(rank, segment, mine, theirs)
+        self.users = 0
+        """Messages that count on the chunks."""
+        self.chunk_bytes = 0
+        self._depth = 0
+        self._ring: Ring | None = None
+
+    @property
+    def is_moored(self) -> bool:
+        return self._ring is not None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is in the chunks that the receiver has not taken, nor will be now."""
+        return not self.users and self._theirs[_EMPTIED] == self._count
+
+    def moor(self, ring: Ring) -> None:
+        """These are its chunks from now on. Only where it has none."""
+        self._ring = ring
         self.chunk_bytes = ring.chunk_bytes
         self._depth = ring.depth
-        self._offset = ring.offset
+
+    def unmoor(self) -> Ring:
+        """Give up the chunks. Only where it is idle, or nobody receives any more."""
+        ring, self._ring = self._ring, None
+        assert ring is not None
+        return ring
 
     def free(self) -> int:
         """How many chunks may be filled. Raises ProtocolError where the other end counts nonsense."""
@@ -116,7 +143,8 @@ class LaneOut(_End):
 
     def fill(self, data: memoryview, whose: int) -> bool:
         """Put ``data`` into the next chunk, which is free. Whether the receiver must be woken."""
-        start = self._offset + self._count % self._depth * self.chunk_bytes
+        assert self._ring is not None
+        start = self._ring.offset + self._count % self._depth * self.chunk_bytes
         self._segment[start : start + len(data)] = data
         mine, piece = self._mine, _PIECES + self._count % DEPTH * _WORDS
         mine[piece] = start

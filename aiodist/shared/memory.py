@@ -3,6 +3,9 @@
 The head of a segment says which segments its owner has mapped, and lists the areas that the owner
 has laid out for groups. Whether all members of a group share memory is thus read from memory, and comes
 out alike on all of them: it is so if each has mapped each, and each has found room.
+
+Room comes back: that of an area when every member says that it looks at this group's areas no more, or
+is gone; that of a lane when it is empty and somebody else needs it.
 """
 
 from __future__ import annotations
@@ -11,8 +14,10 @@ import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 
-from aiodist.shared.area import Area, Shape, shape_within
+from aiodist.shared.area import CONTROL_BYTES, Area, Shape, shape_within
 from aiodist.shared.lane import LINES_BYTES, LaneIn, LaneOut, lay_lines, ring_within
+from aiodist.shared.listing import END, Listing, State
+from aiodist.shared.room import Room
 from aiodist.shared.segment import Segment
 
 log = logging.getLogger("aiodist")
@@ -23,13 +28,8 @@ DEFAULT_BYTES = 32 << 20
 MIN_BYTES = 1 << 20
 
 _HEAD_BYTES = 64 << 10
-_FULL = 2  # word: areas that are not listed by now will never be
-_COUNT = 3  # word: how many areas are listed
 _LEFT = 4  # word: the owner has left in good order
-_ENTRIES = 8  # first word of the list
-_ENTRY = 4  # words: area id, offset (0: no room), bytes of a chunk, depth
-_MAX_ENTRIES = 1000
-_MAPPED = _ENTRIES + _ENTRY * _MAX_ENTRIES  # first word of a list by rank: which segment is mapped
+_MAPPED = END  # first word of a list by rank: which segment is mapped
 _MAX_RANKS = _HEAD_BYTES // 8 - _MAPPED
 
 _NOT_MAPPED = 1
@@ -47,10 +47,14 @@ class SharedMemory:
         self._segments: dict[int, Segment] = {rank: segment}
         self._heads: dict[int, memoryview] = {}
         self._digests: dict[int, int] = {}  # what each rank's entry in the lists should say
-        self._free = _HEAD_BYTES
-        self._entries: dict[int, tuple[int, Shape] | None] = {}
+        self._room = Room(_HEAD_BYTES, len(segment.view))
+        self._lists: dict[int, Listing] = {}
+        self._areas: dict[int, tuple[int, Shape]] = {}  # which have room here
+        self._closing: dict[int, set[int]] = {}  # by area: members that may still look at it
+        self._seen: dict[int, set[int]] = {}  # by such an area: who has listed it
         self._places: dict[int, int] = {}  # of the ranks of this host in the tables of lanes
         self._lanes: list[LaneIn | LaneOut] = []
+        self._outward: dict[int, LaneOut] = {}
 
     @classmethod
     def create(cls, rank: int, nbytes: int) -> SharedMemory:
@@ -78,12 +82,13 @@ class SharedMemory:
                     self._segments[rank] = Segment.open(description)
                 digest = self._digests[rank] = _digest(description)
                 self._heads[rank] = self._segments[rank].view[:_HEAD_BYTES].cast("Q")
+                self._lists[rank] = Listing(self._heads[rank])
             except OSError as error:
                 failures.append(f"the memory of rank {rank} cannot be mapped: {error}")
             head[_MAPPED + rank] = digest
         self._places = {rank: place for place, rank in enumerate(sorted(descriptions))}
         if self._has_table(self.rank):
-            self._free += self._table_bytes
+            self._room = Room(_HEAD_BYTES + self._table_bytes, len(self._own.view))
             for rank in self._places:
                 lines = self._lines(self.rank, rank)
                 if lines is not None:
@@ -95,6 +100,7 @@ class SharedMemory:
         """Another process has taken the place of ``rank``; it shares no memory."""
         if self._heads.pop(rank, None) is not None:
             self._heads[self.rank][_MAPPED + rank] = _NOT_MAPPED
+            del self._lists[rank]
             self._close_lanes([lane for lane in self._lanes if lane.rank == rank])
             self._segments.pop(rank).close()
 
@@ -102,38 +108,40 @@ class SharedMemory:
         """Whether this rank has mapped all of ``ranks``. If not, no member shares with its group."""
         return all(rank in self._heads for rank in ranks)
 
-    def lay_out(self, area: int, room_for: int = 4) -> None:
+    def lay_out(self, area: int, room_for: int = 4, patient: bool = False) -> None:
         """Make an area in the own segment, with the id ``area``, or note that there is no room.
 
-        It gets one ``room_for``-th of what is left, at most what it can use.
+        It gets one ``room_for``-th of what is left, at most what it can use. ``patient``: where there
+        is no room before others have let go of closed areas, do nothing; it is to be tried again.
         """
-        if area in self._entries:
+        listing = self._lists[self.rank]
+        if listing.is_full or listing.state(area) is not None:
             return
-        head = self._heads[self.rank]
-        count = head[_COUNT]
-        if count == _MAX_ENTRIES:
-            head[_FULL] = 1
+        self._take_back()
+        room = self._room
+        while (shape := self._shape(room_for)) is None and (lane := self._idle_lane()) is not None:
+            self._unmoor(lane)
+        if shape is None:
+            if not (patient and self._areas.keys() & self._closing.keys()):
+                listing.add(area, 0, Shape(0, 0))
             return
-        left = len(self._own.view) - self._free
-        shape = shape_within(left // room_for) or shape_within(left)
-        entry = _ENTRIES + count * _ENTRY
-        if shape is not None:
-            self._entries[area] = (self._free, shape)
-            head[entry + 1] = self._free
-            head[entry + 2] = shape.chunk_bytes
-            head[entry + 3] = shape.depth
-            self._free += -(-shape.nbytes // _PAGE) * _PAGE
+        offset = room.take(shape.nbytes)
+        self._own.view[offset : offset + CONTROL_BYTES] = bytes(CONTROL_BYTES)  # no old flags
+        if listing.add(area, offset, shape):
+            self._areas[area] = offset, shape
         else:
-            self._entries[area] = None
-        head[entry] = area
-        head[_COUNT] = count + 1
+            room.give(offset, shape.nbytes)
+
+    def _shape(self, room_for: int) -> Shape | None:
+        largest = self._room.largest
+        fair = min(self._room.left // room_for, largest)
+        return shape_within(fair) or shape_within(largest)
 
     def look(self, area: int, ranks: Sequence[int]) -> list[Area] | str | None:
         """The areas of ``ranks`` under one id; None while somebody has not said; or why there are none.
 
         The answer is the same on all ``ranks`` once it is not None.
         """
-        found: list[tuple[int, int, Shape]] = []
         for rank in ranks:
             head = self._heads[rank]
             for other in ranks:
@@ -142,19 +150,15 @@ class SharedMemory:
                     return f"rank {rank} cannot map the memory of rank {other}"
                 if mapped != self._digests[other]:
                     return None
+        found: list[tuple[int, int, Shape]] = []
         for rank in ranks:
-            head = self._heads[rank]
-            for entry in range(_ENTRIES, _ENTRIES + head[_COUNT] * _ENTRY, _ENTRY):
-                if head[entry] == area:
-                    break
-            else:
-                if head[_FULL]:
-                    return f"rank {rank} has listed all the areas it can"
-                return None
-            offset, chunk, depth = head[entry + 1], head[entry + 2], head[entry + 3]
-            if not offset:
+            listing = self._lists[rank]
+            if listing.state(area) is None:
+                return f"rank {rank} has listed all the areas it can" if listing.is_full else None
+            room = listing.room(area)
+            if room is None:
                 return f"the segment of rank {rank} has no room left"
-            found.append((rank, offset, Shape(chunk, depth)))
+            found.append((rank, *room))
         return [
             Area(self._segments[rank].view[offset : offset + shape.nbytes], shape)
             for rank, offset, shape in found
@@ -162,35 +166,97 @@ class SharedMemory:
 
     def silent(self, area: int, ranks: Sequence[int]) -> list[int]:
         """Those of ``ranks`` that have laid out nothing under this id so far."""
-        return [rank for rank in ranks if not self._lists(rank, area)]
+        return [rank for rank in ranks if self._state(rank, area) is None]
 
-    def _lists(self, rank: int, area: int) -> bool:
-        head = self._heads.get(rank)
-        if head is None:
-            return False
-        end = _ENTRIES + head[_COUNT] * _ENTRY
-        return any(head[entry] == area for entry in range(_ENTRIES, end, _ENTRY))
+    def let_go(self, area: int, ranks: Sequence[int], all_listed: bool) -> None:
+        """This rank looks at nobody's area under this id any more; ``ranks`` share, or would have.
+
+        The own area's room comes back when all of them have said so too, or are gone.
+        ``all_listed``: whether this rank has found the areas of all.
+        """
+        if self._heads and self._state(self.rank, area) == State.OPEN:
+            self._lists[self.rank].close(area)
+            others = set(ranks) - {self.rank}
+            self._closing[area] = others
+            self._seen[area] = set(others) if all_listed else set()
+            self._take_back()
+
+    def _take_back(self) -> None:
+        """The room of closed areas that nobody looks at any more."""
+        for area, others in list(self._closing.items()):
+            others -= {rank for rank in others if self._has_let_go(rank, area)}
+            if not others:
+                del self._closing[area], self._seen[area]
+                self._lists[self.rank].end(area)
+                self._give_back(area)
+
+    def _has_let_go(self, rank: int, area: int) -> bool:
+        state = self._state(rank, area)
+        if state == State.OPEN:
+            self._seen[area].add(rank)
+        elif state is not None or rank in self._seen[area]:
+            return True  # where it is not listed any more, it has been over for long
+        segment = self._segments.get(rank)
+        return segment is None or segment.is_orphan
+
+    def never_shared(self, area: int) -> None:
+        """Nobody will ever look at the areas under this id. The entry stays, for who asks why."""
+        self._give_back(area)
+
+    def _give_back(self, area: int) -> None:
+        if (found := self._areas.pop(area, None)) is not None:
+            offset, shape = found
+            self._room.give(offset, shape.nbytes)
+
+    def _state(self, rank: int, area: int) -> State | None:
+        listing = self._lists.get(rank)
+        return None if listing is None else listing.state(area)
 
     # -- lanes
 
     def lane_to(self, rank: int) -> LaneOut | None:
-        """Room in the own segment for what is sent to ``rank``; once for each.
+        """The lane for what is sent to ``rank``, one for each, with chunks in the own segment.
 
-        None where ``rank`` has not mapped this segment, or no room is left: a quarter of the
-        segment is kept for groups.
+        None where ``rank`` has not mapped this segment, or where there is no room: a quarter of the
+        segment is kept for groups, and no other lane is idle whose chunks it could have.
         """
         head = self._heads.get(rank)
         if head is None or head[_MAPPED + self.rank] != self._digests[self.rank]:
             return None
+        lane = self._outward.get(rank)
+        if lane is not None and lane.is_moored:
+            return lane
         mine, theirs = self._lines(self.rank, rank), self._lines(rank, self.rank)
-        size = len(self._own.view)
-        ring = ring_within(self._free, (size - self._free - size // 4) // 4)
-        if ring is None or mine is None or theirs is None:
+        if mine is None or theirs is None:
             return None
-        self._free += -(-ring.nbytes // _PAGE) * _PAGE
-        lane = LaneOut(rank, self._own.view[:], ring, mine, theirs)
-        self._lanes.append(lane)
+        self._take_back()
+        room, kept = self._room, len(self._own.view) // 4
+        ring = ring_within(min((room.left - kept) // 4, room.largest))
+        if ring is not None:
+            ring = ring.at(room.take(ring.nbytes))
+        elif (idle := self._idle_lane()) is not None:
+            ring = idle.unmoor()
+        else:
+            return None
+        if lane is None:
+            lane = LaneOut(rank, self._own.view[:], mine, theirs)
+            self._lanes.append(lane)
+        # At the end: who has had chunks for the longest gives them up first.
+        self._outward.pop(rank, None)
+        self._outward[rank] = lane
+        lane.moor(ring)
         return lane
+
+    def _idle_lane(self) -> LaneOut | None:
+        """One that has chunks which it does not use now."""
+        for lane in self._outward.values():
+            if lane.is_moored and (lane.is_idle or self._segments[lane.rank].is_orphan):
+                return lane
+        return None
+
+    def _unmoor(self, lane: LaneOut) -> None:
+        ring = lane.unmoor()
+        self._room.give(ring.offset, ring.nbytes)
 
     def lane_from(self, rank: int) -> LaneIn | None:
         """The memory in which ``rank`` may put what it sends; None where it is not mapped."""
@@ -220,6 +286,10 @@ class SharedMemory:
 
     def _close_lanes(self, lanes: Sequence[LaneIn | LaneOut]) -> None:
         for lane in lanes:
+            if isinstance(lane, LaneOut):
+                self._outward.pop(lane.rank, None)
+                if lane.is_moored and lane.is_idle:
+                    self._unmoor(lane)
             lane.close()
             self._lanes.remove(lane)
 
@@ -241,6 +311,8 @@ class SharedMemory:
         for head in self._heads.values():
             head.release()
         self._heads.clear()
+        self._lists.clear()
+        self._closing.clear()
         for segment in self._segments.values():
             segment.close()
         self._segments.clear()

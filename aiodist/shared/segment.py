@@ -18,6 +18,9 @@ import weakref
 NONCE_BYTES = 16
 _NAME = "aiodist"  # seen in /proc/<pid>/maps
 
+_TARGET = f"/memfd:{_NAME}"
+"""How what the system says of such a descriptor begins."""
+
 _ORDERED = frozenset({"x86_64", "AMD64", "i686"})
 """Machines whose stores become visible in their order, which is what flags beside data need."""
 
@@ -61,10 +64,10 @@ class Segment:
         """Map another process's. Raises OSError where that cannot be, or is not the one meant."""
         try:
             pid, number, nonce = description.split(":")
-            path = f"/proc/{int(pid)}/fd/{int(number)}"
+            path = _path(pid, number)
         except ValueError:
             raise OSError(f"not a description of a segment: {description!r}") from None
-        if not os.readlink(path).startswith(f"/memfd:{_NAME}"):  # not even to be opened
+        if not os.readlink(path).startswith(_TARGET):  # not even to be opened
             raise OSError(f"{path} is no segment of aiodist's")
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
@@ -78,12 +81,25 @@ class Segment:
             raise OSError(f"{path} is another segment than the one that was meant")
         return cls(view, description)
 
+    @property
+    def is_orphan(self) -> bool:
+        """Whether the process that made it has ended, or has given it back."""
+        pid, number, _ = self.description.split(":")
+        try:
+            return not os.readlink(_path(pid, number)).startswith(_TARGET)
+        except OSError:
+            return True
+
     def close(self) -> None:
         """Give the descriptor and this view back. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
         self.view.release()
+
+
+def _path(pid: str, number: str) -> str:
+    return f"/proc/{int(pid)}/fd/{int(number)}"
 
 
 def _map(fd: int, nbytes: int) -> memoryview:

@@ -72,6 +72,32 @@ async def test_a_segment_with_little_room(monkeypatch: pytest.MonkeyPatch, nbyte
     await run_ranks(3, main, "shm", timeout=40)
 
 
+async def test_groups_made_and_destroyed_a_thousand_times_share_to_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a segment with room for two or three at once; some have never done anything."""
+    monkeypatch.setattr(in_process, "_SHARED_BYTES", 4 << 20)
+
+    async def main(rank: int) -> None:
+        data = np.ones(1, np.float32)
+        await dist.all_reduce(data)
+        for number in range(1000):
+            group = await dist.new_group()
+            assert isinstance(group, dist.ProcessGroup)
+            if number % 10:
+                data[0] = rank
+                await dist.all_reduce(data, group=group)
+                assert data[0] == 1
+                assert group.plane is not None
+                assert group.plane.words, number
+            await dist.destroy_process_group(group)
+        large = np.full(300_001, rank, np.float32)
+        await dist.all_reduce(large, group=await dist.new_group())
+        assert (large == 1).all()
+
+    await run_ranks(2, main, "shm", timeout=scaled(40))
+
+
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 async def test_all_ranks_get_the_same_bits(size: int, dtype: type) -> None:

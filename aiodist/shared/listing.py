@@ -1,0 +1,101 @@
+"""The list in the head of a segment: which areas its owner has laid out, and which it has done with.
+
+An entry is stored before it counts, so that who finds an area's id finds the rest as well. Entries are
+used anew, the oldest of those that are over first: for a while others can read that one was.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import IntEnum
+
+from aiodist.shared.area import Shape
+
+MAX_ENTRIES = 1000
+KEPT = 64
+"""Entries that are over and still can be read."""
+
+_FULL = 2  # word: areas that are not listed by now will never be
+_COUNT = 3  # word: how many entries there are
+_ENTRIES = 8  # first word of the list
+_ENTRY = 4  # words: area id, offset (0: no room) with its state, bytes of a chunk, depth
+END = _ENTRIES + _ENTRY * MAX_ENTRIES
+"""The first word behind the list."""
+
+_STATES = 3  # of the offset, whose lowest bits are zero
+
+
+class State(IntEnum):
+    """Of an area, as its owner says."""
+
+    OPEN = 0
+    CLOSED = 1
+    """The owner does not look at anybody's area under this id any more."""
+    OVER = 2
+    """Nobody does: the room is used for something else."""
+
+
+class Listing:
+    """One segment's. Its owner alone calls what changes it."""
+
+    def __init__(self, head: memoryview) -> None:
+        self._head = head
+        self._over: deque[int] = deque()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing will be added any more. It stays so: others have drawn conclusions."""
+        return self._head[_FULL] == 1
+
+    def state(self, area: int) -> State | None:
+        """What the owner says of ``area``; None where it is not listed."""
+        entry = self._find(area)
+        return None if entry is None else State(self._head[entry + 1] & _STATES)
+
+    def room(self, area: int) -> tuple[int, Shape] | None:
+        """Where the area is, and its shape; None where there was no room. It is listed."""
+        entry = self._find(area)
+        assert entry is not None
+        offset, chunk, depth = self._head[entry + 1 : entry + 4]
+        return (offset & ~_STATES, Shape(chunk, depth)) if offset & ~_STATES else None
+
+    def add(self, area: int, offset: int, shape: Shape) -> bool:
+        """List an area, or with offset 0 that it has no room. False where the list is full."""
+        head, count = self._head, self._head[_COUNT]
+        if self.is_full:
+            return False
+        if len(self._over) > KEPT:
+            entry = self._over.popleft()
+            head[entry] = 0
+        elif count < MAX_ENTRIES:
+            entry = _ENTRIES + count * _ENTRY
+        else:
+            head[_FULL] = 1
+            return False
+        head[entry + 1] = offset
+        head[entry + 2] = shape.chunk_bytes
+        head[entry + 3] = shape.depth
+        head[entry] = area
+        head[_COUNT] = max(count, (entry - _ENTRIES) // _ENTRY + 1)
+        return True
+
+    def close(self, area: int) -> None:
+        """OPEN becomes CLOSED."""
+        self._say(area, State.CLOSED)
+
+    def end(self, area: int) -> None:
+        """It is OVER."""
+        self._over.append(self._say(area, State.OVER))
+
+    def _say(self, area: int, state: State) -> int:
+        entry = self._find(area)
+        assert entry is not None
+        self._head[entry + 1] = self._head[entry + 1] & ~_STATES | state
+        return entry
+
+    def _find(self, area: int) -> int | None:
+        head = self._head
+        for entry in range(_ENTRIES, _ENTRIES + head[_COUNT] * _ENTRY, _ENTRY):
+            if head[entry] == area:
+                return entry
+        return None

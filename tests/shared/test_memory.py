@@ -1,0 +1,214 @@
+"""Room of a segment that comes back: of groups that all have left, and of lanes that are idle."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from aiodist.shared.area import Area
+from aiodist.shared.listing import MAX_ENTRIES
+from aiodist.shared.memory import SharedMemory
+from tests.shared.test_segment import close, met
+
+MIB = 1 << 20
+BOTH = [0, 1]
+
+
+def share(memories: list[SharedMemory], area: int) -> list[list[Area]]:
+    """Each one's view of the areas of all, which find room."""
+    ranks = range(len(memories))
+    for memory in memories:
+        memory.lay_out(area)
+    found = []
+    for memory in memories:
+        areas = memory.look(area, ranks)
+        assert isinstance(areas, list), areas
+        found.append(areas)
+    return found
+
+
+def test_the_room_of_more_groups_than_fit_and_than_can_be_listed_comes_back() -> None:
+    memories = met(2, 2 * MIB)
+    for number in range(1, MAX_ENTRIES + 100):
+        share(memories, number)
+        for memory in memories:
+            memory.let_go(number, BOTH, all_listed=True)
+    close(memories)
+
+
+def test_nothing_comes_back_while_a_member_may_look_at_it() -> None:
+    memories = met(2)
+    before = memories[0]._room.left
+    share(memories, 1)
+    memories[0].let_go(1, BOTH, all_listed=True)
+    memories[0].lay_out(2)
+    memories[0].lay_out(3)
+    kept = memories[0]._room.left
+    assert isinstance(memories[1].look(1, BOTH), list), "a member that comes later still finds it"
+    memories[1].let_go(1, BOTH, all_listed=True)
+    for number in (2, 3):
+        memories[1].lay_out(number)
+        for memory in memories:
+            memory.let_go(number, BOTH, all_listed=True)
+    for memory in memories:
+        memory.lay_out(4)
+        memory.let_go(4, BOTH, all_listed=False)
+        memory._take_back()
+    memories[0]._take_back()
+    assert kept < before
+    assert memories[0]._room.left == memories[1]._room.left == before
+    close(memories)
+
+
+def test_an_area_is_not_another_groups_while_one_of_its_members_reads() -> None:
+    memories = met(2, 2 * MIB)
+    (mine, _), (theirs, _) = share(memories, 1)
+    mine.slots[0][:3] = b"one"
+    memories[0].let_go(1, BOTH, all_listed=True)
+    for number in range(2, 20):
+        memories[0].lay_out(number)
+    for areas in (memories[0].look(number, [0]) for number in range(2, 20)):
+        for area in areas if isinstance(areas, list) else ():
+            area.slots[0][:3] = b"new"
+    assert theirs.slots[0][:3] == b"one"
+    close(memories)
+
+
+def test_room_that_comes_back_has_no_old_flags() -> None:
+    memories = met(2)
+    (mine, _), _ = share(memories, 1)
+    mine.words[:] = memoryview(bytes([255]) * len(mine.words) * 8).cast("Q")
+    for memory in memories:
+        memory.let_go(1, BOTH, all_listed=True)
+    memories[0]._take_back()
+    (again, _), (seen, _) = share(memories, 2)
+    again.slots[0][:1] = mine.slots[0][:1] = b"x"
+    assert not any(again.words)
+    assert not any(seen.words)
+    again.words[0] = 9
+    assert mine.words[0] == 9, "it is the same room"
+    close(memories)
+
+
+def test_a_group_that_never_shared_gives_its_room_back_at_once_and_says_why() -> None:
+    memories = met(3)
+    ranks = [0, 1, 2]
+    before = memories[0]._room.left
+    memories[1]._room.take(memories[1]._room.largest)
+    for memory in memories[:2]:
+        memory.lay_out(1)
+    assert "rank 1 has no room" in str(memories[0].look(1, ranks))
+    memories[0].never_shared(1)
+    memories[0].let_go(1, ranks, all_listed=False)
+    assert memories[0]._room.left == before
+    memories[2].lay_out(1)
+    assert "rank 1 has no room" in str(memories[2].look(1, ranks)), "who asks later"
+    close(memories)
+
+
+def test_patience_waits_for_room_that_is_about_to_come_back() -> None:
+    memories = met(2, 2 * MIB)
+    number = 0
+    while memories[0]._room.largest > MIB // 2:
+        number += 1
+        share(memories, number)
+    for closed in range(1, number + 1):
+        memories[0].let_go(closed, BOTH, all_listed=True)
+    memories[0].lay_out(99, patient=True)
+    assert memories[0].silent(99, BOTH) == BOTH
+    for closed in range(1, number + 1):
+        memories[1].let_go(closed, BOTH, all_listed=True)
+    memories[0].lay_out(99, patient=True)
+    assert isinstance(memories[0].look(99, [0]), list)
+    close(memories)
+
+
+def test_who_has_died_looks_at_nothing() -> None:
+    memory = SharedMemory.create(0, 2 * MIB)
+    script = """
+import sys
+from aiodist.shared.memory import SharedMemory
+mine = SharedMemory.create(1, 2 << 20)
+print(mine.description, flush=True)
+mine.meet({0: sys.argv[1], 1: mine.description})
+mine.lay_out(1)
+print("listed", flush=True)
+input()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script, memory.description],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ,
+    ) as other:
+        assert other.stdout is not None
+        memory.meet({0: memory.description, 1: other.stdout.readline().strip()})
+        before = memory._room.left
+        assert other.stdout.readline() == "listed\n"
+        memory.lay_out(1)
+        assert isinstance(memory.look(1, BOTH), list)
+        memory.let_go(1, BOTH, all_listed=True)
+        assert memory._room.left < before
+        other.kill()
+        other.wait()
+        memory._take_back()
+        assert memory._room.left == before
+    memory.close()
+
+
+def test_an_idle_lane_gives_its_chunks_to_another_and_a_busy_one_does_not() -> None:
+    memories = met(8, MIB)
+    into = [memory.lane_from(0) for memory in memories]
+    lanes = []
+    for rank in range(1, 8):
+        lane = memories[0].lane_to(rank)
+        assert lane is not None
+        assert lane.is_moored
+        lane.fill(memoryview(bytes([rank]) * 1000), 7)
+        lanes.append(lane)
+        reader = into[rank]
+        assert reader is not None
+        if rank > 1:  # rank 1 takes nothing
+            found = reader.next()
+            assert found is not None
+            assert found[1] == bytes([rank]) * 1000
+            del found
+            reader.taken()
+    assert lanes[0].is_moored
+    assert sum(lane.is_moored for lane in lanes) < 7
+    unmoored = next(lane for lane in lanes if not lane.is_moored)
+    again = memories[0].lane_to(unmoored.rank)
+    assert again is unmoored
+    assert again.is_moored
+    first = into[1]
+    assert first is not None
+    found = first.next()
+    assert found is not None
+    assert found[1] == bytes([1]) * 1000
+    del found
+    close(memories)
+
+
+def test_groups_have_the_room_of_idle_lanes() -> None:
+    memories = met(2, MIB)
+    lane = memories[0].lane_to(1)
+    assert lane is not None
+    lane.users = 1
+    memories[0]._room.take(memories[0]._room.largest)
+    memories[0].lay_out(1)
+    assert "no room" in str(memories[0].look(1, [0]))
+    lane.users = 0
+    memories[0].lay_out(2)
+    assert not lane.is_moored
+    close(memories)
+
+
+def test_a_lane_to_a_rank_that_was_replaced_leaves_its_room() -> None:
+    memories = met(2)
+    before = memories[0]._room.left
+    assert memories[0].lane_to(1) is not None
+    memories[0].forget(1)
+    assert memories[0]._room.left == before
+    close(memories)
