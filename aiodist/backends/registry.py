@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -20,6 +21,7 @@ from aiodist.errors import InvalidUsageError
 from aiodist.groups.backend import CollectiveBackend
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.mesh.rendezvous import Rendezvous, rendezvous
+from aiodist.mesh.rendezvous.environments import look_around
 from aiodist.types import Backend
 
 
@@ -61,11 +63,16 @@ def _why_no_torch_group(name: str) -> Callable[[], str]:
     return why_not
 
 
-_NVIDIA_DRIVER = "/proc/driver/nvidia/version"
+_DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
+"""What is there where NVIDIA's driver is: on Linux, in sandboxes without that folder, under WSL."""
+
+
+def _has_driver() -> bool:
+    return any(Path(sign).exists() for sign in _DRIVERS)
 
 
 def _native(group: ProcessGroup) -> CollectiveBackend:
-    return NativeOnDevices(group) if Path(_NVIDIA_DRIVER).exists() else NativeBackend(group)
+    return NativeOnDevices(group) if _has_driver() else NativeBackend(group)
 
 
 _NATIVE = Offer(_native, _always, ("cpu", "cuda"))
@@ -86,7 +93,7 @@ OFFERS: Mapping[str, Offer] = MappingProxyType(
 
 
 SEVERAL_GPUS = "cpu:aiodist,cuda:nccl"
-"""The default where NCCL can run and there are several GPUs."""
+"""The default where NCCL can run and there are several GPUs, enough for the ranks of the host."""
 
 
 def why_not(name: str) -> str:
@@ -108,14 +115,25 @@ def why_not(name: str) -> str:
 def default_backend() -> Backend:
     """The backend of a group whose maker names none.
 
-    "aiodist"; but "cpu:aiodist,cuda:nccl" where NCCL can run and this process sees several GPUs.
+    "aiodist"; but "cpu:aiodist,cuda:nccl" where NCCL can run, this process sees several GPUs, and
+    its host has no more ranks than that, which NCCL would refuse.
     """
     # torch takes a second to import, which programs of numpy alone would pay for nothing.
-    if not Path(_NVIDIA_DRIVER).exists() or why_not(SEVERAL_GPUS):
+    if not _has_driver() or why_not(SEVERAL_GPUS):
         return Backend(Backend.AIODIST)
     from aiodist.backends.torch_groups import count_gpus
 
-    return Backend(SEVERAL_GPUS if count_gpus() > 1 else Backend.AIODIST)
+    here = look_around(os.environ).local_size() or 1
+    return Backend(SEVERAL_GPUS if count_gpus() >= max(2, here) else Backend.AIODIST)
+
+
+def has_gpu() -> bool:
+    """Whether torch finds a CUDA device here."""
+    if not _has_driver() or find_spec("torch") is None:
+        return False
+    from aiodist.backends.torch_groups import count_gpus
+
+    return count_gpus() > 0
 
 
 def backend_named(name: str | None) -> Backend:

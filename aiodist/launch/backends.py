@@ -1,4 +1,5 @@
-"""``aiodist backends``: which backends can run on this machine, and why the others cannot."""
+"""``aiodist backends``: which backends can run on this machine, why the others cannot, and which
+function works there with which."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ import sys
 from collections.abc import Sequence
 from types import MappingProxyType
 
-from aiodist.backends.registry import OFFERS, default_backend, why_not
+from aiodist.backends.registry import OFFERS, default_backend, has_gpu, why_not
+from aiodist.backends.table import COLUMNS, FUNCTIONS
 from aiodist.launch.args import Parser
 from aiodist.types import Backend
 
@@ -19,7 +21,8 @@ def backends_main(argv: Sequence[str]) -> int:
     """``aiodist backends``; returns the exit code."""
     parser = Parser(
         prog="aiodist backends",
-        description="Say which backends can run on this machine, and why not where they cannot.",
+        description="Say which backends can run on this machine, why not where they cannot, and "
+        "which function works here with which backend on which device.",
     )
     parser.read(argv)
     sys.stdout.write(report())
@@ -27,16 +30,33 @@ def backends_main(argv: Sequence[str]) -> int:
 
 
 def report() -> str:
-    """A line for each backend: its name, whose tensors it takes, and whether it can run here."""
+    """A line for each backend: its name, whose tensors it takes, and whether it can run here.
+
+    Then the table of functions, with "no" for what this machine lacks.
+    """
     rows = [("BACKEND", "TENSORS", "HERE", "")]
     for name, offer in OFFERS.items():
         reason = why_not(name)
         note = reason or _NOTES.get(Backend(name), "")
         rows.append((str(name), ", ".join(offer.devices), "no" if reason else "yes", note))
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    lines = [
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]])
+    lines = [*_aligned(rows), "", f"default: {default_backend()}", "", *_aligned(_functions())]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _functions() -> list[tuple[str, ...]]:
+    """The table of `aiodist.backends.table`, as it is on this machine."""
+    gpu = has_gpu()
+    here = [(gpu or device != "cuda") and not why_not(backend) for backend, device in COLUMNS]
+    rows = [("FUNCTION", *(f"{backend}, {device}" for backend, device in COLUMNS))]
+    for name, cells in FUNCTIONS.items():
+        row = [cell if is_here else "no" for cell, is_here in zip(cells, here, strict=True)]
+        rows.append((name, *row))
+    return rows
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in rows
     ]
-    lines += ["", f"default: {default_backend()}"]
-    return "".join(f"{line.rstrip()}\n" for line in lines)

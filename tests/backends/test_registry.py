@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 import aiodist as dist
+from aiodist.backends import registry, torch_groups
 from aiodist.backends.native import NativeBackend
 from aiodist.backends.registry import OFFERS, backend_named, served, why_not
 from aiodist.deadline import Deadline
@@ -59,6 +62,26 @@ def test_why_a_mix_cannot_run() -> None:
     assert "takes cpu tensors, not cuda" in why_not("cuda:torch:gloo")
     if why_not("nccl"):
         assert why_not("cpu:aiodist,cuda:nccl") == f"'nccl' cannot run: {why_not('nccl')}"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "expected"),
+    [
+        (1, "", "aiodist"),
+        (2, "", "cpu:aiodist,cuda:nccl"),
+        (2, "2", "cpu:aiodist,cuda:nccl"),
+        (2, "4", "aiodist"),  # some would share one, which NCCL refuses
+    ],
+)
+def test_the_default_with_several_gpus(
+    gpus: int, ranks: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "driver").touch()
+    monkeypatch.setattr(registry, "_DRIVERS", (str(tmp_path / "driver"),))
+    monkeypatch.setattr(registry, "why_not", lambda name: "")
+    monkeypatch.setattr(torch_groups, "count_gpus", lambda: gpus)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    assert registry.default_backend() == expected
 
 
 def test_whose_tensors_a_backend_takes() -> None:

@@ -67,6 +67,7 @@ async def test_what_the_table_says(backend: str, function: str) -> None:
 
 
 def test_nothing_is_claimed_of_devices_that_no_test_has_seen() -> None:
-    for cells in FUNCTIONS.values():
-        for (_, device), cell in zip(COLUMNS, cells, strict=True):
-            assert device == "cpu" or cell == UNSEEN or cells == (YES,) * len(COLUMNS)
+    for function, cells in FUNCTIONS.items():
+        for (backend, device), cell in zip(COLUMNS, cells, strict=True):
+            of_the_host = function.startswith("objects") and backend == "aiodist"
+            assert device == "cpu" or cell == UNSEEN or of_the_host

@@ -92,6 +92,8 @@ class TorchGroup:
         store, rank, size = group.world.store, group.own_rank, group.n_ranks
         assert store is not None  # the world is open
         place = BlockingStore(PrefixStore(f"torch/{group.id:016x}", store), self._loop, seconds)
+        # torch keeps the C++ half alone, and asks it again later: NCCL at the first operation.
+        self._place = place
         options = group.settings.options
 
         def build() -> None:
@@ -177,14 +179,16 @@ class TorchGroup:
             group, self._torch = self._torch, None
         if group is None:
             return
+        place: Any = self._place
 
         def end() -> None:
-            nonlocal group
+            nonlocal group, place
             try:
                 group.abort() if abort else group.shutdown()
             except Exception:  # noqa: BLE001  # it is given back in any case, and nobody asked
                 pass
             group = None  # here, since torch joins its own threads then
+            place = None  # after them: they ask it
 
         # Not in the caller's thread, which may be the one that is stuck.
         ending = threading.Thread(target=end, name=f"aiodist-{self.name}-end", daemon=True)

@@ -16,6 +16,7 @@ from aiodist.backends.polling import Poll
 from aiodist.backends.torch_groups.completion import Done, when_over
 from aiodist.backends.torch_groups.worker import Worker
 from aiodist.errors import InvalidUsageError
+from aiodist.mesh.rendezvous.environments import look_around
 from aiodist.types import RedOpType
 
 Here = AbstractContextManager[Any]
@@ -200,10 +201,8 @@ def _named_device(chosen: Any) -> torch.device | None:
     if chosen is not None:
         device = torch.device("cuda", chosen) if isinstance(chosen, int) else torch.device(chosen)
         return device if device.index is not None else torch.device("cuda", 0)
-    local = os.environ.get("LOCAL_RANK", "")
-    if local.isdecimal():
-        return torch.device("cuda", int(local) % torch.cuda.device_count())
-    return None
+    local = look_around(os.environ).local_rank()
+    return None if local is None else torch.device("cuda", local % torch.cuda.device_count())
 
 
 def _identity(device: torch.device) -> str:

@@ -97,10 +97,11 @@ class TorchMessages(NativeObjects):
         def finish(source: int, meta: bytes) -> int:
             return source
 
-        return self._recv(src, tag, refuse, lambda meta: slot, finish, timeout)
+        return self._recv(src, tag, refuse, lambda meta: slot, finish, slot.device, timeout)
 
     def recv_new(self, src: int | None, tag: int, timeout: float | None) -> Work[Received]:
         made: list[Any] = []
+        device = self._kind.place(self._group.settings.device)
 
         def refuse(source: int, meta: bytes) -> BaseException | None:
             return None
@@ -110,14 +111,13 @@ class TorchMessages(NativeObjects):
             if self._kind.device == "cpu":
                 made.append(empty_like_message(kind, dtype, shape).owner)
             else:
-                device = self._kind.place(self._group.settings.device)
                 made.append(torch.empty(shape, dtype=TORCH_DTYPES[dtype], device=device))
             return Slot(made[0], "tensor", self._kind.device, writable=True)
 
         def finish(source: int, meta: bytes) -> Received:
             return Received(made[0], source)
 
-        return self._recv(src, tag, refuse, place, finish, timeout)
+        return self._recv(src, tag, refuse, place, finish, device, timeout)
 
     def _recv(
         self,
@@ -126,24 +126,30 @@ class TorchMessages(NativeObjects):
         refuse: Callable[[int, bytes], BaseException | None],
         place: Callable[[bytes], Slot],
         finish: Callable[[int, bytes], Any],
+        device: torch.device,
         timeout: float | None,
     ) -> Work[Any]:
-        """``place(metadata)``: where the message goes; ``finish(source, metadata)``: the result."""
+        """``place(metadata)``: where the message goes; ``finish(source, metadata)``: the result.
+
+        ``device``: where that is. The message comes after what the caller has asked of it by now.
+        """
         source = ANY_SOURCE if src is None else self._group.ranks[src]
+        here = self._kind.here(device)
 
         async def protocol(transfer: Transfer, line: MessageLine) -> Any:
             sender, meta = await self._transfers.accept(transfer, source, tag, refuse)
             line.matched(sender)
-            slot = place(meta)
-            # Cancelled between READY and GO: the message comes all the same, and goes nowhere.
-            raw = torch.empty_like(slot.raw) if transfer.given_up else slot.raw
+            with here():
+                slot = place(meta)
+                # Cancelled between READY and GO: the message comes all the same, and goes nowhere.
+                raw = torch.empty_like(slot.raw) if transfer.given_up else slot.raw
             store = _nothing if transfer.given_up else slot.store
             rank = self._group.group_rank(sender)
             await self._torch.start(
                 _nothing,
                 lambda pg: pg.recv([raw], rank, _TAG),
                 store,
-                self._kind.here(slot.device),
+                here,
                 "recv",
             ).over
             return finish(sender, meta)

@@ -21,6 +21,9 @@ class BlockingStore(TorchStore):
 
     torch finds the methods below by their names, and gives values as bytes. Waits end after
     ``seconds`` where torch names no time, and when the store is closed; errors are the store's own.
+
+    Whoever gives it to torch has to keep it for as long as torch may ask: torch holds its own half,
+    which without this one knows no method.
     """
 
     def __init__(self, store: Store, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
@@ -28,6 +31,9 @@ class BlockingStore(TorchStore):
         self._store = store
         self._loop = loop
         self._seconds = seconds
+
+    def clone(self) -> BlockingStore:
+        return self  # calls may come from several threads
 
     def set(self, key: str, value: Any) -> None:
         self._call(self._store.set(key, bytes(value)))

@@ -26,7 +26,7 @@ async def test_a_machine_with_a_driver_gets_it(
     driver = tmp_path / "version"
     if has_driver:
         driver.touch()
-    monkeypatch.setattr(registry, "_NVIDIA_DRIVER", str(driver))
+    monkeypatch.setattr(registry, "_DRIVERS", ("/nowhere", str(driver)))
 
     async def body(rank: int) -> None:
         group = dist.group.WORLD

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import gc
 from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
@@ -11,6 +14,7 @@ import pytest
 import torch
 
 import aiodist as dist
+from aiodist.deadline import Deadline
 from aiodist.testing.in_process import run_ranks
 from tests.operations.batch import check
 from tests.operations.design import (
@@ -216,3 +220,52 @@ async def test_groups_of_other_ranks_and_backends() -> None:
         await dist.barrier()
 
     await run_ranks(3, body)
+
+
+async def test_torch_may_ask_its_store_long_after_the_group_was_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(
+        "TORCH_GLOO_LAZY_INIT", "1"
+    )  # as NCCL does: nothing is opened before it is used
+
+    async def body(rank: int) -> None:
+        group = await dist.new_group(backend="torch:gloo")
+        await group.backend.ready(Deadline(10))
+        gc.collect()
+        tensor = torch.ones(3)
+        await dist.all_reduce(tensor, group=group)
+        assert tensor.tolist() == [2, 2, 2]
+
+    await run_ranks(2, body)
+
+
+@pytest.mark.parametrize("with_buffer", [True, False])
+async def test_a_receive_follows_what_its_caller_had_asked_of_the_device(
+    with_buffer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(rank: int) -> None:
+        if rank == 0:
+            streams, now = [], ["the caller's"]
+            monkeypatch.setattr(
+                dist.group.WORLD.backend._kind,
+                "here",
+                lambda device, name=now: functools.partial(entered, streams, name[0]),
+            )
+            receiving = dist.irecv(torch.zeros(3), 1) if with_buffer else dist.recv()
+            now[0] = "another"
+            await dist.send_object_list(["go"], 1)
+            await receiving
+            assert set(streams) == {"the caller's"}
+        else:
+            await dist.recv_object_list([None], 0)
+            await dist.send(torch.ones(3), 0)
+        await dist.barrier()
+
+    await run_ranks(2, body, backend="torch:gloo")
+
+
+@contextlib.contextmanager
+def entered(streams: list[str], name: str) -> Iterator[None]:
+    streams.append(name)
+    yield

@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+import torch
 from torch.distributed import HashStore
 
 import aiodist as dist
@@ -29,6 +30,21 @@ def test_every_rank_hears_what_all_say() -> None:
     for thread in threads:
         thread.join()
     assert heard[0] == heard[1] == [(4, "gpu of 0"), (2, "gpu of 1")]
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [{"LOCAL_RANK": "3"}, {"SLURM_PROCID": "9", "SLURM_NTASKS": "16", "SLURM_LOCALID": "3"}],
+)
+def test_a_launcher_names_the_gpu_of_a_rank(
+    launcher: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name, value in launcher.items():
+        monkeypatch.setenv(name, value)
+    assert Nccl().place(None) == torch.device("cuda", 1)
+    assert Nccl().place(0) == Nccl().place("cuda:0") == torch.device("cuda", 0)
 
 
 def test_nccls_own_words_get_the_way_out() -> None:
