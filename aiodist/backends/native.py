@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
+from aiodist.backends.buffers import (
+    are_staged,
+    check_dtype,
+    check_one_dtype,
+    check_own,
+    to_read,
+    to_write,
+)
 from aiodist.backends.calls import (
     AllGather,
     AllReduce,
@@ -15,7 +23,7 @@ from aiodist.backends.calls import (
     Scatter,
 )
 from aiodist.backends.native_messages import NativeMessages
-from aiodist.backends.sizes import digest_of_lengths, split_bytes, unequal
+from aiodist.backends.sizes import digest_of_lengths, split_bytes
 from aiodist.backends.turns import (
     copy_in_turns,
     in_turns,
@@ -30,10 +38,8 @@ from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.work import Work
 from aiodist.tensors import (
     Buffer,
-    DType,
     Reduction,
     buffer_of,
-    reduction,
     scratch,
 )
 from aiodist.types import ReduceOp
@@ -44,15 +50,14 @@ class NativeBackend(NativeMessages):
 
     name = "aiodist"
 
-    def _reduction(self, op: ReduceOp, dtype: DType) -> Reduction:
-        """``op`` on elements of ``dtype`` over the group's ranks, for `Operations` to run."""
-        return reduction(op, dtype, self._group.n_ranks)
-
     # -- one to all, all to one
 
     def broadcast(self, tensor: Tensor, root: int, timeout: float | None) -> Work[None]:
         is_root = self._group.own_rank == root
         buffer = buffer_of(tensor, "tensor", writable=not is_root, load=False)
+        small = self._small.broadcast(buffer, root)
+        if not buffer.is_staged and (work := self._small.at_once(small, buffer.view)):
+            return work
 
         async def body(channel: Channel) -> None:
             if buffer.staging is not None:
@@ -70,15 +75,17 @@ class NativeBackend(NativeMessages):
             if not is_root:
                 await write_back_in_turns(self._group, buffer)
 
-        fingerprint = Fingerprint("broadcast", buffer.dtype, None, root, buffer.count, buffer.shape)
         # Shared memory is laid out for one run of an algorithm, and each part is one.
         shares = self._shares and buffer.staging is None
-        return self._group.collective(fingerprint, body, timeout, shares=shares)
+        return self._group.collective(small.fingerprint, body, timeout, shares=shares)
 
     def reduce(self, tensor: Tensor, root: int, op: ReduceOp, timeout: float | None) -> Work[None]:
         is_root = self._group.own_rank == root
         buffer = buffer_of(tensor, "tensor", writable=is_root, load=False)
-        reduce = self._reduction(op, buffer.dtype)
+        small = self._small.reduce(buffer, op, root)
+        if not buffer.is_staged and (work := self._small.at_once(small, buffer.view)):
+            return work
+        reduce = small.reduce
 
         async def body(channel: Channel) -> None:
             await load_in_turns(self._group, buffer)
@@ -94,14 +101,13 @@ class NativeBackend(NativeMessages):
                     await in_turns(self._group, reduce.finish, data, reduce.itemsize)
                 await write_back_in_turns(self._group, buffer)
 
-        fingerprint = Fingerprint("reduce", buffer.dtype, op, root, buffer.count, buffer.shape)
-        return self._group.collective(fingerprint, body, timeout, shares=self._shares)
+        return self._group.collective(small.fingerprint, body, timeout, shares=self._shares)
 
     def gather(
         self, tensor: Tensor, outputs: Sequence[Tensor] | None, root: int, timeout: float | None
     ) -> Work[None]:
         buffer = buffer_of(tensor, "tensor", writable=False, load=False)
-        places = _outputs(outputs or (), "gather_list", buffer)
+        places = to_write(outputs or (), "gather_list", buffer)
 
         async def body(channel: Channel) -> None:
             await load_in_turns(self._group, buffer)
@@ -110,7 +116,7 @@ class NativeBackend(NativeMessages):
             await write_back_in_turns(self._group, *places)
 
         if places:
-            _check_own(places[self._group.own_rank], buffer, "gather_list")
+            check_own(places[self._group.own_rank], buffer, "gather_list")
         return self._group.collective(
             Fingerprint("gather", buffer.dtype, root=root, shape=buffer.shape),
             body,
@@ -122,7 +128,7 @@ class NativeBackend(NativeMessages):
         self, output: Tensor, inputs: Sequence[Tensor] | None, root: int, timeout: float | None
     ) -> Work[None]:
         buffer = buffer_of(output, "tensor", writable=True, load=False)
-        sources = _inputs(inputs or (), "scatter_list", buffer)
+        sources = to_read(inputs or (), "scatter_list", buffer)
 
         async def body(channel: Channel) -> None:
             await load_in_turns(self._group, *sources)
@@ -131,7 +137,7 @@ class NativeBackend(NativeMessages):
             await write_back_in_turns(self._group, buffer)
 
         if sources:
-            _check_own(sources[self._group.own_rank], buffer, "scatter_list")
+            check_own(sources[self._group.own_rank], buffer, "scatter_list")
         return self._group.collective(
             Fingerprint("scatter", buffer.dtype, root=root, shape=buffer.shape),
             body,
@@ -143,13 +149,12 @@ class NativeBackend(NativeMessages):
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp, timeout: float | None) -> Work[None]:
         buffer = buffer_of(tensor, "tensor", writable=True, load=False)
-        call = self._small.call_of(buffer, op)
-        fingerprint, reduce = call.fingerprint, call.reduce
+        small = self._small.all_reduce(buffer, op)
+        fingerprint, reduce = small.fingerprint, small.reduce
         if not buffer.is_staged:
-            work = self._small.all_reduce(call, buffer.view)
-            if work is not None:
-                return work
-            return self._all_reduce(fingerprint, buffer.view, reduce, None, None, timeout)
+            return self._small.at_once(small, buffer.view) or self._all_reduce(
+                fingerprint, buffer.view, reduce, None, None, timeout
+            )
 
         if buffer.staging is not None:
 
@@ -179,7 +184,7 @@ class NativeBackend(NativeMessages):
             buffer_of(tensor, f"tensors[{i}]", writable=True, load=False)
             for i, tensor in enumerate(tensors)
         ]
-        _check_one_dtype(buffers, "tensors")
+        check_one_dtype(buffers, "tensors")
         digest = digest_of_lengths(buffers)
         fingerprint = Fingerprint("all_reduce_coalesced", buffers[0].dtype, op, count=digest)
         data = scratch(sum(buffer.nbytes for buffer in buffers))
@@ -227,20 +232,10 @@ class NativeBackend(NativeMessages):
         self, outputs: Sequence[Tensor], tensor: Tensor, timeout: float | None
     ) -> Work[None]:
         buffer = buffer_of(tensor, "tensor", writable=False, load=False)
-        places = _outputs(outputs, "tensor_list", buffer)
-        own = places[self._group.own_rank]
-        _check_own(own, buffer, "tensor_list")
+        places = to_write(outputs, "tensor_list", buffer)
+        check_own(places[self._group.own_rank], buffer, "tensor_list")
         counts = [place.count for place in places]
-
-        async def body(channel: Channel) -> None:
-            await load_in_turns(self._group, buffer)
-            await copy_in_turns(self._group, own.view, buffer.view)
-            await self._run(channel, AllGather([place.view for place in places]))
-            await write_back_in_turns(self._group, *places)
-
-        agreed = unequal(counts), sum(counts), buffer.shape
-        fingerprint = Fingerprint("all_gather", buffer.dtype, None, *agreed)
-        return self._group.collective(fingerprint, body, timeout, shares=self._shares)
+        return self._all_gather(buffer, places, [p.view for p in places], counts, timeout)
 
     def all_gather_coalesced(
         self, outputs: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], timeout: float | None
@@ -249,14 +244,14 @@ class NativeBackend(NativeMessages):
             buffer_of(tensor, f"input_tensor_list[{i}]", writable=False, load=False)
             for i, tensor in enumerate(tensors)
         ]
-        _check_one_dtype(buffers, "input_tensor_list")
+        check_one_dtype(buffers, "input_tensor_list")
         places = [
-            _outputs(row, f"output_tensor_lists[{number}]", buffers[0])
+            to_write(row, f"output_tensor_lists[{number}]", buffers[0])
             for number, row in enumerate(outputs)
         ]
         rank = self._group.own_rank
         for place, buffer in zip(places[rank], buffers, strict=True):
-            _check_own(place, buffer, f"output_tensor_lists[{rank}]")
+            check_own(place, buffer, f"output_tensor_lists[{rank}]")
 
         async def body(channel: Channel) -> None:
             blocks = [scratch(sum(place.nbytes for place in row)) for row in places]
@@ -273,23 +268,38 @@ class NativeBackend(NativeMessages):
         buffer = buffer_of(tensor, "input_tensor", writable=False, load=False)
         place = buffer_of(output, "output_tensor", writable=True, load=False)
         self._check_multiple(place, "output_tensor", buffer, "input_tensor")
+        blocks = self._blocks(place, buffer.nbytes)
+        return self._all_gather(buffer, [place], blocks, [buffer.count] * len(blocks), timeout)
+
+    def _all_gather(
+        self,
+        buffer: Buffer,
+        places: Sequence[Buffer],
+        blocks: Sequence[memoryview],
+        counts: Sequence[int],
+        timeout: float | None,
+    ) -> Work[None]:
+        """``blocks`` are the ranks' parts of ``places``, ``counts`` their elements."""
+        small = self._small.all_gather(buffer, counts)
+        if not are_staged(buffer, *places) and (
+            work := self._small.at_once(small, (buffer.view, blocks))
+        ):
+            return work
 
         async def body(channel: Channel) -> None:
             await load_in_turns(self._group, buffer)
-            blocks = self._blocks(place, buffer.nbytes)
             await copy_in_turns(self._group, blocks[self._group.own_rank], buffer.view)
             await self._run(channel, AllGather(blocks))
-            await write_back_in_turns(self._group, place)
+            await write_back_in_turns(self._group, *places)
 
-        fingerprint = Fingerprint("all_gather", buffer.dtype, count=place.count, shape=buffer.shape)
-        return self._group.collective(fingerprint, body, timeout, shares=self._shares)
+        return self._group.collective(small.fingerprint, body, timeout, shares=self._shares)
 
     def reduce_scatter(
         self, output: Tensor, inputs: Sequence[Tensor], op: ReduceOp, timeout: float | None
     ) -> Work[None]:
         place = buffer_of(output, "output", writable=True, load=False)
-        sources = _inputs(inputs, "input_list", place)
-        _check_own(sources[self._group.own_rank], place, "input_list")
+        sources = to_read(inputs, "input_list", place)
+        check_own(sources[self._group.own_rank], place, "input_list")
         return self._reduce_scatter(place, sources, [s.view for s in sources], op, timeout)
 
     def reduce_scatter_from(
@@ -309,7 +319,13 @@ class NativeBackend(NativeMessages):
         op: ReduceOp,
         timeout: float | None,
     ) -> Work[None]:
-        reduce = self._reduction(op, place.dtype)
+        counts = [len(block) // place.dtype.itemsize for block in blocks]
+        small = self._small.reduce_scatter(place, counts, op)
+        if not are_staged(place, *inputs) and (
+            work := self._small.at_once(small, (blocks, place.view))
+        ):
+            return work
+        reduce = small.reduce
 
         async def body(channel: Channel) -> None:
             await load_in_turns(self._group, *inputs)
@@ -324,29 +340,19 @@ class NativeBackend(NativeMessages):
                 await in_turns(self._group, reduce.finish, place.view, reduce.itemsize)
             await write_back_in_turns(self._group, place)
 
-        counts = [len(block) // place.dtype.itemsize for block in blocks]
-        agreed = unequal(counts), sum(counts), place.shape
-        fingerprint = Fingerprint("reduce_scatter", place.dtype, op, *agreed)
-        return self._group.collective(fingerprint, body, timeout, shares=self._shares)
+        return self._group.collective(small.fingerprint, body, timeout, shares=self._shares)
 
     def all_to_all(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], timeout: float | None
     ) -> Work[None]:
         first = buffer_of(inputs[0], "input_tensor_list[0]", writable=False, load=False)
-        sources = _inputs(inputs, "input_tensor_list", first)
-        places = _outputs(outputs, "output_tensor_list", first)
+        sources = to_read(inputs, "input_tensor_list", first)
+        places = to_write(outputs, "output_tensor_list", first)
         rank = self._group.own_rank
-        _check_own(places[rank], sources[rank], "output_tensor_list")
+        check_own(places[rank], sources[rank], "output_tensor_list")
 
-        async def body(channel: Channel) -> None:
-            await load_in_turns(self._group, *sources)
-            views = [source.view for source in sources]
-            await self._run(channel, AllToAll(views, [p.view for p in places]))
-            await write_back_in_turns(self._group, *places)
-
-        return self._group.collective(
-            Fingerprint("all_to_all", first.dtype), body, timeout, shares=self._shares
-        )
+        views = [source.view for source in sources], [place.view for place in places]
+        return self._all_to_all(sources, places, *views, None, timeout)
 
     def all_to_all_single(
         self,
@@ -358,7 +364,7 @@ class NativeBackend(NativeMessages):
     ) -> Work[None]:
         source = buffer_of(tensor, "input", writable=False, load=False)
         place = buffer_of(output, "output", writable=True, load=False)
-        _check_dtype(place, "output", source)
+        check_dtype(place, "output", source)
         size, rank = self._group.n_ranks, self._group.own_rank
         inputs = split_bytes(source, "input", input_splits, size)
         outputs = split_bytes(place, "output", output_splits, size)
@@ -368,17 +374,33 @@ class NativeBackend(NativeMessages):
                 f"from itself {len(outputs[rank])}: the splits do not fit together"
             )
 
-        async def body(channel: Channel) -> None:
-            await load_in_turns(self._group, source)
-            await self._run(channel, AllToAll(inputs, outputs))
-            await write_back_in_turns(self._group, place)
+        return self._all_to_all([source], [place], inputs, outputs, source.shape, timeout)
 
-        return self._group.collective(
-            Fingerprint("all_to_all", source.dtype, shape=source.shape),
-            body,
-            timeout,
-            shares=self._shares,
-        )
+    def _all_to_all(
+        self,
+        sources: Sequence[Buffer],
+        places: Sequence[Buffer],
+        inputs: Sequence[memoryview],
+        outputs: Sequence[memoryview],
+        shape: tuple[int, ...] | None,
+        timeout: float | None,
+    ) -> Work[None]:
+        """``inputs`` and ``outputs`` are the ranks' parts of the sources and of the places.
+
+        ``shape``: of the source, where there is one.
+        """
+        small = self._small.all_to_all(sources[0].dtype, shape, inputs)
+        if not are_staged(*sources, *places) and (
+            work := self._small.at_once(small, (inputs, outputs))
+        ):
+            return work
+
+        async def body(channel: Channel) -> None:
+            await load_in_turns(self._group, *sources)
+            await self._run(channel, AllToAll(inputs, outputs))
+            await write_back_in_turns(self._group, *places)
+
+        return self._group.collective(small.fingerprint, body, timeout, shares=self._shares)
 
     async def _pack(self, buffers: Sequence[Buffer], data: memoryview) -> None:
         """Fill ``data`` with the buffers' bytes, one after the other."""
@@ -401,49 +423,10 @@ class NativeBackend(NativeMessages):
         return [buffer.view[i * nbytes : (i + 1) * nbytes] for i in range(self._group.n_ranks)]
 
     def _check_multiple(self, whole: Buffer, whole_name: str, part: Buffer, part_name: str) -> None:
-        _check_dtype(whole, whole_name, part)
+        check_dtype(whole, whole_name, part)
         size = self._group.n_ranks
         if whole.count != part.count * size:
             raise InvalidUsageError(
                 f"{whole_name} has {whole.count} elements; it must have {size} (the group's size) "
                 f"times the {part.count} of {part_name}"
             )
-
-
-def _outputs(tensors: Sequence[Tensor], name: str, like: Buffer) -> list[Buffer]:
-    return _buffers(tensors, name, like, writable=True)
-
-
-def _inputs(tensors: Sequence[Tensor], name: str, like: Buffer) -> list[Buffer]:
-    return _buffers(tensors, name, like, writable=False)
-
-
-def _buffers(tensors: Sequence[Tensor], name: str, like: Buffer, *, writable: bool) -> list[Buffer]:
-    buffers = [
-        buffer_of(tensor, f"{name}[{i}]", writable=writable, load=False)
-        for i, tensor in enumerate(tensors)
-    ]
-    for i, buffer in enumerate(buffers):
-        _check_dtype(buffer, f"{name}[{i}]", like)
-    return buffers
-
-
-def _check_dtype(buffer: Buffer, name: str, like: Buffer) -> None:
-    if buffer.dtype != like.dtype:
-        raise InvalidUsageError(
-            f"{name} is {buffer.dtype.name}, it must be {like.dtype.name} as the rest of the call"
-        )
-
-
-def _check_one_dtype(buffers: Sequence[Buffer], name: str) -> None:
-    names = sorted({buffer.dtype.name for buffer in buffers})
-    if len(names) > 1:
-        raise InvalidUsageError(f"{name} must have one dtype, got {', '.join(names)}")
-
-
-def _check_own(in_list: Buffer, own: Buffer, name: str) -> None:
-    if in_list.count != own.count:
-        raise InvalidUsageError(
-            f"this rank's own entry of {name} has {in_list.count} elements, the tensor that goes "
-            f"with it {own.count}"
-        )

@@ -23,8 +23,9 @@ from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.work import Work
 from aiodist.mesh.matching import Recv
-from aiodist.tensors import scratch
+from aiodist.tensors import DType, Reduction, reduction, scratch
 from aiodist.tensors.codec import TensorExtension
+from aiodist.types import ReduceOp
 from aiodist.wire.frames import Key
 from aiodist.wire.objects import ObjectCodec
 
@@ -46,18 +47,20 @@ class NativeObjects(CollectiveBackend):
         self._group = group
         self._run = run or Ways(tables)
         self._shares = run is None
-        self._small = Small(group, self._shares, tables.shared)
+        self._small = Small(group, self._shares, tables.shared, self._reduction)
         self._codec = ObjectCodec([TensorExtension()])
         self._sends = Sends(group)
+
+    def _reduction(self, op: ReduceOp, dtype: DType) -> Reduction:
+        """``op`` on elements of ``dtype`` over the group's ranks, for `Operations` to run."""
+        return reduction(op, dtype, self._group.n_ranks)
 
     # -- nothing
 
     def barrier(self, timeout: float | None) -> Work[None]:
-        work = self._small.barrier()
-        if work is not None:
-            return work
-        return self._group.collective(
-            Fingerprint("barrier"),
+        call = self._small.barrier
+        return self._small.at_once(call, None) or self._group.collective(
+            call.fingerprint,
             lambda channel: self._run(channel, Barrier()),
             timeout,
             shares=self._shares,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from aiodist.collectives.barrier_slots import others_of
 from aiodist.collectives.board import Board
 from aiodist.collectives.layout import segments_of
-from aiodist.collectives.slot_blocks import put_up_blocks, read_blocks
+from aiodist.collectives.slot_blocks import blocks_of, put_up_blocks
 
 _ALIGN = 64
 
@@ -30,7 +30,7 @@ async def all_to_all_shared(
     longest = own_longest
     in_chunks = []
     for other in others_of(board):
-        theirs, block = read_blocks(board, await board.slot_of(other))
+        theirs, block = await blocks_of(board, other)
         board.expect(other, theirs[rank], len(outputs[other]))
         if block is not None:
             outputs[other][:] = block

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from aiodist.collectives.barrier_slots import others_of
 from aiodist.collectives.board import Board
 from aiodist.collectives.layout import segments_of
-from aiodist.collectives.slot_blocks import put_up_blocks, read_blocks
+from aiodist.collectives.slot_blocks import blocks_of, put_up_blocks
 
 _ALIGN = 64
 
@@ -82,7 +82,7 @@ async def scatter_shared(
         await _scatter(board, blocks, width)
         out[:] = blocks[root]
         return
-    lengths, block = read_blocks(board, await board.slot_of(root))
+    lengths, block = await blocks_of(board, root)
     board.expect(root, lengths[board.rank], len(out))
     if block is not None:
         out[:] = block

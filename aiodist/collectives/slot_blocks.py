@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
 
 from aiodist.collectives.board import Board
 from aiodist.collectives.layout import offsets_of
@@ -11,29 +13,44 @@ from aiodist.collectives.layout import offsets_of
 
 async def put_up_blocks(board: Board, blocks: Sequence[memoryview]) -> bool:
     """Put up the lengths of ``blocks``, one for each rank; whether the blocks stand there as well."""
-    table = _table(board)
-    lengths = [len(block) for block in blocks]
-    starts = offsets_of([table.size, *lengths])[1:]
+    starts = starts_of([len(block) for block in blocks])
     fits = starts[-1] <= board.slot_bytes
-    used = starts[-1] if fits else table.size
+    used = starts[-1] if fits else starts[0]
     own = await board.slot(used)
-    table.pack_into(own, 0, *lengths)
-    if fits:
-        for start, block in zip(starts, blocks, strict=False):
-            own[start : start + len(block)] = block
+    write_blocks(own, blocks if fits else (), starts)
     board.put_up(used)
     return fits
 
 
-def read_blocks(board: Board, slot: memoryview) -> tuple[tuple[int, ...], memoryview | None]:
-    """Of another's slot: the lengths, and this rank's block, None where no block stands there."""
-    table = _table(board)
-    lengths = table.unpack_from(slot)
-    starts = offsets_of([table.size, *lengths])[1:]
-    if starts[-1] > board.slot_bytes:
+async def blocks_of(board: Board, rank: int) -> tuple[tuple[int, ...], memoryview | None]:
+    """What ``rank`` has put up: the lengths, and this rank's block, None where none stands there."""
+    return read_blocks(await board.slot_of(rank), board.rank, board.size, board.slot_bytes)
+
+
+def starts_of(lengths: Sequence[int]) -> list[int]:
+    """Where in a slot each of the blocks begins; one number more for where the last one ends."""
+    return offsets_of([_table(len(lengths)).size, *lengths])[1:]
+
+
+def write_blocks(slot: memoryview, blocks: Sequence[memoryview], starts: Sequence[int]) -> None:
+    """Write the lengths that ``starts`` says, and ``blocks`` where they fit."""
+    lengths = [end - start for start, end in pairwise(starts)]
+    _table(len(lengths)).pack_into(slot, 0, *lengths)
+    for start, block in zip(starts, blocks, strict=False):
+        slot[start : start + len(block)] = block
+
+
+def read_blocks(
+    slot: memoryview, rank: int, size: int, slot_bytes: int
+) -> tuple[tuple[int, ...], memoryview | None]:
+    """From another's ``slot``, which holds up to ``slot_bytes``: see `blocks_of`."""
+    lengths = _table(size).unpack_from(slot)
+    starts = starts_of(lengths)
+    if starts[-1] > slot_bytes:
         return lengths, None
-    return lengths, slot[starts[board.rank] : starts[board.rank + 1]]
+    return lengths, slot[starts[rank] : starts[rank + 1]]
 
 
-def _table(board: Board) -> struct.Struct:
-    return struct.Struct(f"<{board.size}Q")
+@lru_cache(maxsize=16)
+def _table(size: int) -> struct.Struct:
+    return struct.Struct(f"<{size}Q")

@@ -14,6 +14,7 @@ from aiodist.errors import DistError
 from aiodist.shared.area import CHUNK_TAGS, PROGRESS, SLOT_BYTES, SLOT_TAGS, SLOTS
 
 if TYPE_CHECKING:
+    from aiodist.groups.fingerprint import Words
     from aiodist.groups.lines import CollectiveLine
     from aiodist.groups.plane import Plane
 
@@ -46,6 +47,17 @@ class Wait(Pending[None]):
 
     def is_over(self) -> bool:
         return self.low <= self.words[self.word] <= self.high
+
+
+def stray(words: memoryview, sequence: int, meta: Words) -> Words | None:
+    """The fingerprint that ``words`` have for an operation, where it is not ``meta``."""
+    tag = SLOT_TAGS[sequence % SLOTS]
+    if words[tag] != sequence + 1 << STEP_BITS:
+        return None
+    theirs = words[tag + 1], words[tag + 2]
+    # From here on its owner may be about to put up its next message in this slot, the tag last.
+    gone_on = words[PROGRESS] >= (sequence + 2 << STEP_BITS | LAST_STEP)
+    return None if theirs == meta or gone_on else theirs
 
 
 class LineBoard:
@@ -120,15 +132,11 @@ class LineBoard:
     ) -> DistError:
         return self.line.disagreement(self._plane.seats[rank], words, came, expected)
 
-    def _compare(self, rank: int, sequence: int, meta: tuple[int, int]) -> None:
+    def _compare(self, rank: int, sequence: int, meta: Words) -> None:
         """What ``rank`` had put up for an operation that this rank left without looking at it."""
-        words, tag = self._plane.words[rank], self._tag
-        if words[tag] == sequence + 1 << STEP_BITS and rank != self.rank:
-            theirs = words[tag + 1], words[tag + 2]
-            # From here on it may be about to put up its next message in this slot, the tag last.
-            gone_on = words[PROGRESS] >= (sequence + 2 << STEP_BITS | LAST_STEP)
-            if theirs != meta and not gone_on:
-                self.line.late(self._plane.seats[rank], sequence, theirs)
+        theirs = stray(self._plane.words[rank], sequence, meta)
+        if theirs is not None and rank != self.rank:
+            self.line.late(self._plane.seats[rank], sequence, theirs)
 
     def close(self) -> None:
         """The operation is over."""

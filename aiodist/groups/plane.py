@@ -22,13 +22,12 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from aiodist.completion import Pending
-from aiodist.groups.board import LAST_STEP, STEP_BITS, LineBoard, Wait
+from aiodist.groups.board import LineBoard, Wait
 from aiodist.mesh.lookout import Lookout
-from aiodist.shared.area import ASLEEP, PROGRESS, SLOT_TAGS, SLOTS, Area, Shape
+from aiodist.shared.area import ASLEEP, PROGRESS, SLOTS, Area, Shape
 from aiodist.shared.memory import SharedMemory
 
 if TYPE_CHECKING:
-    from aiodist.groups.fingerprint import Fingerprint
     from aiodist.groups.lines import CollectiveLine
     from aiodist.groups.process_group import ProcessGroup
 
@@ -46,12 +45,6 @@ room that a group has which not all of its ranks have destroyed yet."""
 
 SUSPICION_SECONDS = 50e-3
 """After this long a sleeper tells the others what it is in, over the streams."""
-
-AT_ONCE_SECONDS = 20e-6
-"""How long to look for the others' slots before an operation gets a line, a record and a driver."""
-
-CROWDED_SECONDS = 1e-3
-"""The same where ranks outnumber cores: giving way each time, so that the others get there."""
 
 AWAKE_SECONDS = 300e-6
 """For so long a rank that waits looks between turns of its loop, giving way, before it sleeps."""
@@ -98,13 +91,13 @@ class Plane:
         """``active`` once it is known that no other rank lives in this process."""
         self._memory: SharedMemory | None = memory
         self._id = _area_id(group.id, incarnation)
-        self._peers: list[tuple[int, memoryview]] = []
-        self._slots: list[list[memoryview]] = []  # by their number, and by rank
+        self.peers: list[tuple[int, memoryview]] = []
+        self.slots: list[list[memoryview]] = []  # by their number, and by rank
         self._rung = [0] * self.size
         self._naps = 0
         self._fence = threading.Lock()
-        self._current: LineBoard | None = None
-        self._queue: deque[tuple[CollectiveLine, Pending[LineBoard | None]]] = deque()
+        self.current: LineBoard | None = None
+        self.queue: deque[tuple[CollectiveLine, Pending[LineBoard | None]]] = deque()
         self._admitting = False
         self._patient_until = 0.0
         self._wait: Wait | None = None
@@ -117,85 +110,30 @@ class Plane:
 
     def enter(self, line: CollectiveLine) -> LineBoard | None:
         """The turn of ``line``, if it is its turn at once; else see `admitted`."""
-        if self._current is not None or self._queue or not self.words:
+        if self.current is not None or self.queue or not self.words:
             return None
-        self._current = board = LineBoard(self, line)
+        self.current = board = LineBoard(self, line)
         return board
 
     def admitted(self, line: CollectiveLine) -> Pending[LineBoard | None]:
         """The turn of ``line`` when it comes; None where the ranks share no memory after all."""
         pending: Pending[LineBoard | None] = Pending()
-        self._queue.append((line, pending))
+        self.queue.append((line, pending))
         self._admit()
         return pending
 
     def leave(self, line: CollectiveLine) -> None:
         """``line`` has ended, well or badly, or was never admitted."""
-        current = self._current
+        current = self.current
         if current is None or current.line is not line:
-            self._queue = deque(entry for entry in self._queue if entry[0] is not line)
+            self.queue = deque(entry for entry in self.queue if entry[0] is not line)
             return
-        self._current = None
+        self.current = None
         self.forget_wait()
         current.close()
         self.advance(current.end)
-        if self._queue:
+        if self.queue:
             self._admit()
-
-    def swap(
-        self, sequence: int, fingerprint: Fingerprint, data: memoryview
-    ) -> list[memoryview] | None:
-        """Put up ``data`` and get all ranks' slots, if they agree and are there at once.
-
-        `swapped` follows. None: somebody is not there yet, or the plane is not free, or ranks
-        disagree; the operation then takes its turn as ever, and puts up the same again.
-        """
-        base = sequence + 1 << STEP_BITS
-        slot = sequence % SLOTS
-        if (
-            self._current is not None
-            or self._queue
-            or self.progress != base - 1
-            or self.unread[slot] is not None
-        ):
-            return None
-        needed = self.slot_used[slot]
-        for _, words in self._peers:
-            if words[PROGRESS] < needed:
-                return None
-        nbytes, tag, mine = len(data), SLOT_TAGS[slot], self.mine
-        low, high = fingerprint.words
-        self._slots[slot][self.rank][:nbytes] = data
-        mine[tag + 1] = low
-        mine[tag + 2] = high
-        mine[tag + 3] = nbytes
-        mine[tag] = base
-        for _, words in self._peers:
-            if words[ASLEEP]:
-                self.wake(tag)
-                break
-        end, times, lookout = 0.0, 0, self.lookout
-        for _, words in self._peers:
-            while words[tag] != base:
-                if not lookout.active:
-                    return None
-                now = perf_counter()
-                if not end:
-                    end = now + (CROWDED_SECONDS if lookout.crowded else AT_ONCE_SECONDS)
-                elif now > end:
-                    lookout.neighbours.step_aside(now)
-                    return None
-                if lookout.crowded:
-                    lookout.give_way(times)
-                    times += 1
-            if words[tag + 1] != low or words[tag + 2] != high or words[tag + 3] != nbytes:
-                return None
-        return [memory[:nbytes] for memory in self._slots[slot]]
-
-    def swapped(self, sequence: int) -> None:
-        """What `swap` gave is not read any more."""
-        self.slot_used[sequence % SLOTS] = end = sequence + 1 << STEP_BITS | LAST_STEP
-        self.advance(end)
 
     def _admit(self) -> None:
         # Not by recursion: each of many in the queue may end as soon as it begins.
@@ -203,12 +141,12 @@ class Plane:
             return
         self._admitting = True
         try:
-            while self._queue and self._current is None and self._is_open():
-                line, pending = self._queue.popleft()
+            while self.queue and self.current is None and self._is_open():
+                line, pending = self.queue.popleft()
                 if self._memory is None:
                     pending.complete(None)
                 else:
-                    self._current = board = LineBoard(self, line)
+                    self.current = board = LineBoard(self, line)
                     pending.complete(board)
         finally:
             self._admitting = False
@@ -242,8 +180,8 @@ class Plane:
         self.shape = Shape(
             min(shape.chunk_bytes for shape in shapes), min(shape.depth for shape in shapes)
         )
-        self._slots = [[area.slots[slot] for area in areas] for slot in range(SLOTS)]
-        self._peers = [(rank, w) for rank, w in enumerate(self.words) if rank != self.rank]
+        self.slots = [[area.slots[slot] for area in areas] for slot in range(SLOTS)]
+        self.peers = [(rank, w) for rank, w in enumerate(self.words) if rank != self.rank]
         self.lookout.active = not self.group.endpoint.shares_process
         self.lookout.crowded = not self.group.endpoint.lookout.active
         return True
@@ -279,8 +217,8 @@ class Plane:
         endpoint = self.group.endpoint
         for rank in self.members:
             error = None if rank == self.group.global_rank else endpoint.error_of(rank)
-            if error is not None and self._queue:
-                self._queue.popleft()[1].fail(error)
+            if error is not None and self.queue:
+                self.queue.popleft()[1].fail(error)
                 return
 
     def lay_out(self) -> None:
@@ -300,8 +238,8 @@ class Plane:
         opened = bool(self.words)
         self.areas = []
         self.words = []
-        self._peers = []
-        self._slots = []
+        self.peers = []
+        self.slots = []
         self.mine = memoryview(b"")
         if memory is not None:
             memory.let_go(self._id, self.members, all_listed=opened)
@@ -317,7 +255,7 @@ class Plane:
     def wake(self, word: int) -> None:
         """This rank has raised ``word``: ring for those who sleep over it."""
         me = word << _RANK_BITS | self.rank + 1
-        for rank, words in self._peers:
+        for rank, words in self.peers:
             nap = words[ASLEEP]
             if nap and nap & _WHOM == me and nap != self._rung[rank]:
                 self._rung[rank] = nap
@@ -347,7 +285,7 @@ class Plane:
         """Look whether what is waited for has come; if so, the operation goes on, in here."""
         wait = self._wait
         if wait is None:
-            if self._queue and self._current is None:
+            if self.queue and self.current is None:
                 self._admit()
         elif wait.is_over():
             self.forget_wait()
@@ -385,8 +323,8 @@ class Plane:
             self._turns += 1
             self.group.world.loop.call_soon(self._fall_asleep)
             return
-        if self._current is not None:
-            self._current.fell_asleep()
+        if self.current is not None:
+            self.current.fell_asleep()
         wait.asleep = True
         self._nap(wait)
 
@@ -407,8 +345,8 @@ class Plane:
     def _suspect(self) -> None:
         wait = self._wait
         self.poll()
-        if wait is not None and self._wait is wait and self._current is not None:
-            self._current.tell()
+        if wait is not None and self._wait is wait and self.current is not None:
+            self.current.tell()
             self._look_again(BACKSTOP_SECONDS, self._suspect)
 
     def _look_again(self, seconds: float, look: Callable[[], None]) -> None:

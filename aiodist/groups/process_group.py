@@ -20,8 +20,10 @@ from aiodist.groups.messaging import Messaging
 from aiodist.groups.messenger import Messenger, ushered
 from aiodist.groups.roll import Roll
 from aiodist.groups.succession import Succession, shrink
+from aiodist.groups.swap import D, Swap, swap
 from aiodist.groups.work import Work
 from aiodist.types import Backend
+from aiodist.wire.frames import COLLECTIVE
 
 if TYPE_CHECKING:
     from aiodist.collectives.places import Places
@@ -111,18 +113,12 @@ class ProcessGroup(Messaging):
             work.start(run, self.timeout if timeout is None else timeout)
         return work
 
-    def at_once(
-        self,
-        fingerprint: Fingerprint,
-        data: memoryview,
-        finish: Callable[[Sequence[memoryview], memoryview], None],
-    ) -> Work[None] | None:
+    def at_once(self, what: Swap[D], given: D) -> Work[None] | None:
         """A collective of one slot a rank, if it can be over before anything is made for it.
 
-        ``data`` is put up, and ``finish(slots by rank, data)`` called once all others' are there.
-        None: not at once. Then start it by `collective`, with an equal fingerprint and data.
+        None: not at once. Then start it by `collective`, with an equal fingerprint.
         """
-        plane = self.plane
+        plane, sequence = self.plane, self._next
         if (
             plane is None
             or self.places is not None  # its slots are those of one host
@@ -130,22 +126,24 @@ class ProcessGroup(Messaging):
             or self._error is not None
             or self._failures
             or self._usher is not None
+            or self.endpoint.inbox.matcher.holds((COLLECTIVE, self.id, sequence), self.ranks)
         ):
             return None
-        sequence, created = self._next, monotonic_ns()
-        slots = plane.swap(sequence, fingerprint, data)
-        if slots is None:
-            return None
+        created = monotonic_ns()
+        try:
+            if not swap(plane, sequence, what, given):
+                return None
+        except Exception as error:  # noqa: BLE001  # of the operation, as any other's
+            return self.collective(what.fingerprint, partial(_failed, error), shares=True)
         self._next = sequence + 1
-        record = self.world.recorder.begin(self.label, sequence, fingerprint)
-        record.created = record.started = created
-        finish(slots, data)
-        plane.swapped(sequence)
+        fingerprint = what.fingerprint
         finished = self._finished
         finished[sequence] = fingerprint
         finished.pop(sequence - _REMEMBERED, None)
-        record.end()
-        return Work.ended(self.world.loop, record)
+        world = self.world
+        return Work.ended(
+            world.loop, world.recorder.ended(self.label, sequence, fingerprint, created)
+        )
 
     def shrink(self, timeout: float | timedelta | None = None) -> Coroutine[Any, Any, ProcessGroup]:
         """A working group of those members that are left: await it. See `aiodist.shrink`."""
@@ -304,6 +302,10 @@ class ProcessGroup(Messaging):
 
     def _nobody_needs_telling(self) -> None:
         self._heard.update(self._active)
+
+
+async def _failed(error: Exception, line: CollectiveLine) -> None:
+    raise error
 
 
 async def _admitted(

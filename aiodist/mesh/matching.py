@@ -9,7 +9,7 @@ receive wait as `Arrival`; the sender's credit bounds how much memory they take.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, TypeVar
 
 from aiodist.completion import Pending, T
@@ -251,6 +251,11 @@ class Matcher:
         for (_, wanted), queue in list(self._posted.items()):
             if wanted in (src, ANY_SOURCE):
                 yield from list(queue)
+
+    def holds(self, key: Key, sources: Iterable[int]) -> bool:
+        """Whether a message for ``key`` waits from one of ``sources``."""
+        arrived = self._arrived
+        return bool(arrived) and any((key, src) in arrived for src in sources)
 
     def arrived_bytes(self) -> int:
         """Payload bytes held for receives that are not posted."""

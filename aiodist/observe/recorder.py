@@ -198,6 +198,15 @@ class Recorder:
         self._ring[number % self._size] = record
         return record
 
+    def ended(
+        self, group: GroupLabel, sequence: int, what: Agreement | Facts, created: int
+    ) -> Record:
+        """A record of an operation that was called at ``created`` and has ended well by now."""
+        record = self.begin(group, sequence, what)
+        record.finished = record.created
+        record.created = record.started = created
+        return record
+
     @property
     def count(self) -> int:
         """How many operations were begun."""

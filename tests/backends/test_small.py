@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
 import aiodist as dist
+from aiodist.backends.swaps import SmallAllReduce
 from aiodist.groups.world import current_world
 from aiodist.testing.in_process import run_ranks
-from tests.engine.conftest import outcome
+from aiodist.wire.frames import COLLECTIVE
+from tests.engine.conftest import outcome, until
+
+Check = Callable[[], bool]
 
 OPS = {
     dist.ReduceOp.SUM: lambda values: sum(values),
@@ -28,30 +33,150 @@ async def meet() -> None:
     await dist.barrier()
 
 
+def kinds(rank: int, size: int) -> dict[str, Callable[[], tuple[dist.Work[None], Check]]]:
+    """Each small collective: what starts it, and whether its results are right on this rank."""
+
+    def row(r: int, count: int = 3) -> np.ndarray:
+        return np.arange(count, dtype=np.float32) + 10 * r
+
+    def barrier() -> tuple[dist.Work[None], Check]:
+        return dist.barrier(), lambda: True
+
+    def all_reduce() -> tuple[dist.Work[None], Check]:
+        data = row(rank)
+        expected = sum(row(r) for r in range(size))
+        return dist.all_reduce(data), lambda: bool((data == expected).all())
+
+    def reduce() -> tuple[dist.Work[None], Check]:
+        data, root = row(rank), size - 1
+        expected = sum(row(r) for r in range(size)) if rank == root else row(rank)
+        return dist.reduce(data, root), lambda: bool((data == expected).all())
+
+    def broadcast() -> tuple[dist.Work[None], Check]:
+        data = row(rank)
+        return dist.broadcast(data, 1), lambda: bool((data == row(1)).all())
+
+    def all_gather() -> tuple[dist.Work[None], Check]:
+        out = np.zeros((size, 3), np.float32)
+        expected = np.stack([row(r) for r in range(size)])
+        return dist.all_gather_into_tensor(out, row(rank)), lambda: bool((out == expected).all())
+
+    def all_gather_of_unequal() -> tuple[dist.Work[None], Check]:
+        outs = [np.zeros(r + 1, np.float32) for r in range(size)]
+        work = dist.all_gather(outs, row(rank, rank + 1))
+        return work, lambda: all((out == row(r, r + 1)).all() for r, out in enumerate(outs))
+
+    def reduce_scatter() -> tuple[dist.Work[None], Check]:
+        out, data = np.zeros(3, np.float32), np.concatenate([row(rank + r) for r in range(size)])
+        expected = sum(row(r + rank) for r in range(size)) / np.float32(size)
+        work = dist.reduce_scatter_tensor(out, data, dist.ReduceOp.AVG)
+        return work, lambda: bool((out == expected).all() and (data[:3] == row(rank)).all())
+
+    def all_to_all() -> tuple[dist.Work[None], Check]:
+        inputs = [row(10 * rank + r, (rank + r) % 3) for r in range(size)]
+        outs = [np.zeros((rank + r) % 3, np.float32) for r in range(size)]
+        work = dist.all_to_all(outs, inputs)
+        return work, lambda: all(
+            (out == row(10 * r + rank, len(out))).all() for r, out in enumerate(outs)
+        )
+
+    return {
+        start.__name__: start
+        for start in (
+            barrier,
+            all_reduce,
+            reduce,
+            broadcast,
+            all_gather,
+            all_gather_of_unequal,
+            reduce_scatter,
+            all_to_all,
+        )
+    }
+
+
+KINDS = tuple(kinds(0, 1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [2, 3, 4])
-async def test_the_last_to_call_has_ended_when_the_call_returns(size: int) -> None:
-    called = [asyncio.Event() for _ in range(size + 1)]
-    at_once: list[int] = []
+async def test_the_last_to_call_has_ended_when_the_call_returns(size: int, kind: str) -> None:
+    """So has whoever needs nothing of the others: the root of a broadcast, and all but that of a
+    reduce."""
+    called = [asyncio.Event() for _ in range(size)]
+    at_once: set[int] = set()
 
     async def main(rank: int) -> None:
         await meet()
-        for start in (lambda x: dist.all_reduce(x), lambda _: dist.barrier()):
-            data = np.full(5, rank + 1.0)
-            if rank:
-                await called[rank].wait()
-            work = start(data)
-            if work.is_completed():
-                at_once.append(rank)
-            called[rank + 1].set()
-            await work
-            await meet()
-            if not rank:
-                for event in called:
-                    event.clear()
-            await meet()
+        if rank:
+            await called[rank - 1].wait()
+        work, is_right = kinds(rank, size)[kind]()
+        if work.is_completed():
+            at_once.add(rank)
+        called[rank].set()
+        await work
+        assert is_right()
 
     await run_ranks(size, main, "shm", timeout=20)
-    assert at_once == [size - 1] * 2
+    expected = {"broadcast": set(range(1, size)), "reduce": set(range(size))}
+    assert at_once == expected.get(kind, {size - 1})
+
+
+@pytest.mark.parametrize("size", [2, 3])
+async def test_by_turns_each_rank_is_the_last(size: int) -> None:
+    """Results are right whoever goes the short way, the usual one, or some steps ahead."""
+
+    async def main(rank: int) -> None:
+        await meet()
+        starts = kinds(rank, size)
+        for step in range(5 * size):
+            for number, start in enumerate(starts.values()):
+                for _ in range((step + number + rank) % size):
+                    await asyncio.sleep(0)
+                work, is_right = start()
+                await work
+                assert is_right(), (step, start.__name__)
+
+    await run_ranks(size, main, "shm", timeout=20)
+
+
+async def test_equal_calls_are_remembered_and_unequal_ones_told_apart() -> None:
+    async def main(rank: int) -> None:
+        await meet()
+        for count in (2, 5, 2, 5):
+            for dtype in (np.int32, np.float64):
+                for root in range(2):
+                    data = np.full(count, rank, dtype)
+                    await dist.broadcast(data, root)
+                    assert (data == root).all()
+                for op, result in ((dist.ReduceOp.SUM, 3), (dist.ReduceOp.MAX, 2)):
+                    data = np.full(count, rank + 1, dtype)
+                    await dist.all_reduce(data, op)
+                    assert (data == result).all()
+                for factor in (2, 3):  # each premul_sum is another
+                    data = np.full(count, rank + 1, dtype)
+                    await dist.all_reduce(data, dist.ReduceOp.premul_sum(factor))
+                    assert (data == 3 * factor).all()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_word_of_who_waited_long_is_not_kept_by_who_comes_late() -> None:
+    """A rank that sleeps in an operation tells the others over the streams: that is no message."""
+
+    async def main(rank: int) -> None:
+        await meet()
+        matcher = current_world().endpoint.inbox.matcher
+        group = current_world().default_group()
+        sequence = group._next
+        if rank == 0:
+            key = (COLLECTIVE, group.id, sequence)
+            await until(lambda: matcher.holds(key, [1]))
+        await dist.barrier()
+        await dist.barrier()
+        assert not matcher._arrived
+
+    await run_ranks(2, main, "shm", timeout=20)
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.kind.name)
@@ -76,17 +201,67 @@ async def test_results_are_those_of_the_usual_way(op: dist.ReduceOp, dtype: str)
     assert bits[0] == bits[1] == bits[2]
 
 
-async def test_ranks_that_disagree_are_told_whoever_comes_last() -> None:
+DISAGREEMENTS: dict[str, Callable[[int], dist.Work[None]]] = {
+    "count": lambda rank: dist.all_reduce(np.full(3 + rank, 1.0)),
+    "operation": lambda rank: dist.barrier() if rank else dist.all_reduce(np.full(3, 1.0)),
+    "count in an all_gather": lambda rank: dist.all_gather_into_tensor(
+        np.zeros(6 + 2 * rank), np.zeros(3 + rank)
+    ),
+    "block of an all_to_all": lambda rank: dist.all_to_all(
+        [np.zeros(2), np.zeros(2)], [np.zeros(2 if r == rank else 3) for r in range(2)]
+    ),
+    "op": lambda rank: dist.reduce_scatter_tensor(
+        np.zeros(2), np.zeros(4), dist.ReduceOp.MAX if rank else dist.ReduceOp.MIN
+    ),
+}
+
+
+@pytest.mark.parametrize("about", DISAGREEMENTS)
+async def test_ranks_that_disagree_are_told_whoever_comes_last(about: str) -> None:
     async def main(rank: int) -> None:
         await meet()
         for last in range(2):
             await meet()
             if rank == last:
                 await asyncio.sleep(0.01)
-            data = np.full(3 + rank, 1.0)
-            error = await outcome(dist.all_reduce(data))
+            error = await outcome(DISAGREEMENTS[about](rank))
             assert isinstance(error, dist.CollectiveMismatchError)
-            assert (data == 1).all()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_a_reader_of_a_broadcast_is_told_that_the_root_is_in_another_one() -> None:
+    async def main(rank: int) -> None:
+        await meet()
+        for last in range(2):
+            await meet()
+            if rank == last:
+                await asyncio.sleep(0.01)
+            error = await outcome(dist.broadcast(np.zeros(3 + rank), 0))
+            assert isinstance(error, dist.CollectiveMismatchError) or rank == 0
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_an_exception_on_the_short_way_is_the_operations_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The rank's operation fails with it, and counts: the next ones find each other."""
+
+    def broken(*_: object) -> bool:
+        raise ArithmeticError
+
+    async def main(rank: int) -> None:
+        await meet()
+        if rank:
+            await asyncio.sleep(0.01)  # the last: the others wait already
+            monkeypatch.setattr(SmallAllReduce, "finish", broken)
+        error = await outcome(dist.all_reduce(np.full(3, 1.0)))
+        monkeypatch.undo()
+        assert isinstance(error, ArithmeticError) if rank else error is None
+        data = np.full(3, 1.0)
+        await dist.all_reduce(data)
+        assert (data == 2).all()
 
     await run_ranks(2, main, "shm", timeout=20)
 

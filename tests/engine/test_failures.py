@@ -239,9 +239,9 @@ async def test_one_failure_among_many_leaves_the_others_alone(ranks: RunRanks) -
 async def test_an_exception_inside_a_reduction_reaches_all_ranks(
     streams: RunRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aiodist.backends import small
+    from aiodist.backends import native_objects
 
-    real = small.reduction
+    real = native_objects.reduction
 
     class Broken:
         def __init__(self, inner: Any) -> None:
@@ -257,7 +257,7 @@ async def test_an_exception_inside_a_reduction_reaches_all_ranks(
 
     broken = [True]
     monkeypatch.setattr(
-        small,
+        native_objects,
         "reduction",
         lambda *args: (
             Broken(real(*args)) if broken[0] and current_world().rank == 1 else real(*args)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 import aiodist as dist
+from aiodist.groups import process_group
 from aiodist.groups.board import LineBoard
-from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.plane import Plane
 from aiodist.groups.world import current_world
 from aiodist.shared.lane import LaneIn, LaneOut
@@ -59,17 +59,27 @@ def at_flag(number: int, act: Callable[[], None]) -> None:
 
 def damage_next(bits: int) -> None:
     """Flip ``bits`` of the first byte of the fingerprint that this process puts up next."""
-    swap, put_up = Plane.swap, LineBoard.put_up
+    swap, put_up = process_group.swap, LineBoard.put_up
 
-    def damaged_swap(
-        plane: Plane, sequence: int, fingerprint: Fingerprint, data: memoryview
-    ) -> list[memoryview] | None:
-        low, high = fingerprint.words
-        damaged: Any = SimpleNamespace(words=(low ^ bits, high))
-        return swap(plane, sequence, damaged, data)
+    def restore() -> None:
+        process_group.swap, LineBoard.put_up = swap, put_up  # type: ignore[method-assign]
+
+    def damaged_swap(plane: Plane, sequence: int, what: Any, given: Any) -> bool:
+        low, high = what.fingerprint.words
+        damaged: Any = SimpleNamespace(
+            fingerprint=SimpleNamespace(words=(low ^ bits, high)),
+            nbytes=what.nbytes,
+            reads=what.reads,
+            fill=what.fill,
+            finish=what.finish,
+        )
+        is_over = swap(plane, sequence, damaged, given)
+        if is_over:  # else it puts up the same again
+            restore()
+        return is_over
 
     def damaged_put_up(board: LineBoard, nbytes: int) -> None:
-        Plane.swap, LineBoard.put_up = swap, put_up  # type: ignore[method-assign]
+        restore()
         line = board.line
         low, high = line.meta_words
         board.line = SimpleNamespace(meta_words=(low ^ bits, high))  # type: ignore[assignment]
@@ -78,7 +88,7 @@ def damage_next(bits: int) -> None:
         finally:
             board.line = line
 
-    Plane.swap = damaged_swap  # type: ignore[method-assign]
+    process_group.swap = damaged_swap
     LineBoard.put_up = damaged_put_up  # type: ignore[method-assign]
 
 

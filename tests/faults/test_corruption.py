@@ -15,6 +15,7 @@ import pytest
 
 import aiodist as dist
 from aiodist.deadline import Deadline
+from aiodist.groups import process_group
 from aiodist.groups.board import LineBoard
 from aiodist.groups.plane import Plane
 from aiodist.shared.area import SLOT_TAGS, SLOTS
@@ -82,7 +83,7 @@ async def test_a_damaged_word_in_shared_memory_is_an_error_or_does_not_matter(
 ) -> None:
     """Each byte of what stands beside a slot: tag, fingerprint and length, as rank 1 puts them up."""
     damage: dict[Plane, tuple[int, int]] = {}
-    swap, put_up = Plane.swap, LineBoard.put_up
+    swap, put_up = process_group.swap, LineBoard.put_up
 
     def spoil(plane: Plane, sequence: int) -> None:
         if plane in damage:
@@ -99,7 +100,7 @@ async def test_a_damaged_word_in_shared_memory_is_an_error_or_does_not_matter(
         put_up(board, nbytes)
         spoil(board._plane, board.line.sequence)
 
-    monkeypatch.setattr(Plane, "swap", damaged_swap)
+    monkeypatch.setattr(process_group, "swap", damaged_swap)
     monkeypatch.setattr(LineBoard, "put_up", damaged_put_up)
 
     async def one(place: int) -> list[BaseException | None]:

@@ -1,0 +1,133 @@
+"""A collective of one slot a rank, before a line, a record or a coroutine is made for it.
+
+What is put up, and where, is what `board.LineBoard` would put up: a rank that goes this way and one
+that takes its turn on the plane as ever cannot tell the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from aiodist.groups.board import LAST_STEP, STEP_BITS, stray
+from aiodist.shared.area import ASLEEP, PROGRESS, SLOT_TAGS, SLOTS
+
+if TYPE_CHECKING:
+    from aiodist.groups.fingerprint import Fingerprint
+    from aiodist.groups.plane import Plane
+
+D = TypeVar("D")
+Given = TypeVar("Given", contravariant=True)
+
+AT_ONCE_SECONDS = 20e-6
+"""How long to look for the others before an operation gets a line, a record and a driver."""
+
+CROWDED_SECONDS = 1e-3
+"""The same where ranks outnumber cores: giving way each time, so that the others get there."""
+
+
+class Swap(Protocol[Given]):
+    """What equal calls of such a collective have in common. Ranks are numbers on the plane."""
+
+    @property
+    def fingerprint(self) -> Fingerprint: ...
+
+    @property
+    def nbytes(self) -> int:
+        """What this rank puts up; -1 where it puts up nothing."""
+        ...
+
+    @property
+    def reads(self) -> Sequence[tuple[int, int]]:
+        """The other ranks whose slots this one reads, and their bytes; -1: as many as there are."""
+        ...
+
+    def fill(self, slot: memoryview, given: Given) -> None:
+        """Write what this rank puts up into its ``slot``. May be done again, as `Plane.enter` does."""
+        ...
+
+    def finish(self, slots: Sequence[memoryview], given: Given) -> bool:
+        """Make of the ranks' ``slots`` what the caller gets. False: they do not fit together."""
+        ...
+
+
+def swap(plane: Plane, sequence: int, what: Swap[D], given: D) -> bool:
+    """Carry out the collective ``sequence``, if all it needs is there at once and ranks agree.
+
+    False: somebody is not there yet, or the plane is not free, or ranks disagree. The operation
+    then takes its turn as ever, and puts up the same again.
+    """
+    base = sequence + 1 << STEP_BITS
+    if plane.current is not None or plane.queue or plane.progress != base - 1:
+        return False
+    slot, end, nbytes = sequence % SLOTS, base | LAST_STEP, what.nbytes
+    slots, words_of, tag = plane.slots[slot], plane.words, SLOT_TAGS[slot]
+    low, high = what.fingerprint.words
+    glance = Glance(plane)
+    if nbytes >= 0:
+        needed = plane.slot_used[slot]
+        unread = plane.unread[slot]
+        for _, words in plane.peers:
+            if words[PROGRESS] < needed and not glance.finds(words, PROGRESS, needed):
+                return False
+            if unread is not None and stray(words, *unread) is not None:
+                return False
+        what.fill(slots[plane.rank], given)
+        mine = plane.mine
+        mine[tag + 1] = low
+        mine[tag + 2] = high
+        mine[tag + 3] = nbytes
+        mine[tag] = base
+        for _, words in plane.peers:
+            if words[ASLEEP]:
+                plane.wake(tag)
+                break
+    for rank, length in what.reads:
+        words = words_of[rank]
+        if words[tag] != base and not glance.finds(words, tag, base):
+            return False
+        if (
+            words[tag] != base
+            or words[tag + 1] != low
+            or words[tag + 2] != high
+            or (length >= 0 and words[tag + 3] != length)
+        ):
+            return False
+    if not what.finish(slots, given):
+        return False
+    plane.unread[slot] = (
+        None if len(what.reads) == len(plane.peers) else (sequence, what.fingerprint.words)
+    )
+    if nbytes >= 0:
+        plane.slot_used[slot] = end
+    plane.advance(end)
+    return True
+
+
+class Glance:
+    """A short look for words of other ranks, one after the other; all in all it has one limit."""
+
+    __slots__ = ("_end", "_lookout", "_times")
+
+    def __init__(self, plane: Plane) -> None:
+        self._lookout = plane.lookout
+        self._end = 0.0
+        self._times = 0
+
+    def finds(self, words: memoryview, word: int, least: int) -> bool:
+        """Whether ``words[word]`` is at least ``least`` before the time is up."""
+        lookout = self._lookout
+        if not lookout.active:
+            return words[word] >= least
+        if not self._end:
+            self._end = perf_counter() + (CROWDED_SECONDS if lookout.crowded else AT_ONCE_SECONDS)
+        while words[word] < least:
+            now = perf_counter()
+            if now > self._end:
+                lookout.neighbours.step_aside(now)
+                return False
+            if lookout.crowded:
+                lookout.give_way(self._times)
+                self._times += 1
+        return True
