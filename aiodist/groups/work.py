@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import logging
 import threading
@@ -17,6 +16,7 @@ from typing import Any, Generic, Protocol
 from aiodist.completion import Driver, Once, Pending, T
 from aiodist.deadline import to_seconds
 from aiodist.errors import DistError, GroupClosedError, InvalidUsageError
+from aiodist.groups.futures import WorkFuture
 from aiodist.mesh.lookout import SHORTEST, Lookout
 from aiodist.observe.recorder import Record
 
@@ -75,12 +75,14 @@ class Work(Generic[T]):
         "_source",
         "_timer",
         "_value",
+        "outputs",
         "record",
     )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, line: Line | None, record: Record) -> None:
         """``record``: what the flight recorder remembers of the operation."""
         self.record = record
+        self.outputs: list[Any] | None = None  # for get_future(), where its caller wants them
         self._loop = loop
         self._line = line
         self._done = False
@@ -335,12 +337,14 @@ class Work(Generic[T]):
                 self._loop.call_soon_threadsafe(self.expire, seconds)
             gate.acquire()
 
-    def get_future(self) -> concurrent.futures.Future[T]:
+    def get_future(self) -> WorkFuture[Any]:
         """A future of the same outcome, for code that composes futures. Any thread.
 
+        Its value is what ``await`` gives; in the blocking door, as torch has it, the list of
+        the tensors that a collective writes. It has torch's ``wait``, ``value`` and ``then``, and
         ``asyncio.wrap_future`` makes it awaitable on another loop. It cannot be cancelled.
         """
-        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        future: WorkFuture[Any] = WorkFuture()
         future.set_running_or_notify_cancel()
 
         def resolve() -> None:
@@ -348,7 +352,7 @@ class Work(Generic[T]):
             if self._error is not None:
                 future.set_exception(self._error)
             else:
-                future.set_result(self._value)  # type: ignore[arg-type]  # set when done
+                future.set_result(self._value if self.outputs is None else self.outputs)
 
         self.when_done(resolve)
         return future

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from aiodist.api.collectives import gather
+from aiodist.api.p2p import irecv, isend
 from aiodist.groups.process_group import NonGroupMember
 from aiodist.groups.world import current_world
 from aiodist.sync.coalescing import coalescing
@@ -37,9 +39,21 @@ def start(
     manager = coalescing()
     if manager is not None:
         work = portal().call(function, False, *args, group=group, **kwargs)
+        work.outputs = _outputs(function, args)
         manager.append(work)
         return work if async_op else None
-    return portal().call(function, not async_op, *args, group=group, **kwargs)
+    started = portal().call(function, not async_op, *args, group=group, **kwargs)
+    if async_op:
+        started.outputs = _outputs(function, args)
+    return started
+
+
+def _outputs(function: Callable[..., Any], args: Sequence[Any]) -> list[Any] | None:
+    """The tensors that a collective writes: torch's futures have them. None for a message."""
+    if function in (isend, irecv):
+        return None
+    written = args[1] or [] if function is gather else args[0] if args else []
+    return list(written) if isinstance(written, (list, tuple)) else [written]
 
 
 def mirrors(function: Callable[..., Any]) -> Callable[[F], F]:

@@ -33,7 +33,21 @@ def test_a_collective_returns_none_or_a_work() -> None:
     assert work.wait() is True
     assert work.is_completed()
     assert work.is_success()
-    assert work.get_future().result() is None
+    assert work.get_future().result() == [tensor]
+
+
+def test_the_future_of_a_collective_is_as_torchs() -> None:
+    tensor, one = torch.ones(2), [torch.zeros(2)]
+    future = dist.all_reduce(tensor, async_op=True).get_future()
+    assert future.wait()[0] is future.value()[0] is tensor
+    assert future.then(lambda done: done.value()[0] * 3).wait().tolist() == [3, 3]
+    values = [
+        dist.all_gather(one, tensor, async_op=True).get_future().wait(),
+        dist.gather(tensor, one, 0, async_op=True).get_future().wait(),
+        dist.all_gather_into_tensor(one[0], tensor, async_op=True).get_future().wait(),
+    ]
+    assert all(value[0] is one[0] for value in values)
+    assert dist.barrier(async_op=True).get_future().wait() == []
 
 
 def test_positional_arguments_of_the_early_documentation() -> None:

@@ -1,0 +1,51 @@
+"""What `Work.get_future` returns: a future with the methods that torch's have."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from aiodist.errors import InvalidUsageError
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+class WorkFuture(concurrent.futures.Future[T]):
+    """A future of `concurrent.futures`, and ``wait``, ``value`` and ``then`` of ``torch.futures``."""
+
+    def wait(self) -> T:
+        """Block until it is complete; its value, or its error raised."""
+        return self.result()
+
+    def value(self) -> T:
+        """Its value, or its error raised. Raises InvalidUsageError while there is none."""
+        if not self.done():
+            raise InvalidUsageError("the future is not complete: wait() for it first")
+        return self.result()
+
+    def then(self, callback: Callable[[WorkFuture[T]], S]) -> WorkFuture[S]:
+        """A future of what ``callback(this one, complete)`` returns or raises.
+
+        It is called here and now where this one is complete; else in a thread of its own, so
+        it may wait for other operations.
+        """
+        following: WorkFuture[S] = WorkFuture()
+        following.set_running_or_notify_cancel()
+
+        def run() -> None:
+            try:
+                value = callback(self)
+            except BaseException as error:  # noqa: BLE001  # the future's, as torch has it
+                following.set_exception(error)
+            else:
+                following.set_result(value)
+
+        if self.done():
+            run()
+        else:
+            thread = threading.Thread(target=run, name="aiodist-then", daemon=True)
+            self.add_done_callback(lambda _: thread.start())
+        return following

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import aiodist as dist
+from aiodist.groups.futures import WorkFuture
+
+
+def test_a_value_before_its_time_is_refused() -> None:
+    future: WorkFuture[int] = WorkFuture()
+    with pytest.raises(dist.InvalidUsageError, match="wait"):
+        future.value()
+    future.set_result(4)
+    assert future.value() == future.wait() == 4
+
+
+def test_then_of_a_complete_future_runs_here() -> None:
+    future: WorkFuture[int] = WorkFuture()
+    future.set_result(4)
+    thread = future.then(lambda done: (done.value(), threading.current_thread())).value()
+    assert thread == (4, threading.current_thread())
+
+
+def test_then_runs_apart_from_whoever_completes_the_future() -> None:
+    future: WorkFuture[int] = WorkFuture()
+    gate = threading.Event()
+
+    def callback(done: WorkFuture[int]) -> int:
+        gate.wait()
+        return done.value() + 1
+
+    following = future.then(callback)
+    future.set_result(4)  # returns, whatever the callback waits for
+    assert not following.done()
+    gate.set()
+    assert following.wait() == 5
+    assert following.then(lambda done: done.value() * 2).wait() == 10
+
+
+def test_errors_are_those_of_the_operation_and_of_the_callback() -> None:
+    future: WorkFuture[int] = WorkFuture()
+    following = future.then(lambda done: done.value())
+    future.set_exception(dist.CollectiveTimeoutError("late"))
+    with pytest.raises(dist.CollectiveTimeoutError, match="late"):
+        following.wait()
+    with pytest.raises(ZeroDivisionError):
+        future.then(lambda done: 1 // 0).wait()
