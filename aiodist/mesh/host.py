@@ -5,14 +5,31 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 
 
-def cores() -> int:
-    """How many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def have_cores(pids: Iterable[int]) -> bool:
+    """Whether these processes of this host can all run at once, each on a core that it may use.
+
+    Processes that launchers have put on cores of their own can, as can those that may use at least
+    as many cores as they are. Sets of cores that overlap in part are judged too well at times.
+    """
+    allowed = [_cores_of(pid) for pid in pids]
+    everything = frozenset[int]().union(*allowed)
+    return all(
+        sum(cores <= room for cores in allowed) <= len(room) for room in {*allowed, everything}
+    )
+
+
+def _cores_of(pid: int) -> frozenset[int]:
+    """The cores that a process may use: as many as this one where the system does not tell."""
+    if not hasattr(os, "sched_getaffinity"):
+        return frozenset(range(os.cpu_count() or 1))
+    try:
+        return frozenset(os.sched_getaffinity(pid))
+    except OSError:  # it has ended, or its number is of another container
+        return frozenset(os.sched_getaffinity(0))
 
 
 HOST_VARIABLE = "AIODIST_HOST_ID"

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Sequence
 from time import perf_counter, sleep
 
-from aiodist.mesh.host import cores
+from aiodist.mesh.host import have_cores
 from aiodist.mesh.neighbours import Neighbours
 
 SHORTEST = 50e-6
@@ -67,7 +67,7 @@ class Lookout:
 
     def meet(self, here: Sequence[int]) -> None:
         """The processes of this host's ranks; none where looking would keep others waiting."""
-        self.active = 0 < len(here) <= cores()
+        self.active = len(here) > 0 and have_cores(here)
         if self.active:
             self.neighbours.meet(here)
 
