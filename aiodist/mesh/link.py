@@ -83,7 +83,7 @@ class Link:
 
     # -- wire.FrameHandler
 
-    def frame(self, frame: Frame) -> None:
+    def frame(self, frame: Frame, payload: memoryview) -> None:
         peer = self.peer
         if peer is None:
             self._introduce(frame)
@@ -94,7 +94,15 @@ class Link:
         if kind == FrameType.EAGER:
             inbox = self._owner.inbox
             target = inbox.eager(peer, frame, self)
+            place = _place_of(target)
+            if place is not None:
+                place[:] = payload
             inbox.eager_done(peer, target)
+        elif len(payload):
+            place = self.payload(frame)
+            if place is not None:
+                place[:] = payload
+            self.payload_done(frame)
         elif kind == FrameType.REQUEST:
             self._owner.inbox.request(peer, frame)
         elif kind == FrameType.PLACED:
@@ -144,9 +152,7 @@ class Link:
             if frame.length > EAGER_BYTES:
                 raise ProtocolError(f"an eager message of {frame.length} bytes")
             self._target = target = inbox.eager(peer, frame, self)
-            if target is None:
-                return None
-            return target.data if isinstance(target, Arrival) else target.into
+            return _place_of(target)
         if frame.type == FrameType.DATA:
             self._target = recv = inbox.part(frame, self)
             if recv is None or recv.into is None:
@@ -229,3 +235,9 @@ class Link:
         on_proven, self.on_proven = self.on_proven, None
         if on_proven is not None:
             on_proven(error)
+
+
+def _place_of(target: Recv | Arrival | None) -> memoryview | None:
+    if target is None:
+        return None
+    return target.into if isinstance(target, Recv) else target.data

@@ -133,12 +133,14 @@ def encode(
 class FrameHandler(Protocol):
     """Who takes decoded frames."""
 
-    def frame(self, frame: Frame) -> None:
-        """A frame without payload."""
+    def frame(self, frame: Frame, payload: memoryview) -> None:
+        """A frame that is here whole. Most have no ``payload``; what there is has to be read first
+        of all: sending, say, may bring the next bytes into its place."""
         ...
 
     def payload(self, frame: Frame) -> memoryview | None:
-        """Where to put ``frame.length`` payload bytes (the view has that length); None drops them."""
+        """Where to put the ``frame.length`` payload bytes of a frame that is not here whole (the
+        view has that length); None drops them."""
         ...
 
     def payload_done(self, frame: Frame) -> None:
@@ -258,14 +260,17 @@ class FrameDecoder:
                     f"more than the {self.max_payload} that are accepted here"
                 )
             body = start + HEADER_BYTES
-            if available < HEADER_BYTES + meta_bytes:
+            begin = body + meta_bytes
+            if begin > self._end:
                 break
-            meta = scratch[body : body + meta_bytes].tobytes() if meta_bytes else b""
+            meta = scratch[body:begin].tobytes() if meta_bytes else b""
             frame = Frame(type, kind, group, channel, id, length, meta)
-            self._start = body + meta_bytes
-            if length == 0 or announces:
-                self._handler.frame(frame)
+            end = begin if announces else begin + length
+            if end <= self._end:
+                self._start = end
+                self._handler.frame(frame, scratch[begin:end])
             else:
+                self._start = begin
                 self._got = 0
                 self._frame = frame
                 self._destination = self._handler.payload(frame)

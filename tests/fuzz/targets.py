@@ -34,8 +34,9 @@ class _Handler:
         self.frames = 0
         self.held = 0
 
-    def frame(self, frame: Frame) -> None:
+    def frame(self, frame: Frame, payload: memoryview) -> None:
         assert len(frame.meta) <= MAX_META
+        assert len(payload) in (0, frame.length)
         self.frames += 1
 
     def payload(self, frame: Frame) -> memoryview | None:

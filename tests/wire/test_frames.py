@@ -33,11 +33,20 @@ class Collector:
         self.places: list[bytearray] = []
         self.ends: list[BaseException | None] = []
         self._drop = set(drop)
+        self.whole = 0
+        """Frames whose payload was there at once."""
         self._payloads = 0
         self._current: bytearray | None = None
 
-    def frame(self, frame: Frame) -> None:
-        self.got.append((frame, None))
+    def frame(self, frame: Frame, payload: memoryview) -> None:
+        if not len(payload):
+            self.got.append((frame, None))
+            return
+        self.whole += 1
+        place = self.payload(frame)
+        if place is not None:
+            place[:] = payload
+        self.payload_done(frame)
 
     def payload(self, frame: Frame) -> memoryview | None:
         self._payloads += 1
@@ -175,6 +184,16 @@ def test_redirect_from_nowhere_and_twice() -> None:
     feed(decoder, b"ef")
     assert bytes(first) == b"\0\0cd\0\0"
     assert bytes(second) == b"\0\0cdef"
+
+
+@pytest.mark.parametrize("first", [1, HEADER_BYTES, HEADER_BYTES + 4, HEADER_BYTES + 5])
+def test_a_small_payload_that_is_here_comes_with_its_frame(first: int) -> None:
+    handler = Collector()
+    stream = encode(FrameType.EAGER, length=5) + b"abcde"
+    feed(FrameDecoder(handler), stream * 2, [len(stream) + first])
+    assert [data for _, data in handler.got] == [b"abcde"] * 2
+    # Of the second frame the header alone was there, or not even that.
+    assert handler.whole == (1 if HEADER_BYTES <= first < len(stream) else 2)
 
 
 def test_a_handler_may_redirect_from_inside_payload_done_of_the_frame_before() -> None:

@@ -52,7 +52,7 @@ class Lifeline:
 
     # -- wire.FrameHandler
 
-    def frame(self, frame: Frame) -> None:
+    def frame(self, frame: Frame, payload: memoryview) -> None:
         if self.rank < 0:
             self._introduce(frame)
         elif frame.type in TYPES:
