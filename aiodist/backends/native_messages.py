@@ -53,7 +53,8 @@ class NativeMessages(NativeObjects):
             return source
 
         if buffer.staging is None:
-            return self._group.recv(make, finish, src, tag, timeout)
+            last_step = finish if buffer.is_staged else None
+            return self._group.recv(make, last_step, src, tag, timeout)
 
         async def body(line: MessageLine) -> int:
             group = self._group

@@ -81,15 +81,16 @@ class Messaging(Ending):
     def recv(
         self,
         make: Callable[[Key, int], Recv],
-        finish: Callable[[int], T],
+        finish: Callable[[int], Any] | None,
         src: int | None,
         tag: int,
         timeout: float | None = None,
         messenger: Messenger | None = None,
-    ) -> Work[T]:
+    ) -> Work[Any]:
         """Start receiving from group rank ``src``, or from any where None.
 
-        ``make(key, global source)`` makes the receive; ``finish(global source)`` the result.
+        ``make(key, global source)`` makes the receive; ``finish(global source)`` the result, which
+        is the global source itself where there is none.
         """
         self._check_open()
         messenger = messenger or self.messenger
@@ -98,12 +99,14 @@ class Messaging(Ending):
         nbytes = -1 if recv.into is None else len(recv.into)
         what = ("recv", source, tag, recv.expect, nbytes)
         line = MessageLine(self, messenger, "recv", source, tag)
-        work: Work[T] = self._message(line, self.world.recorder.begin(self.label, -1, what))
+        work = self._message(line, self.world.recorder.begin(self.label, -1, what))
+        end: Callable[[int], Any] = work.came_from
+        if finish is not None:
 
-        def end(sender: int) -> T:
-            result = finish(sender)
-            work.set_source(sender)
-            return result
+            def end(sender: int) -> Any:
+                result = finish(sender)
+                work.came_from(sender)
+                return result
 
         recv = line.receiving(messenger.recv(recv))
         work.follow(recv, end, self.timeout if timeout is None else timeout)
@@ -138,7 +141,7 @@ class Messaging(Ending):
         async def run() -> T:
             result = await body(line)
             if not line.is_send and not line.from_anybody:
-                work.set_source(line.other)
+                work.came_from(line.other)
             return result
 
         work.start(run(), self.timeout if timeout is None else timeout)

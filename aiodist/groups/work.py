@@ -60,7 +60,7 @@ class Work(Generic[T]):
 
     Cancelling a task that awaits it cancels the operation: a point-to-point message is taken
     back where that is still possible, a collective fails on all ranks. ``start``, ``fail``,
-    ``expire`` and ``set_source`` belong to the loop's thread; the rest may be called in any.
+    ``expire`` and ``came_from`` belong to the loop's thread; the rest may be called in any.
     """
 
     __slots__ = (
@@ -237,9 +237,10 @@ class Work(Generic[T]):
             raise InvalidUsageError("source_rank() is for a receive that has finished")
         return self._source
 
-    def set_source(self, rank: int) -> None:
-        """For the engine: the receive got its message from global rank ``rank``."""
+    def came_from(self, rank: int) -> int:
+        """For the engine: the receive got its message from global rank ``rank``. Returns that."""
         self._source = rank
+        return rank
 
     def cancel(self) -> bool:
         """Give the operation up; awaiting it raises CancelledError. False if it has ended.

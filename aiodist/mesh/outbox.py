@@ -26,6 +26,9 @@ from aiodist.wire.frames import FrameType, Key, encode
 EAGER_BYTES = 1 << 20
 """Messages up to this length go at once. A copy of an unexpected one costs less than a round trip."""
 
+JOINED_BYTES = 2048
+"""A payload of up to this length is copied behind its header: a call for one buffer costs less."""
+
 CHUNK_BYTES = 1 << 20
 """Part of a large message between which others get their turn."""
 
@@ -218,10 +221,10 @@ class Outbox:
                 self.lane.place(message.key, message.data, message.meta, message.sent)
                 return True
             header = encode(FrameType.EAGER, message.key, length=length, meta=message.meta)
-            if length:
-                connection.send((header, message.data), message.sent)
+            if length <= JOINED_BYTES:
+                connection.send((header + message.data,), message.sent)
             else:
-                connection.send((header,), message.sent)
+                connection.send((header, message.data), message.sent)
             return True
         if length and (wanted or self._credit >= MESSAGE_COST):
             self._credit -= MESSAGE_COST
