@@ -54,7 +54,7 @@ def measure(
 ) -> Samples:
     """Give each peer one turn a round, forwards and backwards by turns.
 
-    The first round opens connections and is not counted; the second tells how many calls make a
+    The first round opens connections and is not counted; the next ones tell how many calls make a
     turn, and how many rounds fit the effort. Where already the first is long it serves for both.
     ``agree`` gives all ranks rank 0's number.
     """
@@ -75,7 +75,11 @@ def measure(
         seconds = _round(able, call, 1)
     calls = agree(effort.calls(seconds / len(able)))
     if calls > 1:
+        # The first call of a turn takes longest, so calls in a row leave room for more of them.
         seconds = _round(able, call, calls)
+        warm = agree(effort.calls(seconds / len(able) / calls))
+        if warm > calls:
+            calls, seconds = warm, seconds / calls * warm
     rounds = agree(effort.rounds(seconds))
     samples.intervals = {peer.name: [] for peer in able}
     gc.collect()
