@@ -80,7 +80,7 @@ async def init_process_group(
 
     Raises InvalidUsageError (a ValueError) for what cannot be meant, with all missing variables
     in one message, and when the world is initialised already; StoreTimeoutError naming the ranks
-    that have not arrived; PeerLostError, at once, where a rank that had arrived died or gave up;
+    that have not arrived; PeerLostError where a rank that had arrived died, gave up or fell silent;
     DistNetworkError and DistStoreError for hosts and ports. Cancelled or failed, it leaves nothing
     open, the ranks that wait for this one are told, and it may be called again.
     """
@@ -111,10 +111,10 @@ async def init_process_group(
             store=store,
             deadline=deadline,
             environ=os.environ,
+            patience=patience,
         )
         try:
             async with met.heeding():
-                # a lone rank needs none
                 transports = transports_at(met.hosts, schemes) if met.size > 1 else []
                 _warn_if_open(met)
                 watched = patience > 0 and met.size > 1

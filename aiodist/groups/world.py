@@ -26,6 +26,7 @@ from aiodist.groups.succession import GONE
 from aiodist.groups.work import Work
 from aiodist.mesh.endpoint import Endpoint
 from aiodist.mesh.leaving import FLUSH_SECONDS
+from aiodist.mesh.losses import own_loss
 from aiodist.observe.observer import Observer
 from aiodist.observe.recorder import Recorder, size_from
 from aiodist.store import Store
@@ -282,14 +283,15 @@ class World:
 
     def collective_failed(self, src: int, group: int, sequence: int, error: memoryview) -> None:
         known = self._groups.get(group)
+        # Another rank may pass on, not knowing that it does, that this one is lost.
+        failure = own_loss(decode_error(bytes(error), src), self.rank)
         if known is not None:
-            failure = decode_error(bytes(error), src)
             self._note(failure, here=False)
             known.failed_elsewhere(sequence, failure)
         elif group not in self._closed and len(self._early) < _MAX_EARLY:
             early = self._early.setdefault(group, [])
             if len(early) < _MAX_EARLY:
-                early.append((sequence, decode_error(bytes(error), src)))
+                early.append((sequence, failure))
 
     def agree_arrived(self, src: int, group: int, number: int, message: bytes) -> None:
         known = self._groups.get(group)

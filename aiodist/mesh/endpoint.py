@@ -22,7 +22,7 @@ from aiodist.mesh.leaving import FLUSH_SECONDS, Leaving
 from aiodist.mesh.link import Link
 from aiodist.mesh.liveness import Heart, Notice
 from aiodist.mesh.lookout import Lookout
-from aiodist.mesh.losses import Doubt, Farewells, peer_lost, without_frames
+from aiodist.mesh.losses import Doubt, Farewells, outcast, peer_lost, without_frames
 from aiodist.mesh.matching import Recv
 from aiodist.mesh.outbox import Send
 from aiodist.mesh.peer import Card, Peer, reachable_at
@@ -369,8 +369,7 @@ class Endpoint(Words):
 
     def _given_up(self, notice: Notice) -> None:
         """This rank counts as lost: it was stopped, or cut off, for longer than the timeout."""
-        why = f"is this rank, and was given up by the others: {notice.reason}"
-        lost = peer_lost(self.card, why, notice.noticed_by, notice.last)
+        lost = outcast(self.card, notice.reason, notice.noticed_by, notice.last)
         living = [peer for peer in self._peers.values() if peer.error is None]
         for peer in living:  # all of them first: none is to be told anything
             peer.error = lost

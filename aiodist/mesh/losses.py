@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from aiodist.errors import PeerLostError
+from aiodist.errors import DistError, PeerLostError
 from aiodist.mesh.peer import Card, Peer
 from aiodist.transport.base import Connection
+
+_GIVEN_UP = "is this rank, and was given up by the others"
 
 QUIET_SECONDS = 0.4
 """How long a stream may stand still before a rank counts as cut off whose other stream ended."""
@@ -24,6 +26,21 @@ def peer_lost(card: Card, why: str, noticed_by: int = -1, last: str = "") -> Pee
         last=last,
         noticed_by=noticed_by,
     )
+
+
+def outcast(card: Card, why: str, noticed_by: int, last: str) -> PeerLostError:
+    """``card``'s rank is this one, and lost to the others; ``why``: a sentence of theirs."""
+    return peer_lost(card, f"{_GIVEN_UP}: {why}", noticed_by, last)
+
+
+def own_loss(error: DistError, rank: int) -> DistError:
+    """``error`` as it is raised on ``rank``, which may be the very one that it says is lost."""
+    if not isinstance(error, PeerLostError) or error.rank != rank or _GIVEN_UP in error.message:
+        return error
+    who, bracket, what = error.message.partition(") ")
+    if not (bracket and who.startswith(f"rank {rank} (")):
+        who, bracket, what = f"rank {rank}", "", f"is lost, they say: {error.message}"
+    return PeerLostError(f"{who}{bracket.strip()} {_GIVEN_UP}: it {what}", **error.fields)
 
 
 def without_frames(error: BaseException | None) -> BaseException | None:

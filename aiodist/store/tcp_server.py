@@ -19,7 +19,7 @@ from aiodist.store.tcp_wire import MAX_FRAME, close_inherited, read_message
 _log = logging.getLogger("aiodist.store")
 
 _GREETING_SECONDS = 10.0
-_FLUSH_SECONDS = 1.0
+_FLUSH_SECONDS = 0.5
 
 _SPARE = 64
 _MANY = 1024

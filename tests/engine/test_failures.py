@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import aiodist as dist
+from aiodist.errors import PeerLostError
+from aiodist.groups.ending import WHOLE_GROUP
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
 from aiodist.mesh.outbox import EAGER_BYTES
@@ -518,3 +520,19 @@ async def test_done_callbacks_that_raise_harm_nobody(inproc: RunRanks) -> None:
 
     await inproc(2, main)
     assert [str(error) for error in complaints] == ["mine", "mine"]
+
+
+async def test_a_rank_that_hears_of_its_own_loss_by_a_group_says_so(inproc: RunRanks) -> None:
+    """A survivor passes the news on to all members, before it knows that one of them is meant."""
+    told = PeerLostError("rank 1 (process 7 on there) is lost: it was silent", rank=1, noticed_by=2)
+
+    async def main(rank: int) -> BaseException | None:
+        if rank == 2:
+            world = current_world()
+            world.announce(world.default_group(), WHOLE_GROUP, told, [1])
+        return await outcome(dist.barrier())
+
+    error = (await inproc(3, main))[1]
+    assert isinstance(error, PeerLostError)
+    assert (error.rank, error.noticed_by) == (1, 2)
+    assert "rank 1 (process 7 on there) is this rank, and was given up by the others" in str(error)

@@ -23,6 +23,7 @@ from aiodist.mesh.interfaces import choose_hosts, default_address
 from aiodist.mesh.rendezvous import Rendezvous, rendezvous
 from aiodist.mesh.rendezvous.meeting import host_identity, meet_at
 from aiodist.mesh.rendezvous.places import Place
+from aiodist.mesh.rendezvous.watch import over_tcp, over_tcp_served
 from aiodist.store import TcpStore, TcpStoreServer
 
 _LOOPBACK = "127.0.0.1"
@@ -39,6 +40,7 @@ async def rendezvous_of_mpi(
     store: Any | None,
     deadline: Deadline,
     environ: Mapping[str, str],
+    patience: float = 0.0,
 ) -> Rendezvous:
     """As `mesh.rendezvous.rendezvous`, with MPI's rank and size; initialises MPI if need be.
 
@@ -66,6 +68,7 @@ async def rendezvous_of_mpi(
             store=store,
             deadline=deadline,
             environ=environ,
+            patience=patience,
         )
     comm, request = world.Idup()
     await _finished(request, world.size, deadline)
@@ -74,7 +77,13 @@ async def rendezvous_of_mpi(
     finally:
         comm.Free()
     return await meet_at(
-        place, rank=world.rank, size=world.size, source="MPI", deadline=deadline, environ=environ
+        place,
+        rank=world.rank,
+        size=world.size,
+        source="MPI",
+        deadline=deadline,
+        environ=environ,
+        patience=patience,
     )
 
 
@@ -116,9 +125,19 @@ async def _open_place(mpi: Mpi, comm: Mpi, deadline: Deadline, environ: Mapping[
             server.close_in_child,
             serves=True,
             private=True,
+            watch=over_tcp_served(host, secret, None),
         )
     client = await TcpStore.connect(host, port, deadline, secret=secret)
-    return Place(client, where, client.close, route, client.close_in_child, once=True, private=True)
+    return Place(
+        client,
+        where,
+        client.close,
+        route,
+        client.close_in_child,
+        once=True,
+        private=True,
+        watch=over_tcp(host, secret, None),
+    )
 
 
 async def _finished(request: Mpi, size: int, deadline: Deadline) -> None:

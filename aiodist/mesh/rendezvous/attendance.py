@@ -4,7 +4,8 @@ Each rank bequeaths the news of its own end to the store, which writes it when t
 ends (in a file store, when others of its host see that the process has). A rank that gives up while it
 lives writes it itself. Where rank 0 serves the store, it alone reads that, adds who has not come, and
 passes it on, before it ends and the store with it; elsewhere each rank reads for itself. A store
-that vanishes without a farewell was rank 0's, and means that rank 0 has died.
+that vanishes without a farewell was rank 0's, and means that rank 0 has died. Of a rank that falls
+silent no connection tells: that is for the `watch`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistError, DistStoreError, PeerLostError, StoreTimeoutError
+from aiodist.mesh.losses import own_loss
 from aiodist.mesh.rendezvous.places import Place
+from aiodist.mesh.rendezvous.watch import LAST, Watch, describe_absent
 from aiodist.store import Store, TcpStore, absent_ranks
 from aiodist.store.waiting import in_time
 from aiodist.wire.failures import decode_error, encode_error
@@ -27,25 +30,39 @@ _LOST = "lost"
 _VERDICT = "verdict"
 """The key under which rank 0 repeats it, with what it knows beside."""
 
-_LAST = "entered init_process_group"
+_WATCH = "watch"
+"""The key under which stands what a rank has to be told for the watch; nothing where there is none."""
 _SECONDS = 1.0
 """For the words of one who gives up, and for a lost connection to be known for one."""
+_TELL_SECONDS = 0.1
+"""For the words about one who is silent, and may be the one who keeps the store."""
 
 
 class Attendance:
     """One rank's part. ``begin``, then whatever waits for the others inside ``heeding``, ``end``."""
 
-    def __init__(self, place: Place, part: Store, rank: int, size: int) -> None:
-        """``part``: of the place's store, for this initialisation."""
+    def __init__(
+        self, place: Place, part: Store, rank: int, size: int, patience: float = 0.0
+    ) -> None:
+        """``part``: of the place's store, for this initialisation. ``patience``: seconds of silence
+        that count as death; 0 where nobody is to be watched."""
         self._place = place
         self._part = part
         self._rank = rank
         self._size = size
+        self._patience = patience
         self._host, self._pid = socket.gethostname(), os.getpid()
         self._loss: DistError | None = None
         self._gave_up = False
         self._interrupt: Callable[[], None] = _nothing
         self._task: asyncio.Task[None] | None = None
+        self._watch: Watch | None = None
+        self._telling: asyncio.Task[None] | None = None
+
+    @property
+    def absent(self) -> Sequence[int] | None:
+        """Who had not arrived when rank 0 was last heard, where it serves the store."""
+        return None if self._watch is None else self._watch.absent
 
     @property
     def is_broken(self) -> bool:
@@ -60,7 +77,8 @@ class Attendance:
         gone = self._lost("died or was cut off inside init_process_group")
         told = await in_time(self._part.bequeath(_LOST, encode_error(gone)), deadline)
         if told or self._place.serves:
-            self._task = asyncio.get_running_loop().create_task(self._watch())
+            self._task = asyncio.get_running_loop().create_task(self._await_news())
+        await self._begin_watch(deadline)
 
     @contextlib.asynccontextmanager
     async def heeding(self) -> AsyncIterator[None]:
@@ -87,6 +105,11 @@ class Attendance:
 
     async def end(self) -> None:
         """This rank waits for nobody any more, and nobody for it. Idempotent; no DistError."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            await watch.end()
+        if self._telling is not None:
+            await asyncio.wait([self._telling])
         task, self._task = self._task, None
         if task is None:
             return
@@ -103,16 +126,51 @@ class Attendance:
         if failed and self._loss is None and self._task is not None:
             await asyncio.wait([self._task], timeout=_SECONDS)
 
-    async def _watch(self) -> None:
+    async def _begin_watch(self, deadline: Deadline) -> None:
+        place, part = self._place, self._part
+        if place.watch is None or self._size == 1:
+            return
+        star = place.serves or place.once
+        if self._patience:
+            who = self._rank, self._size, self._patience
+            self._watch = Watch(place.watch, *who, self._hear_of_silence, star=star)
+        if place.serves:
+            told = "" if self._watch is None else await self._watch.begin("")
+            await part.set(_WATCH, told.encode())
+        elif self._watch is not None:
+            if star:
+                told = (await in_time(part.get(_WATCH, deadline), deadline)).decode()
+            else:
+                mine = os.urandom(8).hex().encode()
+                told = (await in_time(part.compare_set(_WATCH, b"", mine), deadline)).decode()
+            if told:
+                await self._watch.begin(told)
+
+    def _hear_of_silence(self, error: PeerLostError) -> None:
+        if self.is_broken or self._watch is None:
+            return
+        self._loss = own_loss(error, self._rank)
+        self._telling = asyncio.get_running_loop().create_task(self._pass_on(error))
+        self._interrupt()
+
+    async def _pass_on(self, error: PeerLostError) -> None:
+        """Let those know that are not watched; and rank 0 itself, should it go on one day."""
+        key = _VERDICT if self._place.serves else _LOST
+        with contextlib.suppress(DistError, TimeoutError):
+            async with asyncio.timeout(_TELL_SECONDS):
+                await self._part.compare_set(key, b"", encode_error(error))
+
+    async def _await_news(self) -> None:
         try:
             key = _VERDICT if self._place.once else _LOST
             told = decode_error(await self._part.get(key, Deadline.never()), -1)
             if not self._place.once:
                 told = await self._completed(told)
+            told = own_loss(told, self._rank)
             if self._place.serves:
                 await self._part.set(_VERDICT, encode_error(told))
         except DistError:
-            lost = keeper_lost(self._place, self._rank)
+            lost = keeper_lost(self._place, self._rank, self._size, self.absent)
             if lost is None:
                 return  # whoever needs the store finds out
             told = lost
@@ -120,19 +178,14 @@ class Attendance:
         self._interrupt()
 
     async def _completed(self, error: DistError) -> DistError:
-        if not isinstance(error, PeerLostError):
+        if not isinstance(error, PeerLostError) or error.noticed_by >= 0:  # who did said it all
             return error
         absent = await absent_ranks(self._part, self._size)
         others = [rank for rank in absent or () if rank != error.rank]
-        names = ", ".join(map(str, others[:16]))
-        if len(others) > 16:
-            names += f" and {len(others) - 16} more"
         if absent is None:
             who = "the store does not say who had arrived"
-        elif others:
-            who = f"of {self._size} ranks {names} had not arrived by then"
         else:
-            who = "all others had arrived"
+            who = f"{describe_absent(others, self._size)} by then"
         fields = error.fields | {"noticed_by": self._rank, "not_arrived": others}
         return PeerLostError(f"{error.message}; {who}; rank {self._rank} noticed", **fields)
 
@@ -160,26 +213,35 @@ class Attendance:
 
     def _lost(self, why: str) -> PeerLostError:
         return PeerLostError(
-            f"{self._name} {why}", rank=self._rank, host=self._host, pid=self._pid, last=_LAST
+            f"{self._name} {why}", rank=self._rank, host=self._host, pid=self._pid, last=LAST
         )
 
 
-def keeper_lost(place: Place, rank: int) -> PeerLostError | None:
-    """The error, as ``rank`` sees it, if rank 0 served the store and has died; else None."""
+def keeper_lost(
+    place: Place, rank: int, size: int, absent: Sequence[int] | None = None
+) -> PeerLostError | None:
+    """The error, as ``rank`` sees it, if rank 0 served the store and has died; else None.
+
+    ``absent``: who had not arrived when rank 0 was last heard, if it said so.
+    """
     store = place.store
     keeper = store.bereft if place.once and isinstance(store, TcpStore) else None
     if keeper is None:
         return None
     host, pid = keeper
     who = f"rank 0 (process {pid} on {host})" if pid else "rank 0"
+    others = "who else had arrived is not known"
+    if absent is not None:
+        others = f"{describe_absent(absent, size)} when it was last heard"
     return PeerLostError(
         f"{who}, which serves the store at {place.where}, died or was cut off inside "
-        f"init_process_group; who else had arrived is not known; rank {rank} noticed",
+        f"init_process_group; {others}; rank {rank} noticed",
         rank=0,
         host=host,
         pid=pid,
-        last=_LAST,
+        last=LAST,
         noticed_by=rank,
+        not_arrived=absent or (),
     )
 
 

@@ -117,8 +117,7 @@ class Rendezvous:
         except DistError:
             pass
         finally:
-            await self._attendance.end()
-            await self._place.close()
+            await _end(self._attendance, self._place)
 
     def close_in_child(self) -> None:
         """In a forked child: give back inherited sockets; the parent goes on."""
@@ -138,17 +137,20 @@ async def rendezvous(
     store: Any | None,
     deadline: Deadline,
     environ: Mapping[str, str],
+    patience: float = 0.0,
 ) -> Rendezvous:
     """Find rank, size, store and own address, and wait until all ranks are there.
 
     ``init_method``: ``env://`` (also what None means), ``tcp://host:port``, ``file:///path``.
     ``rank``, ``size``: -1 where the caller left them out. ``store``: one of ours, or of torch's,
-    instead of an init_method; it stays the caller's to close.
+    instead of an init_method; it stays the caller's to close. ``patience``: seconds of silence after
+    which a rank that has come counts as lost; 0 where nobody is to be watched.
 
     Raises TypeError and InvalidUsageError for what cannot be meant, at once; DistStoreError and
     DistNetworkError for a port in use, a name that does not resolve, a host without a route, at
     once; StoreTimeoutError at the deadline, naming the ranks that did not come (its ``ranks``);
-    PeerLostError as soon as a rank that had come is gone (see `Attendance`), with the ``not_arrived``.
+    PeerLostError as soon as a rank that had come is gone (see `Attendance`) or has been silent for
+    ``patience``, with the ``not_arrived``.
     Cancelled or failed, it leaves nothing open, and tells the ranks that wait.
     """
     if store is not None:
@@ -158,10 +160,10 @@ async def rendezvous(
             )
         own = plan_with_store(rank=rank, size=size, environ=environ)
         with _patience(own, "the store given"):
-            return await _meet(own, given_place(store), environ, deadline)
+            return await _meet(own, given_place(store), environ, deadline, patience)
     own = plan(init_method, rank=rank, size=size, environ=environ)
     with _patience(own, f"the file {own.file}" if own.master is None else str(own.master)):
-        return await _find(own, environ, deadline)
+        return await _find(own, environ, deadline, patience)
 
 
 @contextmanager
@@ -184,7 +186,9 @@ def _patience(own: Plan, where: str) -> Iterator[None]:
         note.cancel()
 
 
-async def _find(own: Plan, environ: Mapping[str, str], deadline: Deadline) -> Rendezvous:
+async def _find(
+    own: Plan, environ: Mapping[str, str], deadline: Deadline, patience: float
+) -> Rendezvous:
     lost: DistStoreError | None = None
     for pause in pauses(longest=0.5, first=0.01):
         try:
@@ -194,7 +198,7 @@ async def _find(own: Plan, environ: Mapping[str, str], deadline: Deadline) -> Re
                 raise
             raise StoreTimeoutError(f"{error.message}; earlier, {lost}", **error.fields) from None
         try:
-            return await _meet(own, place, environ, deadline)
+            return await _meet(own, place, environ, deadline, patience)
         except DistStoreError as error:
             # Rank 0's server of an initialisation before this one may still have been there, and
             # is now gone; or rank 0 started anew.
@@ -215,30 +219,32 @@ async def meet_at(
     source: str,
     deadline: Deadline,
     environ: Mapping[str, str],
+    patience: float = 0.0,
 ) -> Rendezvous:
     """Wait until all ranks are at ``place``, for who knows rank and size by other means.
 
     ``source``: who told them, for messages. Errors as of `rendezvous`; then the place is closed.
     """
     own = Plan(rank, size, local_rank=look_around(environ).local_rank(), source=source)
-    return await _meet(own, place, environ, deadline)
+    return await _meet(own, place, environ, deadline, patience)
 
 
 async def _meet(
-    own: Plan, place: Place, environ: Mapping[str, str], deadline: Deadline
+    own: Plan, place: Place, environ: Mapping[str, str], deadline: Deadline, patience: float
 ) -> Rendezvous:
+    attendance: Attendance | None = None
     try:
         hosts = choose_hosts(place.route, environ)
         part = await place.join(place.store, own.rank, own.size, deadline)
-        attendance = Attendance(place, part, own.rank, own.size)
-        await attendance.begin(deadline)
+        attendance = Attendance(place, part, own.rank, own.size, patience)
         try:
+            await attendance.begin(deadline)
             mine = msgpack.packb((own.size, host_identity()))
             async with attendance.heeding():
                 values = await exchange(part, own.rank, own.size, mine, deadline)
             hosts = await _own_addresses(own, part, hosts, values)
         except BaseException:
-            await attendance.end()
+            await _end(attendance, place)
             raise
     except StoreTimeoutError as error:
         await place.close()
@@ -246,7 +252,8 @@ async def _meet(
             f"{error.message} (they meet at {place.where}, told by {own.source})", **error.fields
         ) from None
     except DistStoreError:
-        lost = keeper_lost(place, own.rank)
+        absent = None if attendance is None else attendance.absent
+        lost = keeper_lost(place, own.rank, own.size, absent)
         await place.close()
         if lost is not None:
             raise lost from None
@@ -256,6 +263,15 @@ async def _meet(
         raise
     who = own.rank, own.size, part, hosts[0], hosts, own.local_rank, own.source
     return Rendezvous(*who, _place=place, _attendance=attendance)
+
+
+async def _end(attendance: Attendance, place: Place) -> None:
+    """End both; at the same time where a rank that is lost may keep each of them waiting."""
+    if attendance.is_broken:
+        await asyncio.gather(attendance.end(), place.close())
+    else:
+        await attendance.end()
+        await place.close()
 
 
 async def _own_addresses(

@@ -22,6 +22,7 @@ from aiodist.mesh.interfaces import (
 from aiodist.mesh.rendezvous.agent import agent_client
 from aiodist.mesh.rendezvous.assembly import assemble
 from aiodist.mesh.rendezvous.plan import Master, Plan
+from aiodist.mesh.rendezvous.watch import Opening, in_file, over_tcp, over_tcp_served
 from aiodist.store import (
     FileStore,
     MemoryStore,
@@ -50,7 +51,7 @@ class Place:
 
     ``serves``: this rank keeps the store alive for the others. ``once``: the others lose it with
     the process that serves it, so meeting there may be tried anew. ``private``: strangers cannot
-    read what is in it.
+    read what is in it. ``watch``: where ranks can beat meanwhile, see `watch`.
     """
 
     store: Store
@@ -61,6 +62,7 @@ class Place:
     serves: bool = False
     once: bool = False
     private: bool = False
+    watch: Opening | None = None
     join: Callable[[Store, int, int, Deadline], Awaitable[Store]] = join
 
 
@@ -69,7 +71,8 @@ async def open_place(plan: Plan, environ: Mapping[str, str], deadline: Deadline)
     if plan.file is not None:
         file = await FileStore.open(plan.file, plan.rank, deadline)
         where, given_back = f"the file {plan.file}", file.close_in_child
-        return Place(file, where, file.close, close_in_child=given_back, private=True)
+        watch = in_file(plan.file, plan.rank)
+        return Place(file, where, file.close, None, given_back, private=True, watch=watch)
     if plan.master is None:
         store = MemoryStore()
         return Place(store, "this process", store.close, route="127.0.0.1", private=True)
@@ -118,7 +121,9 @@ async def _at_master(
                 f"{error.message}",
                 **error.fields,
             ) from None
-        return Place(client, str(master), client.close, route, client.close_in_child, once=True)
+        watch = over_tcp(host, secret, certificates)
+        given_back = client.close_in_child
+        return Place(client, str(master), client.close, route, given_back, once=True, watch=watch)
     own = [address for address in addresses if _is_own(address)]
     where = str(master)
     if own == addresses and len(own) > 1:
@@ -137,7 +142,9 @@ async def _at_master(
         expected_clients=plan.size - 1,
         certificates=certificates,
     )
-    return Place(server.store(), where, server.close, route, server.close_in_child, serves=True)
+    watch = over_tcp_served(host, secret, certificates)
+    given_back = server.close_in_child
+    return Place(server.store(), where, server.close, route, given_back, serves=True, watch=watch)
 
 
 async def numeric_addresses(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
@@ -13,3 +15,11 @@ def _libuv_pipe() -> None:
         from torch.distributed import TCPStore
 
         TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    with socket.socket() as keeper:
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keeper.bind(("127.0.0.1", 0))
+        yield keeper.getsockname()[1]

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,6 @@ from aiodist.mesh.rendezvous import Rendezvous, meeting, places, rendezvous
 from aiodist.mesh.rendezvous.plan import Master
 from aiodist.store import MemoryStore, TcpStoreServer
 from tests.limits import scaled
-
-
-@pytest.fixture
-def port() -> Iterator[int]:
-    """A port that is kept the way the launcher keeps it: bound, and not listening."""
-    with socket.socket() as keeper:
-        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        keeper.bind(("127.0.0.1", 0))
-        yield keeper.getsockname()[1]
 
 
 def has_ipv6() -> bool:

@@ -1,0 +1,145 @@
+"""Ranks that are stopped inside ``init_process_group``, and ranks that are only busy there."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.mesh.rendezvous.test_attendance import MISSING, ROOT, address
+from tests.test_credentials import tls_environ
+
+TIMEOUT = 2.0
+PROMISED = TIMEOUT + 1.0
+"""Seconds in which all ranks know."""
+
+PROGRAM = """
+import asyncio, json, os, signal, sys, time
+import numpy  # once, before the forks
+import aiodist as dist
+from aiodist.mesh.rendezvous import meeting
+
+url, size, victim, how = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+ranks = [int(rank) for rank in sys.argv[5:]]
+reading, pipe = os.pipe()
+arrive = meeting.exchange
+
+def say(**facts):
+    os.write(pipe, json.dumps(facts).encode() + b"\\n")
+
+async def struck(store, rank, size, value, deadline, *, name="exchange"):
+    # Once all others that come are in there: what they know then is what they were told.
+    await store.wait([f"{name}/{other}" for other in ranks if other != rank], deadline)
+    if how == "busy":
+        begin = time.monotonic()
+        while time.monotonic() < begin + 2.5 * float(os.environ["AIODIST_LIVENESS_TIMEOUT"]):
+            sum(range(1000))  # its loop has no turn meanwhile
+    else:
+        say(rank=rank, struck=time.monotonic())
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return await arrive(store, rank, size, value, deadline, name=name)
+
+async def late():
+    await dist.init_process_group(init_method=url, rank=rank, world_size=size, timeout=90)
+    await dist.barrier()
+    await dist.destroy_process_group()
+
+def live():
+    if rank == victim:
+        meeting.exchange = struck
+    said = {"rank": rank}
+    try:
+        asyncio.run(late())
+    except dist.DistError as error:
+        said |= {"error": type(error).__name__, "text": str(error), "fields": error.fields}
+    say(**said, ended=time.monotonic(), descriptors=len(os.listdir("/proc/self/fd")) - before)
+
+children = {}
+for rank in ranks:
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        before = len(os.listdir("/proc/self/fd"))
+        live()
+        os._exit(0)
+    children[rank] = pid
+os.close(pipe)
+told = {rank: {"pid": children[rank]} for rank in ranks}
+with open(reading) as lines:
+    for said in map(json.loads, lines):
+        told[said["rank"]] |= said
+        ended = [rank for rank in ranks if rank != victim and "ended" in told[rank]]
+        if how == "stopped" and len(ended) == len(ranks) - 1:
+            os.kill(children[victim], signal.SIGCONT)
+for pid in children.values():
+    os.waitpid(pid, 0)
+print(json.dumps([told[rank] for rank in ranks]))
+"""
+
+
+def run(url: str, size: int, victim: int, how: str, ranks: range, **more: str) -> list[Any]:
+    found = subprocess.run(
+        [sys.executable, "-c", PROGRAM, url, str(size), str(victim), how, *map(str, ranks)],
+        env=os.environ | {"AIODIST_LIVENESS_TIMEOUT": str(TIMEOUT)} | more,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    assert "Traceback" not in found.stderr
+    told: list[Any] = json.loads(found.stdout)
+    return told
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("medium", "victim"), [("tcp", 1), ("tcp", 0), ("tls", 1), ("tls", 0), ("file", 1), ("file", 0)]
+)
+def test_a_rank_that_is_stopped_in_there_is_known_to_all_and_learns_it_later(
+    medium: str, victim: int, port: int, tmp_path: Path, scaled: Callable[[float], float]
+) -> None:
+    url = address("file" if medium == "file" else "tcp", port, tmp_path)
+    more = tls_environ() if medium == "tls" else {}
+    told = run(url, 4, victim, "stopped", range(3), **more)
+    struck = told[victim]
+    name = f"rank {victim} (process {struck['pid']} on {socket.gethostname()})"
+    for rank, said in enumerate(told):
+        assert said.get("error") == "PeerLostError", said
+        assert said["descriptors"] == 0, said
+        fields, text = said["fields"], said["text"]
+        assert fields["rank"] == victim
+        assert (fields["pid"], fields["host"]) == (struck["pid"], socket.gethostname())
+        assert name in text
+        assert "nothing was heard of it for 2 s" in text
+        assert fields["noticed_by"] in {0, 1, 2} - {victim}
+        assert MISSING in fields["not_arrived"]
+        if rank == victim:
+            assert f"{name} is this rank, and was given up by the others" in text
+        else:
+            assert "fell silent inside init_process_group" in text
+            assert said["ended"] - struck["struck"] < scaled(PROMISED)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("medium", "victim"), [("tcp", 1), ("tcp", 0), ("file", 1)])
+def test_a_rank_that_computes_in_there_is_waited_for(
+    medium: str, victim: int, port: int, tmp_path: Path
+) -> None:
+    told = run(
+        address(medium, port, tmp_path),
+        3,
+        victim,
+        "busy",
+        range(3),
+        AIODIST_LIVENESS_TIMEOUT="1",
+    )
+    assert ["error" in said for said in told] == [False] * 3, told

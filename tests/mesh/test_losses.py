@@ -1,0 +1,44 @@
+"""What is said of a lost rank, and how it is said to the rank itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiodist.errors import CollectiveError, DistError, PeerLostError
+from aiodist.mesh.losses import outcast, own_loss, peer_lost
+from aiodist.mesh.peer import Card
+
+
+def card(rank: int) -> Card:
+    return Card(rank, "host", "id", 7, ("tcp:127.0.0.1:1",))
+
+
+def test_a_rank_that_is_told_its_own_loss_says_so() -> None:
+    told = peer_lost(card(1), "is lost: nothing was heard of it for 2 s", 3, "was in barrier()")
+    own = own_loss(told, 1)
+    assert str(own) == (
+        "rank 1 (process 7 on host) is this rank, and was given up by the others: it is lost: "
+        "nothing was heard of it for 2 s"
+    )
+    assert isinstance(own, PeerLostError)
+    assert own.fields == told.fields
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        peer_lost(card(2), "died or was cut off: reset", 0),
+        outcast(card(1), "nothing was heard of it for 2 s", 3, ""),
+        CollectiveError("the operation failed", rank=1),
+    ],
+)
+def test_the_rest_is_said_as_it_was_told(error: DistError) -> None:
+    assert own_loss(error, 1) is error
+
+
+def test_a_sentence_that_names_no_process_is_kept_whole() -> None:
+    own = own_loss(PeerLostError("rank 1 cannot be reached: no route", rank=1), 1)
+    assert str(own) == (
+        "rank 1 is this rank, and was given up by the others: it is lost, they say: "
+        "rank 1 cannot be reached: no route"
+    )
