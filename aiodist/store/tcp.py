@@ -56,18 +56,20 @@ class TcpStore(Store):
         call_timeout: float = CALL_SECONDS,
         max_frame: int = MAX_FRAME,
         certificates: Certificates | None = None,
+        once: bool = False,
     ) -> TcpStore:
-        """Connect to ``host``:``port``; tries until ``deadline`` if no server is there yet.
+        """Connect to ``host``:``port``; tries until ``deadline`` if no server is there yet, or ``once``.
 
         ``secret``: the job's, as the server's. ``call_timeout``: seconds after which a call that
         does not wait for keys counts as failed. ``certificates``: the server has some too, and the
         connection is by TLS.
 
         Raises DistStoreError at once if the name does not resolve or what answers there is no
-        aiodist store of this job, and StoreTimeoutError, with the last attempt's reason, at the deadline.
+        aiodist store of this job, and StoreTimeoutError, with the last attempt's reason (as its cause
+        where there was an answer), at the deadline.
         """
         seconds = to_seconds(call_timeout) or CALL_SECONDS
-        stream = await connect(host, port, deadline, secret, certificates)
+        stream = await connect(host, port, deadline, secret, certificates, once=once)
         return cls(show(host, port), stream, seconds, max_frame)
 
     async def set(self, key: str, value: bytes) -> None:

@@ -34,7 +34,13 @@ class _TryAgain(Exception):
 
 
 async def connect(
-    host: str, port: int, deadline: Deadline, secret: bytes, certificates: Certificates | None
+    host: str,
+    port: int,
+    deadline: Deadline,
+    secret: bytes,
+    certificates: Certificates | None,
+    *,
+    once: bool = False,
 ) -> Stream:
     """A greeted connection. Errors as for `TcpStore.connect`; leaves nothing open when it fails."""
     context = None if certificates is None else certificates.client_context()
@@ -52,13 +58,13 @@ async def connect(
             raise _no_tls(host, port, "it closes the connection, as one that trusts others does")
         if mute == _MUTE_ATTEMPTS:
             raise _stranger(host, port, StrangerError(describe_stranger(b""), first=b""))
-        if deadline.remaining() <= pause:
+        if once or deadline.remaining() <= pause:
             # Of several addresses the reason of one that was reached says most.
             reasons = "; ".join(dict.fromkeys(str(failure) for failure in failures))
             raise StoreTimeoutError(
                 f"no store answered at {show(host, port)} within {deadline.timeout:g} s "
                 f"({reasons}); see whether rank 0, or the launcher, runs there and uses this port"
-            )
+            ) from failures[-1].__cause__
         await asyncio.sleep(pause)
     raise AssertionError("unreachable: pauses never end")
 

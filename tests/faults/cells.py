@@ -112,6 +112,10 @@ PHASES = (
 IN_INIT = "in init_process_group"
 """One more, for a rank that ends before it has met the others."""
 
+MEETING = "while ranks meet"
+"""One more, for a rank that ends when all others have arrived in ``init_process_group``. Over tcp and tls
+the store is rank 0's, over unix a file."""
+
 AT_A_FLAG = "at a flag in shared memory"
 """One more, for shared memory: right after the culprit has written its nth flag, of all that it
 writes in a row of collectives of every kind."""
@@ -220,6 +224,9 @@ def all_cells() -> Iterator[Cell]:
     ends = [name for name, fault in FAULTS.items() if fault.ends]
     for fault, size, culprit in itertools.product(ends, SIZES, CULPRITS):
         yield Cell(fault, IN_INIT, transports()[0], size, culprit)
+    streams = [name for name in transports() if name != SHARED]
+    for fault, transport, size, culprit in itertools.product(ends, streams, SIZES, CULPRITS):
+        yield Cell(fault, MEETING, transport, size, culprit)
     if SHARED in transports():
         for flag in range(1, FLAGS + 1):
             for fault in ("SIGKILL", "SIGSTOP") if flag % SOME_FLAGS == 1 else ("SIGKILL",):

@@ -1,6 +1,7 @@
-"""A rank on a host of its own: ``python -m tests.faults.host_rank RANK SIZE STORE PHASE TIMEOUT``.
+"""A rank on a host of its own: ``python -m tests.faults.host_rank RANK SIZE URL PHASE TIMEOUT``.
 
-Says ``ready`` on stdout, waits for a line on stdin, and tells in a line of JSON how it ended.
+Says ``ready`` on stdout, waits for a line on stdin, and tells in a line of JSON how it ended. In the phase
+"meeting" the last rank of SIZE never comes, and ``ready`` means that all others have.
 """
 
 from __future__ import annotations
@@ -13,15 +14,39 @@ import time
 import numpy as np
 
 import aiodist as dist
+from aiodist.deadline import Deadline
+from aiodist.mesh.rendezvous import meeting
+from aiodist.store import Store, exchange
 from tests.faults.rank import connect_everybody, describe, error_of
+
+arrived: list[float] = []
+
+
+async def when_all_are_there(
+    store: Store, rank: int, size: int, value: bytes, deadline: Deadline, *, name: str = "exchange"
+) -> list[bytes]:
+    work = asyncio.ensure_future(exchange(store, rank, size, value, deadline, name=name))
+    await store.wait([f"{name}/{other}" for other in range(size - 1)], deadline)
+    print("ready", flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+    arrived.append(time.monotonic())
+    return await work
 
 
 async def main() -> None:
     rank, size = int(sys.argv[1]), int(sys.argv[2])
-    store, phase, timeout = sys.argv[3:]
-    await dist.init_process_group(
-        init_method=f"file://{store}", rank=rank, world_size=size, timeout=float(timeout)
+    url, phase, timeout = sys.argv[3:]
+    if phase == "meeting":
+        meeting.exchange = when_all_are_there
+    init = dist.init_process_group(
+        init_method=url, rank=rank, world_size=size, timeout=float(timeout)
     )
+    if phase == "meeting":
+        error = await error_of(init)
+        facts = {"seconds": time.monotonic() - arrived[0], **describe(error)}
+        print(json.dumps(facts | {"not_arrived": getattr(error, "not_arrived", None)}), flush=True)
+        return
+    await init
     if phase != "connecting":
         await connect_everybody(size)
     enters = phase == "in all_reduce" and rank < size - 1

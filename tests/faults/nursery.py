@@ -12,6 +12,7 @@ import os
 import selectors
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -22,7 +23,7 @@ from typing import Any, NoReturn
 import numpy as np  # noqa: F401  # once, before the forks
 import uvloop  # noqa: F401  # likewise
 
-from tests.faults.cells import AT_A_FLAG, LARGE, Cell
+from tests.faults.cells import AT_A_FLAG, LARGE, MEETING, Cell
 from tests.faults.rank import Control, become_rank
 
 AT_ONCE = 3
@@ -64,6 +65,13 @@ class _Run:
         self._told: set[str] = set()
         self._begin = time.monotonic()
         self._children: list[_Child] = []
+        self._port: socket.socket | None = None
+        self._place = f"file://{self._folder}/store"
+        if cell.phase == MEETING and cell.transport in ("tcp", "tls"):
+            self._port = socket.socket()
+            self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._port.bind(("127.0.0.1", 0))  # and does not listen: it is kept for rank 0
+            self._place = f"tcp://127.0.0.1:{self._port.getsockname()[1]}"
         self._brake = 0  # the process that slows the culprit down
         for rank in range(cell.size):
             self._fork(rank)
@@ -78,8 +86,7 @@ class _Run:
             for name in os.listdir("/proc/self/fd"):
                 if int(name) not in keep:
                     _close(int(name))
-            place = str(self._folder / "store")
-            become_rank(self.cell, rank, Control(to_nursery, from_nursery), place)
+            become_rank(self.cell, rank, Control(to_nursery, from_nursery), self._place)
         os.close(to_nursery)
         os.close(from_nursery)
         child = _Child(rank, pid, to_child)
@@ -170,7 +177,7 @@ class _Run:
             words = self._words_of(child.rank).read_text(errors="replace")
             facts = {"gone": child.gone, "code": code, "stderr": words}
             ranks[child.rank] = {**child.said, **facts}
-        shutil.rmtree(self._folder)
+        self._clean_up()
         load = os.getloadavg()[0]
         print(json.dumps({"number": self.number, "ranks": ranks, "load": load}), flush=True)
 
@@ -190,7 +197,12 @@ class _Run:
         self._kill(self._children)
         for child in self._children:
             os.waitpid(child.pid, 0)
+        self._clean_up()
+
+    def _clean_up(self) -> None:
         shutil.rmtree(self._folder)
+        if self._port is not None:
+            self._port.close()
 
 
 def _slow_down(pid: int, slowdown: int) -> int:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +25,8 @@ from aiodist.api.sharing import SHARED
 from aiodist.credentials import VARIABLES as TLS_VARIABLES
 from aiodist.deadline import Deadline
 from aiodist.groups.world import current_world
+from aiodist.mesh.rendezvous import meeting
+from aiodist.store import Store
 from aiodist.testing import Faults, FaultyConnection, FaultyTransport
 from aiodist.transport.base import Connection, Listener, OnAccept, Transport
 from aiodist.transport.registry import Transports
@@ -33,6 +36,7 @@ from tests.faults.cells import (
     IN_INIT,
     INIT_SECONDS,
     LARGE,
+    MEETING,
     USUAL_SECONDS,
     Cell,
     transport_variable,
@@ -132,7 +136,12 @@ class _Rank:
         cell, control = self._cell, self._control
         if not self._fault.ends:
             _wrap_transports(self._faults, self._faults_of_heart)
-        await asyncio.get_running_loop().run_in_executor(None, time.monotonic)  # its threads stay
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        await loop.run_in_executor(None, time.monotonic)  # its thread stays
+        first = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0)
+        first.close()  # what uvloop keeps in reserve from its first stream on stays as well
+        await first.wait_closed()
         self._before = _descriptors(), threading.active_count()
         if cell.phase == IN_INIT and self._is_culprit:
             control.say("ready")
@@ -142,6 +151,9 @@ class _Rank:
             control.say("ready")
             await control.go()
             await self._report(self._initialise(INIT_SECONDS))
+            return
+        if cell.phase == MEETING:
+            await self._meet()
             return
         await self._initialise(USUAL_SECONDS)
         if cell.phase != "connecting":
@@ -159,6 +171,25 @@ class _Rank:
         else:
             await self._strike()
             await self._report(self._operation())
+
+    async def _meet(self) -> None:
+        if not self._is_culprit:
+            self._control.say("ready")
+            await self._report(self._initialise(USUAL_SECONDS))
+            return
+        meeting.exchange = self._struck_on_arrival
+        await self._initialise(USUAL_SECONDS)
+
+    async def _struck_on_arrival(
+        self, store: Store, rank: int, size: int, value: bytes, deadline: Deadline
+    ) -> list[bytes]:
+        """In the place of the `exchange` that this rank enters, last of all."""
+        others = [other for other in range(size) if other != rank]
+        await store.wait([f"exchange/{other}" for other in others], deadline)
+        self._control.say("ready")
+        await self._control.go()
+        self._end()
+        raise AssertionError("unreachable: it has ended")
 
     async def _struck_inside(self) -> Awaitable[None]:
         """The operation, begun, once the fault has struck in the middle of it."""
@@ -182,7 +213,7 @@ class _Rank:
 
     async def _initialise(self, timeout: float) -> None:
         await dist.init_process_group(
-            init_method=f"file://{self._place}",
+            init_method=self._place,
             rank=self._rank,
             world_size=self._cell.size,
             timeout=timeout,

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.faults.cells import AT_A_FLAG, FAULTS, IN_INIT, PHASES, Cell
+from tests.faults.cells import AT_A_FLAG, FAULTS, IN_INIT, MEETING, PHASES, Cell
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "reliability.md"
@@ -95,7 +95,7 @@ def tables(matrix: Mapping[str, Any], soak: Mapping[str, Any]) -> str:
         lines.append(f"| {name} | {fault.promise} | {times} | {cells} | {kept} |")
     head = ["| while | " + " | ".join(FAULTS) + " |", "| --- |" + " --- |" * len(FAULTS)]
     lines += ["", "The worst of each phase, in seconds:", "", *head]
-    for phase in (*PHASES, AT_A_FLAG, IN_INIT):
+    for phase in (*PHASES, AT_A_FLAG, MEETING, IN_INIT):
         found = [_worst(rows, "phase", phase, name) for name in FAULTS]
         lines.append(f"| {phase} | " + " | ".join(found) + " |")
     head[0] = head[0].replace("while", "over")

@@ -28,13 +28,13 @@ def network() -> Iterator[Hosts]:
 class Ranks:
     """One rank on each host."""
 
-    def __init__(self, network: Hosts, store: Path, phase: str) -> None:
+    def __init__(self, network: Hosts, url: str, phase: str, size: int = SIZE) -> None:
         self._ranks = [
             subprocess.Popen(
                 network.command(
                     rank,
                     *(sys.executable, "-m", "tests.faults.host_rank"),
-                    *map(str, (rank, SIZE, store, phase, USUAL_SECONDS)),
+                    *map(str, (rank, size, url, phase, USUAL_SECONDS)),
                 ),
                 cwd=ROOT,
                 env={
@@ -83,7 +83,7 @@ class Ranks:
 @pytest.mark.timeout(90)
 def test_ranks_on_three_hosts_work(network: Hosts, tmp_path: Path) -> None:
     """Also Unix sockets are refused between namespaces, and TCP takes their place."""
-    ranks = Ranks(network, tmp_path / "store", "connecting")
+    ranks = Ranks(network, f"file://{tmp_path}/store", "connecting")
     try:
         ranks.until_ready()
         assert [answer["error"] for answer in ranks.go_on()] == [None] * SIZE
@@ -97,7 +97,7 @@ def test_a_pulled_cable_ends_operations_within_the_bound(
     phase: str, tmp_path: Path, scaled: Callable[[float], float]
 ) -> None:
     with hosts(SIZE) as network:
-        ranks = Ranks(network, tmp_path / "store", phase)
+        ranks = Ranks(network, f"file://{tmp_path}/store", phase)
         try:
             ranks.until_ready()
             network.pull_cable(SIZE - 1)
@@ -109,4 +109,29 @@ def test_a_pulled_cable_ends_operations_within_the_bound(
             assert answer["error"] is not None, answers
             assert answer["typed"], answer
             assert answer["blames"] == [SIZE - 1], answer
+        assert answer["seconds"] < scaled(LIVENESS_SECONDS + ROUND_SECONDS), answer
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("cut_off", [0, SIZE - 1])
+def test_a_host_that_vanishes_while_ranks_meet_is_known_within_the_bound(
+    cut_off: int, scaled: Callable[[float], float]
+) -> None:
+    """One more rank never comes, and is named beside."""
+    with hosts(SIZE) as network:
+        url = f"tcp://{network.address(0)}:29500"
+        ranks = Ranks(network, url, "meeting", SIZE + 1)
+        try:
+            ranks.until_ready()
+            network.pull_cable(cut_off)
+            answers = ranks.go_on()
+        finally:
+            ranks.kill()
+    for rank, answer in enumerate(answers):
+        assert answer["typed"], answer
+        assert SIZE in answer["not_arrived"], answer
+        if rank != cut_off and cut_off != 0:
+            assert answer["blames"] == [cut_off], answer
+        elif rank != 0:  # all it knows is that rank 0 is not there
+            assert answer["blames"] == [0], answer
         assert answer["seconds"] < scaled(LIVENESS_SECONDS + ROUND_SECONDS), answer

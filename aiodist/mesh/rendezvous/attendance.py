@@ -128,14 +128,14 @@ class Attendance:
 
     async def _begin_watch(self, deadline: Deadline) -> None:
         place, part = self._place, self._part
-        if place.watch is None or self._size == 1:
+        if self._size == 1:
             return
         star = place.serves or place.once
-        if self._patience:
+        if self._patience and place.watch is not None:
             who = self._rank, self._size, self._patience
             self._watch = Watch(place.watch, *who, self._hear_of_silence, star=star)
         if place.serves:
-            told = "" if self._watch is None else await self._watch.begin("")
+            told = "" if self._watch is None else await self._watch.begin("", deadline)
             await part.set(_WATCH, told.encode())
         elif self._watch is not None:
             if star:
@@ -144,7 +144,7 @@ class Attendance:
                 mine = os.urandom(8).hex().encode()
                 told = (await in_time(part.compare_set(_WATCH, b"", mine), deadline)).decode()
             if told:
-                await self._watch.begin(told)
+                await self._watch.begin(told, deadline)
 
     def _hear_of_silence(self, error: PeerLostError) -> None:
         if self.is_broken or self._watch is None:

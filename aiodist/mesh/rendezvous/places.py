@@ -142,9 +142,10 @@ async def _at_master(
         expected_clients=plan.size - 1,
         certificates=certificates,
     )
-    watch = over_tcp_served(host, secret, certificates)
+    # Where the address is another host's that passes connections on, it may pass on no second port.
+    offered = over_tcp_served(host, secret, certificates) if own else None
     given_back = server.close_in_child
-    return Place(server.store(), where, server.close, route, given_back, serves=True, watch=watch)
+    return Place(server.store(), where, server.close, route, given_back, serves=True, watch=offered)
 
 
 async def numeric_addresses(

@@ -35,8 +35,6 @@ LAST = "entered init_process_group"
 
 _REACH = 16
 """How many ranks each looks at in a file; the next ones, in a ring."""
-_BEGIN_SECONDS = 1.0
-"""How long a rank waits for its first beat before it goes on, unwatched so far."""
 _SERVE_SECONDS = 5.0
 """How long rank 0 waits until it serves the beats before there is no watch."""
 _LEAVE_SECONDS = 0.2
@@ -45,9 +43,9 @@ _ROLL_SECONDS = 1e-3
 _VERDICT = "verdict"
 _ABSENT = "absent"
 
-Opening = Callable[[str], AbstractAsyncContextManager[tuple[Store, str]]]
+Opening = Callable[[str, float], AbstractAsyncContextManager[tuple[Store, str]]]
 """Opens the store of the beats, in the loop that enters it, for a rank that was told so much about
-it; with it comes what to tell the others."""
+it, within so many seconds; with it comes what to tell the others."""
 
 
 class Watch:
@@ -83,18 +81,20 @@ class Watch:
             reach = size - 1 if star else min(_REACH, size - 1)
             self._whom = [(rank + step) % size for step in range(1, reach + 1)]
         self._told = ""
+        self._store: Store | None = None
+        self._over = False
         self._aside = Aside("aiodist-watch", self._main)
         self._begun: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._vigil = Vigil(patience, self._interval, time.monotonic())
         self._seen: dict[int, bytes] = {}
         self._known: dict[int, list[object]] = {}
 
-    async def begin(self, told: str) -> str:
-        """Beat from here on. What to tell the other ranks, "" if nothing could be begun so far."""
+    async def begin(self, told: str, deadline: Deadline) -> str:
+        """Beat from here on. What to tell the other ranks, "" if it cannot be begun so far."""
         self._told = told
         self._aside.start()
-        within = _SERVE_SECONDS if self._hub else _BEGIN_SECONDS
-        await asyncio.wait([self._begun], timeout=within)
+        within = _SERVE_SECONDS if self._hub else self._patience
+        await asyncio.wait([self._begun], timeout=min(within, deadline.remaining()))
         return self._begun.result() if self._begun.done() else ""
 
     async def end(self) -> None:
@@ -105,56 +105,65 @@ class Watch:
     # -- the thread
 
     async def _main(self) -> None:
-        while True:
-            try:
-                async with self._opening(self._told) as (store, tell):
-                    if await self._live(store, tell):
-                        return
-            except (DistError, OSError):
-                # Whether rank 0 has ended is not told by this connection.
-                for rank in self._whom:
-                    self._forget(rank)
-            await asyncio.sleep(self._interval)
-
-    async def _live(self, store: Store, tell: str) -> bool:
-        """Beat and look until a rank is lost; then True, and the others have been told."""
-        beating = asyncio.ensure_future(self._beat(store, tell))
-        calling = asyncio.ensure_future(self._call_the_roll(store))
+        if self._spoke:
+            # Before the first answer, too: a stopped rank 0's kernel still takes connections.
+            self._vigil.watch(0, time.monotonic())
+        beating = asyncio.ensure_future(self._keep_beating())
         try:
-            while True:
+            error: PeerLostError | None = None
+            while error is None:
                 # Not in one task: an answer of rank 0's may be what does not come.
                 done, _ = await asyncio.wait([beating], timeout=self._interval)
-                error = beating.result() if done else await self._judge(store)
-                if error is not None:
-                    self._aside.tell(self._report, error)
-                    return True
-        except asyncio.CancelledError:
-            beating.cancel()
-            with contextlib.suppress(DistError, TimeoutError):
-                async with asyncio.timeout(_LEAVE_SECONDS):
-                    await store.delete_key(_beat(self._rank))
-            raise
+                error = beating.result() if done else await self._judge()
+            self._over = True
+            self._aside.tell(self._report, error)
+            self._aside.tell(_resolve, self._begun, "")
         finally:
-            for task in (beating, calling):
-                task.cancel()
-            # What went wrong there has been raised, or this is the end anyway.
-            await asyncio.gather(beating, calling, return_exceptions=True)
+            beating.cancel()
+            await asyncio.wait([beating])
+
+    async def _keep_beating(self) -> PeerLostError:
+        """Until somebody else has found a rank lost."""
+        while True:
+            try:
+                async with self._opening(self._told, self._patience) as (store, tell):
+                    return await self._beat(store, tell)
+            except (DistError, OSError) as error:
+                # Refused, or cut: whether rank 0 has ended is not told by this connection. One
+                # that nobody answers is silence.
+                if not isinstance(error, StoreTimeoutError) or error.__cause__ is not None:
+                    for rank in self._whom:
+                        self._forget(rank)
+                    self._aside.tell(_resolve, self._begun, "")
+            await asyncio.sleep(self._interval)
 
     async def _beat(self, store: Store, tell: str) -> PeerLostError:
-        """Until somebody else has found a rank lost."""
-        me = msgpack.packb([socket.gethostname(), os.getpid()])
-        await store.set(_who(self._rank), me)
-        while True:
-            await store.add(_beat(self._rank), 1)
-            for rank in self._whom:
-                await self._look(store, rank)
-            verdict = await _peek(store, _VERDICT)
-            if verdict is not None:
-                error = decode_error(verdict, -1)
-                if isinstance(error, PeerLostError):
-                    return error
-            self._aside.tell(_resolve, self._begun, tell)
-            await asyncio.sleep(self._interval)
+        calling = asyncio.ensure_future(self._call_the_roll(store))
+        self._store = store
+        try:
+            me = msgpack.packb([socket.gethostname(), os.getpid()])
+            await store.set(_who(self._rank), me)
+            while True:
+                await store.add(_beat(self._rank), 1)
+                for rank in self._whom:
+                    await self._look(store, rank)
+                verdict = await _peek(store, _VERDICT)
+                if verdict is not None:
+                    error = decode_error(verdict, -1)
+                    if isinstance(error, PeerLostError):
+                        return error
+                self._aside.tell(_resolve, self._begun, tell)
+                await asyncio.sleep(self._interval)
+        except asyncio.CancelledError:
+            if not self._over:
+                with contextlib.suppress(DistError, TimeoutError):
+                    async with asyncio.timeout(_LEAVE_SECONDS):
+                        await store.delete_key(_beat(self._rank))
+            raise
+        finally:
+            self._store = None
+            calling.cancel()
+            await asyncio.gather(calling, return_exceptions=True)
 
     async def _call_the_roll(self, store: Store) -> None:
         """Where rank 0 serves the store, the others know beforehand who they would miss without it."""
@@ -186,15 +195,16 @@ class Watch:
         self._vigil.release(rank)
         self._seen.pop(rank, None)
 
-    async def _judge(self, store: Store) -> PeerLostError | None:
+    async def _judge(self) -> PeerLostError | None:
         silent = self._vigil.silent(time.monotonic())
         if not silent:
             return None
-        if not self._spoke:
-            self.absent = await self._not_there(store)
+        store = None if self._spoke else self._store
+        if store is None:
+            return self._lost(silent[0])
+        self.absent = await self._not_there(store)
         error = self._lost(silent[0])
-        if not self._spoke:
-            await store.compare_set(_VERDICT, b"", encode_error(error))
+        await store.compare_set(_VERDICT, b"", encode_error(error))
         return error
 
     async def _not_there(self, store: Store) -> list[int]:
@@ -234,7 +244,7 @@ def over_tcp_served(host: str, secret: bytes, certificates: Certificates | None)
     """Where this rank serves the beats, at a free port of ``host``, which is to be told."""
 
     @contextlib.asynccontextmanager
-    async def opening(told: str) -> AsyncIterator[tuple[Store, str]]:
+    async def opening(told: str, seconds: float) -> AsyncIterator[tuple[Store, str]]:
         server = await TcpStoreServer.start(host, secret=secret, certificates=certificates)
         async with server:
             yield server.store(), str(server.port)
@@ -246,9 +256,14 @@ def over_tcp(host: str, secret: bytes, certificates: Certificates | None) -> Ope
     """At the port of ``host`` that was told."""
 
     @contextlib.asynccontextmanager
-    async def opening(told: str) -> AsyncIterator[tuple[Store, str]]:
+    async def opening(told: str, seconds: float) -> AsyncIterator[tuple[Store, str]]:
         store = await TcpStore.connect(
-            host, int(told), Deadline(_BEGIN_SECONDS), secret=secret, certificates=certificates
+            host,
+            int(told),
+            Deadline(seconds),
+            secret=secret,
+            certificates=certificates,
+            once=True,
         )
         async with store:
             yield store, told
@@ -260,8 +275,8 @@ def in_file(path: Path, rank: int) -> Opening:
     """In the file, in a part of it that is named by what was told."""
 
     @contextlib.asynccontextmanager
-    async def opening(told: str) -> AsyncIterator[tuple[Store, str]]:
-        async with await FileStore.open(path, rank) as store:
+    async def opening(told: str, seconds: float) -> AsyncIterator[tuple[Store, str]]:
+        async with await FileStore.open(path, rank, Deadline(seconds)) as store:
             yield PrefixStore(f"watch/{told}", store), told
 
     return opening
