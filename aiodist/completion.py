@@ -9,6 +9,7 @@ asyncio: the same coroutines run over sockets, queues or a simulated clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -153,6 +154,41 @@ class Once(Generic[T]):
             except BaseException as raised:  # noqa: BLE001  # handed to on_done, whatever it is
                 error = raised
         self._on_done(value, error)
+
+
+async def together(*coroutines: Coroutine[Any, Any, None]) -> None:
+    """Run coroutines that await only `Pending` side by side, until all have ended.
+
+    The first error is thrown into the others, as GeneratorExit, and raised when they have ended too;
+    so is one that is thrown in here.
+    """
+    end: Pending[None] = Pending()
+    quiet: Pending[None] = Pending()
+    left = len(coroutines)
+
+    def ended(_: None, error: BaseException | None) -> None:
+        nonlocal left
+        left -= 1
+        if error is not None:
+            end.fail(error)
+        if not left:
+            end.complete(None)
+            quiet.complete(None)
+
+    drivers = [Driver(coroutine, ended) for coroutine in coroutines]
+    try:
+        for driver in drivers:
+            driver.start()
+        await end
+    except BaseException:
+        for driver in drivers:
+            driver.throw(GeneratorExit())
+        # One of them may be what brought us here, and runs on to its next wait: nothing that it does
+        # there may be left behind when this has ended.
+        while left:
+            with suppress(BaseException):
+                await quiet
+        raise
 
 
 def completed(value: T) -> Pending[T]:

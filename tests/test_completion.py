@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from aiodist.completion import Driver, Once, Pending, completed
+import pytest
+
+from aiodist.completion import Driver, Once, Pending, completed, together
 
 
 class Outcome:
@@ -202,3 +204,109 @@ def test_once_ends_by_an_error_of_its_pending_of_its_step_or_from_outside() -> N
     waiting.complete(1)
     kinds = [[type(end) for end in each] for each in (ended, ended2, ended3)]
     assert kinds == [[KeyError], [ZeroDivisionError], [TimeoutError]]
+
+
+def test_together_runs_side_by_side_until_all_have_ended() -> None:
+    first: Pending[None] = Pending()
+    second: Pending[None] = Pending()
+    seen: list[str] = []
+    outcome = Outcome()
+
+    async def one(name: str, until: Pending[None]) -> None:
+        seen.append(f"{name} began")
+        await until
+        seen.append(f"{name} went on")
+
+    async def both() -> None:
+        await together(one("a", first), one("b", second))
+        seen.append("both ended")
+
+    Driver(both(), outcome).start()
+    assert seen == ["a began", "b began"]
+    second.complete(None)
+    first.complete(None)
+    assert seen[2:] == ["b went on", "a went on", "both ended"]
+    assert outcome.calls == [(None, None)]
+
+
+@pytest.mark.parametrize("from_outside", [False, True])
+def test_the_first_error_ends_all_that_run_together(from_outside: bool) -> None:
+    waits: list[Pending[None]] = [Pending(), Pending()]
+    left: list[int] = []
+    outcome = Outcome()
+
+    async def one(number: int) -> None:
+        try:
+            await waits[number]
+        finally:
+            left.append(number)
+
+    driver = Driver(together(one(0), one(1)), outcome)
+    driver.start()
+    error = ValueError("the first")
+    if from_outside:
+        driver.throw(error)
+    else:
+        waits[1].fail(error)
+    assert sorted(left) == [0, 1]
+    assert outcome.calls == [(None, error)]
+    for pending in waits:
+        pending.complete(None)
+    assert len(outcome.calls) == 1
+
+
+def test_an_error_before_the_last_has_begun() -> None:
+    outcome = Outcome()
+
+    async def fails() -> None:
+        raise ValueError("at once")
+
+    async def begins_too_late() -> None:
+        raise AssertionError("it was told to end before it began")
+
+    first: Pending[None] = Pending()
+
+    async def waits() -> None:
+        await first
+
+    Driver(together(waits(), fails()), outcome).start()
+    ((_, error),) = outcome.calls
+    assert str(error) == "at once"
+
+
+def test_what_brought_the_end_about_runs_to_its_next_wait_before_it_is_the_end() -> None:
+    """As a send that fails at once, inside the coroutine that sends: it goes on to post receives."""
+    begun: Pending[None] = Pending()
+    go: Pending[None] = Pending()
+    never: Pending[None] = Pending()
+    seen: list[str] = []
+    drivers: list[Driver[None]] = []
+
+    async def sends() -> None:
+        await go
+        begun.complete(None)  # the other one fails in here
+        seen.append("posted")
+        await never
+        seen.append("wrong")
+
+    async def fails() -> None:
+        await begun
+        raise ValueError("now")
+
+    async def sends_and_is_lost() -> None:
+        await go
+        drivers[-1].throw(ValueError("now"))
+        seen.append("posted")
+        await never
+        seen.append("wrong")
+
+    async def waits() -> None:
+        await begun
+
+    for bodies in ((sends(), fails()), (sends_and_is_lost(), waits())):
+        go, begun = Pending(), Pending()
+        seen.clear()
+        drivers.append(Driver(together(*bodies), lambda _, error: seen.append(f"ended by {error}")))
+        drivers[-1].start()
+        go.complete(None)
+        assert seen == ["posted", "ended by now"]

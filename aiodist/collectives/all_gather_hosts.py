@@ -3,8 +3,9 @@
 ``leaders``: the first rank of each host collects its host's blocks, all-gathers them with the other hosts'
 as one block a host, and its host copies everything. For small data: few messages. ``columns``: the
 ranks of a host gather each other's blocks; the ranks of a column all-gather theirs between the hosts;
-then the ranks of a host copy from each other what came, host by host, all in place. For hosts with
-equally many ranks.
+then the ranks of a host copy from each other what came, host by host, all in place. Large blocks go in
+pieces, of which one travels between the hosts while others are copied inside (`pipeline`). For hosts
+with equally many ranks.
 
 Bytes between hosts: those of the all-gather that is chosen there, of N in one block a host
 (``leaders``), or in each column of its own blocks, about N / c.
@@ -18,7 +19,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from aiodist.collectives import operations
-from aiodist.collectives.layout import offsets_of
+from aiodist.collectives.layout import cut, offsets_of, segments_of
+from aiodist.collectives.pipeline import Again, in_pieces
 from aiodist.collectives.spread import Hosts
 
 
@@ -44,13 +46,28 @@ async def all_gather_leaders(hosts: Hosts, blocks: Sequence[memoryview]) -> None
             blocks[rank][:] = spot
 
 
-async def all_gather_columns(hosts: Hosts, blocks: Sequence[memoryview]) -> None:
-    """Fill every ``blocks[r]`` with rank r's block; this rank's own is in place already."""
+async def all_gather_columns(hosts: Hosts, blocks: Sequence[memoryview], piece: int) -> None:
+    """Fill every ``blocks[r]`` with rank r's block; this rank's own is in place already.
+
+    In pieces of about ``piece`` bytes a column, of all blocks together.
+    """
     inside, places = hosts.inside, hosts.places
-    await inside.all_gather([blocks[rank] for rank in places.hosts[hosts.host]])
-    column = [blocks[rank] for rank in places.column(inside.rank)]
-    choice = hosts.choice("all_gather", sum(map(len, column)))
-    await operations.all_gather(hosts.across, column, hosts.scratch, choice)
-    for number, ranks in enumerate(places.hosts):
-        if number != hosts.host:
-            await inside.all_gather([blocks[rank] for rank in ranks])
+    count = segments_of(sum(map(len, blocks)), piece * places.columns)
+    parts = [cut(block, 1, count) for block in blocks]
+    scratch = Again(hosts.scratch)
+
+    async def before(number: int) -> None:
+        await inside.all_gather([parts[rank][number] for rank in places.hosts[hosts.host]])
+
+    async def across(number: int) -> None:
+        scratch.next_piece()
+        column = [parts[rank][number] for rank in places.column(inside.rank)]
+        choice = hosts.choice("all_gather", sum(map(len, column)))
+        await operations.all_gather(hosts.across, column, scratch, choice)
+
+    async def after(number: int) -> None:
+        for host, ranks in enumerate(places.hosts):
+            if host != hosts.host:
+                await inside.all_gather([parts[rank][number] for rank in ranks])
+
+    await in_pieces(count, before, across, after)

@@ -3,13 +3,14 @@
 ``stripes``: every host reduces, and each rank in a column is left with one stripe of the host's
 result; the ranks of a column all-reduce their stripe between the hosts; the ranks of a host
 gather the stripes. With c columns a rank sends c times less between hosts than a host has to, and all
-ranks of a host send at once. ``leaders``: the first rank of each host takes part for all. Fewer
+ranks of a host send at once. Large data goes in pieces, of which one travels between the hosts while
+the next is reduced inside (`pipeline`). ``leaders``: the first rank of each host takes part for all. Fewer
 messages and fewer waits, for small data.
 
 Bytes between hosts: those of the all-reduce that is chosen there, among as many ranks as there are
-hosts, of N / c bytes (``leaders``: N, by the first rank of each host alone). Inside: N / c reduced
-by each rank in a column, N copied. An element is reduced at one place in each host, and between hosts
-as the chosen algorithm does: the bits are the same everywhere.
+hosts, of each piece's share of N / c bytes (``leaders``: N, by the first rank of each host alone).
+Inside: N / c reduced by each rank in a column, N copied. An element is reduced at one place in each
+host, and between hosts as the chosen algorithm does: the bits are the same everywhere.
 
 As MPI libraries have it for nodes of several cores: Träff and Hunold, "Decomposing MPI collectives
 for exploiting multi-lane communication" (2020); leaders: Karonis et al., "Exploiting hierarchy in
@@ -19,8 +20,9 @@ parallel computer networks to optimize collective operation performance" (2000).
 from __future__ import annotations
 
 from aiodist.collectives import operations
-from aiodist.collectives.layout import cut
-from aiodist.collectives.reduction import Reduction
+from aiodist.collectives.layout import cut, segments_of
+from aiodist.collectives.pipeline import Again, in_pieces
+from aiodist.collectives.reduction import Reduction, Scratch
 from aiodist.collectives.spread import Hosts
 
 
@@ -28,22 +30,33 @@ async def all_reduce_leaders(hosts: Hosts, data: memoryview, reduce: Reduction) 
     """Reduce ``data`` over all ranks, in place."""
     await hosts.inside.reduce(0, data, reduce)
     if hosts.inside.rank == 0:
-        await _across(hosts, data, reduce)
+        await _across(hosts, data, reduce, hosts.scratch)
     await hosts.inside.broadcast(0, data)
 
 
-async def all_reduce_stripes(hosts: Hosts, data: memoryview, reduce: Reduction) -> None:
-    """Reduce ``data`` over all ranks, in place."""
-    inside = hosts.inside
-    stripes = cut(data, reduce.itemsize, hosts.places.columns)
-    stripes += [data[:0]] * (inside.size - len(stripes))
-    mine = stripes[inside.rank]
-    await inside.reduce_scatter(stripes, mine, reduce)
-    if hosts.crosses:
-        await _across(hosts, mine, reduce)
-    await inside.all_gather(stripes)
+async def all_reduce_stripes(hosts: Hosts, data: memoryview, reduce: Reduction, piece: int) -> None:
+    """Reduce ``data`` over all ranks, in place, in pieces of about ``piece`` bytes a column."""
+    inside, columns = hosts.inside, hosts.places.columns
+    pieces = [
+        cut(part, reduce.itemsize, columns) + [part[:0]] * (inside.size - columns)
+        for part in cut(data, reduce.itemsize, segments_of(len(data), piece * columns))
+    ]
+    scratch = Again(hosts.scratch)
+
+    async def before(number: int) -> None:
+        stripes = pieces[number]
+        await inside.reduce_scatter(stripes, stripes[inside.rank], reduce)
+
+    async def across(number: int) -> None:
+        scratch.next_piece()
+        await _across(hosts, pieces[number][inside.rank], reduce, scratch)
+
+    async def after(number: int) -> None:
+        await inside.all_gather(pieces[number])
+
+    await in_pieces(len(pieces), before, across if hosts.crosses else None, after)
 
 
-async def _across(hosts: Hosts, data: memoryview, reduce: Reduction) -> None:
+async def _across(hosts: Hosts, data: memoryview, reduce: Reduction, scratch: Scratch) -> None:
     choice = hosts.choice("all_reduce", len(data))
-    await operations.all_reduce(hosts.across, data, reduce, hosts.scratch, choice)
+    await operations.all_reduce(hosts.across, data, reduce, scratch, choice)

@@ -2,7 +2,8 @@
 
 ``leaders``: the root sends to the first ranks of the other hosts, and each of them lets its host copy.
 ``stripes``: the root's host copies the data; column by column its ranks send a stripe each to the other
-hosts, whose ranks then copy each other's. Bytes between hosts: those of the broadcast that is chosen
+hosts, whose ranks then copy each other's: large data in pieces, of which one travels between the hosts
+while others are copied inside (`pipeline`). Bytes between hosts: those of the broadcast that is chosen
 there, of N (``leaders``) or in each of c columns of N / c bytes.
 
 Träff and Hunold, "Decomposing MPI collectives for exploiting multi-lane communication" (2020).
@@ -11,7 +12,8 @@ Träff and Hunold, "Decomposing MPI collectives for exploiting multi-lane commun
 from __future__ import annotations
 
 from aiodist.collectives import operations
-from aiodist.collectives.layout import cut
+from aiodist.collectives.layout import cut, segments_of
+from aiodist.collectives.pipeline import in_pieces
 from aiodist.collectives.spread import Hosts
 
 
@@ -25,16 +27,28 @@ async def broadcast_leaders(hosts: Hosts, root: int, data: memoryview) -> None:
     await hosts.inside.broadcast(hosts.number_of(leaders[hosts.host]), data)
 
 
-async def broadcast_stripes(hosts: Hosts, root: int, data: memoryview) -> None:
-    """Fill ``data`` on every rank with what ``root`` has in it."""
-    inside, home = hosts.inside, hosts.places.host_of(root)
-    if hosts.host == home:
-        await inside.broadcast(hosts.number_of(root), data)
-    stripes = cut(data, 1, hosts.places.columns)
-    stripes += [data[:0]] * (inside.size - len(stripes))
-    if hosts.crosses:
-        mine = stripes[inside.rank]
+async def broadcast_stripes(hosts: Hosts, root: int, data: memoryview, piece: int) -> None:
+    """Fill ``data`` on every rank with what ``root`` has in it.
+
+    In pieces of about ``piece`` bytes a column.
+    """
+    inside, columns = hosts.inside, hosts.places.columns
+    home = hosts.places.host_of(root)
+    is_home = hosts.host == home
+    parts = cut(data, 1, segments_of(len(data), piece * columns))
+    pieces = [cut(part, 1, columns) + [part[:0]] * (inside.size - columns) for part in parts]
+
+    async def before(number: int) -> None:
+        if is_home:
+            await inside.broadcast(hosts.number_of(root), parts[number])
+
+    async def across(number: int) -> None:
+        mine = pieces[number][inside.rank]
         choice = hosts.choice("broadcast", len(mine))
         await operations.broadcast(hosts.across, home, mine, choice)
-    if hosts.host != home:
-        await inside.all_gather(stripes)
+
+    async def after(number: int) -> None:
+        if not is_home:
+            await inside.all_gather(pieces[number])
+
+    await in_pieces(len(pieces), before, across if hosts.crosses else None, after)

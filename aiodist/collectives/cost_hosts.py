@@ -1,7 +1,8 @@
 """What each algorithm over several hosts sends between them: the table of docs/algorithms.md, exactly.
 
 Between hosts an operation is one of `operations`, among as many ranks as there are hosts, in one column
-or in all. So its cost is that of `cost.COSTS` there. What moves inside a host is not counted.
+or in all, for each of its pieces. So its cost is that of `cost.COSTS` there. What moves inside a host is
+not counted.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from aiodist.collectives.cost import COSTS, Case, Traffic
+from aiodist.collectives.layout import lengths_of_cut, segments_of
 from aiodist.collectives.places import Places
-from aiodist.collectives.select import RULES, Rules, select
+from aiodist.collectives.select import MANY, RULES, Rules, select
 
 
 class HostsCase(NamedTuple):
@@ -24,6 +26,8 @@ class HostsCase(NamedTuple):
     root: int = 0
     itemsize: int = 1
     rules: Rules = RULES
+    piece: int = MANY
+    """Bytes that a column exchanges at once, where an algorithm goes in pieces."""
 
 
 class Crossing(NamedTuple):
@@ -49,11 +53,25 @@ def crossing(operation: str, algorithm: str, case: HostsCase) -> Traffic:
         column = places.hosts[host].index(rank)
     if column >= (1 if algorithm == "leaders" else places.columns):
         return Traffic(0, 0)
-    lengths = CROSSINGS[operation, algorithm].lengths(case, column)
-    hosts = len(places.hosts)
-    choice = select(operation, hosts, sum(lengths), rules=case.rules)
-    there = Case(hosts, host, lengths, home, case.itemsize, choice.chunk)
-    return COSTS[operation, choice.algorithm].traffic(there)
+    hosts, messages, nbytes = len(places.hosts), 0, 0
+    for part in _pieces(operation, algorithm, case):
+        lengths = CROSSINGS[operation, algorithm].lengths(part, column)
+        choice = select(operation, hosts, sum(lengths), rules=case.rules)
+        there = Case(hosts, host, lengths, home, case.itemsize, choice.chunk)
+        traffic = COSTS[operation, choice.algorithm].traffic(there)
+        messages += traffic.messages
+        nbytes += traffic.nbytes
+    return Traffic(messages, nbytes)
+
+
+def _pieces(operation: str, algorithm: str, case: HostsCase) -> list[HostsCase]:
+    """The same operation on each of its pieces."""
+    if algorithm == "leaders":
+        return [case]
+    count = segments_of(sum(case.lengths), case.piece * case.places.columns)
+    itemsize = case.itemsize if "reduce" in operation else 1  # what is copied is cut anywhere
+    parts = [lengths_of_cut(length, itemsize, count) for length in case.lengths]
+    return [case._replace(lengths=list(lengths)) for lengths in zip(*parts, strict=True)]
 
 
 def _all(case: HostsCase, column: int) -> list[int]:

@@ -21,7 +21,7 @@ from aiodist.collectives.reduce_scatter_hosts import (
     reduce_scatter_leaders,
 )
 from aiodist.collectives.reduction import Reduction
-from aiodist.collectives.select import HOSTS_RULES, Rules, select
+from aiodist.collectives.select import HOSTS_RULES, Choice, Rules, select
 from aiodist.collectives.spread import Hosts
 
 Run = Coroutine[Any, Any, None]
@@ -35,34 +35,38 @@ def barrier(hosts: Hosts) -> Run:
 
 def broadcast(hosts: Hosts, root: int, data: memoryview, rules: Rules = HOSTS_RULES) -> Run:
     """Fill ``data`` on every rank with what ``root`` has in it."""
-    if _choice("broadcast", hosts, len(data), rules) == "leaders":
+    name, piece = _choice("broadcast", hosts, len(data), rules)
+    if name == "leaders":
         return broadcast_leaders(hosts, root, data)
-    return broadcast_stripes(hosts, root, data)
+    return broadcast_stripes(hosts, root, data, piece)
 
 
 def reduce(
     hosts: Hosts, root: int, data: memoryview, op: Reduction, rules: Rules = HOSTS_RULES
 ) -> Run:
     """Reduce ``data`` over all ranks into ``root``'s, in place; the others' is only read."""
-    if _choice("reduce", hosts, len(data), rules) == "leaders":
+    name, piece = _choice("reduce", hosts, len(data), rules)
+    if name == "leaders":
         return reduce_leaders(hosts, root, data, op)
-    return reduce_stripes(hosts, root, data, op)
+    return reduce_stripes(hosts, root, data, op, piece)
 
 
 def all_reduce(hosts: Hosts, data: memoryview, op: Reduction, rules: Rules = HOSTS_RULES) -> Run:
     """Reduce ``data`` over all ranks, in place; bitwise the same result everywhere."""
-    if _choice("all_reduce", hosts, len(data), rules) == "leaders":
+    name, piece = _choice("all_reduce", hosts, len(data), rules)
+    if name == "leaders":
         return all_reduce_leaders(hosts, data, op)
-    return all_reduce_stripes(hosts, data, op)
+    return all_reduce_stripes(hosts, data, op, piece)
 
 
 def all_gather(hosts: Hosts, blocks: Blocks, rules: Rules = HOSTS_RULES) -> Run:
     """Fill every ``blocks[r]`` with rank r's block; this rank's own is in place already."""
     nbytes = sum(map(len, blocks))
-    if _choice("all_gather", hosts, nbytes, rules) == "leaders":
+    name, piece = _choice("all_gather", hosts, nbytes, rules)
+    if name == "leaders":
         return all_gather_leaders(hosts, blocks)
     if hosts.places.is_even:
-        return all_gather_columns(hosts, blocks)
+        return all_gather_columns(hosts, blocks, piece)
     choice = select("all_gather", len(blocks), nbytes, rules=hosts.rules)
     return operations.all_gather(hosts.channel, blocks, hosts.scratch, choice)
 
@@ -72,13 +76,14 @@ def reduce_scatter(
 ) -> Run:
     """Reduce ``blocks[rank]`` over all ranks into ``out``, which may be that very block."""
     nbytes = sum(map(len, blocks))
-    if _choice("reduce_scatter", hosts, nbytes, rules) == "leaders":
+    name, piece = _choice("reduce_scatter", hosts, nbytes, rules)
+    if name == "leaders":
         return reduce_scatter_leaders(hosts, blocks, out, op)
     if hosts.places.is_even:
-        return reduce_scatter_columns(hosts, blocks, out, op)
+        return reduce_scatter_columns(hosts, blocks, out, op, piece)
     choice = select("reduce_scatter", len(blocks), nbytes, rules=hosts.rules)
     return operations.reduce_scatter(hosts.channel, blocks, out, op, hosts.scratch, choice)
 
 
-def _choice(operation: str, hosts: Hosts, nbytes: int, rules: Rules) -> str:
-    return select(operation, len(hosts.places.hosts), nbytes, rules=rules).algorithm
+def _choice(operation: str, hosts: Hosts, nbytes: int, rules: Rules) -> Choice:
+    return select(operation, len(hosts.places.hosts), nbytes, rules=rules)

@@ -19,6 +19,7 @@ from aiodist.collectives.barrier_slots import barrier_slots
 from aiodist.collectives.board import Board
 from aiodist.collectives.broadcast_shared import broadcast_chunks
 from aiodist.collectives.channel import Channel
+from aiodist.collectives.pipeline import Again
 from aiodist.collectives.reduce_scatter_shared import reduce_scatter_chunks
 from aiodist.collectives.reduction import Reduction, Scratch
 from aiodist.collectives.select import RULES, Rules, select
@@ -58,7 +59,7 @@ class InMessages:
         self.rank = channel.rank
         self.size = channel.size
         self._channel = channel
-        self._scratch = scratch
+        self._memory = Again(scratch)
         self._rules = rules
 
     async def barrier(self) -> None:
@@ -83,6 +84,12 @@ class InMessages:
     async def reduce_scatter(self, blocks: Blocks, out: memoryview, op: Reduction) -> None:
         choice = select("reduce_scatter", self.size, sum(map(len, blocks)), rules=self._rules)
         await operations.reduce_scatter(self._channel, blocks, out, op, self._scratch, choice)
+
+    @property
+    def _scratch(self) -> Scratch:
+        """For the next stretch: the one before it has ended, and needs its memory no more."""
+        self._memory.next_piece()
+        return self._memory
 
 
 class InMemory:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from aiodist.collectives.reduction import Scratch
 
@@ -24,10 +24,14 @@ def cut(data: memoryview, itemsize: int, parts: int) -> list[memoryview]:
 
     Views are empty where there are fewer elements than parts.
     """
-    length, longer = divmod(len(data) // itemsize, parts)
-    ends = [itemsize * ((i + 1) * length + min(i + 1, longer)) for i in range(parts)]
-    starts = [0, *ends]
-    return [data[start:end] for start, end in zip(starts, ends, strict=False)]
+    starts = offsets_of(lengths_of_cut(len(data), itemsize, parts))
+    return [data[start:end] for start, end in pairwise(starts)]
+
+
+def lengths_of_cut(nbytes: int, itemsize: int, parts: int) -> list[int]:
+    """How long the views of `cut` are for ``nbytes``."""
+    length, longer = divmod(nbytes // itemsize, parts)
+    return [itemsize * (length + (part < longer)) for part in range(parts)]
 
 
 def segments_of(nbytes: int, chunk: int) -> int:

@@ -2,7 +2,8 @@
 
 ``leaders``: the first rank of each host, the root in its own, reduces the host's data; the root reduces
 what they have. ``stripes``: a host's ranks reduce a stripe each; the columns reduce their stripes to the
-root's host, whose root copies them. Bytes between hosts: those of the reduce that is chosen there, of
+root's host, whose root copies them: large data in pieces, of which one travels between the hosts while
+the next is reduced inside (`pipeline`). Bytes between hosts: those of the reduce that is chosen there, of
 N (``leaders``) or in each of c columns of N / c bytes.
 
 Träff and Hunold, "Decomposing MPI collectives for exploiting multi-lane communication" (2020).
@@ -11,7 +12,8 @@ Träff and Hunold, "Decomposing MPI collectives for exploiting multi-lane commun
 from __future__ import annotations
 
 from aiodist.collectives import operations
-from aiodist.collectives.layout import cut
+from aiodist.collectives.layout import cut, segments_of
+from aiodist.collectives.pipeline import Again, in_pieces
 from aiodist.collectives.reduction import Reduction
 from aiodist.collectives.spread import Hosts
 
@@ -31,18 +33,38 @@ async def reduce_leaders(hosts: Hosts, root: int, data: memoryview, reduce: Redu
         await operations.reduce(across, home, result, reduce, hosts.scratch, choice)
 
 
-async def reduce_stripes(hosts: Hosts, root: int, data: memoryview, reduce: Reduction) -> None:
-    """Reduce ``data`` over all ranks into ``root``'s, in place; the others' is only read."""
-    inside, home = hosts.inside, hosts.places.host_of(root)
-    stripes = cut(data, reduce.itemsize, hosts.places.columns)
-    stripes += [data[:0]] * (inside.size - len(stripes))
-    mine = stripes[inside.rank]
+async def reduce_stripes(
+    hosts: Hosts, root: int, data: memoryview, reduce: Reduction, piece: int
+) -> None:
+    """Reduce ``data`` over all ranks into ``root``'s, in place; the others' is only read.
+
+    In pieces of about ``piece`` bytes a column.
+    """
+    inside, columns = hosts.inside, hosts.places.columns
+    home = hosts.places.host_of(root)
+    pieces = [
+        cut(part, reduce.itemsize, columns) + [part[:0]] * (inside.size - columns)
+        for part in cut(data, reduce.itemsize, segments_of(len(data), piece * columns))
+    ]
     # Only the root's data changes, and only with the result.
-    result = mine if hosts.channel.rank == root else hosts.scratch(len(mine))
-    await inside.reduce_scatter(stripes, result, reduce)
-    if hosts.crosses:
-        choice = hosts.choice("reduce", len(mine))
-        await operations.reduce(hosts.across, home, result, reduce, hosts.scratch, choice)
-    if hosts.host == home:
-        stripes[inside.rank] = result
-        await inside.gather(hosts.number_of(root), stripes)
+    results = [stripes[inside.rank] for stripes in pieces]
+    if hosts.channel.rank != root:
+        results = [hosts.scratch(len(mine)) for mine in results]
+    scratch = Again(hosts.scratch)
+
+    async def before(number: int) -> None:
+        await inside.reduce_scatter(pieces[number], results[number], reduce)
+
+    async def across(number: int) -> None:
+        scratch.next_piece()
+        result = results[number]
+        choice = hosts.choice("reduce", len(result))
+        await operations.reduce(hosts.across, home, result, reduce, scratch, choice)
+
+    async def after(number: int) -> None:
+        if hosts.host == home:
+            stripes = pieces[number]
+            stripes[inside.rank] = results[number]
+            await inside.gather(hosts.number_of(root), stripes)
+
+    await in_pieces(len(pieces), before, across if hosts.crosses else None, after)

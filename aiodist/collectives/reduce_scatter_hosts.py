@@ -3,7 +3,8 @@
 ``leaders``: the first rank of each host reduces its host's data, reduces and scatters it with the other
 hosts' as one block a host, and its host copies that block, of which each rank keeps its own. For small
 data. ``columns``: the ranks of a host reduce, for each host, the blocks of their own columns there; the
-ranks of a column reduce and scatter those between the hosts. For hosts with equally many ranks.
+ranks of a column reduce and scatter those between the hosts. Large blocks go in pieces, of which one
+travels between the hosts while the next is reduced inside (`pipeline`). For hosts with equally many ranks.
 
 Bytes between hosts: those of the reduce-scatter that is chosen there, of N in one block a host
 (``leaders``), or in each column of its own blocks, about N / c.
@@ -17,7 +18,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from aiodist.collectives import operations
-from aiodist.collectives.layout import offsets_of
+from aiodist.collectives.layout import cut, offsets_of, segments_of
+from aiodist.collectives.pipeline import Again, in_pieces
 from aiodist.collectives.reduction import Reduction
 from aiodist.collectives.spread import Hosts
 
@@ -46,14 +48,36 @@ async def reduce_scatter_leaders(
 
 
 async def reduce_scatter_columns(
-    hosts: Hosts, blocks: Sequence[memoryview], out: memoryview, reduce: Reduction
+    hosts: Hosts,
+    blocks: Sequence[memoryview],
+    out: memoryview,
+    reduce: Reduction,
+    piece: int,
 ) -> None:
-    """Reduce ``blocks[rank]`` over all ranks into ``out``, which may be that very block."""
-    inside = hosts.inside
-    results = []
-    for ranks in hosts.places.hosts:
-        result = hosts.scratch(len(blocks[ranks[inside.rank]]))
-        await inside.reduce_scatter([blocks[rank] for rank in ranks], result, reduce)
-        results.append(result)
-    choice = hosts.choice("reduce_scatter", sum(map(len, results)))
-    await operations.reduce_scatter(hosts.across, results, out, reduce, hosts.scratch, choice)
+    """Reduce ``blocks[rank]`` over all ranks into ``out``, which may be that very block.
+
+    In pieces of about ``piece`` bytes a column, of all blocks together.
+    """
+    inside, places = hosts.inside, hosts.places
+    count = segments_of(sum(map(len, blocks)), piece * places.columns)
+    parts = [cut(block, reduce.itemsize, count) for block in blocks]
+    outs = cut(out, reduce.itemsize, count)
+    column = places.column(inside.rank)
+    results = [[hosts.scratch(len(part)) for part in parts[rank]] for rank in column]
+    scratch = Again(hosts.scratch)
+
+    async def before(number: int) -> None:
+        for host, ranks in enumerate(places.hosts):
+            stripes = [parts[rank][number] for rank in ranks]
+            await inside.reduce_scatter(stripes, results[host][number], reduce)
+
+    async def across(number: int) -> None:
+        scratch.next_piece()
+        mine = [result[number] for result in results]
+        choice = hosts.choice("reduce_scatter", sum(map(len, mine)))
+        await operations.reduce_scatter(hosts.across, mine, outs[number], reduce, scratch, choice)
+
+    async def after(number: int) -> None:
+        """All that a rank wants is there."""
+
+    await in_pieces(count, before, across, after)

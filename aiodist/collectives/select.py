@@ -187,28 +187,34 @@ Where slots move the same bytes as one chunk they save a wait. Reducing in them,
 others' data: from measurements on two cores, with less for more ranks, which may have a core each.
 """
 
+PIECE = 2 * MIB
+"""Over several hosts: what a column exchanges at once, while as much is worked at inside.
+
+On the simulated clock a half or the double changes little; less sends small messages.
+"""
+
 HOSTS_RULES: Rules = MappingProxyType(
     {
         "barrier": (Rule(MANY, MANY, Choice("leaders")),),
         "broadcast": (
             Rule(MANY, 64 * KIB, Choice("leaders")),
-            Rule(MANY, MANY, Choice("stripes")),
+            Rule(MANY, MANY, Choice("stripes", PIECE)),
         ),
         "reduce": (
             Rule(MANY, 16 * KIB, Choice("leaders")),
-            Rule(MANY, MANY, Choice("stripes")),
+            Rule(MANY, MANY, Choice("stripes", PIECE)),
         ),
         "all_reduce": (
             Rule(MANY, 16 * KIB, Choice("leaders")),
-            Rule(MANY, MANY, Choice("stripes")),
+            Rule(MANY, MANY, Choice("stripes", PIECE)),
         ),
         "all_gather": (
             Rule(MANY, 32 * KIB, Choice("leaders")),
-            Rule(MANY, MANY, Choice("columns")),
+            Rule(MANY, MANY, Choice("columns", PIECE)),
         ),
         "reduce_scatter": (
             Rule(MANY, 32 * KIB, Choice("leaders")),
-            Rule(MANY, MANY, Choice("columns")),
+            Rule(MANY, MANY, Choice("columns", PIECE)),
         ),
     }
 )

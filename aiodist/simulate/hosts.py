@@ -63,7 +63,8 @@ def simulate_hosts(
     formula = crossed
     if not flat:
         itemsize = 1 if operation == "broadcast" else ITEMSIZE
-        cases = [HostsCase(places, rank, lengths, 0, itemsize) for rank in range(size)]
+        piece = _piece(operation, algorithm)
+        cases = [HostsCase(places, rank, lengths, 0, itemsize, piece=piece) for rank in range(size)]
         formula = [crossing(operation, algorithm, case) for case in cases]
     by_host = [
         Traffic(
@@ -91,8 +92,15 @@ def selected_over_hosts(operation: str, places: Places, nbytes: int) -> str:
     return FLAT if name == "columns" and not places.is_even else name
 
 
+def _piece(operation: str, algorithm: str) -> int:
+    """What the table has as the length of a piece."""
+    rules = HOSTS_RULES[operation]
+    return next(rule.choice.chunk for rule in rules if rule.choice.algorithm == algorithm)
+
+
 def _only(operation: str, algorithm: str) -> Rules:
-    return {operation: [Rule(MANY, MANY, Choice(algorithm))]}
+    piece = _piece(operation, algorithm)
+    return {operation: [Rule(MANY, MANY, Choice(algorithm, piece))]}
 
 
 def _program(

@@ -41,6 +41,7 @@ def choices(table_of: Rules = RULES) -> str:
             ranks += ", a power of two"
         name, chunk = rule.choice
         pipelined = name in {"ring", "chain", "scatter_gather"} and operation != "all_gather"
+        pipelined = pipelined or (table_of is HOSTS_RULES and name in {"stripes", "columns"})
         return (
             operation,
             ranks,

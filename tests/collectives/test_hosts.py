@@ -19,9 +19,9 @@ SHAPES = ["aabb", "abab", "aaabb", "aaab", "abbacc", "aabbccdd", "aaabbbccc", "a
 ITEM = 4
 
 
-def only(operation, name):
+def only(operation, name, piece):
     """A table that has nothing but ``name``."""
-    return {operation: [Rule(MANY, MANY, Choice(name))]}
+    return {operation: [Rule(MANY, MANY, Choice(name, piece))]}
 
 
 def lengths_for(operation, size):
@@ -32,9 +32,9 @@ def lengths_for(operation, size):
     return [[0], [ITEM], [ITEM * 1003]]
 
 
-def program_of(operation, name, lengths, root, data, outs, op):
+def program_of(operation, name, piece, lengths, root, data, outs, op):
     """Runs one rank; ``data[rank]`` is its input, ``outs[rank]`` where blocks go."""
-    rules = only(operation, name)
+    rules = only(operation, name, piece)
     starts = offsets_of(lengths)
 
     def cut(memory):
@@ -92,10 +92,10 @@ def check(operation, lengths, root, given, data, outs, size):
             assert (out == total[starts[rank] : starts[rank + 1]]).all()
 
 
-@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize(("seed", "piece"), [(None, MANY), (1, MANY), (1, 900), (2, 150)])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("operation", "name"), CROSSINGS)
-def test_results_and_what_crosses(network, reduction, operation, name, shape, seed):
+def test_results_and_what_crosses(network, reduction, operation, name, shape, seed, piece):
     size, places = len(shape), Places(shape)
     op = reduction(np.add, "i4")
     for lengths in lengths_for(operation, size):
@@ -106,7 +106,7 @@ def test_results_and_what_crosses(network, reduction, operation, name, shape, se
             own = operation == "reduce_scatter"
             outs = [memoryview(bytearray(lengths[r] if own else sum(lengths))) for r in range(size)]
             crossed = defaultdict(list)
-            program = program_of(operation, name, lengths, root, data, outs, op)
+            program = program_of(operation, name, piece, lengths, root, data, outs, op)
             network(size, seed).run(lambda line: program(noting(line, shape, crossed)))  # noqa: B023
             check(operation, lengths, root, given, data, outs, size)
             if name == "columns" and not places.is_even:
@@ -114,7 +114,9 @@ def test_results_and_what_crosses(network, reduction, operation, name, shape, se
             itemsize = 1 if operation == "broadcast" else ITEM
             for rank in range(size):
                 formula = crossing(
-                    operation, name, HostsCase(places, rank, lengths, root, itemsize)
+                    operation,
+                    name,
+                    HostsCase(places, rank, lengths, root, itemsize, piece=piece),
                 )
                 assert (len(crossed[rank]), sum(crossed[rank])) == formula
 

@@ -20,6 +20,8 @@ import numpy as np
 import pytest
 
 import aiodist as dist
+from aiodist.collectives import hosts as over_hosts
+from aiodist.collectives.select import PIECE, Choice, select
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.world import current_world
 from aiodist.testing.in_process import run_ranks
@@ -35,6 +37,8 @@ SHAPES = (
     (2, 0, 0, 1, 1, 2),
 )
 LENGTHS = (0, 1, 7, 5000, 40_001, 700_001)
+IN_PIECES = 3 * PIECE // 8
+"""Elements of 8 bytes that two columns exchange in two pieces."""
 
 
 def group() -> ProcessGroup:
@@ -117,7 +121,7 @@ async def test_a_host_without_room_exchanges_inside_by_messages() -> None:
         if rank < 2:
             memory = current_world().endpoint.memory
             assert memory is not None
-            memory._free = len(memory._own.view)
+            memory._room.take(memory._room.largest)
         for length in (5, 100_000):
             data = np.full(length, float(rank))
             await dist.all_reduce(data)
@@ -174,7 +178,7 @@ async def test_who_comes_late_finds_what_the_others_said_meanwhile(late: int) ->
 
 
 @pytest.mark.parametrize("odd", [0, 1, 2, 3])
-@pytest.mark.parametrize("length", [3, 100_000])
+@pytest.mark.parametrize("length", [3, 100_000, IN_PIECES])
 async def test_ranks_that_disagree_are_told_and_the_group_goes_on(odd: int, length: int) -> None:
     told: dict[int, BaseException | None] = {}
 
@@ -191,7 +195,7 @@ async def test_ranks_that_disagree_are_told_and_the_group_goes_on(odd: int, leng
 
 
 @pytest.mark.parametrize("late", [1, 3])
-@pytest.mark.parametrize("length", [3, 100_000])
+@pytest.mark.parametrize("length", [3, 100_000, IN_PIECES])
 async def test_after_a_timeout_the_group_goes_on(late: int, length: int) -> None:
     failed = asyncio.Event()
 
@@ -214,11 +218,12 @@ async def test_after_a_timeout_the_group_goes_on(late: int, length: int) -> None
 
 
 @pytest.mark.parametrize("gone", [0, 1, 3])
-async def test_a_rank_that_leaves_is_missed_on_all_hosts(gone: int) -> None:
+@pytest.mark.parametrize("length", [100_000, IN_PIECES])
+async def test_a_rank_that_leaves_is_missed_on_all_hosts(gone: int, length: int) -> None:
     async def main(rank: int) -> None:
         await dist.barrier()
         if rank != gone:
-            error = await outcome(dist.all_reduce(np.ones(100_000)))
+            error = await outcome(dist.all_reduce(np.ones(length)))
             assert isinstance(error, dist.PeerLostError)
             assert error.rank == gone
 
@@ -226,11 +231,17 @@ async def test_a_rank_that_leaves_is_missed_on_all_hosts(gone: int) -> None:
 
 
 @pytest.mark.parametrize("hosts", SHAPES)
-@pytest.mark.parametrize("length", [3, 30_000])
+@pytest.mark.parametrize(("length", "piece"), [(3, PIECE), (30_000, PIECE), (30_000, 64 << 10)])
 async def test_every_collective_does_what_it_does_on_one_host(
-    hosts: tuple[int, ...], length: int
+    hosts: tuple[int, ...], length: int, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = len(hosts)
+
+    def shorter(*args: Any, **options: Any) -> Choice:
+        choice = select(*args, **options)
+        return choice._replace(chunk=min(choice.chunk, piece))
+
+    monkeypatch.setattr(over_hosts, "select", shorter)
 
     def of(rank: int, count: int = length) -> np.ndarray:
         return np.arange(count) * (rank + 1.0) + rank
@@ -297,7 +308,7 @@ SURVIVE = """
     core = sorted(os.sched_getaffinity(0))[rank // 2 :][:1]
     os.sched_setaffinity(0, core or os.sched_getaffinity(0))  # hosts share no cores
     dist.init_process_group("gloo", "file://" + path, rank=rank, world_size=4, timeout=60)
-    data = np.ones(1 << 19, np.float32)
+    data = np.ones(1 << 22, np.float32)
     dist.all_reduce(data)
     assert current_world().default_group().plane.members == [rank // 2 * 2, rank // 2 * 2 + 1]
     print("ready", flush=True)

@@ -17,6 +17,7 @@ from aiodist.simulate import (
     selected_over_hosts,
     simulate_hosts,
 )
+from aiodist.simulate import hosts as over_hosts
 from aiodist.simulate.board import FLAG, Memory, SimulatedBoard
 from aiodist.simulate.network import Rank
 
@@ -50,6 +51,20 @@ def test_the_table_chooses_well(operation: str, network: str) -> None:
             }
             fastest = min(seconds.values())
             assert seconds[chosen] <= 1.25 * fastest, (ranks, per_host, nbytes, chosen, seconds)
+
+
+@pytest.mark.parametrize(("operation", "name"), [c for c in CROSSINGS if c[1] != "leaders"])
+def test_what_is_done_inside_hides_behind_what_travels(
+    operation: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places, nbytes = hosts_of(8, 4), 64 << 20
+    pieces = simulate_hosts(operation, name, places, nbytes, NETWORKS["10G"])
+    monkeypatch.setattr(over_hosts, "_piece", lambda operation, algorithm: 1 << 62)
+    whole = simulate_hosts(operation, name, places, nbytes, NETWORKS["10G"])
+    assert pieces.agrees
+    assert whole.agrees
+    assert pieces.sent.nbytes == whole.sent.nbytes
+    assert pieces.seconds < 0.85 * whole.seconds
 
 
 def test_hosts_with_different_numbers_of_ranks_run_columns_flat() -> None:
