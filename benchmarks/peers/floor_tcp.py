@@ -29,6 +29,8 @@ PART = 1 << 16
 """Elements that are added up and sent on at once: 256 KiB."""
 WHOLE = 1 << 16
 """Elements that both ranks add up each for itself; of more, each rank adds up a half."""
+SLICE = 1 << 19
+"""Bytes given to the kernel, or asked of it, at once."""
 LOOK_SECONDS = 200e-6
 """For so long a rank looks for bytes before it sleeps, where each rank has a core."""
 LIMIT = 60.0
@@ -101,12 +103,12 @@ class FloorTcp(BlockingPeer):
         got, idle_since = 0, 0.0
         while out or arrivals or meanwhile:
             moved = 0
-            if out and (sent := _try(sock.send, out[0])):
+            if out and (sent := _try(sock.send, out[0][:SLICE])):
                 moved = sent
                 out[0] = out[0][sent:]
                 if not out[0]:
                     out.popleft()
-            if arrivals and (taken := _try(sock.recv_into, arrivals[0].into[got:])):
+            if arrivals and (taken := _try(sock.recv_into, arrivals[0].into[got : got + SLICE])):
                 moved += taken
                 got += taken
                 if got == len(arrivals[0].into):
