@@ -96,5 +96,6 @@ def _step(report: Report, target: StepTarget) -> Goal:
         if result.case.model == target.model and result.case.ranks == target.ranks:
             ratio = result.communication_ratio(OURS)
             if ratio is not None:
-                return Goal(target, Worst(ratio, OURS, None, None))
+                floor = result.communication_ratio(FLOORS[HOST])
+                return Goal(target, Worst(ratio, OURS, None, floor))
     return Goal(target, None)

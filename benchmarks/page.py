@@ -11,6 +11,7 @@ from benchmarks.page_mpi import overhead_rows, overhead_words
 from benchmarks.peers import label
 from benchmarks.plots import figure_name, plotted
 from benchmarks.results import Report
+from benchmarks.steps.cases import FLOOR
 from benchmarks.steps.results import step_rows
 from benchmarks.table import NOTHING, markdown_row, ratio_text, spread_text, summary_text
 
@@ -152,14 +153,20 @@ def _step_words(report: Report) -> str:
         f"{model.rows} rows of input a rank"
         for model in sorted(models, key=lambda model: model.parameters)
     )
+    bare = ""
+    if any(FLOOR in result.communication for result in report.steps):
+        bare = (
+            ' "No library" is DDP with a hook that adds up each bucket in the thread of backward, '
+            "as the program without a library does it: the copying and the sum, and nothing else."
+        )
     return (
         "DistributedDataParallel of stock PyTorch, on groups of the backends `gloo` and `aiodist` "
         "in the same processes: forward, backward and SGD, one thread a rank. In each round every "
         "backend has one step on the same data, and so has a third copy of the model under "
         "`no_sync`, whose gradients stay on their rank. A step's communication is its time less "
         "that of the same round's step without: what backward did not hide, with DDP's own "
-        "copying. Losses and parameters are compared at the end, of backends up to rounding, of "
-        f"ranks bit for bit. {sizes}."
+        f"copying.{bare} Losses and parameters are compared at the end, of backends up to "
+        f"rounding, of ranks bit for bit. {sizes}."
     )
 
 

@@ -94,13 +94,21 @@ class Floor(BlockingPeer):
         # Where ranks outnumber cores, the one that is waited for may need this one's.
         self._polls = _POLLS if ranks <= (os.cpu_count() or 1) else 0
 
-    def bind(self, call: Call) -> Callable[[], object]:
+    def check(self) -> None:
+        """Raise UnsupportedError where it cannot run."""
         if self._trouble:
             raise UnsupportedError(self._trouble)
+
+    def bind(self, call: Call) -> Callable[[], object]:
+        self.check()
         if call.operation == "barrier":
             return self.barrier
+        return self.bind_arrays(call.operation, np.asarray(call.source), np.asarray(call.target))
+
+    def bind_arrays(self, operation: str, source: Array, target: Array) -> Callable[[], None]:
+        """An operation on arrays of float32, ready to run again and again."""
         # Views are made now: a slice takes as long as adding some hundred elements.
-        program = list(self._program(call, np.asarray(call.source), np.asarray(call.target)))
+        program = list(self._program(operation, source, target))
 
         def run() -> None:
             for step in program:
@@ -121,10 +129,10 @@ class Floor(BlockingPeer):
     def close(self) -> None:
         pass  # the memory ends with the last process that maps it
 
-    def _program(self, call: Call, source: Array, target: Array) -> Program:
+    def _program(self, operation: str, source: Array, target: Array) -> Program:
         rank, others, part = self._rank, self._others, PART
         ranks = 1 + len(others)
-        match call.operation:
+        match operation:
             case "all_reduce" if ranks == 2 or len(source) <= EXCHANGED:
                 parts = self._cut(source)
                 puts = [self._put({0: each}) for each in parts]
@@ -176,7 +184,7 @@ class Floor(BlockingPeer):
                     ],
                     [[self._take(o, rank * part, into[o][s]) for o in others] for s in steps],
                 )
-        raise UnsupportedError(f"no operation {call.operation}")
+        raise UnsupportedError(f"no operation {operation}")
 
     def _stripes(self, chunks: Sequence[Array]) -> Iterator[Put | Take]:
         """Of each chunk a rank adds up one stripe, and takes the others as their ranks made them."""

@@ -30,8 +30,7 @@ class FloorShared(Floor):
         self._tensors_of: list[Array] = []
 
     def bind(self, call: Call) -> Callable[[], object]:
-        if self._trouble:
-            raise UnsupportedError(self._trouble)
+        self.check()
         if call.operation != "all_reduce":
             raise UnsupportedError("all_reduce is all there is of it")
         mine, theirs = self._tensors(call)

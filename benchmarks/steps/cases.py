@@ -9,11 +9,13 @@ from typing import Any
 DDP_STEP = "ddp_step"
 """What the command line calls these cases, beside the names of operations."""
 
-GLOO, OURS, ALONE = "gloo", "aiodist", "alone"
+GLOO, OURS, FLOOR, ALONE = "gloo", "aiodist", "floor", "alone"
 BACKENDS = (GLOO, OURS)
 """Names that ``init_process_group`` and ``new_group`` of torch take."""
-TURNS = (*BACKENDS, ALONE)
-"""What takes turns: a step over each backend, and one whose gradients go nowhere."""
+AVERAGED = (*BACKENDS, FLOOR)
+"""Whose gradients become the mean of all ranks'; FLOOR's by no library, where that can run."""
+TURNS = (*AVERAGED, ALONE)
+"""What takes turns: a step with each of these, and one whose gradients go nowhere."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +11,9 @@ from typing import Any
 import torch.distributed
 
 from benchmarks.measure import Effort, Samples
-from benchmarks.steps.cases import ALONE, GLOO, OURS, StepCase
+from benchmarks.peers.base import Place, UnsupportedError
+from benchmarks.steps.bare import BareSum
+from benchmarks.steps.cases import ALONE, FLOOR, GLOO, OURS, StepCase
 from benchmarks.steps.trainee import Trainee, compare
 
 _WARM_STEPS = 3
@@ -23,15 +26,19 @@ def measure_steps(
     """Train the same model over each backend by turns, and check that it learns the same.
 
     ``store`` is torch's, for this case alone. Groups of both backends live in one process, as
-    torch's ``new_group`` makes them. ``agree`` gives all ranks rank 0's number.
+    torch's ``new_group`` makes them; a third one's gradients are added up by no library where that
+    can be done. ``agree`` gives all ranks rank 0's number.
     """
     import aiodist.torch_backend  # noqa: F401  # where it is not installed, only on the path
 
     torch.distributed.init_process_group(GLOO, store=store, rank=rank, world_size=case.ranks)
     try:
         ours = torch.distributed.new_group(backend=OURS)
-        over_backends = [Trainee(GLOO, case.model, None), Trainee(OURS, case.model, ours)]
-        trainees = [*over_backends, Trainee(ALONE, case.model, None, silent=True)]
+        averaged = [Trainee(GLOO, case.model, None), Trainee(OURS, case.model, ours)]
+        with contextlib.suppress(UnsupportedError):
+            total = BareSum(Place(rank, case.ranks, torch.distributed.PrefixStore(FLOOR, store)))
+            averaged.append(Trainee(FLOOR, case.model, None, total=total))
+        trainees = [*averaged, Trainee(ALONE, case.model, None, silent=True)]
         samples = Samples({trainee.name: [] for trainee in trainees})
         for _ in range(_WARM_STEPS):
             start = time.perf_counter()
@@ -45,7 +52,7 @@ def measure_steps(
                 _round(trainees if number % 2 == 0 else trainees[::-1], samples.intervals)
         finally:
             gc.enable()
-        compare(over_backends, case)
+        compare(averaged, case)
     finally:
         torch.distributed.destroy_process_group()
     return samples

@@ -5,30 +5,33 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks.measure import Samples
 from benchmarks.stats import Summary, summarize
-from benchmarks.steps.cases import ALONE, BACKENDS, GLOO, StepCase
+from benchmarks.steps.cases import ALONE, AVERAGED, FLOOR, GLOO, StepCase
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """A step's times. ``communication`` per backend: step less the same round's silent one."""
+    """A step's times. ``communication``: a step less the same round's silent one."""
 
     case: StepCase
     steps: dict[str, Summary]
-    """For each backend, and "alone" for the step whose gradients go nowhere."""
+    """By the names of `TURNS`: "floor" only where it could run."""
     communication: dict[str, Summary]
 
-    def ratio(self, backend: str) -> float:
+    def ratio(self, name: str) -> float:
         """The step's median over Gloo's."""
-        return self.steps[backend].median / self.steps[GLOO].median
+        return self.steps[name].median / self.steps[GLOO].median
 
-    def communication_ratio(self, backend: str) -> float | None:
-        """The same of communication; None where Gloo's has no time to speak of."""
+    def communication_ratio(self, name: str) -> float | None:
+        """The same of communication; None where it was not measured, or Gloo's took no time."""
         theirs = self.communication[GLOO].median
-        return self.communication[backend].median / theirs if theirs > 0 else None
+        if theirs <= 0 or name not in self.communication:
+            return None
+        return self.communication[name].median / theirs
 
 
 def step_result(case: StepCase, by_rank: Sequence[Samples]) -> StepResult:
@@ -42,7 +45,8 @@ def step_result(case: StepCase, by_rank: Sequence[Samples]) -> StepResult:
     }
     communication = {
         name: summarize([a - b for a, b in zip(times[name], times[ALONE], strict=True)])
-        for name in BACKENDS
+        for name in AVERAGED
+        if name in times
     }
     return StepResult(case, {n: summarize(each) for n, each in times.items()}, communication)
 
@@ -63,10 +67,13 @@ def result_of(entry: dict[str, Any]) -> StepResult:
 
 def step_rows(result: StepResult) -> Iterator[tuple[str, Summary, float | None]]:
     """What is shown: (row's name, times, ratio to Gloo's)."""
-    for backend in BACKENDS:
-        ratio = None if backend == GLOO else result.ratio(backend)
-        yield f"step, {backend}", result.steps[backend], ratio
+    for name in result.communication:
+        ratio = None if name == GLOO else result.ratio(name)
+        yield f"step, {_LABELS.get(name, name)}", result.steps[name], ratio
     yield "step without communication", result.steps[ALONE], None
-    for backend in BACKENDS:
-        ratio = None if backend == GLOO else result.communication_ratio(backend)
-        yield f"communication, {backend}", result.communication[backend], ratio
+    for name, summary in result.communication.items():
+        ratio = None if name == GLOO else result.communication_ratio(name)
+        yield f"communication, {_LABELS.get(name, name)}", summary, ratio
+
+
+_LABELS = MappingProxyType({FLOOR: "no library"})

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.pattern import WrongResultError
+from benchmarks.pattern import Array, WrongResultError
 from benchmarks.peers.base import Interval, clock
 from benchmarks.steps.cases import Model
 
@@ -24,9 +24,20 @@ class Trainee:
     """A model under DistributedDataParallel, with its optimizer.
 
     ``silent``: its gradients stay on the rank (``no_sync``), all else is the same work.
+    ``total`` adds up a bucket over all ranks in place of the group's all-reduce, by the time it
+    returns. What is left is the division, which DDP has for nothing while it fills a bucket: here
+    the loss is that of this rank's share, so that the sum of gradients is their mean.
     """
 
-    def __init__(self, name: str, model: Model, group: Any, *, silent: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        model: Model,
+        group: Any,
+        *,
+        silent: bool = False,
+        total: Callable[[Array], None] | None = None,
+    ) -> None:
         self.name = name
         self._group = group
         self._silent = silent
@@ -35,6 +46,11 @@ class Trainee:
         for _ in range(model.layers):
             layers += [nn.Linear(model.width, model.width), nn.ReLU()]
         self.model = DistributedDataParallel(nn.Sequential(*layers[:-1]), process_group=group)
+        self._share = 1.0
+        if total is not None:
+            self._share /= torch.distributed.get_world_size()
+            # A lambda: DDP compares annotations with classes, and those of this file are strings.
+            self.model.register_comm_hook(total, lambda total, bucket: _totalled(total, bucket))
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=_RATE)
         self._numbers = torch.Generator().manual_seed(1 + torch.distributed.get_rank())
         self._x = torch.empty(model.rows, model.width)
@@ -81,8 +97,17 @@ class Trainee:
             self._optimizer.zero_grad()
             error = self.model(self._x) - self._y
             loss: torch.Tensor = error.square().sum() / len(error)
-            loss.backward()
+            share = loss if silent or self._share == 1.0 else loss * self._share
+            share.backward()
         return loss
+
+
+def _totalled(total: Callable[[Array], None], bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    tensor = bucket.buffer()
+    total(tensor.numpy())
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(tensor)
+    return done
 
 
 def compare(trainees: Sequence[Trainee], case: object) -> None:

@@ -12,6 +12,7 @@ from benchmarks.peers import LABELS
 from benchmarks.results import Report, Result
 from benchmarks.stats import Summary, summarize
 from benchmarks.steps.cases import ALONE, GLOO, LARGE, OURS, StepCase
+from benchmarks.steps.cases import FLOOR as STEP_FLOOR
 from benchmarks.steps.results import StepResult
 from benchmarks.targets import MIDDLE, TARGETS, StepTarget, Target
 
@@ -129,6 +130,20 @@ def test_communication_of_training_steps(ours: float, verdict: str) -> None:
     (found,) = [each for each in goals(report({}, (step,))) if isinstance(each.target, StepTarget)]
     assert found.verdict == verdict
     assert any(f"| {ours / 100:.2f} |" in row for row in goal_rows(report({}, (step,))))
+
+
+@pytest.mark.parametrize(("floor", "beyond"), [(60.0, False), (61.0, True)])
+def test_a_step_that_no_library_reaches_is_out_of_reach(floor: float, beyond: bool) -> None:
+    times = {GLOO: summarize([100.0]), OURS: summarize([70.0]), STEP_FLOOR: summarize([floor])}
+    step = StepResult(StepCase(LARGE, 2), {**times, ALONE: summarize([1.0])}, times)
+    of = report({}, (step,))
+
+    (found,) = [each for each in goals(of) if isinstance(each.target, StepTarget)]
+    assert found.verdict == MISSED
+    assert found.out_of_reach == beyond
+    (row,) = [row for row in goal_rows(of) if "ddp_step" in row]
+    assert f"| {floor / 100:.2f} |" in row
+    assert ("out of reach here" in row) == beyond
 
 
 def test_a_run_between_hosts_has_goals_of_its_own() -> None:

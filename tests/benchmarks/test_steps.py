@@ -18,8 +18,8 @@ from benchmarks.page import render
 from benchmarks.pattern import WrongResultError
 from benchmarks.results import Report, load, save
 from benchmarks.run import run
-from benchmarks.steps.cases import ALONE, GLOO, OURS, TURNS, Model, StepCase, Steps
-from benchmarks.steps.results import StepResult, step_result
+from benchmarks.steps.cases import ALONE, FLOOR, GLOO, OURS, TURNS, Model, StepCase, Steps
+from benchmarks.steps.results import StepResult, step_result, step_rows
 from benchmarks.steps.trainee import Trainee, compare
 from benchmarks.table import print_report
 
@@ -52,8 +52,8 @@ def test_every_suite_has_the_large_model_but_the_quick_one() -> None:
 
 
 def samples(step: int) -> Samples:
-    """Of two rounds: Gloo's steps take ``step`` us, ours a half, silent ones 100 us."""
-    begin = {GLOO: step, OURS: step // 2, ALONE: 100}
+    """Of two rounds: Gloo's steps take ``step`` us, ours a half, bare 400, silent ones 100 us."""
+    begin = {GLOO: step, OURS: step // 2, FLOOR: 400, ALONE: 100}
     return Samples({name: [(0, us * 1000), (7000, 7000 + us * 1000)] for name, us in begin.items()})
 
 
@@ -65,7 +65,7 @@ def result() -> StepResult:
 def test_a_step_takes_as_long_as_its_slowest_rank(result: StepResult) -> None:
     medians = {name: times.median for name, times in result.steps.items()}
 
-    assert medians == {GLOO: 1000.0, OURS: 500.0, ALONE: 100.0}
+    assert medians == {GLOO: 1000.0, OURS: 500.0, FLOOR: 400.0, ALONE: 100.0}
     assert result.ratio(OURS) == 0.5
 
 
@@ -73,10 +73,26 @@ def test_communication_is_what_a_silent_step_does_not_take(result: StepResult) -
     assert {name: times.median for name, times in result.communication.items()} == {
         GLOO: 900.0,
         OURS: 400.0,
+        FLOOR: 300.0,
     }
     assert result.communication_ratio(OURS) == pytest.approx(4 / 9)
     unmeasurable = step_result(CASE, [samples(50)])
     assert unmeasurable.communication_ratio(OURS) is None
+
+
+def test_where_the_bare_sum_cannot_run_the_rest_is_measured() -> None:
+    measured = samples(900)
+    del measured.intervals[FLOOR]
+    result = step_result(CASE, [measured])
+
+    assert result.communication_ratio(FLOOR) is None
+    assert [name for name, _, _ in step_rows(result)] == [
+        "step, gloo",
+        "step, aiodist",
+        "step without communication",
+        "communication, gloo",
+        "communication, aiodist",
+    ]
 
 
 def test_terminal_and_page_show_steps_and_communication(result: StepResult) -> None:
@@ -99,9 +115,11 @@ def test_terminal_and_page_show_steps_and_communication(result: StepResult) -> N
 
     assert "ddp_step, 2 ranks, a tiny one" in out.getvalue()
     assert "communication, aiodist" in out.getvalue()
+    assert "communication, no library" in out.getvalue()
     page = render(report)
     assert "500 us (0.50)<br>" in page
     assert "400 us (0.44)<br>" in page
+    assert "300 us (0.33)<br>" in page
     assert "a tiny one: 2 linear layers of 8 by 8, 4 rows of input a rank." in page
 
 
