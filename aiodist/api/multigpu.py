@@ -9,19 +9,21 @@ many. The local reduction runs at the call; errors and cancellation are those of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from aiodist.api.collectives import Timeout
+from aiodist.backends.polling import until
 from aiodist.deadline import to_seconds
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.backend import Tensor
 from aiodist.groups.checks import check_index, check_list, check_rank
 from aiodist.groups.following import following
-from aiodist.groups.process_group import Group
+from aiodist.groups.process_group import Group, ProcessGroup
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
 from aiodist.tensors import several
+from aiodist.tensors.streams import on_callers_stream
 from aiodist.types import RedOpType, ReduceOp
 
 
@@ -40,7 +42,7 @@ def broadcast_multigpu(
     check_index(src_tensor, "src_tensor", len(tensors), "tensor_list")
     carrier = tensors[src_tensor if pg.own_rank == root else 0]
     work = pg.backend.broadcast(carrier, root, to_seconds(timeout))
-    return following(pg.world.loop, work, lambda: _spread(carrier, tensors))
+    return _then(pg, work, lambda: _spread(carrier, tensors), tensors)
 
 
 def all_reduce_multigpu(
@@ -60,7 +62,7 @@ def all_reduce_multigpu(
     result = several.reduced(tensors, op)
     work = pg.backend.all_reduce(result, _between_ranks(op), to_seconds(timeout))
     total = pg.n_ranks * len(tensors)
-    return following(pg.world.loop, work, lambda: _hand_over(result, op, total, tensors))
+    return _then(pg, work, lambda: _hand_over(result, op, total, tensors), tensors)
 
 
 def reduce_multigpu(
@@ -85,7 +87,7 @@ def reduce_multigpu(
     work = pg.backend.reduce(result, root, _between_ranks(op), to_seconds(timeout))
     targets = [tensors[dst_tensor]] if pg.own_rank == root else []
     total = pg.n_ranks * len(tensors)
-    return following(pg.world.loop, work, lambda: _hand_over(result, op, total, targets))
+    return _then(pg, work, lambda: _hand_over(result, op, total, targets), targets)
 
 
 def all_gather_multigpu(
@@ -126,7 +128,19 @@ def all_gather_multigpu(
             for target, source in zip(row, first, strict=True):
                 several.assign(target, source)
 
-    return following(pg.world.loop, work, copy)
+    return _then(pg, work, copy, [target for row in others for target in row])
+
+
+def _then(
+    pg: ProcessGroup, work: Work[None], job: Callable[[], None], targets: Sequence[Tensor]
+) -> Work[None]:
+    """``work``, and ``job()`` after it, which fills ``targets``: on GPUs, by the caller's stream."""
+    begin = on_callers_stream(several.begin)
+
+    async def finish() -> None:
+        await until(pg, begin(job, targets))
+
+    return following(pg.world.loop, work, finish)
 
 
 def _check(tensors: Any, name: str) -> list[Tensor]:

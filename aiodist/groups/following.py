@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from aiodist.completion import Pending, T
@@ -11,16 +11,21 @@ from aiodist.groups.work import Work
 from aiodist.mesh.lookout import Lookout
 
 
-def following(loop: asyncio.AbstractEventLoop, work: Work[Any], finish: Callable[[], T]) -> Work[T]:
-    """When ``work`` ends well, its result is that of ``finish()``, called in the loop's thread.
+def following(
+    loop: asyncio.AbstractEventLoop,
+    work: Work[Any],
+    finish: Callable[[], Coroutine[Any, Any, T]],
+) -> Work[T]:
+    """When ``work`` ends well, its result is that of ``finish()``, run in the loop's thread.
 
-    Errors, timeouts and cancellation are those of ``work``: whoever gives this up gives that up.
+    ``finish`` awaits only `Pending`. Errors, timeouts and cancellation are those of ``work``: whoever
+    gives this up gives that up.
     """
     line = _Following(work)
 
     async def body() -> T:
         await line.ended
-        return finish()
+        return await finish()
 
     both: Work[T] = Work(loop, line, work.record)
     both.start(body(), None)

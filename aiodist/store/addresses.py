@@ -111,8 +111,7 @@ def _cannot_listen(host: str, port: int, error: OSError) -> DistStoreError:
     if error.errno == errno.EADDRINUSE:
         why = (
             f"port {port} is in use on {host}, perhaps by another job; choose another one "
-            "(MASTER_PORT, --master_port, or the number in tcp://host:port), or port 0 for any "
-            "free one"
+            "(MASTER_PORT, --master_port, or the number in tcp://host:port)"
         )
     elif error.errno == errno.EADDRNOTAVAIL:
         why = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,6 +77,17 @@ def divide(tensor: Any, count: int) -> None:
     buffer = buffer_of(tensor, "tensor", writable=True)
     reduction(ReduceOp.AVG, buffer.dtype, count).finish(buffer.view)
     buffer.write_back()
+
+
+def begin(job: Callable[[], None], targets: Sequence[Any]) -> Callable[[], bool]:
+    """Call ``job()``, which writes ``targets``; the question whether all is there by now."""
+    job()
+    devices = {target.device for target in targets if _is_elsewhere(target)}
+    if not devices:
+        return lambda: True
+    from aiodist.tensors.torch_several import reached
+
+    return reached(devices)
 
 
 def assign(target: Any, source: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -92,3 +92,14 @@ def divide_by_torch(tensor: Tensor, count: int) -> None:
     if data.is_complex():  # by a real number, part by part
         data = torch.view_as_real(data)
     data.div_(count, rounding_mode=None if data.is_floating_point() else "trunc")
+
+
+def reached(devices: Iterable[torch.device]) -> Callable[[], bool]:
+    """Whether each device's current stream has done what it had to do at the call."""
+    questions: list[Callable[[], bool]] = []
+    for device in devices:
+        with torch.cuda.device(device):
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
+            event.record()
+        questions.append(event.query)
+    return lambda: all(question() for question in questions)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 
 import aiodist as dist
 from aiodist.errors import InvalidUsageError
+from aiodist.tensors import several
 from aiodist.testing.in_process import run_ranks
 from tests.operations.bad_input.calls import Entry, check_refused, each, read_only, t, ts
 from tests.operations.memory import to_numpy, to_torch
@@ -319,3 +320,30 @@ async def test_refused_at_once(
     call: Callable[[Any], object], error: type[Exception], words: str
 ) -> None:
     await check_refused(call, error, words)
+
+
+async def test_it_ends_when_the_local_copies_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On GPUs they run in the background: here a gate is their end."""
+    gate, told = asyncio.Event(), several.begin
+
+    def begin(job: Callable[[], None], targets: Sequence[Any]) -> Callable[[], bool]:
+        assert told(job, targets)()  # on the CPU, at once
+        return gate.is_set
+
+    async def body(rank: int) -> None:
+        monkeypatch.setattr(several, "begin", begin)
+        tensors = [torch.ones(2), torch.ones(2)]
+        rows = [[torch.zeros(2) for _ in range(4)] for _ in range(2)]
+        works = [
+            dist.all_reduce_multigpu(tensors),
+            dist.reduce_multigpu(tensors, 0),
+            dist.broadcast_multigpu(tensors, 0),
+            dist.all_gather_multigpu(rows, tensors),
+        ]
+        await dist.barrier()
+        assert not any(work.is_completed() for work in works)
+        await dist.barrier()
+        gate.set()
+        await asyncio.gather(*works)
+
+    await run_ranks(2, body)
