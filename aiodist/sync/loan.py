@@ -51,13 +51,19 @@ class Loan:
             return
         while True:
             woken = self._wake.acquire(timeout=_LINGER)
+            # Looked at without the turn: taken now, it would be missing to the very next call.
+            if not woken and not self._recalled and (self._turn.locked() or self._was_used()):
+                continue
             with self._turn:  # waits for a thread that is driving
-                if woken or self._recalled or perf_counter() - self._used > _LINGER:
+                if woken or self._recalled or not self._was_used():
                     self._standing = False
                     if self._recalled and not woken:
                         self._wake.acquire(blocking=False)
                     self._recalled = False
                     return
+
+    def _was_used(self) -> bool:
+        return perf_counter() - self._used <= _LINGER
 
     def borrow(self) -> bool:
         """Whether the calling thread may drive now; it then ends with `give_back` or `resume`."""

@@ -52,6 +52,44 @@ def test_the_loop_waits_for_the_thread_that_drives(loop: asyncio.AbstractEventLo
     until(lambda: not loan.borrow())
 
 
+class Turn:
+    """A lock that knows which threads have asked for it."""
+
+    def __init__(self) -> None:
+        self.askers: set[int] = set()
+        self._lock = threading.Lock()
+
+    def acquire(self, blocking: bool = True) -> bool:
+        self.askers.add(threading.get_ident())
+        return self._lock.acquire(blocking)
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def locked(self) -> bool:
+        return self._lock.locked()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def test_the_loop_does_not_ask_for_the_turn_of_who_drives(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    """It would get it between two calls, and the second would find the loop taken."""
+    loan = Loan()
+    turn = Turn()
+    loan._turn = turn  # type: ignore[assignment]  # as much of a lock as a loan uses
+    borrowed(loop, loan)
+    turn.askers.clear()
+    time.sleep(0.01)  # several times as long as it would linger
+    assert turn.askers == set()
+    loan.resume()
+
+
 def test_recalled_it_goes_on_at_once_and_is_not_lent_again(
     loop: asyncio.AbstractEventLoop,
 ) -> None:
