@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -66,13 +66,16 @@ class Running:
 
 
 class TorchGroup:
-    """A torch group of the same ranks. Everything here is called on the loop.
+    """A torch group of the same ranks, or of some of them. Everything here is called on the loop.
 
     torch's calls are made by one thread, in the order of ours: to build the group and to start
     NCCL's first operation takes as long as the slowest rank. Made, it begins to build.
     """
 
-    def __init__(self, kind: TorchKind, group: ProcessGroup) -> None:
+    def __init__(
+        self, kind: TorchKind, group: ProcessGroup, members: Sequence[int] | None = None
+    ) -> None:
+        """``members``: their numbers in ``group``, this rank's among them; None for all."""
         self.name = kind.name
         self.explain = kind.explain
         self._kind = kind
@@ -89,16 +92,23 @@ class TorchGroup:
         self.under_way = 0
         self._opened: Pending[None] = Pending()
         seconds = OPEN_SECONDS if group.timeout is None else group.timeout
-        store, rank, size = group.world.store, group.own_rank, group.n_ranks
+        store = group.world.store
         assert store is not None  # the world is open
-        place = BlockingStore(PrefixStore(f"torch/{group.id:016x}", store), self._loop, seconds)
+        prefix = f"torch/{group.id:016x}"
+        if members is None:
+            members = range(group.n_ranks)
+        else:
+            prefix += f"/{'-'.join(map(str, members))}"
+        ranks = [group.ranks[number] for number in members]
+        rank, size = members.index(group.own_rank), len(members)
+        place = BlockingStore(PrefixStore(prefix, store), self._loop, seconds)
         # torch keeps the C++ half alone, and asks it again later: NCCL at the first operation.
         self._place = place
         options = group.settings.options
 
         def build() -> None:
             try:
-                kind.meet(place, group.ranks, rank, group.settings.device)
+                kind.meet(place, ranks, rank, group.settings.device)
                 made = kind.build(place, rank, size, seconds + _MARGIN, options)
                 with self._turn:
                     self._torch = None if self._closed else made

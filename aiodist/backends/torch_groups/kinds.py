@@ -38,6 +38,9 @@ class TorchKind(ABC):
     """Reductions that it does not have."""
     reduces_and_scatters: bool
     """Whether it has reduce_scatter; else it is an all_reduce of which each rank keeps its part."""
+    in_pairs = False
+    """Whether messages need a group for each two ranks: where the first one between them waits until both
+    are there, and would hold up what one of them has to do with others first."""
 
     def meet(self, store: Any, ranks: Sequence[int], own: int, chosen: Any) -> None:  # noqa: B027
         """Before `build`, in the same thread: find out whether these ranks can be one group.
@@ -121,6 +124,7 @@ class Nccl(TorchKind):
     device = "cuda"
     lacks = _BITWISE
     reduces_and_scatters = True
+    in_pairs = True
 
     def build(self, store: Any, rank: int, size: int, seconds: float, options: Any) -> Any:
         make = torch.distributed.ProcessGroupNCCL

@@ -45,6 +45,7 @@ class TorchMessages(NativeObjects):
         self.name = kind.name
         self._kind = kind
         self._torch = TorchGroup(kind, group)
+        self._pairs: dict[int, TorchGroup] = {}
         self._transfers = Transfers(group)
 
     async def ready(self, deadline: Deadline) -> None:
@@ -63,7 +64,8 @@ class TorchMessages(NativeObjects):
     def close(self) -> None:
         name = self._group.group_name
         self._transfers.stop(GroupClosedError(f"group {name!r} was destroyed", group=name))
-        self._torch.close()
+        for each in (self._torch, *self._pairs.values()):
+            each.close()
 
     def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:
         Slot(tensor, "tensor", self._kind.device, writable=writable)
@@ -76,8 +78,9 @@ class TorchMessages(NativeObjects):
         async def protocol(transfer: Transfer, line: MessageLine) -> None:
             if not await self._transfers.offer(transfer, self._group.ranks[dst], tag, meta):
                 return
-            await self._torch.start(
-                slot.load, lambda pg: pg.send([slot.raw], dst, _TAG), _nothing, here, "send"
+            carrier, number = self._between(dst)
+            await carrier.start(
+                slot.load, lambda pg: pg.send([slot.raw], number, _TAG), _nothing, here, "send"
             ).over
 
         return self._group.carried("send", dst, tag, self._body(protocol), timeout)
@@ -144,10 +147,10 @@ class TorchMessages(NativeObjects):
                 # Cancelled between READY and GO: the message comes all the same, and goes nowhere.
                 raw = torch.empty_like(slot.raw) if transfer.given_up else slot.raw
             store = _nothing if transfer.given_up else slot.store
-            rank = self._group.group_rank(sender)
-            await self._torch.start(
+            carrier, number = self._between(self._group.group_rank(sender))
+            await carrier.start(
                 _nothing,
-                lambda pg: pg.recv([raw], rank, _TAG),
+                lambda pg: pg.recv([raw], number, _TAG),
                 store,
                 here,
                 "recv",
@@ -155,6 +158,15 @@ class TorchMessages(NativeObjects):
             return finish(sender, meta)
 
         return self._group.carried("recv", src, tag, self._body(protocol), timeout)
+
+    def _between(self, rank: int) -> tuple[TorchGroup, int]:
+        """The torch group of messages from and to that rank of the group, and its number there."""
+        if not self._kind.in_pairs:
+            return self._torch, rank
+        two = sorted((rank, self._group.own_rank))
+        if rank not in self._pairs:
+            self._pairs[rank] = TorchGroup(self._kind, self._group, two)
+        return self._pairs[rank], two.index(rank)
 
     def _body(
         self, protocol: Callable[[Transfer, MessageLine], Any]
