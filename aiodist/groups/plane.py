@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from aiodist.completion import Pending
 from aiodist.groups.board import LineBoard, Wait
+from aiodist.groups.swap import Glance
 from aiodist.mesh.lookout import Lookout
 from aiodist.shared.area import ASLEEP, PROGRESS, SLOTS, Area, Shape
 from aiodist.shared.memory import SharedMemory
@@ -89,6 +90,9 @@ class Plane:
         self.lookout = Lookout(_no_turns)
         self.lookout.neighbours = group.endpoint.lookout.neighbours
         """``active`` once it is known that no other rank lives in this process."""
+        self.glance = Glance(self.lookout)
+        self.matcher = group.endpoint.inbox.matcher
+        """Where messages would be that came for an operation of this group."""
         self._memory: SharedMemory | None = memory
         self._id = _area_id(group.id, incarnation)
         self.peers: list[tuple[int, memoryview]] = []

@@ -126,7 +126,7 @@ class ProcessGroup(Messaging):
             or self._error is not None
             or self._failures
             or self._usher is not None
-            or self.endpoint.inbox.matcher.holds((COLLECTIVE, self.id, sequence), self.ranks)
+            or plane.matcher.holds((COLLECTIVE, self.id, sequence), self.ranks)
         ):
             return None
         created = monotonic_ns()

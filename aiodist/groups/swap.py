@@ -16,6 +16,7 @@ from aiodist.shared.area import ASLEEP, PROGRESS, SLOT_TAGS, SLOTS
 if TYPE_CHECKING:
     from aiodist.groups.fingerprint import Fingerprint
     from aiodist.groups.plane import Plane
+    from aiodist.mesh.lookout import Lookout
 
 D = TypeVar("D")
 Given = TypeVar("Given", contravariant=True)
@@ -64,7 +65,8 @@ def swap(plane: Plane, sequence: int, what: Swap[D], given: D) -> bool:
     slot, end, nbytes = sequence % SLOTS, base | LAST_STEP, what.nbytes
     slots, words_of, tag = plane.slots[slot], plane.words, SLOT_TAGS[slot]
     low, high = what.fingerprint.words
-    glance = Glance(plane)
+    glance = plane.glance
+    glance.end = 0.0
     if nbytes >= 0:
         needed = plane.slot_used[slot]
         unread = plane.unread[slot]
@@ -106,25 +108,27 @@ def swap(plane: Plane, sequence: int, what: Swap[D], given: D) -> bool:
 
 
 class Glance:
-    """A short look for words of other ranks, one after the other; all in all it has one limit."""
+    """A short look for words of other ranks, one after the other, with one limit in all."""
 
-    __slots__ = ("_end", "_lookout", "_times")
+    __slots__ = ("_lookout", "_times", "end")
 
-    def __init__(self, plane: Plane) -> None:
-        self._lookout = plane.lookout
-        self._end = 0.0
+    def __init__(self, lookout: Lookout) -> None:
+        self._lookout = lookout
         self._times = 0
+        self.end = 0.0
+        """When it is over, of `time.perf_counter`; 0 before the first look."""
 
     def finds(self, words: memoryview, word: int, least: int) -> bool:
         """Whether ``words[word]`` is at least ``least`` before the time is up."""
         lookout = self._lookout
         if not lookout.active:
             return words[word] >= least
-        if not self._end:
-            self._end = perf_counter() + (CROWDED_SECONDS if lookout.crowded else AT_ONCE_SECONDS)
+        if not self.end:
+            self._times = 0
+            self.end = perf_counter() + (CROWDED_SECONDS if lookout.crowded else AT_ONCE_SECONDS)
         while words[word] < least:
             now = perf_counter()
-            if now > self._end:
+            if now > self.end:
                 lookout.neighbours.step_aside(now)
                 return False
             if lookout.crowded:

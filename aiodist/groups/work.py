@@ -223,13 +223,15 @@ class Work(Generic[T]):
 
     def result(self) -> T:
         """What it returns, or its error raised. Raises InvalidUsageError while it runs."""
+        if self._done and self._error is None:
+            return self._value  # type: ignore[return-value]  # done without error: it is set
         error = self.exception()
         if error is not None:
             try:
                 raise error
             finally:
                 del error, self  # else the error's traceback would hold this frame, and that it
-        return self._value  # type: ignore[return-value]  # done without error: it is set
+        return self._value  # type: ignore[return-value]  # it has ended meanwhile, in another thread
 
     def source_rank(self) -> int:
         """The global rank a receive got its message from. Raises InvalidUsageError for others."""

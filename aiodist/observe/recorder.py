@@ -202,9 +202,12 @@ class Recorder:
         self, group: GroupLabel, sequence: int, what: Agreement | Facts, created: int
     ) -> Record:
         """A record of an operation that was called at ``created`` and has ended well by now."""
-        record = self.begin(group, sequence, what)
+        number = self._number
+        self._number = number + 1
+        record = Record(number, group, sequence, what)
         record.finished = record.created
         record.created = record.started = created
+        self._ring[number % self._size] = record
         return record
 
     @property

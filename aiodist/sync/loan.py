@@ -7,8 +7,10 @@ still is a set of objects that any one thread may use. The next call starts its 
 calling thread, looks for the answer there, and often has it before anybody would have woken up.
 If not, the loop's thread goes on, and the call waits as ever.
 
-Standing still is bounded: a millisecond without a call, five at most in a row, and not at all
+Standing still is bounded: five milliseconds without a call, ten at most in a row, and not at all
 while other operations are under way, where another thread calls, or where ranks share a process.
+Shorter times cost more than they give: whoever wakes up to look whether to go on takes the core, and
+a call that finds the loop gone takes the hop, which is dear where ranks outnumber cores.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from typing import Any
 _SIGINT = int(_signal.SIGINT)
 _get_ident = threading.get_ident
 
-_LINGER = 1e-3
-_LONGEST = 5e-3
+_LINGER = 5e-3
+_LONGEST = 10e-3
 
 
 class Loan:
@@ -67,7 +69,7 @@ class Loan:
 
     def borrow(self) -> bool:
         """Whether the calling thread may drive now; it then ends with `give_back` or `resume`."""
-        if not self._standing or not self._turn.acquire(blocking=False):
+        if not self._standing or not self._turn.acquire(False):
             return False
         if self._standing and not self._recalled and perf_counter() < self._until:
             return True

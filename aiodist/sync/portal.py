@@ -284,8 +284,10 @@ def _drive(
         if not blocks:
             loan.resume()
             return returned, None
-        if not returned.is_completed():
-            returned.spin(_DRIVE_SECONDS)
+        if returned.is_completed():
+            loan.give_back()
+            return returned, None
+        returned.spin(_DRIVE_SECONDS)
     except BaseException:
         loan.resume()
         raise

@@ -132,8 +132,9 @@ def buffer_of(obj: Any, name: str, *, writable: bool, load: bool = True) -> Buff
     if "torch" in sys.modules:
         torch_memory = _torch_memory()
         if isinstance(obj, torch_memory.Tensor):
-            dtype, view, *staged = torch_memory.open_tensor(obj, name, writable, load)
-            return Buffer(obj, "torch", dtype, tuple(obj.shape), view, obj.numel(), *staged)
+            dtype, view, staged, staging = torch_memory.open_tensor(obj, name, writable, load)
+            shape, count = tuple(obj.shape), len(view) // dtype.itemsize
+            return Buffer(obj, "torch", dtype, shape, view, count, staged, staging)
     numbers = isinstance(obj, (list, tuple, int, float, complex, np.generic))
     hint = "; make one: torch.tensor(...) or numpy.array(...)" if numbers else ""
     raise TypeError(

@@ -140,12 +140,12 @@ def _new(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def _bytes_of(tensor: Tensor, dtype: DType, name: str) -> memoryview:
-    nbytes = tensor.numel() * dtype.itemsize
+    nbytes = tensor.nbytes
     if nbytes == 0:
         return memoryview(bytearray())
-    start = tensor.storage_offset() * dtype.itemsize
+    end = tensor.storage_offset() * dtype.itemsize + nbytes
     # A storage may have been shrunk under its tensors, as FSDP does with freed parameters.
-    if tensor.untyped_storage().nbytes() < start + nbytes:
+    if tensor.untyped_storage().nbytes() < end:
         raise InvalidUsageError(
             f"{name} has no memory: its storage was freed or resized; allocate it first"
         )
