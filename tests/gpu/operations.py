@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch
 import aiodist as dist
 
 Results = dict[str, list[torch.Tensor]]
+Note = Callable[..., None]
 
 
 def given(rank: int, piece: int, count: int, dtype: torch.dtype, device: str) -> torch.Tensor:
@@ -42,6 +44,19 @@ async def every_operation(
         await dist.send(mine(), after, group, tag=5)
         await receiving
         note("send and recv", into)
+        into = blank()
+        batch = [
+            dist.P2POp(dist.isend, mine(), after, group, 6),
+            dist.P2POp(dist.irecv, into, before, group, 6),
+        ]
+        for work in dist.batch_isend_irecv(batch):
+            await work
+        note("batch_isend_irecv", into)
+        sending = dist.isend(mine(), after, group, tag=7)
+        received = await dist.recv(group=group, tag=7)
+        await sending
+        assert received.source == before
+        note("recv without a tensor, from any rank", received.tensor)
     for op in ("SUM", "AVG", "MIN", "MAX", "PRODUCT"):
         tensor = mine()
         await dist.all_reduce(tensor, op, group)
@@ -83,8 +98,72 @@ async def every_operation(
     whole = blank(size)
     await dist.all_to_all_single(whole, mine(factor=size), group=group)
     note("all_to_all_single", whole)
+    rows = [[blank(), blank()] for _ in range(size)]
+    await dist.all_gather_coalesced(rows, [mine(0), mine(1)], group)
+    note("all_gather_coalesced", *(tensor for row in rows for tensor in row))
+    await _uneven(device, dtype, count, group, note)
+    await _of_several(mine, blank, size, group, note)
+    objects: list[Any] = [None] * size
+    await dist.all_gather_object(objects, ("rank", rank), group=group)
+    assert objects == [("rank", other) for other in range(size)]
     await dist.barrier(group)
     return results
+
+
+async def _uneven(device: str, dtype: torch.dtype, count: int, group: Any, note: Note) -> None:
+    """Where the ranks' blocks differ in length: ``count`` elements for rank 0, one more for each next."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    lengths = [count + other for other in range(size)]
+    own = lengths[rank]
+
+    def mine(piece: int, length: int) -> torch.Tensor:
+        return given(rank, piece, length, dtype, device)
+
+    def blanks(*counts: int) -> list[torch.Tensor]:
+        return [torch.full((each,), 99, dtype=dtype, device=device) for each in counts]
+
+    outputs = blanks(*lengths)
+    await dist.all_gather(outputs, mine(0, own), group)
+    note("all_gather, uneven", *outputs)
+    gathered = blanks(*lengths) if rank == 0 else None
+    await dist.gather(mine(0, own), gathered, 0, group)
+    note("gather, uneven", *(gathered or []))
+    parts = [mine(piece, length) for piece, length in enumerate(lengths)]
+    (tensor,) = blanks(own)
+    await dist.scatter(tensor, parts if rank == 0 else None, 0, group)
+    note("scatter, uneven", tensor)
+    (tensor,) = blanks(own)
+    await dist.reduce_scatter(tensor, parts, group=group)
+    note("reduce_scatter, uneven", tensor)
+    outputs = blanks(*[own] * size)
+    await dist.all_to_all(outputs, parts, group)
+    note("all_to_all, uneven", *outputs)
+    (whole,) = blanks(own * size)
+    await dist.all_to_all_single(whole, torch.cat(parts), [own] * size, lengths, group)
+    note("all_to_all_single, uneven", whole)
+
+
+async def _of_several(
+    mine: Callable[[int], torch.Tensor],
+    blank: Callable[[], torch.Tensor],
+    size: int,
+    group: Any,
+    note: Note,
+) -> None:
+    """The calls for several tensors of each rank; here all are on one device."""
+    root = dist.get_global_rank(group or dist.group.WORLD, 0)
+    several = [mine(0), mine(1)]
+    await dist.all_reduce_multigpu(several, group=group)
+    note("all_reduce_multigpu", *several)
+    several = [mine(0), mine(1)]
+    await dist.reduce_multigpu(several, root, "MAX", group, dst_tensor=1)
+    note("reduce_multigpu", *several)
+    several = [mine(0), mine(1)]
+    await dist.broadcast_multigpu(several, root, group, src_tensor=1)
+    note("broadcast_multigpu", *several)
+    rows = [[blank() for _ in range(2 * size)] for _ in range(2)]
+    await dist.all_gather_multigpu(rows, [mine(0), mine(1)], group)
+    note("all_gather_multigpu", *(tensor for row in rows for tensor in row))
 
 
 def differing(found: Results, expected: Results) -> list[str]:
