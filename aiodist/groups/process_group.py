@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("aiodist")
 
+_TURN_NANOSECONDS = 1_000_000
+"""So often a row of operations that are over at once lets the event loop have a turn."""
+
 _REMEMBERED = 256
 """Collectives that ended well, of which a group remembers what they were."""
 
@@ -63,6 +66,7 @@ class ProcessGroup(Messaging):
         self._finished: dict[int, Fingerprint] = {}  # the last that ended well
         self._rolls: dict[int, Roll] = {}
         self._turns: list[Pending[None]] = []
+        self._turn_due = 0  # from when on an operation that is over at once lets the loop turn
         self.succession = Succession(self)
         self.plane: Plane | None = None
         """What the members share memory for, or those on this host, where they may."""
@@ -140,10 +144,12 @@ class ProcessGroup(Messaging):
         finished = self._finished
         finished[sequence] = fingerprint
         finished.pop(sequence - _REMEMBERED, None)
+        turn_is_due = created > self._turn_due
+        if turn_is_due:
+            self._turn_due = created + _TURN_NANOSECONDS
         world = self.world
-        return Work.ended(
-            world.loop, world.recorder.ended(self.label, sequence, fingerprint, created)
-        )
+        record = world.recorder.ended(self.label, sequence, fingerprint, created)
+        return Work.ended(world.loop, record, yields=turn_is_due)
 
     def shrink(self, timeout: float | timedelta | None = None) -> Coroutine[Any, Any, ProcessGroup]:
         """A working group of those members that are left: await it. See `aiodist.shrink`."""

@@ -75,6 +75,7 @@ class Work(Generic[T]):
         "_source",
         "_timer",
         "_value",
+        "_yields",
         "outputs",
         "record",
     )
@@ -93,12 +94,19 @@ class Work(Generic[T]):
         self._callbacks: list[Callable[[], None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._driver: Driver[T] | Once[T] | None = None
+        self._yields = False
 
     @classmethod
-    def ended(cls, loop: asyncio.AbstractEventLoop, record: Record) -> Work[Any]:
-        """The handle of an operation without a result, which has ended well already."""
+    def ended(
+        cls, loop: asyncio.AbstractEventLoop, record: Record, *, yields: bool = False
+    ) -> Work[Any]:
+        """The handle of an operation without a result, which has ended well already.
+
+        ``yields``: who awaits it lets the loop have a turn, since it has had none for long.
+        """
         work = cls(loop, None, record)
         work._done = True
+        work._yields = yields
         return work
 
     # -- for whoever runs the operation
@@ -361,6 +369,9 @@ class Work(Generic[T]):
         return future
 
     def __await__(self) -> Generator[Any, None, T]:
+        if self._yields:
+            self._yields = False
+            yield
         if not self._done:
             loop = asyncio.get_running_loop()
             if loop is not self._loop:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 import aiodist as dist
 from aiodist.backends.swaps import SmallAllReduce
+from aiodist.groups import process_group
 from aiodist.groups.world import current_world
 from aiodist.testing.in_process import run_ranks
 from aiodist.wire.frames import COLLECTIVE
@@ -239,6 +241,25 @@ async def test_a_reader_of_a_broadcast_is_told_that_the_root_is_in_another_one()
                 await asyncio.sleep(0.01)
             error = await outcome(dist.broadcast(np.zeros(3 + rank), 0))
             assert isinstance(error, dist.CollectiveMismatchError) or rank == 0
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_a_row_of_them_lets_the_loop_have_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(rank: int) -> None:
+        group = await dist.new_group()
+        await dist.barrier(group)
+        await dist.barrier(group)
+        if rank == 0:
+            monkeypatch.setattr(process_group, "swap", lambda *_: True)
+            turned = asyncio.Event()
+            asyncio.get_running_loop().call_soon(turned.set)
+            end = time.monotonic() + 10
+            while not turned.is_set():
+                await dist.barrier(group)
+                assert time.monotonic() < end
+            monkeypatch.undo()
+        await meet()
 
     await run_ranks(2, main, "shm", timeout=20)
 
