@@ -47,6 +47,7 @@ class Lookout:
         "active",
         "crowded",
         "neighbours",
+        "scarce",
         "window",
     )
 
@@ -54,6 +55,9 @@ class Lookout:
         self.active = False
         self.crowded = False
         """Whether ranks have to share cores, so that whoever looks keeps others from working."""
+        self.scarce = False
+        """Whether the ranks have less than two cores each: a rank that computes and moves bytes
+        does the one at the cost of the other."""
         self.neighbours = Neighbours()
         self.window = LONGEST
         """Seconds of looking that the waits before have made worth it."""
@@ -68,6 +72,7 @@ class Lookout:
     def meet(self, here: Sequence[int]) -> None:
         """The processes of this host's ranks; none where looking would keep others waiting."""
         self.active = len(here) > 0 and have_cores(here)
+        self.scarce = not have_cores([*here, *here])
         if self.active:
             self.neighbours.meet(here)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch._C import _distributed_c10d as c10d
 
+from aiodist.torch_backend.callers import called_from_python
 from aiodist.torch_backend.devices import accelerators_of
 from aiodist.torch_backend.futures import Completions
 from aiodist.torch_backend.operation import Operation, Operations
@@ -96,8 +96,7 @@ class TorchWork(c10d.Work):
         the process.
         """
         if self._future is None:
-            caller = sys._getframe(1) if hasattr(sys, "_getframe") else None
-            from_python = caller is None or "get_future" in caller.f_code.co_names
+            from_python = called_from_python()
             devices = accelerators_of(self.tensors)
             root: torch.futures.Future[Any] = torch.futures.Future(devices=devices)
             operation, tensors = self.operation, self.tensors
