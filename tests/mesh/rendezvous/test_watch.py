@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from aiodist.deadline import Deadline
+from aiodist.errors import PeerLostError
+from aiodist.mesh.rendezvous.watch import Opening, Watch, over_tcp, over_tcp_served
 from tests.mesh.rendezvous.test_attendance import MISSING, ROOT, address
 from tests.test_credentials import tls_environ
 
@@ -143,3 +147,61 @@ def test_a_rank_that_computes_in_there_is_waited_for(
         AIODIST_LIVENESS_TIMEOUT="1",
     )
     assert ["error" in said for said in told] == [False] * 3, told
+
+
+Begin = Callable[..., Awaitable[tuple[Watch, str, "asyncio.Queue[PeerLostError]"]]]
+
+
+@pytest.fixture
+async def begin() -> AsyncIterator[Begin]:
+    """Begins the watch of a rank of three; it ends with the test."""
+    begun: list[Watch] = []
+
+    async def beginning(
+        rank: int, opening: Opening, told: str = "", patience: float = 60.0
+    ) -> tuple[Watch, str, asyncio.Queue[PeerLostError]]:
+        losses: asyncio.Queue[PeerLostError] = asyncio.Queue()
+        watch = Watch(opening, rank, 3, patience, losses.put_nowait, star=True)
+        begun.append(watch)
+        return watch, await watch.begin(told, Deadline(20)), losses
+
+    yield beginning
+    for watch in begun:
+        await watch.end()
+
+
+async def test_a_rank_0_whose_kernel_alone_takes_connections_is_silent(begin: Begin) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        told = str(stopped.getsockname()[1])
+        _, _, losses = await begin(1, over_tcp("127.0.0.1", b"", None), told, 0.5)
+        error = await losses.get()
+    assert (error.rank, error.noticed_by) == (0, 1)
+    assert "rank 0 fell silent inside init_process_group, where it serves the store" in str(error)
+
+
+async def test_where_a_second_port_is_refused_a_rank_goes_on_unwatched(
+    begin: Begin, port: int
+) -> None:
+    watch, _, losses = await begin(1, over_tcp("127.0.0.1", b"", None), str(port))
+    assert 0 not in watch._vigil
+    assert losses.empty()
+
+
+async def test_who_has_come_is_told_and_who_leaves_is_not_missed(begin: Begin) -> None:
+    served = over_tcp_served("127.0.0.1", b"of the job", None)
+    joined = over_tcp("127.0.0.1", b"of the job", None)
+    hub, told, losses = await begin(0, served, patience=5.0)
+    first, _, _ = await begin(1, joined, told, 5.0)
+    await until(lambda: first.absent == [2])
+    last, _, _ = await begin(2, joined, told, 5.0)
+    await until(lambda: hub.absent == first.absent == last.absent == [])
+    await until(lambda: 1 in hub._vigil and 2 in hub._vigil)
+    await first.end()
+    await until(lambda: 1 not in hub._vigil)
+    assert 2 in hub._vigil
+    assert losses.empty()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110  # nothing tells
+        await asyncio.sleep(0.001)
