@@ -103,13 +103,18 @@ class Attendance:
             await self._give_up(error)
             raise
 
+    async def told(self) -> None:
+        """Return when the others have been told of a silent rank: before the store is given back,
+        lest they take this one's leave for the first loss."""
+        if self._telling is not None:
+            await asyncio.wait([self._telling])
+
     async def end(self) -> None:
         """This rank waits for nobody any more, and nobody for it. Idempotent; no DistError."""
         watch, self._watch = self._watch, None
         if watch is not None:
             await watch.end()
-        if self._telling is not None:
-            await asyncio.wait([self._telling])
+        await self.told()
         task, self._task = self._task, None
         if task is None:
             return
@@ -156,8 +161,9 @@ class Attendance:
     async def _pass_on(self, error: PeerLostError) -> None:
         """Let those know that are not watched; and rank 0 itself, should it go on one day."""
         key = _VERDICT if self._place.serves else _LOST
+        seconds = _TELL_SECONDS if self._place.once else _SECONDS
         with contextlib.suppress(DistError, TimeoutError):
-            async with asyncio.timeout(_TELL_SECONDS):
+            async with asyncio.timeout(seconds):
                 await self._part.compare_set(key, b"", encode_error(error))
 
     async def _await_news(self) -> None:

@@ -268,6 +268,7 @@ async def _meet(
 async def _end(attendance: Attendance, place: Place) -> None:
     """End both; at the same time where a rank that is lost may keep each of them waiting."""
     if attendance.is_broken:
+        await attendance.told()
         await asyncio.gather(attendance.end(), place.close())
     else:
         await attendance.end()
