@@ -17,8 +17,8 @@ from dataclasses import dataclass
 SLOTS = 2
 """An operation and the next one: whoever is in the next one has left the one before."""
 
-SLOT_BYTES = 256 << 10
-"""What two ranks swap faster whole than in chunks."""
+SLOT_BYTES = (256 << 10) + 4096
+"""What two ranks swap faster whole than in chunks, and a page for the lengths of as much in blocks."""
 
 CHUNK_BYTES = 512 << 10
 """Of a chunk where there is room: it stays in the cache from one rank's write to the next's read."""

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 import aiodist as dist
-from aiodist.backends.swaps import SmallAllReduce
+from aiodist.backends.swaps import Seat, SmallAllReduce, SmallAllToAll
+from aiodist.collectives.select import SHARED_RULES
 from aiodist.groups import process_group
+from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.world import current_world
 from aiodist.testing.in_process import run_ranks
 from aiodist.wire.frames import COLLECTIVE
@@ -243,6 +245,14 @@ async def test_a_reader_of_a_broadcast_is_told_that_the_root_is_in_another_one()
             assert isinstance(error, dist.CollectiveMismatchError) or rank == 0
 
     await run_ranks(2, main, "shm", timeout=20)
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_256_kib_of_an_all_to_all_fit_with_their_lengths(size: int) -> None:
+    seat = Seat(0, size, True, SHARED_RULES)
+    agreed, length = Fingerprint("all_to_all"), (256 << 10) // size
+    assert SmallAllToAll(seat, agreed, [length] * size).fits
+    assert not SmallAllToAll(seat, agreed, [length + 4096] * size).fits
 
 
 async def test_a_row_of_them_lets_the_loop_have_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,7 @@ def _shared(**changed: object) -> str:
         (_shared(algorithm="ring"), "does not exist here"),
         (_shared(operation="barrier"), "does not exist here"),
         (_shared(operation="broadcast", algorithm="stripes"), "does not exist here"),
-        (_shared(bytes=SLOT_BYTES + 1), "more into slots than the 262144 bytes"),
+        (_shared(bytes=SLOT_BYTES + 1), f"more into slots than the {SLOT_BYTES} bytes"),
         (_shared(bytes=None), "more into slots"),
         (_shared(ranks=3, algorithm="exchange"), "two ranks and no other"),
         (_shared(ranks="2"), "not in order"),
