@@ -145,6 +145,8 @@ def environment(interface: str = "lo") -> dict[str, str]:
     environ = dict(os.environ)
     environ.update(
         OMP_NUM_THREADS="1",
+        # Where the machine is busy a rank may be kept waiting for long, and `limit` bounds that.
+        AIODIST_LIVENESS_TIMEOUT="120",
         AIODIST_SOCKET_IFNAME=interface,
         GLOO_SOCKET_IFNAME=interface,
         PYTHONPATH=os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH")])),
