@@ -51,13 +51,25 @@ class Wait(Pending[None]):
 
 def stray(words: memoryview, sequence: int, meta: Words) -> Words | None:
     """The fingerprint that ``words`` have for an operation, where it is not ``meta``."""
-    tag = SLOT_TAGS[sequence % SLOTS]
-    if words[tag] != sequence + 1 << STEP_BITS:
+    tag, base = SLOT_TAGS[sequence % SLOTS], sequence + 1 << STEP_BITS
+    if words[tag] != base:
         return None
     theirs = words[tag + 1], words[tag + 2]
-    # From here on its owner may be about to put up its next message in this slot, the tag last.
-    gone_on = words[PROGRESS] >= (sequence + 2 << STEP_BITS | LAST_STEP)
-    return None if theirs == meta or gone_on else theirs
+    # The tag still says so: its owner has not begun to put up the next one in this slot.
+    return None if theirs == meta or words[tag] != base else theirs
+
+
+def announce(mine: memoryview, tag: int, base: int, meta: Words, nbytes: int) -> None:
+    """Say in this rank's words what it has put up in a slot, for the operation that begins at ``base``.
+
+    Each rank compares what others left in that slot (`stray`) before it announces anew. So of two
+    ranks that disagreed, and did not look at each other's slots then, one or the other sees it.
+    """
+    if mine[tag] != base:
+        mine[tag] = 0
+    mine[tag + 1], mine[tag + 2] = meta
+    mine[tag + 3] = nbytes
+    mine[tag] = base
 
 
 class LineBoard:
@@ -101,12 +113,7 @@ class LineBoard:
 
     def put_up(self, nbytes: int) -> None:
         plane, tag = self._plane, self._tag
-        mine = plane.mine
-        low, high = self.line.meta_words
-        mine[tag + 1] = low
-        mine[tag + 2] = high
-        mine[tag + 3] = nbytes
-        mine[tag] = self._base
+        announce(plane.mine, tag, self._base, self.line.meta_words, nbytes)
         plane.slot_used[self._slot] = self.end
         plane.wake(tag)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from aiodist.groups.board import LAST_STEP, STEP_BITS, stray
+from aiodist.groups.board import LAST_STEP, STEP_BITS, announce, stray
 from aiodist.shared.area import ASLEEP, PROGRESS, SLOT_TAGS, SLOTS
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ def swap(plane: Plane, sequence: int, what: Swap[D], given: D) -> bool:
         return False
     slot, end, nbytes = sequence % SLOTS, base | LAST_STEP, what.nbytes
     slots, words_of, tag = plane.slots[slot], plane.words, SLOT_TAGS[slot]
-    low, high = what.fingerprint.words
+    meta = what.fingerprint.words
+    low, high = meta
     glance = plane.glance
     glance.end = 0.0
     if nbytes >= 0:
@@ -76,11 +77,7 @@ def swap(plane: Plane, sequence: int, what: Swap[D], given: D) -> bool:
             if unread is not None and stray(words, *unread) is not None:
                 return False
         what.fill(slots[plane.rank], given)
-        mine = plane.mine
-        mine[tag + 1] = low
-        mine[tag + 2] = high
-        mine[tag + 3] = nbytes
-        mine[tag] = base
+        announce(plane.mine, tag, base, meta, nbytes)
         for _, words in plane.peers:
             if words[ASLEEP]:
                 plane.wake(tag)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from aiodist.groups.world import current_world
 from aiodist.mesh.lanes import LANE_BYTES
 from aiodist.mesh.outbox import EAGER_BYTES
 from aiodist.testing import in_process, run_ranks
+from tests.leftovers import named_segments
 from tests.limits import scaled
 
 ROOT = Path(__file__).parents[2]
@@ -272,7 +272,7 @@ SURVIVE = """
 
 @pytest.mark.timeout(120)
 def test_a_rank_killed_in_the_middle_of_messages_leaves_nothing(tmp_path: Path) -> None:
-    shm = set(os.listdir("/dev/shm"))
+    shm = named_segments()
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SURVIVE))
     arguments = [sys.executable, str(script), str(tmp_path / "store")]
@@ -292,4 +292,4 @@ def test_a_rank_killed_in_the_middle_of_messages_leaves_nothing(tmp_path: Path) 
             rank.wait()
     assert [rank.returncode for rank in ranks] == [0, 0, -signal.SIGKILL]
     assert outputs[:2] == ["survived\n"] * 2
-    assert set(os.listdir("/dev/shm")) == shm
+    assert named_segments() == shm

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from aiodist.groups.world import current_world
 from aiodist.testing import in_process
 from aiodist.testing.in_process import run_ranks
 from tests.engine.conftest import outcome, until
+from tests.leftovers import named_segments
 from tests.limits import scaled
 
 ROOT = Path(__file__).parents[2]
@@ -286,7 +286,7 @@ SURVIVE = """
 @pytest.mark.parametrize("megabytes", [0, 8])
 def test_a_rank_killed_in_the_middle_leaves_nothing(tmp_path: Path, megabytes: int) -> None:
     """More ranks than cores; with 0 MiB (no element) the ranks exchange nothing but flags."""
-    shm = set(os.listdir("/dev/shm"))
+    shm = named_segments()
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SURVIVE))
     arguments = [sys.executable, str(script), str(tmp_path / "store")]
@@ -308,4 +308,4 @@ def test_a_rank_killed_in_the_middle_leaves_nothing(tmp_path: Path, megabytes: i
             rank.wait()
     assert [rank.returncode for rank in ranks] == [0, 0, -signal.SIGKILL]
     assert outputs[:2] == ["survived\n"] * 2
-    assert set(os.listdir("/dev/shm")) == shm
+    assert named_segments() == shm

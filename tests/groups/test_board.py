@@ -6,22 +6,26 @@ from types import SimpleNamespace
 
 import pytest
 
-from aiodist.groups.board import LAST_STEP, STEP_BITS, LineBoard
-from aiodist.shared.area import CONTROL_BYTES, PROGRESS, SLOT_TAGS
+from aiodist.groups.board import STEP_BITS, LineBoard, announce
+from aiodist.shared.area import CONTROL_BYTES, SLOT_TAGS
 
 SEQUENCE = 5
 HERE, THERE = (1, 2), (3, 4)
 
 
-@pytest.mark.parametrize(("ended", "disagrees"), [(SEQUENCE, True), (SEQUENCE + 1, False)])
-def test_a_slot_that_may_be_written_anew_is_no_disagreement(ended: int, disagrees: bool) -> None:
+@pytest.mark.parametrize(
+    ("after", "disagrees"), [("nothing", True), ("tag", False), ("all", False)]
+)
+def test_a_slot_that_is_written_anew_is_no_disagreement(after: str, disagrees: bool) -> None:
     """Rank 1's slot has the tag of operation 5, which rank 0 left without a look, and another
-    fingerprint: its own, or half of what rank 1 puts up for operation 7."""
+    fingerprint: its own, or half or all of what rank 1 puts up for operation 7."""
     words = memoryview(bytearray(CONTROL_BYTES)).cast("Q")
     tag = SLOT_TAGS[SEQUENCE % len(SLOT_TAGS)]
-    words[tag] = SEQUENCE + 1 << STEP_BITS
-    words[tag + 1], words[tag + 2] = THERE
-    words[PROGRESS] = ended + 1 << STEP_BITS | LAST_STEP
+    announce(words, tag, SEQUENCE + 1 << STEP_BITS, THERE, 8)
+    if after == "tag":
+        words[tag] = 0  # the first thing of all that `announce` does
+    elif after == "all":
+        announce(words, tag, SEQUENCE + 3 << STEP_BITS, THERE, 8)
     late: list[tuple[int, int, tuple[int, int]]] = []
     board = LineBoard.__new__(LineBoard)
     board.rank, board._tag = 0, tag
@@ -29,3 +33,20 @@ def test_a_slot_that_may_be_written_anew_is_no_disagreement(ended: int, disagree
     board.line = SimpleNamespace(late=lambda *what: late.append(what))  # type: ignore[assignment]
     board._compare(1, SEQUENCE, HERE)
     assert late == ([(1, SEQUENCE, THERE)] if disagrees else [])
+
+
+def test_the_tag_goes_first_and_comes_last() -> None:
+    """So whoever finds it has what belongs to it."""
+    written: list[tuple[int, int]] = []
+
+    class Words(dict[int, int]):
+        def __setitem__(self, word: int, value: int) -> None:
+            written.append((word, value))
+            super().__setitem__(word, value)
+
+    words = Words({0: 4, 1: 1, 2: 2, 3: 0})
+    announce(words, 0, 12, THERE, 8)  # type: ignore[arg-type]  # words by number, as a view has them
+    assert written == [(0, 0), (1, 3), (2, 4), (3, 8), (0, 12)]
+    written.clear()
+    announce(words, 0, 12, THERE, 8)  # type: ignore[arg-type]
+    assert (0, 0) not in written  # again the same: nobody is to miss it meanwhile
