@@ -12,13 +12,13 @@ KEY = (COLLECTIVE, 1, 1)
 
 
 class Sink:
-    """Takes frames and puts payloads into one place."""
+    """Takes frames and puts payloads into one place, as a link does."""
 
     def __init__(self, nbytes: int) -> None:
         self.place = memoryview(bytearray(nbytes))
 
-    def frame(self, frame: Frame) -> None:
-        pass
+    def frame(self, frame: Frame, payload: memoryview) -> None:
+        self.place[: len(payload)] = payload
 
     def payload(self, frame: Frame) -> memoryview | None:
         return self.place
