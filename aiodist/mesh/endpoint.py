@@ -88,7 +88,7 @@ class Endpoint(Words):
         self._host_id = host or host_id()
         self._loop = asyncio.get_running_loop()
         self.lookout = Lookout(self._loop.call_soon)
-        self.harbour = Harbour(memory, self.lookout, self._loop.call_soon)
+        self.harbour = Harbour(memory, self.lookout)
 
     # -- meeting
 

@@ -60,10 +60,9 @@ class Harbour:
         self,
         memory: SharedMemory | None,
         lookout: Lookout,
-        call_soon: Callable[[Callable[[], None]], object],
     ) -> None:
         self.memory = memory
-        self.call_soon = call_soon
+        self.soon = lookout.soon
         self.hear = lookout.hear
         self._lookout = lookout
         self._busy: dict[Dock, float] = {}  # and when a piece of it was copied
@@ -147,7 +146,7 @@ class Harbour:
     def _go_on_soon(self) -> None:
         if not self._armed:
             self._armed = True
-            self.call_soon(self._go_on)
+            self.soon(self._go_on)
 
     def _go_on(self) -> None:
         self._armed = False

@@ -38,6 +38,7 @@ class Lookout:
 
     __slots__ = (
         "_call_soon",
+        "_due",
         "_heard",
         "_looking",
         "_since",
@@ -62,6 +63,7 @@ class Lookout:
         self.window = LONGEST
         """Seconds of looking that the waits before have made worth it."""
         self._call_soon = call_soon
+        self._due: list[Callable[[], None]] = []  # by who looks, since the loop has no turn
         self._heard = 0.0
         self._since = 0.0  # the last wait began
         self._until = 0.0
@@ -100,6 +102,13 @@ class Lookout:
                 self._turn_on(now)
         self._heard = now
 
+    def soon(self, callback: Callable[[], None]) -> None:
+        """Call ``callback()`` when others have had their turn: of the loop, or of who looks."""
+        if self._looking:
+            self._due.append(callback)
+        else:
+            self._call_soon(callback)
+
     def look(
         self,
         polls: Sequence[Callable[[], None]],
@@ -118,6 +127,10 @@ class Lookout:
             while True:
                 for poll in polls:
                     poll()
+                if self._due:
+                    due, self._due = self._due, []
+                    for callback in due:
+                        callback()
                 if is_done():
                     return
                 now = perf_counter()
@@ -129,6 +142,9 @@ class Lookout:
                 times += 1
         finally:
             self._looking = False
+            due, self._due = self._due, []
+            for callback in due:
+                self._call_soon(callback)
 
     def begin(self) -> None:
         """Somebody waits: keep the loop awake for the window, and again whenever it hears."""

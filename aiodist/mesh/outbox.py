@@ -70,11 +70,12 @@ class Outbox:
 
     def __init__(
         self,
-        call_soon: Callable[[Callable[[], None]], object],
+        soon: Callable[[Callable[[], None]], object],
         part_sent: Callable[[], None],
     ) -> None:
-        """``part_sent()`` is called whenever a part of a long message has left."""
-        self._call_soon = call_soon
+        """``soon(callback)`` calls it when others have had their turn. ``part_sent()`` is called
+        whenever a part of a long message has left."""
+        self._soon = soon
         self._on_part_sent = part_sent
         self._pumping = False
         self._connection: Connection | None = None
@@ -287,7 +288,7 @@ class Outbox:
             connection.send((header, part), sent)
         self._pumping = False
         if self._bulk and not turn:
-            self._call_soon(self._pump)
+            self._soon(self._pump)
 
     def _leave_lane(self, message: Send) -> None:
         if message.by_lane and self.lane is not None:

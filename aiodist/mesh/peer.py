@@ -82,7 +82,7 @@ class Peer:
     def __init__(self, card: Card, window: int, inbox: Inbox, harbour: Harbour) -> None:
         self.card = card
         self.rank = card.rank
-        self.outbox = Outbox(harbour.call_soon, harbour.hear)
+        self.outbox = Outbox(harbour.soon, harbour.hear)
         self.window = window  # bytes that this rank buffers of what the peer sends
         self.charged = 0  # credit that its messages have taken and did not get back
         self.owed = 0  # of that, what is to be given back soon

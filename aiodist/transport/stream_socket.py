@@ -27,6 +27,10 @@ WRITE_BUDGET = 4 << 20
 SEND_SLICE = 512 << 10
 """Bytes given to the kernel in one call: large enough to hide the call, small enough to be fair."""
 
+SHORT_REST = 4096
+"""What is left of a buffer beyond a slice, up to this many bytes, goes along: where a header has come
+before it, the rest of a payload would else take a call, and a packet, for a few bytes."""
+
 MAX_PARTS = 64
 """Buffers in one ``sendmsg``; far below every system's IOV_MAX."""
 
@@ -127,7 +131,7 @@ class SocketConnection(CallbackConnection):
         total = 0
         for part in parts:
             total += part.nbytes if isinstance(part, memoryview) else len(part)
-        if 0 < total <= SEND_SLICE and len(parts) <= MAX_PARTS:
+        if 0 < total <= SEND_SLICE + SHORT_REST and len(parts) <= MAX_PARTS:
             try:
                 sent = self._write(parts)
             except _BLOCKED:
@@ -185,13 +189,15 @@ class SocketConnection(CallbackConnection):
         size = 0
         most = MAX_PARTS if _HAS_SENDMSG else 1
         for view, _ in self._queue:
-            room = SEND_SLICE - size
-            if view.nbytes >= room:
+            nbytes, room = view.nbytes, SEND_SLICE - size
+            if nbytes > room + SHORT_REST:
                 batch.append(view[:room])
                 return batch, SEND_SLICE
-            if view.nbytes:
+            if nbytes:
                 batch.append(view)
-                size += view.nbytes
+                size += nbytes
+            if nbytes >= room:
+                break
             if len(batch) == most:
                 break
         return batch, size

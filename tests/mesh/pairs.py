@@ -92,7 +92,7 @@ class Side:
         self.inbox = Inbox(2, self.over.__contains__, lambda *what: self.late.append(what))
         card = Card(1 - rank, "host", "id", 1, ())
         self.lookout = Lookout(soon.append)
-        self.harbour = Harbour(memory, self.lookout, soon.append)
+        self.harbour = Harbour(memory, self.lookout)
         self.peer = Peer(card, window, self.inbox, self.harbour)
         self.inbox.add_source(self.peer)
         self.stream = Stream(f"rank {1 - rank}")

@@ -64,7 +64,7 @@ class Rank:
         self.soon: list[Callable[[], None]] = []
         self.lookout = Lookout(self.soon.append)
         self.lookout.active = active
-        self.harbour = Harbour(None, self.lookout, self.soon.append)
+        self.harbour = Harbour(None, self.lookout)
 
     def run_soon(self) -> int:
         calls, self.soon[:] = list(self.soon), []

@@ -38,6 +38,39 @@ async def test_looks_until_done(monkeypatch) -> None:
     assert len(polled) == 3
 
 
+async def test_what_is_due_soon_is_done_by_who_looks(monkeypatch) -> None:
+    """The loop has no turn meanwhile. What is left over at the end goes to the loop."""
+    lookout, clock = make(monkeypatch)
+    done: list[str] = []
+
+    def poll() -> None:
+        clock.now += 10e-6
+        done.append("poll")
+        lookout.soon(lambda: done.append("soon"))
+
+    lookout.look([poll], lambda: done.count("soon") == 2, 1.0, 1.0)
+    assert done == ["poll", "soon", "poll", "soon"]
+    lookout.soon(lambda: done.append("loop"))
+    assert done[-1] != "loop"  # nobody looks: it is the loop's
+    await asyncio.sleep(0)
+    assert done[-1] == "loop"
+
+
+async def test_what_is_due_when_the_look_ends_is_left_to_the_loop(monkeypatch) -> None:
+    lookout, _ = make(monkeypatch)
+    done: list[str] = []
+
+    def again() -> None:
+        done.append("again")
+        if len(done) < 10:
+            lookout.soon(again)
+
+    lookout.look([lambda: lookout.soon(again)], lambda: len(done) >= 3, 1.0, 1.0)
+    looked = len(done)
+    await asyncio.sleep(0)
+    assert len(done) > looked
+
+
 async def test_looks_no_longer_than_it_is_told_without_a_word(monkeypatch) -> None:
     lookout, clock = make(monkeypatch)
     start = clock.now
