@@ -255,23 +255,26 @@ def test_the_first_error_ends_all_that_run_together(from_outside: bool) -> None:
     assert len(outcome.calls) == 1
 
 
-def test_an_error_before_the_last_has_begun() -> None:
+@pytest.mark.parametrize("fails_first", [False, True])
+def test_an_error_at_once_ends_whoever_waits(fails_first: bool) -> None:
+    never: Pending[None] = Pending()
+    ended: list[str] = []
     outcome = Outcome()
 
     async def fails() -> None:
         raise ValueError("at once")
 
-    async def begins_too_late() -> None:
-        raise AssertionError("it was told to end before it began")
-
-    first: Pending[None] = Pending()
-
     async def waits() -> None:
-        await first
+        try:
+            await never
+        finally:
+            ended.append("waits")
 
-    Driver(together(waits(), fails()), outcome).start()
+    bodies = (fails(), waits()) if fails_first else (waits(), fails())
+    Driver(together(*bodies), outcome).start()
     ((_, error),) = outcome.calls
     assert str(error) == "at once"
+    assert ended == ["waits"]
 
 
 def test_what_brought_the_end_about_runs_to_its_next_wait_before_it_is_the_end() -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from aiodist.errors import ProtocolError
@@ -18,6 +14,7 @@ from aiodist.shared.lane import (
     ring_within,
 )
 from aiodist.shared.memory import SharedMemory
+from tests.shared.peers import peer_of
 from tests.shared.test_segment import close, mappings, met
 
 MIB = 1 << 20
@@ -171,12 +168,7 @@ def test_nothing_stays_mapped() -> None:
 
 def test_another_process_reads_what_was_put_in() -> None:
     memory = SharedMemory.create(0, 4 * MIB)
-    script = """
-import sys
-from aiodist.shared.memory import SharedMemory
-mine = SharedMemory.create(1, 4 << 20)
-print(mine.description, flush=True)
-mine.meet({0: sys.argv[1], 1: mine.description})
+    program = """
 print("met", flush=True)
 lane = mine.lane_from(0)
 lane.wake()
@@ -189,23 +181,15 @@ for number in range(40):
 print("done", flush=True)
 input()
 """
-    with subprocess.Popen(
-        [sys.executable, "-c", script, memory.description],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ,
-    ) as other:
-        assert other.stdout is not None
-        memory.meet({0: memory.description, 1: other.stdout.readline().strip()})
-        assert other.stdout.readline() == "met\n"
+    with peer_of(memory, 4 * MIB, program) as other:
+        assert other.said() == "met"
         out = memory.lane_to(1)
         assert out is not None
         for number in range(40):
             while not out.free():
                 pass
             out.fill(memoryview(bytes([number]) * 50_000), number)
-        assert other.stdout.readline() == "done\n"
-        other.communicate("\n")
-    assert other.returncode == 0
+        assert other.said() == "done"
+        other.process.communicate("\n")
+        assert other.process.returncode == 0
     memory.close()

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 from aiodist.shared.area import Area
 from aiodist.shared.listing import MAX_ENTRIES
 from aiodist.shared.memory import SharedMemory
+from tests.shared.peers import peer_of
 from tests.shared.test_segment import close, met
 
 MIB = 1 << 20
@@ -126,33 +123,20 @@ def test_patience_waits_for_room_that_is_about_to_come_back() -> None:
 
 def test_who_has_died_looks_at_nothing() -> None:
     memory = SharedMemory.create(0, 2 * MIB)
-    script = """
-import sys
-from aiodist.shared.memory import SharedMemory
-mine = SharedMemory.create(1, 2 << 20)
-print(mine.description, flush=True)
-mine.meet({0: sys.argv[1], 1: mine.description})
+    program = """
 mine.lay_out(1)
 print("listed", flush=True)
 input()
 """
-    with subprocess.Popen(
-        [sys.executable, "-c", script, memory.description],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ,
-    ) as other:
-        assert other.stdout is not None
-        memory.meet({0: memory.description, 1: other.stdout.readline().strip()})
+    with peer_of(memory, 2 * MIB, program) as other:
         before = memory._room.left
-        assert other.stdout.readline() == "listed\n"
+        assert other.said() == "listed"
         memory.lay_out(1)
         assert isinstance(memory.look(1, BOTH), list)
         memory.let_go(1, BOTH, all_listed=True)
         assert memory._room.left < before
-        other.kill()
-        other.wait()
+        other.process.kill()
+        other.process.wait()
         memory._take_back()
         assert memory._room.left == before
     memory.close()

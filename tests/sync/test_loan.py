@@ -53,10 +53,11 @@ def test_the_loop_waits_for_the_thread_that_drives(loop: asyncio.AbstractEventLo
 
 
 class Turn:
-    """A lock that knows which threads have asked for it."""
+    """A lock that knows which threads have asked for it, and how often one has only looked."""
 
     def __init__(self) -> None:
         self.askers: set[int] = set()
+        self.looks = 0
         self._lock = threading.Lock()
 
     def acquire(self, blocking: bool = True) -> bool:
@@ -67,6 +68,7 @@ class Turn:
         self._lock.release()
 
     def locked(self) -> bool:
+        self.looks += 1
         return self._lock.locked()
 
     def __enter__(self) -> None:
@@ -85,7 +87,7 @@ def test_the_loop_does_not_ask_for_the_turn_of_who_drives(
     loan._turn = turn  # type: ignore[assignment]  # as much of a lock as a loan uses
     borrowed(loop, loan)
     turn.askers.clear()
-    time.sleep(0.01)  # several times as long as it would linger
+    until(lambda: turn.looks > 2)  # so often it has wondered whether to go on
     assert turn.askers == set()
     loan.resume()
 

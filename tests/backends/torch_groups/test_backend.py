@@ -225,9 +225,8 @@ async def test_groups_of_other_ranks_and_backends() -> None:
 async def test_torch_may_ask_its_store_long_after_the_group_was_built(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(
-        "TORCH_GLOO_LAZY_INIT", "1"
-    )  # as NCCL does: nothing is opened before it is used
+    # As NCCL does: nothing is opened before it is used.
+    monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", "1")
 
     async def body(rank: int) -> None:
         group = await dist.new_group(backend="torch:gloo")

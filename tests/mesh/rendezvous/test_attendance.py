@@ -25,57 +25,39 @@ PROMISED = 1.0
 MISSING = 3
 
 PROGRAM = """
-import asyncio, json, os, signal, sys, time
-import numpy  # once, before the forks
+import asyncio, os, signal, sys, time
 import aiodist as dist
 from aiodist.api import lifecycle
 from aiodist.mesh.rendezvous import meeting
+from tests.mesh.rendezvous.forks import fork_ranks
 
 url, size, victim, step = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 ranks = [int(rank) for rank in sys.argv[5:]]
 
-def die_in(place, name, exchange):
+def die_in(place, wanted, say):
     # Once all others that come are in there: what they know then is what they were told.
+    exchange = place.exchange
+
     async def dying(store, rank, size, value, deadline, *, name="exchange"):
         if name != wanted:
             return await exchange(store, rank, size, value, deadline, name=name)
         keys = [f"{name}/{other}" for other in ranks if other != rank]
         await store.wait(keys, deadline)
-        os.write(pipe, json.dumps({"rank": rank, "died": time.monotonic()}).encode() + b"\\n")
+        say(died=time.monotonic())
         os.kill(os.getpid(), signal.SIGKILL)
-    wanted = name
+
     place.exchange = dying
 
-def live(rank):
+def live(rank, say):
     if rank == victim:
         place, name = {"arriving": (meeting, "exchange"), "cards": (lifecycle, "cards")}[step]
-        die_in(place, name, place.exchange)
-    said = {"rank": rank}
-    begin = time.monotonic()
+        die_in(place, name, say)
     try:
         asyncio.run(dist.init_process_group(init_method=url, rank=rank, world_size=size, timeout=90))
-    except dist.DistError as error:
-        said |= {"error": type(error).__name__, "text": str(error), "fields": error.fields}
-    said |= {"ended": time.monotonic(), "descriptors": len(os.listdir("/proc/self/fd"))}
-    os.write(pipe, json.dumps(said).encode() + b"\\n")
+    finally:
+        say(ended=time.monotonic())
 
-reading, pipe = os.pipe()
-children = {}
-for rank in ranks:
-    pid = os.fork()
-    if pid == 0:
-        os.close(reading)
-        before = len(os.listdir("/proc/self/fd"))
-        live(rank)
-        os._exit(0)
-    children[pid] = rank
-os.close(pipe)
-with open(reading) as lines:
-    told = {said["rank"]: said for said in map(json.loads, lines)}
-for pid, rank in children.items():
-    told[rank]["pid"] = pid
-    os.waitpid(pid, 0)
-print(json.dumps([told[rank] for rank in ranks]))
+fork_ranks(ranks, live)
 """
 
 
@@ -127,6 +109,7 @@ def test_a_rank_that_is_killed_in_there_is_known_to_all(
         if said["rank"] == victim:
             continue
         assert said.get("error") == "PeerLostError", said
+        assert said["descriptors"] == 0, said
         fields, text = said["fields"], said["text"]
         assert fields["rank"] == victim
         assert (fields["pid"], fields["host"]) == (died["pid"], socket.gethostname())

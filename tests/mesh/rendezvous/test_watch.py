@@ -25,66 +25,50 @@ KNOWN = 2 * TIMEOUT
 """Seconds in which all ranks know, also on a busy machine; the fault matrix insists on the promise."""
 
 PROGRAM = """
-import asyncio, json, os, signal, sys, time
-import numpy  # once, before the forks
+import asyncio, os, signal, sys, time
 import aiodist as dist
 from aiodist.mesh.rendezvous import meeting
+from tests.mesh.rendezvous.forks import fork_ranks
 
 url, size, victim, how = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 ranks = [int(rank) for rank in sys.argv[5:]]
-reading, pipe = os.pipe()
-arrive = meeting.exchange
 
-def say(**facts):
-    os.write(pipe, json.dumps(facts).encode() + b"\\n")
+def strike_in_there(say):
+    arrive = meeting.exchange
 
-async def struck(store, rank, size, value, deadline, *, name="exchange"):
-    # Once all others that come are in there: what they know then is what they were told.
-    await store.wait([f"{name}/{other}" for other in ranks if other != rank], deadline)
-    if how == "busy":
-        begin = time.monotonic()
-        while time.monotonic() < begin + 2.5 * float(os.environ["AIODIST_LIVENESS_TIMEOUT"]):
-            sum(range(1000))  # its loop has no turn meanwhile
-    else:
-        say(rank=rank, struck=time.monotonic())
-        os.kill(os.getpid(), signal.SIGSTOP)
-    return await arrive(store, rank, size, value, deadline, name=name)
+    async def struck(store, rank, size, value, deadline, *, name="exchange"):
+        # Once all others that come are in there: what they know then is what they were told.
+        await store.wait([f"{name}/{other}" for other in ranks if other != rank], deadline)
+        if how == "busy":
+            begin = time.monotonic()
+            while time.monotonic() < begin + 2.5 * float(os.environ["AIODIST_LIVENESS_TIMEOUT"]):
+                sum(range(1000))  # its loop has no turn meanwhile
+        else:
+            say(struck=time.monotonic())
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return await arrive(store, rank, size, value, deadline, name=name)
 
-async def late():
+    meeting.exchange = struck
+
+async def train(rank):
     await dist.init_process_group(init_method=url, rank=rank, world_size=size, timeout=90)
     await dist.barrier()
     await dist.destroy_process_group()
 
-def live():
+def live(rank, say):
     if rank == victim:
-        meeting.exchange = struck
-    said = {"rank": rank}
+        strike_in_there(say)
     try:
-        asyncio.run(late())
-    except dist.DistError as error:
-        said |= {"error": type(error).__name__, "text": str(error), "fields": error.fields}
-    say(**said, ended=time.monotonic(), descriptors=len(os.listdir("/proc/self/fd")) - before)
+        asyncio.run(train(rank))
+    finally:
+        say(ended=time.monotonic())
 
-children = {}
-for rank in ranks:
-    pid = os.fork()
-    if pid == 0:
-        os.close(reading)
-        before = len(os.listdir("/proc/self/fd"))
-        live()
-        os._exit(0)
-    children[rank] = pid
-os.close(pipe)
-told = {rank: {"pid": children[rank]} for rank in ranks}
-with open(reading) as lines:
-    for said in map(json.loads, lines):
-        told[said["rank"]] |= said
-        ended = [rank for rank in ranks if rank != victim and "ended" in told[rank]]
-        if how == "stopped" and len(ended) == len(ranks) - 1:
-            os.kill(children[victim], signal.SIGCONT)
-for pid in children.values():
-    os.waitpid(pid, 0)
-print(json.dumps([told[rank] for rank in ranks]))
+def hear(told):
+    ended = [rank for rank in ranks if rank != victim and "descriptors" in told[rank]]
+    if how == "stopped" and len(ended) == len(ranks) - 1:
+        os.kill(told[victim]["pid"], signal.SIGCONT)
+
+fork_ranks(ranks, live, hear)
 """
 
 
