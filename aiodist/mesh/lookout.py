@@ -48,7 +48,6 @@ class Lookout:
         "active",
         "crowded",
         "neighbours",
-        "scarce",
         "window",
     )
 
@@ -56,9 +55,6 @@ class Lookout:
         self.active = False
         self.crowded = False
         """Whether ranks have to share cores, so that whoever looks keeps others from working."""
-        self.scarce = False
-        """Whether the ranks have less than two cores each: a rank that computes and moves bytes
-        does the one at the cost of the other."""
         self.neighbours = Neighbours()
         self.window = LONGEST
         """Seconds of looking that the waits before have made worth it."""
@@ -74,7 +70,6 @@ class Lookout:
     def meet(self, here: Sequence[int]) -> None:
         """The processes of this host's ranks; none where looking would keep others waiting."""
         self.active = len(here) > 0 and have_cores(here)
-        self.scarce = not have_cores([*here, *here])
         if self.active:
             self.neighbours.meet(here)
 

@@ -22,7 +22,6 @@ from aiodist.groups.checks import (
 )
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.work import Work
-from aiodist.torch_backend.callers import called_from_python
 from aiodist.torch_backend.membership import Membership, Tensor
 from aiodist.torch_backend.options import reduce_op, single, splits
 from aiodist.torch_backend.sparse import all_reduce_sparse
@@ -53,10 +52,7 @@ class TorchGroup(Membership):
             reduce = op()
             return [group.backend.all_reduce(tensor, reduce, timeout) for tensor in tensors]
 
-        work = self._start("all_reduce", start, tensors, opts)
-        if not called_from_python():  # Python code that does not wait may have other things to do
-            self._lend_core(work)
-        return work
+        return self._start("all_reduce", start, tensors, opts)
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> TorchWork:
         op = reduce_op(opts)

@@ -26,12 +26,6 @@ Tensor = torch.Tensor
 Start = Callable[[ProcessGroup, float | None], Work[Any] | Sequence[Work[Any]]]
 """Starts operations of a group of the engine, with a timeout in seconds."""
 
-LENT_BYTES = 1 << 20
-"""From this length on the bytes take longer than to hand a core over and back."""
-
-LENT_SECONDS = 20e-3
-"""How long at most, should the other ranks not come: more than a bucket of 25 MiB takes."""
-
 # torch's stubs overload each method for calls that nobody makes on a Python subclass.
 _Base: Any = c10d.ProcessGroup
 
@@ -71,23 +65,6 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         # Where the caller would do nothing but wait, it may as well run the operation itself.
         at_once = not getattr(opts, "asyncOp", True) and self._coalesced is None
         return self._handed(TorchWork(self._submit(name, run, at_once), tensors, completions))
-
-    def _lend_core(self, work: TorchWork) -> None:
-        """Have the loop's thread get on with ``work``, where it would take turns with the caller.
-
-        On one core, that is; the other ranks then do the same, and two that need each other are
-        seldom both at it. For callers that wait for it in the end, whatever they go on to.
-        """
-        group = self._group
-        lookout = group.endpoint.lookout
-        if (
-            lookout.scarce
-            and lookout.active
-            and group.plane is not None
-            and self._world.can_block
-            and sum(tensor.nbytes for tensor in work.tensors) >= LENT_BYTES
-        ):
-            work.operation.lend_core(LENT_SECONDS)
 
     def _check_device(self, tensors: Sequence[Tensor]) -> None:
         """Refuse tensors that were meant for another backend; the engine compares all with one."""

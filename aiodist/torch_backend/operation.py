@@ -156,14 +156,6 @@ class Operation:
             self._gate.acquire()
         self._gate.release()  # for the next that waits
 
-    def lend_core(self, seconds: float) -> None:
-        """Leave the calling thread's core to the loop's: return at the end, or after ``seconds``.
-
-        The operation goes on in either case, and nothing is raised here.
-        """
-        if not self._done and self._gate.acquire(timeout=seconds):
-            self._gate.release()
-
     def wait(self, seconds: float | None = None) -> None:
         """`block`, and raise the error it ended with."""
         self.block(seconds)
@@ -215,11 +207,6 @@ class Operations:
         """Wait for the end of all; ``seconds`` are for each."""
         for each in self._all:
             each.block(seconds)
-
-    def lend_core(self, seconds: float) -> None:
-        """Leave the calling thread's core to the loop's; ``seconds`` are for each."""
-        for each in self._all:
-            each.lend_core(seconds)
 
     def wait(self, seconds: float | None = None) -> None:
         """`block`, and raise the first error."""

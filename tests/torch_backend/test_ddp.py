@@ -31,9 +31,5 @@ def test_communication_overlaps_with_backward(run_ranks: Callable[..., None]) ->
     run_ranks("ddp:overlap", 2)
 
 
-def test_a_bucket_has_the_core_where_each_rank_has_one(run_ranks: Callable[..., None]) -> None:
-    run_ranks("ddp:lends_core", 2)
-
-
 def test_a_lost_rank_raises_in_every_step(run_ranks: Callable[..., None]) -> None:
     run_ranks("ddp:lost_rank", 3, may_die=(2,))

@@ -18,8 +18,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import (
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
-from aiodist.torch_backend.operation import Operation
-
 ROWS = 4
 STEPS = 4
 
@@ -218,46 +216,6 @@ def overlap(rank: int, size: int) -> None:
     first = min((e.time_range for e in reduces), key=lambda each: each.start)
     during = [work for work in compute if first.start < work.start and work.end < first.end]
     assert len(during) >= 4, f"{len(during)} layers' backward ran while the first bucket was out"
-
-
-def lends_core(rank: int, size: int) -> None:
-    """Where cores are scarce, what C++ starts has ended by the time it goes on; else nobody waits."""
-    calls: list[Operation] = []
-    lend = Operation.lend_core
-
-    def spy(operation: Operation, seconds: float) -> None:
-        calls.append(operation)
-        lend(operation, 60.0)
-
-    # In a process of its own, which ends with this program.
-    Operation.lend_core = spy  # type: ignore[method-assign]
-    group = dist.distributed_c10d._get_default_group()
-    lookout = group._group.endpoint.lookout
-    lookout.active = lookout.scarce = True
-
-    def step(width: int) -> None:
-        calls.clear()
-        wrapped = DistributedDataParallel(nn.Linear(width, width, bias=False))
-        wrapped(torch.ones(2, width)).sum().backward()
-        assert wrapped.module.weight.grad.eq(2).all()
-
-    step(1024)
-    assert len(calls) == 1, calls
-    assert calls[0].done
-    reduced = torch.ops._c10d_functional.all_reduce(torch.ones(1 << 18), "sum", group.group_name)
-    assert len(calls) == 2, calls
-    assert calls[1].done
-    assert torch.ops._c10d_functional.wait_tensor(reduced).eq(size).all()
-    step(64)  # too little
-    assert not calls, calls
-    work = dist.all_reduce(torch.ones(1 << 18), async_op=True)  # Python may have other things to do
-    work.wait()
-    assert not calls, calls
-    for name in ("scarce", "active"):
-        setattr(lookout, name, False)
-        step(1024)
-        assert not calls, (name, calls)
-        setattr(lookout, name, True)
 
 
 def error_in_a_step(rank: int, size: int) -> None:
