@@ -7,8 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from aiodist.backends.buffers import (
     are_staged,
     check_dtype,
-    check_one_dtype,
+    check_kept,
     check_own,
+    check_times,
+    digest_of_counts,
     to_read,
     to_write,
 )
@@ -23,7 +25,7 @@ from aiodist.backends.calls import (
     Scatter,
 )
 from aiodist.backends.native_messages import NativeMessages
-from aiodist.backends.sizes import digest_of_lengths, split_bytes
+from aiodist.backends.sizes import split_bytes
 from aiodist.backends.turns import (
     copy_in_turns,
     in_turns,
@@ -32,7 +34,6 @@ from aiodist.backends.turns import (
     write_back_in_turns,
 )
 from aiodist.collectives.channel import Channel
-from aiodist.errors import InvalidUsageError
 from aiodist.groups.backend import Tensor
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.work import Work
@@ -180,12 +181,8 @@ class NativeBackend(NativeMessages):
     def all_reduce_coalesced(
         self, tensors: Sequence[Tensor], op: ReduceOp, timeout: float | None
     ) -> Work[None]:
-        buffers = [
-            buffer_of(tensor, f"tensors[{i}]", writable=True, load=False)
-            for i, tensor in enumerate(tensors)
-        ]
-        check_one_dtype(buffers, "tensors")
-        digest = digest_of_lengths(buffers)
+        buffers = to_write(tensors, "tensors")
+        digest = digest_of_counts(buffers)
         fingerprint = Fingerprint("all_reduce_coalesced", buffers[0].dtype, op, count=digest)
         data = scratch(sum(buffer.nbytes for buffer in buffers))
 
@@ -240,11 +237,7 @@ class NativeBackend(NativeMessages):
     def all_gather_coalesced(
         self, outputs: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], timeout: float | None
     ) -> Work[None]:
-        buffers = [
-            buffer_of(tensor, f"input_tensor_list[{i}]", writable=False, load=False)
-            for i, tensor in enumerate(tensors)
-        ]
-        check_one_dtype(buffers, "input_tensor_list")
+        buffers = to_read(tensors, "input_tensor_list")
         places = [
             to_write(row, f"output_tensor_lists[{number}]", buffers[0])
             for number, row in enumerate(outputs)
@@ -260,14 +253,14 @@ class NativeBackend(NativeMessages):
             for block, row in zip(blocks, places, strict=True):
                 await self._unpack(block, row)
 
-        digest = digest_of_lengths([place for row in places for place in row])
+        digest = digest_of_counts([place for row in places for place in row])
         fingerprint = Fingerprint("all_gather_coalesced", buffers[0].dtype, count=digest)
         return self._group.collective(fingerprint, body, timeout, shares=self._shares)
 
     def all_gather_into(self, output: Tensor, tensor: Tensor, timeout: float | None) -> Work[None]:
         buffer = buffer_of(tensor, "input_tensor", writable=False, load=False)
         place = buffer_of(output, "output_tensor", writable=True, load=False)
-        self._check_multiple(place, "output_tensor", buffer, "input_tensor")
+        check_times(place, "output_tensor", buffer, "input_tensor", self._group.n_ranks)
         blocks = self._blocks(place, buffer.nbytes)
         return self._all_gather(buffer, [place], blocks, [buffer.count] * len(blocks), timeout)
 
@@ -307,7 +300,7 @@ class NativeBackend(NativeMessages):
     ) -> Work[None]:
         place = buffer_of(output, "output", writable=True, load=False)
         source = buffer_of(tensor, "input", writable=False, load=False)
-        self._check_multiple(source, "input", place, "output")
+        check_times(source, "input", place, "output", self._group.n_ranks)
         blocks = self._blocks(source, place.nbytes)
         return self._reduce_scatter(place, [source], blocks, op, timeout)
 
@@ -368,12 +361,7 @@ class NativeBackend(NativeMessages):
         size, rank = self._group.n_ranks, self._group.own_rank
         inputs = split_bytes(source, "input", input_splits, size)
         outputs = split_bytes(place, "output", output_splits, size)
-        if len(inputs[rank]) != len(outputs[rank]):
-            raise InvalidUsageError(
-                f"what rank {rank} sends itself has {len(inputs[rank])} bytes, what it expects "
-                f"from itself {len(outputs[rank])}: the splits do not fit together"
-            )
-
+        check_kept(rank, len(inputs[rank]), len(outputs[rank]))
         return self._all_to_all([source], [place], inputs, outputs, source.shape, timeout)
 
     def _all_to_all(
@@ -417,16 +405,5 @@ class NativeBackend(NativeMessages):
             await write_back_in_turns(self._group, buffer)
             start += buffer.nbytes
 
-    # -- checks
-
     def _blocks(self, buffer: Buffer, nbytes: int) -> list[memoryview]:
         return [buffer.view[i * nbytes : (i + 1) * nbytes] for i in range(self._group.n_ranks)]
-
-    def _check_multiple(self, whole: Buffer, whole_name: str, part: Buffer, part_name: str) -> None:
-        check_dtype(whole, whole_name, part)
-        size = self._group.n_ranks
-        if whole.count != part.count * size:
-            raise InvalidUsageError(
-                f"{whole_name} has {whole.count} elements; it must have {size} (the group's size) "
-                f"times the {part.count} of {part_name}"
-            )

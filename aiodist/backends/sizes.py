@@ -65,14 +65,6 @@ def unpack_lengths(data: memoryview, count: int) -> tuple[int, ...]:
     return struct.unpack(f"<{count}Q", data)
 
 
-def digest_of_lengths(buffers: Sequence[Buffer]) -> int:
-    """56 bits that are equal on ranks whose lists of tensors have equal lengths, one by one.
-
-    Lists of one total would pass each other's data off as their own.
-    """
-    return digest_of_numbers([buffer.count for buffer in buffers])
-
-
 def digest_of_numbers(numbers: Sequence[int]) -> int:
     """56 bits that are equal on ranks with equal lists of numbers."""
     text = ",".join(map(str, numbers))

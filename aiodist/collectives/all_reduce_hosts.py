@@ -20,7 +20,7 @@ parallel computer networks to optimize collective operation performance" (2000).
 from __future__ import annotations
 
 from aiodist.collectives import operations
-from aiodist.collectives.layout import cut, segments_of
+from aiodist.collectives.layout import stripes_in_pieces
 from aiodist.collectives.pipeline import Again, in_pieces
 from aiodist.collectives.reduction import Reduction, Scratch
 from aiodist.collectives.spread import Hosts
@@ -37,10 +37,7 @@ async def all_reduce_leaders(hosts: Hosts, data: memoryview, reduce: Reduction) 
 async def all_reduce_stripes(hosts: Hosts, data: memoryview, reduce: Reduction, piece: int) -> None:
     """Reduce ``data`` over all ranks, in place, in pieces of about ``piece`` bytes a column."""
     inside, columns = hosts.inside, hosts.places.columns
-    pieces = [
-        cut(part, reduce.itemsize, columns) + [part[:0]] * (inside.size - columns)
-        for part in cut(data, reduce.itemsize, segments_of(len(data), piece * columns))
-    ]
+    pieces = stripes_in_pieces(data, reduce.itemsize, columns, inside.size, piece)
     scratch = Again(hosts.scratch)
 
     async def before(number: int) -> None:

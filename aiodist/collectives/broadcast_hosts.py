@@ -12,7 +12,7 @@ Träff and Hunold, "Decomposing MPI collectives for exploiting multi-lane commun
 from __future__ import annotations
 
 from aiodist.collectives import operations
-from aiodist.collectives.layout import cut, segments_of
+from aiodist.collectives.layout import cut, stripes_in_pieces
 from aiodist.collectives.pipeline import in_pieces
 from aiodist.collectives.spread import Hosts
 
@@ -35,8 +35,8 @@ async def broadcast_stripes(hosts: Hosts, root: int, data: memoryview, piece: in
     inside, columns = hosts.inside, hosts.places.columns
     home = hosts.places.host_of(root)
     is_home = hosts.host == home
-    parts = cut(data, 1, segments_of(len(data), piece * columns))
-    pieces = [cut(part, 1, columns) + [part[:0]] * (inside.size - columns) for part in parts]
+    pieces = stripes_in_pieces(data, 1, columns, inside.size, piece)
+    parts = cut(data, 1, len(pieces))
 
     async def before(number: int) -> None:
         if is_home:

@@ -28,6 +28,17 @@ def cut(data: memoryview, itemsize: int, parts: int) -> list[memoryview]:
     return [data[start:end] for start, end in pairwise(starts)]
 
 
+def stripes_in_pieces(
+    data: memoryview, itemsize: int, columns: int, ranks: int, piece: int
+) -> list[list[memoryview]]:
+    """``data`` in pieces, each of them in a stripe for each of ``columns`` ranks; the rest get none.
+
+    A stripe has about ``piece`` bytes at the most.
+    """
+    parts = cut(data, itemsize, segments_of(len(data), piece * columns))
+    return [cut(part, itemsize, columns) + [part[:0]] * (ranks - columns) for part in parts]
+
+
 def lengths_of_cut(nbytes: int, itemsize: int, parts: int) -> list[int]:
     """How long the views of `cut` are for ``nbytes``."""
     length, longer = divmod(nbytes // itemsize, parts)

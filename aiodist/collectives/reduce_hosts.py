@@ -12,7 +12,7 @@ Träff and Hunold, "Decomposing MPI collectives for exploiting multi-lane commun
 from __future__ import annotations
 
 from aiodist.collectives import operations
-from aiodist.collectives.layout import cut, segments_of
+from aiodist.collectives.layout import stripes_in_pieces
 from aiodist.collectives.pipeline import Again, in_pieces
 from aiodist.collectives.reduction import Reduction
 from aiodist.collectives.spread import Hosts
@@ -42,10 +42,7 @@ async def reduce_stripes(
     """
     inside, columns = hosts.inside, hosts.places.columns
     home = hosts.places.host_of(root)
-    pieces = [
-        cut(part, reduce.itemsize, columns) + [part[:0]] * (inside.size - columns)
-        for part in cut(data, reduce.itemsize, segments_of(len(data), piece * columns))
-    ]
+    pieces = stripes_in_pieces(data, reduce.itemsize, columns, inside.size, piece)
     # Only the root's data changes, and only with the result.
     results = [stripes[inside.rank] for stripes in pieces]
     if hosts.channel.rank != root:

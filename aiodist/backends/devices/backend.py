@@ -8,21 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from aiodist.backends.buffers import (
+    check_dtype,
+    check_kept,
+    check_own,
+    check_times,
+    digest_of_counts,
+)
 from aiodist.backends.devices.areas import HALF, Areas
 from aiodist.backends.devices.exchange import Plan, exchange
 from aiodist.backends.devices.within import native_within
 from aiodist.backends.native import NativeBackend
 from aiodist.backends.polling import until
-from aiodist.backends.sizes import digest_of_numbers, split_lengths
-from aiodist.backends.torch_groups.slots import (
-    Slot,
-    check_dtype,
-    check_own,
-    check_times,
-    inputs_of,
-    outputs_of,
-)
-from aiodist.errors import InvalidUsageError
+from aiodist.backends.sizes import split_lengths
+from aiodist.backends.torch_groups.slots import Slot, inputs_of, lengths_of, outputs_of
 from aiodist.groups.backend import Tensor
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.lines import CollectiveLine
@@ -117,7 +116,7 @@ class DeviceBackend(NativeBackend):
         sources = self._inputs(inputs or (), "scatter_list", slot)
         if sources:
             check_own(sources[self._group.own_rank], slot, "scatter_list")
-        lengths = _lengths(sources) or [0] * self._group.n_ranks
+        lengths = lengths_of(sources) or [0] * self._group.n_ranks
         return self._start(
             Fingerprint("scatter", slot.dtype, root=root),
             _plan(sources, {root: [slot]}, lengths),
@@ -148,7 +147,7 @@ class DeviceBackend(NativeBackend):
         slots = outputs_of(tensors, "tensors", self._device)
         if not DeviceReduction.serves(slots[0].dtype):
             return super().all_reduce_coalesced(tensors, op, timeout)
-        digest = _digest(slots)
+        digest = digest_of_counts(slots)
         return self._start(
             Fingerprint("all_reduce_coalesced", slots[0].dtype, op, count=digest),
             _plan(slots, {self._group.own_rank: slots}, reduce=self._on_device(op, slots[0])),
@@ -187,7 +186,7 @@ class DeviceBackend(NativeBackend):
             check_own(place, slot, f"output_tensor_lists[{rank}]")
         places = [place for row in rows for place in row]
         return self._start(
-            Fingerprint("all_gather_coalesced", slots[0].dtype, count=_digest(places)),
+            Fingerprint("all_gather_coalesced", slots[0].dtype, count=digest_of_counts(places)),
             _plan(slots, dict(enumerate(rows))),
             slots,
             places,
@@ -221,7 +220,7 @@ class DeviceBackend(NativeBackend):
         return self._scatter_reduced(
             place,
             sources,
-            _lengths(sources),
+            lengths_of(sources),
             op,
             timeout,
             lambda native: native.reduce_scatter(output, inputs, op, None),
@@ -268,7 +267,7 @@ class DeviceBackend(NativeBackend):
         check_own(places[rank], sources[rank], "output_tensor_list")
         return self._start(
             Fingerprint("all_to_all", sources[0].dtype),
-            _plan(sources, {r: [place] for r, place in enumerate(places)}, _lengths(sources)),
+            _plan(sources, {r: [place] for r, place in enumerate(places)}, lengths_of(sources)),
             sources,
             places,
             timeout,
@@ -285,15 +284,11 @@ class DeviceBackend(NativeBackend):
     ) -> Work[None]:
         source = self._slot(tensor, "input", writable=False)
         place = self._slot(output, "output", writable=True)
-        check_dtype(place, "output", source.dtype)
+        check_dtype(place, "output", source)
         size, rank = self._group.n_ranks, self._group.own_rank
         out_of = split_lengths(source.shape, source.raw.numel(), "input", input_splits, size)
         into = split_lengths(place.shape, place.raw.numel(), "output", output_splits, size)
-        if out_of[rank] != into[rank]:
-            raise InvalidUsageError(
-                f"what rank {rank} sends itself has {out_of[rank]} bytes, what it expects from "
-                f"itself {into[rank]}: the splits do not fit together"
-            )
+        check_kept(rank, out_of[rank], into[rank])
         parts = torch.split(place.raw, into)
         return self._start(
             Fingerprint("all_to_all", source.dtype),
@@ -360,10 +355,10 @@ class DeviceBackend(NativeBackend):
         return Slot(tensor, name, self._device, writable=writable)
 
     def _inputs(self, tensors: Sequence[Tensor], name: str, like: Slot) -> list[Slot]:
-        return _alike(inputs_of(tensors, name, self._device), name, like)
+        return inputs_of(tensors, name, self._device, like)
 
     def _outputs(self, tensors: Sequence[Tensor], name: str, like: Slot) -> list[Slot]:
-        return _alike(outputs_of(tensors, name, self._device), name, like)
+        return outputs_of(tensors, name, self._device, like)
 
     def _on_device(self, op: ReduceOp, slot: Slot) -> DeviceReduction:
         return DeviceReduction(op, slot.dtype, self._group.n_ranks)
@@ -379,17 +374,3 @@ def _plan(
     pieces = Pieces([slot.raw for slot in given])
     places = {rank: Pieces([slot.raw for slot in row]) for rank, row in into.items()}
     return Plan(pieces, [pieces.nbytes] if lengths is None else lengths, places, reduce)
-
-
-def _lengths(slots: Sequence[Slot]) -> list[int]:
-    return [slot.raw.numel() for slot in slots]
-
-
-def _digest(slots: Sequence[Slot]) -> int:
-    return digest_of_numbers([slot.count for slot in slots])
-
-
-def _alike(slots: list[Slot], name: str, like: Slot) -> list[Slot]:
-    for number, slot in enumerate(slots):
-        check_dtype(slot, f"{name}[{number}]", like.dtype)
-    return slots

@@ -24,7 +24,7 @@ from aiodist.mesh.rendezvous import Rendezvous, rendezvous
 from aiodist.mesh.rendezvous.meeting import host_identity, meet_at
 from aiodist.mesh.rendezvous.places import Place
 from aiodist.mesh.rendezvous.watch import over_tcp, over_tcp_served
-from aiodist.store import TcpStore, TcpStoreServer
+from aiodist.store import Store, TcpStore, TcpStoreServer
 
 _LOOPBACK = "127.0.0.1"
 _ADDRESS_BYTES = 256
@@ -114,29 +114,24 @@ async def _open_place(mpi: Mpi, comm: Mpi, deadline: Deadline, environ: Mapping[
     unpacker = msgpack.Unpacker()
     unpacker.feed(told.tobytes())
     host, port, secret = unpacker.unpack()
-    where = f"{host}:{port}, told by MPI"
-    route = _LOOPBACK if one_host else host
-    if server is not None:
-        return Place(
-            server.store(),
-            where,
-            server.close,
-            route,
-            server.close_in_child,
-            serves=True,
-            private=True,
-            watch=over_tcp_served(host, secret, None),
-        )
-    client = await TcpStore.connect(host, port, deadline, secret=secret)
+    store: Store
+    keeper: TcpStore | TcpStoreServer
+    if server is None:
+        store = keeper = await TcpStore.connect(host, port, deadline, secret=secret)
+        watch = over_tcp(host, secret, None)
+    else:
+        store, keeper = server.store(), server
+        watch = over_tcp_served(host, secret, None)
     return Place(
-        client,
-        where,
-        client.close,
-        route,
-        client.close_in_child,
-        once=True,
+        store,
+        f"{host}:{port}, told by MPI",
+        keeper.close,
+        _LOOPBACK if one_host else host,
+        keeper.close_in_child,
+        serves=server is not None,
+        once=server is None,
         private=True,
-        watch=over_tcp(host, secret, None),
+        watch=watch,
     )
 
 

@@ -8,24 +8,22 @@ from typing import Any
 import torch
 import torch.distributed as torch_dist
 
-from aiodist.backends.sizes import digest_of_numbers, split_lengths
+from aiodist.backends.buffers import (
+    check_dtype,
+    check_kept,
+    check_own,
+    check_times,
+    digest_of_counts,
+)
+from aiodist.backends.sizes import split_lengths
 from aiodist.backends.torch_groups.collecting import (
     TorchCollectives,
     check_length,
-    lengths_of,
     share_out,
     tell_lengths,
 )
 from aiodist.backends.torch_groups.reducing import Change, Reducing, reducing
-from aiodist.backends.torch_groups.slots import (
-    Slot,
-    check_dtype,
-    check_own,
-    check_times,
-    inputs_of,
-    outputs_of,
-)
-from aiodist.errors import InvalidUsageError
+from aiodist.backends.torch_groups.slots import Slot, inputs_of, lengths_of, outputs_of
 from aiodist.groups.backend import Tensor
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.lines import CollectiveLine
@@ -96,9 +94,8 @@ class TorchBackend(TorchCollectives):
         self, tensor: Tensor, outputs: Sequence[Tensor] | None, root: int, timeout: float | None
     ) -> Work[None]:
         slot = Slot(tensor, "tensor", self._kind.device, writable=False)
-        places = outputs_of(outputs or (), "gather_list", self._kind.device)
+        places = outputs_of(outputs or (), "gather_list", self._kind.device, slot)
         if places:
-            check_dtype(places[0], "gather_list[0]", slot.dtype)
             check_own(places[self._group.own_rank], slot, "gather_list")
         out_of = self._nothing()
         out_of[root] = slot.raw.numel()
@@ -115,9 +112,8 @@ class TorchBackend(TorchCollectives):
         self, output: Tensor, inputs: Sequence[Tensor] | None, root: int, timeout: float | None
     ) -> Work[None]:
         slot = Slot(output, "tensor", self._kind.device, writable=True)
-        sources = inputs_of(inputs or (), "scatter_list", self._kind.device)
+        sources = inputs_of(inputs or (), "scatter_list", self._kind.device, slot)
         if sources:
-            check_dtype(sources[0], "scatter_list[0]", slot.dtype)
             check_own(sources[self._group.own_rank], slot, "scatter_list")
         into = self._nothing()
         into[root] = slot.raw.numel()
@@ -178,8 +174,7 @@ class TorchBackend(TorchCollectives):
         self, outputs: Sequence[Tensor], tensor: Tensor, timeout: float | None
     ) -> Work[None]:
         slot = Slot(tensor, "tensor", self._kind.device, writable=False)
-        places = outputs_of(outputs, "tensor_list", self._kind.device)
-        check_dtype(places[0], "tensor_list[0]", slot.dtype)
+        places = outputs_of(outputs, "tensor_list", self._kind.device, slot)
         return self._all_gather("all_gather", [slot], [[p] for p in places], slot.count, timeout)
 
     def all_gather_coalesced(
@@ -187,11 +182,9 @@ class TorchBackend(TorchCollectives):
     ) -> Work[None]:
         slots = inputs_of(tensors, "input_tensor_list", self._kind.device)
         rows = [
-            outputs_of(row, f"output_tensor_lists[{number}]", self._kind.device)
+            outputs_of(row, f"output_tensor_lists[{number}]", self._kind.device, slots[0])
             for number, row in enumerate(outputs)
         ]
-        for row in rows:
-            check_dtype(row[0], "output_tensor_lists", slots[0].dtype)
         name = "all_gather_coalesced"
         return self._all_gather(name, slots, rows, digest_of_counts(slots), timeout)
 
@@ -248,8 +241,7 @@ class TorchBackend(TorchCollectives):
         self, output: Tensor, inputs: Sequence[Tensor], op: ReduceOp, timeout: float | None
     ) -> Work[None]:
         place = Slot(output, "output", self._kind.device, writable=True)
-        sources = inputs_of(inputs, "input_list", self._kind.device)
-        check_dtype(sources[0], "input_list[0]", place.dtype)
+        sources = inputs_of(inputs, "input_list", self._kind.device, place)
         check_own(sources[self._group.own_rank], place, "input_list")
         return self._reduce_scatter(place, sources, lengths_of(sources), op, timeout)
 
@@ -315,8 +307,7 @@ class TorchBackend(TorchCollectives):
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], timeout: float | None
     ) -> Work[None]:
         sources = inputs_of(inputs, "input_tensor_list", self._kind.device)
-        places = outputs_of(outputs, "output_tensor_list", self._kind.device)
-        check_dtype(places[0], "output_tensor_list[0]", sources[0].dtype)
+        places = outputs_of(outputs, "output_tensor_list", self._kind.device, sources[0])
         rank = self._group.own_rank
         check_own(places[rank], sources[rank], "output_tensor_list")
         fingerprint = Fingerprint("all_to_all", sources[0].dtype)
@@ -334,25 +325,16 @@ class TorchBackend(TorchCollectives):
     ) -> Work[None]:
         source = Slot(tensor, "input", self._kind.device, writable=False)
         place = Slot(output, "output", self._kind.device, writable=True)
-        check_dtype(place, "output", source.dtype)
+        check_dtype(place, "output", source)
         size, rank = self._group.n_ranks, self._group.own_rank
         out_of = split_lengths(source.shape, source.raw.numel(), "input", input_splits, size)
         into = split_lengths(place.shape, place.raw.numel(), "output", output_splits, size)
-        if out_of[rank] != into[rank]:
-            raise InvalidUsageError(
-                f"what rank {rank} sends itself has {out_of[rank]} bytes, what it expects "
-                f"from itself {into[rank]}: the splits do not fit together"
-            )
+        check_kept(rank, out_of[rank], into[rank])
         fingerprint = Fingerprint("all_to_all", source.dtype, shape=source.shape)
         return self._deal(fingerprint, [source], [place], out_of, into, timeout)
 
     def _reducing(self, op: ReduceOp, slot: Slot) -> Reducing:
         return reducing(op, slot.dtype, self._group.n_ranks, self._kind)
-
-
-def digest_of_counts(slots: Sequence[Slot]) -> int:
-    """56 bits that are equal on ranks whose lists of tensors have equal lengths, one by one."""
-    return digest_of_numbers([slot.count for slot in slots])
 
 
 def _change(change: Change | None, raw: torch.Tensor, plan: Reducing) -> None:

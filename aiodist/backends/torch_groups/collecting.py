@@ -132,11 +132,6 @@ def check_length(line: CollectiveLine, rank: int, came: int, expected: int) -> N
         raise line.disagreement(rank, words_of(line.meta), came, expected)
 
 
-def lengths_of(slots: Sequence[Slot]) -> list[int]:
-    """Their bytes."""
-    return [slot.raw.numel() for slot in slots]
-
-
 def _joined(parts: list[torch.Tensor], device: torch.device) -> torch.Tensor:
     if len(parts) == 1:
         return parts[0]

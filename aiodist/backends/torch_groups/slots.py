@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
+from aiodist.backends.buffers import each_of
 from aiodist.backends.native_messages import load_now
 from aiodist.errors import InvalidUsageError
-from aiodist.tensors import Buffer, DType, buffer_of
+from aiodist.tensors import Buffer, buffer_of
 from aiodist.tensors.layout import overlaps_itself
 from aiodist.tensors.torch_memory import dtype_of_tensor
 
@@ -86,48 +88,20 @@ class Slot:
             self._owner.copy_(self._staged)
 
 
-def inputs_of(tensors: Sequence[Any], name: str, device: str) -> list[Slot]:
-    """Slots that are only read, of one dtype."""
-    return _slots(tensors, name, device, writable=False)
+def inputs_of(
+    tensors: Sequence[Any], name: str, device: str, like: Slot | None = None
+) -> list[Slot]:
+    """Slots that are only read; dtypes and errors as of `each_of`."""
+    return each_of(tensors, name, partial(Slot, device=device, writable=False), like)
 
 
-def outputs_of(tensors: Sequence[Any], name: str, device: str) -> list[Slot]:
-    """Slots that are written, of one dtype."""
-    return _slots(tensors, name, device, writable=True)
+def outputs_of(
+    tensors: Sequence[Any], name: str, device: str, like: Slot | None = None
+) -> list[Slot]:
+    """Slots that are written; dtypes and errors as of `each_of`."""
+    return each_of(tensors, name, partial(Slot, device=device, writable=True), like)
 
 
-def _slots(tensors: Sequence[Any], name: str, device: str, *, writable: bool) -> list[Slot]:
-    slots = [
-        Slot(tensor, f"{name}[{number}]", device, writable=writable)
-        for number, tensor in enumerate(tensors)
-    ]
-    for number, slot in enumerate(slots):
-        check_dtype(slot, f"{name}[{number}]", slots[0].dtype)
-    return slots
-
-
-def check_dtype(slot: Slot, name: str, dtype: DType) -> None:
-    """Raise InvalidUsageError unless ``slot`` has ``dtype``."""
-    if slot.dtype != dtype:
-        raise InvalidUsageError(
-            f"{name} is {slot.dtype.name}, it must be {dtype.name} as the rest of the call"
-        )
-
-
-def check_own(in_list: Slot, own: Slot, name: str) -> None:
-    """Raise InvalidUsageError unless this rank's entry of a list is as long as what goes with it."""
-    if in_list.count != own.count:
-        raise InvalidUsageError(
-            f"this rank's own entry of {name} has {in_list.count} elements, the tensor that goes "
-            f"with it {own.count}"
-        )
-
-
-def check_times(whole: Slot, whole_name: str, part: Slot, part_name: str, size: int) -> None:
-    """Raise InvalidUsageError unless ``whole`` is ``size`` times as long as ``part``."""
-    check_dtype(whole, whole_name, part.dtype)
-    if whole.count != part.count * size:
-        raise InvalidUsageError(
-            f"{whole_name} has {whole.count} elements; it must have {size} (the group's size) "
-            f"times the {part.count} of {part_name}"
-        )
+def lengths_of(slots: Sequence[Slot]) -> list[int]:
+    """Their bytes."""
+    return [slot.raw.numel() for slot in slots]

@@ -37,13 +37,13 @@ ENTRIES: list[Entry] = [
         "all_reduce_coalesced: dtypes",
         lambda h: dist.all_reduce_coalesced([t(4), t(4, dtype=torch.int64)]),
         InvalidUsageError,
-        "tensors must have one dtype, got float32, int64",
+        r"tensors\[1\] is int64, it must be float32",
     ),
     (
         "all_gather_coalesced: dtypes of inputs",
         lambda h: dist.all_gather_coalesced([ts(4, 4)] * 3, [t(4), np.ones(4)]),
         InvalidUsageError,
-        "input_tensor_list must have one dtype, got float32, float64",
+        r"input_tensor_list\[1\] is float64, it must be float32",
     ),
     (
         "all_gather_into_tensor: dtypes",
