@@ -74,6 +74,9 @@ def _parser() -> argparse.ArgumentParser:
         help="each rank on a host of its own, made of network namespaces (needs the right to)",
     )
     run.add_argument("--rate", help="with --namespaces: limit each host's link, as 1gbit")
+    run.add_argument(
+        "--congestion", help="with --namespaces: TCP's congestion control for all peers, as reno"
+    )
     run.add_argument("--with-mpi", action="store_true", help="Open MPI and MPICH as well")
     run.add_argument("--output", type=Path, default=Path("build/benchmarks.json"))
     page = commands.add_parser(
@@ -156,6 +159,7 @@ def _run(suite: Suite, peers: Sequence[str], output: Path, options: argparse.Nam
             pinned=options.pin,
             apart=options.namespaces,
             rate=options.rate,
+            congestion=options.congestion,
             progress=lambda line: console.print(f"== {line}"),
         )
     except (RankFailedError, NoNamespacesError) as error:

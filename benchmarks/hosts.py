@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 
 INTERFACE = "eth0"
 _NETWORK = "10.112.0"
+_CONTROL = "net.ipv4.tcp_congestion_control"
 _BURST = "256kb"
 _QUEUE = "50ms"
 """Of a limited link: what may leave at once, and how long a packet may wait before it is dropped."""
@@ -20,11 +21,14 @@ class NoNamespacesError(RuntimeError):
 
 
 @contextmanager
-def namespaces(count: int, rate: str | None = None) -> Iterator[list[str]]:
+def namespaces(
+    count: int, rate: str | None = None, congestion: str | None = None
+) -> Iterator[list[str]]:
     """Names of ``count`` namespaces, each with an address on `INTERFACE`, joined by a bridge.
 
-    ``rate``: what each may send at, in tc's words ("1gbit"); unlimited where None. Raises
-    NoNamespacesError. They are removed at the end, with all that is in them.
+    ``rate``: what each may send at, in tc's words ("1gbit"); unlimited where None.
+    ``congestion``: TCP's congestion control there, where nobody chooses; the system's where None.
+    Raises NoNamespacesError. They are removed at the end, with all that is in them.
     """
     stem = f"aiodist-bench-{os.getpid()}-{secrets.token_hex(2)}"
     switch = f"{stem}-switch"
@@ -43,6 +47,8 @@ def namespaces(count: int, rate: str | None = None) -> Iterator[list[str]]:
             _ip("-n", switch, "link", "set", port, "master", "br0", "up")
             _ip("-n", name, "address", "add", f"{_NETWORK}.{number + 1}/24", "dev", INTERFACE)
             _ip("-n", name, "link", "set", INTERFACE, "up")
+            if congestion is not None:
+                _run(*inside(name, ["sysctl", "-qw", f"{_CONTROL}={congestion}"]))
             if rate is not None:
                 bucket = ["root", "tbf", "rate", rate, "burst", _BURST, "latency", _QUEUE]
                 _run(*inside(name, ["tc", "qdisc", "add", "dev", INTERFACE, *bucket]))

@@ -24,6 +24,7 @@ def describe() -> dict[str, Any]:
         else os.cpu_count(),
         "memory_gib": _memory(),
         "system": f"{platform.system()} {kernel}, {platform.machine()}",
+        "congestion_control": _congestion_control(),
         "load_average": [round(load, 2) for load in os.getloadavg()],
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "versions": {name: _version(name) for name in PACKAGES},
@@ -69,6 +70,14 @@ def _cpu() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def _congestion_control() -> str:
+    """What TCP uses where nobody chooses; empty where the system does not tell."""
+    try:
+        return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _memory() -> int:

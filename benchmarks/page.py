@@ -67,6 +67,10 @@ def _machine(report: Report) -> Iterator[str]:
         "ranks on cores": "each kept on its share" if settings["pinned"] else "not pinned",
         "network interface": settings["interface"],
     }
+    if control := settings.get("congestion") or machine.get("congestion_control"):
+        lines["TCP's congestion control"] = (
+            f"{control}; aiodist and no library choose reno where both ends are on one kernel"
+        )
     yield "| | |"
     yield "| --- | --- |"
     for name, value in lines.items():

@@ -70,12 +70,13 @@ def run(
     pinned: bool = False,
     apart: bool = False,
     rate: str | None = None,
+    congestion: str | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Report:
     """Measure all cases of ``suite``.
 
     ``apart``: each rank on a host of its own, made of network namespaces; no steps then. ``rate``:
-    what each of these may send at, in tc's words.
+    what each of these may send at, in tc's words. ``congestion``: TCP's congestion control there.
 
     ``peers`` share their processes and take turns call by call. ``others`` have jobs of their
     own: each block (all sizes of one operation) is then measured in two passes, in which the
@@ -89,7 +90,7 @@ def run(
     gathered = Gathered()
     for ranks in suite.sizes if suite.operations else ():
         with (
-            namespaces(ranks, rate) if apart else nullcontext(()) as hosts,
+            namespaces(ranks, rate, congestion) if apart else nullcontext(()) as hosts,
             Ranks(ranks, peers, pinned=pinned, hosts=hosts) as job,
         ):
             for _, operation, cases in (b for b in suite.blocks() if b[0] == ranks):
@@ -119,6 +120,7 @@ def run(
         "passes": passes,
         "seconds": round(time.monotonic() - began),
         "interface": veth if apart else "lo",
+        "congestion": congestion if apart else None,
         "pinned": pinned,
     }
     before["versions"].update({other.name: other.version for other in others})

@@ -259,6 +259,9 @@ class FaultyConnection(CallbackConnection):
             self._due.extend([due] * (len(self._queue) - len(self._due)))
             self._pump()
 
+    def stays_on_host(self) -> None:
+        self._inner.stays_on_host()
+
     def release(self, memory: memoryview) -> None:
         super().release(memory)
         self._inner.release(memory)

@@ -76,6 +76,9 @@ class Connection(ABC):
         the caller's memory has nothing to do.
         """
 
+    def stays_on_host(self) -> None:  # noqa: B027  # an offer, not a duty
+        """Both ends are proven to be on one host: what only a network needs may be left out."""
+
     @abstractmethod
     async def close(self) -> None:
         """Send what is queued, then end the stream in both directions. Idempotent.

@@ -44,6 +44,10 @@ class Bundle:
         for sock in self._sockets:
             sock.settimeout(seconds)
 
+    def setsockopt(self, level: int, name: int, value: int | bytes) -> None:
+        for sock in self._sockets:
+            sock.setsockopt(level, name, value)
+
     def recv_into(self, buffer: memoryview | bytearray) -> int:
         """As much as there is: fewer bytes than asked for mean that no more has arrived."""
         view = memoryview(buffer)

@@ -36,6 +36,8 @@ LOOK_SECONDS = 200e-6
 LIMIT = 60.0
 """Seconds that a rank waits for the other, before it says that nothing comes."""
 
+_CONTROL = b"reno"
+"""TCP's congestion control: none that paces, as there is no network between processes."""
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 _SIOCGIFADDR = 0x8915
 _BLOCKED = (BlockingIOError, InterruptedError)
@@ -209,6 +211,7 @@ def _connection(place: Place, limit: float) -> socket.socket:
         host, port = json.loads(place.store.get("address"))
         sock = socket.create_connection((host, port), limit)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _CONTROL)
     sock.setblocking(False)
     return sock
 

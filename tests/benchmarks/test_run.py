@@ -57,7 +57,13 @@ def test_a_peer_without_an_operation_leaves_a_gap() -> None:
 def test_ranks_on_hosts_of_their_own() -> None:
     suite = replace(TINY, operations=("all_reduce",), sizes={2: (64,)})
     try:
-        report = run(suite, ["gloo", "async-tcp", "floor-tcp"], apart=True, rate="1gbit")
+        report = run(
+            suite,
+            ["gloo", "async-tcp", "floor-tcp"],
+            apart=True,
+            rate="1gbit",
+            congestion="reno",
+        )
     except NoNamespacesError as error:
         pytest.skip(str(error))
     finally:
@@ -70,6 +76,7 @@ def test_ranks_on_hosts_of_their_own() -> None:
     measured = {result.peer for result in report.results if result.summary}
     assert measured == {"gloo", "async-tcp", "floor-tcp"}
     assert "at 1gbit, each rank in a network namespace" in report.settings["interface"]
+    assert report.settings["congestion"] == "reno"
 
 
 def test_an_unknown_peer_is_refused() -> None:

@@ -25,6 +25,7 @@ from aiodist.collectives.select import PIECE, Choice, select
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.world import current_world
 from aiodist.testing.in_process import run_ranks
+from aiodist.transport.stream_socket import SocketConnection
 from tests.engine.conftest import outcome, until
 
 ROOT = Path(__file__).parents[2]
@@ -110,6 +111,24 @@ async def test_ranks_that_are_all_alone_exchange_as_ever(size: int) -> None:
         assert (data == size * (size - 1) / 2).all()
 
     await run_ranks(size, main, "shm", hosts=range(size), timeout=20)
+
+
+async def test_streams_within_a_host_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[SocketConnection] = []
+    monkeypatch.setattr(SocketConnection, "stays_on_host", lambda stream: told.append(stream))
+
+    async def main(rank: int) -> None:
+        await dist.all_reduce(np.ones(4))
+        for peer in range(3):
+            if peer != rank:  # every pair is connected
+                await dist.send(np.ones(1), peer)
+                await dist.recv(np.ones(1), peer)
+        for other, peer in current_world().endpoint._peers.items():
+            assert peer.links
+            for link in peer.links:
+                assert (link.connection in told) == ({rank, other} == {0, 1})
+
+    await run_ranks(3, main, "tcp", hosts=(0, 0, 1), timeout=20)
 
 
 async def test_a_host_without_room_exchanges_inside_by_messages() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import sys
 
@@ -111,6 +112,22 @@ async def test_nagle_is_off_on_both_ends() -> None:
         for end in ends:
             assert isinstance(end, SocketConnection)
             assert end._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="the system has no choice of it")
+async def test_a_stream_that_stays_on_its_host_does_not_pace() -> None:
+    async def make() -> tuple[Transport, Transport]:
+        return TcpTransport("127.0.0.1"), TcpTransport("127.0.0.1")
+
+    async with connected(make) as ends:
+        for end in ends:
+            assert isinstance(end, SocketConnection)
+            for other in (b"cubic", b"bbr"):  # so that there is something to change, if possible
+                with contextlib.suppress(OSError):
+                    end._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, other)
+            end.stays_on_host()
+            control = end._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+            assert control.rstrip(b"\0") == b"reno"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="all of 127/8 is loopback on Linux only")
