@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
@@ -240,16 +240,17 @@ def pairwise(cells: Sequence[Cell]) -> list[Cell]:
     """
     order = list(cells)
     random.Random(1).shuffle(order)
-    missing = set(itertools.chain.from_iterable(map(_pairs, order)))
+    pairs = {cell: _pairs(cell) for cell in order}
+    missing = frozenset().union(*pairs.values())
     chosen = []
     while missing:
-        best = max(order, key=lambda cell: sum(pair in missing for pair in _pairs(cell)))
+        best = max(order, key=lambda cell: len(pairs[cell] & missing))
         chosen.append(best)
-        missing.difference_update(_pairs(best))
+        missing -= pairs[best]
     return sorted(chosen, key=str)
 
 
-def _pairs(cell: Cell) -> Iterable[tuple[tuple[str, object], ...]]:
+def _pairs(cell: Cell) -> frozenset[tuple[tuple[str, object], ...]]:
     facts = cell.as_dict()
     del facts["flag"]  # each of them with each fault would be most of what is chosen
-    return itertools.combinations(facts.items(), 2)
+    return frozenset(itertools.combinations(facts.items(), 2))

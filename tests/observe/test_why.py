@@ -152,12 +152,14 @@ def start(tmp_path: Path) -> Iterator[Callable[[str, int], Job]]:
         job.process.communicate(timeout=scaled(20))
 
 
+# Busy again and again, and not all the time, as `ASYNC` is: other tests need the processor too.
 BLOCKING = """
 import aiodist.sync as dist
 
 def compute():
     while True:
-        sum(range(1000))
+        sum(range(100000))
+        time.sleep(0.02)
 
 dist.init_process_group(timeout=300)
 if dist.get_rank() == 1:
@@ -218,7 +220,8 @@ import aiodist.sync as dist
 
 def compute():
     while True:
-        sum(range(1000))
+        sum(range(100000))
+        time.sleep(0.02)
 
 dist.init_process_group(timeout=300)
 dist.barrier()

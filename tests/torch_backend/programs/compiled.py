@@ -34,7 +34,14 @@ def to_cpp(rank: int, size: int) -> None:
         part = functional.reduce_scatter_tensor(whole * 2, "sum", 0, group)
         return functional.all_to_all_single(part.repeat(size), None, None, group) + 1
 
-    with config.patch(compile_threads=1, cpp_cache_precompile_headers=False):
+    plain = {
+        "compile_threads": 1,
+        "cpp_cache_precompile_headers": False,
+        # To find out the machine's vector instructions and to optimise is most of the compiler's work.
+        "cpp.vec_isa_ok": False,
+        "aot_inductor.debug_compile": True,
+    }
+    with config.patch(plain):
         for number in range(3):
             got = there_and_back(torch.full((5,), float(rank + number)))
             total = sum((r + number) ** 2 for r in range(size))
