@@ -5,9 +5,11 @@
 #   make PYTHON=/path/to/python3.12 ...   to choose the interpreter of a new .venv
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format types pytest matrix soak fuzz test-gpu bench bench-mpi bench-network clean distclean
+.PHONY: help install demo test lint format types imported pytest matrix soak fuzz test-gpu bench bench-mpi bench-network clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
+# Tests and launchers start hundreds of processes: none of them compiles what another one has.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -35,6 +37,11 @@ for candidate in $(if $(PYTHON),"$(PYTHON)",python3.11 python3.12 python3.13 pyt
 done
 endef
 
+# pip would compile 12,000 files, most of which nobody imports; torch alone is for ranks that start
+# at the same moment.
+PIP_INSTALL := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check \
+	-c constraints.txt
+
 $(STAMP): pyproject.toml constraints.txt
 	@if ! $(BIN)/python -c 'import pip' >/dev/null 2>&1; then \
 		python=; $(find_python); \
@@ -48,10 +55,10 @@ $(STAMP): pyproject.toml constraints.txt
 		"$$python" -m venv --clear $(VENV) || exit 1; \
 	fi
 	@echo "== install: torch (the largest download)"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt torch
+	@$(PIP_INSTALL) torch
 	@echo "== install: aiodist and its tools"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt \
-		-e '.[dev,examples,bench]'
+	@$(PIP_INSTALL) -e '.[dev,examples,bench]'
+	@$(BIN)/python -c 'import torch'
 	@touch $@
 
 install: $(STAMP)
@@ -61,10 +68,11 @@ demo: $(STAMP)
 	@echo "== demo: aiodist run -n 4 examples/train.py"
 	@OMP_NUM_THREADS=1 $(BIN)/aiodist run -n 4 examples/train.py
 
-# One after the other, whatever -j says: the last line is pytest's own.
+# One after the other, whatever -j says: the last line is pytest's own. mypy leaves a core free, on
+# which the tests are imported once before several processes import them at the same moment.
 test: $(STAMP)
 	@$(MAKE) lint
-	@$(MAKE) types
+	@$(MAKE) imported & $(MAKE) types; status=$$?; wait; exit $$status
 	@$(MAKE) pytest
 
 lint: $(STAMP)
@@ -79,6 +87,10 @@ format: $(STAMP)
 types: $(STAMP)
 	@echo "== types: mypy --strict aiodist"
 	@$(BIN)/mypy --strict
+
+# Silent: what cannot be imported, pytest says.
+imported: $(STAMP)
+	@$(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 || true
 
 # Most tests wait for processes, so three at a time suit two cores; their limits then take double.
 pytest: $(STAMP)
@@ -100,7 +112,7 @@ soak: $(STAMP)
 	@$(BIN)/python -m tests.faults.report
 
 fuzz: $(STAMP)
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	@$(PIP_INSTALL) -e '.[fuzz]'
 	@$(BIN)/python -m tests.fuzz
 
 # Nothing is installed: GPU machines may have no network. -c because they may lack pytest's plugins.

@@ -278,6 +278,7 @@ def test_undefined(op, dtype, error):
     assert dtype in str(caught.value) or "factor" in str(caught.value)
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("dtype", DTYPES, ids=repr)
 def test_every_dtype_that_torch_adds_has_a_sum(dtype):
     torch_dtype = TORCH_DTYPES.get(dtype)
