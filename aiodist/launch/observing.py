@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +14,9 @@ from aiodist.launch.args import Parser
 from aiodist.launch.spec import JobSpec
 from aiodist.launch.supervisor import run_job
 from aiodist.observe.asking import ask_job, choose_job, jobs_here
-from aiodist.observe.comparing import stories
+from aiodist.observe.comparing import GroupStory, stories
 from aiodist.observe.folder import Dump, read_parts
-from aiodist.observe.part import SO_FAR
+from aiodist.observe.part import SO_FAR, Part
 from aiodist.observe.recorder import TRACE_VARIABLE
 from aiodist.observe.trace import chrome_trace
 from aiodist.observe.waiting import judge
@@ -78,9 +78,8 @@ def why_main(argv: Sequence[str]) -> int:
     jobs = jobs_here()
     job = choose_job(jobs, args.job)
     answers = ask_job(job, jobs[job], args.timeout)
-    verdict = judge(answers.parts)
-    lines = [f"job {job}", "", overview(verdict, answers.parts, answers.silent), ""]
-    lines += sentences(verdict, answers.parts, answers.silent)
+    told = stories(answers.parts)
+    lines = [f"job {job}", *_situation(answers.parts, answers.silent, told)]
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
 
@@ -123,7 +122,6 @@ def write_trace(dump: Dump, path: Path) -> str:
 
 def report(dump: Dump) -> str:
     """What a dump says: each rank, the verdict, each group."""
-    verdict = judge(dump.parts)
     lines = [f"job {dump.job}: {len(dump.parts)} of {dump.size} ranks have written a part"]
     if dump.others:
         lines.append(f"(the folder has parts of other jobs: {', '.join(dump.others)}; see --job)")
@@ -131,10 +129,23 @@ def report(dump: Dump) -> str:
     for rank, part in sorted(dump.parts.items(), key=lambda pair: pair[1].wall):
         reasons.setdefault(part.reason, rank)
     lines += [f"because (rank {rank}): {reason}" for reason, rank in reasons.items()]
-    lines += ["", overview(verdict, dump.parts, dump.silent), ""]
-    lines += sentences(verdict, dump.parts, dump.silent)
     told = stories(dump.parts)
-    lines += [story.disagreement for story in told if story.disagreement]
+    lines += _situation(dump.parts, dump.silent, told)
     for story in told:
         lines += ["", str(story)]
     return "\n".join(lines) + "\n"
+
+
+def _situation(
+    parts: Mapping[int, Part], silent: Mapping[int, str], told: Sequence[GroupStory]
+) -> list[str]:
+    """What each rank is in, and who is to blame: ranks that disagree before those that are missed."""
+    verdict = judge(parts)
+    disagreements = [story.disagreement for story in told if story.disagreement]
+    return [
+        "",
+        overview(verdict, parts, silent),
+        "",
+        *disagreements,
+        *sentences(verdict, parts, silent),
+    ]

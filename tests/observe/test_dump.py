@@ -57,6 +57,7 @@ async def test_ranks_that_disagree_are_named(
     told = capsys.readouterr().out
     assert "3 of 3 ranks have written a part" in told
     assert "The ranks disagree about operation 1 of group 'default_pg': " in told
+    assert "\n\nThe ranks disagree" in told, "the first that is said beneath the table"
     assert "rank 0 called broadcast(4 x float32, root 0)" in told
     assert "ranks 1, 2 called all_reduce(4 x float32, SUM)" in told
     assert "first difference at operation 1" in told

@@ -200,12 +200,13 @@ class Watch:
         if not silent:
             return None
         store = None if self._spoke else self._store
-        if store is None:
-            return self._lost(silent[0])
-        self.absent = await self._not_there(store)
-        error = self._lost(silent[0])
-        await store.compare_set(_VERDICT, b"", encode_error(error))
-        return error
+        if store is not None:
+            # It may be out of reach for the same reason: a stopped process can hold a file's lock.
+            with contextlib.suppress(DistError, OSError, TimeoutError):
+                async with asyncio.timeout(self._patience / 2):
+                    self.absent = await self._not_there(store)
+                    await store.compare_set(_VERDICT, b"", encode_error(self._lost(silent[0])))
+        return self._lost(silent[0])
 
     async def _not_there(self, store: Store) -> list[int]:
         return [rank for rank in range(self._size) if not await store.check([_who(rank)])]

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from aiodist.deadline import Deadline
 from aiodist.errors import PeerLostError
 from aiodist.mesh.rendezvous.watch import Opening, Watch, over_tcp, over_tcp_served
+from aiodist.store import MemoryStore
 from tests.mesh.rendezvous.test_attendance import MISSING, ROOT, address
 from tests.test_credentials import tls_environ
 
@@ -184,6 +186,18 @@ async def test_who_has_come_is_told_and_who_leaves_is_not_missed(begin: Begin) -
     await until(lambda: 1 not in hub._vigil)
     assert 2 in hub._vigil
     assert losses.empty()
+
+
+async def test_a_silent_rank_is_lost_also_where_nobody_can_be_told() -> None:
+    store = MemoryStore()
+    await store.close()
+    watch = Watch(over_tcp_served("127.0.0.1", b"", None), 0, 3, 5.0, lambda _: None, star=True)
+    watch._store = store
+    watch._vigil.watch(2, time.monotonic() - 100)
+    error = await watch._judge()
+    assert error is not None
+    assert (error.rank, error.noticed_by) == (2, 0)
+    await watch.end()
 
 
 async def until(condition: Callable[[], bool]) -> None:
