@@ -130,11 +130,15 @@ def start(tmp_path: Path) -> Iterator[Callable[[str, int], Job]]:
         script.write_text("import os, time\nimport numpy as np\n" + text)
         name = f"test-{os.getpid()}-{len(jobs)}"
         kept = {key: value for key, value in os.environ.items() if not key.startswith("AIODIST_")}
-        environment = kept | {
-            "AIODIST_RUN_ID": name,
-            "AIODIST_DUMP_DIR": str(tmp_path / "dump"),
-            "PYTHONPATH": str(ROOT),
-        }
+        environment = (
+            kept
+            | {
+                "AIODIST_RUN_ID": name,
+                "AIODIST_DUMP_DIR": str(tmp_path / "dump"),
+                "AIODIST_LIVENESS_TIMEOUT": "300",  # a stopped rank is asked about, however long it takes
+                "PYTHONPATH": str(ROOT),
+            }
+        )
         process = subprocess.Popen(
             [sys.executable, "-m", "aiodist", "run", "-n", str(ranks), "--grace", "0", str(script)],
             env=environment,
