@@ -26,6 +26,7 @@ from aiodist.backends.calls import (
 )
 from aiodist.backends.native_messages import NativeMessages
 from aiodist.backends.sizes import split_bytes
+from aiodist.backends.swaps import Data
 from aiodist.backends.turns import (
     copy_in_turns,
     in_turns,
@@ -54,10 +55,12 @@ class NativeBackend(NativeMessages):
     # -- one to all, all to one
 
     def broadcast(self, tensor: Tensor, root: int, timeout: float | None) -> Work[None]:
+        if work := self._small.again("broadcast", tensor, root):
+            return work
         is_root = self._group.own_rank == root
         buffer = buffer_of(tensor, "tensor", writable=not is_root, load=False)
         small = self._small.broadcast(buffer, root)
-        if not buffer.is_staged and (work := self._small.at_once(small, buffer.view)):
+        if not buffer.is_staged and (work := self._small.at_once(small, Data(buffer.view))):
             return work
 
         async def body(channel: Channel) -> None:
@@ -81,10 +84,12 @@ class NativeBackend(NativeMessages):
         return self._group.collective(small.fingerprint, body, timeout, shares=shares)
 
     def reduce(self, tensor: Tensor, root: int, op: ReduceOp, timeout: float | None) -> Work[None]:
+        if work := self._small.again("reduce", tensor, (root, id(op.kind))):
+            return work
         is_root = self._group.own_rank == root
         buffer = buffer_of(tensor, "tensor", writable=is_root, load=False)
         small = self._small.reduce(buffer, op, root)
-        if not buffer.is_staged and (work := self._small.at_once(small, buffer.view)):
+        if not buffer.is_staged and (work := self._small.at_once(small, Data(buffer.view))):
             return work
         reduce = small.reduce
 
@@ -149,11 +154,13 @@ class NativeBackend(NativeMessages):
     # -- all to all ranks
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp, timeout: float | None) -> Work[None]:
+        if work := self._small.again("all_reduce", tensor, id(op.kind)):
+            return work
         buffer = buffer_of(tensor, "tensor", writable=True, load=False)
         small = self._small.all_reduce(buffer, op)
         fingerprint, reduce = small.fingerprint, small.reduce
         if not buffer.is_staged:
-            return self._small.at_once(small, buffer.view) or self._all_reduce(
+            return self._small.at_once(small, Data(buffer.view)) or self._all_reduce(
                 fingerprint, buffer.view, reduce, None, None, timeout
             )
 

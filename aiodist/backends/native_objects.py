@@ -55,6 +55,9 @@ class NativeObjects(CollectiveBackend):
         """``op`` on elements of ``dtype`` over the group's ranks, for `Operations` to run."""
         return reduction(op, dtype, self._group.n_ranks)
 
+    def close(self) -> None:
+        self._small.forget()
+
     # -- nothing
 
     def barrier(self, timeout: float | None) -> Work[None]:

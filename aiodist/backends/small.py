@@ -11,6 +11,7 @@ from typing import Any
 
 from aiodist.backends.sizes import unequal
 from aiodist.backends.swaps import (
+    Data,
     Given,
     Seat,
     SmallAllGather,
@@ -23,10 +24,11 @@ from aiodist.backends.swaps import (
     SmallReduceScatter,
 )
 from aiodist.collectives.select import Rules
+from aiodist.groups.backend import Tensor
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.work import Work
-from aiodist.tensors import Buffer, DType, Reduction
+from aiodist.tensors import Buffer, DType, Form, Reduction
 from aiodist.types import ReduceOp
 
 _KEPT = 256
@@ -36,7 +38,7 @@ _KEPT = 256
 class Small:
     """The collectives of one group: what each needs, small or not, and the short way of small ones."""
 
-    __slots__ = ("_group", "_known", "_reduction", "_seat", "barrier")
+    __slots__ = ("_forms", "_group", "_known", "_reduction", "_seat", "barrier")
 
     def __init__(
         self,
@@ -53,42 +55,73 @@ class Small:
         self._reduction = reduction
         self._seat = Seat(group.own_rank, group.n_ranks, shares, rules)
         self._known: dict[Hashable, Any] = {}  # each a `SmallCall`
+        # By type of the tensor. A key is that of an equal call, by what is at hand before its tensor
+        # has been opened.
+        self._forms: dict[type, dict[Hashable, tuple[SmallCall[Data], Form[Data]]]] = {}
         self.barrier = SmallBarrier(self._seat)
 
     def at_once(self, call: SmallCall[Given], given: Given) -> Work[None] | None:
         """Carry it out now, if it goes into slots and nobody has to be waited for; else None."""
         return self._group.at_once(call, given) if call.fits else None
 
+    def again(self, operation: str, tensor: Tensor, variant: Hashable) -> Work[None] | None:
+        """`at_once`, where an equal call was made before; else None.
+
+        ``variant``: the root, and the kind of reduction, by its `id`. Nothing is said of tensors that
+        cannot be meant: whoever gets None opens them by `buffer_of`, which does.
+        """
+        forms = self._forms.get(type(tensor))
+        if forms is None or self._group.plane is None:
+            return None
+        try:
+            known = forms.get((operation, tensor.dtype, tensor.shape, variant))
+            if known is None:
+                return None
+            call, form = known
+            data = form.memory(tensor)
+        except RuntimeError:  # of torch, which gives no shape or storage where there is none
+            return None
+        return None if data is None else self._group.at_once(call, data)
+
+    def forget(self) -> None:
+        """Let go of what was remembered: the group is closed."""
+        self._known.clear()
+        self._forms.clear()
+
     # -- what equal calls need. TypeError where ``op`` has no meaning for the elements.
 
     def broadcast(self, buffer: Buffer, root: int) -> SmallBroadcast:
-        key = ("broadcast", buffer.dtype.code, buffer.shape, root)
+        key = ("broadcast", type(buffer.owner), buffer.dtype.code, buffer.shape, root)
         call: SmallBroadcast | None = self._known.get(key)
         if call is None:
             agreed = _of(buffer, "broadcast", None, root)
             call = SmallBroadcast(self._seat, agreed, buffer.nbytes, root)
             self._keep(key, call)
+            self._keep_form(call, buffer, root)
         return call
 
     def reduce(self, buffer: Buffer, op: ReduceOp, root: int) -> SmallReduce:
         # By identity: what is known keeps its op, and with it the number, which is its alone.
-        key = ("reduce", buffer.dtype.code, buffer.shape, id(op), root)
+        kind = type(buffer.owner)
+        key = ("reduce", kind, buffer.dtype.code, buffer.shape, id(op), root)
         call: SmallReduce | None = self._known.get(key)
         if call is None:
             reduce = self._reduction(op, buffer.dtype)
             agreed = _of(buffer, "reduce", op, root)
             call = SmallReduce(self._seat, agreed, buffer.nbytes, root, reduce)
             self._keep(key, call, op)
+            self._keep_form(call, buffer, (root, id(op.kind)))
         return call
 
     def all_reduce(self, buffer: Buffer, op: ReduceOp) -> SmallAllReduce:
-        key = (buffer.dtype.code, buffer.shape, id(op))
+        key = (type(buffer.owner), buffer.dtype.code, buffer.shape, id(op))
         call: SmallAllReduce | None = self._known.get(key)
         if call is None:
             reduce = self._reduction(op, buffer.dtype)
             agreed = _of(buffer, "all_reduce", op)
             call = SmallAllReduce(self._seat, agreed, buffer.nbytes, reduce)
             self._keep(key, call, op)
+            self._keep_form(call, buffer, id(op.kind))
         return call
 
     def all_gather(self, buffer: Buffer, counts: Sequence[int]) -> SmallAllGather:
@@ -137,8 +170,15 @@ class Small:
         if op is not None and op.factor is not None:
             return  # each premul_sum is another
         if len(self._known) >= _KEPT:
-            self._known.clear()
+            self.forget()
         self._known[key] = call
+
+    def _keep_form(self, call: SmallCall[Data], buffer: Buffer, variant: Hashable) -> None:
+        form = buffer.form(Data) if call.fits else None
+        if form is not None:
+            owner = buffer.owner
+            key = (call.fingerprint.operation, owner.dtype, owner.shape, variant)
+            self._forms.setdefault(type(owner), {})[key] = call, form
 
 
 def _of(buffer: Buffer, operation: str, op: ReduceOp | None, root: int = -1) -> Fingerprint:

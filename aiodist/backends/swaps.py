@@ -6,7 +6,8 @@ Each does with slots what the algorithm "slots" of `aiodist.collectives` does, t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Generic, TypeVar
 
 from aiodist.collectives.all_reduce_slots import reduce_in_order
@@ -14,8 +15,8 @@ from aiodist.collectives.layout import offsets_of
 from aiodist.collectives.select import Rules, select
 from aiodist.collectives.slot_blocks import read_blocks, starts_of, write_blocks
 from aiodist.groups.fingerprint import Fingerprint
-from aiodist.shared.area import SLOT_BYTES
-from aiodist.tensors import Reduction
+from aiodist.shared.area import SLOT_BYTES, SLOTS
+from aiodist.tensors import Reduction, scratch
 
 Views = Sequence[memoryview]
 Given = TypeVar("Given", contravariant=True)
@@ -63,17 +64,41 @@ class SmallCall(ABC, Generic[Given]):
         """As `Swap.fill`."""
 
     @abstractmethod
-    def finish(self, slots: Views, given: Given) -> bool:
+    def finish(self, number: int, slots: Views, given: Given) -> bool:
         """As `Swap.finish`."""
 
 
-class _OneView(SmallCall[memoryview]):
+class Data:
+    """The memory of one tensor, and what an operation has made for it so far."""
+
+    __slots__ = ("steps", "view")
+
+    def __init__(self, view: memoryview) -> None:
+        self.view = view
+        self.steps: list[Sequence[Callable[[], object]] | None] = [None] * SLOTS
+        """By slot: what reduces the ranks' data into this."""
+
+
+class _OneTensor(SmallCall[Data]):
     """Given: the data, which is put up as it is."""
 
-    __slots__ = ()
+    __slots__ = ("length",)
 
-    def fill(self, slot: memoryview, given: memoryview) -> None:
-        slot[: self.nbytes] = given
+    def __init__(
+        self,
+        seat: Seat,
+        fingerprint: Fingerprint,
+        length: int,
+        puts_up: bool,
+        reads: Sequence[int],
+    ) -> None:
+        """``length``: bytes of the tensor. ``reads``: the ranks whose slots this one reads."""
+        self.length = length
+        own = length if puts_up else -1
+        super().__init__(seat, fingerprint, own, [(rank, length) for rank in reads], length)
+
+    def fill(self, slot: memoryview, given: Data) -> None:
+        slot[: self.length] = given.view
 
 
 class SmallBarrier(SmallCall[None]):
@@ -87,81 +112,90 @@ class SmallBarrier(SmallCall[None]):
     def fill(self, slot: memoryview, given: None) -> None:
         """A flag is all."""
 
-    def finish(self, slots: Views, given: None) -> bool:
+    def finish(self, number: int, slots: Views, given: None) -> bool:
         return True
 
 
-class SmallBroadcast(_OneView):
-    """Given: the data. The root is done when it has put it up."""
+class SmallBroadcast(_OneTensor):
+    """The root is done when it has put up the data."""
 
-    __slots__ = ("_length", "_root")
+    __slots__ = ("_root",)
 
     def __init__(self, seat: Seat, fingerprint: Fingerprint, length: int, root: int) -> None:
         self._root = root
-        self._length = length
         is_root = seat.rank == root
-        super().__init__(
-            seat,
-            fingerprint,
-            length if is_root else -1,
-            [] if is_root else [(root, length)],
-            length,
-        )
+        super().__init__(seat, fingerprint, length, is_root, () if is_root else (root,))
 
-    def finish(self, slots: Views, given: memoryview) -> bool:
+    def finish(self, number: int, slots: Views, given: Data) -> bool:
         if self.rank != self._root:
-            given[:] = slots[self._root][: self._length]
+            given.view[:] = slots[self._root][: self.length]
         return True
 
 
-class SmallReduce(_OneView):
-    """Given: the data, on the root reduced in place. The others are done when theirs is put up."""
-
-    __slots__ = ("_length", "_root", "reduce")
-
-    def __init__(
-        self, seat: Seat, fingerprint: Fingerprint, length: int, root: int, reduce: Reduction
-    ) -> None:
-        self._root = root
-        self._length = length
-        self.reduce = reduce
-        is_root = seat.rank == root
-        super().__init__(
-            seat,
-            fingerprint,
-            -1 if is_root else length,
-            [(rank, length) for rank in seat.others] if is_root else [],
-            length,
-        )
-        self.fits = self.fits and not reduce.needs_prepare
-
-    def finish(self, slots: Views, given: memoryview) -> bool:
-        root = self._root
-        if self.rank == root:
-            operands = [slot[: self._length] for slot in slots]
-            # The first operands may overwrite the root's own, unless it is one of them.
-            operands[root] = given if root < 2 else memoryview(given.tobytes())
-            _reduce(self.reduce, operands, root, given)
-        return True
-
-
-class SmallAllReduce(_OneView):
-    """Given: the data, reduced in place."""
+class _Reducing(_OneTensor):
+    """The data is reduced in place, in the order of the ranks."""
 
     __slots__ = ("reduce",)
 
     def __init__(
-        self, seat: Seat, fingerprint: Fingerprint, length: int, reduce: Reduction
+        self,
+        seat: Seat,
+        fingerprint: Fingerprint,
+        length: int,
+        puts_up: bool,
+        reads: Sequence[int],
+        reduce: Reduction,
     ) -> None:
         self.reduce = reduce
-        reads = [(rank, length) for rank in seat.others]
-        super().__init__(seat, fingerprint, length, reads, length)
+        super().__init__(seat, fingerprint, length, puts_up, reads)
         self.fits = self.fits and not reduce.needs_prepare
 
-    def finish(self, slots: Views, given: memoryview) -> bool:
-        nbytes = self.nbytes
-        _reduce(self.reduce, [slot[:nbytes] for slot in slots], self.rank, given)
+    def finish(self, number: int, slots: Views, given: Data) -> bool:
+        if self.reads:
+            steps = given.steps[number]
+            if steps is None:
+                steps = given.steps[number] = self._steps(slots, given.view)
+            for step in steps:
+                step()
         return True
+
+    def _steps(self, slots: Views, data: memoryview) -> Sequence[Callable[[], object]]:
+        operands = [slot[: self.length] for slot in slots]
+        rehearsal = Rehearsal(self.reduce)
+        if self.nbytes < 0:  # its own is not in the slot
+            if self.rank < 2:
+                operands[self.rank] = data
+            else:  # the first operands overwrite it
+                operands[self.rank] = own = scratch(self.length)
+                rehearsal.steps.append(partial(copy, own, data))
+        reduce_in_order(rehearsal, operands, self.rank, data)
+        if self.reduce.needs_finish:
+            rehearsal.steps.append(partial(self.reduce.finish, data))
+        return rehearsal.steps
+
+
+class SmallReduce(_Reducing):
+    """The root reads all; the others are done when theirs is put up."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, seat: Seat, fingerprint: Fingerprint, length: int, root: int, reduce: Reduction
+    ) -> None:
+        is_root = seat.rank == root
+        reads = seat.others if is_root else ()
+        super().__init__(seat, fingerprint, length, not is_root, reads, reduce)
+
+
+class SmallAllReduce(_Reducing):
+    """All read all."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, seat: Seat, fingerprint: Fingerprint, length: int, reduce: Reduction
+    ) -> None:
+        super().__init__(seat, fingerprint, length, True, seat.others, reduce)
 
 
 class SmallAllGather(SmallCall[tuple[memoryview, Views]]):
@@ -176,7 +210,7 @@ class SmallAllGather(SmallCall[tuple[memoryview, Views]]):
     def fill(self, slot: memoryview, given: tuple[memoryview, Views]) -> None:
         slot[: self.nbytes] = given[0]
 
-    def finish(self, slots: Views, given: tuple[memoryview, Views]) -> bool:
+    def finish(self, number: int, slots: Views, given: tuple[memoryview, Views]) -> bool:
         own, places = given
         places[self.rank][:] = own
         for rank, length in self.reads:
@@ -203,7 +237,7 @@ class SmallReduceScatter(SmallCall[tuple[Views, memoryview]]):
         for start, block in zip(self._starts, given[0], strict=False):
             slot[start : start + len(block)] = block
 
-    def finish(self, slots: Views, given: tuple[Views, memoryview]) -> bool:
+    def finish(self, number: int, slots: Views, given: tuple[Views, memoryview]) -> bool:
         mine, out = self._mine, given[1]
         self.reduce.into(slots[0][mine], slots[1][mine], out)
         for slot in slots[2:]:
@@ -228,7 +262,7 @@ class SmallAllToAll(SmallCall[tuple[Views, Views]]):
     def fill(self, slot: memoryview, given: tuple[Views, Views]) -> None:
         write_blocks(slot, given[0], self._starts)
 
-    def finish(self, slots: Views, given: tuple[Views, Views]) -> bool:
+    def finish(self, number: int, slots: Views, given: tuple[Views, Views]) -> bool:
         inputs, places = given
         own = self.rank
         found = []
@@ -243,7 +277,21 @@ class SmallAllToAll(SmallCall[tuple[Views, Views]]):
         return True
 
 
-def _reduce(reduce: Reduction, operands: Views, own: int, out: memoryview) -> None:
-    reduce_in_order(reduce, operands, own, out)
-    if reduce.needs_finish:
-        reduce.finish(out)
+class Rehearsal:
+    """A `Reduction` that does nothing yet: it notes the steps, bound to the memory they are about."""
+
+    def __init__(self, reduce: Reduction) -> None:
+        self.itemsize = reduce.itemsize
+        self.steps: list[Callable[[], object]] = []
+        self._of = reduce.of
+
+    def __call__(self, acc: memoryview, other: memoryview, other_first: bool = False) -> None:
+        self.into(*((other, acc) if other_first else (acc, other)), acc)
+
+    def into(self, a: memoryview, b: memoryview, out: memoryview) -> None:
+        self.steps.append(self._of(a, b, out))
+
+
+def copy(into: memoryview, data: memoryview) -> None:
+    """Copy bytes."""
+    into[:] = data

@@ -66,6 +66,7 @@ class ProcessGroup(Messaging):
         self._finished: dict[int, Fingerprint] = {}  # the last that ended well
         self._rolls: dict[int, Roll] = {}
         self._turns: list[Pending[None]] = []
+        self._missed = -1  # the last collective that could not be over at once
         self._turn_due = 0  # from when on an operation that is over at once lets the loop turn
         self.succession = Succession(self)
         self.plane: Plane | None = None
@@ -120,11 +121,13 @@ class ProcessGroup(Messaging):
     def at_once(self, what: Swap[D], given: D) -> Work[None] | None:
         """A collective of one slot a rank, if it can be over before anything is made for it.
 
-        None: not at once. Then start it by `collective`, with an equal fingerprint.
+        None: not at once. Then start it by `collective`, with an equal fingerprint; to ask again
+        before that is in vain.
         """
         plane, sequence = self.plane, self._next
         if (
             plane is None
+            or self._missed == sequence
             or self.places is not None  # its slots are those of one host
             or not plane.words
             or self._error is not None
@@ -136,6 +139,7 @@ class ProcessGroup(Messaging):
         created = monotonic_ns()
         try:
             if not swap(plane, sequence, what, given):
+                self._missed = sequence
                 return None
         except Exception as error:  # noqa: BLE001  # of the operation, as any other's
             return self.collective(what.fingerprint, partial(_failed, error), shares=True)

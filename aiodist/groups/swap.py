@@ -48,8 +48,11 @@ class Swap(Protocol[Given]):
         """Write what this rank puts up into its ``slot``. May be done again, as `Plane.enter` does."""
         ...
 
-    def finish(self, slots: Sequence[memoryview], given: Given) -> bool:
-        """Make of the ranks' ``slots`` what the caller gets. False: they do not fit together."""
+    def finish(self, number: int, slots: Sequence[memoryview], given: Given) -> bool:
+        """Make of the ranks' ``slots`` of that number what the caller gets.
+
+        False: they do not fit together.
+        """
         ...
 
 
@@ -93,7 +96,7 @@ def swap(plane: Plane, sequence: int, what: Swap[D], given: D) -> bool:
             or (length >= 0 and words[tag + 3] != length)
         ):
             return False
-    if not what.finish(slots, given):
+    if not what.finish(slot, slots, given):
         return False
     plane.unread[slot] = (
         None if len(what.reads) == len(plane.peers) else (sequence, what.fingerprint.words)

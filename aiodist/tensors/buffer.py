@@ -13,6 +13,7 @@ import numpy as np
 from aiodist.errors import ProtocolError
 from aiodist.tensors import numpy_memory
 from aiodist.tensors.dtypes import DType
+from aiodist.tensors.form import Form, M
 
 if TYPE_CHECKING:
     from aiodist.tensors.staging import Staging
@@ -69,6 +70,16 @@ class Buffer:
     def is_staged(self) -> bool:
         """Whether ``view`` is a copy, so that a receive has to end with `write_back`."""
         return self._staged is not None
+
+    def form(self, make: Callable[[memoryview], M]) -> Form[M] | None:
+        """What opens tensors of the owner's type, dtype and shape in few steps; None for arrays.
+
+        ``make``: as of `Form`.
+        """
+        if self.kind != "torch":
+            return None
+        form: Form[M] | None = _torch_memory().form_of(self.owner, self.nbytes, make)
+        return form
 
     def write_back(self) -> None:
         """Copy staged bytes into the owner; nothing where ``view`` is the owner's own memory."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextvars import Context
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -12,7 +14,8 @@ from aiodist.tensors.dtypes import DType
 from aiodist.types import RedOpType
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_Scale = Callable[[Array], None]
+_Scale = Callable[[Array], object]
+_Caller = Callable[..., object]
 
 _UFUNCS: Mapping[RedOpType, np.ufunc] = MappingProxyType(
     {
@@ -28,18 +31,42 @@ _UFUNCS: Mapping[RedOpType, np.ufunc] = MappingProxyType(
     }
 )
 
-# Overflow and NaN are values here, as in torch. Without this numpy warns about them.
-_quiet = np.errstate(all="ignore")
+
+def _silence() -> Callable[[], _Caller]:
+    """What gives what calls a function, and lets numpy say nothing of overflow and NaN meanwhile.
+
+    They are values here, as in torch. numpy 2 keeps what it warns about in the context, and to run
+    in one where that is nothing costs far less than `numpy.errstate`. A context runs one call at a
+    time, so each has its own copy.
+    """
+    if int(np.__version__.partition(".")[0]) < 2:
+        caller = np.errstate(all="ignore")(_call)
+        return lambda: caller
+    silent = Context()
+    silent.run(np.seterr, all="ignore")
+    return lambda: silent.copy().run
+
+
+def _call(function: Callable[..., object], *args: object, **named: object) -> object:
+    return function(*args, **named)
+
+
+_silent = _silence()
+
+
+def _silently(function: Callable[..., object], *args: object) -> None:
+    _silent()(function, *args)
 
 
 class NumpyReduction:
-    """A `Reduction` of a dtype that sets no floating-point flags: integers and bool."""
+    """A `Reduction`: a ufunc, of two arrays and of where its result goes."""
 
     __slots__ = (
         "_divide",
         "_dtype",
         "_multiply",
         "_op",
+        "_sets_flags",
         "itemsize",
         "needs_finish",
         "needs_prepare",
@@ -49,6 +76,7 @@ class NumpyReduction:
         self, op: np.ufunc, dtype: np.dtype[Any], multiply: _Scale | None, divide: _Scale | None
     ) -> None:
         self._op = op
+        self._sets_flags = dtype.kind in "fc"  # integers set no floating-point flags
         self._dtype = dtype
         self._multiply = multiply
         self._divide = divide
@@ -57,24 +85,26 @@ class NumpyReduction:
         self.needs_finish = divide is not None
 
     def __call__(self, acc: memoryview, other: memoryview, other_first: bool = False) -> None:
-        if len(acc) != len(other):
-            raise ValueError(f"cannot reduce {len(other)} bytes into {len(acc)}")
-        if not len(acc):
-            return
-        mine = np.frombuffer(acc, self._dtype)
-        theirs = np.frombuffer(other, self._dtype)
         if other_first:
-            self._op(theirs, mine, out=mine)
+            self.of(other, acc, acc)()
         else:
-            self._op(mine, theirs, out=mine)
+            self.of(acc, other, acc)()
 
     def into(self, a: memoryview, b: memoryview, out: memoryview) -> None:
+        self.of(a, b, out)()
+
+    def of(self, a: memoryview, b: memoryview, out: memoryview) -> Callable[[], object]:
         if not len(a) == len(b) == len(out):
             raise ValueError(f"cannot reduce {len(a)} and {len(b)} bytes into {len(out)}")
-        if len(out):
-            dtype = self._dtype
-            left, right = np.frombuffer(a, dtype), np.frombuffer(b, dtype)
-            self._op(left, right, out=np.frombuffer(out, dtype))
+        if not len(out):
+            return _nothing
+        dtype = self._dtype
+        result = np.frombuffer(out, dtype)
+        left = result if a is out else np.frombuffer(a, dtype)
+        right = result if b is out else np.frombuffer(b, dtype)
+        if self._sets_flags:
+            return partial(_silent(), self._op, left, right, out=result)
+        return partial(self._op, left, right, out=result)
 
     def prepare(self, data: memoryview) -> None:
         if self._multiply is not None and len(data):
@@ -85,15 +115,8 @@ class NumpyReduction:
             self._divide(np.frombuffer(data, self._dtype))
 
 
-class _QuietReduction(NumpyReduction):
-    """The same for floats and complex numbers. Silence costs 0.4 us a call: not for integers."""
-
-    __slots__ = ()
-
-    __call__ = _quiet(NumpyReduction.__call__)
-    into = _quiet(NumpyReduction.into)
-    prepare = _quiet(NumpyReduction.prepare)
-    finish = _quiet(NumpyReduction.finish)
+def _nothing() -> None:
+    """The reduction of no element."""
 
 
 def make(kind: RedOpType, dtype: DType, factor: Any, divisor: int | None) -> NumpyReduction:
@@ -101,10 +124,9 @@ def make(kind: RedOpType, dtype: DType, factor: Any, divisor: int | None) -> Num
     own = dtype.numpy()
     if own is None:
         raise TypeError(f"numpy has no dtype {dtype.name}")
-    cls = _QuietReduction if own.kind in "fc" else NumpyReduction
-    multiply = None if factor is None else _multiplier(own, factor)
-    divide = None if divisor is None else _divider(own, divisor)
-    return cls(_UFUNCS[kind], own, multiply, divide)
+    multiply = None if factor is None else partial(_silently, _multiplier(own, factor))
+    divide = None if divisor is None else partial(_silently, _divider(own, divisor))
+    return NumpyReduction(_UFUNCS[kind], own, multiply, divide)
 
 
 def holds(dtype: DType, value: int) -> bool:

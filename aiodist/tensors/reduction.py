@@ -7,6 +7,7 @@ slower). Which of the two serves a dtype is fixed, so that all ranks compute the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -48,6 +49,10 @@ class Reduction(Protocol):
 
     def into(self, a: memoryview, b: memoryview, out: memoryview) -> None:
         """``out = op(a, b)``; ``out`` is memory of its own or exactly ``a`` or ``b``."""
+        ...
+
+    def of(self, a: memoryview, b: memoryview, out: memoryview) -> Callable[[], object]:
+        """`into` of these very views, to be called again and again, by one thread at a time."""
         ...
 
     def prepare(self, data: memoryview) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from aiodist.errors import InvalidUsageError
 from aiodist.tensors.dtypes import DTYPES, DType
+from aiodist.tensors.form import Form, M
 from aiodist.tensors.layout import overlaps_itself
 from aiodist.tensors.staging import CudaStaging, Staging
 
@@ -74,6 +75,26 @@ def open_tensor(
     if load:
         assign(staged, tensor)
     return dtype, _bytes_of(staged, dtype, name), staged, None
+
+
+def form_of(tensor: Tensor, nbytes: int, make: Callable[[memoryview], M]) -> Form[M] | None:
+    """The form of tensors like ``tensor``, of ``nbytes``; None where it has no memory of its own."""
+    if type(tensor) not in _PLAIN or not nbytes:
+        return None
+    itemsize, is_complex = tensor.itemsize, tensor.is_complex()
+
+    def address_of(tensor: Tensor) -> int:
+        if (
+            not tensor.is_cpu
+            or not tensor.is_contiguous()
+            or tensor.is_neg()
+            or (is_complex and tensor.is_conj())
+            or tensor.untyped_storage().nbytes() < tensor.storage_offset() * itemsize + nbytes
+        ):
+            return 0
+        return tensor.data_ptr()
+
+    return Form(address_of, lambda address: _bytes_at(address, nbytes), make)
 
 
 def open_staged(
@@ -152,6 +173,10 @@ def _bytes_of(tensor: Tensor, dtype: DType, name: str) -> memoryview:
     memory = _at(tensor.data_ptr())
     memory.tensor = tensor
     return memoryview(memory)[:nbytes].cast("B")
+
+
+def _bytes_at(address: int, nbytes: int) -> memoryview:
+    return memoryview(_at(address))[:nbytes].cast("B")
 
 
 def _has_other_layout(tensor: Tensor) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -70,6 +71,9 @@ class TorchReduction:
         runs = zip(_chunks(left), _chunks(right), _chunks(result), strict=True)
         for one, two, both in runs:
             self._op(one, two, out=both)
+
+    def of(self, a: memoryview, b: memoryview, out: memoryview) -> Callable[[], object]:
+        return partial(self.into, a, b, out)
 
     def prepare(self, data: memoryview) -> None:
         if self._factor is None or not len(data):

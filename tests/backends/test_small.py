@@ -205,6 +205,62 @@ async def test_results_are_those_of_the_usual_way(op: dist.ReduceOp, dtype: str)
     assert bits[0] == bits[1] == bits[2]
 
 
+def _plain(value: float) -> torch.Tensor:
+    return torch.full((4,), value)
+
+
+def _parameter(value: float) -> torch.Tensor:
+    return torch.nn.Parameter(_plain(value))
+
+
+def _in_columns(value: float) -> torch.Tensor:
+    return torch.full((4, 2), value)[:, 0]
+
+
+def _negated(value: float) -> torch.Tensor:
+    return torch._neg_view(torch.full((4,), -value))
+
+
+async def test_tensors_of_a_known_form_are_looked_at_each_time() -> None:
+    """Calls with plain tensors are remembered; equal ones with others are not taken for such."""
+
+    async def main(rank: int) -> None:
+        await meet()
+        for make in (_plain, _in_columns, _negated, _parameter) * 2:
+            for size in (4, 4, 5):
+                await dist.all_reduce(torch.ones(size))
+            data = make(rank + 1.0)
+            await dist.all_reduce(data)
+            assert (data == 3).all()
+            await dist.broadcast(data, 0)
+            await dist.reduce(data, 1)
+            assert (data == 3 + 3 * rank).all()
+        with pytest.raises(dist.InvalidUsageError, match="layout"):
+            dist.all_reduce(torch.ones(4).to_sparse())
+        with pytest.raises(dist.InvalidUsageError, match="meta"):
+            dist.all_reduce(torch.ones(4, device="meta"))
+        with pytest.raises(TypeError, match="tensor must be"):
+            dist.all_reduce([1.0] * 4)
+        await meet()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_a_closed_group_keeps_no_memory() -> None:
+    async def main(rank: int) -> None:
+        group = await dist.new_group()
+        assert isinstance(group, dist.ProcessGroup)
+        for _ in range(4):
+            await dist.all_reduce(torch.ones(4), group=group)
+        small = group.backend._small  # type: ignore[attr-defined]
+        assert small._forms
+        await dist.destroy_process_group(group)
+        assert not small._forms
+        assert not small._known
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
 DISAGREEMENTS: dict[str, Callable[[int], dist.Work[None]]] = {
     "count": lambda rank: dist.all_reduce(np.full(3 + rank, 1.0)),
     "operation": lambda rank: dist.barrier() if rank else dist.all_reduce(np.full(3, 1.0)),

@@ -60,6 +60,7 @@ class DeviceBackend(NativeBackend):
         self._areas: Areas | None = None
 
     def close(self) -> None:
+        super().close()
         if self._areas is not None:
             self._areas.close()
 

@@ -66,6 +66,7 @@ class MpiReduction:
         self.prepare = reduce.prepare
         self.finish = reduce.finish
         self.into = reduce.into
+        self.of = reduce.of
         self._reduce = reduce
         self._names = names_of(kind, dtype)
 

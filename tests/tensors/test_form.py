@@ -1,0 +1,91 @@
+"""Forms: tensors like one that is known, opened in few steps, or left to `buffer_of`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from aiodist.tensors import Form, buffer_of
+
+Bytes = Form[memoryview]
+
+
+def form_of(tensor: torch.Tensor) -> Bytes | None:
+    return buffer_of(tensor, "tensor", writable=True).form(lambda view: view)
+
+
+def known(tensor: torch.Tensor) -> Bytes:
+    form = form_of(tensor)
+    assert form is not None
+    return form
+
+
+def test_the_memory_is_the_tensors_own() -> None:
+    form = known(torch.zeros(2, 3))
+    for tensor in (torch.ones(2, 3), torch.rand(5, 2, 3)[2], torch.rand(2, 3, requires_grad=True)):
+        memory = form.memory(tensor)
+        assert memory is not None
+        assert bytes(memory) == tensor.detach().numpy().tobytes()
+        memory[:4] = np.float32(7).tobytes()
+        assert tensor.flatten()[0] == 7
+
+
+def test_what_was_made_for_an_address_is_kept() -> None:
+    form, tensor = known(torch.zeros(3)), torch.zeros(3)
+    assert form.memory(tensor) is form.memory(tensor)
+    assert form.memory(tensor[:]) is form.memory(tensor)
+    many = [torch.full((3,), float(i)) for i in range(200)]
+    for i, each in enumerate(many):
+        memory = form.memory(each)
+        assert memory is not None
+        assert np.frombuffer(memory, np.float32).tolist() == [i] * 3
+    assert len(form._kept) < 100
+
+
+def _freed() -> torch.Tensor:
+    tensor = torch.zeros(4)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def _shrunk() -> torch.Tensor:
+    tensor = torch.zeros(8)[4:]
+    tensor.untyped_storage().resize_(20)
+    return tensor
+
+
+OTHERS: dict[str, Callable[[], torch.Tensor]] = {
+    "strides": lambda: torch.zeros(4, 2)[:, 0],
+    "negated": lambda: torch._neg_view(torch.zeros(4)),
+    "freed": _freed,
+    "shrunk": _shrunk,
+    "meta": lambda: torch.empty(4, device="meta"),
+    "sparse": lambda: torch.zeros(4).to_sparse(),
+    "mkldnn": lambda: torch.zeros(4).to_mkldnn(),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_what_has_no_plain_memory_is_left_to_others(other: str) -> None:
+    form = known(torch.zeros(4))
+    with warnings.catch_warnings(action="ignore"):
+        tensor = OTHERS[other]()
+    try:
+        assert form.memory(tensor) is None
+    except RuntimeError:
+        assert tensor.layout is not torch.strided
+
+
+def test_conjugates_are_left_to_others() -> None:
+    form = known(torch.zeros(4, dtype=torch.complex64))
+    assert form.memory(torch.zeros(4, dtype=torch.complex64)) is not None
+    assert form.memory(torch.zeros(4, dtype=torch.complex64).conj()) is None
+
+
+def test_arrays_and_tensors_of_nothing_have_no_form() -> None:
+    assert buffer_of(np.zeros(3), "array", writable=True).form(bytes) is None
+    assert form_of(torch.zeros(0)) is None
