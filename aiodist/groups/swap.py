@@ -74,11 +74,12 @@ def swap(plane: Plane, sequence: int, what: Swap[D], given: D) -> bool:
     if nbytes >= 0:
         needed = plane.slot_used[slot]
         unread = plane.unread[slot]
-        for _, words in plane.peers:
-            if words[PROGRESS] < needed and not glance.finds(words, PROGRESS, needed):
-                return False
-            if unread is not None and stray(words, *unread) is not None:
-                return False
+        if needed or unread is not None:
+            for _, words in plane.peers:
+                if words[PROGRESS] < needed and not glance.finds(words, PROGRESS, needed):
+                    return False
+                if unread is not None and stray(words, *unread) is not None:
+                    return False
         what.fill(slots[plane.rank], given)
         announce(plane.mine, tag, base, meta, nbytes)
         for _, words in plane.peers:
@@ -98,9 +99,12 @@ def swap(plane: Plane, sequence: int, what: Swap[D], given: D) -> bool:
             return False
     if not what.finish(slot, slots, given):
         return False
-    plane.unread[slot] = (
-        None if len(what.reads) == len(plane.peers) else (sequence, what.fingerprint.words)
-    )
+    if len(what.reads) == len(plane.peers):
+        # All are in this operation, so they have left the one before and what it put up.
+        plane.slot_used[(sequence + 1) % SLOTS] = 0
+        plane.unread[slot] = None
+    else:
+        plane.unread[slot] = sequence, meta
     if nbytes >= 0:
         plane.slot_used[slot] = end
     plane.advance(end)

@@ -74,6 +74,7 @@ class Work(Generic[T]):
         "_retrieved",
         "_source",
         "_timer",
+        "_unheard",
         "_value",
         "_yields",
         "outputs",
@@ -90,6 +91,7 @@ class Work(Generic[T]):
         self._value: T | None = None
         self._error: BaseException | None = None
         self._retrieved = False
+        self._unheard: Unheard | None = None
         self._source = -1
         self._callbacks: list[Callable[[], None]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -166,6 +168,8 @@ class Work(Generic[T]):
             self.record.end()
         else:
             self.record.fail(self._error, waiting_for)
+            if not self._retrieved:
+                self._unheard = Unheard(self._error)
         self._value = value
         # _done first, then the callbacks one by one: a thread that appends its own looks at
         # _done afterwards and takes it back if it is still there, so it is called here or there,
@@ -226,7 +230,7 @@ class Work(Generic[T]):
         """The error it ended with, or None. Raises InvalidUsageError while it runs."""
         if not self._done:
             raise InvalidUsageError("the operation has not finished: await it, or wait()")
-        self._retrieved = True
+        self._heard()
         return self._error
 
     def result(self) -> T:
@@ -257,7 +261,7 @@ class Work(Generic[T]):
 
         In another thread than the loop's it asks the loop to do so and returns True at once.
         """
-        self._retrieved = True  # who gives it up does not wait to hear how else it ended
+        self._heard()  # who gives it up does not wait to hear how else it ended
         if self._done:
             return False
         error = asyncio.CancelledError()
@@ -359,7 +363,7 @@ class Work(Generic[T]):
         future.set_running_or_notify_cancel()
 
         def resolve() -> None:
-            self._retrieved = True
+            self._heard()
             if self._error is not None:
                 future.set_exception(self._error)
             else:
@@ -392,7 +396,6 @@ class Work(Generic[T]):
             try:
                 yield from waiter
             except asyncio.CancelledError:
-                self._retrieved = True
                 self.cancel()
                 raise
         return self.result()
@@ -404,10 +407,25 @@ class Work(Generic[T]):
             return f"<Work {what}: running>"
         return f"<Work: {'done' if self._error is None else repr(self._error)}>"
 
+    def _heard(self) -> None:
+        self._retrieved = True
+        if self._unheard is not None:
+            self._unheard.error = None
+
+
+class Unheard:
+    """Of a `Work` that failed: with its end the log hears of it, unless somebody did before.
+
+    Not in ``Work.__del__``, which each of those that ended well would pay for.
+    """
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self.error: BaseException | None = error
+
     def __del__(self) -> None:
-        error = self._error
-        if self._retrieved or error is None:
-            return
-        if isinstance(error, (asyncio.CancelledError, GroupClosedError)):
-            return  # what this rank did itself is no news to it
-        log.error("an operation failed and nobody awaited it: %s", error)
+        error = self.error
+        # What this rank did itself is no news to it.
+        if error is not None and not isinstance(error, (asyncio.CancelledError, GroupClosedError)):
+            log.error("an operation failed and nobody awaited it: %s", error)

@@ -36,13 +36,14 @@ def start(
             stacklevel=3,
         )
         return None
+    kwargs["group"] = group
     manager = coalescing()
     if manager is not None:
-        work = portal().call(function, False, *args, group=group, **kwargs)
+        work = portal().apply(function, False, args, kwargs)
         work.outputs = _outputs(function, args)
         manager.append(work)
         return work if async_op else None
-    started = portal().call(function, not async_op, *args, group=group, **kwargs)
+    started = portal().apply(function, not async_op, args, kwargs)
     if async_op:
         started.outputs = _outputs(function, args)
     return started

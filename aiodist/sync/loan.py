@@ -23,6 +23,7 @@ from time import perf_counter
 from typing import Any
 
 _SIGINT = int(_signal.SIGINT)
+_getsignal, _signal_to = _signal.getsignal, _signal.signal
 _get_ident = threading.get_ident
 
 _LINGER = 5e-3
@@ -33,7 +34,7 @@ class Loan:
     """Who may use the objects of one loop: its own thread, or for a moment another one."""
 
     def __init__(self) -> None:
-        self.main_thread = threading.main_thread().ident
+        self.interrupts = Interrupts(threading.main_thread().ident)
         self._turn = threading.Lock()  # held by the thread that drives
         self._wake = threading.Lock()  # released to wake the loop's thread
         self._wake.acquire()
@@ -106,21 +107,24 @@ class Loan:
 class Interrupts:
     """Ctrl-C waits while a thread drives the engine: it must not strike in the middle of it."""
 
-    __slots__ = ("_came", "_previous")
+    __slots__ = ("_came", "_main_thread", "_note", "_previous")
 
-    def __init__(self) -> None:
+    def __init__(self, main_thread: int | None) -> None:
+        self._main_thread = main_thread
         self._came: dict[int, Any] = {}
-        self._previous = _signal.signal(_SIGINT, self._came.setdefault)  # called as (number, frame)
+        self._note = self._came.setdefault  # called as (number, frame)
+        self._previous: Any = None
+
+    def hold(self) -> bool:
+        """Hold Ctrl-C back until `let`. False, and not held, in threads that it never strikes."""
+        if _get_ident() != self._main_thread or _getsignal(_SIGINT) is None:
+            return False  # of a handler that is not Python's we could not put back what was
+        self._previous = _signal_to(_SIGINT, self._note)
+        return True
 
     def let(self) -> None:
         """No more; one that came meanwhile is delivered now."""
-        _signal.signal(_SIGINT, self._previous)
+        _signal_to(_SIGINT, self._previous)
         if self._came:
+            self._came.clear()
             _signal.raise_signal(_SIGINT)
-
-
-def hold_interrupts(main_thread: int | None) -> Interrupts | None:
-    """Hold Ctrl-C back until ``let()``. None in other threads, which it never strikes."""
-    if _get_ident() != main_thread or _signal.getsignal(_SIGINT) is None:
-        return None  # of a handler that is not Python's we could not put back what was
-    return Interrupts()

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from aiodist.errors import InvalidUsageError, NotInitializedError
 from aiodist.groups.world import current_world
-from aiodist.sync.loan import Loan, hold_interrupts
+from aiodist.sync.loan import Loan
 from aiodist.tensors.streams import on_callers_stream
 
 T = TypeVar("T")
@@ -71,6 +71,12 @@ class Portal:
         ``blocks``: it returns a Work; wait for it and return its result. Else return what it
         returns. Interrupted by Ctrl-C, the operation is cancelled.
         """
+        return self.apply(function, blocks, args, kwargs)
+
+    def apply(
+        self, function: Callable[..., Any], blocks: bool, args: Any, kwargs: dict[str, Any]
+    ) -> Any:
+        """`call`, for whoever has the arguments together already."""
         if _running_loop() is not None:
             refuse_in_loop(function)
         loop, loan = self._loop, self._loan
@@ -80,12 +86,13 @@ class Portal:
             return self._hop(loop, function, blocks, args, kwargs)
         work: Any = None
         gate = None
-        interrupts = hold_interrupts(loan.main_thread)
+        interrupts = loan.interrupts
+        held = interrupts.hold()
         try:
             try:
                 work, gate = _drive(loop, loan, function, blocks, args, kwargs)
             finally:
-                if interrupts is not None:
+                if held:
                     interrupts.let()
             if gate is not None:
                 gate.acquire()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from aiodist.sync.loan import Loan, hold_interrupts
+from aiodist.sync.loan import Interrupts, Loan
 
 
 @pytest.fixture
@@ -116,8 +116,8 @@ def test_it_does_not_stand_while_a_call_is_on_its_way(loop: asyncio.AbstractEven
 def test_ctrl_c_waits_until_the_engine_is_left() -> None:
     steps = []
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # where it is raised is the point
-        interrupts = hold_interrupts(threading.main_thread().ident)
-        assert interrupts is not None
+        interrupts = Interrupts(threading.main_thread().ident)
+        assert interrupts.hold()
         signal.raise_signal(signal.SIGINT)
         steps.append("driven to the end")
         interrupts.let()
