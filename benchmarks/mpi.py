@@ -13,6 +13,7 @@ from pathlib import Path
 from benchmarks.cases import Case
 from benchmarks.measure import Effort, Samples, decode
 from benchmarks.mpi_environment import OPTIONS, MpiEnvironment, mpi_environment
+from benchmarks.mpi_leftovers import swept
 from benchmarks.peers.mpi import OVER
 from benchmarks.processes import ROOT, RankFailedError
 
@@ -53,15 +54,16 @@ class MpiJobs:
             program = ["-m", "benchmarks.mpi_rank", self.name, orders, samples]
             what = f"{self.name}, {ranks} ranks, {cases[0].operation}"
             try:
-                subprocess.run(
-                    self.library.command(ranks, program),
-                    cwd=ROOT,
-                    env=self.library.variables(),
-                    check=True,
-                    capture_output=True,
-                    text=True,
-                    timeout=LIMIT,
-                )
+                with swept():
+                    subprocess.run(
+                        self.library.command(ranks, program),
+                        cwd=ROOT,
+                        env=self.library.variables(),
+                        check=True,
+                        capture_output=True,
+                        text=True,
+                        timeout=LIMIT,
+                    )
             except subprocess.CalledProcessError as error:
                 raise RankFailedError(f"{what}: {error.stderr or error.stdout}") from error
             except subprocess.TimeoutExpired as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.mpi_environment import MpiEnvironment, NoEnvironmentError, mpi_environment
+from benchmarks.mpi_leftovers import swept
 from benchmarks.processes import ROOT
 
 RANK = Path(__file__).with_name("rank.py")
@@ -38,16 +39,19 @@ def job(mpi: MpiEnvironment, scaled: Callable[[float], float]) -> Job:
     def run(
         ranks: int, *arguments: str | Path, code: int | None = 0, seconds: float = 180.0
     ) -> str:
-        with subprocess.Popen(
-            mpi.command(ranks, arguments),
-            cwd=ROOT,
-            env=mpi.variables(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        ) as process:
+        with (
+            swept(),
+            subprocess.Popen(
+                mpi.command(ranks, arguments),
+                cwd=ROOT,
+                env=mpi.variables(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            ) as process,
+        ):
             try:
                 output, _ = process.communicate(timeout=scaled(seconds))
             except subprocess.TimeoutExpired:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.mpi_environment import MpiEnvironment
+from benchmarks.mpi_leftovers import swept
 from benchmarks.processes import ROOT
 from tests.backends.mpi.conftest import Job
 
@@ -105,16 +106,17 @@ except dist.InvalidUsageError as error:
 def python(mpi: MpiEnvironment, source: str, **variables: str) -> str:
     """What a process without mpiexec prints."""
     command = [str(mpi.folder / "bin" / "python"), "-W", "error", "-c", source]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**mpi.variables(), **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=50,
-        check=False,
-    )
+    with swept():
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**mpi.variables(), **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=50,
+            check=False,
+        )
     assert done.returncode == 0, done.stdout
     return done.stdout
 
