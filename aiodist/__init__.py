@@ -6,6 +6,17 @@ door, with the API of torch.distributed, is ``import aiodist.sync as dist``.
 
 import sys
 
+from aiodist.api.available import (
+    get_node_local_rank,
+    is_available,
+    is_backend_available,
+    is_gloo_available,
+    is_initialized,
+    is_mpi_available,
+    is_nccl_available,
+    is_torchelastic_launched,
+)
+from aiodist.api.closing import abort_process_group, destroy_process_group
 from aiodist.api.collectives import (
     all_gather,
     all_gather_coalesced,
@@ -41,19 +52,7 @@ from aiodist.api.groups import (
     new_subgroups_by_enumeration,
     split_group,
 )
-from aiodist.api.lifecycle import (
-    abort_process_group,
-    destroy_process_group,
-    get_node_local_rank,
-    init_process_group,
-    is_available,
-    is_backend_available,
-    is_gloo_available,
-    is_initialized,
-    is_mpi_available,
-    is_nccl_available,
-    is_torchelastic_launched,
-)
+from aiodist.api.lifecycle import init_process_group
 from aiodist.api.multigpu import (
     all_gather_multigpu,
     all_reduce_multigpu,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aiodist.api.lifecycle import schemes_from
+from aiodist.api.settings import schemes_from
 from aiodist.credentials import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE, Certificates, job_secret
 from aiodist.errors import InvalidUsageError
 from aiodist.launch.environment import job_identity

@@ -1,40 +1,35 @@
-"""The start and the end: ``init_process_group``, ``destroy_process_group``, and what is available."""
+"""The start: ``init_process_group``, and how a world is opened."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import hashlib
 import hmac
 import logging
-import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import msgpack
 
+from aiodist.api.closing import close_world
+from aiodist.api.settings import patience_from, schemes_from, window_from
 from aiodist.api.sharing import SHARED, memory_of, shared_bytes_from
 from aiodist.api.streams import streams_from, with_bundles
 from aiodist.api.table import table_from
 from aiodist.backends.registry import backend_named, bind, rendezvous_for
-from aiodist.credentials import VARIABLES as TLS_VARIABLES
 from aiodist.credentials import Certificates, job_secret
 from aiodist.deadline import Deadline, to_seconds
-from aiodist.errors import GroupClosedError, InvalidUsageError
+from aiodist.errors import InvalidUsageError
 from aiodist.groups.ending import NO_SETTINGS, Settings
-from aiodist.groups.process_group import Group, NonGroupMember, ProcessGroup
+from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.world import World, current_world
 from aiodist.mesh.endpoint import DEFAULT_WINDOW, Endpoint
 from aiodist.mesh.interfaces import is_loopback
-from aiodist.mesh.leaving import FLUSH_SECONDS
-from aiodist.mesh.liveness import DEFAULT_TIMEOUT as DEFAULT_LIVENESS
-from aiodist.mesh.liveness import SHORTEST, Heart
+from aiodist.mesh.liveness import Heart
 from aiodist.mesh.peer import Card
 from aiodist.mesh.rendezvous import Rendezvous
-from aiodist.mesh.rendezvous.environments import look_around
 from aiodist.observe.answering import answer_questions
 from aiodist.observe.observer import Observer
 from aiodist.observe.recorder import size_from
@@ -46,11 +41,6 @@ from aiodist.types import DEFAULT_TIMEOUT, Backend
 log = logging.getLogger("aiodist")
 
 DEFAULT_GROUP = "default_pg"
-_ABORT_SECONDS = 1.0
-"""How long the other ranks may take to hear that this one aborts."""
-_DEFAULT_TRANSPORTS = f"{SHARED},unix,tcp"
-_SECURE_TRANSPORTS = f"{SHARED},unix,tls"
-LIVENESS_VARIABLE = "AIODIST_LIVENESS_TIMEOUT"
 
 
 async def init_process_group(
@@ -246,205 +236,3 @@ def _warn_if_open(met: Rendezvous) -> None:
         "openssl rand -hex 32",
         met.host,
     )
-
-
-def schemes_from(environ: Mapping[str, str]) -> list[str]:
-    """The transports that AIODIST_TRANSPORT names, in its order."""
-    certificates = Certificates.from_environ(environ)
-    usual = _SECURE_TRANSPORTS if certificates else _DEFAULT_TRANSPORTS
-    text = environ.get("AIODIST_TRANSPORT", "") or usual
-    schemes = [scheme.strip() for scheme in text.split(",")]
-    known = [SHARED, *Transports.default("", certificates=certificates).schemes]
-    if "tls" in schemes and certificates is None:
-        raise InvalidUsageError(
-            f"AIODIST_TRANSPORT={text!r} names tls, which needs {', '.join(TLS_VARIABLES)}: the "
-            "paths of this rank's certificate, its key, and the authority's certificate"
-        )
-    if certificates is not None:
-        certificates.server_context()  # a file that does not serve is found before anybody waits
-    if unknown := [scheme for scheme in schemes if scheme not in known]:
-        raise InvalidUsageError(
-            f"AIODIST_TRANSPORT={text!r} names {unknown[0]!r}, which is no transport: use one or "
-            f"several of {', '.join(known)}, separated by commas"
-        )
-    if set(schemes) == {SHARED}:
-        raise InvalidUsageError(
-            f"AIODIST_TRANSPORT={text!r} names no stream, which shared memory goes with: write "
-            f'"{SHARED},unix" or "{_DEFAULT_TRANSPORTS}"'
-        )
-    return schemes
-
-
-def patience_from(argument: float | timedelta | None, environ: Mapping[str, str]) -> float:
-    """The liveness timeout in seconds; 0 where nobody is to be watched."""
-    if argument is not None:
-        seconds = 0.0 if argument == 0 else to_seconds(argument)
-        what = f"liveness_timeout={argument!r}"
-    else:
-        text = environ.get(LIVENESS_VARIABLE, "").strip()
-        what = f"{LIVENESS_VARIABLE}={text!r}"
-        try:
-            seconds = float(text) if text else DEFAULT_LIVENESS
-        except ValueError:
-            seconds = math.nan
-    if seconds is None or not (seconds == 0 or SHORTEST <= seconds < math.inf):
-        raise InvalidUsageError(
-            f"{what} is no liveness timeout: give a number of seconds, {SHORTEST:g} at least, or 0 "
-            "to watch nobody"
-        )
-    return seconds
-
-
-def window_from(environ: Mapping[str, str]) -> int:
-    """The bytes that AIODIST_BUFFER_BYTES lets a rank buffer for each other one."""
-    text = environ.get("AIODIST_BUFFER_BYTES", "")
-    if not text:
-        return DEFAULT_WINDOW
-    if not text.isdecimal() or int(text) < 1 << 16:
-        raise InvalidUsageError(
-            f"AIODIST_BUFFER_BYTES must be a number of bytes, at least 65536, not {text!r}"
-        )
-    return int(text)
-
-
-async def destroy_process_group(group: Group | None = None) -> None:
-    """Close ``group``, or where None all groups and the connections to the other ranks.
-
-    What is under way has 5 seconds to finish (receives have none); then it fails with
-    GroupClosedError, and what nobody awaits is logged. With a rank that is silent, stopped for
-    example, it takes up to 8 seconds in all. Afterwards ``init_process_group`` may be called again.
-    """
-    world = current_world()
-    if world.abandon_if_orphaned():
-        return
-    chosen = world.find(group)
-    if isinstance(chosen, NonGroupMember):
-        return
-    groups = world.groups if chosen is world.default else [chosen]
-    lonely = [(w, w.describe()) for each in groups for w in each.under_way() if not w.is_awaited]
-    if chosen is world.default:
-        world.check_loop()
-        await close_world(world)
-    else:
-        await close_groups(world, [chosen])
-    for work, what in lonely:
-        if isinstance(work.exception(), GroupClosedError):
-            log.warning("%s had not ended when its group was destroyed; nobody awaited it", what)
-
-
-async def abort_process_group(group: Group | None = None) -> None:
-    """Close ``group``, or where None all groups and the connections, without waiting for anything.
-
-    Whoever waits for an operation is freed now, with GroupClosedError; the other members get
-    CollectiveCancelledError or GroupRevokedError that names this rank. What was still to be sent
-    may be lost. `ProcessGroup.abort` does the first half and may be called in any thread.
-    """
-    world = current_world()
-    if world.abandon_if_orphaned():
-        return
-    chosen = world.find(group)
-    if isinstance(chosen, NonGroupMember):
-        return
-    world.check_loop()
-    aborted = world.groups if chosen is world.default else [chosen]
-    for each in aborted:
-        each.abort()
-    if chosen is not world.default:
-        world.remove(chosen)
-        return
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_ABORT_SECONDS):
-            await close_world(world, 0.0)
-
-
-async def close_world(world: World, seconds: float = FLUSH_SECONDS) -> None:
-    """Close all groups of ``world`` and its connections, with ``seconds`` for what is under way."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + seconds
-    await close_groups(world, world.groups, seconds)
-    await world.close(max(0.0, end - loop.time()))
-
-
-async def close_groups(
-    world: World, groups: Sequence[ProcessGroup], seconds: float = FLUSH_SECONDS
-) -> None:
-    """Close some of ``world``'s groups, after ``seconds`` for what is under way in them."""
-    await _quiet(groups, seconds)
-    for each in groups:
-        world.remove(each)
-
-
-async def _quiet(groups: Sequence[ProcessGroup], seconds: float = FLUSH_SECONDS) -> None:
-    """Let sends and collectives under way finish, for a bounded time."""
-    done = asyncio.Event()
-    works = [work for group in groups for work in group.unfinished()]
-    left = len(works)
-    if not left:
-        return
-
-    def one_less() -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            done.set()
-
-    for work in works:
-        work.when_done(one_less)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await done.wait()
-
-
-def is_initialized() -> bool:
-    """Whether the default group is there."""
-    return current_world().is_initialized
-
-
-def is_available() -> bool:
-    """True: where aiodist imports, it works."""
-    return True
-
-
-def is_mpi_available() -> bool:
-    """Whether backend "mpi" can be used here."""
-    return is_backend_available(Backend.MPI)
-
-
-def is_nccl_available() -> bool:
-    """Whether backend "nccl" can be used here."""
-    return is_backend_available(Backend.NCCL)
-
-
-def is_gloo_available() -> bool:
-    """True: "gloo" names the native backend."""
-    return is_backend_available(Backend.GLOO)
-
-
-def is_backend_available(backend: str) -> bool:
-    """Whether ``init_process_group`` takes ``backend`` here; False also for an unknown name."""
-    try:
-        backend_named(backend)
-    except ValueError:
-        return False
-    return True
-
-
-def is_torchelastic_launched() -> bool:
-    """Whether torchrun started this process."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
-def get_node_local_rank(fallback_rank: int | None = None) -> int:
-    """This rank's number on its host, as LOCAL_RANK or the launcher's own variable has it.
-
-    Where neither is set, ``fallback_rank``; and where that is None, raises InvalidUsageError.
-    """
-    local = look_around(os.environ).local_rank()
-    if local is not None:
-        return local
-    if fallback_rank is None:
-        raise InvalidUsageError(
-            "LOCAL_RANK is not set: start this script by a launcher (aiodist run, torchrun), or "
-            "pass fallback_rank"
-        )
-    return int(fallback_rank)

@@ -15,14 +15,9 @@ from typing import Any
 
 import msgpack
 
-from aiodist.api.lifecycle import (
-    close_world,
-    introduce,
-    patience_from,
-    schemes_from,
-    transports_at,
-    window_from,
-)
+from aiodist.api.closing import close_world
+from aiodist.api.lifecycle import introduce, transports_at
+from aiodist.api.settings import patience_from, schemes_from, window_from
 from aiodist.api.streams import streams_from, with_bundles
 from aiodist.backends.registry import bind
 from aiodist.credentials import Certificates, job_secret

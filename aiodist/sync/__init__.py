@@ -5,6 +5,16 @@ Names, parameters, defaults and meaning are torch's. With ``async_op=True`` a co
 loop; the operations run in a thread of their own.
 """
 
+from aiodist.api.available import (
+    get_node_local_rank,
+    is_available,
+    is_backend_available,
+    is_gloo_available,
+    is_initialized,
+    is_mpi_available,
+    is_nccl_available,
+    is_torchelastic_launched,
+)
 from aiodist.api.groups import (
     GroupMember,
     get_backend,
@@ -16,16 +26,6 @@ from aiodist.api.groups import (
     get_rank,
     get_world_size,
     group,
-)
-from aiodist.api.lifecycle import (
-    get_node_local_rank,
-    is_available,
-    is_backend_available,
-    is_gloo_available,
-    is_initialized,
-    is_mpi_available,
-    is_nccl_available,
-    is_torchelastic_launched,
 )
 from aiodist.api.observing import dump_operations, recent_operations
 from aiodist.api.p2p import P2POp

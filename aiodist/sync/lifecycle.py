@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from aiodist.api import lifecycle as api
+from aiodist.api import closing
+from aiodist.api.lifecycle import init_process_group as init_async
 from aiodist.groups.process_group import Group
 from aiodist.groups.world import World, current_world
 from aiodist.observe.answering import heed_signal
@@ -28,7 +29,7 @@ class Member:
     store: Any = None
 
     async def leave(self) -> None:
-        await api.close_world(self.world, _EXIT_SECONDS)
+        await closing.close_world(self.world, _EXIT_SECONDS)
 
     def close_in_child(self) -> None:
         self.world.close_in_child()
@@ -37,7 +38,7 @@ class Member:
         return isinstance(other, Member) and other.world is self.world
 
 
-@mirrors(api.init_process_group)
+@mirrors(init_async)
 def init_process_group(
     backend: str | None = None,
     init_method: str | None = None,
@@ -62,7 +63,7 @@ def init_process_group(
     door.enter()
     try:
         door.run(
-            api.init_process_group,
+            init_async,
             backend,
             init_method,
             timeout,
@@ -80,16 +81,16 @@ def init_process_group(
         door.leave()
 
 
-@mirrors(api.destroy_process_group)
+@mirrors(closing.destroy_process_group)
 def destroy_process_group(group: Group | None = None) -> None:
     """Close a group, or all of them; then the thread of the event loop ends."""
-    _close(api.destroy_process_group, group)
+    _close(closing.destroy_process_group, group)
 
 
-@mirrors(api.abort_process_group)
+@mirrors(closing.abort_process_group)
 def abort_process_group(group: Group | None = None) -> None:
     """Close a group, or all of them, at once; threads that wait for an operation are freed."""
-    _close(api.abort_process_group, group)
+    _close(closing.abort_process_group, group)
 
 
 def _close(close: Callable[[Group | None], Coroutine[Any, Any, None]], group: Group | None) -> None:

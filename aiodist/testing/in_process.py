@@ -8,7 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
-from aiodist.api.lifecycle import destroy_process_group, is_initialized, open_in_process
+from aiodist.api.available import is_initialized
+from aiodist.api.closing import destroy_process_group
+from aiodist.api.lifecycle import open_in_process
 from aiodist.api.sharing import SHARED
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.world import World, use_world

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from aiodist.api import lifecycle
+from aiodist.api import closing
+from aiodist.api.lifecycle import init_process_group
 from aiodist.backends.registry import bind
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.world import World, use_world
@@ -39,7 +40,7 @@ class TorchWorld:
         self._portal.enter()
         try:
             self._run(
-                lifecycle.init_process_group,
+                init_process_group,
                 Backend.AIODIST,
                 None,
                 timeout,
@@ -82,14 +83,14 @@ class TorchWorld:
     def remove(self, groups: Sequence[ProcessGroup], seconds: float = FLUSH_SECONDS) -> None:
         """Destroy groups, after ``seconds`` for what is under way."""
         if self.is_open:
-            self._run(lifecycle.close_groups, self._world, groups, seconds)
+            self._run(closing.close_groups, self._world, groups, seconds)
 
     def close(self, seconds: float = FLUSH_SECONDS) -> None:
         """Close all groups and the connections, after ``seconds`` for what is under way."""
         if not self.is_open:
             return
         try:
-            self._run(lifecycle.close_world, self._world, seconds)
+            self._run(closing.close_world, self._world, seconds)
         finally:
             self._portal.unsettle(Member(self._world))
 

@@ -17,8 +17,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from aiodist.api.closing import destroy_process_group
 from aiodist.api.collectives import barrier
-from aiodist.api.lifecycle import destroy_process_group, init_process_group
+from aiodist.api.lifecycle import init_process_group
 from aiodist.api.objects import all_gather_object, broadcast_object_list
 from aiodist.collectives.select import Choice
 from aiodist.collectives.tables import encode, rows_of, shared_rows_of

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import numpy as np
 import pytest
 
 import aiodist as dist
@@ -89,60 +88,3 @@ async def test_calls_from_elsewhere_are_told_where_the_group_lives() -> None:
         await dist.barrier()
 
     await run_ranks(1, main)
-
-
-def test_what_is_there_can_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert dist.is_backend_available("GLOO")
-    assert not dist.is_backend_available("mpi")
-    assert not dist.is_backend_available("no such backend")
-    for name in ("LOCAL_RANK", "RANK", "TORCHELASTIC_RUN_ID"):
-        monkeypatch.delenv(name, raising=False)
-    assert not dist.is_torchelastic_launched()
-    with pytest.raises(dist.InvalidUsageError, match="pass fallback_rank"):
-        dist.get_node_local_rank()
-    assert dist.get_node_local_rank(fallback_rank=0) == 0
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "5")
-    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "1")
-    assert dist.get_node_local_rank() == 1
-    monkeypatch.setenv("LOCAL_RANK", "3")
-    assert dist.get_node_local_rank(0) == 3
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    assert dist.is_torchelastic_launched()
-
-
-async def test_what_nobody_awaited_is_told_when_its_group_goes(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def forgetful(rank: int) -> None:
-        dist.recv(np.zeros(1), 1 - rank, tag=7)
-
-    await run_ranks(2, forgetful)
-    said = sorted(record.getMessage() for record in caplog.records)
-    assert len(said) == 2
-    for rank, text in enumerate(said):
-        assert text.startswith(
-            f"recv from rank {rank} with tag 7 in group 'default_pg' had not ended"
-        )
-        assert text.endswith("was destroyed; nobody awaited it")
-
-
-@pytest.mark.parametrize("how", ["awaited", "ended by itself", "aborted"])
-async def test_what_is_awaited_or_over_is_not_told(
-    how: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def main(rank: int) -> None:
-        if how == "ended by itself":
-            dist.all_reduce(np.ones(3))
-            return
-        work = dist.recv(np.zeros(1), 1 - rank)
-        if how == "aborted":
-            await dist.abort_process_group()
-            return
-        task = asyncio.ensure_future(work)
-        await asyncio.sleep(0)
-        await dist.destroy_process_group()
-        with pytest.raises(dist.GroupClosedError):
-            await task
-
-    await run_ranks(2, main)
-    assert caplog.records == []

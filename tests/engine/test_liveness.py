@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import aiodist as dist
-from aiodist.api.lifecycle import LIVENESS_VARIABLE
+from aiodist.api.settings import LIVENESS_VARIABLE
 from tests.faults.hosts import Hosts, hosts
 from tests.limits import scaled
 from tests.test_credentials import tls_environ

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
-from aiodist.api.lifecycle import schemes_from
+from aiodist.api.settings import schemes_from
 from aiodist.api.sharing import SHARED
 from aiodist.credentials import VARIABLES as TLS_VARIABLES
 from aiodist.errors import InvalidUsageError

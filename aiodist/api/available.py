@@ -1,0 +1,66 @@
+"""What there is: the default group, backends, and what a launcher has told this process."""
+
+from __future__ import annotations
+
+import os
+
+from aiodist.backends.registry import backend_named
+from aiodist.errors import InvalidUsageError
+from aiodist.groups.world import current_world
+from aiodist.mesh.rendezvous.environments import look_around
+from aiodist.types import Backend
+
+
+def is_initialized() -> bool:
+    """Whether the default group is there."""
+    return current_world().is_initialized
+
+
+def is_available() -> bool:
+    """True: where aiodist imports, it works."""
+    return True
+
+
+def is_mpi_available() -> bool:
+    """Whether backend "mpi" can be used here."""
+    return is_backend_available(Backend.MPI)
+
+
+def is_nccl_available() -> bool:
+    """Whether backend "nccl" can be used here."""
+    return is_backend_available(Backend.NCCL)
+
+
+def is_gloo_available() -> bool:
+    """True: "gloo" names the native backend."""
+    return is_backend_available(Backend.GLOO)
+
+
+def is_backend_available(backend: str) -> bool:
+    """Whether ``init_process_group`` takes ``backend`` here; False also for an unknown name."""
+    try:
+        backend_named(backend)
+    except ValueError:
+        return False
+    return True
+
+
+def is_torchelastic_launched() -> bool:
+    """Whether torchrun started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def get_node_local_rank(fallback_rank: int | None = None) -> int:
+    """This rank's number on its host, as LOCAL_RANK or the launcher's own variable has it.
+
+    Where neither is set, ``fallback_rank``; and where that is None, raises InvalidUsageError.
+    """
+    local = look_around(os.environ).local_rank()
+    if local is not None:
+        return local
+    if fallback_rank is None:
+        raise InvalidUsageError(
+            "LOCAL_RANK is not set: start this script by a launcher (aiodist run, torchrun), or "
+            "pass fallback_rank"
+        )
+    return int(fallback_rank)

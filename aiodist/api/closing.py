@@ -1,0 +1,106 @@
+"""The end: ``destroy_process_group`` and ``abort_process_group``, and how groups and worlds close."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+
+from aiodist.errors import GroupClosedError
+from aiodist.groups.process_group import Group, NonGroupMember, ProcessGroup
+from aiodist.groups.world import World, current_world
+from aiodist.mesh.leaving import FLUSH_SECONDS
+
+log = logging.getLogger("aiodist")
+
+_ABORT_SECONDS = 1.0
+"""How long the other ranks may take to hear that this one aborts."""
+
+
+async def destroy_process_group(group: Group | None = None) -> None:
+    """Close ``group``, or where None all groups and the connections to the other ranks.
+
+    What is under way has 5 seconds to finish (receives have none); then it fails with
+    GroupClosedError, and what nobody awaits is logged. With a rank that is silent, stopped for
+    example, it takes up to 8 seconds in all. Afterwards ``init_process_group`` may be called again.
+    """
+    world = current_world()
+    if world.abandon_if_orphaned():
+        return
+    chosen = world.find(group)
+    if isinstance(chosen, NonGroupMember):
+        return
+    groups = world.groups if chosen is world.default else [chosen]
+    lonely = [(w, w.describe()) for each in groups for w in each.under_way() if not w.is_awaited]
+    if chosen is world.default:
+        world.check_loop()
+        await close_world(world)
+    else:
+        await close_groups(world, [chosen])
+    for work, what in lonely:
+        if isinstance(work.exception(), GroupClosedError):
+            log.warning("%s had not ended when its group was destroyed; nobody awaited it", what)
+
+
+async def abort_process_group(group: Group | None = None) -> None:
+    """Close ``group``, or where None all groups and the connections, without waiting for anything.
+
+    Whoever waits for an operation is freed now, with GroupClosedError; the other members get
+    CollectiveCancelledError or GroupRevokedError that names this rank. What was still to be sent
+    may be lost. `ProcessGroup.abort` does the first half and may be called in any thread.
+    """
+    world = current_world()
+    if world.abandon_if_orphaned():
+        return
+    chosen = world.find(group)
+    if isinstance(chosen, NonGroupMember):
+        return
+    world.check_loop()
+    aborted = world.groups if chosen is world.default else [chosen]
+    for each in aborted:
+        each.abort()
+    if chosen is not world.default:
+        world.remove(chosen)
+        return
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_ABORT_SECONDS):
+            await close_world(world, 0.0)
+
+
+async def close_world(world: World, seconds: float = FLUSH_SECONDS) -> None:
+    """Close all groups of ``world`` and its connections, with ``seconds`` for what is under way."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    await close_groups(world, world.groups, seconds)
+    await world.close(max(0.0, end - loop.time()))
+
+
+async def close_groups(
+    world: World, groups: Sequence[ProcessGroup], seconds: float = FLUSH_SECONDS
+) -> None:
+    """Close some of ``world``'s groups, after ``seconds`` for what is under way in them."""
+    await _quiet(groups, seconds)
+    for each in groups:
+        world.remove(each)
+
+
+async def _quiet(groups: Sequence[ProcessGroup], seconds: float = FLUSH_SECONDS) -> None:
+    """Let sends and collectives under way finish, for a bounded time."""
+    done = asyncio.Event()
+    works = [work for group in groups for work in group.unfinished()]
+    left = len(works)
+    if not left:
+        return
+
+    def one_less() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            done.set()
+
+    for work in works:
+        work.when_done(one_less)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await done.wait()

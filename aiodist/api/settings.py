@@ -1,0 +1,80 @@
+"""What a rank is told about streams, buffers and silence, by its environment or by its caller."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import timedelta
+
+from aiodist.api.sharing import SHARED
+from aiodist.credentials import VARIABLES as TLS_VARIABLES
+from aiodist.credentials import Certificates
+from aiodist.deadline import to_seconds
+from aiodist.errors import InvalidUsageError
+from aiodist.mesh.endpoint import DEFAULT_WINDOW
+from aiodist.mesh.liveness import DEFAULT_TIMEOUT as DEFAULT_LIVENESS
+from aiodist.mesh.liveness import SHORTEST
+from aiodist.transport.registry import Transports
+
+LIVENESS_VARIABLE = "AIODIST_LIVENESS_TIMEOUT"
+_DEFAULT_TRANSPORTS = f"{SHARED},unix,tcp"
+_SECURE_TRANSPORTS = f"{SHARED},unix,tls"
+
+
+def schemes_from(environ: Mapping[str, str]) -> list[str]:
+    """The transports that AIODIST_TRANSPORT names, in its order."""
+    certificates = Certificates.from_environ(environ)
+    usual = _SECURE_TRANSPORTS if certificates else _DEFAULT_TRANSPORTS
+    text = environ.get("AIODIST_TRANSPORT", "") or usual
+    schemes = [scheme.strip() for scheme in text.split(",")]
+    known = [SHARED, *Transports.default("", certificates=certificates).schemes]
+    if "tls" in schemes and certificates is None:
+        raise InvalidUsageError(
+            f"AIODIST_TRANSPORT={text!r} names tls, which needs {', '.join(TLS_VARIABLES)}: the "
+            "paths of this rank's certificate, its key, and the authority's certificate"
+        )
+    if certificates is not None:
+        certificates.server_context()  # a file that does not serve is found before anybody waits
+    if unknown := [scheme for scheme in schemes if scheme not in known]:
+        raise InvalidUsageError(
+            f"AIODIST_TRANSPORT={text!r} names {unknown[0]!r}, which is no transport: use one or "
+            f"several of {', '.join(known)}, separated by commas"
+        )
+    if set(schemes) == {SHARED}:
+        raise InvalidUsageError(
+            f"AIODIST_TRANSPORT={text!r} names no stream, which shared memory goes with: write "
+            f'"{SHARED},unix" or "{_DEFAULT_TRANSPORTS}"'
+        )
+    return schemes
+
+
+def patience_from(argument: float | timedelta | None, environ: Mapping[str, str]) -> float:
+    """The liveness timeout in seconds; 0 where nobody is to be watched."""
+    if argument is not None:
+        seconds = 0.0 if argument == 0 else to_seconds(argument)
+        what = f"liveness_timeout={argument!r}"
+    else:
+        text = environ.get(LIVENESS_VARIABLE, "").strip()
+        what = f"{LIVENESS_VARIABLE}={text!r}"
+        try:
+            seconds = float(text) if text else DEFAULT_LIVENESS
+        except ValueError:
+            seconds = math.nan
+    if seconds is None or not (seconds == 0 or SHORTEST <= seconds < math.inf):
+        raise InvalidUsageError(
+            f"{what} is no liveness timeout: give a number of seconds, {SHORTEST:g} at least, or 0 "
+            "to watch nobody"
+        )
+    return seconds
+
+
+def window_from(environ: Mapping[str, str]) -> int:
+    """The bytes that AIODIST_BUFFER_BYTES lets a rank buffer for each other one."""
+    text = environ.get("AIODIST_BUFFER_BYTES", "")
+    if not text:
+        return DEFAULT_WINDOW
+    if not text.isdecimal() or int(text) < 1 << 16:
+        raise InvalidUsageError(
+            f"AIODIST_BUFFER_BYTES must be a number of bytes, at least 65536, not {text!r}"
+        )
+    return int(text)

@@ -1,0 +1,49 @@
+"""What is said of operations that were under way when their group was destroyed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+import aiodist as dist
+from aiodist.testing import run_ranks
+
+
+async def test_what_nobody_awaited_is_told_when_its_group_goes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def forgetful(rank: int) -> None:
+        dist.recv(np.zeros(1), 1 - rank, tag=7)
+
+    await run_ranks(2, forgetful)
+    said = sorted(record.getMessage() for record in caplog.records)
+    assert len(said) == 2
+    for rank, text in enumerate(said):
+        assert text.startswith(
+            f"recv from rank {rank} with tag 7 in group 'default_pg' had not ended"
+        )
+        assert text.endswith("was destroyed; nobody awaited it")
+
+
+@pytest.mark.parametrize("how", ["awaited", "ended by itself", "aborted"])
+async def test_what_is_awaited_or_over_is_not_told(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main(rank: int) -> None:
+        if how == "ended by itself":
+            dist.all_reduce(np.ones(3))
+            return
+        work = dist.recv(np.zeros(1), 1 - rank)
+        if how == "aborted":
+            await dist.abort_process_group()
+            return
+        task = asyncio.ensure_future(work)
+        await asyncio.sleep(0)
+        await dist.destroy_process_group()
+        with pytest.raises(dist.GroupClosedError):
+            await task
+
+    await run_ranks(2, main)
+    assert caplog.records == []
