@@ -7,10 +7,10 @@ moment several times a timeout, and nothing else.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Sequence
 
 from aiodist.errors import DistError
+from aiodist.mesh.aside import Aside
 from aiodist.mesh.liveness.circle import Circle
 from aiodist.mesh.liveness.notice import Notice
 from aiodist.mesh.peer import Card
@@ -22,12 +22,11 @@ DEFAULT_TIMEOUT = 10.0
 SHORTEST = 0.2
 """Seconds; below that a busy machine alone makes a rank silent for so long."""
 
-_JOIN_SECONDS = 2.0
 _ORPHANED = "its event loop has ended without destroy_process_group()"
 
 
 class Heart:
-    """A daemon thread with an event loop of its own. ``open``, ``meet``, in the end ``close``."""
+    """A circle in a thread of its own. ``open``, ``meet``, in the end ``close``."""
 
     def __init__(
         self, rank: int, size: int, transports: Sequence[Transport], timeout: float
@@ -37,16 +36,14 @@ class Heart:
         self._size = size
         self._transports = transports
         self._timeout = timeout
-        self._owner = asyncio.get_running_loop()
         self._met = False
         self._vitals: Callable[[], str] = str
         self._report: Callable[[Notice], None] = _ignore
         self._circle: Circle | None = None
-        self._loop: asyncio.SelectorEventLoop | None = None
-        self._end: asyncio.Future[str] | None = None
-        self._thread = threading.Thread(target=self._live, name="aiodist-heart", daemon=True)
-        self._opened: asyncio.Future[tuple[str, ...]] = self._owner.create_future()
-        self._ended: asyncio.Future[None] = self._owner.create_future()
+        self._last_words = ""
+        self._aside = Aside("aiodist-heart", self._main)
+        loop = asyncio.get_running_loop()
+        self._opened: asyncio.Future[tuple[str, ...]] = loop.create_future()
 
     async def open(
         self, vitals: Callable[[], str], report: Callable[[Notice], None]
@@ -56,7 +53,7 @@ class Heart:
         ``vitals()`` is called in the thread; ``report(notice)`` in this loop, for each lost rank.
         """
         self._vitals, self._report = vitals, report
-        self._thread.start()
+        self._aside.start()
         try:
             return await asyncio.shield(self._opened)
         except asyncio.CancelledError:
@@ -67,7 +64,7 @@ class Heart:
     def meet(self, cards: Sequence[Card], key: bytes) -> None:
         """Begin to beat and to watch. Ranks of one process live and die together, and need none."""
         if len({(card.host_id, card.pid) for card in cards}) == 1:
-            self._request_end("")
+            self._aside.cancel()
             return
         self._met = True
         self._ask(Circle.meet, cards, key)
@@ -83,57 +80,31 @@ class Heart:
             self._ask(Circle.dismiss, rank)
 
     def _ask(self, function: Callable[..., None], *args: object) -> None:
-        loop, circle = self._loop, self._circle
-        assert loop is not None  # `open` has returned
-        assert circle is not None
-        try:
-            loop.call_soon_threadsafe(function, circle, *args)
-        except RuntimeError:  # it has ended
-            pass
+        assert self._circle is not None  # `open` has returned
+        self._aside.ask(function, self._circle, *args)
 
     def heard_of(self, rank: int) -> str:
         """What ``rank`` last said that it does; empty for one that is no neighbour."""
         return "" if self._circle is None else self._circle.heard_of.get(rank, "")
 
     async def close(self) -> None:
-        """Say goodbye and end the thread; a second or two at most. Idempotent."""
-        if self._thread.ident is None:
-            return
-        if self._request_end(""):
-            await asyncio.wait([self._ended], timeout=_JOIN_SECONDS)
-        self._thread.join(_JOIN_SECONDS)  # nothing is left for it to do
+        """Say goodbye and end the thread; 4 s at most. Idempotent."""
+        await self._aside.close()
 
     def stop(self) -> None:
         """End the thread without the owner's loop, which has ended: to the others, this rank died."""
-        if self._thread.ident is not None:
-            self._request_end(_ORPHANED)
-            self._thread.join(_JOIN_SECONDS)
+        self._last_words = _ORPHANED
+        self._aside.stop()
 
     def close_in_child(self) -> None:
         """In a forked child, which has no such thread: give back its sockets."""
-        loop, self._loop = self._loop, None
         if self._circle is not None:
             self._circle.close_in_child()
-        if loop is not None:
-            for name in ("_ssock", "_csock", "_selector"):
-                inherited = getattr(loop, name, None)
-                if inherited is not None:
-                    inherited.close()
+        self._aside.close_in_child()
 
     # -- the thread
 
-    def _live(self) -> None:
-        try:
-            with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
-                runner.run(self._main())
-        finally:
-            self._tell(_resolve, self._ended, None)
-
     async def _main(self) -> None:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, asyncio.SelectorEventLoop)
-        self._end = loop.create_future()
-        self._loop = loop
         self._circle = circle = Circle(
             self._rank, self._size, self._transports, self._timeout, self._pulse, self._pass_on
         )
@@ -141,42 +112,20 @@ class Heart:
             try:
                 addresses = await circle.open()
             except DistError as error:
-                self._tell(_fail, self._opened, error)
+                self._aside.tell(_fail, self._opened, error)
                 return
-            self._tell(_resolve, self._opened, addresses)
-            await self._end
+            self._aside.tell(_resolve, self._opened, addresses)
+            await asyncio.get_running_loop().create_future()  # until it is cancelled
         finally:
-            await circle.leave(self._end.result() if self._end.done() else "")
+            await circle.leave(_ORPHANED if self._aside.is_orphaned else self._last_words)
 
     def _pulse(self) -> str:
-        if self._owner.is_closed():
-            self._finish(_ORPHANED)
+        if self._aside.is_orphaned:
+            self._aside.cancel()
         return self._vitals()
 
     def _pass_on(self, notice: Notice) -> None:
-        self._tell(self._report, notice)
-
-    def _tell(self, function: Callable[..., object], *args: object) -> None:
-        try:
-            self._owner.call_soon_threadsafe(function, *args)
-        except RuntimeError:  # the owner's loop has ended: nobody is left to be told
-            pass
-
-    def _request_end(self, last_words: str) -> bool:
-        """Have the thread end; False if it has."""
-        while self._loop is None and self._thread.is_alive():
-            self._thread.join(0.001)  # it has just been started
-        if self._loop is None:
-            return False
-        try:
-            self._loop.call_soon_threadsafe(self._finish, last_words)
-        except RuntimeError:
-            return False
-        return True
-
-    def _finish(self, last_words: str) -> None:
-        if self._end is not None and not self._end.done():
-            self._end.set_result(last_words)
+        self._aside.tell(self._report, notice)
 
 
 def _ignore(notice: Notice) -> None:

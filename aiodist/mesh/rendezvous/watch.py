@@ -111,13 +111,14 @@ class Watch:
         beating = asyncio.ensure_future(self._keep_beating())
         try:
             error: PeerLostError | None = None
-            while error is None:
+            while error is None and not self._aside.is_orphaned:
                 # Not in one task: an answer of rank 0's may be what does not come.
                 done, _ = await asyncio.wait([beating], timeout=self._interval)
                 error = beating.result() if done else await self._judge()
-            self._over = True
-            self._aside.tell(self._report, error)
-            self._aside.tell(_resolve, self._begun, "")
+            if error is not None:
+                self._over = True
+                self._aside.tell(self._report, error)
+                self._aside.tell(_resolve, self._begun, "")
         finally:
             beating.cancel()
             await asyncio.wait([beating])
