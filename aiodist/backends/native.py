@@ -265,11 +265,15 @@ class NativeBackend(NativeMessages):
         return self._group.collective(fingerprint, body, timeout, shares=self._shares)
 
     def all_gather_into(self, output: Tensor, tensor: Tensor, timeout: float | None) -> Work[None]:
+        if work := self._small.again_between("all_gather", output, tensor):
+            return work
         buffer = buffer_of(tensor, "input_tensor", writable=False, load=False)
         place = buffer_of(output, "output_tensor", writable=True, load=False)
         check_times(place, "output_tensor", buffer, "input_tensor", self._group.n_ranks)
         blocks = self._blocks(place, buffer.nbytes)
-        return self._all_gather(buffer, [place], blocks, [buffer.count] * len(blocks), timeout)
+        counts = [buffer.count] * len(blocks)
+        self._small.keep_pair(self._small.all_gather(buffer, counts), place, buffer, (True, False))
+        return self._all_gather(buffer, [place], blocks, counts, timeout)
 
     def _all_gather(
         self,
@@ -305,10 +309,15 @@ class NativeBackend(NativeMessages):
     def reduce_scatter_from(
         self, output: Tensor, tensor: Tensor, op: ReduceOp, timeout: float | None
     ) -> Work[None]:
+        variant = id(op.kind)
+        if work := self._small.again_between("reduce_scatter", output, tensor, variant):
+            return work
         place = buffer_of(output, "output", writable=True, load=False)
         source = buffer_of(tensor, "input", writable=False, load=False)
         check_times(source, "input", place, "output", self._group.n_ranks)
         blocks = self._blocks(source, place.nbytes)
+        small = self._small.reduce_scatter(place, [place.count] * len(blocks), op)
+        self._small.keep_pair(small, place, source, (False, True), variant)
         return self._reduce_scatter(place, [source], blocks, op, timeout)
 
     def _reduce_scatter(
@@ -362,6 +371,9 @@ class NativeBackend(NativeMessages):
         input_splits: Sequence[int] | None,
         timeout: float | None,
     ) -> Work[None]:
+        is_even = output_splits is None and input_splits is None
+        if is_even and (work := self._small.again_between("all_to_all", output, tensor)):
+            return work
         source = buffer_of(tensor, "input", writable=False, load=False)
         place = buffer_of(output, "output", writable=True, load=False)
         check_dtype(place, "output", source)
@@ -369,6 +381,9 @@ class NativeBackend(NativeMessages):
         inputs = split_bytes(source, "input", input_splits, size)
         outputs = split_bytes(place, "output", output_splits, size)
         check_kept(rank, len(inputs[rank]), len(outputs[rank]))
+        if is_even:
+            small = self._small.all_to_all(source.dtype, source.shape, inputs)
+            self._small.keep_pair(small, place, source, (True, True))
         return self._all_to_all([source], [place], inputs, outputs, source.shape, timeout)
 
     def _all_to_all(

@@ -7,6 +7,7 @@ bytes. So a small operation first tries without. What it needs is the same in eq
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 from aiodist.backends.sizes import unequal
@@ -38,7 +39,7 @@ _KEPT = 256
 class Small:
     """The collectives of one group: what each needs, small or not, and the short way of small ones."""
 
-    __slots__ = ("_forms", "_group", "_known", "_reduction", "_seat", "barrier")
+    __slots__ = ("_forms", "_group", "_known", "_pairs", "_reduction", "_seat", "barrier")
 
     def __init__(
         self,
@@ -58,6 +59,8 @@ class Small:
         # By type of the tensor. A key is that of an equal call, by what is at hand before its tensor
         # has been opened.
         self._forms: dict[type, dict[Hashable, tuple[SmallCall[Data], Form[Data]]]] = {}
+        # The same of two tensors, by the operation and the types of both.
+        self._pairs: dict[Hashable, dict[Hashable, Any]] = {}
         self.barrier = SmallBarrier(self._seat)
 
     def at_once(self, call: SmallCall[Given], given: Given) -> Work[None] | None:
@@ -83,10 +86,53 @@ class Small:
             return None
         return None if data is None else self._group.at_once(call, data)
 
+    def again_between(
+        self, operation: str, target: Tensor, source: Tensor, variant: Hashable = None
+    ) -> Work[None] | None:
+        """As `again`, for an operation that writes one tensor and reads another."""
+        forms = self._pairs.get((operation, type(target), type(source)))
+        if forms is None or self._group.plane is None:
+            return None
+        try:
+            known = forms.get((target.dtype, target.shape, source.dtype, source.shape, variant))
+            if known is None:
+                return None
+            call, to, of = known
+            given = of.memory(source), to.memory(target)
+        except RuntimeError:  # as in `again`
+            return None
+        return None if None in given else self._group.at_once(call, given)
+
+    def keep_pair(
+        self,
+        call: SmallCall[Any],
+        target: Buffer,
+        source: Buffer,
+        parts: tuple[bool, bool],
+        variant: Hashable = None,
+    ) -> None:
+        """Have `again_between` know calls like that on ``target`` and ``source``, of plain tensors.
+
+        ``parts``: whether what the call is given of each of the two are the ranks' parts of it.
+        """
+        to, of = target.owner, source.owner
+        kind = call.fingerprint.operation, type(to), type(of)
+        key = to.dtype, to.shape, of.dtype, of.shape, variant
+        if not call.fits or key in self._pairs.get(kind, ()):
+            return
+        size = self._seat.size
+        forms = [
+            buffer.form(partial(_parts, size) if split else memoryview)
+            for buffer, split in zip((target, source), parts, strict=True)
+        ]
+        if None not in forms:
+            self._pairs.setdefault(kind, {})[key] = call, *forms
+
     def forget(self) -> None:
         """Let go of what was remembered: the group is closed."""
         self._known.clear()
         self._forms.clear()
+        self._pairs.clear()
 
     # -- what equal calls need. TypeError where ``op`` has no meaning for the elements.
 
@@ -179,6 +225,11 @@ class Small:
             owner = buffer.owner
             key = (call.fingerprint.operation, owner.dtype, owner.shape, variant)
             self._forms.setdefault(type(owner), {})[key] = call, form
+
+
+def _parts(size: int, view: memoryview) -> list[memoryview]:
+    length = len(view) // size
+    return [view[start : start + length] for start in range(0, len(view), length)]
 
 
 def _of(buffer: Buffer, operation: str, op: ReduceOp | None, root: int = -1) -> Fingerprint:

@@ -69,37 +69,36 @@ def swap(plane: Plane, sequence: int, what: Swap[D], given: D) -> bool:
     slots, words_of, tag = plane.slots[slot], plane.words, SLOT_TAGS[slot]
     meta = what.fingerprint.words
     low, high = meta
-    glance = plane.glance
+    glance, peers = plane.glance, plane.peers
     glance.end = 0.0
     if nbytes >= 0:
         needed = plane.slot_used[slot]
         unread = plane.unread[slot]
         if needed or unread is not None:
-            for _, words in plane.peers:
+            for _, words in peers:
                 if words[PROGRESS] < needed and not glance.finds(words, PROGRESS, needed):
                     return False
                 if unread is not None and stray(words, *unread) is not None:
                     return False
         what.fill(slots[plane.rank], given)
         announce(plane.mine, tag, base, meta, nbytes)
-        for _, words in plane.peers:
+        for _, words in peers:
             if words[ASLEEP]:
                 plane.wake(tag)
                 break
     for rank, length in what.reads:
         words = words_of[rank]
-        if words[tag] != base and not glance.finds(words, tag, base):
+        if words[tag] != base and not (glance.finds(words, tag, base) and words[tag] == base):
             return False
         if (
-            words[tag] != base
-            or words[tag + 1] != low
+            words[tag + 1] != low
             or words[tag + 2] != high
             or (length >= 0 and words[tag + 3] != length)
         ):
             return False
     if not what.finish(slot, slots, given):
         return False
-    if len(what.reads) == len(plane.peers):
+    if len(what.reads) == len(peers):
         # All are in this operation, so they have left the one before and what it put up.
         plane.slot_used[(sequence + 1) % SLOTS] = 0
         plane.unread[slot] = None

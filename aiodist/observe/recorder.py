@@ -86,16 +86,24 @@ class Record:
     )
 
     def __init__(
-        self, number: int, group: GroupLabel, sequence: int, what: Agreement | Facts
+        self,
+        number: int,
+        group: GroupLabel,
+        sequence: int,
+        what: Agreement | Facts,
+        created: int,
+        finished: int = 0,
     ) -> None:
+        """``finished``: where it has ended well already; then it has started at once, too."""
         self.number = number
         self.group = group
         self.sequence = sequence
         self.what = what
-        self.started = self.finished = 0
+        self.created = created
+        self.started = created if finished else 0
+        self.finished = finished
         self.error: BaseException | str | None = None
         self.waiting_for: Sequence[int] = ()
-        self.created = monotonic_ns()
 
     def end(self) -> None:
         """It has ended well."""
@@ -194,7 +202,7 @@ class Recorder:
         """A record of an operation that is called now."""
         number = self._number
         self._number = number + 1
-        record = Record(number, group, sequence, what)
+        record = Record(number, group, sequence, what, monotonic_ns())
         self._ring[number % self._size] = record
         return record
 
@@ -204,9 +212,7 @@ class Recorder:
         """A record of an operation that was called at ``created`` and has ended well by now."""
         number = self._number
         self._number = number + 1
-        record = Record(number, group, sequence, what)
-        record.finished = record.created
-        record.created = record.started = created
+        record = Record(number, group, sequence, what, created, monotonic_ns())
         self._ring[number % self._size] = record
         return record
 

@@ -246,6 +246,48 @@ async def test_tensors_of_a_known_form_are_looked_at_each_time() -> None:
     await run_ranks(2, main, "shm", timeout=20)
 
 
+PAIRS: dict[str, Callable[[torch.Tensor, torch.Tensor], dist.Work[None]]] = {
+    "all_gather": dist.all_gather_into_tensor,
+    "all_to_all": dist.all_to_all_single,
+    "reduce_scatter": dist.reduce_scatter_tensor,
+}
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+async def test_pairs_of_a_known_form_are_looked_at_each_time(kind: str) -> None:
+    """Either of the two may be one that only looks like those before."""
+    start = PAIRS[kind]
+
+    def pair(rank: int, make: Callable[[float, int], torch.Tensor]) -> list[torch.Tensor]:
+        short, long = make(rank + 1.0, 4), make(rank + 1.0, 8)
+        if kind == "all_gather":
+            return [long, short]
+        return [short, long] if kind == "reduce_scatter" else [long, make(rank + 1.0, 8)]
+
+    def expected() -> list[float]:
+        return [3.0] * 4 if kind == "reduce_scatter" else [1.0] * 4 + [2.0] * 4
+
+    def strange(value: float, size: int) -> torch.Tensor:
+        return torch._neg_view(torch.full((size, 2), -value)[:, 0])
+
+    def plain(value: float, size: int) -> torch.Tensor:
+        return torch.full((size,), value)
+
+    async def main(rank: int) -> None:
+        await meet()
+        for step in range(12):
+            make = [plain, plain, strange][step % 3]
+            other = [plain, strange][step % 2]
+            target, source = pair(rank, make)[0], pair(rank, other)[1]
+            await start(target, source)
+            assert target.tolist() == expected(), step
+            with pytest.raises(dist.InvalidUsageError):
+                start(target, torch.ones(3, dtype=torch.float64))
+        await meet()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
 async def test_a_closed_group_keeps_no_memory() -> None:
     async def main(rank: int) -> None:
         group = await dist.new_group()
