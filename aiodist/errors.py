@@ -222,3 +222,8 @@ class StoreTimeoutError(DistStoreError, TimeoutError):
         **fields: Any,
     ) -> None:
         super().__init__(message, keys=tuple(keys), ranks=tuple(ranks), **fields)
+
+
+def name_of(rank: int, host: str, pid: int) -> str:
+    """How messages name a rank, with its process where that is known (``pid`` is not 0)."""
+    return f"rank {rank} (process {pid} on {host})" if pid else f"rank {rank}"

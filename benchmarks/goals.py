@@ -8,10 +8,10 @@ from types import MappingProxyType
 
 from benchmarks.cases import Case
 from benchmarks.results import Report
-from benchmarks.steps.cases import OURS
+from benchmarks.steps.cases import FLOOR, OURS
 from benchmarks.targets import HOST, NETWORK, TARGETS, StepTarget, Target
 
-FLOORS = MappingProxyType({HOST: "floor", NETWORK: "floor-tcp"})
+FLOOR_AT = MappingProxyType({HOST: "floor", NETWORK: "floor-tcp"})
 """The program without any library, by where a run was."""
 
 MET, MISSED, UNMEASURED = "met", "missed", "not measured"
@@ -80,7 +80,7 @@ def _of(report: Report, target: Target) -> Goal:
         if target.sizes is not None and case.nbytes not in target.sizes:
             continue
         seen.append(case.nbytes)
-        floor = report.ratio(row, FLOORS[target.where], target.against)
+        floor = report.ratio(row, FLOOR_AT[target.where], target.against)
         ratios = {peer: report.ratio(row, peer, target.against) for peer in target.peers}
         found += [
             Worst(ratio, peer, case, floor) for peer, ratio in ratios.items() if ratio is not None
@@ -96,6 +96,6 @@ def _step(report: Report, target: StepTarget) -> Goal:
         if result.case.model == target.model and result.case.ranks == target.ranks:
             ratio = result.communication_ratio(OURS)
             if ratio is not None:
-                floor = result.communication_ratio(FLOORS[HOST])
+                floor = result.communication_ratio(FLOOR)
                 return Goal(target, Worst(ratio, OURS, None, floor))
     return Goal(target, None)

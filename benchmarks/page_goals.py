@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from benchmarks.cases import size_text
 from benchmarks.goals import (
-    FLOORS,
+    FLOOR_AT,
     MET,
     MET_SO_FAR,
     MISSED,
@@ -52,7 +52,7 @@ def goal_words(report: Report) -> str:
         f"doors. Of {len(found)} goals: {total}."
     )
     where = where_of(report)
-    floor = FLOORS[where]
+    floor = FLOOR_AT[where]
     if where == HOST:
         text += " Those between hosts are measured by `make bench-network`."
     if floor in report.peers:
@@ -80,7 +80,7 @@ def goal_rows(report: Report) -> Iterator[str]:
         "at most",
         "measured",
         "where",
-        label(FLOORS[where_of(report)]),
+        label(FLOOR_AT[where_of(report)]),
         "",
     ]
     yield markdown_row(head)

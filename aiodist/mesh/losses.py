@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from aiodist.errors import DistError, PeerLostError
+from aiodist.errors import DistError, PeerLostError, name_of
 from aiodist.mesh.peer import Card, Peer
 from aiodist.transport.base import Connection
 
@@ -37,10 +37,11 @@ def own_loss(error: DistError, rank: int) -> DistError:
     """``error`` as it is raised on ``rank``, which may be the very one that it says is lost."""
     if not isinstance(error, PeerLostError) or error.rank != rank or _GIVEN_UP in error.message:
         return error
-    who, bracket, what = error.message.partition(") ")
-    if not (bracket and who.startswith(f"rank {rank} (")):
-        who, bracket, what = f"rank {rank}", "", f"is lost, they say: {error.message}"
-    return PeerLostError(f"{who}{bracket.strip()} {_GIVEN_UP}: it {what}", **error.fields)
+    who = name_of(rank, error.host, error.pid)
+    what = error.message.removeprefix(f"{who} ")
+    if what == error.message:
+        what = f"is lost, they say: {error.message}"
+    return PeerLostError(f"{who} {_GIVEN_UP}: it {what}", **error.fields)
 
 
 def without_frames(error: BaseException | None) -> BaseException | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from aiodist.errors import ProtocolError
+from aiodist.errors import ProtocolError, name_of
 from aiodist.mesh.lanes import Landing, Lane
 from aiodist.mesh.outbox import Outbox
 from aiodist.wire.frames import Frame
@@ -63,7 +63,7 @@ class Card:
             raise ProtocolError("a rank introduced itself in a form nobody understands") from error
 
     def __str__(self) -> str:
-        return f"rank {self.rank} (process {self.pid} on {self.host})"
+        return name_of(self.rank, self.host, self.pid)
 
 
 def reachable_at(address: str, there: Card, here: Card, schemes: Container[str]) -> bool:

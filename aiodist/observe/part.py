@@ -12,7 +12,7 @@ from time import monotonic_ns, time
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from aiodist.errors import ProtocolError
+from aiodist.errors import ProtocolError, name_of
 from aiodist.observe.recorder import RUNNING, GroupLabel, Operation, Recorder, UnderWay, recent
 from aiodist.observe.standpoint import Standpoint
 
@@ -57,7 +57,7 @@ class Identity:
     pid: int
 
     def __str__(self) -> str:
-        return f"rank {self.rank} (process {self.pid} on {self.host})"
+        return name_of(self.rank, self.host, self.pid)
 
 
 @dataclass(frozen=True)

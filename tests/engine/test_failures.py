@@ -524,7 +524,8 @@ async def test_done_callbacks_that_raise_harm_nobody(inproc: RunRanks) -> None:
 
 async def test_a_rank_that_hears_of_its_own_loss_by_a_group_says_so(inproc: RunRanks) -> None:
     """A survivor passes the news on to all members, before it knows that one of them is meant."""
-    told = PeerLostError("rank 1 (process 7 on there) is lost: it was silent", rank=1, noticed_by=2)
+    said = "rank 1 (process 7 on there) is lost: it was silent"
+    told = PeerLostError(said, rank=1, host="there", pid=7, noticed_by=2)
 
     async def main(rank: int) -> BaseException | None:
         if rank == 2:

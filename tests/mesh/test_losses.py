@@ -36,9 +36,15 @@ def test_the_rest_is_said_as_it_was_told(error: DistError) -> None:
     assert own_loss(error, 1) is error
 
 
-def test_a_sentence_that_names_no_process_is_kept_whole() -> None:
-    own = own_loss(PeerLostError("rank 1 cannot be reached: no route", rank=1), 1)
-    assert str(own) == (
-        "rank 1 is this rank, and was given up by the others: it is lost, they say: "
-        "rank 1 cannot be reached: no route"
-    )
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ("rank 1 cannot be reached: no route", "cannot be reached: no route"),
+        ("the cable of rank 1 was pulled", "is lost, they say: the cable of rank 1 was pulled"),
+    ],
+)
+def test_a_rank_whose_process_nobody_named_and_a_sentence_that_begins_otherwise(
+    told: str, said: str
+) -> None:
+    own = own_loss(PeerLostError(told, rank=1), 1)
+    assert str(own) == f"rank 1 is this rank, and was given up by the others: it {said}"

@@ -17,7 +17,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from aiodist.deadline import Deadline
-from aiodist.errors import DistError, DistStoreError, PeerLostError, StoreTimeoutError
+from aiodist.errors import DistError, DistStoreError, PeerLostError, StoreTimeoutError, name_of
 from aiodist.mesh.losses import own_loss
 from aiodist.mesh.rendezvous.places import Place
 from aiodist.mesh.rendezvous.watch import LAST, Watch, describe_absent
@@ -215,7 +215,7 @@ class Attendance:
 
     @property
     def _name(self) -> str:
-        return f"rank {self._rank} (process {self._pid} on {self._host})"
+        return name_of(self._rank, self._host, self._pid)
 
     def _lost(self, why: str) -> PeerLostError:
         return PeerLostError(
@@ -235,7 +235,7 @@ def keeper_lost(
     if keeper is None:
         return None
     host, pid = keeper
-    who = f"rank 0 (process {pid} on {host})" if pid else "rank 0"
+    who = name_of(0, host, pid)
     others = "who else had arrived is not known"
     if absent is not None:
         others = f"{describe_absent(absent, size)} when it was last heard"

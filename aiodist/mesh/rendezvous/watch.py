@@ -21,7 +21,7 @@ import msgpack
 
 from aiodist.credentials import Certificates
 from aiodist.deadline import Deadline
-from aiodist.errors import DistError, PeerLostError, StoreTimeoutError
+from aiodist.errors import DistError, PeerLostError, StoreTimeoutError, name_of
 from aiodist.mesh.aside import Aside
 from aiodist.mesh.liveness.vigil import Vigil
 from aiodist.store import FileStore, PrefixStore, Store, TcpStore, TcpStoreServer
@@ -214,7 +214,7 @@ class Watch:
 
     def _lost(self, rank: int) -> PeerLostError:
         host, pid = (*self._known.get(rank, ()), "", 0)[:2]
-        who = f"rank {rank} (process {pid} on {host})" if pid else f"rank {rank}"
+        who = name_of(rank, host, pid)
         keeper = ", where it serves the store" if self._spoke else ""
         absent = [other for other in self.absent or () if other != rank]
         arrivals = describe_absent(absent, self._size)
