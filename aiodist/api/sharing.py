@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 
 from aiodist.errors import InvalidUsageError
@@ -26,12 +27,22 @@ def shared_bytes_from(environ: Mapping[str, str], schemes: Sequence[str]) -> int
     return int(text) if text else DEFAULT_BYTES
 
 
+def _single_copy_from(environ: Mapping[str, str]) -> bool:
+    text = environ.get("AIODIST_SINGLE_COPY", "")
+    if text not in ("", "0", "1"):
+        raise InvalidUsageError(
+            f"AIODIST_SINGLE_COPY must be 0 or 1 (1: read tensors of ranks of this host where they "
+            f"are; 0: copy them through shared memory), not {text!r}"
+        )
+    return text != "0"
+
+
 def memory_of(rank: int, nbytes: int) -> SharedMemory | None:
     """``nbytes`` to share with the ranks of this host, None where 0 or where that cannot be."""
     if not nbytes:
         return None
     try:
-        return SharedMemory.create(rank, nbytes)
+        return SharedMemory.create(rank, nbytes, _single_copy_from(os.environ))
     except OSError as error:
         log.warning("rank %d uses streams instead of shared memory: %s", rank, error)
         return None

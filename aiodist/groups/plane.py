@@ -25,8 +25,9 @@ from aiodist.completion import Pending
 from aiodist.groups.board import LineBoard, Wait
 from aiodist.groups.swap import Glance
 from aiodist.mesh.lookout import Lookout
-from aiodist.shared.area import ASLEEP, PROGRESS, SLOTS, Area, Shape
+from aiodist.shared.area import ASLEEP, PROGRESS, READS, SLOTS, Area, Shape
 from aiodist.shared.memory import SharedMemory
+from aiodist.shared.reading import Window
 
 if TYPE_CHECKING:
     from aiodist.groups.lines import CollectiveLine
@@ -81,6 +82,8 @@ class Plane:
         self.areas: list[Area] = []
         self.words: list[memoryview] = []
         self.mine: memoryview = memoryview(b"")
+        self.window: Window | None = None
+        """Onto the members' tensors, where this rank may read them."""
         self.shape = Shape(0, 0)
         self.progress = 0
         self.slot_used = [0] * SLOTS  # the progress that frees each slot
@@ -186,6 +189,8 @@ class Plane:
         )
         self.slots = [[area.slots[slot] for area in areas] for slot in range(SLOTS)]
         self.peers = [(rank, w) for rank, w in enumerate(self.words) if rank != self.rank]
+        self.window = memory.window(self.members)
+        self.mine[READS] = self.window is not None
         self.lookout.active = not self.group.endpoint.shares_process
         self.lookout.crowded = not self.group.endpoint.lookout.active
         return True

@@ -3,6 +3,7 @@
 ::
 
     control (4 KiB)   progress | asleep | a tag and a fingerprint for each slot | a tag for each chunk
+                      | whether its owner reads all members' tensors
     slots             SLOTS times SLOT_BYTES: one small message each, by turns of operations
     chunks            ``depth`` times ``chunk_bytes``: the pipeline of large ones
 
@@ -36,6 +37,8 @@ ASLEEP = _LINE
 SLOT_TAGS = tuple((2 + slot) * _LINE for slot in range(SLOTS))
 """Word of a slot's tag; behind it two words of fingerprint and one of payload length."""
 CHUNK_TAGS = tuple((2 + SLOTS + chunk) * _LINE for chunk in range(MAX_DEPTH))
+READS = (2 + SLOTS + MAX_DEPTH) * _LINE
+"""1 where the owner can read the tensors of all members; known before it puts anything up."""
 
 
 @dataclass(frozen=True, slots=True)

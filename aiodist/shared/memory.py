@@ -17,8 +17,9 @@ from collections.abc import Mapping, Sequence
 from aiodist.shared.area import CONTROL_BYTES, Area, Shape, shape_within
 from aiodist.shared.lane import LINES_BYTES, LaneIn, LaneOut, lay_lines, ring_within
 from aiodist.shared.listing import END, Listing, State
+from aiodist.shared.reading import Reader, Window, address_of
 from aiodist.shared.room import Room
-from aiodist.shared.segment import Segment
+from aiodist.shared.segment import NONCE_BYTES, Segment
 
 log = logging.getLogger("aiodist")
 
@@ -29,6 +30,7 @@ MIN_BYTES = 1 << 20
 
 _HEAD_BYTES = 64 << 10
 _LEFT = 4  # word: the owner has left in good order
+_AT = 5  # word: the address of the segment in its owner's memory
 _MAPPED = END  # first word of a list by rank: which segment is mapped
 _MAX_RANKS = _HEAD_BYTES // 8 - _MAPPED
 
@@ -41,8 +43,10 @@ _PAGE = 4096
 class SharedMemory:
     """One rank's. ``create`` first, then ``meet`` with the descriptions of all ranks."""
 
-    def __init__(self, rank: int, segment: Segment) -> None:
+    def __init__(self, rank: int, segment: Segment, reader: Reader | None = None) -> None:
+        """``reader``: to read other ranks' tensors where they are; None where that shall not be."""
         self.rank = rank
+        self._reader = reader
         self._own = segment
         self._segments: dict[int, Segment] = {rank: segment}
         self._heads: dict[int, memoryview] = {}
@@ -57,9 +61,12 @@ class SharedMemory:
         self._outward: dict[int, LaneOut] = {}
 
     @classmethod
-    def create(cls, rank: int, nbytes: int) -> SharedMemory:
-        """Raises OSError where this system has no such memory."""
-        return cls(rank, Segment.create(max(nbytes, MIN_BYTES)))
+    def create(cls, rank: int, nbytes: int, single_copy: bool = True) -> SharedMemory:
+        """Raises OSError where this system has no such memory.
+
+        ``single_copy``: whether to read other ranks' tensors where they are, if the system lets it.
+        """
+        return cls(rank, Segment.create(max(nbytes, MIN_BYTES)), _reader() if single_copy else None)
 
     @property
     def description(self) -> str:
@@ -73,6 +80,7 @@ class SharedMemory:
         """
         failures = []
         head = self._own.view[:_HEAD_BYTES].cast("Q")
+        head[_AT] = address_of(self._own.view)
         for rank, description in descriptions.items():
             if not description or rank >= _MAX_RANKS:
                 continue
@@ -163,6 +171,27 @@ class SharedMemory:
             Area(self._segments[rank].view[offset : offset + shape.nbytes], shape)
             for rank, offset, shape in found
         ]
+
+    def window(self, ranks: Sequence[int]) -> Window | None:
+        """Onto all memory of ``ranks``, whose segments are mapped; None where one may not be read.
+
+        One that may is seen to by reading the nonce of its segment where it itself has it.
+        """
+        if self._reader is None:
+            return None
+        pids = []
+        for rank in ranks:
+            segment = self._segments[rank]
+            nonce = memoryview(bytearray(NONCE_BYTES))
+            try:
+                self._reader.read(segment.pid, self._heads[rank][_AT], nonce)
+            except OSError as error:
+                log.info("rank %d cannot read the memory of rank %d: %s", self.rank, rank, error)
+                return None
+            if nonce != segment.view[:NONCE_BYTES]:
+                return None
+            pids.append(segment.pid)
+        return Window(self._reader, pids)
 
     def silent(self, area: int, ranks: Sequence[int]) -> list[int]:
         """Those of ``ranks`` that have laid out nothing under this id so far."""
@@ -316,6 +345,13 @@ class SharedMemory:
         for segment in self._segments.values():
             segment.close()
         self._segments.clear()
+
+
+def _reader() -> Reader | None:
+    try:
+        return Reader()
+    except OSError:
+        return None
 
 
 def _digest(description: str) -> int:

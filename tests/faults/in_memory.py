@@ -16,7 +16,10 @@ from aiodist.groups.world import current_world
 from aiodist.shared.lane import LaneIn, LaneOut
 
 CHUNKED = 500_000
-"""Elements of four bytes: some chunks for each rank."""
+"""Elements of four bytes: some chunks for each rank; in an all_to_all blocks that are read directly."""
+
+DIRECT = 2_500_000
+"""Elements that three ranks or more reduce directly, each out of the others' tensors."""
 
 
 def plane_of_the_world() -> Plane:
@@ -126,5 +129,8 @@ async def all_kinds(rank: int, size: int) -> None:
         await dist.gather(mine, parts if rank == 0 else None, 0)
         await dist.scatter(into, [mine] * size if rank == 0 else None, 0)
         assert (into == 1).all()
-    for _ in range(10):
+    data = np.full(DIRECT, rank + 1, np.float32)
+    await dist.all_reduce(data)
+    assert (data == total).all()
+    for _ in range(16):
         await dist.barrier()
