@@ -93,16 +93,18 @@ async def results(operation: str, rank: int, size: int) -> list[np.ndarray]:
     return found
 
 
-async def run(operation: str, size: int) -> list[list[bytes]]:
+async def run(operation: str, size: int, single_copy: bool = True) -> list[list[bytes]]:
     """The bits of the results, by rank."""
-    found = await run_ranks(size, lambda rank: results(operation, rank, size), "shm")
+    found = await run_ranks(
+        size, lambda rank: results(operation, rank, size), "shm", single_copy=single_copy
+    )
     return [[each.tobytes() for each in of_rank] for of_rank in found]
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("operation", OPERATIONS)
 async def test_the_same_bits_as_in_chunks(
-    operation: str, size: int, pulls: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+    operation: str, size: int, pulls: list[tuple[int, int]]
 ) -> None:
     directly = await run(operation, size)
     having = range(1, size, 2) if operation == "uneven" else range(size)
@@ -110,8 +112,7 @@ async def test_the_same_bits_as_in_chunks(
         (rank, other) for rank in range(size) for other in having if other != rank
     }
     pulls.clear()
-    monkeypatch.setenv("AIODIST_SINGLE_COPY", "0")
-    assert await run(operation, size) == directly
+    assert await run(operation, size, single_copy=False) == directly
     assert not pulls
 
 
