@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 import torch
 from torch._C import _distributed_c10d as c10d
 
-from aiodist.torch_backend.callers import called_from_python
 from aiodist.torch_backend.devices import accelerators_of
 from aiodist.torch_backend.futures import Completions
 from aiodist.torch_backend.operation import Operation, Operations
@@ -96,7 +96,7 @@ class TorchWork(c10d.Work):
         the process.
         """
         if self._future is None:
-            from_python = called_from_python()
+            from_python = _called_from_python()
             devices = accelerators_of(self.tensors)
             root: torch.futures.Future[Any] = torch.futures.Future(devices=devices)
             operation, tensors = self.operation, self.tensors
@@ -147,3 +147,16 @@ def together(works: Sequence[TorchWork], completions: Completions) -> TorchWork:
         [tensor for work in works for tensor in work.tensors],
         completions,
     )
+
+
+def _called_from_python() -> bool:
+    """Whether Python code has called the method in which this is asked; True where unknown.
+
+    C++ has no frame. If it has called, the frame below the method's is of code that called into
+    C++, and that does not name the method.
+    """
+    if not hasattr(sys, "_getframe"):
+        return True
+    method = sys._getframe(1)
+    caller = method.f_back
+    return caller is None or method.f_code.co_name in caller.f_code.co_names

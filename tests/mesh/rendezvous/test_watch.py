@@ -19,6 +19,7 @@ from aiodist.deadline import Deadline
 from aiodist.errors import PeerLostError
 from aiodist.mesh.rendezvous.watch import Opening, Watch, over_tcp, over_tcp_served
 from aiodist.store import MemoryStore
+from tests.limits import scaled
 from tests.mesh.rendezvous.test_attendance import MISSING, ROOT, address
 from tests.test_credentials import tls_environ
 
@@ -186,6 +187,18 @@ async def test_who_has_come_is_told_and_who_leaves_is_not_missed(begin: Begin) -
     await until(lambda: 1 not in hub._vigil)
     assert 2 in hub._vigil
     assert losses.empty()
+
+
+def test_the_watch_of_a_loop_that_has_ended_ends() -> None:
+    async def begin() -> Watch:
+        served = over_tcp_served("127.0.0.1", b"", None)
+        watch = Watch(served, 0, 3, 0.5, lambda _: None, star=True)
+        assert await watch.begin("", Deadline(20))
+        return watch
+
+    watch = asyncio.run(begin())
+    watch._aside._thread.join(scaled(20))
+    assert not watch._aside._thread.is_alive()
 
 
 async def test_a_silent_rank_is_lost_also_where_nobody_can_be_told() -> None:
