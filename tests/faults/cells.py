@@ -20,8 +20,9 @@ from aiodist.transport.registry import Transports
 KERNEL_SECONDS = 1.0
 """How soon all survivors know of a rank whose end the kernel can tell.
 
-This and the bounds below are the promises. A test insists on them times
-AIODIST_TEST_TIMEOUT_SCALE, which a busy machine needs; the page counts what was within the promise.
+This and the bounds below are the promises. A test insists on this one, and adds only what the
+machine itself was late by (`lateness`); on the others times AIODIST_TEST_TIMEOUT_SCALE as well. The
+page counts what was within the promise.
 """
 
 LIVENESS_SECONDS = 2.0

@@ -24,6 +24,7 @@ import numpy as np  # noqa: F401  # once, before the forks
 import uvloop  # noqa: F401  # likewise
 
 from tests.faults.cells import AT_A_FLAG, LARGE, MEETING, Cell
+from tests.faults.lateness import Turns, turns_of
 from tests.faults.rank import Control, become_rank
 
 AT_ONCE = 3
@@ -72,6 +73,8 @@ class _Run:
             self._port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._port.bind(("127.0.0.1", 0))  # and does not listen: it is kept for rank 0
             self._place = f"tcp://127.0.0.1:{self._port.getsockname()[1]}"
+        self._turns: dict[int, Turns] = {}  # of each rank when the fault had struck
+        self._heard = 0.0  # when that was
         self._brake = 0  # the process that slows the culprit down
         for rank in range(cell.size):
             self._fork(rank)
@@ -103,6 +106,9 @@ class _Run:
         for line in lines:
             message = json.loads(line)
             child.said[message.pop("say")] = message
+            if "struck" in child.said and not self._turns:
+                self._turns = {each.rank: turns_of(each.pid) for each in self._children}
+                self._heard = time.monotonic()
         self.go_on()
 
     def go_on(self) -> None:
@@ -178,8 +184,8 @@ class _Run:
             facts = {"gone": child.gone, "code": code, "stderr": words}
             ranks[child.rank] = {**child.said, **facts}
         self._clean_up()
-        load = os.getloadavg()[0]
-        print(json.dumps({"number": self.number, "ranks": ranks, "load": load}), flush=True)
+        facts = {"turns": self._turns, "heard": self._heard, "load": os.getloadavg()[0]}
+        print(json.dumps({"number": self.number, "ranks": ranks, **facts}), flush=True)
 
     def _words_of(self, rank: int) -> Path:
         """Where what the rank says on stderr is kept."""

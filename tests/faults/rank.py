@@ -42,6 +42,7 @@ from tests.faults.cells import (
     transport_variable,
 )
 from tests.faults.in_memory import all_kinds, at_flag, damage_next, plane_of_the_world
+from tests.faults.lateness import turns_of
 
 SEND_BYTES = 8 << 20
 LARGE_BYTES = 64 << 20
@@ -131,6 +132,7 @@ class _Rank:
         # The heart's thread has a loop and connections of its own.
         self._faults_of_heart = Faults(delay=delay, bytes_per_second=rate)
         self._before = (0, 0)
+        self._large: np.ndarray[Any, Any] | None = None
 
     async def live(self) -> None:
         cell, control = self._cell, self._control
@@ -161,6 +163,8 @@ class _Rank:
         current_world().default_group().timeout = self._fault.timeout
         if cell.transport == SHARED:
             assert plane_of_the_world().words or cell.phase == "connecting"
+        if cell.phase == LARGE:  # before the fault, for which getting memory may take too long
+            self._large = np.full(LARGE_BYTES // 4, float(self._rank + 1), np.float32)
         control.say("ready")
         await control.go()
         if not self._is_culprit:
@@ -232,8 +236,9 @@ class _Rank:
         elif phase == AT_A_FLAG:
             await all_kinds(self._rank, cell.size)
         else:
-            count = LARGE_BYTES // 4 if phase == LARGE else 1
-            data = np.full(count, float(self._rank + 1), np.float32)
+            data = self._large
+            if data is None:
+                data = np.full(1, float(self._rank + 1), np.float32)
             await self._enter(dist.all_reduce(data))
             expected = cell.size * (cell.size + 1) / 2
             assert (data == expected).all(), "all_reduce succeeded with a wrong result"
@@ -258,7 +263,7 @@ class _Rank:
     async def _report(self, operation: Awaitable[Any]) -> None:
         """Await the operation; then see that later ones end as well, leave, and tell all of it."""
         error = await error_of(operation)
-        facts = {"ended": time.monotonic(), **describe(error)}
+        facts = {"ended": time.monotonic(), "turns": turns_of(os.getpid()), **describe(error)}
         if dist.is_initialized():
             facts["later"] = describe(await error_of(_barrier()))
             facts["later_ended"] = time.monotonic()

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.faults.cells import FAULTS, LARGE, Cell, all_cells, pairwise
+from tests.faults.cells import FAULTS, KERNEL_SECONDS, LARGE, Cell, all_cells, pairwise
 from tests.faults.conftest import Nursery
+from tests.faults.lateness import lateness
 from tests.faults.report import Measured
 
 LEAVE_SECONDS = 12.0
@@ -37,8 +38,8 @@ def _params() -> list[object]:
 @pytest.mark.parametrize("cell", _params())
 def test_cell(cell: Cell, nursery: Nursery, scaled: Callable[[float], float]) -> None:
     answer = nursery.answer(cell)
-    seconds = check(cell, answer, scaled)
-    nursery.measured[cell] = Measured(seconds, seconds < cell.bound, answer["load"])
+    seconds, late = check(cell, answer, scaled)
+    nursery.measured[cell] = Measured(seconds, seconds < cell.bound, answer["load"], late)
 
 
 def time_of_the_fault(cell: Cell, culprit: dict[str, Any]) -> float:
@@ -47,8 +48,22 @@ def time_of_the_fault(cell: Cell, culprit: dict[str, Any]) -> float:
     return max(struck, culprit["gone"]) if FAULTS[cell.fault].exits else struck
 
 
-def check(cell: Cell, answer: dict[str, Any], scaled: Callable[[float], float]) -> float:
-    """All that a cell promises; returns how long the last survivor took."""
+def late_by(cell: Cell, answer: dict[str, Any]) -> dict[int, float]:
+    """Seconds that the machine kept each survivor from its end, or from the news.
+
+    What it kept ranks waiting before the nursery, which only listens, had a turn to look, it kept the
+    nursery waiting too.
+    """
+    before = {int(rank): turns for rank, turns in answer["turns"].items()}
+    after = {rank: answer["ranks"][str(rank)]["done"]["turns"] for rank in cell.survivors}
+    unseen = answer["heard"] - answer["ranks"][str(cell.culprit)]["struck"]["at"]
+    return {rank: late + unseen for rank, late in lateness(before, after).items()}
+
+
+def check(
+    cell: Cell, answer: dict[str, Any], scaled: Callable[[float], float]
+) -> tuple[float, float]:
+    """All that a cell promises; returns how long the last survivor took, and what was allowed it."""
     fault = FAULTS[cell.fault]
     ranks = {int(rank): said for rank, said in answer["ranks"].items()}
     assert not any("broken" in said for said in ranks.values()), answer
@@ -56,6 +71,9 @@ def check(cell: Cell, answer: dict[str, Any], scaled: Callable[[float], float]) 
     struck = time_of_the_fault(cell, ranks[cell.culprit])
     for rank in cell.survivors:
         assert "done" in ranks[rank], f"rank {rank} never came to an end: {answer}"
+    late = late_by(cell, answer)
+    bound = cell.bound if cell.bound == KERNEL_SECONDS else scaled(cell.bound)
+    for rank in cell.survivors:
         done = ranks[rank]["done"]
         for what in (done, done.get("later")):
             if what is not None and what["error"] is not None:
@@ -66,10 +84,12 @@ def check(cell: Cell, answer: dict[str, Any], scaled: Callable[[float], float]) 
         if fault.ends:
             later = done.get("later", {"error": None})
             assert done["error"] or later["error"], f"rank {rank} noticed nothing: {answer}"
-        assert done["ended"] - struck < scaled(cell.bound), answer
+        took = done["ended"] - struck
+        assert took < bound + late[rank], f"{took} s, the machine was late by {late}: {answer}"
         assert done["left"] - done["ended"] < scaled(LEAVE_SECONDS), answer
         assert done["leftovers"] == [], answer
         assert ranks[rank]["code"] == 0, answer
         words = ranks[rank]["stderr"]
         assert not any(loud in words for loud in LOUD), words
-    return max(0.0, *(ranks[rank]["done"]["ended"] - struck for rank in cell.survivors))
+    took = max(0.0, *(ranks[rank]["done"]["ended"] - struck for rank in cell.survivors))
+    return took, max(late.values())
