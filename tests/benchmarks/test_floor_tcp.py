@@ -42,12 +42,15 @@ def test_it_is_of_two_ranks() -> None:
 
 
 def pair(limit: float) -> list[FloorTcp]:
+    """Two that have met, however long that took, and wait for so long from then on."""
     store = HashStore()
-    peers = [FloorTcp(limit), FloorTcp(limit)]
+    peers = [FloorTcp(), FloorTcp()]
     other = threading.Thread(target=peers[1].open, args=(Place(1, 2, store),))
     other.start()
     peers[0].open(Place(0, 2, store))
     other.join()
+    for peer in peers:
+        peer._limit = limit
     return peers
 
 
