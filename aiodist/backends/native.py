@@ -286,7 +286,7 @@ class NativeBackend(NativeMessages):
         """``blocks`` are the ranks' parts of ``places``, ``counts`` their elements."""
         small = self._small.all_gather(buffer, counts)
         if not are_staged(buffer, *places) and (
-            work := self._small.at_once(small, (buffer.view, blocks))
+            work := self._small.at_once(small, (Data(buffer.view), blocks))
         ):
             return work
 
@@ -331,7 +331,7 @@ class NativeBackend(NativeMessages):
         counts = [len(block) // place.dtype.itemsize for block in blocks]
         small = self._small.reduce_scatter(place, counts, op)
         if not are_staged(place, *inputs) and (
-            work := self._small.at_once(small, (blocks, place.view))
+            work := self._small.at_once(small, (blocks, Data(place.view)))
         ):
             return work
         reduce = small.reduce

@@ -122,7 +122,7 @@ class Small:
             return
         size = self._seat.size
         forms = [
-            buffer.form(partial(_parts, size) if split else memoryview)
+            buffer.form(partial(_parts, size) if split else Data)
             for buffer, split in zip((target, source), parts, strict=True)
         ]
         if None not in forms:

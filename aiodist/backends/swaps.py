@@ -169,9 +169,7 @@ class _Reducing(_OneTensor):
                 operands[self.rank] = own = scratch(self.length)
                 rehearsal.steps.append(partial(copy, own, data))
         reduce_in_order(rehearsal, operands, self.rank, data)
-        if self.reduce.needs_finish:
-            rehearsal.steps.append(partial(self.reduce.finish, data))
-        return rehearsal.steps
+        return rehearsal.to_the_end(data)
 
 
 class SmallReduce(_Reducing):
@@ -198,7 +196,7 @@ class SmallAllReduce(_Reducing):
         super().__init__(seat, fingerprint, length, True, seat.others, reduce)
 
 
-class SmallAllGather(SmallCall[tuple[memoryview, Views]]):
+class SmallAllGather(SmallCall[tuple[Data, Views]]):
     """Given: the own block, and a place for each rank's."""
 
     __slots__ = ()
@@ -207,18 +205,18 @@ class SmallAllGather(SmallCall[tuple[memoryview, Views]]):
         reads = [(rank, lengths[rank]) for rank in seat.others]
         super().__init__(seat, fingerprint, lengths[seat.rank], reads, sum(lengths))
 
-    def fill(self, slot: memoryview, given: tuple[memoryview, Views]) -> None:
-        slot[: self.nbytes] = given[0]
+    def fill(self, slot: memoryview, given: tuple[Data, Views]) -> None:
+        slot[: self.nbytes] = given[0].view
 
-    def finish(self, number: int, slots: Views, given: tuple[memoryview, Views]) -> bool:
+    def finish(self, number: int, slots: Views, given: tuple[Data, Views]) -> bool:
         own, places = given
-        places[self.rank][:] = own
+        places[self.rank][:] = own.view
         for rank, length in self.reads:
             places[rank][:] = slots[rank][:length]
         return True
 
 
-class SmallReduceScatter(SmallCall[tuple[Views, memoryview]]):
+class SmallReduceScatter(SmallCall[tuple[Views, Data]]):
     """Given: a block for each rank, and where the reduced own one goes."""
 
     __slots__ = ("_mine", "_starts", "reduce")
@@ -233,17 +231,22 @@ class SmallReduceScatter(SmallCall[tuple[Views, memoryview]]):
         super().__init__(seat, fingerprint, total, [(rank, total) for rank in seat.others], total)
         self.fits = self.fits and not reduce.needs_prepare
 
-    def fill(self, slot: memoryview, given: tuple[Views, memoryview]) -> None:
+    def fill(self, slot: memoryview, given: tuple[Views, Data]) -> None:
         for start, block in zip(self._starts, given[0], strict=False):
             slot[start : start + len(block)] = block
 
-    def finish(self, number: int, slots: Views, given: tuple[Views, memoryview]) -> bool:
-        mine, out = self._mine, given[1]
-        self.reduce.into(slots[0][mine], slots[1][mine], out)
-        for slot in slots[2:]:
-            self.reduce(out, slot[mine])
-        if self.reduce.needs_finish:
-            self.reduce.finish(out)
+    def finish(self, number: int, slots: Views, given: tuple[Views, Data]) -> bool:
+        place = given[1]
+        steps = place.steps[number]
+        if steps is None:
+            rehearsal = Rehearsal(self.reduce)
+            first, second, *others = (slot[self._mine] for slot in slots)
+            rehearsal.into(first, second, place.view)
+            for other in others:
+                rehearsal(place.view, other)
+            steps = place.steps[number] = rehearsal.to_the_end(place.view)
+        for step in steps:
+            step()
         return True
 
 
@@ -283,13 +286,19 @@ class Rehearsal:
     def __init__(self, reduce: Reduction) -> None:
         self.itemsize = reduce.itemsize
         self.steps: list[Callable[[], object]] = []
-        self._of = reduce.of
+        self._reduce = reduce
 
     def __call__(self, acc: memoryview, other: memoryview, other_first: bool = False) -> None:
         self.into(*((other, acc) if other_first else (acc, other)), acc)
 
     def into(self, a: memoryview, b: memoryview, out: memoryview) -> None:
-        self.steps.append(self._of(a, b, out))
+        self.steps.append(self._reduce.of(a, b, out))
+
+    def to_the_end(self, out: memoryview) -> Sequence[Callable[[], object]]:
+        """All steps, the last of which may be one that ends the reduction of ``out``."""
+        if self._reduce.needs_finish:
+            self.steps.append(partial(self._reduce.finish, out))
+        return self.steps
 
 
 def copy(into: memoryview, data: memoryview) -> None:
