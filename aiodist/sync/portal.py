@@ -82,15 +82,34 @@ class Portal:
         loop, loan = self._loop, self._loan
         if loop is None:
             return function(*args, **kwargs)  # nothing is initialised, as it will say
+        interrupts = loan.interrupts
+        held = (
+            interrupts.hold()
+        )  # first: struck with the loop in its hands, nobody would get it back
         if not loan.borrow():
+            if held:
+                interrupts.let()
             return self._hop(loop, function, blocks, args, kwargs)
         work: Any = None
         gate = None
-        interrupts = loan.interrupts
-        held = interrupts.hold()
         try:
             try:
-                work, gate = _drive(loop, loan, function, blocks, args, kwargs)
+                _set_running_loop(loop)
+                try:
+                    work = function(*args, **kwargs)
+                    if blocks and not work.is_completed():
+                        work.spin(_DRIVE_SECONDS)
+                except BaseException:
+                    loan.resume()
+                    raise
+                finally:
+                    _set_running_loop(None)
+                if not blocks:
+                    loan.resume()
+                elif work.is_completed():
+                    loan.give_back()
+                else:
+                    gate = _gate(work, loan)
             finally:
                 if held:
                     interrupts.let()
@@ -273,42 +292,14 @@ class Portal:
                     sock.close()
 
 
-def _drive(
-    loop: asyncio.AbstractEventLoop,
-    loan: Loan,
-    function: Callable[..., Any],
-    blocks: bool,
-    args: Any,
-    kwargs: dict[str, Any],
-) -> tuple[Any, threading.Lock | None]:
-    """Call the function in this thread, which has borrowed the loop, and give that back.
-
-    What it returned, and a lock to wait for where it ``blocks`` and has not ended.
-    """
-    _set_running_loop(loop)
-    try:
-        returned = function(*args, **kwargs)
-        if not blocks:
-            loan.resume()
-            return returned, None
-        if returned.is_completed():
-            loan.give_back()
-            return returned, None
-        returned.spin(_DRIVE_SECONDS)
-    except BaseException:
-        loan.resume()
-        raise
-    finally:
-        _set_running_loop(None)
-    if returned.is_completed():
-        loan.give_back()
-        return returned, None
+def _gate(work: Any, loan: Loan) -> threading.Lock:
+    """What to wait for in a thread that has driven the loop, until ``work`` has ended elsewhere."""
     gate = threading.Lock()
     gate.acquire()
-    returned.stay_awake()
-    returned.when_done(partial(_open, gate, loan))
+    work.stay_awake()
+    work.when_done(partial(_open, gate, loan))
     loan.resume()
-    return returned, gate
+    return gate
 
 
 def _open(gate: threading.Lock, loan: Loan) -> None:

@@ -7,10 +7,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 
 from aiodist.sync.loan import Interrupts, Loan
+from aiodist.sync.portal import Portal
 
 
 @pytest.fixture
@@ -124,3 +126,25 @@ def test_ctrl_c_waits_until_the_engine_is_left() -> None:
         steps.append("never reached")
     assert steps == ["driven to the end"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_leaves_no_loop_in_nobodys_hands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It strikes in the very moment in which a call has borrowed the loop."""
+    portal = Portal()
+    loan, loop = portal._loan, portal.enter()
+    borrow = loan.borrow
+
+    def struck() -> bool:
+        borrowed = borrow()
+        signal.raise_signal(signal.SIGINT)
+        return borrowed
+
+    ended = SimpleNamespace(is_completed=lambda: True, result=lambda: None)
+    try:
+        until(lambda: (loop.call_soon_threadsafe(loan.stand), time.sleep(1e-4), loan._standing)[-1])
+        monkeypatch.setattr(loan, "borrow", struck)
+        with pytest.raises(KeyboardInterrupt):
+            portal.call(lambda: ended, True)
+        assert not loan._turn.locked()
+    finally:
+        portal.leave()
