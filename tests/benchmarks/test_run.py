@@ -14,10 +14,12 @@ from benchmarks.hosts import NoNamespacesError
 from benchmarks.peers import LIBRARIES, make_peer
 from benchmarks.processes import RankFailedError
 from benchmarks.run import run
+from benchmarks.steps.cases import Steps
 
 pytestmark = pytest.mark.usefixtures("libuv")
 
-TINY = replace(QUICK, sizes={2: (64, 65536)}, budget=0.0, fewest=2, most=2)
+# Training steps have runs of their own: `test_steps`.
+TINY = replace(QUICK, sizes={2: (64, 65536)}, budget=0.0, fewest=2, most=2, steps=Steps())
 
 
 @pytest.mark.slow
