@@ -1,7 +1,7 @@
 """All-gather over shared memory: each rank puts its block up, all others copy it.
 
 In slots: one step. In chunks: as many steps as the longest block has chunks. Bytes: a rank writes
-its own block and reads all others. Directly: it reads all others where they are, and writes none.
+its own block and reads all others.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aiodist.collectives.barrier_slots import others_of
-from aiodist.collectives.board import Board, OpenBoard
+from aiodist.collectives.board import Board
 from aiodist.collectives.layout import segments_of
 
 
@@ -44,18 +44,3 @@ async def all_gather_chunks(
                 part[:] = board.chunk(other, step - 1)[: len(part)]
             board.let_go(step)
         await board.turn()
-
-
-async def all_gather_direct(board: OpenBoard, blocks: Sequence[memoryview]) -> bool:
-    """Fill every ``blocks[r]`` with rank r's. False, and nothing done, where not all can be read."""
-    shown = await board.show([blocks[board.rank]])
-    if shown is None:
-        return False
-    width = board.chunk_bytes
-    for other in others_of(board):
-        block, (start,) = blocks[other], shown[other]
-        for offset in range(0, len(block), width):
-            await board.pull(other, start + offset, block[offset : offset + width])
-            await board.turn()
-    await board.all_let_go()
-    return True

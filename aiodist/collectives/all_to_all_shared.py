@@ -18,8 +18,12 @@ from aiodist.collectives.slot_blocks import addresses_in, fit, put_up_blocks, re
 
 _ALIGN = 64
 
-READ_FROM = 1 << 20
-"""Bytes of the longest block from which on blocks are read where they are: a measured bound."""
+READ_FROM = 16 << 20
+"""Bytes of the longest block from which on blocks are read where they are.
+
+Of 25 MiB with four ranks on two cores this took 0.52 to 0.77 of the time in chunks, of 50 MiB with two
+ranks 0.52 to 1.0, of 4 and 8 MiB 0.8 to 1.3: several runs A B A B, on a machine that was not idle.
+"""
 
 
 async def all_to_all_shared(

@@ -10,11 +10,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from aiodist.collectives.all_gather_shared import (
-    all_gather_chunks,
-    all_gather_direct,
-    all_gather_slots,
-)
+from aiodist.collectives.all_gather_shared import all_gather_chunks, all_gather_slots
 from aiodist.collectives.all_reduce_direct import all_reduce_direct
 from aiodist.collectives.all_reduce_exchange import all_reduce_exchange
 from aiodist.collectives.all_reduce_slots import all_reduce_slots
@@ -41,7 +37,7 @@ ALGORITHMS: Mapping[str, Sequence[str]] = MappingProxyType(
         "broadcast": ("slots", "chunks"),
         "reduce": ("slots", "stripes"),
         "all_reduce": ("slots", "exchange", "stripes", "direct"),
-        "all_gather": ("slots", "chunks", "direct"),
+        "all_gather": ("slots", "chunks"),
         "reduce_scatter": ("slots", "chunks", "direct"),
     }
 )
@@ -103,11 +99,8 @@ def all_reduce(
 
 def all_gather(board: OpenBoard, blocks: Blocks, rules: Rules = SHARED_RULES) -> Run:
     """Fill every ``blocks[r]`` with rank r's block; this rank's own is in place already."""
-    name = _choice("all_gather", board, sum(map(len, blocks)), rules)
-    if name == "slots":
+    if _choice("all_gather", board, sum(map(len, blocks)), rules) == "slots":
         return all_gather_slots(board, blocks)
-    if name == "direct":
-        return _either(all_gather_direct(board, blocks), lambda: all_gather_chunks(board, blocks))
     return all_gather_chunks(board, blocks)
 
 

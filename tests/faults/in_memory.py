@@ -16,9 +16,9 @@ from aiodist.groups.world import current_world
 from aiodist.shared.lane import LaneIn, LaneOut
 
 CHUNKED = 500_000
-"""Elements of four bytes: some chunks for each rank; in an all_to_all blocks that are read directly."""
+"""Elements of four bytes: some chunks for each rank."""
 
-DIRECT = 2_500_000
+DIRECT = 9_000_000
 """Elements that three ranks or more reduce directly, each out of the others' tensors."""
 
 
@@ -132,5 +132,8 @@ async def all_kinds(rank: int, size: int) -> None:
     data = np.full(DIRECT, rank + 1, np.float32)
     await dist.all_reduce(data)
     assert (data == total).all()
+    into = np.empty(DIRECT, np.float32)
+    await dist.all_to_all(list(np.array_split(into, size)), list(np.array_split(data, size)))
+    assert (into == total).all()
     for _ in range(16):
         await dist.barrier()

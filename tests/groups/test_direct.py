@@ -23,7 +23,7 @@ from aiodist.shared.memory import SharedMemory
 from aiodist.shared.reading import Window
 from aiodist.testing.in_process import run_ranks
 
-OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "uneven")
+OPERATIONS = ("all_reduce", "reduce_scatter", "all_to_all", "uneven")
 COUNTS = (1, 7, 300_001)
 """Elements of four bytes: less than ranks, a few, some chunks."""
 
@@ -75,10 +75,6 @@ async def results(operation: str, rank: int, size: int) -> list[np.ndarray]:
             out = mine.copy()
             await dist.all_reduce(out)
             found.append(out)
-        elif operation == "all_gather":
-            places = [np.empty_like(mine) for _ in range(size)]
-            await dist.all_gather(places, mine)
-            found += places
         elif operation == "reduce_scatter":
             out = np.empty_like(mine)
             await dist.reduce_scatter(out, [mine * (place + 1) for place in range(size)])
@@ -152,7 +148,7 @@ async def test_what_cannot_be_read_after_all_is_an_error_on_all_ranks(
     await run_ranks(3, rank, "shm")
 
 
-@pytest.mark.parametrize("operation", OPERATIONS[:4])
+@pytest.mark.parametrize("operation", OPERATIONS[:3])
 async def test_nobody_takes_what_a_rank_has_after_it_has_failed(
     operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,7 +177,6 @@ async def test_nobody_takes_what_a_rank_has_after_it_has_failed(
         outs = [np.ones(COUNTS[-1], np.float32) for _ in range(2)]
         calls: dict[str, Callable[[], Awaitable[Any]]] = {
             "all_reduce": lambda: dist.all_reduce(given),
-            "all_gather": lambda: dist.all_gather(outs, given),
             "reduce_scatter": lambda: dist.reduce_scatter(outs[0], [given, given]),
             "all_to_all": lambda: dist.all_to_all(outs, [given, given]),
         }
