@@ -6,12 +6,10 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
-
 from benchmarks.cases import Case
 from benchmarks.measure import Effort, encode, measure
 from benchmarks.operations import Call
-from benchmarks.pattern import Array
+from benchmarks.pattern import Array, in_usual_pages
 from benchmarks.peers.base import Place
 from benchmarks.peers.mpi import AsyncMpi, Mpi
 from benchmarks.placement import pin
@@ -39,7 +37,7 @@ def main(name: str, order_path: str, samples_path: str) -> None:
 
 def empty(count: int) -> tuple[Array, Array]:
     """Memory twice: as the peer and as the check take it."""
-    array = np.empty(count, np.float32)
+    array = in_usual_pages(count)
     return array, array
 
 

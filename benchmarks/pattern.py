@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
 from functools import cache
 
@@ -27,6 +28,15 @@ class Segment:
     count: int
     weight: int
     constant: int
+
+
+def in_usual_pages(count: int) -> Array:
+    """Memory as a tensor of torch's has it, on which most peers are measured.
+
+    numpy by itself asks for huge pages from 4 MiB on, which are faster to copy.
+    """
+    pages = mmap.mmap(-1, max(4 * count, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(pages, np.float32, count)
 
 
 def mark(sender: int, part: int, turn: int) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from benchmarks.cases import OPERATIONS, Case
 from benchmarks.operations import Call
-from benchmarks.pattern import CHUNK, Array, Segment, WrongResultError, check, fill
+from benchmarks.pattern import CHUNK, Array, Segment, WrongResultError, check, fill, in_usual_pages
 
 DATA = [name for name in OPERATIONS if name != "barrier"]
 
@@ -111,3 +113,28 @@ def test_chunks_in_wrong_places_are_noticed() -> None:
 
     with pytest.raises(WrongResultError):
         check(np.roll(array, CHUNK), segments, "wrong")
+
+
+def test_what_all_peers_are_measured_on_has_no_better_pages() -> None:
+    """numpy's own large arrays have: "hg" among the flags of their memory, for huge pages."""
+    usual, numpys = in_usual_pages(1 << 21), np.empty(1 << 21, np.float32)
+    assert len(usual) == len(numpys)
+    assert "hg" not in flags_of(usual)
+    assert "hg" in flags_of(numpys)
+
+
+def flags_of(array: Array) -> list[str]:
+    """What the system says of the memory in the middle of ``array``."""
+    smaps = Path("/proc/self/smaps")
+    if not smaps.exists():
+        pytest.skip("this system does not tell of a process's memory")
+    address = array[len(array) // 2 :].ctypes.data
+    inside = False
+    for line in smaps.read_text().splitlines():
+        words = line.split()
+        first, dash, last = words[0].partition("-")
+        if dash:
+            inside = int(first, 16) <= address < int(last, 16)
+        elif inside and words[0] == "VmFlags:":
+            return words[1:]
+    raise AssertionError("the array is in no mapping of this process")
