@@ -164,7 +164,7 @@ class Plane:
         if self.words or memory is None:
             return True
         if memory.could_share(self.members):
-            memory.lay_out(self._id, patient=self._is_patient)
+            memory.lay_out(self._id, patient=self._is_patient, crowded=self._is_crowded)
             areas = memory.look(self._id, self.members)
         else:
             areas = "not all of its ranks can map each other's memory"
@@ -192,7 +192,7 @@ class Plane:
         self.window = memory.window(self.members)
         self.mine[READS] = self.window is not None
         self.lookout.active = not self.group.endpoint.shares_process
-        self.lookout.crowded = not self.group.endpoint.lookout.active
+        self.lookout.crowded = self._is_crowded
         return True
 
     def _reached(self) -> bool:
@@ -214,6 +214,11 @@ class Plane:
         return not missing
 
     @property
+    def _is_crowded(self) -> bool:
+        """Whether ranks outnumber cores, or may."""
+        return not self.group.endpoint.lookout.active
+
+    @property
     def _is_patient(self) -> bool:
         """Whether the first operation has not waited for long."""
         now = perf_counter()
@@ -233,7 +238,7 @@ class Plane:
     def lay_out(self) -> None:
         """Say what room this rank has, for those that may wait to hear it."""
         if not self.words and self._memory is not None:
-            self._memory.lay_out(self._id)
+            self._memory.lay_out(self._id, crowded=self._is_crowded)
 
     @property
     def is_off(self) -> bool:

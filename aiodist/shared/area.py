@@ -24,6 +24,9 @@ SLOT_BYTES = (256 << 10) + 4096
 CHUNK_BYTES = 512 << 10
 """Of a chunk where there is room: it stays in the cache from one rank's write to the next's read."""
 
+CROWDED_CHUNK_BYTES = 1 << 20
+"""The same where ranks outnumber cores: each step there costs turns of a core, which is dearer."""
+
 MIN_CHUNK_BYTES = 64 << 10
 MAX_DEPTH = 8
 DEPTH = 4
@@ -53,10 +56,12 @@ class Shape:
         return CONTROL_BYTES + SLOTS * SLOT_BYTES + self.depth * self.chunk_bytes
 
 
-def shape_within(nbytes: int) -> Shape | None:
-    """The best shape that ``nbytes`` have room for, None where they have none."""
+def shape_within(nbytes: int, chunk: int = CHUNK_BYTES) -> Shape | None:
+    """The best shape that ``nbytes`` have room for, None where they have none.
+
+    Its chunks are of ``chunk`` bytes, or of a half, a quarter, and so on.
+    """
     room = nbytes - Shape(0, 0).nbytes
-    chunk = CHUNK_BYTES
     while chunk >= MIN_CHUNK_BYTES:
         for depth in (DEPTH, 2):
             if chunk * depth <= room:

@@ -14,7 +14,14 @@ import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 
-from aiodist.shared.area import CONTROL_BYTES, Area, Shape, shape_within
+from aiodist.shared.area import (
+    CHUNK_BYTES,
+    CONTROL_BYTES,
+    CROWDED_CHUNK_BYTES,
+    Area,
+    Shape,
+    shape_within,
+)
 from aiodist.shared.lane import LINES_BYTES, LaneIn, LaneOut, lay_lines, ring_within
 from aiodist.shared.listing import END, Listing, State
 from aiodist.shared.reading import Reader, Window, address_of
@@ -116,10 +123,13 @@ class SharedMemory:
         """Whether this rank has mapped all of ``ranks``. If not, no member shares with its group."""
         return all(rank in self._heads for rank in ranks)
 
-    def lay_out(self, area: int, room_for: int = 4, patient: bool = False) -> None:
+    def lay_out(
+        self, area: int, room_for: int = 4, patient: bool = False, crowded: bool = False
+    ) -> None:
         """Make an area in the own segment, with the id ``area``, or note that there is no room.
 
-        It gets one ``room_for``-th of what is left, at most what it can use. ``patient``: where there
+        It gets one ``room_for``-th of what is left, at most what it can use, which is more where
+        ranks outnumber cores (``crowded``). ``patient``: where there
         is no room before others have let go of closed areas, do nothing; it is to be tried again.
         """
         listing = self._lists[self.rank]
@@ -127,7 +137,10 @@ class SharedMemory:
             return
         self._take_back()
         room = self._room
-        while (shape := self._shape(room_for)) is None and (lane := self._idle_lane()) is not None:
+        chunk = CROWDED_CHUNK_BYTES if crowded else CHUNK_BYTES
+        while (shape := self._shape(room_for, chunk)) is None and (
+            lane := self._idle_lane()
+        ) is not None:
             self._unmoor(lane)
         if shape is None:
             if not (patient and self._areas.keys() & self._closing.keys()):
@@ -140,10 +153,10 @@ class SharedMemory:
         else:
             room.give(offset, shape.nbytes)
 
-    def _shape(self, room_for: int) -> Shape | None:
+    def _shape(self, room_for: int, chunk: int) -> Shape | None:
         largest = self._room.largest
         fair = min(self._room.left // room_for, largest)
-        return shape_within(fair) or shape_within(largest)
+        return shape_within(fair, chunk) or shape_within(largest, chunk)
 
     def look(self, area: int, ranks: Sequence[int]) -> list[Area] | str | None:
         """The areas of ``ranks`` under one id; None while somebody has not said; or why there are none.
