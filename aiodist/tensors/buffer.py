@@ -72,11 +72,11 @@ class Buffer:
         return self._staged is not None
 
     def form(self, make: Callable[[memoryview], M]) -> Form[M] | None:
-        """What opens tensors of the owner's type, dtype and shape in few steps; None for arrays.
+        """What opens tensors of the owner's type, dtype and shape in few steps.
 
-        ``make``: as of `Form`.
+        None for arrays, and for a device's memory. ``make``: as of `Form`.
         """
-        if self.kind != "torch":
+        if self.kind != "torch" or self.staging is not None:
             return None
         form: Form[M] | None = _torch_memory().form_of(self.owner, self.nbytes, make)
         return form

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from aiodist.tensors import Form, buffer_of
+from tests.backends.copy_engine import copied_by_thread
 
 Bytes = Form[memoryview]
 
@@ -84,6 +85,12 @@ def test_conjugates_are_left_to_others() -> None:
     form = known(torch.zeros(4, dtype=torch.complex64))
     assert form.memory(torch.zeros(4, dtype=torch.complex64)) is not None
     assert form.memory(torch.zeros(4, dtype=torch.complex64).conj()) is None
+
+
+def test_what_only_a_device_can_copy_has_no_form() -> None:
+    with copied_by_thread(1 << 10):
+        assert form_of(torch.zeros(3)) is None
+    assert form_of(torch.zeros(3)) is not None
 
 
 def test_arrays_and_tensors_of_nothing_have_no_form() -> None:
