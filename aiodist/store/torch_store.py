@@ -41,7 +41,15 @@ class TorchStore(Store):
         self._nothing = os.urandom(16).hex()
 
     async def set(self, key: str, value: bytes) -> None:
-        await self._call(self.store.set, key, check_value(value))
+        given = check_value(value)
+
+        def set_now() -> None:
+            self.store.set(key, given)
+            # torch's TCPStore sends a value and does not wait: until the server has answered to what
+            # comes behind, others may still get the value before.
+            self.store.check([key])
+
+        await self._call(set_now)
 
     async def get(self, key: str, deadline: Deadline) -> bytes:
         # torch's get() waits, and nobody can call it back. compare_set with a value that nobody

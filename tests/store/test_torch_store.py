@@ -118,3 +118,37 @@ def test_interpreter_ends_without_close():
 def test_the_package_does_not_import_torch():
     code = "import aiodist.store, sys; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+LATE_SECONDS = 0.1
+
+
+async def test_what_was_set_far_away_is_there_for_everyone_when_set_returns():
+    """torch's TCPStore sends a value and waits for nothing; here it comes late to the server."""
+    master = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    async def pass_on(reader, writer, seconds):
+        while data := await reader.read(1 << 16):
+            await asyncio.sleep(seconds)
+            writer.write(data)
+        writer.close()
+
+    ended = asyncio.Event()
+
+    async def connect(reader, writer):
+        there = await asyncio.open_connection("127.0.0.1", master.port)
+        await asyncio.gather(pass_on(reader, there[1], LATE_SECONDS), pass_on(there[0], writer, 0))
+        ended.set()
+
+    async with (
+        await asyncio.start_server(connect, "127.0.0.1", 0) as road,
+        TorchStore(master) as here,
+    ):
+        port = road.sockets[0].getsockname()[1]
+        far = await asyncio.to_thread(distributed.TCPStore, "127.0.0.1", port, is_master=False)
+        async with TorchStore(far) as there:
+            await here.set("key", b"old")
+            await there.set("key", b"new")
+            assert await here.get("key", soon()) == b"new"
+        del far, there  # its connection ends, and then the road's do
+        await ended.wait()
