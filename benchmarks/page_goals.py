@@ -26,9 +26,8 @@ from benchmarks.targets import HOST, NETWORK, StepTarget
 
 _PROGRAMS = MappingProxyType(
     {
-        HOST: "Python processes, rings of chunks in memory that all of them map, or one copy out of the "
-        "other's tensor where that takes less, numpy's copy and add, flags that are polled; no check of "
-        "arguments, no event loop, no failure handled",
+        HOST: "Python processes, rings of chunks in memory that all of them map, numpy's copy and add, "
+        "flags that are polled; no check of arguments, no event loop, no failure handled",
         NETWORK: "Python processes, one TCP connection, from the tensors' memory and into it, numpy's "
         "add as parts come in; no check of arguments, no event loop, no header, no failure handled",
     }

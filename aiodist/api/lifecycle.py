@@ -15,7 +15,7 @@ import msgpack
 
 from aiodist.api.closing import close_world
 from aiodist.api.settings import patience_from, schemes_from, window_from
-from aiodist.api.sharing import NO_SHARING, SHARED, Sharing, memory_of, sharing_from
+from aiodist.api.sharing import SHARED, memory_of, shared_bytes_from
 from aiodist.api.streams import streams_from, with_bundles
 from aiodist.api.table import table_from
 from aiodist.backends.registry import backend_named, bind, rendezvous_for
@@ -86,7 +86,7 @@ async def init_process_group(
     seconds = to_seconds(timeout)
     # Before the ranks meet: the others would wait for one that finds its mistake afterwards.
     schemes, window = schemes_from(os.environ), window_from(os.environ)
-    sharing = sharing_from(os.environ, schemes)
+    shared_bytes = shared_bytes_from(os.environ, schemes)
     streams = streams_from(os.environ, schemes)
     size_from(os.environ)
     table_from(os.environ)
@@ -109,7 +109,7 @@ async def init_process_group(
                 _warn_if_open(met)
                 watched = patience > 0 and met.size > 1
                 heart = Heart(met.rank, met.size, transports, patience) if watched else None
-                memory = memory_of(met.rank, sharing if met.size > 1 else NO_SHARING)
+                memory = memory_of(met.rank, shared_bytes if met.size > 1 else 0)
                 make = partial(Endpoint, window=window, heart=heart, memory=memory)
                 ways = with_bundles(transports, met.hosts, streams)
                 await _open_world(world, met.rank, met.size, met.store, ways, make, deadline)
@@ -137,18 +137,18 @@ async def open_in_process(
     timeout: float | timedelta | None,
     buffer_bytes: int | None,
     backend: str | None = None,
-    sharing: Sharing = NO_SHARING,
+    shared_bytes: int = 0,
     host: str = "",
 ) -> None:
     """Initialise the current world as one of several in this process, over ``transport``.
 
-    ``sharing``: what it shares with the ranks of its host. ``host``: a name;
+    ``shared_bytes``: of a segment of shared memory; 0 for none. ``host``: a name;
     ranks with different ones share no memory.
     """
     world = current_world()
     seconds = to_seconds(timeout)
     window = DEFAULT_WINDOW if buffer_bytes is None else buffer_bytes
-    memory = memory_of(rank, sharing)
+    memory = memory_of(rank, shared_bytes)
     endpoint = partial(Endpoint, window=window, memory=memory, host=host)
     await _open_world(world, rank, size, store, [transport], endpoint, Deadline(seconds))
     await _make_default(world, "", backend_named(backend), seconds, Deadline(seconds))

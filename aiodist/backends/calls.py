@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from aiodist.collectives import hosts, operations, shared
-from aiodist.collectives.board import OpenBoard
+from aiodist.collectives.board import Board
 from aiodist.collectives.channel import Channel
 from aiodist.collectives.select import Choice, Rules
 from aiodist.collectives.spread import Hosts
@@ -40,7 +40,7 @@ class Call(ABC):
         """``choice``: of an algorithm; None for the usual one."""
 
     @abstractmethod
-    def in_memory(self, board: OpenBoard, rules: Rules) -> Run:
+    def in_memory(self, board: Board, rules: Rules) -> Run:
         """In memory that all ranks share. ``rules``: by which the algorithm is chosen."""
 
     def over_hosts(self, among: Hosts) -> Run | None:
@@ -63,7 +63,7 @@ class Barrier(Call):
     def over_messages(self, channel: Channel, choice: Choice | None = None) -> Run:
         return operations.barrier(channel, choice)
 
-    def in_memory(self, board: OpenBoard, rules: Rules) -> Run:
+    def in_memory(self, board: Board, rules: Rules) -> Run:
         return shared.barrier(board)
 
     def over_hosts(self, among: Hosts) -> Run:
@@ -85,7 +85,7 @@ class Broadcast(Call):
     def over_messages(self, channel: Channel, choice: Choice | None = None) -> Run:
         return operations.broadcast(channel, self.root, self.data, choice)
 
-    def in_memory(self, board: OpenBoard, rules: Rules) -> Run:
+    def in_memory(self, board: Board, rules: Rules) -> Run:
         return shared.broadcast(board, self.root, self.data, rules)
 
     def over_hosts(self, among: Hosts) -> Run:
@@ -108,7 +108,7 @@ class Reduce(Call):
     def over_messages(self, channel: Channel, choice: Choice | None = None) -> Run:
         return operations.reduce(channel, self.root, self.data, self.op, scratch, choice)
 
-    def in_memory(self, board: OpenBoard, rules: Rules) -> Run:
+    def in_memory(self, board: Board, rules: Rules) -> Run:
         return shared.reduce(board, self.root, self.data, self.op, rules)
 
     def over_hosts(self, among: Hosts) -> Run:
@@ -130,7 +130,7 @@ class AllReduce(Call):
     def over_messages(self, channel: Channel, choice: Choice | None = None) -> Run:
         return operations.all_reduce(channel, self.data, self.op, scratch, choice)
 
-    def in_memory(self, board: OpenBoard, rules: Rules) -> Run:
+    def in_memory(self, board: Board, rules: Rules) -> Run:
         return shared.all_reduce(board, self.data, self.op, rules)
 
     def over_hosts(self, among: Hosts) -> Run:
@@ -151,7 +151,7 @@ class AllGather(Call):
     def over_messages(self, channel: Channel, choice: Choice | None = None) -> Run:
         return operations.all_gather(channel, self.blocks, scratch, choice)
 
-    def in_memory(self, board: OpenBoard, rules: Rules) -> Run:
+    def in_memory(self, board: Board, rules: Rules) -> Run:
         return shared.all_gather(board, self.blocks, rules)
 
     def over_hosts(self, among: Hosts) -> Run:
@@ -174,7 +174,7 @@ class ReduceScatter(Call):
     def over_messages(self, channel: Channel, choice: Choice | None = None) -> Run:
         return operations.reduce_scatter(channel, self.blocks, self.out, self.op, scratch, choice)
 
-    def in_memory(self, board: OpenBoard, rules: Rules) -> Run:
+    def in_memory(self, board: Board, rules: Rules) -> Run:
         return shared.reduce_scatter(board, self.blocks, self.out, self.op, rules)
 
     def over_hosts(self, among: Hosts) -> Run:
@@ -193,7 +193,7 @@ class Gather(Call):
     def over_messages(self, channel: Channel, choice: Choice | None = None) -> Run:
         return operations.gather(channel, self.root, self.data, self.blocks, scratch, choice)
 
-    def in_memory(self, board: OpenBoard, rules: Rules) -> Run:
+    def in_memory(self, board: Board, rules: Rules) -> Run:
         return shared.gather(board, self.root, self.data, self.blocks)
 
 
@@ -209,7 +209,7 @@ class Scatter(Call):
     def over_messages(self, channel: Channel, choice: Choice | None = None) -> Run:
         return operations.scatter(channel, self.root, self.blocks, self.out, scratch, choice)
 
-    def in_memory(self, board: OpenBoard, rules: Rules) -> Run:
+    def in_memory(self, board: Board, rules: Rules) -> Run:
         return shared.scatter(board, self.root, self.blocks, self.out)
 
 
@@ -224,5 +224,5 @@ class AllToAll(Call):
     def over_messages(self, channel: Channel, choice: Choice | None = None) -> Run:
         return operations.all_to_all(channel, self.inputs, self.outputs, scratch, choice)
 
-    def in_memory(self, board: OpenBoard, rules: Rules) -> Run:
+    def in_memory(self, board: Board, rules: Rules) -> Run:
         return shared.all_to_all(board, self.inputs, self.outputs)

@@ -10,7 +10,7 @@ Awaiting raises what a `Channel` raises. Afterwards nothing of the board is touc
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from typing import Protocol
 
 
@@ -51,10 +51,7 @@ class Board(Protocol):
     # -- chunks
 
     async def meet(self) -> None:
-        """Put up an empty slot, and wait for all others': before the first chunk.
-
-        Nothing where they have met.
-        """
+        """Put up an empty slot, and wait for all others': before the first chunk."""
         ...
 
     def begin_chunks(self) -> None:
@@ -87,37 +84,4 @@ class Board(Protocol):
 
     def turn(self) -> Awaitable[None]:
         """Between steps: gives others of this process their turn, from time to time."""
-        ...
-
-
-class OpenBoard(Board, Protocol):
-    """A board whose ranks may also read each other's tensors, where they are.
-
-    Who has shown memory leaves it as it is, but for what the algorithm has it write, until all have
-    let go (`all_let_go`). Where a rank leaves before, as it does when it fails, what is read of its
-    memory from then on is not what it was: `pull` says so, by never ending unless with that failure.
-    """
-
-    @property
-    def all_read(self) -> bool:
-        """Whether each rank can read the others' tensors; to be asked when all slots have been seen."""
-        ...
-
-    def address(self, data: memoryview) -> int:
-        """What another rank needs to `pull` it; 0 where it is no memory that others could read."""
-        ...
-
-    async def show(self, data: Sequence[memoryview]) -> list[tuple[int, ...]] | None:
-        """As `meet`, with the addresses of ``data`` in the slots; each rank shows as many stretches.
-
-        The addresses by rank. None, on all ranks alike, where not all can be read by all others.
-        """
-        ...
-
-    def pull(self, rank: int, start: int, into: memoryview) -> Awaitable[None]:
-        """Fill ``into`` with what ``rank`` has at the address ``start``."""
-        ...
-
-    async def all_let_go(self) -> None:
-        """Let go of all steps, and wait until all others have: nobody reads what was shown."""
         ...

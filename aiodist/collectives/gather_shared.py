@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from aiodist.collectives.barrier_slots import others_of
 from aiodist.collectives.board import Board
 from aiodist.collectives.layout import segments_of
-from aiodist.collectives.slot_blocks import blocks_of, fit, put_up_blocks
+from aiodist.collectives.slot_blocks import blocks_of, put_up_blocks
 
 _ALIGN = 64
 
@@ -101,8 +101,7 @@ async def scatter_shared(
 
 
 async def _scatter(board: Board, blocks: Sequence[memoryview], width: int) -> None:
-    await put_up_blocks(board, blocks)
-    if fit(board, blocks):
+    if await put_up_blocks(board, blocks):
         return
     board.begin_chunks()
     others = others_of(board)

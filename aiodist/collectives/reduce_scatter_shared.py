@@ -2,17 +2,15 @@
 
 In slots: one step. In chunks: a chunk holds a piece of every block, so there are n * b / chunk
 steps for blocks of b bytes; the next chunk is put up before one is reduced. Bytes: a rank writes the
-others' blocks and reads its own block of all others. Directly: it reads them where they are, and writes
-none. Operands are taken in the order of ranks.
+others' blocks and reads its own block of all others. Operands are taken in the order of ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aiodist.collectives.all_reduce_direct import Operands
 from aiodist.collectives.barrier_slots import others_of
-from aiodist.collectives.board import Board, OpenBoard
+from aiodist.collectives.board import Board
 from aiodist.collectives.layout import offsets_of, segments_of
 from aiodist.collectives.reduction import Reduction
 
@@ -71,25 +69,3 @@ async def reduce_scatter_chunks(
                 reduce(place, operand)
             board.let_go(step)
         await board.turn()
-
-
-async def reduce_scatter_direct(
-    board: OpenBoard, blocks: Sequence[memoryview], out: memoryview, reduce: Reduction
-) -> bool:
-    """Reduce ``blocks[rank]`` over all ranks into ``out``, which may be that very block.
-
-    False, and nothing done, where not all can be read.
-    """
-    shown = await board.show(blocks)
-    if shown is None:
-        return False
-    rank = board.rank
-    width = board.chunk_bytes // reduce.itemsize * reduce.itemsize
-    operands = Operands(board, [starts[rank] for starts in shown], reduce)
-    await operands.begin()
-    for offset in range(0, len(out), width):
-        piece = slice(offset, offset + width)
-        await operands.reduce(offset, blocks[rank][piece], out[piece])
-        await board.turn()
-    await board.all_let_go()
-    return True

@@ -166,8 +166,7 @@ SHARED_RULES: Rules = MappingProxyType(
             Rule(4, 128 * KIB, Choice("slots")),
             Rule(8, 32 * KIB, Choice("slots")),
             Rule(MANY, 8 * KIB, Choice("slots")),
-            Rule(MANY, 32 * MIB, Choice("stripes")),
-            Rule(MANY, MANY, Choice("direct")),
+            Rule(MANY, MANY, Choice("stripes")),
         ),
         "all_gather": (
             Rule(MANY, 256 * KIB, Choice("slots")),
@@ -177,9 +176,7 @@ SHARED_RULES: Rules = MappingProxyType(
         "scatter": (Rule(MANY, MANY, Choice("slot_then_chunks")),),
         "reduce_scatter": (
             Rule(MANY, 256 * KIB, Choice("slots")),
-            Rule(2, MANY, Choice("chunks")),
-            Rule(MANY, 32 * MIB, Choice("chunks")),
-            Rule(MANY, MANY, Choice("direct")),
+            Rule(MANY, MANY, Choice("chunks")),
         ),
         "all_to_all": (Rule(MANY, MANY, Choice("slot_then_chunks")),),
     }

@@ -6,25 +6,20 @@ The same arguments mean the same there and here; a `Board` stands in the place o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from aiodist.collectives.all_gather_shared import all_gather_chunks, all_gather_slots
-from aiodist.collectives.all_reduce_direct import all_reduce_direct
 from aiodist.collectives.all_reduce_exchange import all_reduce_exchange
 from aiodist.collectives.all_reduce_slots import all_reduce_slots
 from aiodist.collectives.all_reduce_stripes import all_reduce_stripes, reduce_stripes
 from aiodist.collectives.all_to_all_shared import all_to_all_shared
 from aiodist.collectives.barrier_slots import barrier_slots
-from aiodist.collectives.board import OpenBoard
+from aiodist.collectives.board import Board
 from aiodist.collectives.broadcast_shared import broadcast_chunks, broadcast_slots
 from aiodist.collectives.gather_shared import gather_shared, scatter_shared
-from aiodist.collectives.reduce_scatter_shared import (
-    reduce_scatter_chunks,
-    reduce_scatter_direct,
-    reduce_scatter_slots,
-)
+from aiodist.collectives.reduce_scatter_shared import reduce_scatter_chunks, reduce_scatter_slots
 from aiodist.collectives.reduce_slots import reduce_slots
 from aiodist.collectives.reduction import Reduction
 from aiodist.collectives.select import SHARED_RULES, Rules, select
@@ -36,15 +31,12 @@ ALGORITHMS: Mapping[str, Sequence[str]] = MappingProxyType(
     {
         "broadcast": ("slots", "chunks"),
         "reduce": ("slots", "stripes"),
-        "all_reduce": ("slots", "exchange", "stripes", "direct"),
+        "all_reduce": ("slots", "exchange", "stripes"),
         "all_gather": ("slots", "chunks"),
-        "reduce_scatter": ("slots", "chunks", "direct"),
+        "reduce_scatter": ("slots", "chunks"),
     }
 )
-"""Operations that run in several ways, and their names.
-
-Where ranks cannot read each other's tensors, "direct" is what the table has for chunks.
-"""
+"""Operations that run in several ways, and their names."""
 
 
 def why_not(operation: str, algorithm: str, ranks: int, nbytes: int, slot_bytes: int) -> str:
@@ -61,12 +53,12 @@ def why_not(operation: str, algorithm: str, ranks: int, nbytes: int, slot_bytes:
     return ""
 
 
-def barrier(board: OpenBoard) -> Run:
+def barrier(board: Board) -> Run:
     """Return when all ranks have entered."""
     return barrier_slots(board)
 
 
-def broadcast(board: OpenBoard, root: int, data: memoryview, rules: Rules = SHARED_RULES) -> Run:
+def broadcast(board: Board, root: int, data: memoryview, rules: Rules = SHARED_RULES) -> Run:
     """Fill ``data`` on every rank with what ``root`` has in it."""
     if _choice("broadcast", board, len(data), rules) == "slots":
         return broadcast_slots(board, root, data)
@@ -74,7 +66,7 @@ def broadcast(board: OpenBoard, root: int, data: memoryview, rules: Rules = SHAR
 
 
 def reduce(
-    board: OpenBoard, root: int, data: memoryview, op: Reduction, rules: Rules = SHARED_RULES
+    board: Board, root: int, data: memoryview, op: Reduction, rules: Rules = SHARED_RULES
 ) -> Run:
     """Reduce ``data`` over all ranks into ``root``'s, in place; the others' is only read."""
     if _choice("reduce", board, len(data), rules) == "slots":
@@ -82,22 +74,17 @@ def reduce(
     return reduce_stripes(board, root, data, op)
 
 
-def all_reduce(
-    board: OpenBoard, data: memoryview, op: Reduction, rules: Rules = SHARED_RULES
-) -> Run:
+def all_reduce(board: Board, data: memoryview, op: Reduction, rules: Rules = SHARED_RULES) -> Run:
     """Reduce ``data`` over all ranks, in place; bitwise the same result everywhere."""
     name = _choice("all_reduce", board, len(data), rules)
     if name == "slots":
         return all_reduce_slots(board, data, op)
     if name == "exchange":
         return all_reduce_exchange(board, data, op)
-    if name == "direct":
-        chunks = all_reduce_exchange if board.size == 2 else all_reduce_stripes
-        return _either(all_reduce_direct(board, data, op), lambda: chunks(board, data, op))
     return all_reduce_stripes(board, data, op)
 
 
-def all_gather(board: OpenBoard, blocks: Blocks, rules: Rules = SHARED_RULES) -> Run:
+def all_gather(board: Board, blocks: Blocks, rules: Rules = SHARED_RULES) -> Run:
     """Fill every ``blocks[r]`` with rank r's block; this rank's own is in place already."""
     if _choice("all_gather", board, sum(map(len, blocks)), rules) == "slots":
         return all_gather_slots(board, blocks)
@@ -105,44 +92,28 @@ def all_gather(board: OpenBoard, blocks: Blocks, rules: Rules = SHARED_RULES) ->
 
 
 def reduce_scatter(
-    board: OpenBoard,
-    blocks: Blocks,
-    out: memoryview,
-    op: Reduction,
-    rules: Rules = SHARED_RULES,
+    board: Board, blocks: Blocks, out: memoryview, op: Reduction, rules: Rules = SHARED_RULES
 ) -> Run:
     """Reduce ``blocks[rank]`` over all ranks into ``out``, which may be that very block."""
-    name = _choice("reduce_scatter", board, sum(map(len, blocks)), rules)
-    if name == "slots":
+    if _choice("reduce_scatter", board, sum(map(len, blocks)), rules) == "slots":
         return reduce_scatter_slots(board, blocks, out, op)
-    if name == "direct":
-        return _either(
-            reduce_scatter_direct(board, blocks, out, op),
-            lambda: reduce_scatter_chunks(board, blocks, out, op),
-        )
     return reduce_scatter_chunks(board, blocks, out, op)
 
 
-def gather(board: OpenBoard, root: int, data: memoryview, blocks: Blocks | None) -> Run:
+def gather(board: Board, root: int, data: memoryview, blocks: Blocks | None) -> Run:
     """Fill ``blocks[r]`` on ``root`` with rank r's ``data``; ``blocks`` is ignored elsewhere."""
     return gather_shared(board, root, data, blocks)
 
 
-def scatter(board: OpenBoard, root: int, blocks: Blocks | None, out: memoryview) -> Run:
+def scatter(board: Board, root: int, blocks: Blocks | None, out: memoryview) -> Run:
     """Fill ``out`` on rank r with ``root``'s ``blocks[r]``; ``blocks`` is ignored elsewhere."""
     return scatter_shared(board, root, blocks, out)
 
 
-def all_to_all(board: OpenBoard, inputs: Blocks, outputs: Blocks) -> Run:
+def all_to_all(board: Board, inputs: Blocks, outputs: Blocks) -> Run:
     """Send ``inputs[r]`` to each rank r and fill ``outputs[r]`` with what r has for this rank."""
     return all_to_all_shared(board, inputs, outputs)
 
 
-def _choice(operation: str, board: OpenBoard, nbytes: int, rules: Rules) -> str:
+def _choice(operation: str, board: Board, nbytes: int, rules: Rules) -> str:
     return select(operation, board.size, nbytes, rules=rules).algorithm
-
-
-async def _either(directly: Coroutine[Any, Any, bool], by_chunks: Callable[[], Run]) -> None:
-    """The second where the first has seen that the ranks cannot read each other's tensors."""
-    if not await directly:
-        await by_chunks()

@@ -1,7 +1,4 @@
-"""A slot with a block for each rank: the n lengths, then the blocks where all of them fit.
-
-Where they do not, the n addresses of the blocks may stand there.
-"""
+"""A slot with a block for each rank: the n lengths, then the blocks where all of them fit."""
 
 from __future__ import annotations
 
@@ -14,29 +11,15 @@ from aiodist.collectives.board import Board
 from aiodist.collectives.layout import offsets_of
 
 
-def fit(board: Board, blocks: Sequence[memoryview]) -> bool:
-    """Whether ``blocks`` stand in a slot behind their lengths."""
-    return starts_of([len(block) for block in blocks])[-1] <= board.slot_bytes
-
-
-async def put_up_blocks(
-    board: Board, blocks: Sequence[memoryview], addresses: Sequence[int] = ()
-) -> None:
-    """Put up the lengths of ``blocks``, one for each rank; and the blocks, or else ``addresses``."""
+async def put_up_blocks(board: Board, blocks: Sequence[memoryview]) -> bool:
+    """Put up the lengths of ``blocks``, one for each rank; whether the blocks stand there as well."""
     starts = starts_of([len(block) for block in blocks])
-    stand = fit(board, blocks)
-    used = starts[-1] if stand else starts[0] + 8 * len(addresses)
+    fits = starts[-1] <= board.slot_bytes
+    used = starts[-1] if fits else starts[0]
     own = await board.slot(used)
-    write_blocks(own, blocks if stand else (), starts)
-    if not stand:
-        _table(len(addresses)).pack_into(own, starts[0], *addresses)
+    write_blocks(own, blocks if fits else (), starts)
     board.put_up(used)
-
-
-def addresses_in(slot: memoryview, size: int) -> tuple[int, ...]:
-    """Of the blocks that did not fit into ``slot``."""
-    table = _table(size)
-    return table.unpack_from(slot, table.size)
+    return fits
 
 
 async def blocks_of(board: Board, rank: int) -> tuple[tuple[int, ...], memoryview | None]:

@@ -6,14 +6,12 @@ lower 24, so that what one operation puts up is never taken for another's, also 
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from aiodist.completion import Pending, completed
 from aiodist.errors import DistError
-from aiodist.shared.area import CHUNK_TAGS, PROGRESS, READS, SLOT_BYTES, SLOT_TAGS, SLOTS
+from aiodist.shared.area import CHUNK_TAGS, PROGRESS, SLOT_BYTES, SLOT_TAGS, SLOTS
 
 if TYPE_CHECKING:
     from aiodist.groups.fingerprint import Words
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
 STEP_BITS = 24
 LAST_STEP = (1 << STEP_BITS) - 1
 _EVER = (1 << 64) - 1
-_WORD = struct.Struct("<Q")
 
 TURN_SECONDS = 1e-3
 """How long an operation may keep the loop busy before others have their turn."""
@@ -76,7 +73,7 @@ def announce(mine: memoryview, tag: int, base: int, meta: Words, nbytes: int) ->
 
 
 class LineBoard:
-    """See `collectives.board.OpenBoard`."""
+    """See `collectives.board.Board`."""
 
     slot_bytes = SLOT_BYTES
 
@@ -156,8 +153,6 @@ class LineBoard:
     # -- chunks
 
     async def meet(self) -> None:
-        if self._met:
-            return
         await self.slot(0)
         self.put_up(0)
         for rank in range(self.size):
@@ -195,53 +190,6 @@ class LineBoard:
 
     def let_go_all(self) -> None:
         self._plane.advance(self.end - 1)
-
-    # -- memory that is shown
-
-    @property
-    def all_read(self) -> bool:
-        return all(words[READS] for words in self._plane.words)
-
-    def address(self, data: memoryview) -> int:
-        window = self._plane.window
-        return 0 if window is None else window.address(data)
-
-    async def show(self, data: Sequence[memoryview]) -> list[tuple[int, ...]] | None:
-        nbytes = len(data) * _WORD.size
-        own = await self.slot(nbytes)
-        for at, stretch in enumerate(data):
-            _WORD.pack_into(own, at * _WORD.size, self.address(stretch))
-        self.put_up(nbytes)
-        slots = [
-            own if rank == self.rank else await self.slot_of(rank, nbytes)
-            for rank in range(self.size)
-        ]
-        shown = [tuple(slot.cast("Q")) for slot in slots]
-        self.begin_chunks()
-        return shown if self.all_read and all(map(all, shown)) else None
-
-    def pull(self, rank: int, start: int, into: memoryview) -> Pending[None]:
-        plane = self._plane
-        assert plane.window is not None  # else this rank has shown nothing, and nobody pulls
-        try:
-            plane.window.read(rank, start, into)
-        except ProcessLookupError:
-            return self._never(rank)
-        except OSError as error:
-            if plane.words[rank][PROGRESS] < self.end:
-                raise self.line.unreadable(plane.seats[rank], error) from error
-        # After the reading: it had not left before, and left its memory as it was.
-        return _HERE if plane.words[rank][PROGRESS] < self.end else self._never(rank)
-
-    async def all_let_go(self) -> None:
-        self.let_go_all()
-        for rank, words in enumerate(self._plane.words):
-            if words[PROGRESS] < self.end - 1 and rank != self.rank:
-                await self._until(rank, PROGRESS, self.end - 1, _EVER)
-
-    def _never(self, rank: int) -> Pending[None]:
-        """``rank`` has left before its time. Why, it or its stream's end will say."""
-        return self._until(rank, PROGRESS, _EVER, _EVER)
 
     def turn(self) -> Pending[None]:
         now = perf_counter()

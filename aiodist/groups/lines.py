@@ -107,17 +107,6 @@ class CollectiveLine:
         """Group rank ``src`` had put up another operation than the one that has ended here."""
         self._group.late(sequence, self._ranks[src], encoded_of(words))
 
-    def unreadable(self, src: int, error: OSError) -> DistError:
-        """The error for memory of group rank ``src`` that was shown and cannot be read."""
-        return CollectiveError(
-            f"{self.describe()}: rank {self._ranks[src]}'s tensor cannot be read where it is ({error}); "
-            "with AIODIST_SINGLE_COPY=0 tensors are copied through shared memory",
-            operation=self.operation,
-            group=self.group_name,
-            sequence=self.sequence,
-            rank=self._ranks[src],
-        )
-
     def lost(self, src: int, wait: Pending[None]) -> bool:
         """Whether group rank ``src`` is gone; ``wait`` has failed then."""
         error = self._group.endpoint.error_of(self._ranks[src])

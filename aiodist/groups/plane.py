@@ -25,9 +25,8 @@ from aiodist.completion import Pending
 from aiodist.groups.board import LineBoard, Wait
 from aiodist.groups.swap import Glance
 from aiodist.mesh.lookout import Lookout
-from aiodist.shared.area import ASLEEP, PROGRESS, READS, SLOTS, Area, Shape
+from aiodist.shared.area import ASLEEP, PROGRESS, SLOTS, Area, Shape
 from aiodist.shared.memory import SharedMemory
-from aiodist.shared.reading import Window
 
 if TYPE_CHECKING:
     from aiodist.groups.lines import CollectiveLine
@@ -82,8 +81,6 @@ class Plane:
         self.areas: list[Area] = []
         self.words: list[memoryview] = []
         self.mine: memoryview = memoryview(b"")
-        self.window: Window | None = None
-        """Onto the members' tensors, where this rank may read them."""
         self.shape = Shape(0, 0)
         self.progress = 0
         self.slot_used = [0] * SLOTS  # the progress that frees each slot
@@ -164,7 +161,7 @@ class Plane:
         if self.words or memory is None:
             return True
         if memory.could_share(self.members):
-            memory.lay_out(self._id, patient=self._is_patient, crowded=self._is_crowded)
+            memory.lay_out(self._id, patient=self._is_patient)
             areas = memory.look(self._id, self.members)
         else:
             areas = "not all of its ranks can map each other's memory"
@@ -189,10 +186,8 @@ class Plane:
         )
         self.slots = [[area.slots[slot] for area in areas] for slot in range(SLOTS)]
         self.peers = [(rank, w) for rank, w in enumerate(self.words) if rank != self.rank]
-        self.window = memory.window(self.members)
-        self.mine[READS] = self.window is not None
         self.lookout.active = not self.group.endpoint.shares_process
-        self.lookout.crowded = self._is_crowded
+        self.lookout.crowded = not self.group.endpoint.lookout.active
         return True
 
     def _reached(self) -> bool:
@@ -214,11 +209,6 @@ class Plane:
         return not missing
 
     @property
-    def _is_crowded(self) -> bool:
-        """Whether ranks outnumber cores, or may."""
-        return not self.group.endpoint.lookout.active
-
-    @property
     def _is_patient(self) -> bool:
         """Whether the first operation has not waited for long."""
         now = perf_counter()
@@ -238,7 +228,7 @@ class Plane:
     def lay_out(self) -> None:
         """Say what room this rank has, for those that may wait to hear it."""
         if not self.words and self._memory is not None:
-            self._memory.lay_out(self._id, crowded=self._is_crowded)
+            self._memory.lay_out(self._id)
 
     @property
     def is_off(self) -> bool:

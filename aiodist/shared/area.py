@@ -3,7 +3,6 @@
 ::
 
     control (4 KiB)   progress | asleep | a tag and a fingerprint for each slot | a tag for each chunk
-                      | whether its owner reads all members' tensors
     slots             SLOTS times SLOT_BYTES: one small message each, by turns of operations
     chunks            ``depth`` times ``chunk_bytes``: the pipeline of large ones
 
@@ -24,9 +23,6 @@ SLOT_BYTES = (256 << 10) + 4096
 CHUNK_BYTES = 512 << 10
 """Of a chunk where there is room: it stays in the cache from one rank's write to the next's read."""
 
-CROWDED_CHUNK_BYTES = 1 << 20
-"""The same where ranks outnumber cores: each step there costs turns of a core, which is dearer."""
-
 MIN_CHUNK_BYTES = 64 << 10
 MAX_DEPTH = 8
 DEPTH = 4
@@ -40,8 +36,6 @@ ASLEEP = _LINE
 SLOT_TAGS = tuple((2 + slot) * _LINE for slot in range(SLOTS))
 """Word of a slot's tag; behind it two words of fingerprint and one of payload length."""
 CHUNK_TAGS = tuple((2 + SLOTS + chunk) * _LINE for chunk in range(MAX_DEPTH))
-READS = (2 + SLOTS + MAX_DEPTH) * _LINE
-"""1 where the owner can read the tensors of all members; known before it puts anything up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +50,10 @@ class Shape:
         return CONTROL_BYTES + SLOTS * SLOT_BYTES + self.depth * self.chunk_bytes
 
 
-def shape_within(nbytes: int, chunk: int = CHUNK_BYTES) -> Shape | None:
-    """The best shape that ``nbytes`` have room for, None where they have none.
-
-    Its chunks are of ``chunk`` bytes, or of a half, a quarter, and so on.
-    """
+def shape_within(nbytes: int) -> Shape | None:
+    """The best shape that ``nbytes`` have room for, None where they have none."""
     room = nbytes - Shape(0, 0).nbytes
+    chunk = CHUNK_BYTES
     while chunk >= MIN_CHUNK_BYTES:
         for depth in (DEPTH, 2):
             if chunk * depth <= room:

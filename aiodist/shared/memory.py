@@ -14,19 +14,11 @@ import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 
-from aiodist.shared.area import (
-    CHUNK_BYTES,
-    CONTROL_BYTES,
-    CROWDED_CHUNK_BYTES,
-    Area,
-    Shape,
-    shape_within,
-)
+from aiodist.shared.area import CONTROL_BYTES, Area, Shape, shape_within
 from aiodist.shared.lane import LINES_BYTES, LaneIn, LaneOut, lay_lines, ring_within
 from aiodist.shared.listing import END, Listing, State
-from aiodist.shared.reading import Reader, Window, address_of
 from aiodist.shared.room import Room
-from aiodist.shared.segment import NONCE_BYTES, Segment
+from aiodist.shared.segment import Segment
 
 log = logging.getLogger("aiodist")
 
@@ -37,7 +29,6 @@ MIN_BYTES = 1 << 20
 
 _HEAD_BYTES = 64 << 10
 _LEFT = 4  # word: the owner has left in good order
-_AT = 5  # word: the address of the segment in its owner's memory
 _MAPPED = END  # first word of a list by rank: which segment is mapped
 _MAX_RANKS = _HEAD_BYTES // 8 - _MAPPED
 
@@ -50,10 +41,8 @@ _PAGE = 4096
 class SharedMemory:
     """One rank's. ``create`` first, then ``meet`` with the descriptions of all ranks."""
 
-    def __init__(self, rank: int, segment: Segment, reader: Reader | None = None) -> None:
-        """``reader``: to read other ranks' tensors where they are; None where that shall not be."""
+    def __init__(self, rank: int, segment: Segment) -> None:
         self.rank = rank
-        self._reader = reader
         self._own = segment
         self._segments: dict[int, Segment] = {rank: segment}
         self._heads: dict[int, memoryview] = {}
@@ -68,12 +57,9 @@ class SharedMemory:
         self._outward: dict[int, LaneOut] = {}
 
     @classmethod
-    def create(cls, rank: int, nbytes: int, single_copy: bool = True) -> SharedMemory:
-        """Raises OSError where this system has no such memory.
-
-        ``single_copy``: whether to read other ranks' tensors where they are, if the system lets it.
-        """
-        return cls(rank, Segment.create(max(nbytes, MIN_BYTES)), _reader() if single_copy else None)
+    def create(cls, rank: int, nbytes: int) -> SharedMemory:
+        """Raises OSError where this system has no such memory."""
+        return cls(rank, Segment.create(max(nbytes, MIN_BYTES)))
 
     @property
     def description(self) -> str:
@@ -87,7 +73,6 @@ class SharedMemory:
         """
         failures = []
         head = self._own.view[:_HEAD_BYTES].cast("Q")
-        head[_AT] = address_of(self._own.view)
         for rank, description in descriptions.items():
             if not description or rank >= _MAX_RANKS:
                 continue
@@ -123,13 +108,10 @@ class SharedMemory:
         """Whether this rank has mapped all of ``ranks``. If not, no member shares with its group."""
         return all(rank in self._heads for rank in ranks)
 
-    def lay_out(
-        self, area: int, room_for: int = 4, patient: bool = False, crowded: bool = False
-    ) -> None:
+    def lay_out(self, area: int, room_for: int = 4, patient: bool = False) -> None:
         """Make an area in the own segment, with the id ``area``, or note that there is no room.
 
-        It gets one ``room_for``-th of what is left, at most what it can use, which is more where
-        ranks outnumber cores (``crowded``). ``patient``: where there
+        It gets one ``room_for``-th of what is left, at most what it can use. ``patient``: where there
         is no room before others have let go of closed areas, do nothing; it is to be tried again.
         """
         listing = self._lists[self.rank]
@@ -137,10 +119,7 @@ class SharedMemory:
             return
         self._take_back()
         room = self._room
-        chunk = CROWDED_CHUNK_BYTES if crowded else CHUNK_BYTES
-        while (shape := self._shape(room_for, chunk)) is None and (
-            lane := self._idle_lane()
-        ) is not None:
+        while (shape := self._shape(room_for)) is None and (lane := self._idle_lane()) is not None:
             self._unmoor(lane)
         if shape is None:
             if not (patient and self._areas.keys() & self._closing.keys()):
@@ -153,10 +132,10 @@ class SharedMemory:
         else:
             room.give(offset, shape.nbytes)
 
-    def _shape(self, room_for: int, chunk: int) -> Shape | None:
+    def _shape(self, room_for: int) -> Shape | None:
         largest = self._room.largest
         fair = min(self._room.left // room_for, largest)
-        return shape_within(fair, chunk) or shape_within(largest, chunk)
+        return shape_within(fair) or shape_within(largest)
 
     def look(self, area: int, ranks: Sequence[int]) -> list[Area] | str | None:
         """The areas of ``ranks`` under one id; None while somebody has not said; or why there are none.
@@ -184,27 +163,6 @@ class SharedMemory:
             Area(self._segments[rank].view[offset : offset + shape.nbytes], shape)
             for rank, offset, shape in found
         ]
-
-    def window(self, ranks: Sequence[int]) -> Window | None:
-        """Onto all memory of ``ranks``, whose segments are mapped; None where one may not be read.
-
-        One that may is seen to by reading the nonce of its segment where it itself has it.
-        """
-        if self._reader is None:
-            return None
-        pids = []
-        for rank in ranks:
-            segment = self._segments[rank]
-            nonce = memoryview(bytearray(NONCE_BYTES))
-            try:
-                self._reader.read(segment.pid, self._heads[rank][_AT], nonce)
-            except OSError as error:
-                log.info("rank %d cannot read the memory of rank %d: %s", self.rank, rank, error)
-                return None
-            if nonce != segment.view[:NONCE_BYTES]:
-                return None
-            pids.append(segment.pid)
-        return Window(self._reader, pids)
 
     def silent(self, area: int, ranks: Sequence[int]) -> list[int]:
         """Those of ``ranks`` that have laid out nothing under this id so far."""
@@ -358,13 +316,6 @@ class SharedMemory:
         for segment in self._segments.values():
             segment.close()
         self._segments.clear()
-
-
-def _reader() -> Reader | None:
-    try:
-        return Reader()
-    except OSError:
-        return None
 
 
 def _digest(description: str) -> int:

@@ -82,11 +82,6 @@ class Segment:
         return cls(view, description)
 
     @property
-    def pid(self) -> int:
-        """Of the process that made it."""
-        return int(self.description.split(":")[0])
-
-    @property
     def is_orphan(self) -> bool:
         """Whether the process that made it has ended, or has given it back."""
         pid, number, _ = self.description.split(":")

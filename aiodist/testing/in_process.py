@@ -11,7 +11,7 @@ from typing import TypeVar
 from aiodist.api.available import is_initialized
 from aiodist.api.closing import destroy_process_group
 from aiodist.api.lifecycle import open_in_process
-from aiodist.api.sharing import NO_SHARING, SHARED, Sharing
+from aiodist.api.sharing import SHARED
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.world import World, use_world
 from aiodist.store import MemoryStore
@@ -34,7 +34,6 @@ async def run_ranks(
     wrap: Callable[[int, Transport], Transport] | None = None,
     backend: str | None = None,
     hosts: Sequence[int] = (),
-    single_copy: bool = True,
 ) -> list[T]:
     """Run ``await fn(rank)`` for ranks 0 to ``size`` - 1 at once; their results, by rank.
 
@@ -45,8 +44,7 @@ async def run_ranks(
     without a receive. ``wrap(rank, transport)``: what the rank uses in place of ``transport``, such
     as a `FaultyTransport` around it. ``backend``: of the default group, as for
     ``init_process_group``. ``hosts``: the number of each rank's host; ranks of different hosts share
-    no memory. All on one where empty. ``single_copy``: whether ranks that share memory read each other's
-    tensors where they are, if the system allows it.
+    no memory. All on one where empty.
 
     Raises the first error of a rank, by time, after the others have been cancelled.
     """
@@ -60,12 +58,12 @@ async def run_ranks(
         use_world(World())
         transports = Transports.default("127.0.0.1", hub=hub)
         mine = transports.get("inproc" if transport == SHARED else transport)
-        sharing = Sharing(_SHARED_BYTES, single_copy) if transport == SHARED else NO_SHARING
+        shared_bytes = _SHARED_BYTES if transport == SHARED else 0
         if wrap is not None:
             mine = wrap(rank, mine)
         host = f"host {hosts[rank]}" if hosts else ""
         await open_in_process(
-            rank, size, store, mine, timeout, buffer_bytes, backend, sharing, host
+            rank, size, store, mine, timeout, buffer_bytes, backend, shared_bytes, host
         )
         try:
             result = await fn(rank)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from benchmarks.peers.base import Peer
 from benchmarks.peers.doors import AsyncDoor, BlockingDoor
-from benchmarks.peers.floor_direct import FloorDirect
+from benchmarks.peers.floor import Floor
 from benchmarks.peers.floor_shared import FloorShared
 from benchmarks.peers.floor_tcp import FloorTcp
 from benchmarks.peers.gloo import Gloo
@@ -21,7 +21,7 @@ PEERS: MappingProxyType[str, Callable[[], Peer]] = MappingProxyType(
         "blocking": partial(BlockingDoor, "blocking", None),
         "async-tcp": partial(AsyncDoor, "async-tcp", "tcp"),
         "blocking-tcp": partial(BlockingDoor, "blocking-tcp", "tcp"),
-        "floor": FloorDirect,
+        "floor": Floor,
         "floor-shared": FloorShared,
         "floor-tcp": FloorTcp,
     }

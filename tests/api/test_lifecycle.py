@@ -17,7 +17,6 @@ from aiodist.testing import run_ranks
         ("AIODIST_TRANSPORT", "quic", "use one or several of shm, tcp, unix"),
         ("AIODIST_TRANSPORT", "shm", "names no stream"),
         ("AIODIST_SHM_BYTES", "32M", "a number of bytes, 0 or at least 1048576"),
-        ("AIODIST_SINGLE_COPY", "yes", "must be 1 .* or 0 .*, not 'yes'"),
         ("AIODIST_SHM_BYTES", "4096", "a number of bytes, 0 or at least 1048576"),
         ("AIODIST_TRANSPORT", "tcp,", "AIODIST_TRANSPORT='tcp,' names ''"),
         ("AIODIST_STREAMS", "two", "a number from 1 to 64, not 'two'"),

@@ -12,7 +12,6 @@ from benchmarks.cases import QUICK, Case, Suite
 from benchmarks.operations import Call
 from benchmarks.peers.base import Place, UnsupportedError
 from benchmarks.peers.floor import DEPTH, EXCHANGED, PART, Floor
-from benchmarks.peers.floor_direct import LEAST
 from benchmarks.peers.floor_shared import FloorShared
 from benchmarks.rank import empty
 from benchmarks.results import Report
@@ -42,13 +41,6 @@ def test_every_operation_of_three_ranks_is_right() -> None:
     sizes = {3: (24, WRAPPED)}
     suite = replace(QUICK, sizes=sizes, budget=0.0, fewest=2, most=2, steps=Steps())
     check(run(suite, ["floor", "floor-shared"]), suite, 3)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("libuv")
-def test_what_is_read_where_it_is_is_right() -> None:
-    suite = Suite("direct", ("all_to_all",), {3: (LEAST + 48,)}, 0.0, 2, 2)
-    check(run(suite, ["floor"]), suite, 3)
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="there is no memfd on this system")

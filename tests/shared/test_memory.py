@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiodist.shared.area import CHUNK_BYTES, CROWDED_CHUNK_BYTES, Area
+from aiodist.shared.area import Area
 from aiodist.shared.listing import MAX_ENTRIES
 from aiodist.shared.memory import SharedMemory
 from tests.shared.peers import peer_of
@@ -101,16 +101,6 @@ def test_a_group_that_never_shared_gives_its_room_back_at_once_and_says_why() ->
     assert memories[0]._room.left == before
     memories[2].lay_out(1)
     assert "rank 1 has no room" in str(memories[2].look(1, ranks)), "who asks later"
-    close(memories)
-
-
-def test_a_rank_that_has_no_core_of_its_own_takes_larger_chunks() -> None:
-    memories = met(2, 32 << 20)
-    memories[0].lay_out(1, crowded=True)
-    memories[1].lay_out(1)
-    areas = memories[0].look(1, BOTH)
-    assert isinstance(areas, list)
-    assert [area.shape.chunk_bytes for area in areas] == [CROWDED_CHUNK_BYTES, CHUNK_BYTES]
     close(memories)
 
 

@@ -33,9 +33,9 @@ def test_candidates_differ_and_fit() -> None:
 @pytest.mark.parametrize(
     ("operation", "ranks", "nbytes", "names"),
     [
-        ("all_reduce", 2, SLOT_BYTES, ["slots", "exchange", "stripes", "direct"]),
-        ("all_reduce", 2, SLOT_BYTES + 4, ["exchange", "stripes", "direct"]),
-        ("all_reduce", 3, 4, ["slots", "stripes", "direct"]),
+        ("all_reduce", 2, SLOT_BYTES, ["slots", "exchange", "stripes"]),
+        ("all_reduce", 2, SLOT_BYTES + 4, ["exchange", "stripes"]),
+        ("all_reduce", 3, 4, ["slots", "stripes"]),
         ("broadcast", 4, SLOT_BYTES + 4, ["chunks"]),
     ],
 )
