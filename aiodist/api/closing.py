@@ -25,11 +25,8 @@ async def destroy_process_group(group: Group | None = None) -> None:
     GroupClosedError, and what nobody awaits is logged. With a rank that is silent, stopped for
     example, it takes up to 8 seconds in all. Afterwards ``init_process_group`` may be called again.
     """
-    world = current_world()
-    if world.abandon_if_orphaned():
-        return
-    chosen = world.find(group)
-    if isinstance(chosen, NonGroupMember):
+    world, chosen = _chosen(group)
+    if chosen is None:
         return
     groups = world.groups if chosen is world.default else [chosen]
     lonely = [(w, w.describe()) for each in groups for w in each.under_way() if not w.is_awaited]
@@ -50,11 +47,8 @@ async def abort_process_group(group: Group | None = None) -> None:
     CollectiveCancelledError or GroupRevokedError that names this rank. What was still to be sent
     may be lost. `ProcessGroup.abort` does the first half and may be called in any thread.
     """
-    world = current_world()
-    if world.abandon_if_orphaned():
-        return
-    chosen = world.find(group)
-    if isinstance(chosen, NonGroupMember):
+    world, chosen = _chosen(group)
+    if chosen is None:
         return
     world.check_loop()
     aborted = world.groups if chosen is world.default else [chosen]
@@ -66,6 +60,15 @@ async def abort_process_group(group: Group | None = None) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_ABORT_SECONDS):
             await close_world(world, 0.0)
+
+
+def _chosen(group: Group | None) -> tuple[World, ProcessGroup | None]:
+    """This task's world, and what of it is to be closed: None where there is nothing to close."""
+    world = current_world()
+    if world.abandon_if_orphaned():
+        return world, None
+    chosen = world.find(group)
+    return world, None if isinstance(chosen, NonGroupMember) else chosen
 
 
 async def close_world(world: World, seconds: float = FLUSH_SECONDS) -> None:

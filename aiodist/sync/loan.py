@@ -116,10 +116,18 @@ class Interrupts:
         self._previous: Any = None
 
     def hold(self) -> bool:
-        """Hold Ctrl-C back until `let`. False, and not held, in threads that it never strikes."""
-        if _get_ident() != self._main_thread or _getsignal(_SIGINT) is None:
-            return False  # of a handler that is not Python's we could not put back what was
-        self._previous = _signal_to(_SIGINT, self._note)
+        """Hold Ctrl-C back until `let`.
+
+        False where there is nothing to do: in threads that it never strikes, and where it is held
+        already, as in a call that another signal's handler makes.
+        """
+        if _get_ident() != self._main_thread:
+            return False
+        previous = _getsignal(_SIGINT)
+        if previous is None or previous is self._note:
+            return False  # None: of a handler that is not Python's we could not put back what was
+        self._previous = previous
+        _signal_to(_SIGINT, self._note)
         return True
 
     def let(self) -> None:

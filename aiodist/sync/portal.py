@@ -83,9 +83,8 @@ class Portal:
         if loop is None:
             return function(*args, **kwargs)  # nothing is initialised, as it will say
         interrupts = loan.interrupts
-        held = (
-            interrupts.hold()
-        )  # first: struck with the loop in its hands, nobody would get it back
+        # First: struck with the loop in its hands, nobody would get it back.
+        held = interrupts.hold()
         if not loan.borrow():
             if held:
                 interrupts.let()

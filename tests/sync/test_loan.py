@@ -128,6 +128,17 @@ def test_ctrl_c_waits_until_the_engine_is_left() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+def test_ctrl_c_that_is_held_already_is_let_once() -> None:
+    """By a call that another signal's handler makes while the engine is driven."""
+    interrupts = Interrupts(threading.main_thread().ident)
+    assert interrupts.hold()
+    try:
+        assert not interrupts.hold()
+    finally:
+        interrupts.let()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_ctrl_c_leaves_no_loop_in_nobodys_hands(monkeypatch: pytest.MonkeyPatch) -> None:
     """It strikes in the very moment in which a call has borrowed the loop."""
     portal = Portal()

@@ -104,11 +104,12 @@ async def test_the_advertised_host_takes_the_place_of_the_bound_one() -> None:
     await listener.close()
 
 
-async def test_nagle_is_off_on_both_ends() -> None:
-    async def make() -> tuple[Transport, Transport]:
-        return TcpTransport("127.0.0.1"), TcpTransport("127.0.0.1")
+async def pair() -> tuple[Transport, Transport]:
+    return TcpTransport("127.0.0.1"), TcpTransport("127.0.0.1")
 
-    async with connected(make) as ends:
+
+async def test_nagle_is_off_on_both_ends() -> None:
+    async with connected(pair) as ends:
         for end in ends:
             assert isinstance(end, SocketConnection)
             assert end._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -116,10 +117,7 @@ async def test_nagle_is_off_on_both_ends() -> None:
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="the system has no choice of it")
 async def test_a_stream_that_stays_on_its_host_does_not_pace() -> None:
-    async def make() -> tuple[Transport, Transport]:
-        return TcpTransport("127.0.0.1"), TcpTransport("127.0.0.1")
-
-    async with connected(make) as ends:
+    async with connected(pair) as ends:
         for end in ends:
             assert isinstance(end, SocketConnection)
             for other in (b"cubic", b"bbr"):  # so that there is something to change, if possible
