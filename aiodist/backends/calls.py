@@ -43,8 +43,11 @@ class Call(ABC):
     def in_memory(self, board: Board, rules: Rules) -> Run:
         """In memory that all ranks share. ``rules``: by which the algorithm is chosen."""
 
-    def over_hosts(self, among: Hosts) -> Run | None:
-        """Inside each host first; None where there is nothing to win by it."""
+    def over_hosts(self, among: Hosts, rules: Rules) -> Run | None:
+        """Inside each host first; None where there is nothing to win by it.
+
+        ``rules``: by which the algorithm over hosts is chosen.
+        """
         return None
 
 
@@ -66,7 +69,7 @@ class Barrier(Call):
     def in_memory(self, board: Board, rules: Rules) -> Run:
         return shared.barrier(board)
 
-    def over_hosts(self, among: Hosts) -> Run:
+    def over_hosts(self, among: Hosts, rules: Rules) -> Run:
         return hosts.barrier(among)
 
 
@@ -88,8 +91,8 @@ class Broadcast(Call):
     def in_memory(self, board: Board, rules: Rules) -> Run:
         return shared.broadcast(board, self.root, self.data, rules)
 
-    def over_hosts(self, among: Hosts) -> Run:
-        return hosts.broadcast(among, self.root, self.data)
+    def over_hosts(self, among: Hosts, rules: Rules) -> Run:
+        return hosts.broadcast(among, self.root, self.data, rules)
 
 
 @dataclass(slots=True)
@@ -111,8 +114,8 @@ class Reduce(Call):
     def in_memory(self, board: Board, rules: Rules) -> Run:
         return shared.reduce(board, self.root, self.data, self.op, rules)
 
-    def over_hosts(self, among: Hosts) -> Run:
-        return hosts.reduce(among, self.root, self.data, self.op)
+    def over_hosts(self, among: Hosts, rules: Rules) -> Run:
+        return hosts.reduce(among, self.root, self.data, self.op, rules)
 
 
 @dataclass(slots=True)
@@ -133,8 +136,8 @@ class AllReduce(Call):
     def in_memory(self, board: Board, rules: Rules) -> Run:
         return shared.all_reduce(board, self.data, self.op, rules)
 
-    def over_hosts(self, among: Hosts) -> Run:
-        return hosts.all_reduce(among, self.data, self.op)
+    def over_hosts(self, among: Hosts, rules: Rules) -> Run:
+        return hosts.all_reduce(among, self.data, self.op, rules)
 
 
 @dataclass(slots=True)
@@ -154,8 +157,8 @@ class AllGather(Call):
     def in_memory(self, board: Board, rules: Rules) -> Run:
         return shared.all_gather(board, self.blocks, rules)
 
-    def over_hosts(self, among: Hosts) -> Run:
-        return hosts.all_gather(among, self.blocks)
+    def over_hosts(self, among: Hosts, rules: Rules) -> Run:
+        return hosts.all_gather(among, self.blocks, rules)
 
 
 @dataclass(slots=True)
@@ -177,8 +180,8 @@ class ReduceScatter(Call):
     def in_memory(self, board: Board, rules: Rules) -> Run:
         return shared.reduce_scatter(board, self.blocks, self.out, self.op, rules)
 
-    def over_hosts(self, among: Hosts) -> Run:
-        return hosts.reduce_scatter(among, self.blocks, self.out, self.op)
+    def over_hosts(self, among: Hosts, rules: Rules) -> Run:
+        return hosts.reduce_scatter(among, self.blocks, self.out, self.op, rules)
 
 
 @dataclass(slots=True)

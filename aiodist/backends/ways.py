@@ -40,11 +40,13 @@ class Ways(ByMessages):
     def __init__(self, tables: Tables) -> None:
         super().__init__(tables.messages)
         self._shared = tables.shared
+        self._hosts = tables.hosts
 
     def __call__(self, channel: Channel, call: Call, /) -> Run:
         board, places = board_of(channel), places_of(channel)
         if places is not None:
-            run = call.over_hosts(Hosts(channel, places, board, scratch, self._rules))
+            among = Hosts(channel, places, board, scratch, self._rules)
+            run = call.over_hosts(among, self._hosts)
             return run or super().__call__(channel, call)
         if board is not None:
             return call.in_memory(board, self._shared)

@@ -13,12 +13,21 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from aiodist.collectives.cost import COSTS
-from aiodist.collectives.select import MANY, RULES, SHARED_RULES, Choice, Rule, Rules
+from aiodist.collectives.cost_hosts import CROSSINGS
+from aiodist.collectives.select import (
+    HOSTS_RULES,
+    MANY,
+    RULES,
+    SHARED_RULES,
+    Choice,
+    Rule,
+    Rules,
+)
 from aiodist.collectives.shared import why_not
 from aiodist.errors import InvalidUsageError
 from aiodist.shared.area import SLOT_BYTES
 
-FORMAT = "aiodist table 2"
+FORMAT = "aiodist table 3"
 
 TUNABLE = ("broadcast", "reduce", "all_reduce", "all_gather", "reduce_scatter")
 """Operations that a measured table may speak of: all ranks know what they choose by."""
@@ -32,9 +41,11 @@ class Tables(NamedTuple):
     messages: Rules
     shared: Rules
     """For ranks that share memory."""
+    hosts: Rules
+    """For ranks on several hosts, some of them together; its "ranks" are hosts."""
 
 
-OURS = Tables(RULES, SHARED_RULES)
+OURS = Tables(RULES, SHARED_RULES, HOSTS_RULES)
 
 
 def rows_of(ranks: int, best: Sequence[tuple[int, Choice]]) -> list[Rule]:
@@ -72,10 +83,13 @@ def with_defaults(measured: Measured, defaults: Rules = RULES) -> Rules:
     )
 
 
-def encode(measured: Measured, shared: Measured, machine: Mapping[str, Any]) -> str:
+def encode(
+    measured: Measured, shared: Measured, hosts: Measured, machine: Mapping[str, Any]
+) -> str:
     """As JSON text, to be read by people too. ``machine``: what it was measured on.
 
-    ``measured``: over messages; ``shared``: in shared memory, where chunks have one length.
+    ``measured``: over messages; ``shared``: in shared memory, where chunks have one length;
+    ``hosts``: over several hosts.
     """
     found = {
         "format": FORMAT,
@@ -85,13 +99,17 @@ def encode(measured: Measured, shared: Measured, machine: Mapping[str, Any]) -> 
             for name, rules in measured.items()
         },
         "shared_rows": {name: [_facts(rule) for rule in rules] for name, rules in shared.items()},
+        "hosts_rows": {
+            name: [_facts(rule, "hosts") | {"chunk": rule.choice.chunk} for rule in rules]
+            for name, rules in hosts.items()
+        },
     }
     return json.dumps(found, indent=1) + "\n"
 
 
-def _facts(rule: Rule) -> dict[str, Any]:
+def _facts(rule: Rule, whom: str = "ranks") -> dict[str, Any]:
     return {
-        "ranks": rule.ranks,
+        whom: rule.ranks,
         "bytes": None if rule.nbytes >= MANY else rule.nbytes,
         "algorithm": rule.choice.algorithm,
     }
@@ -114,6 +132,7 @@ def decode(text: str | bytes) -> Tables:
     return Tables(
         with_defaults(_rules(found, "rows", _over_messages), RULES),
         with_defaults(_rules(found, "shared_rows", _in_memory), SHARED_RULES),
+        with_defaults(_rules(found, "hosts_rows", _over_hosts), HOSTS_RULES),
     )
 
 
@@ -128,24 +147,31 @@ def _rules(found: dict[str, Any], part: str, read: Callable[[str, Any], Rule]) -
 
 
 def _over_messages(operation: str, row: Any) -> Rule:
-    rule = _rule(operation, row, "chunk")
+    rule = _rule(operation, row, "ranks", "chunk")
     if operation not in TUNABLE or (operation, rule.choice.algorithm) not in COSTS:
         raise _refused(operation, "asks for what does not exist here", row)
     return rule
 
 
 def _in_memory(operation: str, row: Any) -> Rule:
-    rule = _rule(operation, row)
+    rule = _rule(operation, row, "ranks")
     why = why_not(operation, rule.choice.algorithm, rule.ranks, rule.nbytes, SLOT_BYTES)
     if why:
         raise _refused(operation, why, row)
     return rule
 
 
-def _rule(operation: str, row: Any, *more: str) -> Rule:
-    """What ``row`` says, whose ``more`` are the rest of its choice."""
+def _over_hosts(operation: str, row: Any) -> Rule:
+    rule = _rule(operation, row, "hosts", "chunk")
+    if operation not in TUNABLE or (operation, rule.choice.algorithm) not in CROSSINGS:
+        raise _refused(operation, "asks for what does not exist over several hosts", row)
+    return rule
+
+
+def _rule(operation: str, row: Any, whom: str, *more: str) -> Rule:
+    """What ``row`` says for so many ``whom``; ``more`` are the rest of its choice."""
     try:
-        ranks, algorithm, nbytes = row["ranks"], row["algorithm"], row["bytes"]
+        ranks, algorithm, nbytes = row[whom], row["algorithm"], row["bytes"]
         chunks = [row[name] for name in more]
     except (KeyError, TypeError) as error:
         raise InvalidUsageError(f"a row for {operation} is not in order: {row!r}") from error

@@ -6,7 +6,7 @@ import argparse
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from aiodist.errors import InvalidUsageError
 from aiodist.launch.counting import process_count
@@ -93,7 +93,8 @@ def run_parser() -> Parser:
     return parser
 
 
-def _add_common(parser: Parser) -> None:
+def add_nodes(parser: Parser) -> None:
+    """The options by which several launchers, one on each node, start one job; see `nodes_of`."""
     nodes = parser.add_argument_group("several nodes (start one launcher on each)")
     nodes.add_argument("--nnodes", default="1", metavar="N", help="nodes of the job (default 1)")
     nodes.add_argument(
@@ -118,6 +119,10 @@ def _add_common(parser: Parser) -> None:
         help="port for rank 0 to listen on (default: a free one that is reserved; "
         "with several nodes MASTER_PORT or 29500)",
     )
+
+
+def _add_common(parser: Parser) -> None:
+    add_nodes(parser)
     parser.add_argument(
         "-m", "--module", action="store_true", help="the script is a module's name, as in python -m"
     )
@@ -164,22 +169,13 @@ def job_spec(args: argparse.Namespace, environment: Mapping[str, str]) -> JobSpe
         raise InvalidUsageError(
             "--no_python needs --use_env as well: only a Python script is passed --local_rank"
         )
-    nnodes = _node_count(args.nnodes)
-    if args.trace and nnodes > 1:
+    nodes = nodes_of(args, environment)
+    if args.trace and nodes.nnodes > 1:
         raise InvalidUsageError(
             "--trace is for a job on one node: on several, set AIODIST_TRACE_DIR to a folder that "
             "all of them share, and run 'aiodist trace' on it afterwards"
         )
     nproc = process_count(args.nproc_per_node or "1")
-    address, port = args.master_addr, args.master_port
-    if nnodes > 1:
-        address = address or environment.get("MASTER_ADDR")
-        port = port if port is not None else _port_from(environment)
-        if not address:
-            raise InvalidUsageError(
-                "a job on several nodes needs --master_addr: the address of node 0, "
-                "the same on every node"
-            )
     if args.module:
         program = module_program(args.script)
     elif args.no_python:
@@ -190,10 +186,10 @@ def job_spec(args: argparse.Namespace, environment: Mapping[str, str]) -> JobSpe
         program=program,
         arguments=tuple(args.script_args),
         nproc=nproc,
-        nnodes=nnodes,
-        node_rank=args.node_rank,
-        master_addr=(address or "127.0.0.1").strip("[]"),
-        master_port=port,
+        nnodes=nodes.nnodes,
+        node_rank=nodes.node_rank,
+        master_addr=nodes.master_addr,
+        master_port=nodes.master_port,
         pass_local_rank=not args.use_env,
         prefix=not args.no_prefix,
         grace=args.grace,
@@ -209,6 +205,30 @@ def misplaced_count(args: argparse.Namespace) -> str | None:
             if _COUNT.match(word):
                 return str(word)
     return None
+
+
+class Nodes(NamedTuple):
+    """The nodes of a job, as `JobSpec` has them."""
+
+    nnodes: int
+    node_rank: int
+    master_addr: str
+    master_port: int | None
+
+
+def nodes_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Nodes:
+    """What the options of `add_nodes` say. Raises InvalidUsageError where they leave it open."""
+    nnodes = _node_count(args.nnodes)
+    address, port = args.master_addr, args.master_port
+    if nnodes > 1:
+        address = address or environment.get("MASTER_ADDR")
+        port = port if port is not None else _port_from(environment)
+        if not address:
+            raise InvalidUsageError(
+                "a job on several nodes needs --master_addr: the address of node 0, "
+                "the same on every node"
+            )
+    return Nodes(nnodes, args.node_rank, (address or "127.0.0.1").strip("[]"), port)
 
 
 def _node_count(text: str) -> int:

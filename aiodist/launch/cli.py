@@ -43,7 +43,7 @@ usage: aiodist COMMAND ...
   dump       read what the ranks dumped when something failed: aiodist dump DIR
   trace      make a trace for ui.perfetto.dev of all ranks: aiodist trace DIR -o trace.json
   simulate   run the collectives' algorithms on thousands of ranks, under a simulated clock
-  tune       measure which algorithms are the fastest on this host: aiodist tune -n 4 -o table.json
+  tune       measure which algorithms are the fastest here: aiodist tune -n 4 -o table.json
   --version  say which aiodist this is
 
 'aiodist COMMAND --help' shows the options.

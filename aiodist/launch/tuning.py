@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aiodist.collectives.select import Rule, Rules
-from aiodist.collectives.tables import TUNABLE, decode, encode
+from aiodist.collectives.tables import TUNABLE, Tables, decode, encode
 from aiodist.errors import InvalidUsageError
-from aiodist.launch.args import Parser
+from aiodist.launch.args import Nodes, Parser, add_nodes, nodes_of
 from aiodist.launch.quantities import numbers, sizes
-from aiodist.launch.spec import JobSpec
+from aiodist.launch.spec import DEFAULT_MASTER_PORT, JobSpec
 from aiodist.launch.supervisor import run_job
 from aiodist.launch.target import module_program
 
@@ -31,11 +31,13 @@ def tune_main(argv: Sequence[str]) -> int:
         raise InvalidUsageError(
             f"there is nothing to choose for {unknown[0]!r}; there is for {', '.join(TUNABLE)}"
         )
+    nodes = nodes_of(args, os.environ)
     path = Path(args.output)
-    path.touch()  # else it may turn out after minutes that it cannot be written
-    measured: dict[str, list[Rule]] = {name: [] for name in chosen}
-    shared: dict[str, list[Rule]] = {name: [] for name in chosen}
-    for ranks in args.ranks:
+    if nodes.node_rank == 0:
+        path.touch()  # else it may turn out after minutes that it cannot be written
+    parts: list[dict[str, list[Rule]]] = [{name: [] for name in chosen} for _ in Tables._fields]
+    measured, shared, over_hosts = parts
+    for number, per_node in enumerate(args.ranks):
         with tempfile.TemporaryDirectory(prefix="aiodist-tune-") as folder:
             answer = Path(folder) / "rows.json"
             order = {
@@ -44,31 +46,56 @@ def tune_main(argv: Sequence[str]) -> int:
                 "seconds": args.seconds,
                 "answer": str(answer),
             }
-            program = module_program("aiodist.tuning.rank")
-            code = run_job(JobSpec(program=program, arguments=(json.dumps(order),), nproc=ranks))
+            code = run_job(_job(nodes, number, per_node, json.dumps(order)))
             if code:
                 return code
+            if nodes.node_rank:
+                continue  # rank 0 has the answer
             tables = decode(answer.read_text(encoding="utf-8"))
         for name in chosen:
-            measured[name] += _of(ranks, tables.messages, name)
-            shared[name] += _of(ranks, tables.shared, name)
+            measured[name] += _of(per_node * nodes.nnodes, tables.messages, name)
+            shared[name] += _of(per_node * nodes.nnodes, tables.shared, name)
+            if per_node == max(args.ranks):  # a row can only say for how many hosts it is
+                over_hosts[name] = _of(nodes.nnodes, tables.hosts, name)
+    if nodes.node_rank:
+        sys.stderr.write("aiodist: node 0 writes the table\n")
+        return 0
     machine = {"cores": os.cpu_count(), "system": platform.platform(), "host": platform.node()}
-    path.write_text(encode(measured, shared, machine), encoding="utf-8")
+    path.write_text(encode(measured, shared, over_hosts, machine), encoding="utf-8")
     sys.stderr.write(f"aiodist: the table is in {path}; a job takes it with AIODIST_TABLE={path}\n")
     return 0
 
 
+def _job(nodes: Nodes, number: int, per_node: int, order: str) -> JobSpec:
+    """Job ``number`` of the run. On several nodes each has a port of its own.
+
+    A node that is quick would else meet the rank 0 of the job before.
+    """
+    port = nodes.master_port
+    if nodes.nnodes > 1:
+        port = (DEFAULT_MASTER_PORT if port is None else port) + number
+    return JobSpec(
+        program=module_program("aiodist.tuning.rank"),
+        arguments=(order,),
+        nproc=per_node,
+        nnodes=nodes.nnodes,
+        node_rank=nodes.node_rank,
+        master_addr=nodes.master_addr,
+        master_port=port,
+    )
+
+
 def _of(ranks: int, rules: Rules, operation: str) -> list[Rule]:
-    """The rows that were measured with ``ranks`` ranks."""
+    """The rows that were measured with ``ranks`` ranks, or hosts."""
     return [rule for rule in rules[operation] if rule.least == rule.ranks == ranks]
 
 
 def _parser() -> Parser:
     parser = Parser(
         prog="aiodist tune",
-        description="Run every algorithm of every collective on this host, over the transports that "
-        "AIODIST_TRANSPORT names, over messages and in shared memory, and write which was the "
-        "fastest, for jobs to load.",
+        description="Run every algorithm of every collective, over the transports that "
+        "AIODIST_TRANSPORT names, over messages, in shared memory, and over several hosts where "
+        "there are several, and write which was the fastest, for jobs to load.",
     )
     parser.add_argument(
         "operations", nargs="*", metavar="OPERATION", help="only these (default: all)"
@@ -79,7 +106,7 @@ def _parser() -> Parser:
         type=numbers,
         default=[2],
         metavar="N,N",
-        help="numbers of ranks (default 2)",
+        help="numbers of ranks, on each node where there are several (default 2)",
     )
     parser.add_argument(
         "-s",
@@ -99,4 +126,5 @@ def _parser() -> Parser:
     parser.add_argument(
         "-o", "--output", default="table.json", metavar="FILE", help="(default table.json)"
     )
+    add_nodes(parser)
     return parser

@@ -2,8 +2,8 @@
 
 ``ORDER`` is JSON: operations, sizes, seconds for each of them, and the folder that rank 0 writes
 its answer to. In each round every candidate has one turn, forwards and backwards by turns; the time
-of a turn is that of its slowest rank. Every operation is measured over messages, and where the ranks
-share memory in that too.
+of a turn is that of its slowest rank. Every operation is measured over messages; where the ranks
+share memory in that too, and where they live on several hosts, some of them together, by hosts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from aiodist.api.closing import destroy_process_group
 from aiodist.api.collectives import barrier
 from aiodist.api.lifecycle import init_process_group
 from aiodist.api.objects import all_gather_object, broadcast_object_list
+from aiodist.collectives.places import Places
 from aiodist.collectives.select import Choice
 from aiodist.collectives.tables import encode, rows_of, shared_rows_of
 from aiodist.groups.fingerprint import Fingerprint
@@ -28,7 +29,8 @@ from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.world import current_world
 from aiodist.tensors import dtype_named, reduction
 from aiodist.tuning.candidates import ITEMSIZE, Memory, candidates
-from aiodist.tuning.sharing import SharedRuns, shared_candidates, shares
+from aiodist.tuning.sharing import runs_in_memory, shared_candidates, shares
+from aiodist.tuning.spreading import hosts_candidates, runs_over_hosts, why_not_spread
 from aiodist.types import ReduceOp
 
 FEWEST = 3
@@ -36,30 +38,43 @@ FEWEST = 3
 
 
 async def main(order: dict[str, Any]) -> str | None:
-    """Measure all that ``order`` says. On rank 0 the tables' rows, as `tables.encode` has them."""
+    """Measure all that rank 0's ``order`` says. On rank 0 the tables' rows, by `tables.encode`."""
     await init_process_group()
     try:
-        group = current_world().default
-        assert group is not None  # init_process_group has just made it
-        ranks, has_memory = group.n_ranks, await shares(group)
-        if not has_memory and group.own_rank == 0:
-            sys.stderr.write("the ranks share no memory here: its table is not measured\n")
-        rows, shared_rows = {}, {}
-        for operation in order["operations"]:
-            best, best_shared = [], []
-            for nbytes in order["sizes"]:
-                matter = _over_messages(group, operation, nbytes)
-                best.append((nbytes, await _fastest(group, matter, order["seconds"])))
-                if has_memory:
-                    matter = _in_memory(group, operation, nbytes)
-                    best_shared.append((nbytes, await _fastest(group, matter, order["seconds"])))
-            rows[operation] = rows_of(ranks, best)
-            if has_memory:
-                shared_rows[operation] = shared_rows_of(ranks, best_shared)
-        await barrier()
-        return encode(rows, shared_rows, {}) if group.own_rank == 0 else None
+        return await measure(current_world().default_group(), order)
     finally:
         await destroy_process_group()
+
+
+async def measure(group: ProcessGroup, order: dict[str, Any]) -> str | None:
+    """`main` among the ranks of ``group``, the default one. A collective."""
+    told = [order]  # each node's launcher has read a command line of its own
+    await broadcast_object_list(told, 0)
+    operations, sizes, seconds = (told[0][name] for name in ("operations", "sizes", "seconds"))
+    has_memory, places = await shares(group), group.places
+    if not has_memory:
+        _say(group, "the ranks do not all share memory here: the table for that is not measured")
+    if why := why_not_spread(group):
+        _say(group, f"{why}: the table for several hosts is not measured")
+    rows, shared_rows, hosts_rows = {}, {}, {}
+    for operation in operations:
+        best, best_shared, best_hosts = [], [], []
+        for nbytes in sizes:
+            matter = _over_messages(group, operation, nbytes)
+            best.append((nbytes, await _fastest(group, matter, seconds)))
+            if has_memory:
+                matter = _in_memory(group, operation, nbytes)
+                best_shared.append((nbytes, await _fastest(group, matter, seconds)))
+            if places is not None:
+                matter = _over_hosts(group, places, operation, nbytes)
+                best_hosts.append((nbytes, await _fastest(group, matter, seconds)))
+        rows[operation] = rows_of(group.n_ranks, best)
+        if has_memory:
+            shared_rows[operation] = shared_rows_of(group.n_ranks, best_shared)
+        if places is not None:
+            hosts_rows[operation] = rows_of(len(places.hosts), best_hosts)
+    await barrier()
+    return encode(rows, shared_rows, hosts_rows, {}) if group.own_rank == 0 else None
 
 
 class _Matter(NamedTuple):
@@ -79,16 +94,25 @@ def _over_messages(group: ProcessGroup, operation: str, nbytes: int) -> _Matter:
     def start(choice: Choice) -> Awaitable[None]:
         return group.collective(fingerprint, memory.body(choice))
 
-    choices = candidates(operation, group.n_ranks, nbytes)
-    names = {choice: f"{choice.algorithm}/{choice.chunk >> 10}K" for choice in choices}
+    names = _with_chunks(candidates(operation, group.n_ranks, nbytes))
     return _Matter(f"{operation} {nbytes} bytes, {group.n_ranks} ranks", names, start)
 
 
 def _in_memory(group: ProcessGroup, operation: str, nbytes: int) -> _Matter:
-    memory = SharedRuns(operation, group, nbytes)
+    memory = runs_in_memory(operation, group, nbytes)
     choices = shared_candidates(operation, group.n_ranks, nbytes)
     told = f"{operation} {nbytes} bytes, {group.n_ranks} ranks, in shared memory"
     return _Matter(told, {choice: choice.algorithm for choice in choices}, memory.start)
+
+
+def _over_hosts(group: ProcessGroup, places: Places, operation: str, nbytes: int) -> _Matter:
+    names = _with_chunks(hosts_candidates(operation, places, nbytes))
+    told = f"{operation} {nbytes} bytes, {group.n_ranks} ranks, over {len(places.hosts)} hosts"
+    return _Matter(told, names, runs_over_hosts(operation, group, nbytes).start)
+
+
+def _with_chunks(choices: Sequence[Choice]) -> dict[Choice, str]:
+    return {choice: f"{choice.algorithm}/{choice.chunk >> 10}K" for choice in choices}
 
 
 async def _fastest(group: ProcessGroup, matter: _Matter, seconds: float) -> Choice:
@@ -114,13 +138,12 @@ async def _fastest(group: ProcessGroup, matter: _Matter, seconds: float) -> Choi
         for number in range(len(choices))
     ]
     winner = min(range(len(choices)), key=medians.__getitem__)
-    if group.own_rank == 0:
-        figures = ", ".join(
-            f"{matter.names[choice]} {median * 1e6:.0f} us"
-            for median, choice in sorted(zip(medians, choices, strict=True))
-        )
-        only = f"nothing but {matter.names[choices[0]]}"
-        sys.stderr.write(f"{matter.told}: {figures if len(choices) > 1 else only}\n")
+    figures = ", ".join(
+        f"{matter.names[choice]} {median * 1e6:.0f} us"
+        for median, choice in sorted(zip(medians, choices, strict=True))
+    )
+    only = f"nothing but {matter.names[choices[0]]}"
+    _say(group, f"{matter.told}: {figures if len(choices) > 1 else only}")
     return choices[winner]
 
 
@@ -129,6 +152,11 @@ async def _run(matter: _Matter, choice: Choice) -> float:
     start = time.perf_counter()
     await matter.start(choice)
     return time.perf_counter() - start
+
+
+def _say(group: ProcessGroup, text: str) -> None:
+    if group.own_rank == 0:
+        sys.stderr.write(f"{text}\n")
 
 
 async def _agree(group: ProcessGroup, going: bool) -> bool:

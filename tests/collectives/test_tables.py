@@ -6,7 +6,16 @@ import json
 
 import pytest
 
-from aiodist.collectives.select import MANY, RULES, SHARED_RULES, Choice, Rule, select
+from aiodist.collectives.cost_hosts import CROSSINGS
+from aiodist.collectives.select import (
+    HOSTS_RULES,
+    MANY,
+    RULES,
+    SHARED_RULES,
+    Choice,
+    Rule,
+    select,
+)
 from aiodist.collectives.shared import ALGORITHMS
 from aiodist.collectives.tables import (
     FORMAT,
@@ -23,6 +32,7 @@ from aiodist.shared.area import SLOT_BYTES
 
 RING, DOUBLING = Choice("ring", 1 << 16), Choice("doubling")
 SLOTS, STRIPES, EXCHANGE = Choice("slots"), Choice("stripes"), Choice("exchange")
+LEADERS = Choice("leaders")
 
 
 def test_rows_meet_between_the_sizes() -> None:
@@ -42,14 +52,18 @@ def test_a_table_is_for_the_ranks_it_was_measured_with() -> None:
 def test_json_and_back() -> None:
     measured = {"all_reduce": rows_of(3, [(1024, DOUBLING), (4096, RING)])}
     shared = {"all_reduce": shared_rows_of(2, [(1024, SLOTS), (1 << 20, EXCHANGE)])}
-    text = encode(measured, shared, {"cores": 2})
+    hosts = {"all_reduce": rows_of(2, [(1024, LEADERS), (1 << 20, Choice("stripes", 1 << 19))])}
+    text = encode(measured, shared, hosts, {"cores": 2})
     assert decode(text) == Tables(
-        with_defaults(measured, RULES), with_defaults(shared, SHARED_RULES)
+        with_defaults(measured, RULES),
+        with_defaults(shared, SHARED_RULES),
+        with_defaults(hosts, HOSTS_RULES),
     )
     assert decode(text.encode()).messages["broadcast"] == RULES["broadcast"]
     assert decode(text).shared["gather"] == SHARED_RULES["gather"]
+    assert decode(text).hosts["barrier"] == HOSTS_RULES["barrier"]
     assert json.loads(text)["machine"] == {"cores": 2}
-    assert decode(encode({}, {}, {})) == (RULES, SHARED_RULES)
+    assert decode(encode({}, {}, {}, {})) == (RULES, SHARED_RULES, HOSTS_RULES)
 
 
 def test_slots_reach_no_further_than_they_hold_nor_than_they_were_measured() -> None:
@@ -58,7 +72,7 @@ def test_slots_reach_no_further_than_they_hold_nor_than_they_were_measured() -> 
     above = [(SLOT_BYTES, SLOTS), (4 * SLOT_BYTES, STRIPES)]
     rows = shared_rows_of(4, above)
     assert rows == [Rule(4, SLOT_BYTES, SLOTS, least=4), Rule(4, MANY, STRIPES, least=4)]
-    rules = decode(encode({}, {"all_reduce": rows}, {})).shared
+    rules = decode(encode({}, {"all_reduce": rows}, {}, {})).shared
     assert select("all_reduce", 4, SLOT_BYTES, rules=rules) == SLOTS
     assert select("all_reduce", 4, SLOT_BYTES + 1, rules=rules) == STRIPES
     assert select("all_reduce", 3, SLOT_BYTES, rules=rules) == STRIPES  # not measured
@@ -71,16 +85,29 @@ def test_every_operation_that_is_tuned_has_ways_in_memory_and_ours_are_among_the
         assert {rule.choice.algorithm for rule in SHARED_RULES[operation]} == set(names)
 
 
-def _row(**changed: object) -> str:
-    row = {"ranks": 2, "bytes": 4, "algorithm": "ring", "chunk": 4, **changed}
+def test_every_operation_that_is_tuned_has_ways_over_hosts_and_ours_are_among_them() -> None:
+    for operation in TUNABLE:
+        ways = {name for known, name in CROSSINGS if known == operation}
+        assert {rule.choice.algorithm for rule in HOSTS_RULES[operation]} == ways
+
+
+def _text(part: str, row: dict[str, object]) -> str:
     operation = str(row.pop("operation", "all_reduce"))
-    return json.dumps({"format": FORMAT, "rows": {operation: [row]}, "shared_rows": {}})
+    empty: dict[str, object] = {"rows": {}, "shared_rows": {}, "hosts_rows": {}}
+    return json.dumps({"format": FORMAT, **empty, part: {operation: [row]}})
+
+
+def _row(**changed: object) -> str:
+    return _text("rows", {"ranks": 2, "bytes": 4, "algorithm": "ring", "chunk": 4, **changed})
 
 
 def _shared(**changed: object) -> str:
-    row = {"ranks": 2, "bytes": 4, "algorithm": "slots", **changed}
-    operation = str(row.pop("operation", "all_reduce"))
-    return json.dumps({"format": FORMAT, "rows": {}, "shared_rows": {operation: [row]}})
+    return _text("shared_rows", {"ranks": 2, "bytes": 4, "algorithm": "slots", **changed})
+
+
+def _hosts(**changed: object) -> str:
+    row = {"hosts": 2, "bytes": 4, "algorithm": "stripes", "chunk": 4, **changed}
+    return _text("hosts_rows", row)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +119,7 @@ def _shared(**changed: object) -> str:
         (json.dumps({"format": FORMAT, "rows": [], "shared_rows": {}}), "has no 'rows'"),
         (json.dumps({"format": FORMAT, "rows": {"reduce": 1}}), "has no 'rows'"),
         (json.dumps({"format": FORMAT, "rows": {}}), "has no 'shared_rows'"),
+        (json.dumps({"format": FORMAT, "rows": {}, "shared_rows": {}}), "has no 'hosts_rows'"),
         (_row(algorithm="magic"), "does not exist here"),
         (_row(operation="gather", algorithm="linear"), "does not exist here"),
         (_row(ranks=0), "does not exist here"),
@@ -107,6 +135,11 @@ def _shared(**changed: object) -> str:
         (_shared(ranks=3, algorithm="exchange"), "two ranks and no other"),
         (_shared(ranks="2"), "not in order"),
         (_shared(bytes=-1), "does not exist here"),
+        (_hosts(algorithm="ring"), "does not exist over several hosts"),
+        (_hosts(operation="barrier", algorithm="leaders"), "does not exist over several hosts"),
+        (_hosts(operation="all_gather"), "does not exist over several hosts"),
+        (_hosts(hosts="2"), "not in order"),
+        (_hosts(chunk=0), "does not exist here"),
     ],
 )
 def test_what_is_no_table(text: str, said: str) -> None:

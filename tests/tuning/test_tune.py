@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from aiodist.collectives.select import MANY, SHARED_RULES, Choice, Rule, select
+from aiodist.collectives.select import HOSTS_RULES, MANY, SHARED_RULES, Choice, Rule, select
 from aiodist.collectives.shared import ALGORITHMS
 from aiodist.collectives.tables import decode, encode, rows_of
 from aiodist.errors import InvalidUsageError
@@ -57,9 +57,11 @@ async def test_measures_writes_and_is_loaded(
     line = next(line for line in told.splitlines() if "all_reduce 64 bytes, 2 ranks, in sh" in line)
     assert all(name in line for name in ("slots", "exchange", "stripes"))
     tables = decode(path.read_text())
-    for rules in tables:
+    for rules in (tables.messages, tables.shared):
         assert rules["all_reduce"][0].least == rules["all_reduce"][0].ranks == 2
     assert json.loads(path.read_text())["machine"]["cores"]
+    assert "all ranks live on one host: the table for several hosts is not measured" in told
+    assert tables.hosts == HOSTS_RULES
 
     async def rank(number: int) -> None:
         assert current_world().tables == tables
@@ -75,7 +77,7 @@ async def test_all_ranks_go_by_rank_0s_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "table.json"
-    path.write_text(encode({"all_reduce": rows_of(3, [(4, Choice("ring", 8))])}, {}, {}))
+    path.write_text(encode({"all_reduce": rows_of(3, [(4, Choice("ring", 8))])}, {}, {}, {}))
     monkeypatch.setenv("AIODIST_TABLE", str(path))
 
     async def rank(number: int) -> None:
@@ -95,7 +97,7 @@ async def test_without_shared_memory_its_table_stays_ours(
     path = tmp_path / "table.json"
     argv = ["tune", "broadcast", "-n", "2", "-s", "64", "--seconds", "0", "-o", str(path)]
     assert await asyncio.to_thread(main, argv) == 0
-    assert "share no memory here" in capfd.readouterr().err
+    assert "do not all share memory here" in capfd.readouterr().err
     assert decode(path.read_text()).shared == SHARED_RULES
 
 
@@ -105,7 +107,7 @@ def _forced(ranks: int, small: bool) -> str:
     for operation, names in ALGORITHMS.items():
         slots = [Rule(ranks, SLOT_BYTES, Choice("slots"), least=ranks)] if small else []
         rows[operation] = [*slots, Rule(ranks, MANY, Choice(names[-1]), least=ranks)]
-    return encode({}, rows, {})
+    return encode({}, rows, {}, {})
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -1,0 +1,62 @@
+"""Runs of one choice as in any job: through the backend, by a table that has nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+
+import numpy as np
+
+from aiodist.backends.native import NativeBackend
+from aiodist.collectives.select import MANY, Choice, Rule, Rules
+from aiodist.collectives.tables import Tables, with_defaults
+from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.work import Work
+from aiodist.tuning.candidates import ITEMSIZE
+from aiodist.types import ReduceOp
+
+
+class Runs:
+    """Room for one operation on ``nbytes`` on this rank of ``group``, and its runs.
+
+    What an operation saves by being over at once counts as well.
+    """
+
+    def __init__(
+        self,
+        operation: str,
+        group: ProcessGroup,
+        nbytes: int,
+        rules: Rules,
+        put: Callable[[Tables, Rules], Tables],
+    ) -> None:
+        """``put(tables, changed)``: with ``changed`` in the place that ``rules`` have there."""
+        self.data = np.zeros(nbytes // ITEMSIZE, np.float32)
+        length = len(self.data) // group.n_ranks
+        self.blocks = [self.data[i * length : (i + 1) * length] for i in range(group.n_ranks)]
+        self.own = self.blocks[group.own_rank].copy()
+        self._operation = operation
+        self._group = group
+        self._rules = rules
+        self._put = put
+        self._backends: dict[Choice, NativeBackend] = {}
+
+    def start(self, choice: Choice) -> Work[None]:
+        """The operation by ``choice``."""
+        backend = self._backends.get(choice)
+        if backend is None:
+            rules = with_defaults({self._operation: [Rule(MANY, MANY, choice)]}, self._rules)
+            tables = self._put(self._group.world.tables, rules)
+            backend = self._backends[choice] = NativeBackend(self._group, tables=tables)
+        return _STARTS[self._operation](backend, self)
+
+
+_STARTS: MappingProxyType[str, Callable[[NativeBackend, Runs], Work[None]]] = MappingProxyType(
+    {
+        "broadcast": lambda by, m: by.broadcast(m.data, 0, None),
+        "reduce": lambda by, m: by.reduce(m.data, 0, ReduceOp.SUM, None),
+        "all_reduce": lambda by, m: by.all_reduce(m.data, ReduceOp.SUM, None),
+        "all_gather": lambda by, m: by.all_gather(m.blocks, m.own, None),
+        "reduce_scatter": lambda by, m: by.reduce_scatter(m.own, m.blocks, ReduceOp.SUM, None),
+    }
+)

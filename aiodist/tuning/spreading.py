@@ -1,0 +1,54 @@
+"""What there is to choose from where ranks live on several hosts, some of them together."""
+
+from __future__ import annotations
+
+from aiodist.collectives.cost_hosts import CROSSINGS
+from aiodist.collectives.places import Places
+from aiodist.collectives.select import HOSTS_RULES, Choice, Rules
+from aiodist.collectives.tables import Tables
+from aiodist.groups.process_group import ProcessGroup
+from aiodist.tuning.runs import Runs
+
+PIECES = (512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20)
+"""Bytes that a column may exchange at once."""
+
+
+def hosts_candidates(operation: str, places: Places, nbytes: int) -> list[Choice]:
+    """Every way to run ``operation`` on ``nbytes`` (as `select` counts them) over ``places``.
+
+    Of one that goes in pieces, each length that cuts the data differently. What would run as if
+    there were no hosts is none.
+    """
+    found = []
+    for known, name in CROSSINGS:
+        if known != operation or (name == "columns" and not places.is_even):
+            continue
+        if name == "leaders":
+            found.append(Choice(name))
+            continue
+        length = nbytes // places.columns
+        found += [Choice(name, piece) for piece in PIECES if piece < length]
+        found.append(Choice(name, next((p for p in PIECES if p >= length), PIECES[-1])))
+    return list(dict.fromkeys(found))
+
+
+def why_not_spread(group: ProcessGroup) -> str:
+    """Why ``group`` has no use for the table for several hosts; empty where it has."""
+    if group.places is not None:
+        return ""
+    cards = {card.rank: card for card in group.endpoint.cards()}
+    hosts = {cards[rank].host_id for rank in group.ranks}
+    if len(hosts) == 1:
+        return "all ranks live on one host"
+    if len(hosts) == group.n_ranks:
+        return "each rank lives on a host of its own, where messages are all there is"
+    return "there are ranks without shared memory, so that all go as if each had a host of its own"
+
+
+def runs_over_hosts(operation: str, group: ProcessGroup, nbytes: int) -> Runs:
+    """Room for ``operation`` on ``nbytes``, and its runs over several hosts."""
+
+    def put(tables: Tables, rules: Rules) -> Tables:
+        return tables._replace(hosts=rules)
+
+    return Runs(operation, group, nbytes, HOSTS_RULES, put)
