@@ -29,6 +29,7 @@ from aiodist.backends.sizes import split_bytes
 from aiodist.backends.swaps import Data
 from aiodist.backends.turns import (
     copy_in_turns,
+    in_parts,
     in_turns,
     load_in_turns,
     through_host,
@@ -79,9 +80,9 @@ class NativeBackend(NativeMessages):
             if not is_root:
                 await write_back_in_turns(self._group, buffer)
 
-        # Shared memory is laid out for one run of an algorithm, and each part is one.
-        shares = self._shares and buffer.staging is None
-        return self._group.collective(small.fingerprint, body, timeout, shares=shares)
+        if buffer.staging is not None:
+            return in_parts(self._group, small.fingerprint, buffer, body, timeout, self._shares)
+        return self._group.collective(small.fingerprint, body, timeout, shares=self._shares)
 
     def reduce(self, tensor: Tensor, root: int, op: ReduceOp, timeout: float | None) -> Work[None]:
         if work := self._small.again("reduce", tensor, (root, id(op.kind))):
@@ -175,7 +176,7 @@ class NativeBackend(NativeMessages):
                     store=True,
                 )
 
-            return self._group.collective(fingerprint, parts, timeout)
+            return in_parts(self._group, fingerprint, buffer, parts, timeout, self._shares)
 
         async def stage() -> None:
             await load_in_turns(self._group, buffer)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
+from typing import Any
 
 from aiodist.backends.polling import until
+from aiodist.collectives.channel import Channel
+from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.work import Work
 from aiodist.tensors import Buffer
 
 STEP = 2 << 20
@@ -59,6 +64,24 @@ async def write_back_in_turns(group: ProcessGroup, *buffers: Buffer) -> None:
         await until(group, is_over)
 
 
+def in_parts(
+    group: ProcessGroup,
+    fingerprint: Fingerprint,
+    buffer: Buffer,
+    body: Callable[[Channel], Coroutine[Any, Any, None]],
+    timeout: float | None,
+    shares: bool,
+) -> Work[None]:
+    """A collective whose ``body`` takes ``buffer`` `through_host`; see `ProcessGroup.collective`.
+
+    Ranks with tensors of the CPU, which run one algorithm on all of it, are refused at any size.
+    """
+    # Shared memory is laid out for one run of an algorithm, and each part is one. Several parts are
+    # more than it holds at once: who has put up what is in one does not leave before all have read.
+    shares = shares and buffer.count <= _part_of(buffer)
+    return group.collective(replace(fingerprint, elsewhere=True), body, timeout, shares=shares)
+
+
 async def through_host(
     group: ProcessGroup,
     buffer: Buffer,
@@ -75,7 +98,7 @@ async def through_host(
     """
     staging = buffer.staging
     assert staging is not None
-    step = max(PART // buffer.dtype.itemsize, 1)
+    step = _part_of(buffer)
     bounds = [(start, min(start + step, buffer.count)) for start in range(0, buffer.count, step)]
     bounds = bounds or [(0, 0)]
     coming = staging.load(*bounds[0]) if load else _at_once
@@ -92,6 +115,11 @@ async def through_host(
         going.append(staging.settle())
     for is_over in going:
         await until(group, is_over)
+
+
+def _part_of(buffer: Buffer) -> int:
+    """Elements."""
+    return max(PART // buffer.dtype.itemsize, 1)
 
 
 def _at_once() -> bool:

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from aiodist.errors import CollectiveMismatchError, CollectiveTimeoutError, ProtocolError
-from aiodist.groups.fingerprint import Fingerprint, describe, tensor_in_words
+from aiodist.groups.fingerprint import (
+    Fingerprint,
+    describe,
+    differ_in_device_alone,
+    is_elsewhere,
+    tensor_in_words,
+)
 from aiodist.tensors import decode_meta
 from aiodist.wire.frames import COLLECTIVE, Frame
 
@@ -23,10 +30,20 @@ def mismatch(
     detail: str = "",
 ) -> CollectiveMismatchError:
     """The error for a message of rank ``src`` that another operation sent than is called here."""
+    sides = f"{fingerprint}, rank {src} called {describe(meta)}{detail}"
+    if differ_in_device_alone(fingerprint.encoded, meta):
+        here, there = "on a GPU", "on the CPU"
+        if is_elsewhere(meta):
+            here, there = there, here
+        call = replace(fingerprint, elsewhere=False)
+        sides = (
+            f"{call} with its tensor {here}, rank {src} with its tensor {there}; in one collective "
+            "they have to be on the CPU on all ranks, or on GPUs on all: move them by .cpu() or "
+            ".cuda() before the call"
+        )
     return CollectiveMismatchError(
         f"ranks disagree about operation {sequence} of group {group.group_name!r}: "
-        f"rank {group.global_rank} called {fingerprint}, "
-        f"rank {src} called {describe(meta)}{detail}",
+        f"rank {group.global_rank} called {sides}",
         operation=fingerprint.operation,
         group=group.group_name,
         sequence=sequence,

@@ -57,7 +57,8 @@ class Fingerprint:
     shape: tuple[int, ...] | None = field(default=None, compare=False)
     """This rank's own tensor's, for messages here: the ranks need not agree on it."""
     elsewhere: bool = False
-    """Whether the tensors go beside our streams: by another library, or in a device's memory."""
+    """Whether the tensors go another way than those of the CPU do: by another library, in a device's
+    memory, or out of it in parts. No rank can meet another one halfway there."""
 
     encoded: bytes = field(init=False, repr=False, compare=False)
     """As it goes with every message."""
@@ -104,6 +105,18 @@ def encoded_of(words: Words) -> bytes:
     """The counterpart of `words_of`."""
     low, high = words
     return (low.to_bytes(8, "little") + high.to_bytes(8, "little"))[: _LAYOUT.size]
+
+
+def differ_in_device_alone(one: bytes, other: bytes) -> bool:
+    """Whether two encoded ones are of the same operation, on tensors of the CPU and on others."""
+    if len(one) != len(other) or one[1:] != other[1:]:
+        return False
+    return one[0] ^ other[0] == _ELSEWHERE
+
+
+def is_elsewhere(encoded: bytes) -> bool:
+    """Whether an encoded one says that the tensors go beside our streams."""
+    return bool(encoded[0] & _ELSEWHERE)
 
 
 def describe(encoded: bytes) -> str:

@@ -53,12 +53,20 @@ class Engine:
 
 
 @contextmanager
-def copied_by_thread(part: int) -> Iterator[Engine]:
-    """All torch tensors are taken for a device's, in parts of ``part`` bytes."""
+def copied_by_thread(
+    part: int, is_there: Callable[[torch.Tensor], bool] = lambda _: True
+) -> Iterator[Engine]:
+    """Torch tensors are taken for a device's, in parts of ``part`` bytes.
+
+    ``is_there``: which of them; all where it is not given.
+    """
+    open_on_host = torch_memory.open_tensor
     with ThreadPoolExecutor(1, thread_name_prefix="copies") as pool:
         made = Engine(pool)
 
         def open_tensor(tensor: Any, name: str, writable: bool, load: bool) -> Any:
+            if not is_there(tensor):
+                return open_on_host(tensor, name, writable, load)
             return torch_memory.open_staged(tensor, name, writable, load, made.stage)
 
         with (
