@@ -2,6 +2,11 @@
 
 An entry is stored before it counts, so that who finds an area's id finds the rest as well. Entries are
 used anew, the oldest of those that are over first: for a while others can read that one was.
+
+An area that finds no entry free is refused, for good: all that read so must conclude alike, however
+late. To remember every such area would take a list as well; so areas are dealt by their ids to many
+buckets, and what is remembered is that a bucket is shut: what is in it and not listed never will be.
+The areas of all other buckets are listed as before once entries are free again.
 """
 
 from __future__ import annotations
@@ -15,9 +20,11 @@ MAX_ENTRIES = 1000
 KEPT = 64
 """Entries that are over and still can be read."""
 
-_FULL = 2  # word: areas that are not listed by now will never be
 _COUNT = 3  # word: how many entries there are
-_ENTRIES = 8  # first word of the list
+_SHUT = 8  # first word of the buckets, a bit each
+_SHUT_WORDS = 128
+BUCKETS = 64 * _SHUT_WORDS
+_ENTRIES = _SHUT + _SHUT_WORDS  # first word of the list
 _ENTRY = 4  # words: area id, offset (0: no room) with its state, bytes of a chunk, depth
 END = _ENTRIES + _ENTRY * MAX_ENTRIES
 """The first word behind the list."""
@@ -42,10 +49,13 @@ class Listing:
         self._head = head
         self._over: deque[int] = deque()
 
-    @property
-    def is_full(self) -> bool:
-        """Whether nothing will be added any more. It stays so: others have drawn conclusions."""
-        return self._head[_FULL] == 1
+    def refuses(self, area: int) -> bool:
+        """Whether ``area``, unless it is listed by now, never will be.
+
+        To be asked before `state`: in between the owner may list it, and then shut its bucket.
+        """
+        word, bit = divmod(area % BUCKETS, 64)
+        return bool(self._head[_SHUT + word] >> bit & 1)
 
     def state(self, area: int) -> State | None:
         """What the owner says of ``area``; None where it is not listed."""
@@ -60,9 +70,9 @@ class Listing:
         return (offset & ~_STATES, Shape(chunk, depth)) if offset & ~_STATES else None
 
     def add(self, area: int, offset: int, shape: Shape) -> bool:
-        """List an area, or with offset 0 that it has no room. False where the list is full."""
+        """List an area, or with offset 0 that it has no room. False where it is refused."""
         head, count = self._head, self._head[_COUNT]
-        if self.is_full:
+        if self.refuses(area):
             return False
         if len(self._over) > KEPT:
             entry = self._over.popleft()
@@ -70,7 +80,8 @@ class Listing:
         elif count < MAX_ENTRIES:
             entry = _ENTRIES + count * _ENTRY
         else:
-            head[_FULL] = 1
+            word, bit = divmod(area % BUCKETS, 64)
+            head[_SHUT + word] |= 1 << bit
             return False
         head[entry + 1] = offset
         head[entry + 2] = shape.chunk_bytes

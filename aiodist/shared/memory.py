@@ -115,7 +115,7 @@ class SharedMemory:
         is no room before others have let go of closed areas, do nothing; it is to be tried again.
         """
         listing = self._lists[self.rank]
-        if listing.is_full or listing.state(area) is not None:
+        if listing.refuses(area) or listing.state(area) is not None:
             return
         self._take_back()
         room = self._room
@@ -153,8 +153,9 @@ class SharedMemory:
         found: list[tuple[int, int, Shape]] = []
         for rank in ranks:
             listing = self._lists[rank]
+            refuses = listing.refuses(area)
             if listing.state(area) is None:
-                return f"rank {rank} has listed all the areas it can" if listing.is_full else None
+                return f"rank {rank} had too many groups at once" if refuses else None
             room = listing.room(area)
             if room is None:
                 return f"the segment of rank {rank} has no room left"
@@ -191,10 +192,12 @@ class SharedMemory:
                 self._give_back(area)
 
     def _has_let_go(self, rank: int, area: int) -> bool:
+        listing = self._lists.get(rank)
+        refuses = listing is not None and listing.refuses(area)
         state = self._state(rank, area)
         if state == State.OPEN:
             self._seen[area].add(rank)
-        elif state is not None or rank in self._seen[area]:
+        elif state is not None or rank in self._seen[area] or refuses:
             return True  # where it is not listed any more, it has been over for long
         segment = self._segments.get(rank)
         return segment is None or segment.is_orphan

@@ -15,6 +15,7 @@ import pytest
 import aiodist as dist
 from aiodist.groups.plane import Plane
 from aiodist.groups.world import current_world
+from aiodist.shared import listing
 from aiodist.testing import in_process
 from aiodist.testing.in_process import run_ranks
 from tests.engine.conftest import outcome, until
@@ -96,6 +97,39 @@ async def test_groups_made_and_destroyed_a_thousand_times_share_to_the_last(
         assert (large == 1).all()
 
     await run_ranks(2, main, "shm", timeout=scaled(40))
+
+
+async def test_groups_share_again_after_more_at_once_than_can_be_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One rank begins in all of them before the other does in any."""
+    monkeypatch.setattr(listing, "MAX_ENTRIES", 20)
+    monkeypatch.setattr(listing, "KEPT", 4)
+    begun = asyncio.Event()
+
+    async def main(rank: int) -> None:
+        groups = [await dist.new_group() for _ in range(30)]
+        if rank == 1:
+            await begun.wait()
+        arrays = [np.ones(4) for _ in groups]
+        works = [dist.all_reduce(a, group=g) for a, g in zip(arrays, groups, strict=True)]
+        begun.set()
+        for work in works:
+            await work
+        assert all((array == 2).all() for array in arrays)
+        planes = [group.plane for group in groups if isinstance(group, dist.ProcessGroup)]
+        assert any(found is None or found.is_off for found in planes)
+        for group in groups:
+            await dist.destroy_process_group(group)
+        for _ in range(30):
+            group = await dist.new_group()
+            assert isinstance(group, dist.ProcessGroup)
+            await dist.all_reduce(arrays[0], group=group)
+            assert group.plane is not None
+            assert group.plane.words
+            await dist.destroy_process_group(group)
+
+    await run_ranks(2, main, "shm", timeout=20)
 
 
 @pytest.mark.parametrize("size", [2, 3, 5])

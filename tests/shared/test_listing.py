@@ -1,9 +1,9 @@
-"""The list of a segment's areas: states, entries used anew, and an end that stays one."""
+"""The list of a segment's areas: states, entries used anew, and what finds none free."""
 
 from __future__ import annotations
 
 from aiodist.shared.area import Shape
-from aiodist.shared.listing import END, KEPT, MAX_ENTRIES, Listing, State
+from aiodist.shared.listing import BUCKETS, END, KEPT, MAX_ENTRIES, Listing, State
 
 SHAPE = Shape(64 << 10, 2)
 
@@ -38,15 +38,41 @@ def test_entries_that_are_over_are_used_anew_the_oldest_first() -> None:
         if area > KEPT + 1:
             assert other.state(area - KEPT) == State.OVER
             assert other.state(area - KEPT - 1) is None
-    assert not own.is_full
+    assert not any(other.refuses(area) for area in range(BUCKETS))
 
 
-def test_a_list_that_was_full_once_takes_nothing_more() -> None:
+def test_what_was_refused_stays_so_and_the_rest_is_listed_when_entries_are_free() -> None:
     own, other = listing()
     assert all(own.add(area, 4096, SHAPE) for area in range(1, MAX_ENTRIES + 1))
-    assert not other.is_full
-    assert not own.add(MAX_ENTRIES + 1, 4096, SHAPE)
-    assert other.is_full
+    refused = MAX_ENTRIES + 1
+    assert not other.refuses(refused)
+    assert not own.add(refused, 4096, SHAPE)
     for area in range(1, KEPT + 10):
         own.end(area)
-    assert not own.add(MAX_ENTRIES + 2, 4096, SHAPE), "others may have read that it is full"
+    for area in (refused, refused + BUCKETS):
+        assert other.refuses(area)
+        assert not own.add(area, 4096, SHAPE), "others may have read that it is refused"
+        assert other.state(area) is None
+    assert not other.refuses(refused + 1)
+    assert own.add(refused + 1, 4096, SHAPE)
+    assert other.state(refused + 1) == State.OPEN
+
+
+def test_what_is_listed_stays_so_when_its_bucket_is_shut() -> None:
+    own, other = listing()
+    assert all(own.add(area, 4096, SHAPE) for area in range(1, MAX_ENTRIES + 1))
+    assert not own.add(7 + BUCKETS, 4096, SHAPE)
+    assert other.refuses(7)
+    assert other.state(7) == State.OPEN
+    assert other.room(7) == (4096, SHAPE)
+
+
+def test_every_bucket_is_one_of_its_own() -> None:
+    own, other = listing()
+    assert all(own.add(BUCKETS * (area + 1), 4096, SHAPE) for area in range(MAX_ENTRIES))
+    for area in range(1, BUCKETS):
+        assert not other.refuses(area)
+        assert not own.add(area, 4096, SHAPE)
+        assert other.refuses(area)
+    assert not other.refuses(0)
+    assert other.state(BUCKETS) == State.OPEN

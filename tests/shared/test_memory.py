@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from aiodist.shared import listing
 from aiodist.shared.area import Area
 from aiodist.shared.listing import MAX_ENTRIES
 from aiodist.shared.memory import SharedMemory
@@ -31,6 +34,40 @@ def test_the_room_of_more_groups_than_fit_and_than_can_be_listed_comes_back() ->
         share(memories, number)
         for memory in memories:
             memory.let_go(number, BOTH, all_listed=True)
+    close(memories)
+
+
+def test_sharing_comes_back_after_more_groups_at_once_than_can_be_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entries = 2 * listing.KEPT
+    monkeypatch.setattr(listing, "MAX_ENTRIES", entries)
+    memories = met(2, 2 * MIB)
+    before = memories[0]._room.left
+    many = range(1, entries + 50)
+    for number in many:
+        memories[0].lay_out(number)
+    for number in (1, *many[:0:-1]):  # in another order: each rank refuses others
+        memories[1].lay_out(number)
+    told = [[memory.look(number, BOTH) for memory in memories] for number in many]
+    assert all(isinstance(first, str) == isinstance(second, str) for first, second in told)
+    for order in (BOTH, BOTH[::-1]):
+        why = [memories[0].look(number, order) for number in many]
+        assert f"rank {order[0]} had too many groups at once" in why
+    assert isinstance(told[0][0], list)
+    for memory in memories:
+        for number, (first, _) in zip(many, told, strict=True):
+            if isinstance(first, str):
+                memory.never_shared(number)
+            memory.let_go(number, BOTH, all_listed=isinstance(first, list))
+    for number in range(many[-1] + 1, 5 * entries):
+        share(memories, number)
+        for memory in memories:
+            memory.let_go(number, BOTH, all_listed=True)
+    for memory in memories:
+        memory._take_back()
+        assert memory._room.left == before
+        assert not memory._closing
     close(memories)
 
 
