@@ -10,6 +10,7 @@ from aiodist.errors import PeerLostError
 from aiodist.groups.ending import Ending, Settings
 from aiodist.groups.lines import MessageLine
 from aiodist.groups.messenger import Messenger, Usher
+from aiodist.groups.over import Over
 from aiodist.groups.work import Work
 from aiodist.mesh.endpoint import Endpoint
 from aiodist.mesh.matching import ANY_SOURCE, Recv
@@ -71,7 +72,7 @@ class Messaging(Ending):
         message = messenger.send(to, (POINT_TO_POINT, self.id, tag), data, meta)
         if message.done and message.error is None:
             record.end()
-            return Work.ended(self.world.loop, record)
+            return Over(self.world.loop, record)
         line = MessageLine(self, messenger, "send", to, tag)
         line.sending(message)
         work: Work[None] = self._message(line, record)

@@ -18,6 +18,7 @@ from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.lines import CollectiveLine
 from aiodist.groups.messaging import Messaging
 from aiodist.groups.messenger import Messenger, ushered
+from aiodist.groups.over import Over
 from aiodist.groups.roll import Roll
 from aiodist.groups.succession import Succession, shrink
 from aiodist.groups.swap import D, Swap, swap
@@ -129,11 +130,13 @@ class ProcessGroup(Messaging):
             plane is None
             or self._missed == sequence
             or self.places is not None  # its slots are those of one host
-            or not plane.words
             or self._error is not None
             or self._failures
             or self._usher is not None
-            or plane.matcher.holds((COLLECTIVE, self.id, sequence), self.ranks)
+            or (
+                plane.matcher.arrived
+                and plane.matcher.holds((COLLECTIVE, self.id, sequence), self.ranks)
+            )
         ):
             return None
         created = monotonic_ns()
@@ -153,7 +156,7 @@ class ProcessGroup(Messaging):
             self._turn_due = created + _TURN_NANOSECONDS
         world = self.world
         record = world.recorder.ended(self.label, sequence, fingerprint, created)
-        return Work.ended(world.loop, record, yields=turn_is_due)
+        return Over(world.loop, record, turn_is_due)
 
     def shrink(self, timeout: float | timedelta | None = None) -> Coroutine[Any, Any, ProcessGroup]:
         """A working group of those members that are left: await it. See `aiodist.shrink`."""

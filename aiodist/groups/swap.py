@@ -63,10 +63,11 @@ def swap(plane: Plane, sequence: int, what: Swap[D], given: D) -> bool:
     then takes its turn as ever, and puts up the same again.
     """
     base = sequence + 1 << STEP_BITS
-    if plane.current is not None or plane.queue or plane.progress != base - 1:
+    words_of = plane.words
+    if not words_of or plane.current is not None or plane.queue or plane.progress != base - 1:
         return False
     slot, end, nbytes = sequence % SLOTS, base | LAST_STEP, what.nbytes
-    slots, words_of, tag = plane.slots[slot], plane.words, SLOT_TAGS[slot]
+    slots, tag = plane.slots[slot], SLOT_TAGS[slot]
     meta = what.fingerprint.words
     low, high = meta
     glance, peers = plane.glance, plane.peers

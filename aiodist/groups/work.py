@@ -71,6 +71,7 @@ class Work(Generic[T]):
         "_error",
         "_line",
         "_loop",
+        "_record",
         "_retrieved",
         "_source",
         "_timer",
@@ -78,12 +79,11 @@ class Work(Generic[T]):
         "_value",
         "_yields",
         "outputs",
-        "record",
     )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, line: Line | None, record: Record) -> None:
         """``record``: what the flight recorder remembers of the operation."""
-        self.record = record
+        self._record = record
         self.outputs: list[Any] | None = None  # for get_future(), where its caller wants them
         self._loop = loop
         self._line = line
@@ -98,18 +98,10 @@ class Work(Generic[T]):
         self._driver: Driver[T] | Once[T] | None = None
         self._yields = False
 
-    @classmethod
-    def ended(
-        cls, loop: asyncio.AbstractEventLoop, record: Record, *, yields: bool = False
-    ) -> Work[Any]:
-        """The handle of an operation without a result, which has ended well already.
-
-        ``yields``: who awaits it lets the loop have a turn, since it has had none for long.
-        """
-        work = cls(loop, None, record)
-        work._done = True
-        work._yields = yields
-        return work
+    @property
+    def record(self) -> Record:
+        """What the flight recorder remembers of it."""
+        return self._record
 
     # -- for whoever runs the operation
 
@@ -124,7 +116,7 @@ class Work(Generic[T]):
         self._run(Once(pending, finish, self._ended), timeout)
 
     def _run(self, driver: Driver[T] | Once[T], timeout: float | None) -> None:
-        self.record.started = monotonic_ns()
+        self._record.started = monotonic_ns()
         self._driver = driver
         driver.start()
         if not self._done and timeout is not None:
@@ -165,9 +157,9 @@ class Work(Generic[T]):
         except Exception as failed:  # noqa: BLE001  # the stream that brought us here goes on
             self._error = failed
         if self._error is None:
-            self.record.end()
+            self._record.end()
         else:
-            self.record.fail(self._error, waiting_for)
+            self._record.fail(self._error, waiting_for)
             if not self._retrieved:
                 self._unheard = Unheard(self._error)
         self._value = value
@@ -198,16 +190,18 @@ class Work(Generic[T]):
         """Whether somebody waits until it ends. Any thread."""
         return bool(self._callbacks)
 
-    def spin(self, longest: float = SHORTEST) -> None:
+    def spin(self, longest: float = SHORTEST) -> bool:
         """Look for the end before sleeping, for at most ``longest`` seconds in which the loop does
-        nothing else. In the loop's thread, or one that drives the loop; not in a callback.
+        nothing else; whether it has come. In the loop's thread, or one that drives the loop; not in
+        a callback.
         """
         line = self._line
         if line is None or (lookout := line.lookout) is None or not lookout.active:
-            return
+            return self._done
         polls = line.polls()
         if polls:
             lookout.look(polls, self.is_completed, min(longest, lookout.window), longest)
+        return self._done
 
     def stay_awake(self) -> None:
         """Somebody waits for the end: the loop looks for it a while before it sleeps."""

@@ -9,7 +9,7 @@ receive wait as `Arrival`; the sender's credit bounds how much memory they take.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from aiodist.completion import Pending, T
@@ -140,6 +140,8 @@ class Matcher:
     def __init__(self) -> None:
         self._posted: dict[tuple[Key, int], deque[Recv]] = {}
         self._arrived: dict[tuple[Key, int], deque[Arrival]] = {}
+        self.arrived: Mapping[tuple[Key, int], Sequence[Arrival]] = self._arrived
+        """Messages that wait. For those who ask often: mostly there are none."""
         self._order = 0
 
     # -- receives

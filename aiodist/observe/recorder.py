@@ -188,6 +188,10 @@ class Operation:
         return f"{self.call}{number or f' in {self.group!r}'}"
 
 
+Ended = tuple[int, GroupLabel, int, Agreement | Facts, int, int]
+"""What a `Record` is made of, for an operation of which one is made only when somebody asks."""
+
+
 class Recorder:
     """The last ``size`` operations of one rank. `begin` in the loop's thread, the rest in any."""
 
@@ -195,7 +199,7 @@ class Recorder:
 
     def __init__(self, size: int = DEFAULT_SIZE) -> None:
         self._size = size
-        self._ring: list[Record | None] = [None] * size
+        self._ring: list[Record | Ended | None] = [None] * size
         self._number = 0
 
     def begin(self, group: GroupLabel, sequence: int, what: Agreement | Facts) -> Record:
@@ -208,13 +212,13 @@ class Recorder:
 
     def ended(
         self, group: GroupLabel, sequence: int, what: Agreement | Facts, created: int
-    ) -> Record:
-        """A record of an operation that was called at ``created`` and has ended well by now."""
+    ) -> Ended:
+        """What to remember of an operation that was called at ``created`` and has ended well by now."""
         number = self._number
         self._number = number + 1
-        record = Record(number, group, sequence, what, created, monotonic_ns())
-        self._ring[number % self._size] = record
-        return record
+        ended = number, group, sequence, what, created, monotonic_ns()
+        self._ring[number % self._size] = ended
+        return ended
 
     @property
     def count(self) -> int:
@@ -223,7 +227,7 @@ class Recorder:
 
     def records(self) -> list[Record]:
         """Those that are remembered, oldest first."""
-        kept = [record for record in list(self._ring) if record is not None]
+        kept = [opened(record) for record in list(self._ring) if record is not None]
         return sorted(kept, key=lambda record: record.number)
 
     def latest(self, count: int) -> list[Record]:
@@ -231,7 +235,12 @@ class Recorder:
         end = self._number
         places = range(end - 1, max(end - 1 - min(count, self._size), -1), -1)
         found = [self._ring[number % self._size] for number in places]
-        return [record for record in found if record is not None]
+        return [opened(record) for record in found if record is not None]
+
+
+def opened(record: Record | Ended) -> Record:
+    """The record of an operation that may have ended as soon as it began."""
+    return Record(*record) if isinstance(record, tuple) else record
 
 
 class UnderWay(Protocol):

@@ -1,0 +1,54 @@
+"""The handle of an operation that has ended well before anybody could ask for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from typing import Any
+
+from aiodist.groups.work import Work
+from aiodist.observe.recorder import Ended, Record, opened
+
+
+class Over(Work[None]):
+    """A `Work` that has no result and no story: what others find out in time is fixed for it.
+
+    A row of small operations makes one for each, so it sets no more than what differs between two.
+    """
+
+    __slots__ = ()
+
+    _done = True
+    _error = None
+    _value = None
+    _line = None
+    _driver = None
+    _timer = None
+    _unheard = None
+    _retrieved = True
+    _source = -1
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, record: Record | Ended, yields: bool = False
+    ) -> None:
+        """``yields``: who awaits it lets the loop have a turn, since it has had none for long."""
+        self._loop = loop
+        self._record = record  # type: ignore[assignment]  # made into one when somebody asks
+        self._yields = yields
+        self.outputs: list[Any] | None = None
+
+    @property
+    def record(self) -> Record:
+        return opened(self._record)
+
+    @property
+    def _callbacks(self) -> list[Callable[[], None]]:  # type: ignore[override]
+        return []
+
+    def _heard(self) -> None:
+        """There is no failure to hear of."""
+
+    def __await__(self) -> Generator[Any, None, None]:
+        if self._yields:
+            self._yields = False
+            yield
