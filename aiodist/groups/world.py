@@ -25,6 +25,7 @@ from aiodist.groups.process_group import Group, NonGroupMember, ProcessGroup
 from aiodist.groups.succession import GONE
 from aiodist.groups.work import Work
 from aiodist.mesh.endpoint import Endpoint
+from aiodist.mesh.forks import close_in_children
 from aiodist.mesh.leaving import FLUSH_SECONDS
 from aiodist.mesh.losses import own_loss
 from aiodist.observe.observer import Observer
@@ -54,7 +55,6 @@ class World:
         self.token = b""  # from rank 0: with the job's secret, what ranks know each other by
         self.table = b""  # from rank 0: a file of measured choices, or none
         self.tables = OURS  # what algorithms are chosen by: that file's rows, before our own
-        self.pid = os.getpid()
         self.recorder = Recorder()
         self.observer: Observer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -80,8 +80,8 @@ class World:
         self.rank = rank
         self.size = size
         self.store = store
-        self.pid = os.getpid()
         self._loop = asyncio.get_running_loop()
+        close_in_children(self)
 
     def choose_by(self, table: bytes) -> None:
         """Choose algorithms by rank 0's ``table``, as all ranks do; by our own where it is empty.
@@ -166,7 +166,7 @@ class World:
 
     @property
     def is_initialized(self) -> bool:
-        return self.default is not None and self.pid == os.getpid()
+        return self.default is not None
 
     # -- groups
 
@@ -377,12 +377,8 @@ _NO_INIT = (
 _current: ContextVar[World] = ContextVar("aiodist_world", default=World())  # noqa: B039
 
 
-def current_world() -> World:
-    """The world of the calling context."""
-    world = _current.get()
-    if world.pid != os.getpid():
-        world.close_in_child()
-    return world
+current_world: Callable[[], World] = _current.get
+"""The world of the calling context."""
 
 
 def use_world(world: World) -> None:
