@@ -74,16 +74,17 @@ class Small:
         cannot be meant: whoever gets None opens them by `buffer_of`, which does.
         """
         forms = self._forms.get(type(tensor))
-        if forms is None or self._group.plane is None:
+        if forms is None:
             return None
         try:
             known = forms.get((operation, tensor.dtype, tensor.shape, variant))
             if known is None:
                 return None
             call, form = known
-            data = form.memory(tensor)
+            address = form.address_of(tensor)
         except RuntimeError:  # of torch, which gives no shape or storage where there is none
             return None
+        data = form.kept.get(address) or form.at(address)
         return None if data is None else self._group.at_once(call, data)
 
     def again_between(

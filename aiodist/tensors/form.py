@@ -24,23 +24,27 @@ class Form(Generic[M]):
     Not for what outlives the call: a `Buffer` holds on to its tensor, and this does not.
     """
 
-    __slots__ = ("_address_of", "_at", "_kept", "_make")
+    __slots__ = ("_make", "_open", "address_of", "kept")
 
     def __init__(
         self, address_of: Address, at: Callable[[int], memoryview], make: Callable[[memoryview], M]
     ) -> None:
         """``at(address)``: the bytes there; ``make(bytes)``: what the user wants of them."""
-        self._address_of = address_of
-        self._at = at
+        self.address_of = address_of
+        self.kept: dict[int, M] = {}
+        """What `at` made before. For those who ask often: look here first."""
+        self._open = at
         self._make = make
-        self._kept: dict[int, M] = {}
 
     def memory(self, tensor: Any) -> M | None:
         """What ``make`` made of the bytes of ``tensor``; None where only `buffer_of` knows them."""
-        address = self._address_of(tensor)
-        found = self._kept.get(address)
+        return self.at(self.address_of(tensor))
+
+    def at(self, address: int) -> M | None:
+        """What ``make`` made of the bytes there; None of address 0."""
+        found = self.kept.get(address)
         if found is None and address:
-            if len(self._kept) >= _KEPT:
-                self._kept.clear()
-            found = self._kept[address] = self._make(self._at(address))
+            if len(self.kept) >= _KEPT:
+                self.kept.clear()
+            found = self.kept[address] = self._make(self._open(address))
         return found

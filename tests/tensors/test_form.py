@@ -44,7 +44,7 @@ def test_what_was_made_for_an_address_is_kept() -> None:
         memory = form.memory(each)
         assert memory is not None
         assert np.frombuffer(memory, np.float32).tolist() == [i] * 3
-    assert len(form._kept) < 100
+    assert len(form.kept) < 100
 
 
 def _freed() -> torch.Tensor:
