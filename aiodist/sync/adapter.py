@@ -7,9 +7,9 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from aiodist.api.collectives import gather
+from aiodist.api.collectives import Timeout, gather
 from aiodist.api.p2p import irecv, isend
-from aiodist.groups.process_group import NonGroupMember
+from aiodist.groups.process_group import Group, NonGroupMember
 from aiodist.groups.world import current_world
 from aiodist.sync.coalescing import coalescing
 from aiodist.sync.portal import portal
@@ -23,20 +23,28 @@ _ASYNC_OP = """
 
 
 def start(
-    async_op: bool, function: Callable[..., Any], *args: Any, group: Any = None, **kwargs: Any
+    async_op: bool,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    group: Group | None,
+    timeout: Timeout,
+    **kwargs: Any,
 ) -> Any:
     """Call ``function`` of the async door; its `Work` if ``async_op``, else what it results in.
 
     A rank outside ``group`` has nothing to do there: as in torch it is warned, and gets None.
     """
-    if group is not None and isinstance(group, NonGroupMember):
-        warnings.warn(
-            f"running {function.__name__} on global rank {current_world().rank}, which does not "
-            "belong to the given group",
-            stacklevel=3,
-        )
-        return None
-    kwargs["group"] = group
+    if group is not None:
+        if isinstance(group, NonGroupMember):
+            warnings.warn(
+                f"running {function.__name__} on global rank {current_world().rank}, which does "
+                "not belong to the given group",
+                stacklevel=3,
+            )
+            return None
+        kwargs["group"] = group
+    if timeout is not None:
+        kwargs["timeout"] = timeout
     manager = coalescing()
     if manager is not None:
         work = portal().apply(function, False, args, kwargs)

@@ -33,9 +33,7 @@ def broadcast(
     timeout: Timeout = None,
 ) -> Done:
     """Copy ``tensor`` of one rank to all."""
-    work: Done = start(
-        async_op, api.broadcast, tensor, src, group=group, group_src=group_src, timeout=timeout
-    )
+    work: Done = start(async_op, api.broadcast, (tensor, src), group, timeout, group_src=group_src)
     return work
 
 
@@ -49,7 +47,7 @@ def all_reduce(
     timeout: Timeout = None,
 ) -> Done:
     """Reduce ``tensor`` over all ranks; all get the result."""
-    work: Done = start(async_op, api.all_reduce, tensor, op, group=group, timeout=timeout)
+    work: Done = start(async_op, api.all_reduce, (tensor, op), group, timeout)
     return work
 
 
@@ -63,9 +61,7 @@ def all_reduce_coalesced(
     timeout: Timeout = None,
 ) -> Done:
     """Reduce several tensors at once; all ranks get the results."""
-    work: Done = start(
-        async_op, api.all_reduce_coalesced, tensors, op, group=group, timeout=timeout
-    )
+    work: Done = start(async_op, api.all_reduce_coalesced, (tensors, op), group, timeout)
     return work
 
 
@@ -81,9 +77,7 @@ def reduce(
     timeout: Timeout = None,
 ) -> Done:
     """Reduce ``tensor`` over all ranks to one rank."""
-    work: Done = start(
-        async_op, api.reduce, tensor, dst, op, group=group, group_dst=group_dst, timeout=timeout
-    )
+    work: Done = start(async_op, api.reduce, (tensor, dst, op), group, timeout, group_dst=group_dst)
     return work
 
 
@@ -97,7 +91,7 @@ def all_gather(
     timeout: Timeout = None,
 ) -> Done:
     """Gather ``tensor`` of all ranks on all ranks."""
-    work: Done = start(async_op, api.all_gather, tensor_list, tensor, group=group, timeout=timeout)
+    work: Done = start(async_op, api.all_gather, (tensor_list, tensor), group, timeout)
     return work
 
 
@@ -112,12 +106,7 @@ def all_gather_coalesced(
 ) -> Done:
     """Gather several tensors of all ranks at once on all ranks."""
     work: Done = start(
-        async_op,
-        api.all_gather_coalesced,
-        output_tensor_lists,
-        input_tensor_list,
-        group=group,
-        timeout=timeout,
+        async_op, api.all_gather_coalesced, (output_tensor_lists, input_tensor_list), group, timeout
     )
     return work
 
@@ -133,12 +122,7 @@ def all_gather_into_tensor(
 ) -> Done:
     """Gather a tensor of all ranks into one tensor on all ranks."""
     work: Done = start(
-        async_op,
-        api.all_gather_into_tensor,
-        output_tensor,
-        input_tensor,
-        group=group,
-        timeout=timeout,
+        async_op, api.all_gather_into_tensor, (output_tensor, input_tensor), group, timeout
     )
     return work
 
@@ -159,14 +143,7 @@ def gather(
 ) -> Done:
     """Gather ``tensor`` of all ranks on one rank."""
     work: Done = start(
-        async_op,
-        api.gather,
-        tensor,
-        gather_list,
-        dst,
-        group=group,
-        group_dst=group_dst,
-        timeout=timeout,
+        async_op, api.gather, (tensor, gather_list, dst), group, timeout, group_dst=group_dst
     )
     return work
 
@@ -184,14 +161,7 @@ def scatter(
 ) -> Done:
     """Give each rank its tensor of a list on one rank."""
     work: Done = start(
-        async_op,
-        api.scatter,
-        tensor,
-        scatter_list,
-        src,
-        group=group,
-        group_src=group_src,
-        timeout=timeout,
+        async_op, api.scatter, (tensor, scatter_list, src), group, timeout, group_src=group_src
     )
     return work
 
@@ -207,9 +177,7 @@ def reduce_scatter(
     timeout: Timeout = None,
 ) -> Done:
     """Reduce a list of tensors over all ranks; each rank gets its entry."""
-    work: Done = start(
-        async_op, api.reduce_scatter, output, input_list, op, group=group, timeout=timeout
-    )
+    work: Done = start(async_op, api.reduce_scatter, (output, input_list, op), group, timeout)
     return work
 
 
@@ -224,9 +192,7 @@ def reduce_scatter_tensor(
     timeout: Timeout = None,
 ) -> Done:
     """Reduce a tensor over all ranks; each rank gets its part."""
-    work: Done = start(
-        async_op, api.reduce_scatter_tensor, output, input, op, group=group, timeout=timeout
-    )
+    work: Done = start(async_op, api.reduce_scatter_tensor, (output, input, op), group, timeout)
     return work
 
 
@@ -244,12 +210,7 @@ def all_to_all(
 ) -> Done:
     """Send each rank its tensor of a list, and receive one from each."""
     work: Done = start(
-        async_op,
-        api.all_to_all,
-        output_tensor_list,
-        input_tensor_list,
-        group=group,
-        timeout=timeout,
+        async_op, api.all_to_all, (output_tensor_list, input_tensor_list), group, timeout
     )
     return work
 
@@ -269,12 +230,9 @@ def all_to_all_single(
     work: Done = start(
         async_op,
         api.all_to_all_single,
-        output,
-        input,
-        output_split_sizes,
-        input_split_sizes,
-        group=group,
-        timeout=timeout,
+        (output, input, output_split_sizes, input_split_sizes),
+        group,
+        timeout,
     )
     return work
 
@@ -287,7 +245,7 @@ def barrier(
     timeout: Timeout = None,
 ) -> Done:
     """Wait until all ranks of the group are here."""
-    work: Done = start(async_op, api.barrier, group=group, device_ids=device_ids, timeout=timeout)
+    work: Done = start(async_op, api.barrier, (), group, timeout, device_ids=device_ids)
     return work
 
 
@@ -296,4 +254,4 @@ def monitored_barrier(
     group: Group | None = None, timeout: Timeout = None, wait_all_ranks: bool = False
 ) -> None:
     """Wait until all ranks of the group are here, or name all that are not."""
-    start(False, api.monitored_barrier, group=group, timeout=timeout, wait_all_ranks=wait_all_ranks)
+    start(False, api.monitored_barrier, (), group, timeout, wait_all_ranks=wait_all_ranks)

@@ -26,13 +26,7 @@ def broadcast_multigpu(
 ) -> Done:
     """Copy one tensor of one rank into all tensors of all ranks."""
     work: Done = start(
-        async_op,
-        api.broadcast_multigpu,
-        tensor_list,
-        src,
-        group=group,
-        src_tensor=src_tensor,
-        timeout=timeout,
+        async_op, api.broadcast_multigpu, (tensor_list, src), group, timeout, src_tensor=src_tensor
     )
     return work
 
@@ -47,9 +41,7 @@ def all_reduce_multigpu(
     timeout: Timeout = None,
 ) -> Done:
     """Reduce all tensors of all ranks; all tensors get the result."""
-    work: Done = start(
-        async_op, api.all_reduce_multigpu, tensor_list, op, group=group, timeout=timeout
-    )
+    work: Done = start(async_op, api.all_reduce_multigpu, (tensor_list, op), group, timeout)
     return work
 
 
@@ -66,14 +58,7 @@ def reduce_multigpu(
 ) -> Done:
     """Reduce all tensors of all ranks into one tensor of one rank."""
     work: Done = start(
-        async_op,
-        api.reduce_multigpu,
-        tensor_list,
-        dst,
-        op,
-        group=group,
-        dst_tensor=dst_tensor,
-        timeout=timeout,
+        async_op, api.reduce_multigpu, (tensor_list, dst, op), group, timeout, dst_tensor=dst_tensor
     )
     return work
 
@@ -89,11 +74,6 @@ def all_gather_multigpu(
 ) -> Done:
     """Gather all tensors of all ranks, once for each tensor of this rank."""
     work: Done = start(
-        async_op,
-        api.all_gather_multigpu,
-        output_tensor_lists,
-        input_tensor_list,
-        group=group,
-        timeout=timeout,
+        async_op, api.all_gather_multigpu, (output_tensor_lists, input_tensor_list), group, timeout
     )
     return work

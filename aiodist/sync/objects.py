@@ -29,13 +29,12 @@ def broadcast_object_list(
     start(
         False,
         api.broadcast_object_list,
-        object_list,
-        src,
-        group=group,
+        (object_list, src),
+        group,
+        timeout,
         device=device,
         group_src=group_src,
         allow_pickle=allow_pickle,
-        timeout=timeout,
     )
 
 
@@ -50,13 +49,7 @@ def all_gather_object(
 ) -> None:
     """Gather an object of each rank on all ranks."""
     start(
-        False,
-        api.all_gather_object,
-        object_list,
-        obj,
-        group=group,
-        allow_pickle=allow_pickle,
-        timeout=timeout,
+        False, api.all_gather_object, (object_list, obj), group, timeout, allow_pickle=allow_pickle
     )
 
 
@@ -75,13 +68,11 @@ def gather_object(
     start(
         False,
         api.gather_object,
-        obj,
-        object_gather_list,
-        dst,
-        group=group,
+        (obj, object_gather_list, dst),
+        group,
+        timeout,
         group_dst=group_dst,
         allow_pickle=allow_pickle,
-        timeout=timeout,
     )
 
 
@@ -100,13 +91,11 @@ def scatter_object_list(
     start(
         False,
         api.scatter_object_list,
-        scatter_object_output_list,
-        scatter_object_input_list,
-        src,
-        group=group,
+        (scatter_object_output_list, scatter_object_input_list, src),
+        group,
+        timeout,
         group_src=group_src,
         allow_pickle=allow_pickle,
-        timeout=timeout,
     )
 
 
@@ -125,13 +114,12 @@ def send_object_list(
     start(
         False,
         api.send_object_list,
-        object_list,
-        dst,
-        group=group,
+        (object_list, dst),
+        group,
+        timeout,
         device=device,
         group_dst=group_dst,
         allow_pickle=allow_pickle,
-        timeout=timeout,
     )
 
 
@@ -150,12 +138,11 @@ def recv_object_list(
     sender: int | None = start(
         False,
         api.recv_object_list,
-        object_list,
-        src,
-        group=group,
+        (object_list, src),
+        group,
+        timeout,
         device=device,
         group_src=group_src,
         allow_pickle=allow_pickle,
-        timeout=timeout,
     )
     return -1 if sender is None else sender

@@ -30,7 +30,7 @@ def isend(
 ) -> Work[None] | None:
     """Start to send ``tensor``; a `Work`, or None on a rank outside the group."""
     work: Work[None] | None = start(
-        True, api.isend, tensor, dst, group=group, tag=tag, group_dst=group_dst, timeout=timeout
+        True, api.isend, (tensor, dst), group, timeout, tag=tag, group_dst=group_dst
     )
     return work
 
@@ -47,7 +47,7 @@ def irecv(
 ) -> Work[int] | None:
     """Start to receive ``tensor``; a `Work`, or None on a rank outside the group."""
     work: Work[int] | None = start(
-        True, api.irecv, tensor, src, group=group, tag=tag, group_src=group_src, timeout=timeout
+        True, api.irecv, (tensor, src), group, timeout, tag=tag, group_src=group_src
     )
     return work
 
@@ -63,7 +63,7 @@ def send(
     timeout: Timeout = None,
 ) -> None:
     """Send ``tensor``; returns when its memory may be changed again."""
-    start(False, api.send, tensor, dst, group=group, tag=tag, group_dst=group_dst, timeout=timeout)
+    start(False, api.send, (tensor, dst), group, timeout, tag=tag, group_dst=group_dst)
 
 
 @overload
@@ -101,9 +101,7 @@ def recv(
     timeout: Timeout = None,
 ) -> Any:
     """Receive into ``tensor``; the sender's global rank, -1 on a rank outside the group."""
-    received = start(
-        False, api.recv, tensor, src, group=group, tag=tag, group_src=group_src, timeout=timeout
-    )
+    received = start(False, api.recv, (tensor, src), group, timeout, tag=tag, group_src=group_src)
     return -1 if received is None else received
 
 

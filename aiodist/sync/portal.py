@@ -96,8 +96,7 @@ class Portal:
                 _set_running_loop(loop)
                 try:
                     work = function(*args, **kwargs)
-                    if blocks and not work.is_completed():
-                        work.spin(_DRIVE_SECONDS)
+                    is_over = blocks and (work.is_completed() or work.spin(_DRIVE_SECONDS))
                 except BaseException:
                     loan.resume()
                     raise
@@ -105,7 +104,7 @@ class Portal:
                     _set_running_loop(None)
                 if not blocks:
                     loan.resume()
-                elif work.is_completed():
+                elif is_over:
                     loan.give_back()
                 else:
                     gate = _gate(work, loan)
