@@ -36,6 +36,10 @@ _REDUCED = frozenset(
 """What torch's kernels reduce on every device."""
 
 
+_EXACT = frozenset({torch.float32, torch.float64})
+"""Those with more bits than any number of ranks has; shorter ones are divided as float32 anyway."""
+
+
 class DeviceReduction:
     """A reduction of the ranks' inputs where they are: on a device, in the order of the operands.
 
@@ -91,7 +95,13 @@ def divide_by_torch(tensor: Tensor, count: int) -> None:
     data = tensor.detach()
     if data.is_complex():  # by a real number, part by part
         data = torch.view_as_real(data)
-    data.div_(count, rounding_mode=None if data.is_floating_point() else "trunc")
+    if not data.is_floating_point():
+        data.div_(count, rounding_mode="trunc")
+    elif data.dtype in _EXACT:
+        # By a tensor: a GPU multiplies by the reciprocal of a number, which may miss the last bit.
+        data.div_(data.new_full((), count))
+    else:
+        data.div_(count)
 
 
 def reached(devices: Iterable[torch.device]) -> Callable[[], bool]:

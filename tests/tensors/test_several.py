@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from aiodist.errors import InvalidUsageError
 from aiodist.tensors import several
@@ -40,6 +43,31 @@ def test_torch_divides_as_we_do(dtype: str) -> None:
     several.divide(ours, 3)
     divide_by_torch(theirs, 3)
     np.testing.assert_array_equal(to_numpy(ours), to_numpy(theirs))
+
+
+class Divisions(TorchDispatchMode):
+    """Notes what is divided by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "div" in str(func):
+            self.by.append(args[1])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
+def test_no_gpu_is_given_a_number_to_divide_exact_types_by(dtype: torch.dtype) -> None:
+    """It would multiply by the reciprocal: 5 / 3 then has another last bit than on the CPU."""
+    assert np.float32(5) * (np.float32(1) / np.float32(3)) != np.float32(5) / np.float32(3)
+    with Divisions() as divisions:
+        divide_by_torch(torch.zeros(4, dtype=dtype, device="meta"), 3)
+    (divisor,) = divisions.by
+    assert isinstance(divisor, torch.Tensor)
+    assert divisor.device.type == "meta"
+    assert divisor.dtype == (torch.float32 if dtype.is_complex else dtype)
 
 
 def test_tensors_elsewhere_are_checked_too() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from aiodist.backends.torch_groups.kinds import TorchKind
 from aiodist.errors import InvalidUsageError
 from aiodist.tensors import DType, reduction
 from aiodist.tensors.torch_memory import TORCH_DTYPES
+from aiodist.tensors.torch_several import divide_by_torch
 from aiodist.types import RedOpType, ReduceOp
 
 Change = Callable[[torch.Tensor], None]
@@ -72,7 +74,7 @@ def reducing(op: ReduceOp, dtype: DType, size: int, kind: TorchKind) -> Reducing
     if op.kind is RedOpType.PREMUL_SUM:
         prepare = _multiplier(op.factor, dtype, kind)
     elif op.kind is RedOpType.AVG:
-        finish = _divider(size, integer="int" in dtype.name)
+        finish = partial(divide_by_torch, count=size)
     return Reducing(getattr(torch.distributed.ReduceOp, name), seen, prepare, finish)
 
 
@@ -89,10 +91,3 @@ def _multiplier(factor: Any, dtype: DType, kind: TorchKind) -> Change:
         (data.view(TORCH_DTYPES[dtype]) if isinstance(value, complex) else data).mul_(value)
 
     return prepare
-
-
-def _divider(size: int, *, integer: bool) -> Change:
-    def finish(data: torch.Tensor) -> None:
-        data.div_(size, rounding_mode="trunc" if integer else None)
-
-    return finish
