@@ -56,8 +56,8 @@ class NativeBackend(NativeMessages):
     # -- one to all, all to one
 
     def broadcast(self, tensor: Tensor, root: int, timeout: float | None) -> Work[None]:
-        if work := self._small.again("broadcast", tensor, root):
-            return work
+        if ended := self._small.again("broadcast", tensor, root):
+            return self._group.over(ended)
         is_root = self._group.own_rank == root
         buffer = buffer_of(tensor, "tensor", writable=not is_root, load=False)
         small = self._small.broadcast(buffer, root)
@@ -85,8 +85,8 @@ class NativeBackend(NativeMessages):
         return self._group.collective(small.fingerprint, body, timeout, shares=self._shares)
 
     def reduce(self, tensor: Tensor, root: int, op: ReduceOp, timeout: float | None) -> Work[None]:
-        if work := self._small.again("reduce", tensor, (root, id(op.kind))):
-            return work
+        if ended := self._small.again("reduce", tensor, (root, id(op.kind))):
+            return self._group.over(ended)
         is_root = self._group.own_rank == root
         buffer = buffer_of(tensor, "tensor", writable=is_root, load=False)
         small = self._small.reduce(buffer, op, root)
@@ -155,8 +155,8 @@ class NativeBackend(NativeMessages):
     # -- all to all ranks
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp, timeout: float | None) -> Work[None]:
-        if work := self._small.again("all_reduce", tensor, id(op.kind)):
-            return work
+        if ended := self._small.again("all_reduce", tensor, id(op.kind)):
+            return self._group.over(ended)
         buffer = buffer_of(tensor, "tensor", writable=True, load=False)
         small = self._small.all_reduce(buffer, op)
         fingerprint, reduce = small.fingerprint, small.reduce
@@ -266,8 +266,8 @@ class NativeBackend(NativeMessages):
         return self._group.collective(fingerprint, body, timeout, shares=self._shares)
 
     def all_gather_into(self, output: Tensor, tensor: Tensor, timeout: float | None) -> Work[None]:
-        if work := self._small.again_between("all_gather", output, tensor):
-            return work
+        if ended := self._small.again_between("all_gather", output, tensor):
+            return self._group.over(ended)
         buffer = buffer_of(tensor, "input_tensor", writable=False, load=False)
         place = buffer_of(output, "output_tensor", writable=True, load=False)
         check_times(place, "output_tensor", buffer, "input_tensor", self._group.n_ranks)
@@ -311,8 +311,8 @@ class NativeBackend(NativeMessages):
         self, output: Tensor, tensor: Tensor, op: ReduceOp, timeout: float | None
     ) -> Work[None]:
         variant = id(op.kind)
-        if work := self._small.again_between("reduce_scatter", output, tensor, variant):
-            return work
+        if ended := self._small.again_between("reduce_scatter", output, tensor, variant):
+            return self._group.over(ended)
         place = buffer_of(output, "output", writable=True, load=False)
         source = buffer_of(tensor, "input", writable=False, load=False)
         check_times(source, "input", place, "output", self._group.n_ranks)
@@ -373,8 +373,8 @@ class NativeBackend(NativeMessages):
         timeout: float | None,
     ) -> Work[None]:
         is_even = output_splits is None and input_splits is None
-        if is_even and (work := self._small.again_between("all_to_all", output, tensor)):
-            return work
+        if is_even and (ended := self._small.again_between("all_to_all", output, tensor)):
+            return self._group.over(ended)
         source = buffer_of(tensor, "input", writable=False, load=False)
         place = buffer_of(output, "output", writable=True, load=False)
         check_dtype(place, "output", source)

@@ -28,6 +28,8 @@ class OverMesh:
     def at_once(self, *args: Any) -> None:
         """Not by this way."""
 
+    carry_out = at_once
+
     def collective(self, *args: Any, **options: Any) -> Any:
         return self._group.collective(*args, **options, messenger=self.messenger)
 

@@ -29,6 +29,7 @@ from aiodist.groups.backend import Tensor
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.work import Work
+from aiodist.observe.recorder import Ended
 from aiodist.tensors import Buffer, DType, Form, Reduction
 from aiodist.types import ReduceOp
 
@@ -67,11 +68,10 @@ class Small:
         """Carry it out now, if it goes into slots and nobody has to be waited for; else None."""
         return self._group.at_once(call, given) if call.fits else None
 
-    def again(self, operation: str, tensor: Tensor, variant: Hashable) -> Work[None] | None:
-        """`at_once`, where an equal call was made before; else None.
+    def again(self, operation: str, tensor: Tensor, variant: Hashable) -> Ended | None:
+        """`CollectiveBackend.again`. Nothing is said of tensors that cannot be meant.
 
-        ``variant``: the root, and the kind of reduction, by its `id`. Nothing is said of tensors that
-        cannot be meant: whoever gets None opens them by `buffer_of`, which does.
+        Whoever gets None opens them by `buffer_of`, which does.
         """
         forms = self._forms.get(type(tensor))
         if forms is None:
@@ -85,11 +85,11 @@ class Small:
         except RuntimeError:  # of torch, which gives no shape or storage where there is none
             return None
         data = form.kept.get(address) or form.at(address)
-        return None if data is None else self._group.at_once(call, data)
+        return None if data is None else self._group.carry_out(call, data)
 
     def again_between(
         self, operation: str, target: Tensor, source: Tensor, variant: Hashable = None
-    ) -> Work[None] | None:
+    ) -> Ended | None:
         """As `again`, for an operation that writes one tensor and reads another."""
         forms = self._pairs.get((operation, type(target), type(source)))
         if forms is None or self._group.plane is None:
@@ -102,7 +102,11 @@ class Small:
             given = of.memory(source), to.memory(target)
         except RuntimeError:  # as in `again`
             return None
-        return None if None in given else self._group.at_once(call, given)
+        return None if None in given else self._group.carry_out(call, given)
+
+    def again_of_nothing(self) -> Ended | None:
+        """As `again`, for a barrier."""
+        return self._group.carry_out(self.barrier, None) if self.barrier.fits else None
 
     def keep_pair(
         self,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 from aiodist.deadline import Deadline
 from aiodist.groups.work import Work
+from aiodist.observe.recorder import Ended
 from aiodist.types import ReduceOp
 
 Tensor = Any
@@ -39,6 +40,24 @@ class CollectiveBackend(ABC):
 
     why_fixed = ""
     """Why the group's ranks can neither become fewer nor others (`shrink`, `grow`); "" where they can."""
+
+    def again(self, operation: str, tensor: Tensor, variant: Hashable) -> Ended | None:
+        """Carry out now a collective of one tensor like one before, if all it needs is at hand.
+
+        ``variant``: the root, and the kind of reduction by its `id`. Unlike all else here it may be
+        called by a thread that drives the engine while the loop stands still. None: not so.
+        """
+        return None
+
+    def again_between(
+        self, operation: str, target: Tensor, source: Tensor, variant: Hashable = None
+    ) -> Ended | None:
+        """As `again`, for an operation that writes one tensor and reads another."""
+        return None
+
+    def again_of_nothing(self) -> Ended | None:
+        """As `again`, for a barrier."""
+        return None
 
     async def ready(self, deadline: Deadline) -> None:  # noqa: B027  # most have nothing to open
         """Return when the backend can serve; ``init_process_group`` awaits it on the group's loop.

@@ -23,6 +23,7 @@ from aiodist.groups.roll import Roll
 from aiodist.groups.succession import Succession, shrink
 from aiodist.groups.swap import D, Swap, swap
 from aiodist.groups.work import Work
+from aiodist.observe.recorder import Ended
 from aiodist.types import Backend
 from aiodist.wire.frames import COLLECTIVE
 
@@ -68,6 +69,7 @@ class ProcessGroup(Messaging):
         self._rolls: dict[int, Roll] = {}
         self._turns: list[Pending[None]] = []
         self._missed = -1  # the last collective that could not be over at once
+        self._trouble: Exception | None = None  # which it has had then
         self._turn_due = 0  # from when on an operation that is over at once lets the loop turn
         self.succession = Succession(self)
         self.plane: Plane | None = None
@@ -99,6 +101,8 @@ class ProcessGroup(Messaging):
         record = self.world.recorder.begin(self.label, sequence, fingerprint)
         work: Work[T] = Work(self.world.loop, line, record)
         self._active[sequence] = work
+        if self._trouble is not None:
+            body, self._trouble = partial(_failed, self._trouble), None
         failed = self._failures.pop(sequence, None)
         if failed is not None:
             self._heard.add(sequence)
@@ -120,10 +124,15 @@ class ProcessGroup(Messaging):
         return work
 
     def at_once(self, what: Swap[D], given: D) -> Work[None] | None:
+        """The handle of what `carry_out` has carried out; else None."""
+        ended = self.carry_out(what, given)
+        return None if ended is None else self.over(ended)
+
+    def carry_out(self, what: Swap[D], given: D) -> Ended | None:
         """A collective of one slot a rank, if it can be over before anything is made for it.
 
         None: not at once. Then start it by `collective`, with an equal fingerprint; to ask again
-        before that is in vain.
+        before that is in vain. Of an engine that another thread drives it needs no running loop.
         """
         plane, sequence = self.plane, self._next
         if (
@@ -145,18 +154,23 @@ class ProcessGroup(Messaging):
                 self._missed = sequence
                 return None
         except Exception as error:  # noqa: BLE001  # of the operation, as any other's
-            return self.collective(what.fingerprint, partial(_failed, error), shares=True)
+            # What it has put up the others may have taken: it counts, and fails.
+            self._missed, self._trouble = sequence, error
+            return None
         self._next = sequence + 1
         fingerprint = what.fingerprint
         finished = self._finished
         finished[sequence] = fingerprint
         finished.pop(sequence - _REMEMBERED, None)
-        turn_is_due = created > self._turn_due
+        return self.world.recorder.ended(self.label, sequence, fingerprint, created)
+
+    def over(self, ended: Ended) -> Work[None]:
+        """The handle of an operation that is over: whoever awaits it may have to let the loop turn."""
+        now = ended[-1]
+        turn_is_due = now > self._turn_due
         if turn_is_due:
-            self._turn_due = created + _TURN_NANOSECONDS
-        world = self.world
-        record = world.recorder.ended(self.label, sequence, fingerprint, created)
-        return Over(world.loop, record, turn_is_due)
+            self._turn_due = now + _TURN_NANOSECONDS
+        return Over(self.world.loop, ended, turn_is_due)
 
     def shrink(self, timeout: float | timedelta | None = None) -> Coroutine[Any, Any, ProcessGroup]:
         """A working group of those members that are left: await it. See `aiodist.shrink`."""
@@ -221,7 +235,7 @@ class ProcessGroup(Messaging):
 
     def ring(self, rank: int) -> None:
         """Wake group rank ``rank``, which sleeps over the memory of this group."""
-        self.endpoint.ring(self.ranks[rank], self.id)
+        self.world.as_its_loop(self.endpoint.ring, self.ranks[rank], self.id)
 
     def present(self, sequence: int) -> tuple[bool, str]:
         """Whether that collective has started on this rank, and which one it finished last."""
@@ -317,7 +331,7 @@ class ProcessGroup(Messaging):
         self._heard.update(self._active)
 
 
-async def _failed(error: Exception, line: CollectiveLine) -> None:
+async def _failed(error: Exception, line: CollectiveLine) -> Any:
     raise error
 
 

@@ -246,6 +246,25 @@ class World:
             self.check_loop()
         return chosen
 
+    def default_on(self, loop: asyncio.AbstractEventLoop) -> ProcessGroup | None:
+        """The default group, if its operations belong to ``loop``."""
+        return self.default if self._loop is loop else None
+
+    def as_its_loop(self, function: Callable[..., None], *args: Any) -> None:
+        """Call ``function(*args)`` where the world's loop counts as running.
+
+        A thread that drives the engine while the loop stands still does not say so for each of the
+        operations that are over at once, which hardly ever need it.
+        """
+        if self._loop is None or _running_loop() is not None:
+            function(*args)
+            return
+        asyncio._set_running_loop(self._loop)
+        try:
+            function(*args)
+        finally:
+            asyncio._set_running_loop(None)
+
     def check_loop(self) -> None:
         """Refuse a call outside the event loop that ``init_process_group`` ran in."""
         try:

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from aiodist.api.again import Again
 from aiodist.api.collectives import Timeout, gather
 from aiodist.api.p2p import irecv, isend
 from aiodist.groups.process_group import Group, NonGroupMember
@@ -28,9 +29,12 @@ def start(
     args: tuple[Any, ...],
     group: Group | None,
     timeout: Timeout,
+    again: Again | None = None,
     **kwargs: Any,
 ) -> Any:
     """Call ``function`` of the async door; its `Work` if ``async_op``, else what it results in.
+
+    ``again``: its namesake in `api.again`, where it has one.
 
     A rank outside ``group`` has nothing to do there: as in torch it is warned, and gets None.
     """
@@ -42,18 +46,19 @@ def start(
                 stacklevel=3,
             )
             return None
-        kwargs["group"] = group
+        kwargs["group"], again = group, None
     if timeout is not None:
-        kwargs["timeout"] = timeout
+        kwargs["timeout"], again = timeout, None
     manager = coalescing()
     if manager is not None:
         work = portal().apply(function, False, args, kwargs)
         work.outputs = _outputs(function, args)
         manager.append(work)
         return work if async_op else None
-    started = portal().apply(function, not async_op, args, kwargs)
-    if async_op:
-        started.outputs = _outputs(function, args)
+    if not async_op:
+        return portal().apply(function, True, args, kwargs, again)
+    started = portal().apply(function, False, args, kwargs)
+    started.outputs = _outputs(function, args)
     return started
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from aiodist.api import again
 from aiodist.api import collectives as api
 from aiodist.api.collectives import Timeout
 from aiodist.groups.backend import Tensor
@@ -33,7 +34,9 @@ def broadcast(
     timeout: Timeout = None,
 ) -> Done:
     """Copy ``tensor`` of one rank to all."""
-    work: Done = start(async_op, api.broadcast, (tensor, src), group, timeout, group_src=group_src)
+    work: Done = start(
+        async_op, api.broadcast, (tensor, src), group, timeout, again.broadcast, group_src=group_src
+    )
     return work
 
 
@@ -47,7 +50,7 @@ def all_reduce(
     timeout: Timeout = None,
 ) -> Done:
     """Reduce ``tensor`` over all ranks; all get the result."""
-    work: Done = start(async_op, api.all_reduce, (tensor, op), group, timeout)
+    work: Done = start(async_op, api.all_reduce, (tensor, op), group, timeout, again.all_reduce)
     return work
 
 
@@ -77,7 +80,9 @@ def reduce(
     timeout: Timeout = None,
 ) -> Done:
     """Reduce ``tensor`` over all ranks to one rank."""
-    work: Done = start(async_op, api.reduce, (tensor, dst, op), group, timeout, group_dst=group_dst)
+    work: Done = start(
+        async_op, api.reduce, (tensor, dst, op), group, timeout, again.reduce, group_dst=group_dst
+    )
     return work
 
 
@@ -122,7 +127,12 @@ def all_gather_into_tensor(
 ) -> Done:
     """Gather a tensor of all ranks into one tensor on all ranks."""
     work: Done = start(
-        async_op, api.all_gather_into_tensor, (output_tensor, input_tensor), group, timeout
+        async_op,
+        api.all_gather_into_tensor,
+        (output_tensor, input_tensor),
+        group,
+        timeout,
+        again.all_gather_into_tensor,
     )
     return work
 
@@ -192,7 +202,14 @@ def reduce_scatter_tensor(
     timeout: Timeout = None,
 ) -> Done:
     """Reduce a tensor over all ranks; each rank gets its part."""
-    work: Done = start(async_op, api.reduce_scatter_tensor, (output, input, op), group, timeout)
+    work: Done = start(
+        async_op,
+        api.reduce_scatter_tensor,
+        (output, input, op),
+        group,
+        timeout,
+        again.reduce_scatter_tensor,
+    )
     return work
 
 
@@ -233,6 +250,7 @@ def all_to_all_single(
         (output, input, output_split_sizes, input_split_sizes),
         group,
         timeout,
+        again.all_to_all_single,
     )
     return work
 
@@ -245,7 +263,9 @@ def barrier(
     timeout: Timeout = None,
 ) -> Done:
     """Wait until all ranks of the group are here."""
-    work: Done = start(async_op, api.barrier, (), group, timeout, device_ids=device_ids)
+    work: Done = start(
+        async_op, api.barrier, (), group, timeout, again.barrier, device_ids=device_ids
+    )
     return work
 
 

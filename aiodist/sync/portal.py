@@ -13,6 +13,7 @@ from functools import partial
 from multiprocessing import util
 from typing import Any, Protocol, TypeVar
 
+from aiodist.api.again import Again
 from aiodist.errors import InvalidUsageError, NotInitializedError
 from aiodist.groups.world import current_world
 from aiodist.sync.loan import Loan
@@ -74,9 +75,18 @@ class Portal:
         return self.apply(function, blocks, args, kwargs)
 
     def apply(
-        self, function: Callable[..., Any], blocks: bool, args: Any, kwargs: dict[str, Any]
+        self,
+        function: Callable[..., Any],
+        blocks: bool,
+        args: Any,
+        kwargs: dict[str, Any],
+        again: Again | None = None,
     ) -> Any:
-        """`call`, for whoever has the arguments together already."""
+        """`call`, for whoever has the arguments together already.
+
+        ``again``: what may carry the operation out at once, so that ``function`` is not called. It
+        has no result.
+        """
         if _running_loop() is not None:
             refuse_in_loop(function)
         loop, loan = self._loop, self._loan
@@ -93,6 +103,9 @@ class Portal:
         gate = None
         try:
             try:
+                if again is not None and self._is_over(loop, again, args, kwargs):
+                    loan.give_back()
+                    return None
                 _set_running_loop(loop)
                 try:
                     work = function(*args, **kwargs)
@@ -124,6 +137,17 @@ class Portal:
         finally:
             # The traceback of an error holds this frame: what leads back to the error must go.
             del work, args, kwargs
+
+    def _is_over(
+        self, loop: asyncio.AbstractEventLoop, again: Again, args: Any, kwargs: dict[str, Any]
+    ) -> bool:
+        """Whether ``again`` has carried the operation out. In a thread that drives the loop."""
+        group = current_world().default_on(loop)
+        try:
+            return group is not None and again(group, *args, **kwargs) is not None
+        except BaseException:
+            self._loan.resume()
+            raise
 
     def _hop(
         self,

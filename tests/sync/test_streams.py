@@ -24,7 +24,9 @@ def test_blocking_calls_start_on_the_callers_stream(monkeypatch: pytest.MonkeyPa
         found.append(cuda.current_stream())
         return barrier(timeout)
 
-    group.backend = SimpleNamespace(barrier=look, close=lambda: None)  # type: ignore[assignment]
+    group.backend = SimpleNamespace(  # type: ignore[assignment]
+        barrier=look, again_of_nothing=lambda: None, close=lambda: None
+    )
     try:
         with cuda.stream("mine"):
             dist.barrier()

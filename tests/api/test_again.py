@@ -1,0 +1,189 @@
+"""Calls like those before, which the blocking door tries before it starts anything."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import aiodist as dist
+from aiodist.api import again, collectives
+from aiodist.backends.swaps import SmallAllReduce
+from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.world import current_world
+from aiodist.shared.area import ASLEEP
+from aiodist.testing.in_process import run_ranks
+from tests.engine.conftest import outcome, until
+
+KINDS = (
+    again.barrier,
+    again.broadcast,
+    again.all_reduce,
+    again.reduce,
+    again.all_gather_into_tensor,
+    again.reduce_scatter_tensor,
+    again.all_to_all_single,
+)
+SUM = dist.ReduceOp.SUM
+
+
+def arguments(kind: Callable[..., Any], rank: int) -> tuple[tuple[Any, ...], Callable[[], bool]]:
+    """What a call of two ranks is made with, and whether it has done the right thing."""
+    one, two = torch.full((2,), rank + 1.0), torch.full((4,), rank + 1.0)
+    match kind.__name__:
+        case "barrier":
+            return (), lambda: True
+        case "broadcast":
+            return (one, 0), lambda: one.tolist() == [1, 1]
+        case "all_reduce":
+            return (one, SUM), lambda: one.tolist() == [3, 3]
+        case "reduce":
+            return (one, 1, SUM), lambda: one.tolist() == ([3, 3] if rank else [1, 1])
+        case "all_gather_into_tensor":
+            return (two, one), lambda: two.tolist() == [1, 1, 2, 2]
+        case "reduce_scatter_tensor":
+            return (one, two, SUM), lambda: one.tolist() == [3, 3]
+    out = torch.zeros(4)
+    return (out, two, None, None), lambda: out.tolist() == [1, 1, 2, 2]
+
+
+def default() -> ProcessGroup:
+    return current_world().default_group()
+
+
+def without_loop(function: Callable[[], Any]) -> Any:
+    """As a thread calls it that drives the engine while the loop stands still."""
+    loop = asyncio.get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        return function()
+    finally:
+        asyncio._set_running_loop(loop)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_each_takes_what_its_namesake_takes(kind: Callable[..., Any]) -> None:
+    """By place, and in the same order: but for the group, the timeout, and what comes by name."""
+    namesake = inspect.signature(getattr(collectives, kind.__name__)).parameters
+    taken = [name for name in namesake if name not in ("group", "timeout")]
+    assert len(inspect.signature(kind).parameters) == 1 + len(taken)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+async def test_an_equal_call_is_over_where_the_others_are_there(kind: Callable[..., Any]) -> None:
+    """It needs no running loop; its result, number and record are those of any other."""
+
+    async def main(rank: int) -> None:
+        call = getattr(collectives, kind.__name__)
+        for _ in range(3):
+            await call(*arguments(kind, rank)[0])
+        await dist.barrier()
+        await dist.barrier()
+        for last in range(2):
+            args, is_right = arguments(kind, rank)
+            if rank == last:
+                await asyncio.sleep(0.01)  # the other one waits in it
+                before = default().n_started
+                ended = without_loop(lambda args=args: kind(default(), *args))
+                assert ended is not None
+                assert default().n_started == before + 1
+                assert current_world().recorder.latest(1)[0].sequence == before
+            else:
+                await call(*args)
+            assert is_right()
+            await dist.barrier()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+async def test_what_has_not_been_called_before_is_left_to_others(kind: Callable[..., Any]) -> None:
+    """Nothing is started: the group's next operation is the one that would have been."""
+
+    async def main(rank: int) -> None:
+        assert kind(default(), *arguments(kind, rank)[0]) is None
+        await dist.barrier()
+        await dist.barrier()
+        before = default().n_started
+        if kind is not again.barrier:
+            assert kind(default(), *arguments(kind, rank)[0]) is None
+        assert default().n_started == before
+        args, is_right = arguments(kind, rank)
+        await getattr(collectives, kind.__name__)(*args)
+        assert is_right()
+        await dist.barrier()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_arguments_are_refused_as_ever() -> None:
+    async def main(rank: int) -> None:
+        one, pg = torch.ones(2), default()
+        with pytest.raises(TypeError, match="ReduceOp"):
+            again.all_reduce(pg, one, "nonsense")  # type: ignore[arg-type]
+        with pytest.raises(dist.InvalidUsageError, match="out of range"):
+            again.broadcast(pg, one, 2)
+        with pytest.raises(dist.InvalidUsageError, match="not both"):
+            again.reduce(pg, one, 0, SUM, 0)
+        assert again.all_to_all_single(pg, one, one, [1, 1], [1, 1]) is None
+        assert again.all_reduce(pg, [1.0], SUM) is None
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_who_sleeps_is_woken_without_a_running_loop() -> None:
+    """A frame is sent for that, and what sends it may ask which loop runs."""
+
+    async def main(rank: int) -> None:
+        for _ in range(4):
+            await dist.barrier()
+        if rank == 0:
+            plane = default().plane
+            assert plane is not None
+            asleep = plane.words[1]
+            await until(lambda: bool(asleep[ASLEEP]))  # the other one, over a word of this rank's
+            loops: list[object] = []
+            endpoint = current_world().endpoint
+            ring = endpoint.ring
+            endpoint.ring = lambda *args: (  # type: ignore[method-assign]
+                loops.append(asyncio._get_running_loop()),
+                ring(*args),
+            )[-1]
+            assert without_loop(lambda: again.barrier(default())) is not None
+            assert loops
+            assert set(loops) == {asyncio.get_running_loop()}
+        else:
+            await dist.barrier()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_an_exception_counts_as_the_operation_and_fails_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The call that follows, of the same arguments, is that operation, and raises it."""
+
+    def broken(*_: object) -> bool:
+        raise ArithmeticError
+
+    async def main(rank: int) -> None:
+        data = torch.ones(2)
+        for _ in range(4):
+            await dist.all_reduce(data)
+        if rank == 0:
+            await dist.all_reduce(data)
+        else:
+            await asyncio.sleep(0.01)
+            monkeypatch.setattr(SmallAllReduce, "finish", broken)
+            assert again.all_reduce(default(), data, SUM) is None
+            monkeypatch.undo()
+            assert isinstance(await outcome(dist.all_reduce(data)), ArithmeticError)
+        data = torch.ones(2)
+        await dist.all_reduce(data)
+        assert data.tolist() == [2, 2]
+
+    await run_ranks(2, main, "shm", timeout=20)
