@@ -162,6 +162,33 @@ def test_no_warning_from_overflow_and_nan():
         assert np.isposinf(np.frombuffer(half, "f2")[0])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("op", ["SUM", "PRODUCT"])
+def test_a_number_by_itself_has_the_bits_that_it_has_among_others(op: str, dtype: str) -> None:
+    """Subnormal, infinite, too large, or none; and such as round to float32 at the last bit."""
+    kind = np.dtype(dtype)
+    info = np.finfo(kind)
+    special = np.array(
+        [0.0, -0.0, np.inf, -np.inf, np.nan, info.max, -info.max, info.tiny, info.tiny / 2], kind
+    )
+    rng = np.random.default_rng(7)
+    pairs = np.array(list(itertools.product(special, special)), kind)
+    any_bits = rng.integers(0, 256, (500, 2, kind.itemsize), np.uint8).view(kind)[..., 0]
+    near = any_bits.copy()  # as far from each other as the digits of a double reach, or nearer
+    with np.errstate(all="ignore"):
+        near[:, 1] = near[:, 0] * kind.type(2) ** rng.integers(-56, 56, len(near)).astype(kind)
+    reduce = named(op, dtype)
+    for left, right in np.concatenate([pairs, any_bits, near]):
+        a, b = left.tobytes(), right.tobytes()
+        one, two = scratch(kind.itemsize), scratch(2 * kind.itemsize)
+        reduce.into(aligned(a), aligned(b), one)
+        reduce.into(aligned(a * 2), aligned(b * 2), two)
+        if not np.isnan(np.frombuffer(one, kind)[0]):
+            assert bytes(one) * 2 == bytes(two), (left, right)
+        else:
+            assert np.isnan(np.frombuffer(two, kind)).all()
+
+
 def test_min_and_max_propagate_nan_from_either_side():
     for op, (a, b) in itertools.product(("MIN", "MAX"), ((np.nan, 1), (1, np.nan))):
         acc = aligned(np.float32([a]).tobytes())
