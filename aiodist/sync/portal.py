@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 from aiodist.api.again import Again
 from aiodist.errors import InvalidUsageError, NotInitializedError
 from aiodist.groups.world import current_world
+from aiodist.sync.hop import Hop, gate_of
 from aiodist.sync.loan import Loan
 from aiodist.tensors.streams import on_callers_stream
 
@@ -120,7 +121,7 @@ class Portal:
                 elif is_over:
                     loan.give_back()
                 else:
-                    gate = _gate(work, loan)
+                    gate = gate_of(work, loan)
             finally:
                 if held:
                     interrupts.let()
@@ -158,7 +159,7 @@ class Portal:
         kwargs: dict[str, Any],
     ) -> Any:
         """`call` by way of the loop's thread."""
-        call = _Call(on_callers_stream(function), blocks, args, kwargs, self._loan)
+        call = Hop(on_callers_stream(function), blocks, args, kwargs, self._loan)
         _hand_over(loop, call.start, self._loan)
         try:
             call.gate.acquire()
@@ -312,83 +313,6 @@ class Portal:
                 sock = getattr(loop, name, None)
                 if sock is not None:
                     sock.close()
-
-
-def _gate(work: Any, loan: Loan) -> threading.Lock:
-    """What to wait for in a thread that has driven the loop, until ``work`` has ended elsewhere."""
-    gate = threading.Lock()
-    gate.acquire()
-    work.stay_awake()
-    work.when_done(partial(_open, gate, loan))
-    loan.resume()
-    return gate
-
-
-def _open(gate: threading.Lock, loan: Loan) -> None:
-    gate.release()
-    # The caller is likely to call again: be there for it. Not here, in the middle of whatever
-    # has ended the operation.
-    asyncio.get_running_loop().call_soon(_stand, loan)
-
-
-class _Call:
-    """One call from another thread, on its way to the loop's."""
-
-    __slots__ = ("_args", "_blocks", "_function", "_kwargs", "_loan", "error", "gate", "returned")
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        blocks: bool,
-        args: Any,
-        kwargs: dict[str, Any],
-        loan: Loan,
-    ) -> None:
-        self._loan = loan
-        self._function = function
-        self._blocks = blocks
-        self._args = args
-        self._kwargs = kwargs
-        self.returned: Any = None
-        self.error: BaseException | None = None
-        self.gate = threading.Lock()
-        self.gate.acquire()
-
-    def start(self) -> None:
-        """Run it in the loop's thread."""
-        self._loan.arrived()
-        returned = self._begin()
-        if returned is None or not self._blocks:
-            self.gate.release()
-            return
-        returned.spin()
-        if returned.is_completed():
-            self.gate.release()
-            _stand(self._loan)  # now: in a later turn the caller's next call would be here before
-            return
-        returned.stay_awake()
-        returned.when_done(partial(_open, self.gate, self._loan))
-
-    def _begin(self) -> Any:
-        """Call the function; what it returned, or None where it raised."""
-        try:
-            self.returned = returned = self._function(*self._args, **self._kwargs)
-        except BaseException as error:  # noqa: BLE001  # raised in the thread that called
-            traceback = error.__traceback__
-            self.error = error.with_traceback(traceback and traceback.tb_next)  # without this frame
-            return None
-        return returned
-
-    def cancel(self) -> None:
-        works = self.returned if isinstance(self.returned, list) else [self.returned]
-        for work in works:
-            if work is not None:
-                work.cancel()
-
-
-def _stand(loan: Loan) -> None:
-    if current_world().may_stand_still:
-        loan.stand()
 
 
 def _hand_over(loop: asyncio.AbstractEventLoop, start: Callable[[], None], loan: Loan) -> None:

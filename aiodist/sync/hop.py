@@ -1,0 +1,90 @@
+"""How a call gets to the loop's thread, and how its end gets back to the thread that waits."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from aiodist.groups.world import current_world
+from aiodist.sync.loan import Loan
+
+
+def gate_of(work: Any, loan: Loan) -> threading.Lock:
+    """What to wait for in a thread that has driven the loop, until ``work`` has ended elsewhere."""
+    gate = threading.Lock()
+    gate.acquire()
+    work.stay_awake()
+    work.when_done(partial(_open, gate, loan))
+    loan.resume()
+    return gate
+
+
+def _open(gate: threading.Lock, loan: Loan) -> None:
+    gate.release()
+    # The caller is likely to call again: be there for it. Not here, in the middle of whatever
+    # has ended the operation.
+    asyncio.get_running_loop().call_soon(_stand, loan)
+
+
+class Hop:
+    """One call from another thread, on its way to the loop's."""
+
+    __slots__ = ("_args", "_blocks", "_function", "_kwargs", "_loan", "error", "gate", "returned")
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        blocks: bool,
+        args: Any,
+        kwargs: dict[str, Any],
+        loan: Loan,
+    ) -> None:
+        self._loan = loan
+        self._function = function
+        self._blocks = blocks
+        self._args = args
+        self._kwargs = kwargs
+        self.returned: Any = None
+        self.error: BaseException | None = None
+        self.gate = threading.Lock()
+        self.gate.acquire()
+
+    def start(self) -> None:
+        """Run it in the loop's thread."""
+        self._loan.arrived()
+        returned = self._begin()
+        if returned is None or not self._blocks:
+            self.gate.release()
+            return
+        returned.spin()
+        if returned.is_completed():
+            self.gate.release()
+            _stand(self._loan)  # now: in a later turn the caller's next call would be here before
+            return
+        returned.stay_awake()
+        returned.when_done(partial(_open, self.gate, self._loan))
+
+    def _begin(self) -> Any:
+        """Call the function; what it returned, or None where it raised."""
+        try:
+            self.returned = returned = self._function(*self._args, **self._kwargs)
+        except BaseException as error:  # noqa: BLE001  # raised in the thread that called
+            traceback = error.__traceback__
+            self.error = error.with_traceback(traceback and traceback.tb_next)  # without this frame
+            return None
+        return returned
+
+    def cancel(self) -> None:
+        """Give up what it has started. In the loop's thread."""
+        works = self.returned if isinstance(self.returned, list) else [self.returned]
+        for work in works:
+            if work is not None:
+                work.cancel()
+
+
+def _stand(loan: Loan) -> None:
+    if current_world().may_stand_still:
+        loan.stand()
