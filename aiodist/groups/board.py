@@ -6,6 +6,7 @@ lower 24, so that what one operation puts up is never taken for another's, also 
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ NEAR_SECONDS = 200e-6
 """How long to look for another rank's next step before sleeping."""
 
 _HERE = completed(None)
+_NOTHING = memoryview(b"")
 
 
 class Wait(Pending[None]):
@@ -83,6 +85,10 @@ class LineBoard:
         self.chunk_bytes = plane.shape.chunk_bytes
         self.line = line
         self._plane = plane
+        self._mine = plane.mine
+        self._words = plane.words
+        self._peers = plane.peers
+        self._chunks = plane.chunks
         self._depth = plane.shape.depth
         sequence = line.sequence
         self._base = base = sequence + 1 << STEP_BITS
@@ -149,6 +155,8 @@ class LineBoard:
         """The operation is over."""
         if self._reads < self.size - 1:
             self._plane.unread[self._slot] = self.line.sequence, self.line.meta_words
+        # An error may hold this by its frames, and is not to hold the memory that ranks share.
+        self._mine, self._words, self._peers, self._chunks = _NOTHING, [], [], []
 
     # -- chunks
 
@@ -165,25 +173,32 @@ class LineBoard:
         self._since = perf_counter()
         self._plane.chunks_used = self.end
 
-    async def free(self, step: int) -> None:
+    def free(self, step: int) -> Awaitable[None]:
         depth = self._depth
         needed = self._chunks_before if step < depth else self._base + step - depth + 1
-        for rank, words in enumerate(self._plane.words):
-            if words[PROGRESS] < needed and rank != self.rank:
+        for _, words in self._peers:
+            if words[PROGRESS] < needed:
+                return self._all_let_go(needed)
+        return _HERE
+
+    async def _all_let_go(self, needed: int) -> None:
+        for rank, words in self._peers:
+            if words[PROGRESS] < needed:
                 await self._until(rank, PROGRESS, needed, _EVER)
 
     def chunk(self, rank: int, step: int) -> memoryview:
-        return self._plane.areas[rank].chunks[step % self._depth]
+        return self._chunks[rank][step % self._depth]
 
     def post(self, step: int, phase: int = 0) -> None:
-        plane = self._plane
         tag = CHUNK_TAGS[step % self._depth]
-        plane.mine[tag] = self._base + 2 * step + 1 + phase
-        plane.wake(tag)
+        self._mine[tag] = self._base + 2 * step + 1 + phase
+        self._plane.wake(tag)
 
     def posted(self, rank: int, step: int, phase: int = 0) -> Pending[None]:
-        low = self._base + 2 * step + 1 + phase
-        return self._until(rank, CHUNK_TAGS[step % self._depth], low, self.end)
+        low, tag = self._base + 2 * step + 1 + phase, CHUNK_TAGS[step % self._depth]
+        if low <= self._words[rank][tag] <= self.end:
+            return _HERE
+        return self._until(rank, tag, low, self.end)
 
     def let_go(self, steps: int) -> None:
         self._plane.advance(self._base + steps)

@@ -264,12 +264,13 @@ class CollectiveLine:
         if error is None and left is not None:
             # All that this rank wanted came, and more: somebody thinks of another operation.
             error = self._mismatch(left.src, left.meta)
-        self._group.ended(self.sequence, self._fingerprint, self._told(error))
+        told = None if error is None else self._told(error)
+        self._group.ended(self.sequence, self._fingerprint, told)
         if plane is not None:
             plane.leave(self)
         return error
 
-    def _told(self, error: BaseException | None) -> DistError | None:
+    def _told(self, error: BaseException) -> DistError:
         """The error as the other ranks are to hear it."""
         here = self._ranks[self.rank]
         name = self._fingerprint.operation
@@ -282,7 +283,7 @@ class CollectiveLine:
         if isinstance(error, GroupClosedError):
             text = f"rank {here} destroyed or aborted the group during {self.describe()}"
             return CollectiveCancelledError(text, **common)
-        if error is None or isinstance(error, CollectiveError | PeerLostError):
+        if isinstance(error, CollectiveError | PeerLostError):
             return error
         if isinstance(error, asyncio.CancelledError):
             return CollectiveCancelledError(f"rank {here} cancelled {self.describe()}", **common)

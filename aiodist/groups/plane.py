@@ -97,6 +97,7 @@ class Plane:
         self._id = _area_id(group.id, incarnation)
         self.peers: list[tuple[int, memoryview]] = []
         self.slots: list[list[memoryview]] = []  # by their number, and by rank
+        self.chunks: list[list[memoryview]] = []  # by rank
         self._rung = [0] * self.size
         self._naps = 0
         self._fence = threading.Lock()
@@ -185,6 +186,7 @@ class Plane:
             min(shape.chunk_bytes for shape in shapes), min(shape.depth for shape in shapes)
         )
         self.slots = [[area.slots[slot] for area in areas] for slot in range(SLOTS)]
+        self.chunks = [area.chunks for area in areas]
         self.peers = [(rank, w) for rank, w in enumerate(self.words) if rank != self.rank]
         self.lookout.active = not self.group.endpoint.shares_process
         self.lookout.crowded = not self.group.endpoint.lookout.active
@@ -244,6 +246,7 @@ class Plane:
         self.words = []
         self.peers = []
         self.slots = []
+        self.chunks = []
         self.mine = memoryview(b"")
         if memory is not None:
             memory.let_go(self._id, self.members, all_listed=opened)
@@ -258,10 +261,13 @@ class Plane:
 
     def wake(self, word: int) -> None:
         """This rank has raised ``word``: ring for those who sleep over it."""
-        me = word << _RANK_BITS | self.rank + 1
         for rank, words in self.peers:
             nap = words[ASLEEP]
-            if nap and nap & _WHOM == me and nap != self._rung[rank]:
+            if (
+                nap
+                and nap & _WHOM == word << _RANK_BITS | self.rank + 1
+                and nap != self._rung[rank]
+            ):
                 self._rung[rank] = nap
                 self.group.ring(self.seats[rank])
 
