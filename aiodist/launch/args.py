@@ -25,7 +25,8 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog=prog, description=description, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        if message.endswith("required: script, ..."):
+        # Python 3.13 does not count what follows the script among what is required.
+        if message.endswith(("required: script, ...", "required: script")):
             message = f"no script is named; it goes after the options: {self.prog} ... train.py"
         raise InvalidUsageError(message)
 

@@ -10,6 +10,8 @@ import sys
 import pytest
 
 import aiodist.launch.cli as cli
+from aiodist.errors import InvalidUsageError
+from aiodist.launch.args import run_parser
 from aiodist.launch.spec import JobSpec
 from tests.limits import scaled
 
@@ -89,6 +91,12 @@ def test_mistakes(argv, words, specs, capfd):
 def test_the_early_launcher_wants_use_env_with_no_python(specs, capfd):
     assert cli.launch_main(["--no_python", "true"]) == 2
     assert "--no_python needs --use_env" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("missing", ["script, ...", "script"])
+def test_a_missing_script_is_told_in_any_version_of_python(missing: str) -> None:
+    with pytest.raises(InvalidUsageError, match="no script is named; it goes after the options"):
+        run_parser().error(f"the following arguments are required: {missing}")
 
 
 def test_a_port_in_use_is_told_before_anything_starts(capfd):
