@@ -27,6 +27,9 @@ AT_ONCE_SECONDS = 20e-6
 CROWDED_SECONDS = 1e-3
 """The same where ranks outnumber cores: giving way each time, so that the others get there."""
 
+BYTE_SECONDS = 4e-10
+"""More for each byte that a rank puts up, where each has a core: the others' copies take time too."""
+
 
 class Swap(Protocol[Given]):
     """What equal calls of such a collective have in common. Ranks are numbers on the plane."""
@@ -72,6 +75,7 @@ def swap(plane: Plane, sequence: int, what: Swap[D], given: D) -> bool:
     low, high = meta
     glance, peers = plane.glance, plane.peers
     glance.end = 0.0
+    glance.nbytes = nbytes
     if nbytes >= 0:
         needed = plane.slot_used[slot]
         unread = plane.unread[slot]
@@ -114,13 +118,15 @@ def swap(plane: Plane, sequence: int, what: Swap[D], given: D) -> bool:
 class Glance:
     """A short look for words of other ranks, one after the other, with one limit in all."""
 
-    __slots__ = ("_lookout", "_times", "end")
+    __slots__ = ("_lookout", "_times", "end", "nbytes")
 
     def __init__(self, lookout: Lookout) -> None:
         self._lookout = lookout
         self._times = 0
         self.end = 0.0
         """When it is over, of `time.perf_counter`; 0 before the first look."""
+        self.nbytes = 0
+        """Of what this rank puts up."""
 
     def finds(self, words: memoryview, word: int, least: int) -> bool:
         """Whether ``words[word]`` is at least ``least`` before the time is up."""
@@ -129,7 +135,9 @@ class Glance:
             return words[word] >= least
         if not self.end:
             self._times = 0
-            self.end = perf_counter() + (CROWDED_SECONDS if lookout.crowded else AT_ONCE_SECONDS)
+            self.end = perf_counter() + (
+                CROWDED_SECONDS if lookout.crowded else AT_ONCE_SECONDS + BYTE_SECONDS * self.nbytes
+            )
         while words[word] < least:
             now = perf_counter()
             if now > self.end:
