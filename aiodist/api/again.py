@@ -7,63 +7,62 @@ nothing made for it. None: it was not; call that function. ``pg`` is the default
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
-from aiodist.groups.backend import Tensor
 from aiodist.groups.checks import check_rank
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.observe.recorder import Ended
 from aiodist.types import ReduceOp
 
-Again = Callable[..., Ended | None]
-"""(default group, arguments of the function in `api.collectives` but ``group`` and ``timeout``)."""
+Args = tuple[Any, ...]
+"""Of the function in `api.collectives`, by place, without ``group`` and what is named only.
+
+Taken as they are: to spread them over parameters once more takes as long as the swap itself.
+"""
+
+Again = Callable[[ProcessGroup, Args], Ended | None]
 
 
-def barrier(pg: ProcessGroup, device_ids: Sequence[int] | None = None) -> Ended | None:
-    """See above."""
+def barrier(pg: ProcessGroup, args: Args) -> Ended | None:
+    """``()``."""
     return pg.backend.again_of_nothing()
 
 
-def broadcast(
-    pg: ProcessGroup, tensor: Tensor, src: int | None, group_src: int | None = None
-) -> Ended | None:
-    """See above."""
-    return pg.backend.again("broadcast", tensor, check_rank(pg, src, group_src, "src"))
+def broadcast(pg: ProcessGroup, args: Args) -> Ended | None:
+    """``(tensor, src)``."""
+    tensor, src = args
+    return pg.backend.again("broadcast", tensor, check_rank(pg, src, None, "src"))
 
 
-def all_reduce(pg: ProcessGroup, tensor: Tensor, op: ReduceOp) -> Ended | None:
-    """See above."""
+def all_reduce(pg: ProcessGroup, args: Args) -> Ended | None:
+    """``(tensor, op)``."""
+    tensor, op = args
     return pg.backend.again("all_reduce", tensor, id(ReduceOp.of(op).kind))
 
 
-def reduce(
-    pg: ProcessGroup, tensor: Tensor, dst: int | None, op: ReduceOp, group_dst: int | None = None
-) -> Ended | None:
-    """See above."""
-    root = check_rank(pg, dst, group_dst, "dst")
-    return pg.backend.again("reduce", tensor, (root, id(ReduceOp.of(op).kind)))
+def reduce(pg: ProcessGroup, args: Args) -> Ended | None:
+    """``(tensor, dst, op)``."""
+    tensor, dst, op = args
+    variant = check_rank(pg, dst, None, "dst"), id(ReduceOp.of(op).kind)
+    return pg.backend.again("reduce", tensor, variant)
 
 
-def all_gather_into_tensor(pg: ProcessGroup, output: Tensor, tensor: Tensor) -> Ended | None:
-    """See above."""
+def all_gather_into_tensor(pg: ProcessGroup, args: Args) -> Ended | None:
+    """``(output, input)``."""
+    output, tensor = args
     return pg.backend.again_between("all_gather", output, tensor)
 
 
-def reduce_scatter_tensor(
-    pg: ProcessGroup, output: Tensor, tensor: Tensor, op: ReduceOp
-) -> Ended | None:
-    """See above."""
+def reduce_scatter_tensor(pg: ProcessGroup, args: Args) -> Ended | None:
+    """``(output, input, op)``."""
+    output, tensor, op = args
     return pg.backend.again_between("reduce_scatter", output, tensor, id(ReduceOp.of(op).kind))
 
 
-def all_to_all_single(
-    pg: ProcessGroup,
-    output: Tensor,
-    tensor: Tensor,
-    output_split_sizes: Sequence[int] | None,
-    input_split_sizes: Sequence[int] | None,
-) -> Ended | None:
-    """See above."""
-    if output_split_sizes is not None or input_split_sizes is not None:
+def all_to_all_single(pg: ProcessGroup, args: Args) -> Ended | None:
+    """``(output, input, output_split_sizes, input_split_sizes)``."""
+    output, tensor, *splits = args
+    if splits != [None, None]:
         return None
     return pg.backend.again_between("all_to_all", output, tensor)

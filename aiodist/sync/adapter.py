@@ -46,9 +46,12 @@ def start(
                 stacklevel=3,
             )
             return None
-        kwargs["group"], again = group, None
+        kwargs["group"] = group
     if timeout is not None:
-        kwargs["timeout"], again = timeout, None
+        kwargs["timeout"] = timeout
+    for given in kwargs.values():
+        if given is not None:
+            again = None  # which looks at what comes by place alone
     manager = coalescing()
     if manager is not None:
         work = portal().apply(function, False, args, kwargs)

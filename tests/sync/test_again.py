@@ -39,8 +39,8 @@ class Door:
             assert time.monotonic() < end
         return True
 
-    def call(self, again: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return self.portal.apply(lambda *_, **__: ENDED, True, args, kwargs, again)
+    def call(self, again: Callable[..., Any], *args: Any) -> Any:
+        return self.portal.apply(lambda *_: ENDED, True, args, {}, again)
 
 
 @pytest.fixture
@@ -57,34 +57,34 @@ def door() -> Iterator[Door]:
 def test_what_is_over_is_not_begun(door: Door) -> None:
     asked: list[Any] = []
 
-    def again(*args: Any, **kwargs: Any) -> tuple[int]:
-        asked.append((args, kwargs, asyncio._get_running_loop()))
+    def again(*given: Any) -> tuple[int]:
+        asked.append((*given, asyncio._get_running_loop()))
         return (1,)
 
-    assert door.call(again, 2, root=3) is None
-    assert asked == [((GROUP, 2), {"root": 3}, None)]
+    assert door.call(again, 2, 3) is None
+    assert asked == [(GROUP, (2, 3), None)]
 
 
 def test_what_is_not_over_goes_the_usual_way(door: Door) -> None:
     for _ in range(2):
-        assert door.call(lambda group: None) == "the usual way"
+        assert door.call(lambda *_: None) == "the usual way"
 
 
 def test_a_world_of_another_loop_is_not_asked(door: Door) -> None:
     door.world._loop = asyncio.new_event_loop()
     try:
-        assert door.call(lambda group: pytest.fail("asked")) == "the usual way"
+        assert door.call(lambda *_: pytest.fail("asked")) == "the usual way"
     finally:
         door.world._loop.close()
 
 
 def test_nothing_is_asked_where_nothing_is_initialised(door: Door) -> None:
     door.world.default = None
-    assert door.call(lambda group: pytest.fail("asked")) == "the usual way"
+    assert door.call(lambda *_: pytest.fail("asked")) == "the usual way"
 
 
 def test_wrong_arguments_are_refused_and_the_loop_goes_on(door: Door) -> None:
-    def again(group: object) -> None:
+    def again(*_: object) -> None:
         raise TypeError("op must be a ReduceOp")
 
     with pytest.raises(TypeError, match="ReduceOp"):
@@ -95,7 +95,7 @@ def test_wrong_arguments_are_refused_and_the_loop_goes_on(door: Door) -> None:
 def test_ctrl_c_waits_until_it_is_over(door: Door) -> None:
     steps = []
 
-    def again(group: object) -> tuple[int]:
+    def again(*_: object) -> tuple[int]:
         signal.raise_signal(signal.SIGINT)
         steps.append("to the end")
         return (1,)
@@ -109,7 +109,7 @@ def test_ctrl_c_strikes_no_operation_between_the_two_ways(door: Door) -> None:
     """It has been put up by then: only what is under way can be cancelled, and the others told."""
     steps = []
 
-    def again(group: object) -> None:
+    def again(*_: object) -> None:
         signal.raise_signal(signal.SIGINT)
         steps.append("put up")
 
