@@ -164,9 +164,10 @@ def _nothing_left_behind() -> Iterator[None]:
     yield
     if not Running.now().since(before):
         return
-    gc.collect()
     limit = time.monotonic() + GRACE_SECONDS * timeout_scale()
+    gc.collect()
     while leftovers := Running.now().since(before):
         if time.monotonic() > limit:
             pytest.fail("the test left behind:\n  " + "\n  ".join(leftovers), pytrace=False)
         time.sleep(0.01)
+        gc.collect()  # a thread that was on its way out may have held what a circle holds
