@@ -15,7 +15,7 @@ from aiodist.collectives.layout import offsets_of
 from aiodist.collectives.select import Rules, select
 from aiodist.collectives.slot_blocks import read_blocks, starts_of, write_blocks
 from aiodist.groups.fingerprint import Fingerprint
-from aiodist.shared.area import SLOT_BYTES, SLOTS
+from aiodist.shared.area import LARGEST_SLOT_BYTES, SLOTS
 from aiodist.tensors import Reduction, scratch
 
 Views = Sequence[memoryview]
@@ -38,9 +38,9 @@ class Seat:
 
 
 class SmallCall(ABC, Generic[Given]):
-    """What equal calls of one collective need. ``fits``: whether it goes into slots."""
+    """What equal calls of one collective need. ``fits``: whether it goes into slots, of ``room``."""
 
-    __slots__ = ("fingerprint", "fits", "nbytes", "rank", "reads")
+    __slots__ = ("fingerprint", "fits", "nbytes", "rank", "reads", "room")
 
     def __init__(
         self,
@@ -55,6 +55,7 @@ class SmallCall(ABC, Generic[Given]):
         self.fingerprint = fingerprint
         self.nbytes = nbytes
         self.reads = reads
+        self.room = total
         self.fits = seat.shares and (
             select(fingerprint.operation, seat.size, total, rules=seat.rules).algorithm == "slots"
         )
@@ -260,7 +261,7 @@ class SmallAllToAll(SmallCall[tuple[Views, Views]]):
         self._starts = starts = starts_of(lengths)
         reads = [(rank, -1) for rank in seat.others]  # who alone knows how much it has
         super().__init__(seat, fingerprint, starts[-1], reads, starts[-1])
-        self.fits = seat.shares and starts[-1] <= SLOT_BYTES
+        self.fits = seat.shares and starts[-1] <= LARGEST_SLOT_BYTES
 
     def fill(self, slot: memoryview, given: tuple[Views, Views]) -> None:
         write_blocks(slot, given[0], self._starts)
@@ -270,7 +271,8 @@ class SmallAllToAll(SmallCall[tuple[Views, Views]]):
         own = self.rank
         found = []
         for rank, _ in self.reads:
-            lengths, block = read_blocks(slots[rank], own, self._size, SLOT_BYTES)
+            slot = slots[rank]
+            lengths, block = read_blocks(slot, own, self._size, len(slot))
             if block is None or lengths[own] != len(places[rank]):
                 return False
             found.append((places[rank], block))

@@ -21,7 +21,7 @@ class Board(Protocol):
     size: int
 
     slot_bytes: int
-    """What a slot holds. The same everywhere."""
+    """What a slot holds, on all ranks of the group."""
 
     chunk_bytes: int
     """What a chunk holds, on all ranks of the group."""

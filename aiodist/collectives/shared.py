@@ -22,7 +22,7 @@ from aiodist.collectives.gather_shared import gather_shared, scatter_shared
 from aiodist.collectives.reduce_scatter_shared import reduce_scatter_chunks, reduce_scatter_slots
 from aiodist.collectives.reduce_slots import reduce_slots
 from aiodist.collectives.reduction import Reduction
-from aiodist.collectives.select import SHARED_RULES, Rules, select
+from aiodist.collectives.select import MANY, SHARED_RULES, Rules, select
 
 Run = Coroutine[Any, Any, None]
 Blocks = Sequence[memoryview]
@@ -42,7 +42,7 @@ ALGORITHMS: Mapping[str, Sequence[str]] = MappingProxyType(
 def why_not(operation: str, algorithm: str, ranks: int, nbytes: int, slot_bytes: int) -> str:
     """Why ``algorithm`` cannot run with ``ranks`` ranks on up to ``nbytes``; "" where it can.
 
-    ``nbytes`` as `select` counts them; ``slot_bytes``: `Board.slot_bytes`.
+    ``nbytes`` as `select` counts them; ``slot_bytes``: `Board.slot_bytes`, at best.
     """
     if algorithm not in ALGORITHMS.get(operation, ()):
         return "asks for what does not exist here"
@@ -116,4 +116,7 @@ def all_to_all(board: Board, inputs: Blocks, outputs: Blocks) -> Run:
 
 
 def _choice(operation: str, board: Board, nbytes: int, rules: Rules) -> str:
-    return select(operation, board.size, nbytes, rules=rules).algorithm
+    name = select(operation, board.size, nbytes, rules=rules).algorithm
+    if name == "slots" and nbytes > board.slot_bytes:
+        return select(operation, board.size, MANY, rules=rules).algorithm
+    return name

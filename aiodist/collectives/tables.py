@@ -25,7 +25,7 @@ from aiodist.collectives.select import (
 )
 from aiodist.collectives.shared import why_not
 from aiodist.errors import InvalidUsageError
-from aiodist.shared.area import SLOT_BYTES
+from aiodist.shared.area import LARGEST_SLOT_BYTES
 
 FORMAT = "aiodist table 3"
 
@@ -70,8 +70,9 @@ def shared_rows_of(ranks: int, best: Sequence[tuple[int, Choice]]) -> list[Rule]
     rows = rows_of(ranks, best)
     if rows and best[-1][1].algorithm == "slots":
         rows[-1] = rows[-1]._replace(nbytes=best[-1][0])
+    most = LARGEST_SLOT_BYTES
     return [
-        row._replace(nbytes=min(row.nbytes, SLOT_BYTES)) if row.choice.algorithm == "slots" else row
+        row._replace(nbytes=min(row.nbytes, most)) if row.choice.algorithm == "slots" else row
         for row in rows
     ]
 
@@ -155,7 +156,7 @@ def _over_messages(operation: str, row: Any) -> Rule:
 
 def _in_memory(operation: str, row: Any) -> Rule:
     rule = _rule(operation, row, "ranks")
-    why = why_not(operation, rule.choice.algorithm, rule.ranks, rule.nbytes, SLOT_BYTES)
+    why = why_not(operation, rule.choice.algorithm, rule.ranks, rule.nbytes, LARGEST_SLOT_BYTES)
     if why:
         raise _refused(operation, why, row)
     return rule

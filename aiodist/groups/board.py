@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from aiodist.completion import Pending, completed
 from aiodist.errors import DistError
-from aiodist.shared.area import CHUNK_TAGS, PROGRESS, SLOT_BYTES, SLOT_TAGS, SLOTS
+from aiodist.shared.area import CHUNK_TAGS, PROGRESS, SLOT_TAGS, SLOTS
 
 if TYPE_CHECKING:
     from aiodist.groups.fingerprint import Words
@@ -77,12 +77,11 @@ def announce(mine: memoryview, tag: int, base: int, meta: Words, nbytes: int) ->
 class LineBoard:
     """See `collectives.board.Board`."""
 
-    slot_bytes = SLOT_BYTES
-
     def __init__(self, plane: Plane, line: CollectiveLine) -> None:
         self.rank = plane.rank
         self.size = plane.size
         self.chunk_bytes = plane.shape.chunk_bytes
+        self.slot_bytes = plane.shape.slot_bytes
         self.line = line
         self._plane = plane
         self._mine = plane.mine

@@ -18,6 +18,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import reduce
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -181,11 +182,9 @@ class Plane:
         self.areas = areas
         self.words = [area.words for area in areas]
         self.mine = self.words[self.rank]
-        shapes = [area.shape for area in areas]
-        self.shape = Shape(
-            min(shape.chunk_bytes for shape in shapes), min(shape.depth for shape in shapes)
-        )
-        self.slots = [[area.slots[slot] for area in areas] for slot in range(SLOTS)]
+        self.shape = reduce(Shape.common, (area.shape for area in areas))
+        room = self.shape.slot_bytes
+        self.slots = [[area.slots[slot][:room] for area in areas] for slot in range(SLOTS)]
         self.chunks = [area.chunks for area in areas]
         self.peers = [(rank, w) for rank, w in enumerate(self.words) if rank != self.rank]
         self.lookout.active = not self.group.endpoint.shares_process

@@ -43,6 +43,11 @@ class Swap(Protocol[Given]):
         ...
 
     @property
+    def room(self) -> int:
+        """What a slot must hold: the same on all ranks, unless what is in a slot says how much it is."""
+        ...
+
+    @property
     def reads(self) -> Sequence[tuple[int, int]]:
         """The other ranks whose slots this one reads, and their bytes; -1: as many as there are."""
         ...
@@ -67,7 +72,13 @@ def swap(plane: Plane, sequence: int, what: Swap[D], given: D) -> bool:
     """
     base = sequence + 1 << STEP_BITS
     words_of = plane.words
-    if not words_of or plane.current is not None or plane.queue or plane.progress != base - 1:
+    if (
+        not words_of
+        or plane.current is not None
+        or plane.queue
+        or plane.progress != base - 1
+        or what.room > plane.shape.slot_bytes
+    ):
         return False
     slot, end, nbytes = sequence % SLOTS, base | LAST_STEP, what.nbytes
     slots, tag = plane.slots[slot], SLOT_TAGS[slot]

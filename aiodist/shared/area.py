@@ -3,7 +3,7 @@
 ::
 
     control (4 KiB)   progress | asleep | a tag and a fingerprint for each slot | a tag for each chunk
-    slots             SLOTS times SLOT_BYTES: one small message each, by turns of operations
+    slots             SLOTS times ``slot_bytes``: one message each, by turns of operations
     chunks            ``depth`` times ``chunk_bytes``: the pipeline of large ones
 
 Words are 8 bytes, aligned, and stand on cache lines of their own. Only the rank that an area
@@ -17,8 +17,14 @@ from dataclasses import dataclass
 SLOTS = 2
 """An operation and the next one: whoever is in the next one has left the one before."""
 
-SLOT_BYTES = (256 << 10) + 4096
-"""What two ranks swap faster whole than in chunks, and a page for the lengths of as much in blocks."""
+_LENGTHS = 4096
+"""A page behind what a slot is for: the lengths of as much in blocks."""
+
+SLOT_BYTES = (256 << 10) + _LENGTHS
+"""What any slot holds."""
+
+LARGEST_SLOT_BYTES = (1 << 20) + _LENGTHS
+"""What a slot holds where there is room: what two ranks swap faster whole than in chunks."""
 
 CHUNK_BYTES = 512 << 10
 """Of a chunk where there is room: it stays in the cache from one rank's write to the next's read."""
@@ -40,18 +46,29 @@ CHUNK_TAGS = tuple((2 + SLOTS + chunk) * _LINE for chunk in range(MAX_DEPTH))
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How large the chunks of an area are, and how many. Slots are the same everywhere."""
+    """How large the chunks of an area are, how many, and how large its slots."""
 
     chunk_bytes: int
     depth: int
+    slot_bytes: int = SLOT_BYTES
 
     @property
     def nbytes(self) -> int:
-        return CONTROL_BYTES + SLOTS * SLOT_BYTES + self.depth * self.chunk_bytes
+        return CONTROL_BYTES + SLOTS * self.slot_bytes + self.depth * self.chunk_bytes
+
+    def common(self, other: Shape) -> Shape:
+        """What both have room for."""
+        return Shape(
+            min(self.chunk_bytes, other.chunk_bytes),
+            min(self.depth, other.depth),
+            min(self.slot_bytes, other.slot_bytes),
+        )
 
 
 def shape_within(nbytes: int) -> Shape | None:
     """The best shape that ``nbytes`` have room for, None where they have none."""
+    if (whole := Shape(CHUNK_BYTES, DEPTH, LARGEST_SLOT_BYTES)).nbytes <= nbytes:
+        return whole
     room = nbytes - Shape(0, 0).nbytes
     chunk = CHUNK_BYTES
     while chunk >= MIN_CHUNK_BYTES:
@@ -70,11 +87,9 @@ class Area:
     def __init__(self, memory: memoryview, shape: Shape) -> None:
         self.shape = shape
         self.words = memory[:CONTROL_BYTES].cast("Q")
-        start = CONTROL_BYTES
-        self.slots = [
-            memory[start + i * SLOT_BYTES : start + (i + 1) * SLOT_BYTES] for i in range(SLOTS)
-        ]
-        start += SLOTS * SLOT_BYTES
+        start, size = CONTROL_BYTES, shape.slot_bytes
+        self.slots = [memory[start + i * size : start + (i + 1) * size] for i in range(SLOTS)]
+        start += SLOTS * size
         size = shape.chunk_bytes
         self.chunks = [
             memory[start + i * size : start + (i + 1) * size] for i in range(shape.depth)

@@ -25,7 +25,7 @@ _SHUT = 8  # first word of the buckets, a bit each
 _SHUT_WORDS = 128
 BUCKETS = 64 * _SHUT_WORDS
 _ENTRIES = _SHUT + _SHUT_WORDS  # first word of the list
-_ENTRY = 4  # words: area id, offset (0: no room) with its state, bytes of a chunk, depth
+_ENTRY = 5  # words: area id, offset (0: no room) with its state, bytes of a chunk, depth, of a slot
 END = _ENTRIES + _ENTRY * MAX_ENTRIES
 """The first word behind the list."""
 
@@ -66,8 +66,8 @@ class Listing:
         """Where the area is, and its shape; None where there was no room. It is listed."""
         entry = self._find(area)
         assert entry is not None
-        offset, chunk, depth = self._head[entry + 1 : entry + 4]
-        return (offset & ~_STATES, Shape(chunk, depth)) if offset & ~_STATES else None
+        offset, chunk, depth, slot = self._head[entry + 1 : entry + _ENTRY]
+        return (offset & ~_STATES, Shape(chunk, depth, slot)) if offset & ~_STATES else None
 
     def add(self, area: int, offset: int, shape: Shape) -> bool:
         """List an area, or with offset 0 that it has no room. False where it is refused."""
@@ -86,6 +86,7 @@ class Listing:
         head[entry + 1] = offset
         head[entry + 2] = shape.chunk_bytes
         head[entry + 3] = shape.depth
+        head[entry + 4] = shape.slot_bytes
         head[entry] = area
         head[_COUNT] = max(count, (entry - _ENTRIES) // _ENTRY + 1)
         return True

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aiodist.completion import Pending, completed
-from aiodist.shared.area import CHUNK_BYTES, DEPTH, SLOT_BYTES
+from aiodist.shared.area import CHUNK_BYTES, DEPTH, LARGEST_SLOT_BYTES
 
 if TYPE_CHECKING:
     from aiodist.simulate.network import Rank
@@ -51,7 +51,7 @@ class Memory:
 class SimulatedBoard:
     """One rank's view of a `Memory`; see `collectives.board.Board`."""
 
-    slot_bytes = SLOT_BYTES
+    slot_bytes = LARGEST_SLOT_BYTES
     chunk_bytes = CHUNK_BYTES
 
     def __init__(self, memory: Memory, place: int, rank: Rank) -> None:

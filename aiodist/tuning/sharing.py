@@ -9,7 +9,7 @@ from aiodist.collectives.tables import Tables
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.lines import board_of
 from aiodist.groups.process_group import ProcessGroup
-from aiodist.shared.area import SLOT_BYTES
+from aiodist.shared.area import LARGEST_SLOT_BYTES
 from aiodist.tuning.runs import Runs
 
 
@@ -18,7 +18,7 @@ def shared_candidates(operation: str, ranks: int, nbytes: int) -> list[Choice]:
     return [
         Choice(name)
         for name in shared.ALGORITHMS[operation]
-        if not shared.why_not(operation, name, ranks, nbytes, SLOT_BYTES)
+        if not shared.why_not(operation, name, ranks, nbytes, LARGEST_SLOT_BYTES)
     ]
 
 

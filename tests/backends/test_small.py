@@ -16,6 +16,8 @@ from aiodist.collectives.select import SHARED_RULES
 from aiodist.groups import process_group
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.world import current_world
+from aiodist.shared.area import LARGEST_SLOT_BYTES, SLOT_BYTES
+from aiodist.shared.memory import SharedMemory
 from aiodist.testing.in_process import run_ranks
 from aiodist.wire.frames import COLLECTIVE
 from tests.engine.conftest import outcome, until
@@ -337,11 +339,50 @@ async def test_ranks_that_disagree_are_told_whoever_comes_last(about: str) -> No
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_256_kib_of_an_all_to_all_fit_with_their_lengths(size: int) -> None:
+def test_1_mib_of_an_all_to_all_fits_with_its_lengths(size: int) -> None:
     seat = Seat(0, size, True, SHARED_RULES)
-    agreed, length = Fingerprint("all_to_all"), (256 << 10) // size
+    agreed, length = Fingerprint("all_to_all"), (1 << 20) // size
     assert SmallAllToAll(seat, agreed, [length] * size).fits
     assert not SmallAllToAll(seat, agreed, [length + 4096] * size).fits
+
+
+@pytest.mark.parametrize("second", [32 << 20, 8 << 20])
+async def test_slots_are_large_where_all_ranks_have_room(
+    monkeypatch: pytest.MonkeyPatch, second: int
+) -> None:
+    """Else what would have gone into them goes in chunks, on all ranks alike."""
+    rooms, create = [32 << 20, second], SharedMemory.create
+    monkeypatch.setattr(SharedMemory, "create", lambda rank, _: create(rank, rooms[rank]))
+    count = (LARGEST_SLOT_BYTES - 4096) // 4
+    values = np.arange(count, dtype=np.float32)
+
+    async def rank(number: int) -> None:
+        await meet()
+        plane = current_world().default_group().plane
+        assert plane is not None
+        has_room = min(rooms) == 32 << 20
+        assert plane.shape.slot_bytes == (LARGEST_SLOT_BYTES if has_room else SLOT_BYTES)
+        for _ in range(3):
+            used = plane.chunks_used
+            mine, half = values + number, values[: count // 2] + number
+            await dist.all_reduce(mine)
+            assert (mine == 2 * values + 1).all()
+            await dist.reduce(mine, 1)
+            assert mine[-1] == (2 if number else 1) * (2 * values[-1] + 1)
+            mine = values + number
+            await dist.broadcast(mine, 0)
+            assert (mine == values).all()
+            both = np.empty(count, np.float32)
+            await dist.all_gather_into_tensor(both, half)
+            assert (both.reshape(2, -1) == values[: count // 2] + np.arange(2)[:, None]).all()
+            await dist.reduce_scatter_tensor(half, values + number)
+            assert (half == (2 * values + 1).reshape(2, -1)[number]).all()
+            await dist.all_to_all_single(both, values + number)
+            parts = values.reshape(2, -1)[number] + np.arange(2)[:, None]
+            assert (both.reshape(2, -1) == parts).all()
+            assert (plane.chunks_used == used) == has_room
+
+    await run_ranks(2, rank, "shm")
 
 
 async def test_a_row_of_them_lets_the_loop_have_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:

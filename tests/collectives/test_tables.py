@@ -28,7 +28,7 @@ from aiodist.collectives.tables import (
     with_defaults,
 )
 from aiodist.errors import InvalidUsageError
-from aiodist.shared.area import SLOT_BYTES
+from aiodist.shared.area import LARGEST_SLOT_BYTES
 
 RING, DOUBLING = Choice("ring", 1 << 16), Choice("doubling")
 SLOTS, STRIPES, EXCHANGE = Choice("slots"), Choice("stripes"), Choice("exchange")
@@ -69,13 +69,13 @@ def test_json_and_back() -> None:
 def test_slots_reach_no_further_than_they_hold_nor_than_they_were_measured() -> None:
     small = [(1024, SLOTS), (8192, SLOTS)]
     assert shared_rows_of(4, small) == [Rule(4, 8192, SLOTS, least=4)]
-    above = [(SLOT_BYTES, SLOTS), (4 * SLOT_BYTES, STRIPES)]
+    above = [(LARGEST_SLOT_BYTES, SLOTS), (4 * LARGEST_SLOT_BYTES, STRIPES)]
     rows = shared_rows_of(4, above)
-    assert rows == [Rule(4, SLOT_BYTES, SLOTS, least=4), Rule(4, MANY, STRIPES, least=4)]
+    assert rows == [Rule(4, LARGEST_SLOT_BYTES, SLOTS, least=4), Rule(4, MANY, STRIPES, least=4)]
     rules = decode(encode({}, {"all_reduce": rows}, {}, {})).shared
-    assert select("all_reduce", 4, SLOT_BYTES, rules=rules) == SLOTS
-    assert select("all_reduce", 4, SLOT_BYTES + 1, rules=rules) == STRIPES
-    assert select("all_reduce", 3, SLOT_BYTES, rules=rules) == STRIPES  # not measured
+    assert select("all_reduce", 4, LARGEST_SLOT_BYTES, rules=rules) == SLOTS
+    assert select("all_reduce", 4, LARGEST_SLOT_BYTES + 1, rules=rules) == STRIPES
+    assert select("all_reduce", 3, LARGEST_SLOT_BYTES, rules=rules) == STRIPES  # not measured
     assert shared_rows_of(4, []) == []
 
 
@@ -130,7 +130,10 @@ def _hosts(**changed: object) -> str:
         (_shared(algorithm="ring"), "does not exist here"),
         (_shared(operation="barrier"), "does not exist here"),
         (_shared(operation="broadcast", algorithm="stripes"), "does not exist here"),
-        (_shared(bytes=SLOT_BYTES + 1), f"more into slots than the {SLOT_BYTES} bytes"),
+        (
+            _shared(bytes=LARGEST_SLOT_BYTES + 1),
+            f"more into slots than the {LARGEST_SLOT_BYTES} bytes",
+        ),
         (_shared(bytes=None), "more into slots"),
         (_shared(ranks=3, algorithm="exchange"), "two ranks and no other"),
         (_shared(ranks="2"), "not in order"),

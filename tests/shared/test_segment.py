@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from aiodist.shared.area import CONTROL_BYTES, SLOT_BYTES, Area, Shape, shape_within
+from aiodist.shared.area import (
+    CONTROL_BYTES,
+    LARGEST_SLOT_BYTES,
+    SLOT_BYTES,
+    Area,
+    Shape,
+    shape_within,
+)
 from aiodist.shared.memory import SharedMemory
 from aiodist.shared.segment import Segment
 
@@ -81,12 +88,23 @@ def test_shapes_fit_into_their_room() -> None:
     smallest = CONTROL_BYTES + 2 * SLOT_BYTES + 2 * (64 << 10)
     assert shape_within(smallest - 1) is None
     assert shape_within(smallest) == Shape(64 << 10, 2)
-    for room in range(smallest, 4 * MIB, 50_000):
+    largest = CONTROL_BYTES + 2 * LARGEST_SLOT_BYTES + 4 * (512 << 10)
+    assert shape_within(largest - 1) == Shape(512 << 10, 4)
+    assert shape_within(largest) == Shape(512 << 10, 4, LARGEST_SLOT_BYTES)
+    for room in range(smallest, largest + 50_000, 50_000):
         shape = shape_within(room)
         assert shape is not None
         assert shape.nbytes <= room
     area = Area(memoryview(bytearray(smallest)), Shape(64 << 10, 2))
     assert [len(chunk) for chunk in area.chunks] == [64 << 10] * 2
+    area = Area(memoryview(bytearray(largest)), Shape(512 << 10, 4, LARGEST_SLOT_BYTES))
+    assert [len(slot) for slot in area.slots] == [LARGEST_SLOT_BYTES] * 2
+    assert [len(chunk) for chunk in area.chunks] == [512 << 10] * 4
+
+
+def test_ranks_use_what_all_have_room_for() -> None:
+    shapes = Shape(512 << 10, 2), Shape(64 << 10, 4, LARGEST_SLOT_BYTES)
+    assert shapes[0].common(shapes[1]) == Shape(64 << 10, 2, SLOT_BYTES)
 
 
 def met(count: int, nbytes: int = 4 * MIB) -> list[SharedMemory]:

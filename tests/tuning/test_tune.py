@@ -16,7 +16,7 @@ from aiodist.collectives.tables import decode, encode, rows_of
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.world import current_world
 from aiodist.launch.cli import USAGE_ERROR, main
-from aiodist.shared.area import SLOT_BYTES
+from aiodist.shared.area import LARGEST_SLOT_BYTES, SLOT_BYTES
 from aiodist.testing import run_ranks
 from aiodist.tuning.candidates import candidates
 from aiodist.tuning.sharing import shared_candidates
@@ -33,10 +33,10 @@ def test_candidates_differ_and_fit() -> None:
 @pytest.mark.parametrize(
     ("operation", "ranks", "nbytes", "names"),
     [
-        ("all_reduce", 2, SLOT_BYTES, ["slots", "exchange", "stripes"]),
-        ("all_reduce", 2, SLOT_BYTES + 4, ["exchange", "stripes"]),
+        ("all_reduce", 2, LARGEST_SLOT_BYTES, ["slots", "exchange", "stripes"]),
+        ("all_reduce", 2, LARGEST_SLOT_BYTES + 4, ["exchange", "stripes"]),
         ("all_reduce", 3, 4, ["slots", "stripes"]),
-        ("broadcast", 4, SLOT_BYTES + 4, ["chunks"]),
+        ("broadcast", 4, LARGEST_SLOT_BYTES + 4, ["chunks"]),
     ],
 )
 def test_candidates_in_memory_fit(
@@ -105,7 +105,7 @@ def _forced(ranks: int, small: bool) -> str:
     """Slots for all that they hold, or for nothing."""
     rows = {}
     for operation, names in ALGORITHMS.items():
-        slots = [Rule(ranks, SLOT_BYTES, Choice("slots"), least=ranks)] if small else []
+        slots = [Rule(ranks, LARGEST_SLOT_BYTES, Choice("slots"), least=ranks)] if small else []
         rows[operation] = [*slots, Rule(ranks, MANY, Choice(names[-1]), least=ranks)]
     return encode({}, rows, {}, {})
 
