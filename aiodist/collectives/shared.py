@@ -117,6 +117,6 @@ def all_to_all(board: Board, inputs: Blocks, outputs: Blocks) -> Run:
 
 def _choice(operation: str, board: Board, nbytes: int, rules: Rules) -> str:
     name = select(operation, board.size, nbytes, rules=rules).algorithm
-    if name == "slots" and nbytes > board.slot_bytes:
-        return select(operation, board.size, MANY, rules=rules).algorithm
+    if name == "slots" and nbytes > board.slot_bytes:  # as a group that found little room has them
+        return select(operation, board.size, MANY, rules=SHARED_RULES).algorithm
     return name

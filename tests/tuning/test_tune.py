@@ -19,7 +19,7 @@ from aiodist.launch.cli import USAGE_ERROR, main
 from aiodist.shared.area import LARGEST_SLOT_BYTES, SLOT_BYTES
 from aiodist.testing import run_ranks
 from aiodist.tuning.candidates import candidates
-from aiodist.tuning.sharing import shared_candidates
+from aiodist.tuning.sharing import runs_in_memory, shared_candidates
 
 
 def test_candidates_differ_and_fit() -> None:
@@ -149,6 +149,22 @@ async def test_a_job_goes_by_the_table_in_shared_memory(
             assert (own == total).all()
 
     await run_ranks(ranks, rank, "shm", timeout=20)
+
+
+async def test_what_a_groups_slots_are_too_small_for_goes_in_chunks() -> None:
+    """Whatever is asked for: a segment may have had little room."""
+
+    async def rank(number: int) -> None:
+        await dist.barrier()
+        group = current_world().default_group()
+        assert group.plane is not None
+        assert group.plane.shape.slot_bytes < 1 << 20
+        for operation in ALGORITHMS:
+            before = group.plane.chunks_used
+            await runs_in_memory(operation, group, 1 << 20).start(Choice("slots"))
+            assert group.plane.chunks_used > before
+
+    await run_ranks(2, rank, "shm", timeout=20)
 
 
 @pytest.mark.parametrize(("content", "said"), [(None, "No such file"), ("{}", "its format is not")])
