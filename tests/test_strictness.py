@@ -10,7 +10,7 @@ import pytest
 pytest_plugins = ["pytester"]
 
 LEAKY = """
-import socket, subprocess, sys, threading
+import os, socket, subprocess, sys, threading
 
 kept = []
 stop = threading.Event()
@@ -24,6 +24,7 @@ def test_child():
 def test_zombie():
     child = subprocess.Popen([sys.executable, "-c", "pass"])
     kept.append(child)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
 
 def test_socket():
     kept.append(socket.socket())
