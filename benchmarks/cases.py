@@ -45,7 +45,9 @@ class Suite:
     """Seconds that the measured rounds of a case may take, if the fewest rounds take less."""
     fewest: int
     most: int
-    """Rounds of a case: in each, every peer is measured once."""
+    """Rounds of a case in all: in each, every peer is measured once."""
+    passes: int = 1
+    """Rounds are divided among so many passes over all cases, each with processes of its own."""
     steps: steps.Steps = steps.Steps()  # noqa: RUF009  # frozen
     """Training steps, after the operations."""
 
@@ -100,6 +102,7 @@ STANDARD = Suite(
     budget=0.8,
     fewest=5,
     most=300,
+    passes=2,
     steps=steps.STANDARD,
 )
 FULL = Suite(
@@ -109,6 +112,7 @@ FULL = Suite(
     budget=3.0,
     fewest=11,
     most=1000,
+    passes=3,
     steps=steps.FULL,
 )
 

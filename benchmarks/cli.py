@@ -67,6 +67,9 @@ def _parser() -> argparse.ArgumentParser:
         help=f"these of {','.join(PEERS)}; default: all that are of one host, with --quick none of "
         f"those that are no library; with --namespaces {','.join(BETWEEN_HOSTS)}",
     )
+    run.add_argument(
+        "--passes", type=int, help="over all cases, with new processes each, instead of the suite's"
+    )
     run.add_argument("--pin", action="store_true", help="keep each rank on its share of cores")
     run.add_argument(
         "--namespaces",
@@ -125,7 +128,10 @@ def _suite(options: argparse.Namespace) -> Suite:
     if options.sizes:
         wanted = tuple(int(text) for text in options.sizes.split(","))
         sizes = dict.fromkeys(sizes, wanted)
-    return replace(suite, sizes=sizes)
+    passes = suite.passes if options.passes is None else options.passes
+    if passes < 1:
+        raise SystemExit(f"--passes must be at least 1, not {passes}")
+    return replace(suite, sizes=sizes, passes=passes)
 
 
 def _run(suite: Suite, peers: Sequence[str], output: Path, options: argparse.Namespace) -> int:

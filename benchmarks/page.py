@@ -9,6 +9,7 @@ from benchmarks.machine import busy
 from benchmarks.page_goals import goal_rows, goal_words
 from benchmarks.page_mpi import overhead_rows, overhead_words
 from benchmarks.peers import label
+from benchmarks.peers.mpi import OVER
 from benchmarks.plots import figure_name, plotted
 from benchmarks.results import Report
 from benchmarks.steps.cases import FLOOR
@@ -19,7 +20,7 @@ from benchmarks.table import NOTHING, markdown_row, ratio_text, spread_text, sum
 def render(report: Report, folder: str = "performance") -> str:
     """The page as Markdown; its figures and its data are in ``folder`` beside it."""
     apart = "namespace" in report.settings["interface"]
-    mpi = report.settings["passes"] > 1
+    mpi = _has_mpi(report)
     command = "make bench-network" if apart else "make bench-mpi" if mpi else "make bench"
     parts = [
         "# Performance between hosts" if apart else "# Performance",
@@ -88,15 +89,29 @@ def _method(report: Report) -> str:
         "a round trip. Tables show the median, the 10th to 90th percentile, and the ratio of "
         f"medians to {label(report.peers[0])} in the same run (below 1 is faster). "
         f"Each case has {effort['fewest']} to {effort['most']} rounds within about "
-        f"{effort['budget']:g} s. Bytes are those of a rank's larger tensor, in float32. One "
-        "thread a rank; garbage collection is off while the time runs."
+        f"{effort['budget']:.2g} s{_passes(report)}. Bytes are those of a rank's larger tensor, in "
+        "float32. One thread a rank; garbage collection is off while the time runs."
     )
-    if report.settings["passes"] > 1:
+    if _has_mpi(report):
         text += (
             " MPI needs jobs of its own. Jobs follow each other block by block (all sizes of one "
             "operation), forwards and backwards, so the turns are coarser there."
         )
     return text
+
+
+def _passes(report: Report) -> str:
+    passes = report.settings.get("jobs", 1)  # older results had one
+    if passes == 1:
+        return ""
+    return (
+        f", in each of {passes} passes over all cases, with processes of their own: what sticks to "
+        "a process, as its core, decides about one of them alone"
+    )
+
+
+def _has_mpi(report: Report) -> bool:
+    return any(peer.endswith(OVER) for peer in report.peers)
 
 
 def _glance_words(report: Report) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Protocol
@@ -79,33 +79,39 @@ def run(
     what each of these may send at, in tc's words. ``congestion``: TCP's congestion control there.
 
     ``peers`` share their processes and take turns call by call. ``others`` have jobs of their
-    own: each block (all sizes of one operation) is then measured in two passes, in which the
-    jobs follow each other forwards and backwards.
+    own, for each block (all sizes of one operation).
+
+    A pass goes over all blocks, and over the jobs of each, the next one backwards: where the system
+    happened to put a process, and what else it was busy with, decides about one of them alone.
     """
     before = machine.describe()
     began = time.monotonic()
-    passes = 2 if others else 1
+    passes = suite.passes
     effort = Effort(suite.budget / passes, -(-suite.fewest // passes), max(1, suite.most // passes))
     alone = dataclasses.replace(effort, budget=effort.budget / len(peers))
     gathered = Gathered()
-    for ranks in suite.sizes if suite.operations else ():
-        with (
-            namespaces(ranks, rate, congestion) if apart else nullcontext(()) as hosts,
-            Ranks(ranks, peers, pinned=pinned, hosts=hosts) as job,
-        ):
-            for _, operation, cases in (b for b in suite.blocks() if b[0] == ranks):
-                jobs = [
-                    partial(_ours, job, cases, effort, gathered),
-                    *(
-                        partial(_theirs, other, ranks, cases, alone, pinned, gathered)
-                        for other in others
-                    ),
-                ]
-                for number in range(passes):
-                    for measure in jobs if number % 2 == 0 else reversed(jobs):
+    for number in range(passes):
+        turn: Callable[[list[Any]], Iterable[Any]] = reversed if number % 2 else iter
+        for ranks in turn(list(suite.sizes) if suite.operations else []):
+            with (
+                namespaces(ranks, rate, congestion) if apart else nullcontext(()) as hosts,
+                Ranks(ranks, peers, pinned=pinned, hosts=hosts) as job,
+            ):
+                for _, operation, cases in turn([b for b in suite.blocks() if b[0] == ranks]):
+                    jobs = [
+                        partial(_ours, job, cases, effort, gathered),
+                        *(
+                            partial(_theirs, other, ranks, cases, alone, pinned, gathered)
+                            for other in others
+                        ),
+                    ]
+                    for measure in turn(jobs):
                         measure()
-                spent = time.monotonic() - began
-                progress(f"{ranks} ranks, {operation}: {len(cases)} sizes, {spent:.0f} s so far")
+                    spent = time.monotonic() - began
+                    progress(
+                        f"{ranks} ranks, {operation}: {len(cases)} sizes, pass {number + 1} of "
+                        f"{passes}, {spent:.0f} s so far"
+                    )
     steps = []
     for step in () if apart else suite.steps.cases():
         with Ranks(step.ranks, (), pinned=pinned) as job:
@@ -117,7 +123,7 @@ def run(
     settings: dict[str, Any] = {
         "suite": suite.name,
         "effort": dataclasses.asdict(effort),
-        "passes": passes,
+        "jobs": passes,
         "seconds": round(time.monotonic() - began),
         "interface": veth if apart else "lo",
         "congestion": congestion if apart else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def report() -> Report:
     settings = {
         "suite": "quick",
         "effort": {"budget": 0.2, "fewest": 3, "most": 50},
-        "passes": 1,
+        "jobs": 1,
         "seconds": 4,
         "interface": "lo",
         "pinned": False,
@@ -83,6 +84,15 @@ def test_the_page_names_the_machine_and_the_versions(report: Report) -> None:
         assert f" {fact} " in page.replace(",", " ")
     assert f"commit {report.machine['aiodist']['commit']}" in page
     assert f"torch {report.machine['versions']['torch']}" in page
+
+
+def test_the_page_says_how_often_all_cases_were_gone_over(report: Report) -> None:
+    again = replace(report, settings=report.settings | {"jobs": 3})
+
+    assert "3 passes" in render(again)
+    assert "passes" not in render(report)
+    assert "MPI needs jobs" not in render(again)
+    assert "MPI needs jobs" in render(replace(again, peers=("gloo", "mpich", "mpich-aiodist")))
 
 
 def test_the_terminal_shows_the_same(report: Report) -> None:

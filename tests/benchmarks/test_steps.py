@@ -97,7 +97,7 @@ def test_where_the_bare_sum_cannot_run_the_rest_is_measured() -> None:
 
 def test_terminal_and_page_show_steps_and_communication(result: StepResult) -> None:
     effort = {"budget": 0.2, "fewest": 3, "most": 50}
-    settings = {"suite": "quick", "effort": effort, "passes": 1, "seconds": 4, "interface": "lo"}
+    settings = {"suite": "quick", "effort": effort, "seconds": 4, "interface": "lo"}
     machine = {
         "date": "",
         "cpu": "",
