@@ -27,7 +27,9 @@ DEFAULT_BYTES = 32 << 20
 
 MIN_BYTES = 1 << 20
 
-_HEAD_BYTES = 64 << 10
+_HEAD_BYTES = 96 << 10
+"""Room for the list of groups, and for a word about each of 4,096 ranks and more."""
+
 _LEFT = 4  # word: the owner has left in good order
 _MAPPED = END  # first word of a list by rank: which segment is mapped
 _MAX_RANKS = _HEAD_BYTES // 8 - _MAPPED

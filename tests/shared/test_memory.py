@@ -28,6 +28,20 @@ def share(memories: list[SharedMemory], area: int) -> list[list[Area]]:
     return found
 
 
+def test_ranks_of_high_numbers_share_memory() -> None:
+    """As those of one host do in a job of thousands."""
+    ranks = [4094, 4095]
+    memories = {rank: SharedMemory.create(rank, MIB) for rank in ranks}
+    told = {rank: memory.description for rank, memory in memories.items()}
+    for memory in memories.values():
+        memory.meet(told)
+        memory.lay_out(7)
+    for memory in memories.values():
+        assert memory.could_share(ranks)
+        assert isinstance(memory.look(7, ranks), list)
+    close(list(memories.values()))
+
+
 def test_the_room_of_more_groups_than_fit_and_than_can_be_listed_comes_back() -> None:
     memories = met(2, 2 * MIB)
     for number in range(1, MAX_ENTRIES + 100):
