@@ -298,8 +298,8 @@ class Endpoint(Words):
         self._strangers.proven(link)
         peer = self._peers[rank]
         peer.links.append(link)
-        if peer.card.host_id == self._host_id:
-            link.connection.stays_on_host()
+        if peer.card.host_id != self._host_id:
+            link.connection.leaves_host()
         # One stream carries all we send: the one we made ourselves, or the first that came.
         if link.dialled or peer.connecting is None:
             self._use(peer, link)

@@ -259,8 +259,8 @@ class FaultyConnection(CallbackConnection):
             self._due.extend([due] * (len(self._queue) - len(self._due)))
             self._pump()
 
-    def stays_on_host(self) -> None:
-        self._inner.stays_on_host()
+    def leaves_host(self) -> None:
+        self._inner.leaves_host()
 
     def release(self, memory: memoryview) -> None:
         super().release(memory)

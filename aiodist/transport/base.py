@@ -76,8 +76,8 @@ class Connection(ABC):
         the caller's memory has nothing to do.
         """
 
-    def stays_on_host(self) -> None:  # noqa: B027  # an offer, not a duty
-        """Both ends are proven to be on one host: what only a network needs may be left out."""
+    def leaves_host(self) -> None:  # noqa: B027  # most have left out nothing
+        """The other end is proven to be on another host: what only a network needs must be there."""
 
     @abstractmethod
     async def close(self) -> None:

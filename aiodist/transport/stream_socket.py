@@ -17,6 +17,7 @@ from contextlib import suppress
 from aiodist.errors import DistNetworkError
 from aiodist.transport.base import OnSent, Receiver
 from aiodist.transport.callbacks import CallbackConnection
+from aiodist.transport.pacing import go_by_the_system
 
 READ_BUDGET = 4 << 20
 """Bytes read in one callback before other callbacks get their turn."""
@@ -36,9 +37,6 @@ MAX_PARTS = 64
 
 DRAIN_SECONDS = 1.0
 """How long ``close`` reads on after the last byte, waiting for the other side's end."""
-
-_PLAIN_CONTROL = b"reno"
-"""TCP's way of sending that every system has and every user may choose. It does not pace."""
 
 _BLOCKED = (BlockingIOError, InterruptedError)
 _OPEN, _CLOSING, _CLOSED = range(3)
@@ -83,12 +81,8 @@ class SocketConnection(CallbackConnection):
         if self._queue:
             self._flush()
 
-    def stays_on_host(self) -> None:
-        # A congestion control that paces (BBR) measures what a network bears, and sends by a timer.
-        # Between two processes there is nothing to measure, and the timer takes a third of the time.
-        if hasattr(socket, "TCP_CONGESTION"):
-            with suppress(OSError):  # not a TCP socket, or it has just broken: reading finds out
-                self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _PLAIN_CONTROL)
+    def leaves_host(self) -> None:
+        go_by_the_system(self._sock)
 
     def _on_readable(self) -> None:
         budget = READ_BUDGET

@@ -14,6 +14,7 @@ from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError, InvalidUsageError
 from aiodist.transport.base import Connection, OnAccept, Transport
 from aiodist.transport.connecting import connect_socket, within
+from aiodist.transport.pacing import begin_unpaced
 from aiodist.transport.socket_listener import BACKLOG, SocketListener, Wrap
 from aiodist.transport.stream_socket import SocketConnection
 
@@ -59,6 +60,7 @@ class TcpTransport(Transport):
         try:
             sock = socket.socket(family, kind, protocol)
             try:
+                begin_unpaced(sock)  # what is accepted has it from here
                 sock.bind(where)
                 sock.listen(BACKLOG)
                 host, port = sock.getsockname()[:2]
@@ -107,6 +109,7 @@ class TcpTransport(Transport):
             try:
                 sock.setblocking(False)
                 set_options(sock)
+                begin_unpaced(sock)
                 self._bind_source(sock)
                 await connect_socket(sock, where)
                 return sock

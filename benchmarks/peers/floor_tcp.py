@@ -205,13 +205,16 @@ def _connection(place: Place, limit: float) -> socket.socket:
     if place.rank == 0:
         with socket.create_server((_address(os.environ.get(_INTERFACE, "lo")), 0)) as server:
             server.settimeout(limit)
+            server.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _CONTROL)
             place.store.set("address", json.dumps(server.getsockname()))
             sock, _ = server.accept()
     else:
         host, port = json.loads(place.store.get("address"))
-        sock = socket.create_connection((host, port), limit)
+        sock = socket.socket()
+        sock.settimeout(limit)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _CONTROL)
+        sock.connect((host, port))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _CONTROL)
     sock.setblocking(False)
     return sock
 

@@ -113,9 +113,9 @@ async def test_ranks_that_are_all_alone_exchange_as_ever(size: int) -> None:
     await run_ranks(size, main, "shm", hosts=range(size), timeout=20)
 
 
-async def test_streams_within_a_host_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streams_between_hosts_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[SocketConnection] = []
-    monkeypatch.setattr(SocketConnection, "stays_on_host", lambda stream: told.append(stream))
+    monkeypatch.setattr(SocketConnection, "leaves_host", lambda stream: told.append(stream))
 
     async def main(rank: int) -> None:
         await dist.all_reduce(np.ones(4))
@@ -126,7 +126,7 @@ async def test_streams_within_a_host_are_told_so(monkeypatch: pytest.MonkeyPatch
         for other, peer in current_world().endpoint._peers.items():
             assert peer.links
             for link in peer.links:
-                assert (link.connection in told) == ({rank, other} == {0, 1})
+                assert (link.connection in told) == ({rank, other} != {0, 1})
 
     await run_ranks(3, main, "tcp", hosts=(0, 0, 1), timeout=20)
 

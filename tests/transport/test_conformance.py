@@ -39,7 +39,7 @@ async def test_a_stream_that_stays_on_its_host_goes_on(
         for end, memory in zip(ends, memories, strict=True):
             end.start(memory)
             end.send([data[:300_000]])
-            end.stays_on_host()
+            end.leaves_host()
             end.send([data[300_000:]])
         for memory in memories:
             await memory.full()
