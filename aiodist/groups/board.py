@@ -215,10 +215,9 @@ class LineBoard:
     # -- waiting
 
     def _until(self, rank: int, word: int, low: int, high: int) -> Pending[None]:
+        """See `Wait`. For who has just looked, in vain."""
         plane = self._plane
         words = plane.words[rank]
-        if low <= words[word] <= high:
-            return _HERE
         if self._met and plane.lookout.active:
             # All are in it, so what is missing is a step away.
             end = perf_counter() + NEAR_SECONDS
