@@ -167,19 +167,25 @@ class Watch:
             await asyncio.gather(calling, return_exceptions=True)
 
     async def _call_the_roll(self, store: Store) -> None:
-        """Where rank 0 serves the store, the others know beforehand who they would miss without it."""
-        edition = 0
+        """Know beforehand who is missing: when it matters, the store may be out of reach.
+
+        Where rank 0 serves it the others hear it from there; in a file each looks for itself.
+        """
+        edition, pause = 0, _ROLL_SECONDS * self._size
+        if not self._hub:
+            pause = max(self._interval, 10 * pause)  # a file is locked for each look
         while self._spoke:
             edition, absent = msgpack.unpackb(await store.get(_ABSENT, Deadline.never()))
             self.absent = [rank for rank in absent if rank != self._rank]
             await store.get(_outdated(edition), Deadline.never())
-        while self._hub and self.absent != []:
+        while self.absent != []:
             absent = await self._not_there(store)
             if absent != self.absent:
                 self.absent, edition = absent, edition + 1
-                await store.set(_ABSENT, msgpack.packb([edition, absent]))
-                await store.set(_outdated(edition - 1), b"")
-            await asyncio.sleep(_ROLL_SECONDS * self._size)
+                if self._hub:
+                    await store.set(_ABSENT, msgpack.packb([edition, absent]))
+                    await store.set(_outdated(edition - 1), b"")
+            await asyncio.sleep(pause)
 
     async def _look(self, store: Store, rank: int) -> None:
         value = await _peek(store, _beat(rank))
@@ -217,8 +223,11 @@ class Watch:
         who = name_of(rank, host, pid)
         keeper = ", where it serves the store" if self._spoke else ""
         absent = [other for other in self.absent or () if other != rank]
-        arrivals = describe_absent(absent, self._size)
-        arrivals += " when it was last heard" if self._spoke else " by then"
+        if self.absent is None:
+            arrivals = "who else had arrived is not known"
+        else:
+            when = "when it was last heard" if self._spoke else "when that was last looked for"
+            arrivals = f"{describe_absent(absent, self._size)} {when}"
         return PeerLostError(
             f"{who} fell silent inside init_process_group{keeper}: nothing was heard of it for "
             f"{self._patience:g} s: it was stopped, or its host or the network between is gone; "

@@ -17,7 +17,7 @@ import pytest
 
 from aiodist.deadline import Deadline
 from aiodist.errors import PeerLostError
-from aiodist.mesh.rendezvous.watch import Opening, Watch, over_tcp, over_tcp_served
+from aiodist.mesh.rendezvous.watch import Opening, Watch, in_file, over_tcp, over_tcp_served
 from aiodist.store import MemoryStore
 from tests.limits import scaled
 from tests.mesh.rendezvous.test_attendance import MISSING, ROOT, address
@@ -206,11 +206,25 @@ async def test_a_silent_rank_is_lost_also_where_nobody_can_be_told() -> None:
     await store.close()
     watch = Watch(over_tcp_served("127.0.0.1", b"", None), 0, 3, 5.0, lambda _: None, star=True)
     watch._store = store
+    assert "who else had arrived is not known" in str(watch._lost(2))
     watch._vigil.watch(2, time.monotonic() - 100)
     error = await watch._judge()
     assert error is not None
     assert (error.rank, error.noticed_by) == (2, 0)
     await watch.end()
+
+
+async def test_who_is_missing_in_a_file_is_known_before_it_is_out_of_reach(tmp_path: Path) -> None:
+    """A stopped process may hold its lock."""
+    watch = Watch(in_file(tmp_path / "meeting", 0), 0, 3, 60.0, lambda _: None, star=False)
+    try:
+        await watch.begin("told", Deadline(20))
+        await until(lambda: watch.absent == [1, 2])
+        error = watch._lost(1)
+        assert error.not_arrived == (2,)
+        assert "of 3 ranks 2 had not arrived when that was last looked for" in str(error)
+    finally:
+        await watch.end()
 
 
 async def until(condition: Callable[[], bool]) -> None:
