@@ -70,7 +70,7 @@ def _machine(report: Report) -> Iterator[str]:
     }
     if control := settings.get("congestion") or machine.get("congestion_control"):
         lines["TCP's congestion control"] = (
-            f"{control}; aiodist and no library choose reno where both ends are on one kernel"
+            f"{control}; streams within one kernel have reno in aiodist and in no library"
         )
     yield "| | |"
     yield "| --- | --- |"
