@@ -76,7 +76,8 @@ class ReduceOp:
                 return cls.premul_sum(state[1])
             raise TypeError("PREMUL_SUM needs its factor: pass ReduceOp.premul_sum(factor)")
         if name in RedOpType.__members__:
-            return cls(RedOpType[name])
+            found: ReduceOp = getattr(cls, name)  # the one there is: by it equal calls are known
+            return found
         raise TypeError(f"op must be a ReduceOp such as ReduceOp.SUM, not {op!r}")
 
     @property

@@ -44,6 +44,8 @@ async def test_every_way_to_name_an_op(name: str) -> None:
         name.lower(),
     ):
         assert await reduced(op) == [EXPECTED[name]] * 2
+        # One and the same: what a group remembers of equal calls it finds by it.
+        assert dist.ReduceOp.of(op) is getattr(dist.ReduceOp, name)
 
 
 @pytest.mark.parametrize("factor", [2, 2.0, np.float64(2), np.array(2), torch.tensor(2.0)])
