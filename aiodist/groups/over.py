@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from aiodist.groups.work import Work
-from aiodist.observe.recorder import Ended, Record, opened
+from aiodist.observe.recorder import Ended, Record
 
 
 class Over(Work[None]):
@@ -16,7 +16,7 @@ class Over(Work[None]):
     A row of small operations makes one for each, so it sets no more than what differs between two.
     """
 
-    __slots__ = ()
+    __slots__ = ("_yields",)
 
     _done = True
     _error = None
@@ -33,13 +33,9 @@ class Over(Work[None]):
     ) -> None:
         """``yields``: who awaits it lets the loop have a turn, since it has had none for long."""
         self._loop = loop
-        self._record = record  # type: ignore[assignment]  # made into one when somebody asks
+        self._record = record
         self._yields = yields
         self.outputs: list[Any] | None = None
-
-    @property
-    def record(self) -> Record:
-        return opened(self._record)
 
     @property
     def _callbacks(self) -> list[Callable[[], None]]:  # type: ignore[override]

@@ -18,7 +18,7 @@ from aiodist.deadline import to_seconds
 from aiodist.errors import DistError, GroupClosedError, InvalidUsageError
 from aiodist.groups.futures import WorkFuture
 from aiodist.mesh.lookout import SHORTEST, Lookout
-from aiodist.observe.recorder import Record
+from aiodist.observe.recorder import Ended, Record, opened
 
 log = logging.getLogger("aiodist")
 
@@ -77,13 +77,12 @@ class Work(Generic[T]):
         "_timer",
         "_unheard",
         "_value",
-        "_yields",
         "outputs",
     )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, line: Line | None, record: Record) -> None:
         """``record``: what the flight recorder remembers of the operation."""
-        self._record = record
+        self._record: Record | Ended = record
         self.outputs: list[Any] | None = None  # for get_future(), where its caller wants them
         self._loop = loop
         self._line = line
@@ -96,12 +95,11 @@ class Work(Generic[T]):
         self._callbacks: list[Callable[[], None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._driver: Driver[T] | Once[T] | None = None
-        self._yields = False
 
     @property
     def record(self) -> Record:
         """What the flight recorder remembers of it."""
-        return self._record
+        return opened(self._record)
 
     # -- for whoever runs the operation
 
@@ -116,7 +114,7 @@ class Work(Generic[T]):
         self._run(Once(pending, finish, self._ended), timeout)
 
     def _run(self, driver: Driver[T] | Once[T], timeout: float | None) -> None:
-        self._record.started = monotonic_ns()
+        self.record.started = monotonic_ns()
         self._driver = driver
         driver.start()
         if not self._done and timeout is not None:
@@ -157,9 +155,9 @@ class Work(Generic[T]):
         except Exception as failed:  # noqa: BLE001  # the stream that brought us here goes on
             self._error = failed
         if self._error is None:
-            self._record.end()
+            self.record.end()
         else:
-            self._record.fail(self._error, waiting_for)
+            self.record.fail(self._error, waiting_for)
             if not self._retrieved:
                 self._unheard = Unheard(self._error)
         self._value = value
@@ -367,9 +365,6 @@ class Work(Generic[T]):
         return future
 
     def __await__(self) -> Generator[Any, None, T]:
-        if self._yields:
-            self._yields = False
-            yield
         if not self._done:
             loop = asyncio.get_running_loop()
             if loop is not self._loop:
