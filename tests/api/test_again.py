@@ -12,6 +12,7 @@ import torch
 import aiodist as dist
 from aiodist.api import again, collectives
 from aiodist.backends.swaps import SmallAllReduce
+from aiodist.groups import process_group
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.world import current_world
 from aiodist.shared.area import ASLEEP
@@ -59,7 +60,9 @@ def without_loop(function: Callable[[], Any]) -> Any:
     loop = asyncio.get_running_loop()
     asyncio._set_running_loop(None)
     try:
-        return function()
+        result = function()
+        assert asyncio._get_running_loop() is None
+        return result
     finally:
         asyncio._set_running_loop(loop)
 
@@ -107,6 +110,53 @@ async def test_what_has_not_been_called_before_is_left_to_others(kind: Callable[
         await getattr(collectives, kind.__name__)(*args)
         assert is_right()
         await dist.barrier()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_an_equal_call_with_splits_is_another_one() -> None:
+    async def main(rank: int) -> None:
+        kind = again.all_to_all_single
+        for _ in range(3):
+            await dist.all_to_all_single(*arguments(kind, rank)[0])
+        await dist.barrier()
+        args, is_right = arguments(kind, rank)
+        if rank == 0:
+            await asyncio.sleep(0.01)  # the other one waits in it
+            before = default().n_started
+            assert kind(default(), (*args[:2], [1, 3], [1, 3])) is None
+            assert default().n_started == before
+            assert without_loop(lambda: kind(default(), args)) is not None
+        else:
+            await dist.all_to_all_single(*args)
+        assert is_right()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_whom_it_waited_for_in_vain_is_not_looked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The call that follows is the same operation."""
+    looks: list[int] = []
+    swap = process_group.swap
+
+    def note(plane: Any, sequence: int, what: Any, given: Any) -> bool:
+        if plane.rank == 0:
+            looks.append(sequence)
+        return bool(swap(plane, sequence, what, given))
+
+    async def main(rank: int) -> None:
+        for _ in range(4):
+            await dist.barrier()
+        if rank == 0:
+            monkeypatch.setattr(process_group, "swap", note)
+            assert again.barrier(default(), ()) is None  # nobody else has had a turn
+            await dist.barrier()
+            assert looks == [default().n_started - 1]
+        else:
+            await asyncio.sleep(0.01)
+            await dist.barrier()
 
     await run_ranks(2, main, "shm", timeout=20)
 

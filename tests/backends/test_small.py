@@ -392,12 +392,17 @@ async def test_a_row_of_them_lets_the_loop_have_its_turns(monkeypatch: pytest.Mo
         await dist.barrier(group)
         if rank == 0:
             monkeypatch.setattr(process_group, "swap", lambda *_: True)
-            turned = asyncio.Event()
+            monkeypatch.setattr(process_group, "_TURN_NANOSECONDS", 10**18)  # but one
+            turned, again = asyncio.Event(), asyncio.Event()
             asyncio.get_running_loop().call_soon(turned.set)
             end = time.monotonic() + 10
             while not turned.is_set():
                 await dist.barrier(group)
                 assert time.monotonic() < end
+            asyncio.get_running_loop().call_soon(again.set)
+            for _ in range(3):
+                await dist.barrier(group)
+            assert not again.is_set()
             monkeypatch.undo()
         await meet()
 

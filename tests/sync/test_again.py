@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from aiodist.groups.world import World, current_world, use_world
+from aiodist.sync import adapter
 from aiodist.sync.portal import Portal
 
 GROUP: Any = object()
@@ -81,6 +82,32 @@ def test_a_world_of_another_loop_is_not_asked(door: Door) -> None:
 def test_nothing_is_asked_where_nothing_is_initialised(door: Door) -> None:
     door.world.default = None
     assert door.call(lambda *_: pytest.fail("asked")) == "the usual way"
+
+
+@pytest.mark.parametrize("named", ["group", "timeout", "group_src"])
+def test_what_is_said_by_name_goes_the_usual_way(
+    door: Door, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    """It is tried for the default group, and by nothing but what comes by place."""
+    monkeypatch.setattr(adapter, "portal", lambda: door.portal)
+    options: dict[str, Any] = {"group": None, "timeout": None, "group_src": None}
+
+    def call() -> tuple[Any, dict[str, Any]]:
+        given: dict[str, Any] = {}
+        asked = adapter.start(
+            False,
+            lambda *_, **kwargs: given.update(kwargs) or ENDED,
+            (1,),
+            again=lambda *_: (1,),
+            **options,
+        )
+        return asked, given
+
+    assert call() == (None, {})
+    options[named] = 0
+    asked, given = call()
+    assert asked == "the usual way"
+    assert given[named] == 0
 
 
 def test_wrong_arguments_are_refused_and_the_loop_goes_on(door: Door) -> None:
