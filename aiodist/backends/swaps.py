@@ -49,13 +49,17 @@ class SmallCall(ABC, Generic[Given]):
         nbytes: int,
         reads: Sequence[tuple[int, int]],
         total: int,
+        room: int | None = None,
     ) -> None:
-        """``nbytes`` and ``reads`` as in `Swap`. ``total``: bytes, as `select` counts them."""
+        """``nbytes`` and ``reads`` as in `Swap`. ``total``: bytes, as `select` counts them.
+
+        ``room``: as in `Swap`, where not ``total``.
+        """
         self.rank = seat.rank
         self.fingerprint = fingerprint
         self.nbytes = nbytes
         self.reads = reads
-        self.room = total
+        self.room = total if room is None else room
         self.fits = seat.shares and (
             select(fingerprint.operation, seat.size, total, rules=seat.rules).algorithm == "slots"
         )
@@ -204,7 +208,8 @@ class SmallAllGather(SmallCall[tuple[Data, Views]]):
 
     def __init__(self, seat: Seat, fingerprint: Fingerprint, lengths: Sequence[int]) -> None:
         reads = [(rank, lengths[rank]) for rank in seat.others]
-        super().__init__(seat, fingerprint, lengths[seat.rank], reads, sum(lengths))
+        longest, total = max(lengths), sum(lengths)
+        super().__init__(seat, fingerprint, lengths[seat.rank], reads, total, longest)
 
     def fill(self, slot: memoryview, given: tuple[Data, Views]) -> None:
         slot[: self.nbytes] = given[0].view

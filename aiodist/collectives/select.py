@@ -169,7 +169,9 @@ SHARED_RULES: Rules = MappingProxyType(
             Rule(MANY, MANY, Choice("stripes")),
         ),
         "all_gather": (
-            Rule(MANY, 1 * MIB, Choice("slots")),
+            Rule(2, 2 * MIB, Choice("slots")),
+            Rule(4, 4 * MIB, Choice("slots")),
+            Rule(MANY, 8 * MIB, Choice("slots")),
             Rule(MANY, MANY, Choice("chunks")),
         ),
         "gather": (Rule(MANY, MANY, Choice("slot_then_chunks")),),
@@ -181,7 +183,8 @@ SHARED_RULES: Rules = MappingProxyType(
         "all_to_all": (Rule(MANY, MANY, Choice("slot_then_chunks")),),
     }
 )
-"""For ranks that share memory. What goes into slots is at most `Board.slot_bytes` long.
+"""For ranks that share memory. What goes into a slot is at most `Board.slot_bytes` long: of an
+all_gather the longest block.
 
 Where slots move the same bytes as one chunk they save a wait. Reducing in them, a rank reads all
 others' data: from measurements on two cores, with less for more ranks, which may have a core each.

@@ -39,6 +39,14 @@ ALGORITHMS: Mapping[str, Sequence[str]] = MappingProxyType(
 """Operations that run in several ways, and their names."""
 
 
+def most_in_slots(operation: str, ranks: int, slot_bytes: int) -> int:
+    """The most bytes, as `select` counts them, that ``ranks`` ranks have room for in slots.
+
+    Of an all_gather it counts all blocks, and a slot holds one.
+    """
+    return slot_bytes * ranks if operation == "all_gather" else slot_bytes
+
+
 def why_not(operation: str, algorithm: str, ranks: int, nbytes: int, slot_bytes: int) -> str:
     """Why ``algorithm`` cannot run with ``ranks`` ranks on up to ``nbytes``; "" where it can.
 
@@ -46,7 +54,7 @@ def why_not(operation: str, algorithm: str, ranks: int, nbytes: int, slot_bytes:
     """
     if algorithm not in ALGORITHMS.get(operation, ()):
         return "asks for what does not exist here"
-    if algorithm == "slots" and nbytes > slot_bytes:
+    if algorithm == "slots" and nbytes > most_in_slots(operation, ranks, slot_bytes):
         return f"puts more into slots than the {slot_bytes} bytes that they hold"
     if algorithm == "exchange" and ranks != 2:
         return "is for two ranks and no other number"
@@ -86,7 +94,8 @@ def all_reduce(board: Board, data: memoryview, op: Reduction, rules: Rules = SHA
 
 def all_gather(board: Board, blocks: Blocks, rules: Rules = SHARED_RULES) -> Run:
     """Fill every ``blocks[r]`` with rank r's block; this rank's own is in place already."""
-    if _choice("all_gather", board, sum(map(len, blocks)), rules) == "slots":
+    lengths = [len(block) for block in blocks]
+    if _choice("all_gather", board, sum(lengths), rules, max(lengths)) == "slots":
         return all_gather_slots(board, blocks)
     return all_gather_chunks(board, blocks)
 
@@ -115,8 +124,12 @@ def all_to_all(board: Board, inputs: Blocks, outputs: Blocks) -> Run:
     return all_to_all_shared(board, inputs, outputs)
 
 
-def _choice(operation: str, board: Board, nbytes: int, rules: Rules) -> str:
+def _choice(
+    operation: str, board: Board, nbytes: int, rules: Rules, in_slot: int | None = None
+) -> str:
+    """``in_slot``: the most that goes into one slot, where that is not all ``nbytes``."""
     name = select(operation, board.size, nbytes, rules=rules).algorithm
-    if name == "slots" and nbytes > board.slot_bytes:  # as a group that found little room has them
+    room = nbytes if in_slot is None else in_slot
+    if name == "slots" and room > board.slot_bytes:  # as a group that found little room has them
         return select(operation, board.size, MANY, rules=SHARED_RULES).algorithm
     return name

@@ -23,7 +23,7 @@ from aiodist.collectives.select import (
     Rule,
     Rules,
 )
-from aiodist.collectives.shared import why_not
+from aiodist.collectives.shared import most_in_slots, why_not
 from aiodist.errors import InvalidUsageError
 from aiodist.shared.area import LARGEST_SLOT_BYTES
 
@@ -62,15 +62,15 @@ def rows_of(ranks: int, best: Sequence[tuple[int, Choice]]) -> list[Rule]:
     return rows
 
 
-def shared_rows_of(ranks: int, best: Sequence[tuple[int, Choice]]) -> list[Rule]:
-    """The same for ranks that share memory. No row has more in slots than they hold.
+def shared_rows_of(operation: str, ranks: int, best: Sequence[tuple[int, Choice]]) -> list[Rule]:
+    """The same of ``operation`` for ranks that share memory. No row has more in slots than they hold.
 
     Where the largest size measured was fastest in slots, what is larger is left to our own rows.
     """
     rows = rows_of(ranks, best)
     if rows and best[-1][1].algorithm == "slots":
         rows[-1] = rows[-1]._replace(nbytes=best[-1][0])
-    most = LARGEST_SLOT_BYTES
+    most = most_in_slots(operation, ranks, LARGEST_SLOT_BYTES)
     return [
         row._replace(nbytes=min(row.nbytes, most)) if row.choice.algorithm == "slots" else row
         for row in rows

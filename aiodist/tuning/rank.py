@@ -70,7 +70,7 @@ async def measure(group: ProcessGroup, order: dict[str, Any]) -> str | None:
                 best_hosts.append((nbytes, await _fastest(group, matter, seconds)))
         rows[operation] = rows_of(group.n_ranks, best)
         if has_memory:
-            shared_rows[operation] = shared_rows_of(group.n_ranks, best_shared)
+            shared_rows[operation] = shared_rows_of(operation, group.n_ranks, best_shared)
         if places is not None:
             hosts_rows[operation] = rows_of(len(places.hosts), best_hosts)
     await barrier()

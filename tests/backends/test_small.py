@@ -353,7 +353,7 @@ async def test_slots_are_large_where_all_ranks_have_room(
     """Else what would have gone into them goes in chunks, on all ranks alike."""
     rooms, create = [32 << 20, second], SharedMemory.create
     monkeypatch.setattr(SharedMemory, "create", lambda rank, _: create(rank, rooms[rank]))
-    count = (LARGEST_SLOT_BYTES - 4096) // 4
+    count = (LARGEST_SLOT_BYTES - 4096) // 4  # what an all_gather has for each rank
     values = np.arange(count, dtype=np.float32)
 
     async def rank(number: int) -> None:
@@ -372,15 +372,21 @@ async def test_slots_are_large_where_all_ranks_have_room(
             mine = values + number
             await dist.broadcast(mine, 0)
             assert (mine == values).all()
-            both = np.empty(count, np.float32)
-            await dist.all_gather_into_tensor(both, half)
-            assert (both.reshape(2, -1) == values[: count // 2] + np.arange(2)[:, None]).all()
+            whole = np.empty((2, count), np.float32)
+            await dist.all_gather_into_tensor(whole, mine + number)
+            assert (whole == values + np.arange(2)[:, None]).all()
             await dist.reduce_scatter_tensor(half, values + number)
             assert (half == (2 * values + 1).reshape(2, -1)[number]).all()
+            both = np.empty(count, np.float32)
             await dist.all_to_all_single(both, values + number)
             parts = values.reshape(2, -1)[number] + np.arange(2)[:, None]
             assert (both.reshape(2, -1) == parts).all()
             assert (plane.chunks_used == used) == has_room
+            used = plane.chunks_used
+            uneven = [np.empty(count * 3 // 2, np.float32), np.empty(4, np.float32)]
+            await dist.all_gather(uneven, np.full(len(uneven[number]), number, np.float32))
+            assert all((block == r).all() for r, block in enumerate(uneven))
+            assert plane.chunks_used > used  # the longest is too long for a slot, for all
 
     await run_ranks(2, rank, "shm")
 

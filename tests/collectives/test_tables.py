@@ -51,7 +51,7 @@ def test_a_table_is_for_the_ranks_it_was_measured_with() -> None:
 
 def test_json_and_back() -> None:
     measured = {"all_reduce": rows_of(3, [(1024, DOUBLING), (4096, RING)])}
-    shared = {"all_reduce": shared_rows_of(2, [(1024, SLOTS), (1 << 20, EXCHANGE)])}
+    shared = {"all_reduce": shared_rows_of("all_reduce", 2, [(1024, SLOTS), (1 << 20, EXCHANGE)])}
     hosts = {"all_reduce": rows_of(2, [(1024, LEADERS), (1 << 20, Choice("stripes", 1 << 19))])}
     text = encode(measured, shared, hosts, {"cores": 2})
     assert decode(text) == Tables(
@@ -68,15 +68,25 @@ def test_json_and_back() -> None:
 
 def test_slots_reach_no_further_than_they_hold_nor_than_they_were_measured() -> None:
     small = [(1024, SLOTS), (8192, SLOTS)]
-    assert shared_rows_of(4, small) == [Rule(4, 8192, SLOTS, least=4)]
+    assert shared_rows_of("all_reduce", 4, small) == [Rule(4, 8192, SLOTS, least=4)]
     above = [(LARGEST_SLOT_BYTES, SLOTS), (4 * LARGEST_SLOT_BYTES, STRIPES)]
-    rows = shared_rows_of(4, above)
+    rows = shared_rows_of("all_reduce", 4, above)
     assert rows == [Rule(4, LARGEST_SLOT_BYTES, SLOTS, least=4), Rule(4, MANY, STRIPES, least=4)]
     rules = decode(encode({}, {"all_reduce": rows}, {}, {})).shared
     assert select("all_reduce", 4, LARGEST_SLOT_BYTES, rules=rules) == SLOTS
     assert select("all_reduce", 4, LARGEST_SLOT_BYTES + 1, rules=rules) == STRIPES
     assert select("all_reduce", 3, LARGEST_SLOT_BYTES, rules=rules) == STRIPES  # not measured
-    assert shared_rows_of(4, []) == []
+    assert shared_rows_of("all_reduce", 4, []) == []
+
+
+def test_of_an_all_gather_a_slot_holds_a_block() -> None:
+    most = 4 * LARGEST_SLOT_BYTES
+    rows = shared_rows_of("all_gather", 4, [(most, SLOTS), (2 * most, Choice("chunks"))])
+    assert [rule.nbytes for rule in rows] == [most, MANY]
+    rules = decode(encode({}, {"all_gather": rows}, {}, {})).shared
+    assert select("all_gather", 4, most, rules=rules) == SLOTS
+    with pytest.raises(InvalidUsageError, match="more into slots"):
+        decode(_shared(operation="all_gather", ranks=4, bytes=most + 1))
 
 
 def test_every_operation_that_is_tuned_has_ways_in_memory_and_ours_are_among_them() -> None:

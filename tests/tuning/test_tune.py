@@ -37,6 +37,8 @@ def test_candidates_differ_and_fit() -> None:
         ("all_reduce", 2, LARGEST_SLOT_BYTES + 4, ["exchange", "stripes"]),
         ("all_reduce", 3, 4, ["slots", "stripes"]),
         ("broadcast", 4, LARGEST_SLOT_BYTES + 4, ["chunks"]),
+        ("all_gather", 4, 4 * LARGEST_SLOT_BYTES, ["slots", "chunks"]),
+        ("all_gather", 4, 4 * LARGEST_SLOT_BYTES + 4, ["chunks"]),
     ],
 )
 def test_candidates_in_memory_fit(
