@@ -5,6 +5,7 @@ Such a device's memory is played by a thread that copies, or by memory that rank
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from types import MappingProxyType
 
@@ -34,6 +35,10 @@ CALLS: MappingProxyType[str, Call] = MappingProxyType(
 )
 ON_DEVICE = 1
 """The rank whose tensors are there."""
+SIDES = re.compile(
+    r"rank (\d) called \w+\([^)]*\) with its tensor on (a GPU|the CPU), "
+    r"rank (\d) with its tensor on (a GPU|the CPU); .*: move them by \.cpu\(\) or \.cuda\(\)"
+)
 
 
 async def refused(call: Call, tensor: torch.Tensor) -> bool:
@@ -41,11 +46,14 @@ async def refused(call: Call, tensor: torch.Tensor) -> bool:
     try:
         await call(tensor)
     except CollectiveMismatchError as error:
-        text = str(error)
-        for words in ("tensor on a GPU", "tensor on the CPU", "move them by .cpu() or .cuda()"):
-            assert words in text, text
-        return True
-    return False
+        told = str(error)
+    else:
+        return False
+    sides = SIDES.search(told)
+    assert sides is not None, told
+    for rank, place in (sides.group(1, 2), sides.group(3, 4)):
+        assert (place == "a GPU") == (int(rank) == ON_DEVICE), told
+    return True
 
 
 async def check(rank: int, name: str) -> None:

@@ -1,8 +1,14 @@
-"""Whom an error about a timeout names."""
+"""Whom an error names, and what it says of them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from aiodist.groups.blame import who_keeps_it
+from aiodist.groups.fingerprint import Fingerprint, differ_in_device_alone
+from aiodist.tensors import dtype_named
 
 
 def test_those_that_are_not_there_with_what_they_finished_last() -> None:
@@ -18,3 +24,16 @@ def test_those_it_waits_for_where_all_are_there() -> None:
 
 def test_nobody_where_it_is_only_slow() -> None:
     assert "it needs more time" in who_keeps_it({}, [])
+
+
+CPU = Fingerprint("broadcast", dtype_named("float32"), root=0, count=4)
+
+
+@pytest.mark.parametrize("here", [False, True])
+def test_what_is_on_another_device_and_equal_else_is_told_apart(here: bool) -> None:
+    one, other = replace(CPU, elsewhere=here), replace(CPU, elsewhere=not here)
+    assert differ_in_device_alone(one.encoded, other.encoded)
+    assert not differ_in_device_alone(one.encoded, one.encoded)
+    for changed in ({"count": 5}, {"root": 1}, {"operation": "reduce"}):
+        assert not differ_in_device_alone(one.encoded, replace(other, **changed).encoded)
+    assert not differ_in_device_alone(one.encoded, other.encoded[:-1])

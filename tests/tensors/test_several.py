@@ -45,6 +45,16 @@ def test_torch_divides_as_we_do(dtype: str) -> None:
     np.testing.assert_array_equal(to_numpy(ours), to_numpy(theirs))
 
 
+@pytest.mark.parametrize(("dtype", "count"), [("bfloat16", 257), ("float16", 2049)])
+def test_short_types_are_divided_by_numbers_that_they_do_not_have(dtype: str, count: int) -> None:
+    given = np.full(3, 8192.0)
+    ours, theirs = to_torch(given, dtype), to_torch(given, dtype)
+    several.divide(ours, count)
+    divide_by_torch(theirs, count)
+    np.testing.assert_array_equal(to_numpy(ours), to_numpy(theirs))
+    assert theirs[0].item() < 8192 / (count - 1)
+
+
 class Divisions(TorchDispatchMode):
     """Notes what is divided by."""
 

@@ -9,7 +9,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,32 @@ import aiodist as dist
 from aiodist.collectives.places import Places
 from aiodist.collectives.select import HOSTS_RULES, MANY, Choice, Rule, select
 from aiodist.collectives.tables import decode, encode
+from aiodist.errors import DistNetworkError
 from aiodist.groups.world import current_world
+from aiodist.launch import tuning
 from aiodist.launch.ports import reserve_port
+from aiodist.launch.spec import DEFAULT_MASTER_PORT, JobSpec
 from aiodist.testing import run_ranks
 from aiodist.tuning.rank import measure
-from aiodist.tuning.spreading import hosts_candidates
+from aiodist.tuning.spreading import hosts_candidates, runs_over_hosts
+
+
+@contextmanager
+def sent() -> Iterator[Callable[[], int]]:
+    """How many messages this rank has sent meanwhile."""
+    endpoint = current_world().endpoint
+    messages, send = [], endpoint.send
+
+    def note(*args: Any) -> Any:
+        messages.append(args)
+        return send(*args)
+
+    endpoint.send = note  # type: ignore[method-assign]
+    try:
+        yield lambda: len(messages)
+    finally:
+        del endpoint.send
+
 
 OPERATIONS = ("broadcast", "reduce", "all_reduce", "all_gather", "reduce_scatter")
 TWO_AND_TWO = Places([0, 0, 1, 1])
@@ -109,32 +131,82 @@ async def test_a_job_over_hosts_goes_by_the_table(
 
     async def rank(number: int) -> int:
         await dist.barrier()
-        world = current_world()
-        assert select("all_reduce", 2, 64, rules=world.tables.hosts) == row.choice
-        sent, send = [], world.endpoint.send
-
-        def note(*args: Any) -> Any:
-            sent.append(args)
-            return send(*args)
-
-        world.endpoint.send = note  # type: ignore[method-assign]
-        for count in (1, 3, 10_000):
-            data = np.full(count, number + 1.0)
-            await dist.all_reduce(data)
-            assert (data == 10).all()
-        del world.endpoint.send
-        return len(sent)
+        assert select("all_reduce", 2, 64, rules=current_world().tables.hosts) == row.choice
+        with sent() as count:
+            for length in (1, 3, 10_000):
+                data = np.full(length, number + 1.0)
+                await dist.all_reduce(data)
+                assert (data == 10).all()
+            return count()
 
     counts = await run_ranks(4, rank, "shm", hosts=(0, 0, 1, 1), timeout=20)
     assert [count > 0 for count in counts] == [True, name == "stripes"] * 2
 
 
+@pytest.mark.parametrize("operation", OPERATIONS)
+async def test_a_run_goes_by_its_choice(operation: str) -> None:
+    """Of each host one rank sends, or all do; in a broadcast and a reduction those of one host."""
+
+    async def rank(_: int) -> list[bool]:
+        await dist.barrier()
+        group = current_world().default_group()
+        assert group.places is not None
+        runs, found = runs_over_hosts(operation, group, 1 << 12), []
+        for choice in hosts_candidates(operation, group.places, 1 << 12)[:2]:
+            with sent() as count:
+                await runs.start(choice)
+                found.append(count() > 0)
+        return found
+
+    columns = await run_ranks(4, rank, "shm", hosts=(0, 0, 1, 1), timeout=20)
+    senders = [[rank for rank in range(4) if columns[rank][number]] for number in range(2)]
+    leaders, all_of = {"broadcast": ([0], [0, 1]), "reduce": ([2], [2, 3])}.get(
+        operation, ([0, 2], [0, 1, 2, 3])
+    )
+    assert senders == [leaders, all_of]
+
+
+def test_jobs_of_one_run_meet_at_ports_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where there are several nodes; else each reserves one."""
+    specs: list[JobSpec] = []
+
+    def run_job(spec: JobSpec) -> int:
+        specs.append(spec)
+        Path(json.loads(spec.arguments[0])["answer"]).write_text(encode({}, {}, {}, {}))
+        return 0
+
+    monkeypatch.setattr(tuning, "run_job", run_job)
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    common = ["reduce", "-n", "4,1,2", "-o", str(tmp_path / "table.json")]
+    several = ["--nnodes", "2", "--master-addr", "10.0.0.1"]
+    assert tuning.tune_main(common) == 0
+    assert tuning.tune_main([*common, *several]) == 0
+    assert tuning.tune_main([*common, *several, "--master-port", "7000"]) == 0
+    assert [spec.nproc for spec in specs] == [4, 1, 2] * 3
+    assert [spec.master_port for spec in specs] == [
+        *[None] * 3,
+        *(DEFAULT_MASTER_PORT, DEFAULT_MASTER_PORT + 1, DEFAULT_MASTER_PORT + 2),
+        *(7000, 7001, 7002),
+    ]
+
+
+def two_ports() -> tuple[ExitStack, int]:
+    """A port that nobody else takes, nor the next one, until the first of these is closed."""
+    while True:
+        with ExitStack() as stack, suppress(DistNetworkError):
+            port = stack.enter_context(reserve_port()).port
+            stack.enter_context(reserve_port(port + 1))
+            return stack.pop_all(), port
+
+
 @pytest.mark.timeout(90)
 def test_one_launcher_on_each_host(tmp_path: Path, scaled: Callable[[float], float]) -> None:
     path = tmp_path / "table.json"
-    with reserve_port(0) as reserved:
-        port = reserved.port
-    command = [sys.executable, "-m", "aiodist", "tune", "all_reduce", "-n", "1,2", "-s", "64"]
+    held, port = two_ports()
+    command = [sys.executable, "-m", "aiodist", "tune", "all_reduce", "-n", "2,1", "-s", "64"]
     command += ["--seconds", "0", "--nnodes", "2", "--master-addr", "127.0.0.1"]
     command += ["--master-port", str(port), "-o", str(path), "--node-rank"]
     nodes = [
@@ -153,11 +225,12 @@ def test_one_launcher_on_each_host(tmp_path: Path, scaled: Callable[[float], flo
         for node in nodes:
             node.kill()
             node.wait()
+        held.close()
     assert [node.returncode for node in nodes] == [0, 0], told
     assert "each rank lives on a host of its own" in told[0]  # with one on each node
     assert "all_reduce 64 bytes, 4 ranks, over 2 hosts: " in told[0]
     assert "node 0 writes the table" in told[1]
     found = json.loads(path.read_text())
     assert [row["hosts"] for row in found["hosts_rows"]["all_reduce"]] == [2]
-    assert [row["ranks"] for row in found["rows"]["all_reduce"]] == [2, 4]
+    assert [row["ranks"] for row in found["rows"]["all_reduce"]] == [4, 2]
     assert found["shared_rows"]["all_reduce"] == []

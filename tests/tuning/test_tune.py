@@ -153,6 +153,21 @@ async def test_a_job_goes_by_the_table_in_shared_memory(
     await run_ranks(ranks, rank, "shm", timeout=20)
 
 
+async def test_a_run_goes_by_its_choice() -> None:
+    async def rank(number: int) -> None:
+        await dist.barrier()
+        group = current_world().default_group()
+        assert group.plane is not None
+        for operation, names in ALGORITHMS.items():
+            runs = runs_in_memory(operation, group, 64)
+            for name in names * 2:
+                before = group.plane.chunks_used
+                await runs.start(Choice(name))
+                assert (group.plane.chunks_used == before) == (name == "slots"), name
+
+    await run_ranks(2, rank, "shm", timeout=20)
+
+
 async def test_what_a_groups_slots_are_too_small_for_goes_in_chunks() -> None:
     """Whatever is asked for: a segment may have had little room."""
 
