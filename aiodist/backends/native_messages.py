@@ -12,6 +12,7 @@ from aiodist.groups.backend import Received, Tensor
 from aiodist.groups.lines import MessageLine
 from aiodist.groups.work import Work
 from aiodist.mesh.matching import ANY_SOURCE, Recv
+from aiodist.observe.recorder import Ended
 from aiodist.tensors import Buffer, buffer_of, decode_meta, empty_like_message, encode_meta
 from aiodist.wire.frames import POINT_TO_POINT, Key
 
@@ -22,8 +23,17 @@ class NativeMessages(NativeObjects):
     def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:
         buffer_of(tensor, "tensor", writable=writable, load=False)
 
+    def send_again(self, tensor: Tensor, dst: int, tag: int) -> Ended | None:
+        return self._letters.send(tensor, dst, tag) if self._sends.is_idle else None
+
+    def recv_again(self, tensor: Tensor, src: int, tag: int) -> Ended | None:
+        return self._letters.recv(tensor, src, tag, waits=True)
+
     def send(self, tensor: Tensor, dst: int, tag: int, timeout: float | None) -> Work[None]:
+        if ended := self.send_again(tensor, dst, tag):
+            return self._group.over(ended)
         buffer = buffer_of(tensor, "tensor", writable=False, load=False)
+        self._letters.keep("send", buffer, dst, tag)
         is_there = None
         if buffer.staging is not None:
             is_there = buffer.staging.load(0, buffer.count)
@@ -32,7 +42,13 @@ class NativeMessages(NativeObjects):
         return self._sends.send(buffer.view, encode_meta(buffer), dst, tag, timeout, is_there)
 
     def recv(self, tensor: Tensor, src: int | None, tag: int, timeout: float | None) -> Work[int]:
+        group = self._group
+        # The loop has other things to do than to look for what was not sent yet.
+        if src is not None and (ended := self._letters.recv(tensor, src, tag, waits=False)):
+            return group.came(ended, group.ranks[src])
         buffer = buffer_of(tensor, "tensor", writable=True, load=False)
+        if src is not None:
+            self._letters.keep("recv", buffer, src, tag)
 
         def make(key: Key, source: int) -> Recv:
             return Recv(key, source, buffer.view, encode_meta(buffer), check)
@@ -54,10 +70,9 @@ class NativeMessages(NativeObjects):
 
         if buffer.staging is None:
             last_step = finish if buffer.is_staged else None
-            return self._group.recv(make, last_step, src, tag, timeout)
+            return group.recv(make, last_step, src, tag, timeout)
 
         async def body(line: MessageLine) -> int:
-            group = self._group
             source = ANY_SOURCE if src is None else group.ranks[src]
             recv = make((POINT_TO_POINT, group.id, tag), source)
             sender = await line.receiving(group.messenger.recv(recv))
@@ -66,7 +81,7 @@ class NativeMessages(NativeObjects):
             return sender
 
         facts = (encode_meta(buffer), buffer.nbytes)
-        return self._group.carried("recv", src, tag, body, timeout, facts)
+        return group.carried("recv", src, tag, body, timeout, facts)
 
     def recv_new(self, src: int | None, tag: int, timeout: float | None) -> Work[Received]:
         made: list[Buffer] = []

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aiodist.backends.calls import Barrier, Operations
+from aiodist.backends.letters import Letters
 from aiodist.backends.offers import decline, is_announcement
 from aiodist.backends.sends import Sends
 from aiodist.backends.small import Small
@@ -54,6 +55,7 @@ class NativeObjects(CollectiveBackend):
         self.again_of_nothing = self._small.again_of_nothing  # type: ignore[method-assign]
         self._codec = ObjectCodec([TensorExtension()])
         self._sends = Sends(group)
+        self._letters = Letters(group)
 
     def _reduction(self, op: ReduceOp, dtype: DType) -> Reduction:
         """``op`` on elements of ``dtype`` over the group's ranks, for `Operations` to run."""
@@ -61,6 +63,7 @@ class NativeObjects(CollectiveBackend):
 
     def close(self) -> None:
         self._small.forget()
+        self._letters.forget()
 
     # -- nothing
 

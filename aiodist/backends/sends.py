@@ -24,6 +24,11 @@ class Sends:
         self._last: dict[tuple[int, int], Pending[None]] = {}
         """By rank and tag, where a message waits: done when the last one is on its way."""
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no message waits for its data, so that another would overtake it."""
+        return not self._last
+
     def send(
         self,
         data: memoryview,

@@ -59,6 +59,14 @@ class CollectiveBackend(ABC):
         """As `again`, for a barrier."""
         return None
 
+    def send_again(self, tensor: Tensor, dst: int, tag: int) -> Ended | None:
+        """As `again`, for a message to ``dst`` like one before."""
+        return None
+
+    def recv_again(self, tensor: Tensor, src: int, tag: int) -> Ended | None:
+        """As `again`, for a message from ``src``, which is looked for for a moment."""
+        return None
+
     async def ready(self, deadline: Deadline) -> None:  # noqa: B027  # most have nothing to open
         """Return when the backend can serve; ``init_process_group`` awaits it on the group's loop.
 

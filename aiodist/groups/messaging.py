@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 from aiodist.completion import T
@@ -11,15 +12,30 @@ from aiodist.groups.ending import Ending, Settings
 from aiodist.groups.lines import MessageLine
 from aiodist.groups.messenger import Messenger, Usher
 from aiodist.groups.over import Over
+from aiodist.groups.swap import Glance
 from aiodist.groups.work import Work
 from aiodist.mesh.endpoint import Endpoint
 from aiodist.mesh.matching import ANY_SOURCE, Recv
-from aiodist.observe.recorder import Record
+from aiodist.mesh.outbox import head_of
+from aiodist.observe.recorder import Ended, Facts, Record
 from aiodist.types import Backend
 from aiodist.wire.frames import POINT_TO_POINT, Key
 
 if TYPE_CHECKING:
     from aiodist.groups.world import World
+
+
+class Letter:
+    """What equal short messages between two ranks have in common."""
+
+    __slots__ = ("facts", "head", "key", "peer")
+
+    def __init__(self, what: str, peer: int, key: Key, meta: bytes, nbytes: int) -> None:
+        """``what``: send or recv. ``peer``: the global rank at the other end."""
+        self.peer = peer
+        self.key = key
+        self.head = head_of(key, meta, nbytes)
+        self.facts: Facts = (what, peer, key[2], meta, nbytes)
 
 
 class Messaging(Ending):
@@ -39,6 +55,7 @@ class Messaging(Ending):
         self._left: set[int] = set()  # members that said goodbye
         self._messenger: Messenger | None = None
         self._usher: Usher | None = None
+        self._glance = Glance(world.endpoint.lookout)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -78,6 +95,40 @@ class Messaging(Ending):
         work: Work[None] = self._message(line, record)
         work.follow(message, _nothing, self.timeout if timeout is None else timeout)
         return work
+
+    def send_at_once(self, letter: Letter, data: memoryview) -> Ended | None:
+        """Send ``data`` if that can be over before anything is made for it.
+
+        None: not so; then start it by `send`. As `ProcessGroup.carry_out`, it needs no running loop.
+        """
+        if self._error is not None or self._messenger is not None:
+            return None
+        created = monotonic_ns()
+        chute = self.endpoint.peer(letter.peer).outbox.put(letter.head, data)
+        if chute is None:
+            return None
+        if chute.must_ring():
+            self.world.as_its_loop(chute.ring)
+        return self.world.recorder.ended(self.label, -1, letter.facts, created)
+
+    def recv_at_once(self, letter: Letter, into: memoryview, waits: bool) -> Ended | None:
+        """As `send_at_once`. ``waits``: look for the message for a moment, if it is not there."""
+        endpoint, peer = self.world.endpoint, letter.peer
+        if (
+            self._error is not None
+            or self._messenger is not None
+            or not endpoint.inbox.matcher.is_open_to(letter.key, peer)
+        ):
+            return None
+        created = monotonic_ns()
+        glance = None
+        if waits:
+            glance = self._glance
+            glance.end = 0.0
+            glance.nbytes = len(into)
+        if not endpoint.peer(peer).mailbox.take(letter.head, into, glance):
+            return None
+        return self.world.recorder.ended(self.label, -1, letter.facts, created)
 
     def recv(
         self,

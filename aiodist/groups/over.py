@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Callable, Generator
 from typing import Any
 
+from aiodist.completion import T
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import Ended, Record
 
 
-class Over(Work[None]):
-    """A `Work` that has no result and no story: what others find out in time is fixed for it.
+class Over(Work[T]):
+    """A `Work` that has no story, and no result: what others find out in time is fixed for it.
 
     A row of small operations makes one for each, so it sets no more than what differs between two.
     """
@@ -20,7 +21,7 @@ class Over(Work[None]):
 
     _done = True
     _error = None
-    _value = None
+    _value: T | None = None
     _line = None
     _driver = None
     _timer = None
@@ -44,7 +45,24 @@ class Over(Work[None]):
     def _heard(self) -> None:
         """There is no failure to hear of."""
 
-    def __await__(self) -> Generator[Any, None, None]:
+    def __await__(self) -> Generator[Any, None, T]:
         if self._yields:
             self._yields = False
             yield
+        return self._value  # type: ignore[return-value]  # None where there is no result
+
+
+class Came(Over[int]):
+    """A receive; its result is the global rank that sent the message."""
+
+    __slots__ = ("_source", "_value")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        record: Record | Ended,
+        yields: bool,
+        source: int,
+    ) -> None:
+        super().__init__(loop, record, yields)
+        self._value = self._source = source

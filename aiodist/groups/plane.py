@@ -188,7 +188,7 @@ class Plane:
         self.chunks = [area.chunks for area in areas]
         self.peers = [(rank, w) for rank, w in enumerate(self.words) if rank != self.rank]
         self.lookout.active = not self.group.endpoint.shares_process
-        self.lookout.crowded = not self.group.endpoint.lookout.active
+        self.lookout.crowded = self.group.endpoint.lookout.crowded
         return True
 
     def _reached(self) -> bool:

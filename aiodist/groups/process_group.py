@@ -18,7 +18,7 @@ from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.lines import CollectiveLine
 from aiodist.groups.messaging import Messaging
 from aiodist.groups.messenger import Messenger, ushered
-from aiodist.groups.over import Over
+from aiodist.groups.over import Came, Over
 from aiodist.groups.roll import Roll
 from aiodist.groups.succession import Succession, shrink
 from aiodist.groups.swap import D, Swap, swap
@@ -166,11 +166,18 @@ class ProcessGroup(Messaging):
 
     def over(self, ended: Ended) -> Work[None]:
         """The handle of an operation that is over: whoever awaits it may have to let the loop turn."""
+        return Over(self.world.loop, ended, self._turn_is_due(ended))
+
+    def came(self, ended: Ended, peer: int) -> Work[int]:
+        """As `over`, of a message from global rank ``peer``."""
+        return Came(self.world.loop, ended, self._turn_is_due(ended), peer)
+
+    def _turn_is_due(self, ended: Ended) -> bool:
         now = ended[-1]
-        turn_is_due = now > self._turn_due
-        if turn_is_due:
-            self._turn_due = now + _TURN_NANOSECONDS
-        return Over(self.world.loop, ended, turn_is_due)
+        if now <= self._turn_due:
+            return False
+        self._turn_due = now + _TURN_NANOSECONDS
+        return True
 
     def shrink(self, timeout: float | timedelta | None = None) -> Coroutine[Any, Any, ProcessGroup]:
         """A working group of those members that are left: await it. See `aiodist.shrink`."""

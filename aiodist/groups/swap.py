@@ -142,7 +142,7 @@ class Glance:
     def finds(self, words: memoryview, word: int, least: int) -> bool:
         """Whether ``words[word]`` is at least ``least`` before the time is up."""
         lookout = self._lookout
-        if not lookout.active:
+        if not (lookout.active or lookout.crowded):
             return words[word] >= least
         if not self.end:
             self._times = 0

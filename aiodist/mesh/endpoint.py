@@ -194,6 +194,10 @@ class Endpoint(Words):
                 peer.watch = self._loop.call_later(_SILENCE_SECONDS, self._look_after, peer)
         return recv
 
+    def peer(self, rank: int) -> Peer:
+        """What goes to ``rank`` and comes from it."""
+        return self._peers[rank]
+
     def withdraw_send(self, dst: int, message: Send) -> bool:
         """Take a message back; False if it is on the stream already."""
         return self._peers[dst].outbox.withdraw(message)

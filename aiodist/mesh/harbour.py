@@ -63,6 +63,7 @@ class Harbour:
     ) -> None:
         self.memory = memory
         self.soon = lookout.soon
+        self.later = lookout.later
         self.hear = lookout.hear
         self._lookout = lookout
         self._busy: dict[Dock, float] = {}  # and when a piece of it was copied

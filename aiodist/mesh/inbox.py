@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from aiodist.errors import ProtocolError
-from aiodist.mesh.matching import ANY_SOURCE, Arrival, Matcher, Reader, Recv
+from aiodist.mesh.mailbox import Mailbox
+from aiodist.mesh.matching import ANY_SOURCE, Arrival, Boxed, Matcher, Reader, Recv
 from aiodist.mesh.outbox import MESSAGE_COST, Outbox
 from aiodist.tensors import scratch
-from aiodist.wire.frames import Frame, FrameType, Key, encode
+from aiodist.wire.frames import POINT_TO_POINT, Frame, FrameType, Key, encode
 
 
 class Source(Protocol):
@@ -17,6 +18,7 @@ class Source(Protocol):
 
     rank: int
     outbox: Outbox
+    mailbox: Mailbox
     window: int
     charged: int
     owed: int
@@ -60,11 +62,15 @@ class Inbox:
             self._deliver(recv, arrival)
             return
         for source in self._candidates(recv.src):
-            if source.error is not None and recv.src != ANY_SOURCE:
-                self.matcher.withdraw(recv)
-                recv.fail(source.error)
-            elif source.stalled:
+            if source.error is not None:
+                if recv.src != ANY_SOURCE:
+                    self.matcher.withdraw(recv)
+                    recv.fail(source.error)
+                continue
+            if source.stalled:
                 self._want(source, recv)
+            if recv.key[0] == POINT_TO_POINT and not recv.done:
+                source.mailbox.watch()
 
     def withdraw(self, recv: Recv) -> None:
         """Cancel a receive: its memory is not written any more, its message goes to the next one."""
@@ -144,6 +150,7 @@ class Inbox:
 
     def peer_lost(self, source: Source, error: BaseException) -> None:
         """``source.error`` is set: receives that only it could answer fail."""
+        source.mailbox.close()
         self.matcher.drop_unfinished(source.rank)
         for recv in self.matcher.posted_from(source.rank):
             if recv.src == source.rank and self.matcher.withdraw(recv):
@@ -165,8 +172,10 @@ class Inbox:
 
     def eager(self, source: Source, frame: Frame, reader: Reader) -> Recv | Arrival | None:
         """Where an eager payload goes. None drops it."""
-        source.last = frame
         key = frame.key
+        if key[0] == POINT_TO_POINT:
+            source.mailbox.overtaken()
+        source.last = frame
         cost = frame.length + MESSAGE_COST
         source.charged += cost
         if source.charged > source.window:
@@ -199,8 +208,10 @@ class Inbox:
                 self._deliver(target.recv, target)
 
     def request(self, source: Source, frame: Frame) -> None:
-        source.last = frame
         key = frame.key
+        if key[0] == POINT_TO_POINT:
+            source.mailbox.overtaken()
+        source.last = frame
         source.charged += MESSAGE_COST
         if source.charged > source.window:
             self._check_excess(source, frame, 0)
@@ -216,6 +227,33 @@ class Inbox:
         else:
             arrival.order = recv.turn
             self._deliver(recv, arrival)
+
+    def boxed(self, source: Source, frame: Frame, payload: Boxed) -> None:
+        """A message has come into the box of ``source``, and takes no memory of this rank's."""
+        source.last = frame
+        key = frame.key
+        if self._is_over(key):
+            payload.let_go()
+            self._late(key, source.rank, frame.meta)
+            return
+        arrival = Arrival(key, source.rank, frame.meta, frame.length, 0, None)
+        arrival.boxed = payload
+        arrival.complete = True
+        recv = self.matcher.take_recv(key, source.rank)
+        if recv is None:
+            self.matcher.keep(arrival)
+        else:
+            arrival.order = recv.turn
+            self._deliver(recv, arrival)
+
+    def unbox(self, src: int) -> None:
+        """The box of ``src`` will be gone: what waits there moves to memory of this rank's."""
+        for arrival in self.matcher.arrived_from(src):
+            boxed, arrival.boxed = arrival.boxed, None
+            if boxed is not None:
+                arrival.data = scratch(len(boxed))
+                arrival.data[:] = boxed.open()
+                boxed.let_go()
 
     def promised(self, ticket: int) -> Recv | None:
         """The receive of that number; None if it is gone."""
@@ -293,7 +331,8 @@ class Inbox:
     def _deliver(self, recv: Recv, arrival: Arrival) -> None:
         """Bring together a receive and the message that waits for it."""
         source = self._sources[arrival.src]
-        data = arrival.data
+        boxed = arrival.boxed
+        data = arrival.data if boxed is None else boxed.open()
         if arrival.send_id is not None and source.error is not None:
             recv.fail(source.error)
             return
@@ -311,6 +350,8 @@ class Inbox:
         if arrival.send_id is None:
             if recv.into is not None and data is not None:
                 recv.into[:] = data
+            if boxed is not None:
+                boxed.let_go()
             recv.complete(arrival.src)
             return
         self._next_ticket += 1
@@ -338,6 +379,8 @@ class Inbox:
     def _drop(self, arrival: Arrival) -> None:
         source = self._sources[arrival.src]
         self._refund(source, arrival.cost)
+        if arrival.boxed is not None:
+            arrival.boxed.let_go()
         if arrival.send_id is not None:
             source.outbox.control(encode(FrameType.REFUSE, id=arrival.send_id))
 

@@ -114,6 +114,8 @@ class Link:
         elif kind == FrameType.EMPTIED:
             if peer.outbox.lane is not None:
                 peer.outbox.lane.emptied()
+        elif kind == FrameType.BOXED:
+            peer.mailbox.rung()
         elif kind == FrameType.GRANT:
             peer.outbox.granted(frame.id, frame.channel)
         elif kind == FrameType.CREDIT:

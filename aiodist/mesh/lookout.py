@@ -70,6 +70,7 @@ class Lookout:
     def meet(self, here: Sequence[int]) -> None:
         """The processes of this host's ranks; none where looking would keep others waiting."""
         self.active = len(here) > 0 and have_cores(here)
+        self.crowded = len(here) > 0 and not self.active
         if self.active:
             self.neighbours.meet(here)
 
@@ -103,6 +104,10 @@ class Lookout:
             self._due.append(callback)
         else:
             self._call_soon(callback)
+
+    def later(self, callback: Callable[[], None]) -> None:
+        """Call ``callback()`` in the next turn of the loop, which who looks keeps from turning."""
+        self._call_soon(callback)
 
     def look(
         self,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from aiodist.completion import Pending, T
-from aiodist.wire.frames import Key
+from aiodist.wire.frames import POINT_TO_POINT, Key
 
 ANY_SOURCE = -1
 
@@ -103,10 +103,25 @@ class Reader(Protocol):
         ...
 
 
+class Boxed(Protocol):
+    """Memory of the sender's, in which a message waits."""
+
+    def __len__(self) -> int: ...
+
+    def open(self) -> memoryview:
+        """The payload; good until `let_go`."""
+        ...
+
+    def let_go(self) -> None:
+        """It is not needed any more."""
+        ...
+
+
 class Arrival:
     """A message, or the announcement of one, that no receive has asked for yet."""
 
     __slots__ = (
+        "boxed",
         "complete",
         "cost",
         "data",
@@ -129,6 +144,7 @@ class Arrival:
         self.cost = cost
         self.send_id = send_id  # of a REQUEST; None where the payload itself is here
         self.data: memoryview | None = None
+        self.boxed: Boxed | None = None  # where it waits instead, until it is taken
         self.complete = False  # all of ``data`` has arrived
         self.recv: Recv | None = None  # posted while ``data`` was arriving: gets it in the end
         self.order = 0
@@ -248,11 +264,31 @@ class Matcher:
 
     # -- looking
 
+    def arrived_from(self, src: int) -> Iterator[Arrival]:
+        """Messages of ``src`` that wait."""
+        for (_, source), queue in list(self._arrived.items()):
+            if source == src:
+                yield from list(queue)
+
     def posted_from(self, src: int) -> Iterator[Recv]:
         """Receives that ``src`` could answer: posted for it, or for anybody."""
         for (_, wanted), queue in list(self._posted.items()):
             if wanted in (src, ANY_SOURCE):
                 yield from list(queue)
+
+    def waits_for(self, src: int) -> bool:
+        """Whether a receive is posted that a message from rank to rank, of ``src``, could answer."""
+        return any(
+            key[0] == POINT_TO_POINT and wanted in (src, ANY_SOURCE) for key, wanted in self._posted
+        )
+
+    def is_open_to(self, key: Key, src: int) -> bool:
+        """Whether nothing waits here that a message of ``key`` from ``src`` could belong to, and no
+        such message: the next one would go to the next receive."""
+        posted = self._posted
+        return (key, src) not in self._arrived and not (
+            posted and ((key, src) in posted or (key, ANY_SOURCE) in posted)
+        )
 
     def holds(self, key: Key, sources: Iterable[int]) -> bool:
         """Whether a message for ``key`` waits from one of ``sources``."""
@@ -261,9 +297,8 @@ class Matcher:
 
     def arrived_bytes(self) -> int:
         """Payload bytes held for receives that are not posted."""
-        return sum(
-            len(a.data) for queue in self._arrived.values() for a in queue if a.data is not None
-        )
+        kept = (a.data or a.boxed for queue in self._arrived.values() for a in queue)
+        return sum(len(payload) for payload in kept if payload is not None)
 
     # -- inside
 

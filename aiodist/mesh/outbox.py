@@ -19,9 +19,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from aiodist.completion import Pending
+from aiodist.mesh.chute import Chute
 from aiodist.mesh.lanes import LANE_BYTES, Lane
 from aiodist.transport.base import Connection
-from aiodist.wire.frames import FrameType, Key, encode
+from aiodist.wire.frames import POINT_TO_POINT, FrameType, Key, encode
 
 EAGER_BYTES = 1 << 20
 """Messages up to this length go at once. A copy of an unexpected one costs less than a round trip."""
@@ -40,6 +41,11 @@ _PARTS_A_TURN = 4
 
 _IN_FLIGHT = 2
 """Parts handed to the stream ahead: one on its way, the next right behind it."""
+
+
+def head_of(key: Key, meta: bytes, length: int) -> bytes:
+    """What stands before the payload of a whole message."""
+    return encode(FrameType.EAGER, key, length=length, meta=meta)
 
 
 class Send(Pending[None]):
@@ -93,6 +99,9 @@ class Outbox:
         self._wanted: Counter[Key] = Counter()
         self.lane: Lane | None = None
         """The way of payloads to a rank that shares memory with this one."""
+        self.chute: Chute | None = None
+        """The way of short messages to it, ahead of all others."""
+        self._streamed = 0  # messages from rank to rank that went over the stream
 
     @property
     def connection(self) -> Connection | None:
@@ -106,6 +115,8 @@ class Outbox:
             message.fail(self._error)
         elif self._connection is None:
             self._held.append(message)
+        elif message.key[0] == POINT_TO_POINT and self._drop(message):
+            message.complete(None)
         elif self._stalled and message.key in self._wanted:
             self._wanted[message.key] -= 1
             if not self._wanted[message.key]:
@@ -113,6 +124,16 @@ class Outbox:
             self._offer(message, self._connection, wanted=True)
         elif self._held or not self._offer(message, self._connection):
             self._hold(message)
+
+    def put(self, head: bytes, data: memoryview) -> Chute | None:
+        """Send a message from rank to rank by memory, if it can be away at once. None: it cannot.
+
+        ``head``: its `head_of`. Whoever calls this rings, if he must.
+        """
+        chute = self.chute
+        if chute is None or self._held or not chute.put(self._streamed, head, data):
+            return None
+        return chute
 
     def control(self, frame: bytes, payload: Sequence[bytes] = ()) -> None:
         """Send a frame of the protocol itself; never held back."""
@@ -142,10 +163,17 @@ class Outbox:
                 self.lane.release(message.data)
         return False
 
-    def connected(self, connection: Connection, window: int, lane: Lane | None = None) -> None:
+    def connected(
+        self,
+        connection: Connection,
+        window: int,
+        lane: Lane | None = None,
+        chute: Chute | None = None,
+    ) -> None:
         """The stream is there and proven; the receiver buffers up to ``window`` bytes."""
         self._connection = connection
         self.lane = lane
+        self.chute = chute
         self._credit = window
         # Eager messages leave room for announcements, which cost little.
         self._reserve = window // 8
@@ -157,6 +185,7 @@ class Outbox:
     def fail(self, error: BaseException) -> None:
         """The peer is gone: everything that waits fails, and all that comes later."""
         self._error = error
+        self.chute = None
         if self.lane is not None:
             self.lane.fail(error)
         waiting = [*self._held, *self._requested.values(), *self._bulk, *self._stranded]
@@ -218,10 +247,11 @@ class Outbox:
         floor = 0 if wanted else self._reserve
         if length <= EAGER_BYTES and (self._credit - cost >= floor or (wanted and not length)):
             self._credit -= cost
+            self._count(message)
             if length >= LANE_BYTES and self.lane is not None and self.lane.is_open:
                 self.lane.place(message.key, message.data, message.meta, message.sent)
                 return True
-            header = encode(FrameType.EAGER, message.key, length=length, meta=message.meta)
+            header = head_of(message.key, message.meta, length)
             if length <= JOINED_BYTES:
                 connection.send((header + message.data,), message.sent)
             else:
@@ -229,6 +259,7 @@ class Outbox:
             return True
         if length and (wanted or self._credit >= MESSAGE_COST):
             self._credit -= MESSAGE_COST
+            self._count(message)
             self._next_id += 1
             message.id = self._next_id
             self._requested[message.id] = message
@@ -238,6 +269,18 @@ class Outbox:
             connection.send((header,))
             return True
         return False
+
+    def _count(self, message: Send) -> None:
+        # Before it goes: what that sets off may send the next one.
+        if message.key[0] == POINT_TO_POINT:
+            self._streamed += 1
+
+    def _drop(self, message: Send) -> bool:
+        head = head_of(message.key, message.meta, len(message.data))
+        chute = self.put(head, message.data)
+        if chute is not None and chute.must_ring():
+            chute.ring()
+        return chute is not None
 
     def _hold(self, message: Send) -> None:
         self._held.append(message)

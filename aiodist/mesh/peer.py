@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from aiodist.errors import ProtocolError, name_of
+from aiodist.mesh.chute import Chute
 from aiodist.mesh.lanes import Landing, Lane
+from aiodist.mesh.mailbox import Mailbox
 from aiodist.mesh.outbox import Outbox
 from aiodist.wire.frames import Frame
 
@@ -96,18 +98,20 @@ class Peer:
         self.watch: asyncio.TimerHandle | None = None  # a receive waits, and nobody ever connected
         self.connecting: asyncio.Task[Any] | None = None
         self.landing = Landing(self, inbox, harbour, self._broken)
+        self.mailbox = Mailbox(self, inbox, harbour, self._broken)
         self._harbour = harbour
 
     def carry(self, link: Link) -> None:
         """``link`` carries from now on what this rank sends."""
-        harbour, lane = self._harbour, None
+        harbour, lane, chute = self._harbour, None, None
         if harbour.memory is not None and harbour.memory.could_share([self.rank]):
             lane = Lane(self.rank, harbour, link.connection, self._broken)
-        self.outbox.connected(link.connection, link.peer_window, lane)
+            chute = Chute(self.rank, harbour.memory, harbour, link.connection, self._broken)
+        self.outbox.connected(link.connection, link.peer_window, lane, chute)
 
     def polls(self) -> list[Callable[[], None]]:
         """What to call to take in what it has sent, and send what is queued for it."""
-        polls = [link.connection.poll for link in self.links]
+        polls = [self.mailbox.poll, *(link.connection.poll for link in self.links)]
         if self.outbox.lane is not None:
             polls.append(self._harbour.work)
         return polls
@@ -119,4 +123,5 @@ class Peer:
     @property
     def bytes_heard(self) -> int:
         """How many bytes its links have read, and how many came through shared memory."""
-        return self.landing.bytes_taken + sum(link.bytes_heard for link in self.links)
+        taken = self.landing.bytes_taken + self.mailbox.bytes_taken
+        return taken + sum(link.bytes_heard for link in self.links)

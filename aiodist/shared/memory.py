@@ -15,7 +15,12 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from aiodist.shared.area import CONTROL_BYTES, Area, Shape, shape_within
-from aiodist.shared.lane import LINES_BYTES, LaneIn, LaneOut, lay_lines, ring_within
+from aiodist.shared.box import LINES_BYTES as BOX_LINES_BYTES
+from aiodist.shared.box import MAX_BYTES as MAX_BOX_BYTES
+from aiodist.shared.box import MIN_BYTES as MIN_BOX_BYTES
+from aiodist.shared.box import BoxIn, BoxOut
+from aiodist.shared.lane import LINES_BYTES as LANE_LINES_BYTES
+from aiodist.shared.lane import LaneIn, LaneOut, lay_lines, ring_within
 from aiodist.shared.listing import END, Listing, State
 from aiodist.shared.room import Room
 from aiodist.shared.segment import Segment
@@ -39,6 +44,14 @@ _NOT_MAPPED = 1
 
 _PAGE = 4096
 
+_PAIR_BYTES = LANE_LINES_BYTES + BOX_LINES_BYTES
+_OF_LANE = slice(0, LANE_LINES_BYTES)
+_OF_BOX = slice(LANE_LINES_BYTES, _PAIR_BYTES)
+"""What the table of a segment has for each other rank."""
+
+_FOR_BOXES = 8
+"""At most this part of a segment is for boxes, in equal shares for all ranks of the host."""
+
 
 class SharedMemory:
     """One rank's. ``create`` first, then ``meet`` with the descriptions of all ranks."""
@@ -55,7 +68,7 @@ class SharedMemory:
         self._closing: dict[int, set[int]] = {}  # by area: members that may still look at it
         self._seen: dict[int, set[int]] = {}  # by such an area: who has listed it
         self._places: dict[int, int] = {}  # of the ranks of this host in the tables of lanes
-        self._lanes: list[LaneIn | LaneOut] = []
+        self._ends: list[LaneIn | LaneOut | BoxIn | BoxOut] = []
         self._outward: dict[int, LaneOut] = {}
 
     @classmethod
@@ -92,7 +105,7 @@ class SharedMemory:
         if self._has_table(self.rank):
             self._room = Room(_HEAD_BYTES + self._table_bytes, len(self._own.view))
             for rank in self._places:
-                lines = self._lines(self.rank, rank)
+                lines = self._lines(self.rank, rank, _OF_LANE)
                 if lines is not None:
                     lay_lines(lines)
         if failures:
@@ -103,12 +116,17 @@ class SharedMemory:
         if self._heads.pop(rank, None) is not None:
             self._heads[self.rank][_MAPPED + rank] = _NOT_MAPPED
             del self._lists[rank]
-            self._close_lanes([lane for lane in self._lanes if lane.rank == rank])
+            self._close_ends([end for end in self._ends if end.rank == rank])
             self._segments.pop(rank).close()
 
     def could_share(self, ranks: Sequence[int]) -> bool:
         """Whether this rank has mapped all of ``ranks``. If not, no member shares with its group."""
         return all(rank in self._heads for rank in ranks)
+
+    def is_mapped_by(self, rank: int) -> bool:
+        """Whether ``rank`` has mapped this rank's segment."""
+        head = self._heads.get(rank)
+        return head is not None and head[_MAPPED + self.rank] == self._digests[self.rank]
 
     def lay_out(self, area: int, room_for: int = 4, patient: bool = False) -> None:
         """Make an area in the own segment, with the id ``area``, or note that there is no room.
@@ -225,14 +243,12 @@ class SharedMemory:
         None where ``rank`` has not mapped this segment, or where there is no room: a quarter of the
         segment is kept for groups, and no other lane is idle whose chunks it could have.
         """
-        head = self._heads.get(rank)
-        if head is None or head[_MAPPED + self.rank] != self._digests[self.rank]:
+        if not self.is_mapped_by(rank):
             return None
         lane = self._outward.get(rank)
         if lane is not None and lane.is_moored:
             return lane
-        mine, theirs = self._lines(self.rank, rank), self._lines(rank, self.rank)
-        if mine is None or theirs is None:
+        if (lines := self._lines_between(rank, _OF_LANE)) is None:
             return None
         self._take_back()
         room, kept = self._room, len(self._own.view) // 4
@@ -244,8 +260,8 @@ class SharedMemory:
         else:
             return None
         if lane is None:
-            lane = LaneOut(rank, self._own.view[:], mine, theirs)
-            self._lanes.append(lane)
+            lane = LaneOut(rank, self._own.view[:], *lines)
+            self._ends.append(lane)
         # At the end: who has had chunks for the longest gives them up first.
         self._outward.pop(rank, None)
         self._outward[rank] = lane
@@ -265,38 +281,69 @@ class SharedMemory:
 
     def lane_from(self, rank: int) -> LaneIn | None:
         """The memory in which ``rank`` may put what it sends; None where it is not mapped."""
-        mine, theirs = self._lines(self.rank, rank), self._lines(rank, self.rank)
-        if mine is None or theirs is None:
+        if (lines := self._lines_between(rank, _OF_LANE)) is None:
             return None
-        lane = LaneIn(rank, self._segments[rank].view[:], mine, theirs)
-        self._lanes.append(lane)
+        lane = LaneIn(rank, self._segments[rank].view[:], *lines)
+        self._ends.append(lane)
         return lane
+
+    # -- boxes
+
+    def box_to(self, rank: int) -> BoxOut | None:
+        """A new box for short messages to ``rank``, in the own segment, and until the end.
+
+        For one that has mapped this segment. None where there is no room.
+        """
+        lines = self._lines_between(rank, _OF_BOX)
+        share = len(self._own.view) // _FOR_BOXES // max(len(self._places) - 1, 1)
+        nbytes = min(share, MAX_BOX_BYTES, self._room.largest) // _PAGE * _PAGE
+        if lines is None or nbytes < MIN_BOX_BYTES:
+            return None
+        out = BoxOut(rank, self._own.view[:], *lines, self._room.take(nbytes), nbytes)
+        self._ends.append(out)
+        return out
+
+    def box_from(self, rank: int) -> BoxIn | None:
+        """The box of ``rank`` for this one; None where it is not mapped."""
+        if (lines := self._lines_between(rank, _OF_BOX)) is None:
+            return None
+        end = BoxIn(rank, self._segments[rank].view[:], *lines)
+        self._ends.append(end)
+        return end
+
+    # -- the table
 
     @property
     def _table_bytes(self) -> int:
-        return -(-len(self._places) * LINES_BYTES // _PAGE) * _PAGE
+        return -(-len(self._places) * _PAIR_BYTES // _PAGE) * _PAGE
 
     def _has_table(self, rank: int) -> bool:
         """Whether ``rank`` is mapped, and its segment large enough for a table of so many."""
         segment = self._segments.get(rank)
         return segment is not None and _HEAD_BYTES + 8 * self._table_bytes <= len(segment.view)
 
-    def _lines(self, rank: int, other: int) -> memoryview | None:
+    def _lines(self, rank: int, other: int, which: slice) -> memoryview | None:
         """What the table of ``rank`` has for ``other``."""
         place = self._places.get(other)
         if place is None or not self._has_table(rank):
             return None
-        start = _HEAD_BYTES + place * LINES_BYTES
-        return self._segments[rank].view[start : start + LINES_BYTES].cast("Q")
+        start = _HEAD_BYTES + place * _PAIR_BYTES
+        return self._segments[rank].view[start : start + _PAIR_BYTES][which].cast("Q")
 
-    def _close_lanes(self, lanes: Sequence[LaneIn | LaneOut]) -> None:
-        for lane in lanes:
-            if isinstance(lane, LaneOut):
-                self._outward.pop(lane.rank, None)
-                if lane.is_moored and lane.is_idle:
-                    self._unmoor(lane)
-            lane.close()
-            self._lanes.remove(lane)
+    def _lines_between(self, rank: int, which: slice) -> tuple[memoryview, memoryview] | None:
+        """Those of the own table for ``rank``, and those of its table for this rank."""
+        mine = self._lines(self.rank, rank, which)
+        theirs = self._lines(rank, self.rank, which)
+        return None if mine is None or theirs is None else (mine, theirs)
+
+    def _close_ends(self, ends: Sequence[LaneIn | LaneOut | BoxIn | BoxOut]) -> None:
+        for end in ends:
+            if isinstance(end, LaneOut):
+                self._outward.pop(end.rank, None)
+                if end.is_moored and end.is_idle:
+                    self._unmoor(end)
+            end.close()
+            self._ends.remove(end)
 
     # -- the end
 
@@ -312,7 +359,7 @@ class SharedMemory:
 
     def close(self) -> None:
         """Unmap everything that nobody looks at any more. Idempotent."""
-        self._close_lanes(self._lanes[:])
+        self._close_ends(self._ends[:])
         for head in self._heads.values():
             head.release()
         self._heads.clear()

@@ -47,11 +47,10 @@ def start(
             )
             return None
         kwargs["group"] = group
+        again = None  # which knows the default group alone
     if timeout is not None:
         kwargs["timeout"] = timeout
-    for given in kwargs.values():
-        if given is not None:
-            again = None  # which looks at what comes by place alone
+        again = None
     manager = coalescing()
     if manager is not None:
         work = portal().apply(function, False, args, kwargs)

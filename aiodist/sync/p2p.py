@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, overload
 
+from aiodist.api import again
 from aiodist.api import p2p as api
 from aiodist.api.collectives import Timeout
 from aiodist.groups.backend import Received, Tensor
@@ -63,7 +64,7 @@ def send(
     timeout: Timeout = None,
 ) -> None:
     """Send ``tensor``; returns when its memory may be changed again."""
-    start(False, api.send, (tensor, dst), group, timeout, tag=tag, group_dst=group_dst)
+    start(False, api.send, (tensor, dst), group, timeout, again.send, tag=tag, group_dst=group_dst)
 
 
 @overload
@@ -101,7 +102,11 @@ def recv(
     timeout: Timeout = None,
 ) -> Any:
     """Receive into ``tensor``; the sender's global rank, -1 on a rank outside the group."""
-    received = start(False, api.recv, (tensor, src), group, timeout, tag=tag, group_src=group_src)
+    received = start(
+        False, api.recv, (tensor, src), group, timeout, again.recv, tag=tag, group_src=group_src
+    )
+    if received is None and group is None:
+        return src  # where all was over at once
     return -1 if received is None else received
 
 

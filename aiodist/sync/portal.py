@@ -86,7 +86,7 @@ class Portal:
         """`call`, for whoever has the arguments together already.
 
         ``again``: what may carry the operation out at once, so that ``function`` is not called;
-        for operations without a result, and where ``kwargs`` say nothing.
+        for such as say nothing by their result; it is None then.
         """
         if _running_loop() is not None:
             refuse_in_loop(function)
@@ -104,7 +104,7 @@ class Portal:
         gate = None
         try:
             try:
-                if again is not None and self._is_over(loop, again, args):
+                if again is not None and self._is_over(loop, again, args, kwargs):
                     loan.give_back()
                     return None
                 _set_running_loop(loop)
@@ -139,11 +139,13 @@ class Portal:
             # The traceback of an error holds this frame: what leads back to the error must go.
             del work, args, kwargs
 
-    def _is_over(self, loop: asyncio.AbstractEventLoop, again: Again, args: Any) -> bool:
+    def _is_over(
+        self, loop: asyncio.AbstractEventLoop, again: Again, args: Any, kwargs: dict[str, Any]
+    ) -> bool:
         """Whether ``again`` has carried the operation out. In a thread that drives the loop."""
         group = current_world().default_on(loop)
         try:
-            return group is not None and again(group, args) is not None
+            return group is not None and again(group, args, kwargs) is not None
         except BaseException:
             self._loan.resume()
             raise

@@ -74,6 +74,8 @@ class FrameType(enum.IntEnum):
     """There is something in that memory for the receiver, who sleeps."""
     EMPTIED = 20
     """There is room in that memory for what the receiver has to send; it sleeps until then."""
+    BOXED = 21
+    """There is a short message in that memory for the receiver, who sleeps."""
     BEAT = 32
     """On a lifeline: the rank lives; the metadata says in words what it last did."""
     LOST = 33
@@ -128,6 +130,18 @@ def encode(
     kind, group, channel = key
     header = _HEADER.pack(type, kind, len(meta), 0, group, channel, id, length)
     return header + meta if meta else header
+
+
+def decode(data: memoryview) -> tuple[Frame, int]:
+    """The frame that ``data`` begins with, and where its payload begins. Raises ProtocolError."""
+    begin = HEADER_BYTES
+    if len(data) >= begin:
+        type, kind, meta_bytes, zero, group, channel, id, length = _HEADER.unpack_from(data)
+        begin += meta_bytes
+        if type in _TYPES and not zero and meta_bytes <= MAX_META and begin <= len(data):
+            meta = data[HEADER_BYTES:begin].tobytes()
+            return Frame(type, kind, group, channel, id, length, meta), begin
+    raise ProtocolError(f"{len(data)} bytes that begin with no frame of this protocol")
 
 
 class FrameHandler(Protocol):

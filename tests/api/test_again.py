@@ -82,7 +82,7 @@ async def test_an_equal_call_is_over_where_the_others_are_there(kind: Callable[.
             if rank == last:
                 await asyncio.sleep(0.01)  # the other one waits in it
                 before = default().n_started
-                ended = without_loop(lambda args=args: kind(default(), args))
+                ended = without_loop(lambda args=args: kind(default(), args, {}))
                 assert ended is not None
                 assert default().n_started == before + 1
                 assert current_world().recorder.latest(1)[0].sequence == before
@@ -99,12 +99,12 @@ async def test_what_has_not_been_called_before_is_left_to_others(kind: Callable[
     """Nothing is started: the group's next operation is the one that would have been."""
 
     async def main(rank: int) -> None:
-        assert kind(default(), arguments(kind, rank)[0]) is None
+        assert kind(default(), arguments(kind, rank)[0], {}) is None
         await dist.barrier()
         await dist.barrier()
         before = default().n_started
         if kind is not again.barrier:
-            assert kind(default(), arguments(kind, rank)[0]) is None
+            assert kind(default(), arguments(kind, rank)[0], {}) is None
         assert default().n_started == before
         args, is_right = arguments(kind, rank)
         await getattr(collectives, kind.__name__)(*args)
@@ -124,9 +124,9 @@ async def test_an_equal_call_with_splits_is_another_one() -> None:
         if rank == 0:
             await asyncio.sleep(0.01)  # the other one waits in it
             before = default().n_started
-            assert kind(default(), (*args[:2], [1, 3], [1, 3])) is None
+            assert kind(default(), (*args[:2], [1, 3], [1, 3]), {}) is None
             assert default().n_started == before
-            assert without_loop(lambda: kind(default(), args)) is not None
+            assert without_loop(lambda: kind(default(), args, {})) is not None
         else:
             await dist.all_to_all_single(*args)
         assert is_right()
@@ -151,7 +151,7 @@ async def test_whom_it_waited_for_in_vain_is_not_looked_for_again(
             await dist.barrier()
         if rank == 0:
             monkeypatch.setattr(process_group, "swap", note)
-            assert again.barrier(default(), ()) is None  # nobody else has had a turn
+            assert again.barrier(default(), (), {}) is None  # nobody else has had a turn
             await dist.barrier()
             assert looks == [default().n_started - 1]
         else:
@@ -165,13 +165,13 @@ async def test_arguments_are_refused_as_ever() -> None:
     async def main(rank: int) -> None:
         one, pg = torch.ones(2), default()
         with pytest.raises(TypeError, match="ReduceOp"):
-            again.all_reduce(pg, (one, "nonsense"))
+            again.all_reduce(pg, (one, "nonsense"), {})
         with pytest.raises(dist.InvalidUsageError, match="out of range"):
-            again.broadcast(pg, (one, 2))
+            again.broadcast(pg, (one, 2), {})
         with pytest.raises(dist.InvalidUsageError, match="dst"):
-            again.reduce(pg, (one, None, SUM))
-        assert again.all_to_all_single(pg, (one, one, [1, 1], [1, 1])) is None
-        assert again.all_reduce(pg, ([1.0], SUM)) is None
+            again.reduce(pg, (one, None, SUM), {})
+        assert again.all_to_all_single(pg, (one, one, [1, 1], [1, 1]), {}) is None
+        assert again.all_reduce(pg, ([1.0], SUM), {}) is None
 
     await run_ranks(2, main, "shm", timeout=20)
 
@@ -194,7 +194,7 @@ async def test_who_sleeps_is_woken_without_a_running_loop() -> None:
                 loops.append(asyncio._get_running_loop()),
                 ring(*args),
             )[-1]
-            assert without_loop(lambda: again.barrier(default(), ())) is not None
+            assert without_loop(lambda: again.barrier(default(), (), {})) is not None
             assert loops
             assert set(loops) == {asyncio.get_running_loop()}
         else:
@@ -220,7 +220,7 @@ async def test_an_exception_counts_as_the_operation_and_fails_it(
         else:
             await asyncio.sleep(0.01)
             monkeypatch.setattr(SmallAllReduce, "finish", broken)
-            assert again.all_reduce(default(), (data, SUM)) is None
+            assert again.all_reduce(default(), (data, SUM), {}) is None
             monkeypatch.undo()
             assert isinstance(await outcome(dist.all_reduce(data)), ArithmeticError)
         data = torch.ones(2)

@@ -6,14 +6,15 @@ import random
 
 import pytest
 
-from aiodist.mesh import lanes, link, outbox
+from aiodist.mesh import chute, lanes, link, outbox
 from aiodist.mesh.matching import ANY_SOURCE, Recv
 from aiodist.mesh.outbox import Send
-from aiodist.shared import lane
+from aiodist.shared import box, lane
 from aiodist.wire.frames import Key
 from tests.mesh.pairs import Pair, Side
 
 EAGER, CHUNK, COST, SMALL_WINDOW = 64, 32, 16, 500
+IN_A_BOX, A_MESSAGE_IN_IT = 3, 64
 
 LENGTHS = {0: 0, 1: EAGER, 2: EAGER + 1, 4: CHUNK * 5 + 3, 5: EAGER - 4}
 """Length of the messages by tag. On tags from 4 on, sends and receives are cancelled as well."""
@@ -33,6 +34,8 @@ def _small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "MIN_PIECE_BYTES", 9)
     monkeypatch.setattr(lane, "CHUNK_BYTES", 20)
     monkeypatch.setattr(lane, "MIN_CHUNK_BYTES", 20)
+    monkeypatch.setattr(box, "DEPTH", IN_A_BOX)
+    monkeypatch.setattr(chute, "BOX_BYTES", -1)
 
 
 def key_of(tag: int) -> Key:
@@ -129,6 +132,7 @@ class Exchange:
     def check_window(self) -> None:
         for side in self.sides:
             kept = SMALL_WINDOW + max(LENGTHS.values()) * len(self.cancelled)
+            kept += IN_A_BOX * A_MESSAGE_IN_IT
             assert side.inbox.matcher.arrived_bytes() <= kept
             self.stalls += side.peer.stalled
             assert side.peer.outbox._credit <= SMALL_WINDOW
@@ -166,12 +170,15 @@ class Exchange:
             assert all(message.done for message, _, _ in messages)
 
 
-@pytest.mark.parametrize("shared_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("way", ["streams", "lanes", "boxes"])
 @pytest.mark.parametrize("block", range(4))
 def test_every_message_arrives_once_in_order_and_within_the_window(
-    block: int, shared_bytes: int
+    block: int, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stalls = 0
+    shared_bytes = 0 if way == "streams" else 1 << 20
+    if way == "boxes":  # that are full now and then, and too small for some messages
+        monkeypatch.setattr(chute, "BOX_BYTES", A_MESSAGE_IN_IT)
     for seed in range(block * 60, block * 60 + 60):
         exchange = Exchange(seed, shared_bytes)
         try:

@@ -63,7 +63,7 @@ def test_what_is_over_is_not_begun(door: Door) -> None:
         return (1,)
 
     assert door.call(again, 2, 3) is None
-    assert asked == [(GROUP, (2, 3), None)]
+    assert asked == [(GROUP, (2, 3), {}, None)]
 
 
 def test_what_is_not_over_goes_the_usual_way(door: Door) -> None:
@@ -84,11 +84,11 @@ def test_nothing_is_asked_where_nothing_is_initialised(door: Door) -> None:
     assert door.call(lambda *_: pytest.fail("asked")) == "the usual way"
 
 
-@pytest.mark.parametrize("named", ["group", "timeout", "group_src"])
-def test_what_is_said_by_name_goes_the_usual_way(
+@pytest.mark.parametrize("named", ["group", "timeout"])
+def test_with_a_group_or_a_timeout_of_its_own_it_goes_the_usual_way(
     door: Door, monkeypatch: pytest.MonkeyPatch, named: str
 ) -> None:
-    """It is tried for the default group, and by nothing but what comes by place."""
+    """It is tried for the default group alone; what else is said by name it looks at itself."""
     monkeypatch.setattr(adapter, "portal", lambda: door.portal)
     options: dict[str, Any] = {"group": None, "timeout": None, "group_src": None}
 
@@ -98,12 +98,15 @@ def test_what_is_said_by_name_goes_the_usual_way(
             False,
             lambda *_, **kwargs: given.update(kwargs) or ENDED,
             (1,),
-            again=lambda *_: (1,),
+            again=lambda *args: looked.append(args) or (1,),
             **options,
         )
         return asked, given
 
+    looked: list[Any] = []
+    options["group_src"] = 3
     assert call() == (None, {})
+    assert looked == [(GROUP, (1,), {"group_src": 3})]
     options[named] = 0
     asked, given = call()
     assert asked == "the usual way"

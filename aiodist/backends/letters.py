@@ -1,0 +1,79 @@
+"""Short messages like those before, which may be over before anything is made for them.
+
+As `small.Small` has it for collectives: what equal ones have in common is made once and kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from aiodist.groups.backend import Tensor
+from aiodist.groups.messaging import Letter
+from aiodist.groups.process_group import ProcessGroup
+from aiodist.mesh.chute import BOX_BYTES
+from aiodist.observe.recorder import Ended
+from aiodist.tensors import Buffer, Form, encode_meta
+from aiodist.wire.frames import POINT_TO_POINT
+
+_KEPT = 256
+"""Different messages of which one group remembers what they need."""
+
+_Known = dict[Hashable, tuple[Letter, Form[memoryview]]]
+
+
+class Letters:
+    """The short messages of one group. Of tensors that lie plainly in the memory of the host."""
+
+    __slots__ = ("_group", "_known")
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+        self._known: _Known = {}
+
+    def send(self, tensor: Tensor, dst: int, tag: int) -> Ended | None:
+        """Send it to group rank ``dst`` now, if an equal one was sent before; else None."""
+        found = self._find("send", tensor, dst, tag)
+        return None if found is None else self._group.send_at_once(*found)
+
+    def recv(self, tensor: Tensor, src: int, tag: int, *, waits: bool) -> Ended | None:
+        """Receive it from ``src`` now, likewise. ``waits``: look for it for a moment."""
+        found = self._find("recv", tensor, src, tag)
+        return None if found is None else self._group.recv_at_once(*found, waits)
+
+    def keep(self, what: str, buffer: Buffer, other: int, tag: int) -> None:
+        """Know a message like that from now on."""
+        tensor = buffer.owner
+        if buffer.is_staged or not 0 < buffer.nbytes <= BOX_BYTES:
+            return
+        key = what, type(tensor), tensor.dtype, tensor.shape, other, tag
+        if key in self._known or (form := buffer.form(_as_it_is)) is None:
+            return
+        if len(self._known) >= _KEPT:
+            self.forget()
+        group = self._group
+        where = POINT_TO_POINT, group.id, tag
+        letter = Letter(what, group.ranks[other], where, encode_meta(buffer), buffer.nbytes)
+        self._known[key] = letter, form
+
+    def forget(self) -> None:
+        """Let go of what was remembered."""
+        self._known.clear()
+
+    def _find(
+        self, what: str, tensor: Tensor, other: int, tag: int
+    ) -> tuple[Letter, memoryview] | None:
+        if not self._known:
+            return None
+        try:
+            known = self._known.get((what, type(tensor), tensor.dtype, tensor.shape, other, tag))
+            if known is None:
+                return None
+            letter, form = known
+            data = form.memory(tensor)
+        except (AttributeError, TypeError, RuntimeError):  # not a tensor, or one without a shape
+            return None
+        return None if data is None else (letter, data)
+
+
+def _as_it_is(data: memoryview) -> memoryview:
+    return data

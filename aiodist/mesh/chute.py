@@ -1,0 +1,73 @@
+"""Short messages to one other rank of the host, through memory and not over a stream.
+
+`mailbox.Mailbox` is the other end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from aiodist.errors import ProtocolError
+from aiodist.transport.base import Connection
+from aiodist.wire.frames import FrameType, encode
+
+if TYPE_CHECKING:
+    from aiodist.mesh.harbour import Harbour
+    from aiodist.shared.box import BoxOut
+    from aiodist.shared.memory import SharedMemory
+
+BOX_BYTES = 1 << 20
+"""Payloads up to this length go through a box, where it has room: two copies, one after the other,
+take less time than to have both ranks copy piece by piece at once."""
+
+_BOXED = (encode(FrameType.BOXED),)
+
+
+class Chute:
+    """What this rank puts into its box for one other. It makes the box at the first message."""
+
+    def __init__(
+        self,
+        rank: int,
+        memory: SharedMemory,
+        harbour: Harbour,
+        connection: Connection,
+        broken: Callable[[BaseException], None],
+    ) -> None:
+        """``broken(error)`` is called where the other rank does not keep to the protocol."""
+        self._rank = rank
+        self._memory = memory
+        self._harbour = harbour
+        self._connection = connection
+        self._broken = broken
+        self._box: BoxOut | None = None
+        self._asked = False
+
+    def put(self, turn: int, head: bytes, data: memoryview) -> bool:
+        """Send a message behind ``turn`` of the stream's: it is away then, but for `must_ring`.
+
+        False: there is no room for it now.
+        """
+        if len(data) > BOX_BYTES:
+            return False
+        box = self._box
+        if box is None and not self._asked and self._memory.is_mapped_by(self._rank):
+            self._asked = True
+            self._box = box = self._memory.box_to(self._rank)
+        if box is None or box.is_closed:
+            return False
+        try:
+            return box.put(turn, head, data)
+        except ProtocolError as error:
+            self._harbour.later(partial(self._broken, error))
+            return False
+
+    def must_ring(self) -> bool:
+        """Whether the other rank sleeps, for whom something was put in, and was not rung for yet."""
+        return self._box is not None and self._box.must_ring()
+
+    def ring(self) -> None:
+        """Wake it."""
+        self._connection.send(_BOXED)

@@ -1,0 +1,187 @@
+"""Short messages from one other rank of the host, which come through memory and not over a stream.
+
+`shared/box.py` has the memory, the sender's half is in the outbox. A message in the box is one like an
+eager one, but takes no credit: what nobody has asked for waits in the box, which bounds it, and
+`Boxed` is the place where it waits. Messages that went over the stream count as turns on both sides,
+so a message is looked at when all that were sent before it have come, and before any that was sent later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from aiodist.errors import ProtocolError
+from aiodist.wire.frames import POINT_TO_POINT, decode
+
+if TYPE_CHECKING:
+    from aiodist.mesh.harbour import Harbour
+    from aiodist.mesh.inbox import Inbox, Source
+    from aiodist.shared.box import BoxIn
+
+Broken = Callable[[BaseException], None]
+
+
+class Look(Protocol):
+    """A short look for words of another rank; `groups.swap.Glance` is one."""
+
+    def finds(self, words: memoryview, word: int, least: int) -> bool:
+        """Whether ``words[word]`` is at least ``least`` before the time is up."""
+        ...
+
+
+class Boxed:
+    """Where a message waits in a box."""
+
+    __slots__ = ("_box", "_data", "_number")
+
+    def __init__(self, box: BoxIn, number: int, data: memoryview) -> None:
+        self._box = box
+        self._number = number
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def open(self) -> memoryview:
+        """The payload; good until `let_go`."""
+        return self._data
+
+    def let_go(self) -> None:
+        """It is not needed any more."""
+        self._data.release()
+        if not self._box.is_closed:
+            self._box.take(self._number)
+
+
+class Mailbox:
+    """What one other rank puts into its box for this one."""
+
+    def __init__(self, source: Source, inbox: Inbox, harbour: Harbour, broken: Broken) -> None:
+        """``broken(error)`` is called where the other rank does not keep to the protocol."""
+        self._source = source
+        self._inbox = inbox
+        self._harbour = harbour
+        self._broken = broken
+        self._turn = 0  # messages that came over the stream
+        self._box: BoxIn | None = None
+        self._closed = False
+        self._polling = False
+        self._armed = False
+        self.bytes_taken = 0
+
+    @property
+    def box(self) -> BoxIn | None:
+        """None where the other rank shares no memory with this one, or is gone."""
+        box, memory = self._box, self._harbour.memory
+        if box is None and not self._closed and memory is not None:
+            self._box = box = memory.box_from(self._source.rank)
+            self._closed = box is None
+        return None if box is None or box.is_closed else box
+
+    def overtaken(self) -> None:
+        """A message has come over the stream: what was sent before it is looked at before it."""
+        self._look(wanted=False)
+        self._turn += 1
+        box = self._box
+        if box is not None and not box.is_closed and box.has_next:
+            self._arm()  # it was sent after this message, and may have rung in vain
+
+    def poll(self) -> None:
+        """Look at what is in the box and whose turn has come, while a receive waits for it."""
+        if not self._polling:  # what one message sets off is not to end in looking at the next
+            self._polling = True
+            try:
+                self._look(wanted=True)
+            finally:
+                self._polling = False
+
+    def take(self, head: bytes, into: memoryview, glance: Look | None) -> bool:
+        """Copy the next message ``into``, if it has that head and just as many bytes.
+
+        Only where nothing that came before could be meant for the same receive. ``glance``: how to
+        look for a message that is not there yet; None for not at all.
+        """
+        box = self.box
+        if box is None or self._polling:
+            return False
+        if glance is not None and not glance.finds(box.words, *box.next_stamp()):
+            return False
+        try:
+            found = box.next(self._turn)
+        except ProtocolError:  # which the next look says as well
+            return False
+        start = len(head)
+        if found is None or len(found) != start + len(into) or found[:start] != head:
+            return False
+        into[:] = found[start:]
+        box.take(box.looked())
+        self.bytes_taken += len(into)
+        if box.is_asleep and not self._is_wanted():
+            box.wake()
+        return True
+
+    def watch(self) -> None:
+        """A receive waits that the other rank could answer: look, and be woken if that is in vain."""
+        self.poll()
+        if self.box is not None and self._is_wanted():
+            self._arm()
+
+    def rung(self) -> None:
+        """Something was put in for this rank, which slept."""
+        self.poll()
+        self._nap()
+
+    def close(self) -> None:
+        """The other rank is gone, and its memory soon: what has come whole is kept elsewhere."""
+        self._look(wanted=False)
+        self._closed = True
+        self._box = None
+        self._inbox.unbox(self._source.rank)
+
+    # -- inside
+
+    def _look(self, wanted: bool) -> None:
+        """``wanted``: only while a receive waits. What is not looked at can still be taken at once."""
+        try:
+            while (box := self.box) is not None and (found := box.next(self._turn)) is not None:
+                if wanted and not self._is_wanted():
+                    break
+                self._look_at(box, found)
+        except ProtocolError as error:
+            self._closed = True
+            self._box = None
+            self._broken(error)
+
+    def _look_at(self, box: BoxIn, message: memoryview) -> None:
+        frame, begin = decode(message)
+        if frame.kind != POINT_TO_POINT or frame.length != len(message) - begin:
+            raise ProtocolError(f"rank {self._source.rank} has put into its box what is no message")
+        number = box.looked()
+        self.bytes_taken += frame.length
+        self._harbour.hear()
+        self._inbox.boxed(self._source, frame, Boxed(box, number, message[begin:]))
+
+    def _arm(self) -> None:
+        if not self._armed:
+            self._armed = True
+            self._harbour.later(self._fall_asleep)
+
+    def _fall_asleep(self) -> None:
+        self._armed = False
+        self.poll()
+        self._nap()
+
+    def _nap(self) -> None:
+        """Sleep while a receive waits; whoever has been woken once is not woken again for it."""
+        box = self.box
+        if box is None:
+            return
+        if not self._is_wanted():
+            box.wake()
+            return
+        box.nap()
+        self.poll()
+
+    def _is_wanted(self) -> bool:
+        return self._inbox.matcher.waits_for(self._source.rank)

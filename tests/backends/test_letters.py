@@ -1,0 +1,255 @@
+"""Short messages like those before: over at once, and otherwise no different from any."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import aiodist as dist
+from aiodist.api import again
+from aiodist.groups.over import Came
+from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.world import current_world
+from aiodist.testing.in_process import run_ranks
+from tests.engine.conftest import outcome, until
+
+NO_TAG: Mapping[str, Any] = {"tag": 0, "group_src": None, "group_dst": None}
+
+
+def default() -> ProcessGroup:
+    return current_world().default_group()
+
+
+def without_loop(function: Callable[[], Any]) -> Any:
+    """As a thread calls it that drives the engine while the loop stands still."""
+    loop = asyncio.get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        return function()
+    finally:
+        asyncio._set_running_loop(loop)
+
+
+def send(tensor: Any, dst: int, **named: Any) -> Any:
+    return without_loop(lambda: again.send(default(), (tensor, dst), {**NO_TAG, **named}))
+
+
+def recv(tensor: Any, src: int | None, **named: Any) -> Any:
+    return without_loop(lambda: again.recv(default(), (tensor, src), {**NO_TAG, **named}))
+
+
+async def warm(rank: int, *tensors: Any, tag: int = 0) -> None:
+    """Exchange such tensors as ever, so that they are known in both directions."""
+    for tensor in tensors:
+        into = tensor.clone()
+        receiving = dist.irecv(into, 1 - rank, tag=tag)
+        await dist.send(tensor, 1 - rank, tag=tag)
+        await receiving
+    await dist.barrier()
+
+
+def streamed(rank: int) -> int:
+    """How many messages have gone to ``rank`` over the stream."""
+    return current_world().endpoint.peer(rank).outbox._streamed
+
+
+async def test_an_equal_message_is_over_at_once_and_recorded_like_any() -> None:
+    async def main(rank: int) -> None:
+        one = torch.full((3,), 7.0)
+        await warm(rank, one, one)
+        before = streamed(1 - rank)
+        records = []
+        for number in range(5):
+            one = torch.full((3,), float(number))
+            if rank == 0:
+                assert send(one, 1) is not None
+                await dist.barrier()
+            else:
+                await dist.barrier()
+                assert recv(one.zero_(), 0) is not None
+                assert one.tolist() == [number] * 3
+        records = [op for op in dist.recent_operations() if op.sequence < 0]
+        name, peer = ("send", 1) if rank == 0 else ("recv", 0)
+        for op in records[-5:]:
+            assert (op.operation, op.peer, op.tag, op.count, op.dtype) == (
+                *(name, peer),
+                *(0, 3, "float32"),
+            )
+            assert op.state == "done"
+            assert 0 < op.created == op.started <= op.finished
+        assert streamed(1 - rank) == before
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_the_async_door_gives_a_work_that_is_over() -> None:
+    async def main(rank: int) -> None:
+        one = torch.ones(2)
+        await warm(rank, one, one)
+        if rank == 0:
+            work = dist.isend(one, 1)
+            assert work.is_completed()
+            await work
+            await dist.barrier()
+        else:
+            await dist.barrier()
+            received = dist.irecv(one.zero_(), 0)
+            assert isinstance(received, Came)
+            assert received.source_rank() == 0
+            assert received.result() == 0
+            assert received.is_success()
+            assert await received == 0
+            assert one.tolist() == [1, 1]
+        await dist.barrier()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_what_is_not_there_or_not_alike_is_left_to_others() -> None:
+    async def main(rank: int) -> None:
+        one = torch.ones(2)
+        assert send(one, 1 - rank) is None  # none was sent before
+        await warm(rank, one, one)
+        if rank == 0:
+            await dist.barrier()
+            assert send(torch.ones(3), 1) is None  # another shape,
+            assert send(one, 1, tag=4) is None  # tag,
+            assert send(np.ones(2, np.float32), 1) is None  # kind,
+            assert send(torch.ones(4)[::2], 1) is None  # or layout
+            assert send([1.0], 1) is None
+            await dist.send(one, 1, tag=4)
+            assert send(one, 1) is not None
+            await dist.barrier()
+        else:
+            assert recv(one, 0) is None
+            await dist.barrier()
+            await dist.barrier()
+            assert recv(None, 0) is None
+            assert recv(one, None) is None
+            assert recv(one, 0) is None  # the one with the tag is the next
+            assert await dist.recv(one.zero_(), 0, tag=4) == 0
+            assert recv(one.zero_(), 0) is not None
+            assert one.tolist() == [1, 1]
+        await dist.barrier()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_arguments_are_refused_as_ever() -> None:
+    async def main(rank: int) -> None:
+        one = torch.ones(2)
+        with pytest.raises(dist.InvalidUsageError, match="this rank itself"):
+            send(one, rank)
+        with pytest.raises(dist.InvalidUsageError, match="out of range"):
+            recv(one, 2)
+        with pytest.raises(dist.InvalidUsageError, match="not both"):
+            send(one, 1 - rank, group_dst=0)
+        with pytest.raises(TypeError, match="tag"):
+            send(one, 1 - rank, tag="a")
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+@pytest.mark.parametrize("earlier", ["from the rank", "from anybody"])
+async def test_a_receive_that_waits_gets_its_message_first(earlier: str) -> None:
+    async def main(rank: int) -> None:
+        one = torch.ones(2)
+        await warm(rank, one, one)
+        if rank == 0:
+            await dist.barrier()
+            for number in range(2):
+                await dist.send(torch.full((2,), float(number)), 1)
+            await dist.barrier()
+        else:
+            first = torch.zeros(2)
+            waits = dist.irecv(first, 0 if earlier == "from the rank" else None)
+            await dist.barrier()
+            assert recv(torch.zeros(2), 0) is None
+            second = torch.zeros(2)
+            assert await dist.recv(second, 0) == 0
+            await waits
+            assert (first.tolist(), second.tolist()) == ([0, 0], [1, 1])
+            await dist.barrier()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_short_and_long_messages_keep_their_order() -> None:
+    sizes = [1, 600_000, 1, 200_000, 1, 1, 600_000]
+
+    async def main(rank: int) -> None:
+        tensors = [torch.full((size,), float(number)) for number, size in enumerate(sizes)]
+        await warm(rank, torch.ones(1), torch.ones(200_000))
+        for _ in range(3):
+            if rank == 0:
+                works = [dist.isend(tensor, 1) for tensor in tensors]
+                await asyncio.gather(*works)
+            else:
+                for number, size in enumerate(sizes):
+                    into = torch.zeros(size)
+                    assert await dist.recv(into, 0) == 0
+                    assert into[0] == into[-1] == number
+            await dist.barrier()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_who_sleeps_in_a_receive_is_woken_without_a_running_loop() -> None:
+    async def main(rank: int) -> None:
+        one = torch.ones(2)
+        await warm(rank, one, one)
+        if rank == 0:
+            chute = current_world().endpoint.peer(1).outbox.chute
+            assert chute is not None
+            box = chute._box
+            assert box is not None
+            await until(lambda: bool(box._theirs[1]))
+            loops: list[object] = []
+            ring = chute.ring
+            chute.ring = lambda: (  # type: ignore[method-assign]
+                loops.append(asyncio._get_running_loop()),
+                ring(),
+            )[-1]
+            assert send(one, 1) is not None
+            assert loops == [asyncio.get_running_loop()]
+        else:
+            assert await dist.recv(one.zero_(), 0) == 0
+            assert one.tolist() == [1, 1]
+        await dist.barrier()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_a_closed_group_sends_nothing() -> None:
+    async def main(rank: int) -> None:
+        one = torch.ones(2)
+        await warm(rank, one, one)
+        pg = default()
+        backend = pg.backend
+        await dist.barrier()
+        await dist.destroy_process_group()
+        assert backend.send_again(one, 1 - rank, 0) is None
+        assert backend.recv_again(one, 1 - rank, 0) is None
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_a_lost_rank_is_told_of_as_ever() -> None:
+    async def main(rank: int) -> None:
+        one = torch.ones(2)
+        await warm(rank, one, one)
+        if rank == 0:
+            await dist.destroy_process_group()
+            return
+        await until(lambda: current_world().endpoint.error_of(0) is not None)
+        assert send(one, 0) is None
+        assert isinstance(await outcome(dist.send(one, 0)), dist.PeerLostError)
+        assert recv(one, 0) is None
+        assert isinstance(await outcome(dist.recv(one, 0)), dist.PeerLostError)
+
+    await run_ranks(2, main, "shm", timeout=20)

@@ -1,0 +1,251 @@
+"""Short messages by way of memory: their order, their credit, cancelled, cut off, and from liars."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from aiodist.errors import ProtocolError
+from aiodist.mesh.chute import BOX_BYTES
+from aiodist.mesh.matching import ANY_SOURCE, Recv
+from aiodist.mesh.outbox import EAGER_BYTES, Send
+from aiodist.shared import box as boxes
+from aiodist.shared.box import BoxOut
+from aiodist.wire.frames import COLLECTIVE, POINT_TO_POINT
+from tests.mesh.pairs import Pair, Side
+
+TAG = (POINT_TO_POINT, 9, 1)
+OTHER = (POINT_TO_POINT, 9, 2)
+WINDOW = 8 << 20
+LONG = bytes(range(251)) * (BOX_BYTES // 250)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair(WINDOW, shared_bytes=32 << 20)
+    yield made
+    made.close()
+
+
+def bytes_of(number: int, size: int) -> bytes:
+    return (number.to_bytes(3, "little") * (size // 3 + 1))[:size]
+
+
+def content(recv: Recv) -> bytes:
+    assert recv.done
+    assert recv.error is None
+    assert recv.into is not None
+    return bytes(recv.into)
+
+
+def box_of(side: Side) -> BoxOut:
+    chute = side.peer.outbox.chute
+    assert chute is not None
+    assert chute._box is not None
+    return chute._box
+
+
+def waiting(side: Side) -> int:
+    """Messages that this side has put in and the other has not taken."""
+    box = box_of(side)
+    return box._count - box._theirs[boxes._TAKEN]
+
+
+@pytest.mark.parametrize("posted_first", [False, True])
+@pytest.mark.parametrize("size", [0, 1, 4096, BOX_BYTES])
+def test_a_short_message_does_without_the_stream(pair: Pair, size: int, posted_first: bool) -> None:
+    if posted_first:
+        recv = pair.b.recv(TAG, size)
+        send = pair.a.send(TAG, bytes_of(5, size))
+        assert send.done
+        pair.run_soon()  # as its turn of the loop comes
+    else:
+        send = pair.a.send(TAG, bytes_of(5, size))
+        assert send.done
+        recv = pair.b.recv(TAG, size)
+    assert pair.a.stream.queued() == 0
+    assert content(recv) == bytes_of(5, size)
+    assert waiting(pair.a) == 0
+    assert pair.b.peer.bytes_heard >= size
+
+
+def test_a_longer_one_takes_the_stream_and_so_does_a_collective(pair: Pair) -> None:
+    for send in (lambda: pair.a.send((COLLECTIVE, 9, 1), b"x"), lambda: pair.a.send(TAG, LONG)):
+        send()
+        assert pair.a.stream.queued() > 0
+        pair.settle()
+    assert content(pair.b.recv((COLLECTIVE, 9, 1), 1)) == b"x"
+    recv = pair.b.recv(TAG, len(LONG))
+    pair.settle()
+    assert content(recv) == LONG
+
+
+SIZES = [10, EAGER_BYTES + 1, 0, 700_000, 5, 5, 300_000, EAGER_BYTES, 1]
+
+
+@pytest.mark.parametrize("posted", ["before", "between", "after"])
+@pytest.mark.parametrize("anybody", [False, True])
+def test_all_ways_together_keep_the_order(pair: Pair, posted: str, anybody: bool) -> None:
+    data = [bytes_of(number, size) for number, size in enumerate(SIZES * 5)]
+    recvs: list[Recv] = []
+
+    def post() -> None:
+        size = len(data[len(recvs)])
+        recvs.append(pair.b.recv(TAG, size, ANY_SOURCE if anybody else None))
+
+    if posted == "before":
+        for _ in data:
+            post()
+    for each in data:
+        pair.a.send(TAG, each)
+        if posted == "between":
+            post()
+            pair.a.stream.push(50)
+            pair.run_soon()
+    while len(recvs) < len(data):
+        post()
+    pair.settle()
+    assert [content(recv) for recv in recvs] == data
+    assert waiting(pair.a) == 0
+
+
+def test_nothing_overtakes_what_waits_for_credit() -> None:
+    pair = Pair(4096, shared_bytes=32 << 20)
+    try:
+        sends = [pair.a.send(TAG, bytes(BOX_BYTES + 1)) for _ in range(5)]
+        after = pair.a.send(TAG, b"short")
+        assert not after.done
+        recvs = [pair.b.recv(TAG, len(send.data)) for send in (*sends, after)]
+        pair.settle()
+        assert content(recvs[-1]) == b"short"
+        assert all(recv.done and recv.error is None for recv in recvs)
+    finally:
+        pair.close()
+
+
+def test_what_nobody_has_asked_for_waits_in_the_box_and_costs_no_credit(pair: Pair) -> None:
+    credit = pair.a.peer.outbox._credit
+    for number in range(boxes.DEPTH):
+        assert pair.a.send(TAG, bytes_of(number, 100)).done
+    assert pair.a.peer.outbox._credit == credit
+    pair.b.recv(OTHER, 0)  # looks at them
+    assert waiting(pair.a) == boxes.DEPTH
+    assert pair.b.inbox.matcher.arrived_bytes() == boxes.DEPTH * 100
+    pair.a.send(TAG, bytes_of(99, 100))  # there is no room: the stream has it
+    assert pair.a.peer.outbox._credit < credit
+    pair.settle()
+    for number in [*range(boxes.DEPTH), 99]:
+        assert content(pair.b.recv(TAG, 100)) == bytes_of(number, 100)
+    assert waiting(pair.a) == 0
+
+
+def test_a_closed_group_gives_the_room_back(pair: Pair) -> None:
+    pair.a.send(TAG, b"one")
+    pair.b.recv(OTHER, 0)
+    assert waiting(pair.a) == 1
+    pair.b.inbox.forget_group(9)
+    assert waiting(pair.a) == 0
+    pair.a.send(TAG, b"two")
+    pair.b.over.add(TAG)
+    pair.b.recv((POINT_TO_POINT, 10, 1), 0)
+    assert waiting(pair.a) == 0
+    assert pair.b.late == [(TAG, 0, b"m")]
+
+
+def test_a_message_that_does_not_fit_its_receive_is_dropped(pair: Pair) -> None:
+    pair.a.send(TAG, b"four")
+    wrong = pair.b.recv(TAG, 5)
+    assert isinstance(wrong.error, ValueError)
+    assert waiting(pair.a) == 0
+
+
+def test_a_cancelled_receive_leaves_the_message_to_the_next(pair: Pair) -> None:
+    first = pair.b.recv(TAG, 3)
+    pair.b.inbox.withdraw(first)
+    pair.a.send(TAG, b"now")
+    pair.settle()
+    assert not first.done
+    assert content(pair.b.recv(TAG, 3)) == b"now"
+
+
+def test_who_sleeps_is_rung_for_once_for_a_row_of_messages(pair: Pair) -> None:
+    recvs = [pair.b.recv(TAG, 1) for _ in range(4)]
+    pair.run_soon()
+    for letter in b"abcd":
+        pair.a.send(TAG, bytes([letter]))
+    assert pair.a.stream.queued() == 40
+    pair.settle()
+    assert b"".join(content(recv) for recv in recvs) == b"abcd"
+    pair.a.send(TAG, b"e")  # nobody waits
+    assert pair.a.stream.queued() == 0
+
+
+def test_a_message_that_is_sent_on_from_within_another(pair: Pair) -> None:
+    """Each receive is posted, and answered, by the end of the one before."""
+    left = 3 * boxes.DEPTH
+    got: list[bytes] = []
+
+    def again(recv: Recv | None = None) -> None:
+        nonlocal left
+        if recv is not None:
+            got.append(content(recv))
+        if left:
+            left -= 1
+            following = pair.b.recv(TAG, 1)
+            following.callback = lambda: again(following)
+            if following.done:
+                again(following)
+            pair.a.send(TAG, bytes([left]))
+
+    again()
+    pair.settle()
+    assert got == [bytes([number]) for number in reversed(range(3 * boxes.DEPTH))]
+
+
+def test_what_came_whole_outlives_its_sender(pair: Pair) -> None:
+    pair.a.send(TAG, b"looked at")
+    pair.b.recv(OTHER, 0)
+    pair.a.send(TAG, b"not yet")
+    pair.lose(pair.b, OSError("cut"))
+    memory = pair.memories[1]
+    assert memory is not None
+    memory.close()
+    assert content(pair.b.recv(TAG, 9)) == b"looked at"
+    assert content(pair.b.recv(TAG, 7)) == b"not yet"
+    assert isinstance(pair.b.recv(TAG, 1).error, ConnectionError)
+
+
+def test_a_receive_that_only_the_lost_rank_could_answer_fails(pair: Pair) -> None:
+    recv = pair.b.recv(TAG, 1)
+    pair.a.send(OTHER, b"x")
+    pair.lose(pair.b, OSError("cut"))
+    assert isinstance(recv.error, ConnectionError)
+    after: Send = pair.b.send(TAG, b"x")
+    assert isinstance(after.error, ConnectionError)
+
+
+@pytest.mark.parametrize("lie", ["length", "no frame", "another kind"])
+def test_a_sender_that_lies_is_cut_off(pair: Pair, lie: str) -> None:
+    recv = pair.b.recv(TAG, 3)
+    pair.a.send(TAG, b"one")
+    box = box_of(pair.a)
+    begin = box._start
+    if lie == "length":
+        box._mine[boxes._ENTRIES + 3] = 1 << 50
+    elif lie == "no frame":
+        box._segment[begin : begin + 8] = b"\xff" * 8
+    else:
+        box._segment[begin + 1] = COLLECTIVE
+    pair.run_soon()
+    assert isinstance(recv.error, ConnectionError)
+    assert [type(error) for error in pair.b.lost] == [ProtocolError]
+    pair.settle()
+
+
+def test_a_receiver_that_lies_is_cut_off(pair: Pair) -> None:
+    pair.a.send(TAG, b"one")
+    box_of(pair.a)._theirs[boxes._TAKEN] = 5
+    pair.a.send(TAG, b"two")
+    pair.run_soon()
+    assert [type(error) for error in pair.a.lost] == [ProtocolError]

@@ -1,0 +1,180 @@
+"""A box: what is put in comes out, in a ring that is full now and then, and lies are told."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from aiodist.errors import ProtocolError
+from aiodist.shared import box as boxes
+from aiodist.shared.box import BoxIn, BoxOut
+from aiodist.shared.memory import SharedMemory
+
+HEAD = b"a head"
+
+
+class Ends:
+    """Both ends of one box, in segments of this process."""
+
+    def __init__(self, shared_bytes: int = 1 << 20, ranks: int = 2) -> None:
+        self.memories = [SharedMemory.create(rank, shared_bytes) for rank in range(ranks)]
+        for memory in self.memories:
+            memory.meet({m.rank: m.description for m in self.memories})
+        out, into = self.memories[0].box_to(1), self.memories[1].box_from(0)
+        assert out is not None
+        assert into is not None
+        self.out: BoxOut = out
+        self.into: BoxIn = into
+
+    def put(self, data: bytes, turn: int = 0) -> bool:
+        return self.out.put(turn, HEAD, memoryview(data))
+
+    def take(self, turn: int = 0) -> bytes | None:
+        found = self.into.next(turn)
+        if found is None:
+            return None
+        data = bytes(found)
+        self.into.take(self.into.looked())
+        assert data.startswith(HEAD)
+        return data[len(HEAD) :]
+
+    def close(self) -> None:
+        for memory in self.memories:
+            memory.close()
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    made = Ends()
+    yield made
+    made.close()
+
+
+def test_messages_come_out_as_they_were_put_in(ends: Ends) -> None:
+    for data in (b"", b"x", bytes(range(256)) * 40):
+        assert ends.put(data)
+        assert ends.into.has_next
+        assert ends.take() == data
+        assert not ends.into.has_next
+        assert ends.take() is None
+
+
+def test_a_row_of_messages_taken_one_by_one_uses_the_same_memory(ends: Ends) -> None:
+    for _ in range(3 * boxes.DEPTH):
+        assert ends.put(b"1234")
+        assert ends.out._begins[(ends.out._count - 1) % boxes.DEPTH] == 0
+        assert ends.take() == b"1234"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_in_any_order_and_of_any_length(ends: Ends, seed: int) -> None:
+    """What waits is never written over, and all room comes back."""
+    chance = random.Random(seed)
+    put = 0
+    waiting: dict[int, tuple[memoryview, bytes]] = {}
+    full = 0
+    for _ in range(3000):
+        if chance.random() < 0.5:
+            length = int(2 ** (chance.random() * 16))
+            data = put.to_bytes(4, "little") * (length // 4)
+            if ends.put(data):
+                put += 1
+                found = ends.into.next(0)
+                assert found is not None
+                waiting[ends.into.looked()] = found, HEAD + data
+            else:
+                full += 1
+        elif waiting:
+            number = chance.choice(list(waiting))
+            found, data = waiting.pop(number)
+            assert found == data
+            ends.into.take(number)
+    assert full > 20, "the ring was never full: the test has lost its point"
+    for number, (found, data) in waiting.items():
+        assert found == data
+        ends.into.take(number)
+    assert ends.put(bytes(ends.out._nbytes - len(HEAD)))  # all of the ring
+
+
+def test_it_is_full_by_number_and_by_bytes(ends: Ends) -> None:
+    for _ in range(boxes.DEPTH):
+        assert ends.put(b"x")
+    assert not ends.put(b"x")
+    assert ends.take() == b"x"
+    assert ends.put(b"x")
+    for _ in range(boxes.DEPTH):
+        assert ends.take() == b"x"
+    half = bytes(ends.out._nbytes // 2)
+    assert not ends.put(bytes(ends.out._nbytes))
+    assert ends.put(half)
+    assert not ends.put(half)
+    assert ends.take() == half
+    assert ends.put(half)
+
+
+def test_a_message_behind_one_of_the_stream_waits_for_it(ends: Ends) -> None:
+    assert ends.put(b"early", turn=1)
+    assert ends.put(b"late", turn=2)
+    assert ends.take(turn=0) is None
+    assert ends.take(turn=1) == b"early"
+    assert ends.take(turn=1) is None
+    assert ends.take(turn=2) == b"late"
+
+
+def test_who_sleeps_is_rung_for_once(ends: Ends) -> None:
+    ends.put(b"x")
+    assert not ends.out.must_ring()
+    ends.into.nap()
+    ends.put(b"x")
+    assert ends.out.must_ring()
+    assert not ends.out.must_ring()
+    ends.into.nap()
+    assert ends.out.must_ring()
+    ends.into.nap()
+    ends.into.wake()
+    assert not ends.out.must_ring()
+
+
+@pytest.mark.parametrize("taken", [2, 1 << 63])
+def test_a_receiver_that_counts_nonsense_is_told(ends: Ends, taken: int) -> None:
+    ends.put(b"x")
+    ends.into._mine[boxes._TAKEN] = taken
+    with pytest.raises(ProtocolError, match="rank 1 has taken"):
+        ends.put(b"x")
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [(0, 7), (0, 1 << 63), (2, 1 << 40), (3, 1 << 40), (3, 0)],
+    ids=["stamp", "wild stamp", "begin", "length", "nothing"],
+)
+def test_a_sender_that_speaks_of_other_memory_is_told(ends: Ends, word: int, value: int) -> None:
+    ends.put(b"x")
+    ends.out._mine[boxes._ENTRIES + word] = value
+    with pytest.raises(ProtocolError, match="rank 0 speaks of"):
+        ends.into.next(0)
+
+
+def test_all_boxes_of_a_rank_take_an_eighth_of_its_segment() -> None:
+    ends = Ends(1 << 20, ranks=5)
+    try:
+        room = ends.memories[2]._room
+        before = room.left
+        made = [ends.memories[2].box_to(rank) for rank in (0, 1, 3, 4)]
+        assert all(made)
+        assert before - room.left == (1 << 20) // 8
+    finally:
+        ends.close()
+
+
+def test_where_there_is_no_room_there_is_no_box() -> None:
+    ends = Ends()
+    try:
+        memory = ends.memories[1]
+        while memory._room.largest:
+            memory._room.take(memory._room.largest)
+        assert memory.box_to(0) is None
+    finally:
+        ends.close()
