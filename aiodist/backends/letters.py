@@ -35,10 +35,10 @@ class Letters:
         found = self._find("send", tensor, dst, tag)
         return None if found is None else self._group.send_at_once(*found)
 
-    def recv(self, tensor: Tensor, src: int, tag: int, *, waits: bool) -> Ended | None:
-        """Receive it from ``src`` now, likewise. ``waits``: look for it for a moment."""
+    def recv(self, tensor: Tensor, src: int, tag: int, *, blocks: bool) -> Ended | None:
+        """Receive it from ``src`` now, likewise. ``blocks``: as of `Messaging.recv_at_once`."""
         found = self._find("recv", tensor, src, tag)
-        return None if found is None else self._group.recv_at_once(*found, waits)
+        return None if found is None else self._group.recv_at_once(*found, blocks)
 
     def keep(self, what: str, buffer: Buffer, other: int, tag: int) -> None:
         """Know a message like that from now on."""

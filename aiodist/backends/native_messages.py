@@ -27,7 +27,7 @@ class NativeMessages(NativeObjects):
         return self._letters.send(tensor, dst, tag) if self._sends.is_idle else None
 
     def recv_again(self, tensor: Tensor, src: int, tag: int) -> Ended | None:
-        return self._letters.recv(tensor, src, tag, waits=True)
+        return self._letters.recv(tensor, src, tag, blocks=True)
 
     def send(self, tensor: Tensor, dst: int, tag: int, timeout: float | None) -> Work[None]:
         if ended := self.send_again(tensor, dst, tag):
@@ -43,8 +43,7 @@ class NativeMessages(NativeObjects):
 
     def recv(self, tensor: Tensor, src: int | None, tag: int, timeout: float | None) -> Work[int]:
         group = self._group
-        # The loop has other things to do than to look for what was not sent yet.
-        if src is not None and (ended := self._letters.recv(tensor, src, tag, waits=False)):
+        if src is not None and (ended := self._letters.recv(tensor, src, tag, blocks=False)):
             return group.came(ended, group.ranks[src])
         buffer = buffer_of(tensor, "tensor", writable=True, load=False)
         if src is not None:

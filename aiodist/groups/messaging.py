@@ -111,8 +111,13 @@ class Messaging(Ending):
             self.world.as_its_loop(chute.ring)
         return self.world.recorder.ended(self.label, -1, letter.facts, created)
 
-    def recv_at_once(self, letter: Letter, into: memoryview, waits: bool) -> Ended | None:
-        """As `send_at_once`. ``waits``: look for the message for a moment, if it is not there."""
+    def recv_at_once(self, letter: Letter, into: memoryview, blocks: bool) -> Ended | None:
+        """As `send_at_once`. ``blocks``: whoever calls this does nothing else before he has it.
+
+        Then a message that is not there yet is looked for for a moment. Else only after one that came
+        as promptly: a receive is often posted long before its message is sent, and the loop has other
+        things to do.
+        """
         endpoint, peer = self.world.endpoint, letter.peer
         if (
             self._error is not None
@@ -121,12 +126,12 @@ class Messaging(Ending):
         ):
             return None
         created = monotonic_ns()
-        glance = None
-        if waits:
+        mailbox, glance = endpoint.peer(peer).mailbox, None
+        if blocks or (mailbox.is_prompt and endpoint.lookout.active):
             glance = self._glance
             glance.end = 0.0
             glance.nbytes = len(into)
-        if not endpoint.peer(peer).mailbox.take(letter.head, into, glance):
+        if not mailbox.take(letter.head, into, glance):
             return None
         return self.world.recorder.ended(self.label, -1, letter.facts, created)
 

@@ -69,6 +69,8 @@ class Mailbox:
         self._polling = False
         self._armed = False
         self.bytes_taken = 0
+        self.is_prompt = False
+        """Whether nobody had to sleep for the last message: the next one may be a moment away, too."""
 
     @property
     def box(self) -> BoxIn | None:
@@ -105,8 +107,10 @@ class Mailbox:
         box = self.box
         if box is None or self._polling:
             return False
-        if glance is not None and not glance.finds(box.words, *box.next_stamp()):
-            return False
+        if glance is not None:
+            self.is_prompt = glance.finds(box.words, *box.next_stamp())
+            if not self.is_prompt:
+                return False
         try:
             found = box.next(self._turn)
         except ProtocolError:  # which the next look says as well
@@ -130,6 +134,7 @@ class Mailbox:
     def rung(self) -> None:
         """Something was put in for this rank, which slept."""
         self.poll()
+        self.is_prompt = False
         self._nap()
 
     def close(self) -> None:
@@ -159,6 +164,7 @@ class Mailbox:
             raise ProtocolError(f"rank {self._source.rank} has put into its box what is no message")
         number = box.looked()
         self.bytes_taken += frame.length
+        self.is_prompt = True
         self._harbour.hear()
         self._inbox.boxed(self._source, frame, Boxed(box, number, message[begin:]))
 
@@ -180,6 +186,7 @@ class Mailbox:
         if not self._is_wanted():
             box.wake()
             return
+        self.is_prompt = False
         box.nap()
         self.poll()
 

@@ -110,6 +110,32 @@ async def test_the_async_door_gives_a_work_that_is_over() -> None:
     await run_ranks(2, main, "shm", timeout=20)
 
 
+async def test_the_async_door_looks_only_for_what_may_come_promptly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main(rank: int) -> None:
+        one = torch.ones(2)
+        await warm(rank, one, one)
+        if rank == 0:
+            await dist.barrier()
+        else:
+            endpoint, looks = current_world().endpoint, []
+            mailbox, glance = endpoint.peer(0).mailbox, default()._glance
+            monkeypatch.setattr(type(glance), "finds", lambda *_: looks.append(1))
+            for prompt, cores in ((False, True), (True, False), (True, True)):
+                mailbox.is_prompt, endpoint.lookout.active = prompt, cores
+                assert default().backend._letters.recv(one, 0, 0, blocks=False) is None
+            assert len(looks) == 1
+            assert not mailbox.is_prompt
+            assert recv(one, 0) is None
+            assert len(looks) == 2
+            endpoint.lookout.active = False
+            monkeypatch.undo()
+            await dist.barrier()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
 async def test_what_is_not_there_or_not_alike_is_left_to_others() -> None:
     async def main(rank: int) -> None:
         one = torch.ones(2)

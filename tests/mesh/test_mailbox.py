@@ -181,6 +181,23 @@ def test_who_sleeps_is_rung_for_once_for_a_row_of_messages(pair: Pair) -> None:
     assert pair.a.stream.queued() == 0
 
 
+def test_it_is_prompt_while_nobody_has_to_sleep(pair: Pair) -> None:
+    mailbox = pair.b.peer.mailbox
+    assert not mailbox.is_prompt
+    pair.a.send(TAG, b"x")
+    pair.b.recv(TAG, 1)
+    assert mailbox.is_prompt
+    pair.b.recv(TAG, 1)
+    pair.a.send(TAG, b"x")
+    mailbox.poll()  # as who looks for it
+    assert mailbox.is_prompt
+    pair.b.recv(TAG, 1)
+    pair.run_soon()
+    pair.a.send(TAG, b"x")
+    pair.settle()
+    assert not mailbox.is_prompt
+
+
 def test_a_message_that_is_sent_on_from_within_another(pair: Pair) -> None:
     """Each receive is posted, and answered, by the end of the one before."""
     left = 3 * boxes.DEPTH
