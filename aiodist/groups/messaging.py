@@ -104,12 +104,15 @@ class Messaging(Ending):
         if self._error is not None or self._messenger is not None:
             return None
         created = monotonic_ns()
-        chute = self.endpoint.peer(letter.peer).outbox.put(letter.head, data)
+        world = self.world
+        outbox = world.endpoint.peer(letter.peer).outbox
+        chute = outbox.put(letter.head, data)
         if chute is None:
-            return None
-        if chute.must_ring():
-            self.world.as_its_loop(chute.ring)
-        return self.world.recorder.ended(self.label, -1, letter.facts, created)
+            if not world.as_its_loop(outbox.post, letter.head, data):
+                return None
+        elif chute.must_ring():
+            world.as_its_loop(chute.ring)
+        return world.recorder.ended(self.label, -1, letter.facts, created)
 
     def recv_at_once(self, letter: Letter, into: memoryview, blocks: bool) -> Ended | None:
         """As `send_at_once`. ``blocks``: whoever calls this does nothing else before he has it.

@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from aiodist.collectives.tables import OURS, decode
+from aiodist.completion import T
 from aiodist.errors import (
     DistError,
     GroupClosedError,
@@ -250,18 +251,17 @@ class World:
         """The default group, if its operations belong to ``loop``."""
         return self.default if self._loop is loop else None
 
-    def as_its_loop(self, function: Callable[..., None], *args: Any) -> None:
-        """Call ``function(*args)`` where the world's loop counts as running.
+    def as_its_loop(self, function: Callable[..., T], *args: Any) -> T:
+        """Call ``function(*args)`` where the world's loop counts as running; what it returns.
 
         A thread that drives the engine while the loop stands still does not say so for each of the
         operations that are over at once, which hardly ever need it.
         """
         if self._loop is None or _running_loop() is not None:
-            function(*args)
-            return
+            return function(*args)
         asyncio._set_running_loop(self._loop)
         try:
-            function(*args)
+            return function(*args)
         finally:
             asyncio._set_running_loop(None)
 

@@ -135,6 +135,30 @@ class Outbox:
             return None
         return chute
 
+    def post(self, head: bytes, data: memoryview) -> bool:
+        """As `put`, over the stream, for messages of less than LANE_BYTES. Whether it is away.
+
+        What the stream does not take now is copied.
+        """
+        connection, length = self._connection, len(data)
+        cost = length + MESSAGE_COST
+        if (
+            connection is None
+            or length >= LANE_BYTES
+            or self._held
+            or self._error is not None
+            or self._credit - cost < self._reserve
+        ):
+            return False
+        self._credit -= cost
+        self._streamed += 1
+        if length <= JOINED_BYTES:
+            connection.send((head + data,))
+        else:
+            connection.send((head, data))
+            connection.release(data)
+        return True
+
     def control(self, frame: bytes, payload: Sequence[bytes] = ()) -> None:
         """Send a frame of the protocol itself; never held back."""
         if self._connection is not None:

@@ -205,6 +205,33 @@ async def test_a_receive_that_waits_gets_its_message_first(earlier: str) -> None
     await run_ranks(2, main, "shm", timeout=20)
 
 
+@pytest.mark.parametrize("transport", ["inproc", "tcp"])
+async def test_over_a_stream_the_tensor_is_the_callers_at_once(transport: str) -> None:
+    """What the stream does not take at once is copied; what would wait for credit goes as ever."""
+
+    async def main(rank: int) -> None:
+        count, one = 60, torch.zeros(15_000)
+        await warm(rank, one, one)
+        if rank == 0:
+            away = []
+            for number in range(count):
+                one.fill_(number)
+                away.append(send(one, 1) is not None)
+                if not away[-1]:
+                    await dist.send(one.clone(), 1)
+            assert any(away[1:])
+            assert not all(away)
+            await dist.barrier()
+        else:
+            for number in range(count):
+                assert recv(one, 0) is None
+                assert await dist.recv(one, 0) == 0
+                assert one[0] == one[-1] == number
+            await dist.barrier()
+
+    await run_ranks(2, main, transport, timeout=20, buffer_bytes=1 << 20)
+
+
 async def test_short_and_long_messages_keep_their_order() -> None:
     sizes = [1, 600_000, 1, 200_000, 1, 1, 600_000]
 

@@ -62,6 +62,11 @@ class Stream(Connection):
             receiver.received(count)
         return moved
 
+    def release(self, memory: memoryview) -> None:
+        for place, (view, on_sent) in enumerate(self.queue):
+            if view.obj is memory.obj:
+                self.queue[place] = memoryview(bytes(view)), on_sent
+
     def queued(self) -> int:
         return sum(len(view) for view, _ in self.queue)
 

@@ -8,7 +8,7 @@ import pytest
 
 from aiodist.mesh import chute, lanes, link, outbox
 from aiodist.mesh.matching import ANY_SOURCE, Recv
-from aiodist.mesh.outbox import Send
+from aiodist.mesh.outbox import Send, head_of
 from aiodist.shared import box, lane
 from aiodist.wire.frames import Key
 from tests.mesh.pairs import Pair, Side
@@ -30,7 +30,8 @@ def _small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox, "MESSAGE_COST", COST)
     monkeypatch.setattr("aiodist.mesh.inbox.MESSAGE_COST", COST)
     monkeypatch.setattr(link, "EAGER_BYTES", EAGER)
-    monkeypatch.setattr(outbox, "LANE_BYTES", 24)
+    monkeypatch.setattr(outbox, "LANE_BYTES", 63)
+    monkeypatch.setattr(outbox, "JOINED_BYTES", 20)
     monkeypatch.setattr(lanes, "MIN_PIECE_BYTES", 9)
     monkeypatch.setattr(lane, "CHUNK_BYTES", 20)
     monkeypatch.setattr(lane, "MIN_CHUNK_BYTES", 20)
@@ -84,8 +85,18 @@ class Exchange:
             self.count += 1
             content = (self.count.to_bytes(3, "little") * LENGTHS[tag])[: LENGTHS[tag]]
             data = bytearray(content)
-            message = side.send(key_of(tag), data)
+            message = self.at_once(side, key_of(tag), data) or side.send(key_of(tag), data)
             self.sent.setdefault((number, tag), []).append((message, content, data))
+
+    def at_once(self, side: Side, key: Key, data: bytearray) -> Send | None:
+        """Now and then as messages like those before are sent."""
+        message = Send(key, memoryview(data), b"m")
+        head = head_of(key, message.meta, len(data))
+        outbox = side.peer.outbox
+        if self.random.random() < 0.7 or not outbox.post(head, message.data):
+            return None
+        message.complete(None)
+        return message
 
     def recv(self) -> None:
         number, _ = self.direction()
