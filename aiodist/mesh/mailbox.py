@@ -9,6 +9,7 @@ so a message is looked at when all that were sent before it have come, and befor
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 from aiodist.errors import ProtocolError
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from aiodist.mesh.harbour import Harbour
     from aiodist.mesh.inbox import Inbox, Source
     from aiodist.shared.box import BoxIn
+
+NEAR_SECONDS = 200e-6
+"""How long to look for the next bytes of a message that has begun: the sender is copying them."""
 
 Broken = Callable[[BaseException], None]
 
@@ -52,6 +56,21 @@ class Boxed:
         self._data.release()
         if not self._box.is_closed:
             self._box.take(self._number)
+
+
+def _copy(box: BoxIn, message: memoryview, start: int, into: memoryview) -> bool:
+    """Copy what ``message`` has from ``start`` on as it comes. False: for a while nothing came."""
+    end, done, until = len(message), start, 0.0
+    while done < end:
+        there = box.there()
+        if done < there <= end:
+            into[done - start : there - start] = message[done:there]
+            done, until = there, 0.0
+        elif not until:
+            until = perf_counter() + NEAR_SECONDS
+        elif perf_counter() > until:
+            return False
+    return True
 
 
 class Mailbox:
@@ -112,13 +131,14 @@ class Mailbox:
             if not self.is_prompt:
                 return False
         try:
-            found = box.next(self._turn)
+            found = box.begun(self._turn)
         except ProtocolError:  # which the next look says as well
             return False
         start = len(head)
         if found is None or len(found) != start + len(into) or found[:start] != head:
             return False
-        into[:] = found[start:]
+        if not _copy(box, found, start, into):
+            return False
         box.take(box.looked())
         self.bytes_taken += len(into)
         if box.is_asleep and not self._is_wanted():

@@ -5,12 +5,14 @@ in words of the table beside those of the lane::
 
     taken, nap       how many messages this rank has taken out of the other's box, from the first one
                      on without a gap, and whether it sleeps until there is another
-    entries          for each message put into this rank's box: stamp, turn, offset, bytes
+    entries          for each message put into this rank's box: stamp, turn, offset, bytes, and how
+                     many of these are there
 
-The stamp is the message's number, from 1 on, and written last. The turn says behind how many messages
-that went over the stream it comes, so that the two ways together keep the order in which the messages
-were sent. A ring that has been emptied begins anew, so that the same few lines of the cache serve a
-row of messages that are taken one by one.
+The stamp is the message's number, from 1 on, and written when the head is there. The bytes of a long one
+may follow: a receiver who waits for them copies some out while others are copied in. The turn says behind
+how many messages that went over the stream it comes, so that the two ways together keep the order in which
+the messages were sent. A ring that has been emptied begins anew, so that the same few lines of the cache
+serve a row of messages that are taken one by one.
 
 Who writes what, and how a sleeper and whoever has something for him do not miss each other, is as with
 lanes. The idea is that of the "fastboxes" of MPI libraries (Buntinas, Mercier and Gropp, "Design and
@@ -33,7 +35,7 @@ MAX_BYTES = (2 << 20) + 4096
 _TAKEN = 0
 _NAP = 1
 _ENTRIES = 8
-_WORDS = 4  # of an entry
+_WORDS = 5  # of an entry
 LINES_BYTES = 8 * (_ENTRIES + _WORDS * DEPTH)
 """Of the table, for one other rank."""
 
@@ -85,10 +87,11 @@ class BoxOut(_End):
         self._end = 0  # of the last message
         self._told = 0
 
-    def put(self, turn: int, head: bytes, data: memoryview) -> bool:
+    def put(self, turn: int, head: bytes, data: memoryview, piece: int) -> bool:
         """Put a message in, behind ``turn`` of the stream's; False where there is no room now.
 
-        Raises ProtocolError where the other end counts nonsense.
+        ``piece``: so many bytes of its data are copied before the receiver may know of more. Raises
+        ProtocolError where the other end counts nonsense.
         """
         count = self._count
         length = len(head) + len(data)
@@ -106,13 +109,21 @@ class BoxOut(_End):
         self._end = at + (length + _ALIGN - 1 & -_ALIGN)
         begin = self._start + at
         middle = begin + len(head)
-        self._segment[begin:middle] = head
-        self._segment[middle : begin + length] = data
+        segment, there = self._segment, len(head)
+        segment[begin:middle] = head
+        if len(data) <= piece:
+            there = length
+            segment[middle : begin + length] = data
         mine, entry = self._mine, _ENTRIES + count % DEPTH * _WORDS
         mine[entry + 1] = turn
         mine[entry + 2] = begin
         mine[entry + 3] = length
+        mine[entry + 4] = there
         mine[entry] = count + 1
+        while there < length:
+            part = data[there - len(head) :][:piece]
+            segment[begin + there : begin + there + len(part)] = part
+            mine[entry + 4] = there = there + len(part)
         return True
 
     def _place(self, waiting: int, length: int) -> int:
@@ -173,8 +184,18 @@ class BoxIn(_End):
         return _ENTRIES + self._count % DEPTH * _WORDS, self._count + 1
 
     def next(self, turn: int) -> memoryview | None:
-        """The next message, unless it comes behind more than ``turn`` messages of the stream.
+        """The next message if it is there whole; else as `begun`."""
+        found = self.begun(turn)
+        return found if found is not None and self.there() == len(found) else None
 
+    def there(self) -> int:
+        """How many bytes of the next message are there, which has `begun`."""
+        return self._theirs[_ENTRIES + self._count % DEPTH * _WORDS + 4]
+
+    def begun(self, turn: int) -> memoryview | None:
+        """Where the next message will be, head and all, of which the head is there.
+
+        None where it has not begun, or comes behind more than ``turn`` messages of the stream.
         Raises ProtocolError for what is outside the sender's segment.
         """
         count, theirs = self._count, self._theirs

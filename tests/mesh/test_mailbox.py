@@ -9,7 +9,7 @@ import pytest
 from aiodist.errors import ProtocolError
 from aiodist.mesh.chute import BOX_BYTES
 from aiodist.mesh.matching import ANY_SOURCE, Recv
-from aiodist.mesh.outbox import EAGER_BYTES, Send
+from aiodist.mesh.outbox import EAGER_BYTES, Send, head_of
 from aiodist.shared import box as boxes
 from aiodist.shared.box import BoxOut
 from aiodist.wire.frames import COLLECTIVE, POINT_TO_POINT
@@ -179,6 +179,39 @@ def test_who_sleeps_is_rung_for_once_for_a_row_of_messages(pair: Pair) -> None:
     assert b"".join(content(recv) for recv in recvs) == b"abcd"
     pair.a.send(TAG, b"e")  # nobody waits
     assert pair.a.stream.queued() == 0
+
+
+def test_bytes_that_follow_are_copied_as_they_come(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And who waits for them in vain has not received anything: a receive gets all, later."""
+    data = bytes_of(7, 9000)
+    pair.a.send(TAG, data)
+    head, place = head_of(TAG, b"m", len(data)), memoryview(bytearray(len(data)))
+    mailbox, words = pair.b.peer.mailbox, box_of(pair.a)._mine
+    there = boxes._ENTRIES + 4
+    whole = words[there]
+    words[there] = len(head) + 4000
+    assert not mailbox.take(head, place, None)
+    assert bytes(place[:4000]) == data[:4000]
+    assert bytes(place[4000:]) == bytes(5000)
+    recv = pair.b.recv(TAG, len(data))
+    pair.run_soon()
+    assert not recv.done
+    pair.b.inbox.withdraw(recv)
+
+    class Clock:
+        """Looked at while nothing comes: that is when the sender goes on."""
+
+        def __call__(self) -> float:
+            words[there] = min(words[there] + 2500, whole)
+            return 0.0
+
+    monkeypatch.setattr("aiodist.mesh.mailbox.perf_counter", Clock())
+    place[:] = bytes(len(data))
+    assert mailbox.take(head, place, None)
+    assert bytes(place) == data
+    assert waiting(pair.a) == 0
 
 
 def test_it_is_prompt_while_nobody_has_to_sleep(pair: Pair) -> None:

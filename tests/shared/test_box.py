@@ -28,8 +28,8 @@ class Ends:
         self.out: BoxOut = out
         self.into: BoxIn = into
 
-    def put(self, data: bytes, turn: int = 0) -> bool:
-        return self.out.put(turn, HEAD, memoryview(data))
+    def put(self, data: bytes, turn: int = 0, piece: int = 1 << 20) -> bool:
+        return self.out.put(turn, HEAD, memoryview(data), piece)
 
     def take(self, turn: int = 0) -> bytes | None:
         found = self.into.next(turn)
@@ -96,6 +96,27 @@ def test_in_any_order_and_of_any_length(ends: Ends, seed: int) -> None:
         assert found == data
         ends.into.take(number)
     assert ends.put(bytes(ends.out._nbytes - len(HEAD)))  # all of the ring
+
+
+@pytest.mark.parametrize("piece", [1, 99, 100, 101])
+def test_a_message_put_in_by_pieces_is_whole_in_the_end(ends: Ends, piece: int) -> None:
+    for data in (b"", bytes(range(100)), bytes(range(256)) * 4):
+        assert ends.put(data, piece=piece)
+        assert ends.take() == data
+
+
+def test_a_message_that_has_begun_is_not_there_before_its_last_byte(ends: Ends) -> None:
+    data = bytes(range(200))
+    ends.put(data)
+    count = boxes._ENTRIES + 4
+    ends.out._mine[count] = len(HEAD) + 199
+    assert ends.into.next(0) is None
+    begun = ends.into.begun(0)
+    assert begun is not None
+    assert begun[: ends.into.there()] == HEAD + data[:199]
+    assert ends.take() is None
+    ends.out._mine[count] = len(HEAD) + 200
+    assert ends.take() == data
 
 
 def test_it_is_full_by_number_and_by_bytes(ends: Ends) -> None:
