@@ -1,0 +1,44 @@
+"""A short message into the memory of two ranks of one host, and out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from aiodist.shared.box import BoxIn, BoxOut
+from aiodist.shared.memory import SharedMemory
+
+HEAD = bytes(54)  # of a frame with the description of a tensor of one dimension
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[BoxOut, BoxIn]]:
+    """Of one box, in two segments of this process."""
+    memories = [SharedMemory.create(rank, 32 << 20) for rank in range(2)]
+    for memory in memories:
+        memory.meet({other.rank: other.description for other in memories})
+    out, into = memories[0].box_to(1), memories[1].box_from(0)
+    assert out is not None
+    assert into is not None
+    yield out, into
+    for memory in memories:
+        memory.close()
+
+
+@pytest.mark.parametrize("nbytes", [4, 4096, 65536])
+def bench_put_and_take(benchmark: Any, ends: tuple[BoxOut, BoxIn], nbytes: int) -> None:
+    """Both copies and the words beside them, by one core."""
+    out, into = ends
+    data, place = memoryview(bytes(nbytes)), memoryview(bytearray(nbytes))
+
+    def pass_on() -> None:
+        assert out.put(0, HEAD, data, 1 << 20)
+        assert not out.must_ring()
+        found = into.next(0)
+        assert found is not None
+        place[:] = found[len(HEAD) :]
+        into.take(into.looked())
+
+    benchmark(pass_on)
