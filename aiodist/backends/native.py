@@ -56,12 +56,14 @@ class NativeBackend(NativeMessages):
     # -- one to all, all to one
 
     def broadcast(self, tensor: Tensor, root: int, timeout: float | None) -> Work[None]:
-        if ended := self._small.again("broadcast", tensor, root):
+        if ended := self._small.again("broadcast", tensor, root, timeout):
             return self._group.over(ended)
         is_root = self._group.own_rank == root
         buffer = buffer_of(tensor, "tensor", writable=not is_root, load=False)
         small = self._small.broadcast(buffer, root)
-        if not buffer.is_staged and (work := self._small.at_once(small, Data(buffer.view))):
+        if not buffer.is_staged and (
+            work := self._small.at_once(small, Data(buffer.view), timeout, buffer)
+        ):
             return work
 
         async def body(channel: Channel) -> None:
@@ -85,12 +87,14 @@ class NativeBackend(NativeMessages):
         return self._group.collective(small.fingerprint, body, timeout, shares=self._shares)
 
     def reduce(self, tensor: Tensor, root: int, op: ReduceOp, timeout: float | None) -> Work[None]:
-        if ended := self._small.again("reduce", tensor, (root, id(op.kind))):
+        if ended := self._small.again("reduce", tensor, (root, id(op.kind)), timeout):
             return self._group.over(ended)
         is_root = self._group.own_rank == root
         buffer = buffer_of(tensor, "tensor", writable=is_root, load=False)
         small = self._small.reduce(buffer, op, root)
-        if not buffer.is_staged and (work := self._small.at_once(small, Data(buffer.view))):
+        if not buffer.is_staged and (
+            work := self._small.at_once(small, Data(buffer.view), timeout, buffer)
+        ):
             return work
         reduce = small.reduce
 
@@ -155,15 +159,15 @@ class NativeBackend(NativeMessages):
     # -- all to all ranks
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp, timeout: float | None) -> Work[None]:
-        if ended := self._small.again("all_reduce", tensor, id(op.kind)):
+        if ended := self._small.again("all_reduce", tensor, id(op.kind), timeout):
             return self._group.over(ended)
         buffer = buffer_of(tensor, "tensor", writable=True, load=False)
         small = self._small.all_reduce(buffer, op)
         fingerprint, reduce = small.fingerprint, small.reduce
         if not buffer.is_staged:
-            return self._small.at_once(small, Data(buffer.view)) or self._all_reduce(
-                fingerprint, buffer.view, reduce, None, None, timeout
-            )
+            return self._small.at_once(
+                small, Data(buffer.view), timeout, buffer
+            ) or self._all_reduce(fingerprint, buffer.view, reduce, None, None, timeout)
 
         if buffer.staging is not None:
 
@@ -266,7 +270,7 @@ class NativeBackend(NativeMessages):
         return self._group.collective(fingerprint, body, timeout, shares=self._shares)
 
     def all_gather_into(self, output: Tensor, tensor: Tensor, timeout: float | None) -> Work[None]:
-        if ended := self._small.again_between("all_gather", output, tensor):
+        if ended := self._small.again_between("all_gather", output, tensor, None, timeout):
             return self._group.over(ended)
         buffer = buffer_of(tensor, "input_tensor", writable=False, load=False)
         place = buffer_of(output, "output_tensor", writable=True, load=False)
@@ -287,7 +291,9 @@ class NativeBackend(NativeMessages):
         """``blocks`` are the ranks' parts of ``places``, ``counts`` their elements."""
         small = self._small.all_gather(buffer, counts)
         if not are_staged(buffer, *places) and (
-            work := self._small.at_once(small, (Data(buffer.view), blocks))
+            work := self._small.at_once(
+                small, (Data(buffer.view), blocks), timeout, buffer, *places
+            )
         ):
             return work
 
@@ -311,7 +317,7 @@ class NativeBackend(NativeMessages):
         self, output: Tensor, tensor: Tensor, op: ReduceOp, timeout: float | None
     ) -> Work[None]:
         variant = id(op.kind)
-        if ended := self._small.again_between("reduce_scatter", output, tensor, variant):
+        if ended := self._small.again_between("reduce_scatter", output, tensor, variant, timeout):
             return self._group.over(ended)
         place = buffer_of(output, "output", writable=True, load=False)
         source = buffer_of(tensor, "input", writable=False, load=False)
@@ -332,7 +338,7 @@ class NativeBackend(NativeMessages):
         counts = [len(block) // place.dtype.itemsize for block in blocks]
         small = self._small.reduce_scatter(place, counts, op)
         if not are_staged(place, *inputs) and (
-            work := self._small.at_once(small, (blocks, Data(place.view)))
+            work := self._small.at_once(small, (blocks, Data(place.view)), timeout, place, *inputs)
         ):
             return work
         reduce = small.reduce
@@ -402,7 +408,7 @@ class NativeBackend(NativeMessages):
         """
         small = self._small.all_to_all(sources[0].dtype, shape, inputs)
         if not are_staged(*sources, *places) and (
-            work := self._small.at_once(small, (inputs, outputs))
+            work := self._small.at_once(small, (inputs, outputs), timeout, *sources, *places)
         ):
             return work
 

@@ -69,7 +69,7 @@ class NativeObjects(CollectiveBackend):
 
     def barrier(self, timeout: float | None) -> Work[None]:
         call = self._small.barrier
-        return self._small.at_once(call, None) or self._group.collective(
+        return self._small.at_once(call, None, timeout) or self._group.collective(
             call.fingerprint,
             lambda channel: self._run(channel, Barrier()),
             timeout,

@@ -1,7 +1,8 @@
-"""Collectives of a slot of shared memory, which may be over before anything is made for them.
+"""Collectives in shared memory, which may be over before anything is made for them.
 
-A line, a record, a coroutine and its driver cost several times what the ranks need to swap a few
-bytes. So a small operation first tries without. What it needs is the same in equal calls, and kept.
+A line, a record and a driver cost several times what the ranks need to swap a few bytes, and some
+part of what they need for some megabytes. So an operation first tries without: in slots, or in
+chunks. What it needs for that is the same in equal calls, and kept.
 """
 
 from __future__ import annotations
@@ -64,11 +65,18 @@ class Small:
         self._pairs: dict[Hashable, dict[Hashable, Any]] = {}
         self.barrier = SmallBarrier(self._seat)
 
-    def at_once(self, call: SmallCall[Given], given: Given) -> Work[None] | None:
-        """Carry it out now, if it goes into slots and nobody has to be waited for; else None."""
-        return self._group.at_once(call, given) if call.fits else None
+    def at_once(
+        self, call: SmallCall[Given], given: Given, timeout: float | None, *owners: Buffer
+    ) -> Work[None] | None:
+        """Carry it out now, as far as nobody has to be waited for; None where it cannot begin.
 
-    def again(self, operation: str, tensor: Tensor, variant: Hashable) -> Ended | None:
+        ``owners``: of the memory in ``given``.
+        """
+        return self._group.at_once(call, given, timeout, owners) if call.is_direct else None
+
+    def again(
+        self, operation: str, tensor: Tensor, variant: Hashable, timeout: float | None = None
+    ) -> Ended | Work[None] | None:
         """`CollectiveBackend.again`. Nothing is said of tensors that cannot be meant.
 
         Whoever gets None opens them by `buffer_of`, which does.
@@ -85,11 +93,16 @@ class Small:
         except RuntimeError:  # of torch, which gives no shape or storage where there is none
             return None
         data = form.kept.get(address) or form.at(address)
-        return None if data is None else self._group.carry_out(call, data)
+        return None if data is None else self._group.carry_out(call, data, timeout, tensor)
 
     def again_between(
-        self, operation: str, target: Tensor, source: Tensor, variant: Hashable = None
-    ) -> Ended | None:
+        self,
+        operation: str,
+        target: Tensor,
+        source: Tensor,
+        variant: Hashable = None,
+        timeout: float | None = None,
+    ) -> Ended | Work[None] | None:
         """As `again`, for an operation that writes one tensor and reads another."""
         forms = self._pairs.get((operation, type(target), type(source)))
         if forms is None or self._group.plane is None:
@@ -102,9 +115,11 @@ class Small:
             given = of.memory(source), to.memory(target)
         except RuntimeError:  # as in `again`
             return None
-        return None if None in given else self._group.carry_out(call, given)
+        if None in given:
+            return None
+        return self._group.carry_out(call, given, timeout, (target, source))
 
-    def again_of_nothing(self) -> Ended | None:
+    def again_of_nothing(self) -> Ended | Work[None] | None:
         """As `again`, for a barrier."""
         return self._group.carry_out(self.barrier, None) if self.barrier.fits else None
 
@@ -123,7 +138,7 @@ class Small:
         to, of = target.owner, source.owner
         kind = call.fingerprint.operation, type(to), type(of)
         key = to.dtype, to.shape, of.dtype, of.shape, variant
-        if not call.fits or key in self._pairs.get(kind, ()):
+        if not call.is_direct or key in self._pairs.get(kind, ()):
             return
         size = self._seat.size
         forms = [
@@ -225,7 +240,7 @@ class Small:
         self._known[key] = call
 
     def _keep_form(self, call: SmallCall[Data], buffer: Buffer, variant: Hashable) -> None:
-        form = buffer.form(Data) if call.fits else None
+        form = buffer.form(Data) if call.is_direct else None
         if form is not None:
             owner = buffer.owner
             key = (call.fingerprint.operation, owner.dtype, owner.shape, variant)

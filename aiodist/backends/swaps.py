@@ -1,16 +1,20 @@
-"""What equal calls of each small collective have in common: a `groups.swap.Swap` for each kind.
+"""What equal calls of each collective in memory have in common: a `groups.straight.Direct` for each.
 
-Each does with slots what the algorithm "slots" of `aiodist.collectives` does, to the bit.
+Each does with slots what the algorithm "slots" of `aiodist.collectives` does, to the bit; what is
+too long for them is left to the other algorithms there.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from aiodist.backends.turns import STEP
+from aiodist.collectives import shared
 from aiodist.collectives.all_reduce_slots import reduce_in_order
+from aiodist.collectives.board import Board
 from aiodist.collectives.layout import offsets_of
 from aiodist.collectives.select import Rules, select
 from aiodist.collectives.slot_blocks import read_blocks, starts_of, write_blocks
@@ -18,6 +22,7 @@ from aiodist.groups.fingerprint import Fingerprint
 from aiodist.shared.area import LARGEST_SLOT_BYTES, SLOTS
 from aiodist.tensors import Reduction, scratch
 
+Run = Coroutine[Any, Any, None]
 Views = Sequence[memoryview]
 Given = TypeVar("Given", contravariant=True)
 
@@ -25,7 +30,7 @@ Given = TypeVar("Given", contravariant=True)
 class Seat:
     """Where a rank sits in its group, and the table by which all of its ranks choose."""
 
-    __slots__ = ("others", "rank", "rules", "shares", "size")
+    __slots__ = ("meets", "others", "rank", "rules", "shares", "size")
 
     def __init__(self, rank: int, size: int, shares: bool, rules: Rules) -> None:
         """``shares``: whether the group's collectives run in memory where that is shared."""
@@ -35,12 +40,27 @@ class Seat:
         self.rules = rules
         # The next one first, so that not all begin with the same.
         self.others = [(rank + distance) % size for distance in range(1, size)]
+        self.meets = [(other, 0) for other in self.others]
 
 
 class SmallCall(ABC, Generic[Given]):
-    """What equal calls of one collective need. ``fits``: whether it goes into slots, of ``room``."""
+    """What equal calls of one collective need.
 
-    __slots__ = ("fingerprint", "fits", "nbytes", "rank", "reads", "room")
+    ``fits``: whether it goes into slots, of ``room``; ``in_chunks``: whether it goes in chunks, and
+    `run` does it.
+    """
+
+    __slots__ = (
+        "fingerprint",
+        "fits",
+        "in_chunks",
+        "nbytes",
+        "rank",
+        "reads",
+        "room",
+        "seat",
+        "worth",
+    )
 
     def __init__(
         self,
@@ -55,14 +75,27 @@ class SmallCall(ABC, Generic[Given]):
 
         ``room``: as in `Swap`, where not ``total``.
         """
+        self.seat = seat
         self.rank = seat.rank
         self.fingerprint = fingerprint
         self.nbytes = nbytes
+        self.worth = nbytes
         self.reads = reads
         self.room = total if room is None else room
         self.fits = seat.shares and (
             select(fingerprint.operation, seat.size, total, rules=seat.rules).algorithm == "slots"
         )
+        self.in_chunks = seat.shares and not self.fits
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether it may be carried out before anything is made for it."""
+        return self.fits or self.in_chunks
+
+    @property
+    def meets(self) -> Sequence[tuple[int, int]]:
+        """As `Chunked.meets`."""
+        return self.seat.meets
 
     @abstractmethod
     def fill(self, slot: memoryview, given: Given) -> None:
@@ -71,6 +104,10 @@ class SmallCall(ABC, Generic[Given]):
     @abstractmethod
     def finish(self, number: int, slots: Views, given: Given) -> bool:
         """As `Swap.finish`."""
+
+    def run(self, board: Board, given: Given) -> Run:
+        """As `Chunked.run`."""
+        raise NotImplementedError(f"{self.fingerprint.operation} does not go in chunks here")
 
 
 class Data:
@@ -136,6 +173,9 @@ class SmallBroadcast(_OneTensor):
             given.view[:] = slots[self._root][: self.length]
         return True
 
+    def run(self, board: Board, given: Data) -> Run:
+        return shared.broadcast(board, self._root, given.view, self.seat.rules)
+
 
 class _Reducing(_OneTensor):
     """The data is reduced in place, in the order of the ranks."""
@@ -154,6 +194,7 @@ class _Reducing(_OneTensor):
         self.reduce = reduce
         super().__init__(seat, fingerprint, length, puts_up, reads)
         self.fits = self.fits and not reduce.needs_prepare
+        self.in_chunks = self.in_chunks and not reduce.needs_prepare
 
     def finish(self, number: int, slots: Views, given: Data) -> bool:
         if self.reads:
@@ -180,14 +221,20 @@ class _Reducing(_OneTensor):
 class SmallReduce(_Reducing):
     """The root reads all; the others are done when theirs is put up."""
 
-    __slots__ = ()
+    __slots__ = ("_root",)
 
     def __init__(
         self, seat: Seat, fingerprint: Fingerprint, length: int, root: int, reduce: Reduction
     ) -> None:
+        self._root = root
         is_root = seat.rank == root
         reads = seat.others if is_root else ()
         super().__init__(seat, fingerprint, length, not is_root, reads, reduce)
+
+    async def run(self, board: Board, given: Data) -> None:
+        await shared.reduce(board, self._root, given.view, self.reduce, self.seat.rules)
+        if self.rank == self._root:
+            await _finish(board, self.reduce, given.view)
 
 
 class SmallAllReduce(_Reducing):
@@ -199,6 +246,10 @@ class SmallAllReduce(_Reducing):
         self, seat: Seat, fingerprint: Fingerprint, length: int, reduce: Reduction
     ) -> None:
         super().__init__(seat, fingerprint, length, True, seat.others, reduce)
+
+    async def run(self, board: Board, given: Data) -> None:
+        await shared.all_reduce(board, given.view, self.reduce, self.seat.rules)
+        await _finish(board, self.reduce, given.view)
 
 
 class SmallAllGather(SmallCall[tuple[Data, Views]]):
@@ -221,6 +272,13 @@ class SmallAllGather(SmallCall[tuple[Data, Views]]):
             places[rank][:] = slots[rank][:length]
         return True
 
+    async def run(self, board: Board, given: tuple[Data, Views]) -> None:
+        own, places = given
+        for start in range(0, len(own.view), STEP):
+            places[self.rank][start : start + STEP] = own.view[start : start + STEP]
+            await board.turn()
+        await shared.all_gather(board, places, self.seat.rules)
+
 
 class SmallReduceScatter(SmallCall[tuple[Views, Data]]):
     """Given: a block for each rank, and where the reduced own one goes."""
@@ -236,6 +294,7 @@ class SmallReduceScatter(SmallCall[tuple[Views, Data]]):
         total = starts[-1]
         super().__init__(seat, fingerprint, total, [(rank, total) for rank in seat.others], total)
         self.fits = self.fits and not reduce.needs_prepare
+        self.in_chunks = self.in_chunks and not reduce.needs_prepare
 
     def fill(self, slot: memoryview, given: tuple[Views, Data]) -> None:
         for start, block in zip(self._starts, given[0], strict=False):
@@ -255,6 +314,11 @@ class SmallReduceScatter(SmallCall[tuple[Views, Data]]):
             step()
         return True
 
+    async def run(self, board: Board, given: tuple[Views, Data]) -> None:
+        blocks, place = given
+        await shared.reduce_scatter(board, blocks, place.view, self.reduce, self.seat.rules)
+        await _finish(board, self.reduce, place.view)
+
 
 class SmallAllToAll(SmallCall[tuple[Views, Views]]):
     """Given: a block for each rank, and a place for each rank's."""
@@ -267,6 +331,7 @@ class SmallAllToAll(SmallCall[tuple[Views, Views]]):
         reads = [(rank, -1) for rank in seat.others]  # who alone knows how much it has
         super().__init__(seat, fingerprint, starts[-1], reads, starts[-1])
         self.fits = seat.shares and starts[-1] <= LARGEST_SLOT_BYTES
+        self.in_chunks = False  # its slots say how much there is
 
     def fill(self, slot: memoryview, given: tuple[Views, Views]) -> None:
         write_blocks(slot, given[0], self._starts)
@@ -306,6 +371,15 @@ class Rehearsal:
         if self._reduce.needs_finish:
             self.steps.append(partial(self._reduce.finish, out))
         return self.steps
+
+
+async def _finish(board: Board, reduce: Reduction, data: memoryview) -> None:
+    """What is left to do when ``data`` has been reduced over all ranks."""
+    if reduce.needs_finish:
+        step = max(STEP // reduce.itemsize, 1) * reduce.itemsize
+        for start in range(0, len(data), step):
+            await board.turn()
+            reduce.finish(data[start : start + step])
 
 
 def copy(into: memoryview, data: memoryview) -> None:

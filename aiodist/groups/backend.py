@@ -41,21 +41,29 @@ class CollectiveBackend(ABC):
     why_fixed = ""
     """Why the group's ranks can neither become fewer nor others (`shrink`, `grow`); "" where they can."""
 
-    def again(self, operation: str, tensor: Tensor, variant: Hashable) -> Ended | None:
+    def again(
+        self, operation: str, tensor: Tensor, variant: Hashable, timeout: float | None = None
+    ) -> Ended | Work[None] | None:
         """Carry out now a collective of one tensor like one before, if all it needs is at hand.
 
         ``variant``: the root, and the kind of reduction by its `id`. Unlike all else here it may be
-        called by a thread that drives the engine while the loop stands still. None: not so.
+        called by a thread that drives the engine while the loop stands still. A `Work`: it has begun,
+        and has to wait. None: not so.
         """
         return None
 
     def again_between(
-        self, operation: str, target: Tensor, source: Tensor, variant: Hashable = None
-    ) -> Ended | None:
+        self,
+        operation: str,
+        target: Tensor,
+        source: Tensor,
+        variant: Hashable = None,
+        timeout: float | None = None,
+    ) -> Ended | Work[None] | None:
         """As `again`, for an operation that writes one tensor and reads another."""
         return None
 
-    def again_of_nothing(self) -> Ended | None:
+    def again_of_nothing(self) -> Ended | Work[None] | None:
         """As `again`, for a barrier."""
         return None
 

@@ -29,6 +29,9 @@ TURN_SECONDS = 1e-3
 NEAR_SECONDS = 200e-6
 """How long to look for another rank's next step before sleeping."""
 
+CROWDED_SECONDS = 1e-3
+"""The same where ranks outnumber cores: giving way each time, so that the others get there."""
+
 _HERE = completed(None)
 _NOTHING = memoryview(b"")
 
@@ -77,19 +80,21 @@ def announce(mine: memoryview, tag: int, base: int, meta: Words, nbytes: int) ->
 class LineBoard:
     """See `collectives.board.Board`."""
 
-    def __init__(self, plane: Plane, line: CollectiveLine) -> None:
+    def __init__(self, plane: Plane, sequence: int, line: CollectiveLine | None = None) -> None:
+        """Of operation ``sequence``. Without ``line`` as long as nobody has to be waited for, and
+        once all ranks are known to be in it: see `take_up`."""
         self.rank = plane.rank
         self.size = plane.size
         self.chunk_bytes = plane.shape.chunk_bytes
         self.slot_bytes = plane.shape.slot_bytes
         self.line = line
-        self._plane = plane
+        self.plane = plane
         self._mine = plane.mine
         self._words = plane.words
         self._peers = plane.peers
         self._chunks = plane.chunks
         self._depth = plane.shape.depth
-        sequence = line.sequence
+        self.sequence = sequence
         self._base = base = sequence + 1 << STEP_BITS
         self.end = base | LAST_STEP
         self._slot = slot = sequence % SLOTS
@@ -99,13 +104,15 @@ class LineBoard:
         self._reads = 0  # how many others' slots
         self._chunks_before = plane.chunks_used
         self._since = 0.0
+        self._turn_seconds = TURN_SECONDS
+        self._wait: Wait | None = None
         if plane.progress != base - 1:  # some operation before was not this board's: it is over
             plane.advance(base)
 
     # -- slots
 
     async def slot(self, nbytes: int) -> memoryview:
-        plane = self._plane
+        plane = self.plane
         needed = plane.slot_used[self._slot]
         unread = plane.unread[self._slot]
         for rank, words in enumerate(plane.words):
@@ -117,19 +124,19 @@ class LineBoard:
         return plane.areas[self.rank].slots[self._slot][:nbytes]
 
     def put_up(self, nbytes: int) -> None:
-        plane, tag = self._plane, self._tag
-        announce(plane.mine, tag, self._base, self.line.meta_words, nbytes)
+        plane, tag = self.plane, self._tag
+        announce(plane.mine, tag, self._base, self._line.meta_words, nbytes)
         plane.slot_used[self._slot] = self.end
         plane.wake(tag)
 
     async def slot_of(self, rank: int, nbytes: int = -1) -> memoryview:
-        plane, tag = self._plane, self._tag
+        plane, tag = self.plane, self._tag
         words = plane.words[rank]
         if words[tag] != self._base:
             await self._until(rank, tag, self._base, self._base)
         self._reads += 1
         length = words[tag + 3]
-        if (words[tag + 1], words[tag + 2]) != self.line.meta_words or (
+        if (words[tag + 1], words[tag + 2]) != self._line.meta_words or (
             nbytes >= 0 and length != nbytes
         ):
             raise self._disagreement(rank, (words[tag + 1], words[tag + 2]), length, nbytes)
@@ -137,29 +144,31 @@ class LineBoard:
 
     def expect(self, rank: int, came: int, expected: int) -> None:
         if came != expected:
-            raise self._disagreement(rank, self.line.meta_words, came, expected)
+            raise self._disagreement(rank, self._line.meta_words, came, expected)
 
     def _disagreement(
         self, rank: int, words: tuple[int, int], came: int, expected: int
     ) -> DistError:
-        return self.line.disagreement(self._plane.seats[rank], words, came, expected)
+        return self._line.disagreement(self.plane.seats[rank], words, came, expected)
 
     def _compare(self, rank: int, sequence: int, meta: Words) -> None:
         """What ``rank`` had put up for an operation that this rank left without looking at it."""
-        theirs = stray(self._plane.words[rank], sequence, meta)
+        theirs = stray(self.plane.words[rank], sequence, meta)
         if theirs is not None and rank != self.rank:
-            self.line.late(self._plane.seats[rank], sequence, theirs)
+            self._line.late(self.plane.seats[rank], sequence, theirs)
 
     def close(self) -> None:
         """The operation is over."""
         if self._reads < self.size - 1:
-            self._plane.unread[self._slot] = self.line.sequence, self.line.meta_words
+            self.plane.unread[self._slot] = self.sequence, self._line.meta_words
         # An error may hold this by its frames, and is not to hold the memory that ranks share.
         self._mine, self._words, self._peers, self._chunks = _NOTHING, [], [], []
 
     # -- chunks
 
     async def meet(self) -> None:
+        if self._met:
+            return
         await self.slot(0)
         self.put_up(0)
         for rank in range(self.size):
@@ -167,10 +176,15 @@ class LineBoard:
                 await self.slot_of(rank, 0)
         self.begin_chunks()
 
+    def begin_alone(self, seconds: float) -> None:
+        """All have met: begin without a line. The first turn that others have is after ``seconds``."""
+        self._turn_seconds = seconds
+        self.begin_chunks()
+
     def begin_chunks(self) -> None:
         self._met = True
         self._since = perf_counter()
-        self._plane.chunks_used = self.end
+        self.plane.chunks_used = self.end
 
     def free(self, step: int) -> Awaitable[None]:
         depth = self._depth
@@ -191,7 +205,7 @@ class LineBoard:
     def post(self, step: int, phase: int = 0) -> None:
         tag = CHUNK_TAGS[step % self._depth]
         self._mine[tag] = self._base + 2 * step + 1 + phase
-        self._plane.wake(tag)
+        self.plane.wake(tag)
 
     def posted(self, rank: int, step: int, phase: int = 0) -> Pending[None]:
         low, tag = self._base + 2 * step + 1 + phase, CHUNK_TAGS[step % self._depth]
@@ -200,27 +214,28 @@ class LineBoard:
         return self._until(rank, tag, low, self.end)
 
     def let_go(self, steps: int) -> None:
-        self._plane.advance(self._base + steps)
+        self.plane.advance(self._base + steps)
 
     def let_go_all(self) -> None:
-        self._plane.advance(self.end - 1)
+        self.plane.advance(self.end - 1)
 
     def turn(self) -> Pending[None]:
         now = perf_counter()
-        if now - self._since < TURN_SECONDS:
+        if now - self._since < self._turn_seconds:
             return _HERE
         self._since = now
-        return self._plane.group.next_turn()
+        return self.plane.group.next_turn()
 
     # -- waiting
 
     def _until(self, rank: int, word: int, low: int, high: int) -> Pending[None]:
         """See `Wait`. For who has just looked, in vain."""
-        plane = self._plane
+        plane = self.plane
         words = plane.words[rank]
         if self._met and plane.lookout.active:
             # All are in it, so what is missing is a step away.
-            end = perf_counter() + NEAR_SECONDS
+            alone = self.line is None and plane.lookout.crowded
+            end = perf_counter() + (CROWDED_SECONDS if alone else NEAR_SECONDS)
             times = 0
             while perf_counter() < end:
                 plane.lookout.give_way(times)
@@ -228,16 +243,43 @@ class LineBoard:
                 if low <= words[word] <= high:
                     return _HERE
         wait = Wait(rank, words, word, low, high)
-        if not self.line.lost(plane.seats[rank], wait):
-            plane.wait(wait)
+        if self.line is None:
+            self._wait = wait
+        else:
+            self._sleep_over(wait)
         return wait
+
+    def _sleep_over(self, wait: Wait) -> None:
+        plane = self.plane
+        if not self._line.lost(plane.seats[wait.rank], wait):
+            plane.wait(wait)
+
+    def take_up(self, line: CollectiveLine) -> None:
+        """From now on the operation has ``line``: it has to wait, for another rank or for its turn.
+
+        Until now it has written and read chunks alone, after all had put up an empty slot.
+        """
+        self.line = line
+        self._turn_seconds = TURN_SECONDS
+        self._reads = self.size - 1
+        self.plane.current = self
+        self.plane.slot_used[self._slot] = self.end
+        self.plane.unread[self._slot] = None
+        wait, self._wait = self._wait, None
+        if wait is not None:
+            self._sleep_over(wait)
+
+    @property
+    def _line(self) -> CollectiveLine:
+        assert self.line is not None  # that of an operation which puts up slots or waits
+        return self.line
 
     def fell_asleep(self) -> None:
         """The operation sleeps: what comes for it over the streams means that ranks disagree."""
-        self.line.listen()
+        self._line.listen()
 
     def tell(self) -> None:
         """It has slept for long: tell the others over the streams what this rank is in."""
         if not self._told:
             self._told = True
-            self.line.tell()
+            self._line.tell()

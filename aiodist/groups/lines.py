@@ -90,6 +90,11 @@ class CollectiveLine:
         self.board = plane.enter(self)
         return self.board is not None
 
+    def take_up(self, board: LineBoard) -> None:
+        """The operation has begun on ``board`` already, with the plane to itself."""
+        self.plane, self.board = board.plane, board
+        board.take_up(self)
+
     @property
     def meta_words(self) -> Words:
         """The fingerprint as two words."""

@@ -118,7 +118,7 @@ class Plane:
         """The turn of ``line``, if it is its turn at once; else see `admitted`."""
         if self.current is not None or self.queue or not self.words:
             return None
-        self.current = board = LineBoard(self, line)
+        self.current = board = LineBoard(self, line.sequence, line)
         return board
 
     def admitted(self, line: CollectiveLine) -> Pending[LineBoard | None]:
@@ -152,7 +152,7 @@ class Plane:
                 if self._memory is None:
                     pending.complete(None)
                 else:
-                    self.current = board = LineBoard(self, line)
+                    self.current = board = LineBoard(self, line.sequence, line)
                     pending.complete(board)
         finally:
             self._admitting = False

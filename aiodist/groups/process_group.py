@@ -20,8 +20,9 @@ from aiodist.groups.messaging import Messaging
 from aiodist.groups.messenger import Messenger, ushered
 from aiodist.groups.over import Came, Over
 from aiodist.groups.roll import Roll
+from aiodist.groups.straight import Begun, Direct, Straight
 from aiodist.groups.succession import Succession, shrink
-from aiodist.groups.swap import D, Swap, swap
+from aiodist.groups.swap import D, swap
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import Ended
 from aiodist.types import Backend
@@ -123,16 +124,22 @@ class ProcessGroup(Messaging):
             work.start(run, self.timeout if timeout is None else timeout)
         return work
 
-    def at_once(self, what: Swap[D], given: D) -> Work[None] | None:
-        """The handle of what `carry_out` has carried out; else None."""
-        ended = self.carry_out(what, given)
-        return None if ended is None else self.over(ended)
+    def at_once(
+        self, what: Direct[D], given: D, timeout: float | None = None, owner: object = None
+    ) -> Work[None] | None:
+        """The handle of what `carry_out` has carried out, or begun; else None."""
+        done = self.carry_out(what, given, timeout, owner)
+        return None if done is None else self.over(done)
 
-    def carry_out(self, what: Swap[D], given: D) -> Ended | None:
-        """A collective of one slot a rank, if it can be over before anything is made for it.
+    def carry_out(
+        self, what: Direct[D], given: D, timeout: float | None = None, owner: object = None
+    ) -> Ended | Work[None] | None:
+        """A collective in memory, if it can be over before anything is made for it.
 
-        None: not at once. Then start it by `collective`, with an equal fingerprint; to ask again
-        before that is in vain. Of an engine that another thread drives it needs no running loop.
+        A `Work`: it has begun, and has to wait. None: not at once. Then start it by `collective`,
+        with an equal fingerprint; to ask again before that is in vain. ``timeout`` as there;
+        ``owner`` of the memory in ``given``, which is held as long as that is used. Of an engine
+        that another thread drives it needs no running loop.
         """
         plane, sequence = self.plane, self._next
         if (
@@ -149,24 +156,50 @@ class ProcessGroup(Messaging):
         ):
             return None
         created = monotonic_ns()
+        fingerprint = what.fingerprint
+        straight = Straight(plane, sequence, what) if what.in_chunks else None
         try:
-            if not swap(plane, sequence, what, given):
-                self._missed = sequence
-                return None
+            is_over = swap(plane, sequence, straight or what, given)
         except Exception as error:  # noqa: BLE001  # of the operation, as any other's
             # What it has put up the others may have taken: it counts, and fails.
             self._missed, self._trouble = sequence, error
             return None
+        if not is_over:
+            if straight is not None and straight.begun is not None:
+                return self._take_up(sequence, fingerprint, straight.begun, owner, timeout)
+            self._missed = sequence
+            return None
         self._next = sequence + 1
-        fingerprint = what.fingerprint
         finished = self._finished
         finished[sequence] = fingerprint
         finished.pop(sequence - _REMEMBERED, None)
         return self.world.recorder.ended(self.label, sequence, fingerprint, created)
 
-    def over(self, ended: Ended) -> Work[None]:
-        """The handle of an operation that is over: whoever awaits it may have to let the loop turn."""
-        return Over(self.world.loop, ended, self._turn_is_due(ended))
+    def _take_up(
+        self,
+        sequence: int,
+        fingerprint: Fingerprint,
+        begun: Begun,
+        owner: object,
+        timeout: float | None,
+    ) -> Work[None]:
+        """Go on with what `carry_out` has begun, and what has to wait now, as `collective` does."""
+        self._next = sequence + 1
+        line = CollectiveLine(self, self.messenger, sequence, fingerprint)
+        record = self.world.recorder.begin(self.label, sequence, fingerprint)
+        work: Work[None] = Work(self.world.loop, line, record)
+        self._active[sequence] = work
+        line.take_up(begun.board)
+        work.start(begun.rest(owner), self.timeout if timeout is None else timeout)
+        if self._error is not None:  # since it began
+            work.fail(self._error.again())
+        return work
+
+    def over(self, done: Ended | Work[None]) -> Work[None]:
+        """The handle of what was carried out: whoever awaits it may have to let the loop turn."""
+        if not isinstance(done, tuple):
+            return done
+        return Over(self.world.loop, done, self._turn_is_due(done))
 
     def came(self, ended: Ended, peer: int) -> Work[int]:
         """As `over`, of a message from global rank ``peer``."""

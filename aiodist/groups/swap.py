@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from aiodist.groups.board import LAST_STEP, STEP_BITS, announce, stray
+from aiodist.groups.board import CROWDED_SECONDS, LAST_STEP, STEP_BITS, announce, stray
 from aiodist.shared.area import ASLEEP, PROGRESS, SLOT_TAGS, SLOTS
 
 if TYPE_CHECKING:
@@ -23,9 +23,6 @@ Given = TypeVar("Given", contravariant=True)
 
 AT_ONCE_SECONDS = 20e-6
 """How long to look for the others before an operation gets a line, a record and a driver."""
-
-CROWDED_SECONDS = 1e-3
-"""The same where ranks outnumber cores: giving way each time, so that the others get there."""
 
 BYTE_SECONDS = 4e-10
 """More for each byte that a rank puts up, where each has a core: the others' copies take time too."""
@@ -45,6 +42,11 @@ class Swap(Protocol[Given]):
     @property
     def room(self) -> int:
         """What a slot must hold: the same on all ranks, unless what is in a slot says how much it is."""
+        ...
+
+    @property
+    def worth(self) -> int:
+        """For how long to look for the others, as the bytes for whose copies one would: ``nbytes``."""
         ...
 
     @property
@@ -86,7 +88,7 @@ def swap(plane: Plane, sequence: int, what: Swap[D], given: D) -> bool:
     low, high = meta
     glance, peers = plane.glance, plane.peers
     glance.end = 0.0
-    glance.nbytes = nbytes
+    glance.nbytes = what.worth
     if nbytes >= 0:
         needed = plane.slot_used[slot]
         unread = plane.unread[slot]

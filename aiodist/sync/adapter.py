@@ -11,6 +11,7 @@ from aiodist.api.again import Again
 from aiodist.api.collectives import Timeout, gather
 from aiodist.api.p2p import irecv, isend
 from aiodist.groups.process_group import Group, NonGroupMember
+from aiodist.groups.straight import hurried
 from aiodist.groups.world import current_world
 from aiodist.sync.coalescing import coalescing
 from aiodist.sync.portal import portal
@@ -53,15 +54,24 @@ def start(
         again = None
     manager = coalescing()
     if manager is not None:
-        work = portal().apply(function, False, args, kwargs)
+        work = _begin(function, args, kwargs)
         work.outputs = _outputs(function, args)
         manager.append(work)
         return work if async_op else None
     if not async_op:
         return portal().apply(function, True, args, kwargs, again)
-    started = portal().apply(function, False, args, kwargs)
+    started = _begin(function, args, kwargs)
     started.outputs = _outputs(function, args)
     return started
+
+
+def _begin(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Start an operation whose caller has something else to do meanwhile."""
+    token = hurried.set(True)
+    try:
+        return portal().apply(function, False, args, kwargs)
+    finally:
+        hurried.reset(token)
 
 
 def _outputs(function: Callable[..., Any], args: Sequence[Any]) -> list[Any] | None:

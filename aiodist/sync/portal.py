@@ -13,7 +13,7 @@ from functools import partial
 from multiprocessing import util
 from typing import Any, Protocol, TypeVar
 
-from aiodist.api.again import Again
+from aiodist.api.again import Again, Done
 from aiodist.errors import InvalidUsageError, NotInitializedError
 from aiodist.groups.world import current_world
 from aiodist.sync.hop import Hop, gate_of
@@ -104,12 +104,16 @@ class Portal:
         gate = None
         try:
             try:
-                if again is not None and self._is_over(loop, again, args, kwargs):
-                    loan.give_back()
-                    return None
+                if again is not None:
+                    done = self._again(loop, again, args, kwargs)
+                    if isinstance(done, tuple):
+                        loan.give_back()
+                        return None
+                    work = done
                 _set_running_loop(loop)
                 try:
-                    work = function(*args, **kwargs)
+                    if work is None:
+                        work = function(*args, **kwargs)
                     is_over = blocks and (work.is_completed() or work.spin(_DRIVE_SECONDS))
                 except BaseException:
                     loan.resume()
@@ -139,13 +143,13 @@ class Portal:
             # The traceback of an error holds this frame: what leads back to the error must go.
             del work, args, kwargs
 
-    def _is_over(
+    def _again(
         self, loop: asyncio.AbstractEventLoop, again: Again, args: Any, kwargs: dict[str, Any]
-    ) -> bool:
-        """Whether ``again`` has carried the operation out. In a thread that drives the loop."""
+    ) -> Done | None:
+        """What ``again`` has carried out, or begun. In a thread that drives the loop."""
         group = current_world().default_on(loop)
         try:
-            return group is not None and again(group, args, kwargs) is not None
+            return None if group is None else again(group, args, kwargs)
         except BaseException:
             self._loan.resume()
             raise

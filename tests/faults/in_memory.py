@@ -69,6 +69,7 @@ def damage_next(bits: int) -> None:
         damaged: Any = SimpleNamespace(
             fingerprint=SimpleNamespace(words=(low ^ bits, high)),
             nbytes=what.nbytes,
+            worth=what.worth,
             room=what.room,
             reads=what.reads,
             fill=what.fill,

@@ -98,7 +98,7 @@ async def test_a_damaged_word_in_shared_memory_is_an_error_or_does_not_matter(
 
     def damaged_put_up(board: LineBoard, nbytes: int) -> None:
         put_up(board, nbytes)
-        spoil(board._plane, board.line.sequence)
+        spoil(board.plane, board.line.sequence)
 
     monkeypatch.setattr(process_group, "swap", damaged_swap)
     monkeypatch.setattr(LineBoard, "put_up", damaged_put_up)

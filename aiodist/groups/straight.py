@@ -1,0 +1,109 @@
+"""A collective in chunks, carried out straight away, before a line or a record is made for it.
+
+All put up an empty slot, as the operations of one slot put up theirs (`swap`). When all are there
+the algorithm runs on, here and now, as far as it comes without having to wait for long: mostly to
+its end. One that does have to wait gets what others wait with, and goes on where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Generator, Sequence
+from contextvars import ContextVar
+from types import coroutine
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+
+from aiodist.completion import Pending
+from aiodist.groups.board import NEAR_SECONDS, TURN_SECONDS, LineBoard
+from aiodist.groups.swap import AT_ONCE_SECONDS, BYTE_SECONDS, Swap
+
+if TYPE_CHECKING:
+    from aiodist.groups.fingerprint import Fingerprint
+    from aiodist.groups.plane import Plane
+
+STRAIGHT_SECONDS = 5e-3
+"""How long it may keep the loop busy, or a thread that drives the loop, before others have a turn."""
+
+hurried: ContextVar[bool] = ContextVar("aiodist_hurried", default=False)
+"""Whether the caller has something else to do meanwhile: then it is no longer than for others."""
+
+Given = TypeVar("Given", contravariant=True)
+Body = Coroutine[Any, Any, None]
+
+
+class Chunked(Protocol[Given]):
+    """What equal calls of such a collective have in common."""
+
+    @property
+    def fingerprint(self) -> Fingerprint: ...
+
+    @property
+    def meets(self) -> Sequence[tuple[int, int]]:
+        """The other ranks, each with the 0 bytes of its slot."""
+        ...
+
+    def run(self, board: LineBoard, given: Given) -> Body:
+        """The algorithm, on a board where all have met."""
+        ...
+
+
+class Direct(Swap[Given], Chunked[Given], Protocol[Given]):
+    """Either of both; `in_chunks` says which."""
+
+    @property
+    def in_chunks(self) -> bool: ...
+
+
+class Begun(NamedTuple):
+    """An operation that has to wait now."""
+
+    board: LineBoard
+    body: Body
+    waiting: Pending[Any]
+
+    async def rest(self, owner: object) -> None:
+        """What is left of it, for a driver. ``owner``: of its memory, which is held until the end."""
+        await _rest(self.body, self.waiting)
+        del owner
+
+
+class Straight(Generic[Given]):
+    """A `Swap` of empty slots, behind which the whole operation runs; ``begun``: if not to its end."""
+
+    __slots__ = ("_plane", "_sequence", "_what", "begun", "fingerprint", "reads")
+
+    nbytes = 0
+    room = 0
+    worth = int((NEAR_SECONDS - AT_ONCE_SECONDS) / BYTE_SECONDS)
+
+    def __init__(self, plane: Plane, sequence: int, what: Chunked[Given]) -> None:
+        self.begun: Begun | None = None
+        self.fingerprint = what.fingerprint
+        self.reads = what.meets
+        self._plane = plane
+        self._sequence = sequence
+        self._what = what
+
+    def fill(self, slot: memoryview, given: Given) -> None:
+        """That there is a slot is all it says."""
+
+    def finish(self, number: int, slots: Sequence[memoryview], given: Given) -> bool:
+        """Whether the operation has ended."""
+        board = LineBoard(self._plane, self._sequence)
+        board.begin_alone(TURN_SECONDS if hurried.get() else STRAIGHT_SECONDS)
+        body = self._what.run(board, given)
+        try:
+            waiting = body.send(None)
+        except StopIteration:
+            return True
+        self.begun = Begun(board, body, waiting)
+        return False
+
+
+@coroutine
+def _rest(body: Body, waiting: Pending[Any]) -> Generator[Pending[Any], None, None]:
+    try:
+        yield waiting
+    except BaseException as error:
+        body.throw(error)  # which ends it
+        raise
+    yield from body

@@ -1,0 +1,255 @@
+"""Collectives in chunks that begin before anything is made for them, beside those that do not."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+import aiodist as dist
+from aiodist.backends.swaps import SmallAllReduce
+from aiodist.groups import straight
+from aiodist.groups.straight import hurried
+from aiodist.groups.world import current_world
+from aiodist.shared.memory import SharedMemory
+from aiodist.sync.adapter import start
+from aiodist.testing.in_process import run_ranks
+from tests.engine.conftest import outcome
+
+COUNT = (1 << 18) + 4097
+"""Float32 of a block: more than a slot is used for, and no whole number of chunks or stripes."""
+
+
+async def meet() -> None:
+    """All ranks' memory is open, and none is in an operation."""
+    await dist.barrier()
+    await dist.barrier()
+
+
+def row(rank: int, count: int = COUNT) -> np.ndarray:
+    return (np.arange(count, dtype=np.float32) % 251) * np.float32(0.1) + rank
+
+
+def reduced(rows: list[np.ndarray]) -> np.ndarray:
+    """In the order of ranks, as everywhere."""
+    total = rows[0].copy()
+    for other in rows[1:]:
+        total += other
+    return total
+
+
+def kinds(
+    rank: int, size: int
+) -> dict[str, tuple[Callable[[], dist.Work[None]], Callable[[], bool]]]:
+    """Each collective: what starts it, and whether its results are right on this rank, to the bit."""
+    rows = [row(r) for r in range(size)]
+    mine, root = rows[rank].copy(), size - 1
+
+    def broadcast() -> bool:
+        return bool((mine == rows[1]).all())
+
+    def all_reduce() -> bool:
+        return bool((mine == reduced(rows)).all())
+
+    def average() -> bool:
+        return bool((mine == reduced(rows) / np.float32(size)).all())
+
+    def reduce() -> bool:
+        return bool((mine == (reduced(rows) if rank == root else rows[rank])).all())
+
+    gathered = np.empty((size, COUNT), np.float32)
+    uneven = [np.empty(COUNT >> (r % 2) * 4, np.float32) for r in range(size)]
+    blocks = np.stack([row(rank + r) for r in range(size)])
+    block = np.empty(COUNT, np.float32)
+    own = row(rank, len(uneven[rank]))
+    return {
+        "broadcast": (lambda: dist.broadcast(mine, 1), broadcast),
+        "all_reduce": (lambda: dist.all_reduce(mine), all_reduce),
+        "all_reduce, AVG": (lambda: dist.all_reduce(mine, dist.ReduceOp.AVG), average),
+        "reduce": (lambda: dist.reduce(mine, root), reduce),
+        "all_gather": (
+            lambda: dist.all_gather_into_tensor(gathered, mine),
+            lambda: bool((gathered == np.stack(rows)).all()),
+        ),
+        "all_gather, uneven": (
+            lambda: dist.all_gather(uneven, own),
+            lambda: all((out == row(r, len(out))).all() for r, out in enumerate(uneven)),
+        ),
+        "reduce_scatter": (
+            lambda: dist.reduce_scatter_tensor(block, blocks.reshape(-1)),
+            lambda: bool((block == reduced([row(r + rank) for r in range(size)])).all()),
+        ),
+    }
+
+
+KINDS = tuple(kinds(0, 2))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+async def test_by_turns_each_rank_is_the_last(size: int) -> None:
+    """Whoever is last begins straight away, the others the usual way: results are the same."""
+
+    async def main(rank: int) -> None:
+        await meet()
+        for step in range(size):
+            for number, kind in enumerate(KINDS):
+                begin, is_right = kinds(rank, size)[kind]
+                for _ in range((step + number + rank) % size):
+                    await asyncio.sleep(0)
+                await begin()
+                assert is_right(), (step, kind)
+
+    await run_ranks(size, main, "shm", timeout=20)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_last_to_call_has_done_what_it_can_when_the_call_returns(kind: str) -> None:
+    called = asyncio.Event()
+
+    async def main(rank: int) -> None:
+        await meet()
+        begin, is_right = kinds(rank, 2)[kind]
+        plane = current_world().default_group().plane
+        assert plane is not None
+        if rank == 1:
+            await called.wait()
+        before = plane.chunks_used
+        work = begin()
+        assert (plane.chunks_used > before) == (rank == 1)
+        called.set()
+        await work
+        assert is_right()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+@pytest.mark.parametrize("seconds", [5.0, 0.0])
+async def test_who_needs_nothing_of_the_others_has_ended_but_lets_the_loop_turn(
+    seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The root of a broadcast that fits into its chunks."""
+    create = SharedMemory.create
+    monkeypatch.setattr(SharedMemory, "create", lambda rank, _: create(rank, 32 << 20))
+    monkeypatch.setattr(straight, "STRAIGHT_SECONDS", seconds)
+    called = asyncio.Event()
+
+    async def main(rank: int) -> None:
+        await meet()
+        data = row(rank)
+        if rank == 0:
+            await called.wait()
+        work = dist.broadcast(data, 0)
+        assert work.is_completed() == (rank == 0 and seconds > 0)
+        called.set()
+        await work
+        assert (data == row(0)).all()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def begin(rank: int, called: asyncio.Event, timeout: float = 10) -> dist.Work[None]:
+    """An all_reduce that rank 1 begins straight away, and cannot end without rank 0."""
+    if rank == 1:
+        await called.wait()
+    work = dist.all_reduce(torch.from_numpy(row(rank)), timeout=timeout)
+    called.set()
+    assert not work.is_completed()
+    return work
+
+
+async def test_it_holds_its_tensor_until_its_end() -> None:
+    called = asyncio.Event()
+
+    async def main(rank: int) -> None:
+        for again in range(2):  # the second one is known by then
+            await meet()
+            if rank == 1:
+                await called.wait()
+            tensor = torch.from_numpy(row(rank))
+            memory = weakref.ref(tensor)
+            work = dist.all_reduce(tensor)
+            called.set()
+            if rank == 1:
+                assert not work.is_completed(), again
+            del tensor
+            gc.collect()
+            assert memory() is not None
+            await work
+            del work
+            gc.collect()
+            assert memory() is None
+            await dist.barrier()
+            called.clear()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_cancelled_it_fails_on_all_ranks() -> None:
+    called = asyncio.Event()
+
+    async def main(rank: int) -> None:
+        await meet()
+        work = await begin(rank, called)
+        if rank == 1:
+            assert work.cancel()
+        expected = asyncio.CancelledError if rank else dist.CollectiveCancelledError
+        assert isinstance(await outcome(work), expected)
+        await dist.barrier()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_it_has_the_timeout_of_its_call() -> None:
+    called = asyncio.Event()
+
+    async def main(rank: int) -> None:
+        await meet()
+        plane = current_world().default_group().plane
+        assert plane is not None
+        if rank == 0:
+            plane.poll = lambda: None  # type: ignore[method-assign]  # it never goes on
+        error = await outcome(await begin(rank, called, 0.2 if rank else 20))
+        assert isinstance(error, dist.CollectiveTimeoutError)
+        assert error.rank == 1
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_what_it_raises_is_the_operations_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ArithmeticError("no such sum")
+
+    monkeypatch.setattr(SmallAllReduce, "run", broken)
+    called = asyncio.Event()
+
+    async def main(rank: int) -> None:
+        await meet()
+        if rank == 1:
+            await called.wait()
+        work = dist.all_reduce(row(rank))
+        called.set()
+        assert "no such sum" in str(await outcome(work))
+        await dist.barrier()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+def test_a_call_that_does_not_block_is_in_a_hurry() -> None:
+    seen: list[bool] = []
+
+    class Started:
+        outputs: object = None
+
+    def operation() -> Started:
+        seen.append(hurried.get())
+        return Started()
+
+    for async_op in (True, False):
+        start(async_op, operation, (), None, None)
+    assert seen == [True, False]
+    assert not hurried.get()
