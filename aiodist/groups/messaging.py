@@ -14,6 +14,7 @@ from aiodist.groups.messenger import Messenger, Usher
 from aiodist.groups.over import Over
 from aiodist.groups.swap import Glance
 from aiodist.groups.work import Work
+from aiodist.mesh.chute import PIECE_BYTES
 from aiodist.mesh.endpoint import Endpoint
 from aiodist.mesh.matching import ANY_SOURCE, Recv
 from aiodist.mesh.outbox import head_of
@@ -133,7 +134,7 @@ class Messaging(Ending):
         if blocks or (mailbox.is_prompt and endpoint.lookout.active):
             glance = self._glance
             glance.end = 0.0
-            glance.nbytes = len(into)
+            glance.nbytes = min(len(into), PIECE_BYTES)  # of more the rest may follow
         if not mailbox.take(letter.head, into, glance):
             return None
         return self.world.recorder.ended(self.label, -1, letter.facts, created)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from aiodist.shared.box import BoxOut
     from aiodist.shared.memory import SharedMemory
 
-BOX_BYTES = 1 << 20
+BOX_BYTES = 4 << 20
 """Payloads up to this length go through a box, where it has room."""
 
 PIECE_BYTES = 128 << 10

@@ -29,8 +29,8 @@ DEPTH = 32
 """Messages of one box that have not been taken."""
 
 MIN_BYTES = 8 << 10
-MAX_BYTES = (2 << 20) + 4096
-"""Of a box's ring: one message of 1 MiB may come in while another goes out."""
+MAX_BYTES = (4 << 20) + 4096
+"""Of a box's ring."""
 
 _TAKEN = 0
 _NAP = 1

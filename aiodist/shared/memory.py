@@ -49,7 +49,7 @@ _OF_LANE = slice(0, LANE_LINES_BYTES)
 _OF_BOX = slice(LANE_LINES_BYTES, _PAIR_BYTES)
 """What the table of a segment has for each other rank."""
 
-_FOR_BOXES = 8
+_FOR_BOXES = 6
 """At most this part of a segment is for boxes, in equal shares for all ranks of the host."""
 
 

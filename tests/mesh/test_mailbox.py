@@ -81,7 +81,7 @@ def test_a_longer_one_takes_the_stream_and_so_does_a_collective(pair: Pair) -> N
     assert content(recv) == LONG
 
 
-SIZES = [10, EAGER_BYTES + 1, 0, 700_000, 5, 5, 300_000, EAGER_BYTES, 1]
+SIZES = [10, BOX_BYTES + 1, 0, 700_000, 5, 5, 300_000, EAGER_BYTES, 1]
 
 
 @pytest.mark.parametrize("posted", ["before", "between", "after"])
