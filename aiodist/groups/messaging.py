@@ -90,7 +90,7 @@ class Messaging(Ending):
         message = messenger.send(to, (POINT_TO_POINT, self.id, tag), data, meta)
         if message.done and message.error is None:
             record.end()
-            return Over(self.world.loop, record)
+            return Over(self.world.loop, record, self.endpoint.lookout.turn_is_due())
         line = MessageLine(self, messenger, "send", to, tag)
         line.sending(message)
         work: Work[None] = self._message(line, record)
@@ -171,6 +171,8 @@ class Messaging(Ending):
 
         recv = line.receiving(messenger.recv(recv))
         work.follow(recv, end, self.timeout if timeout is None else timeout)
+        if recv.done:
+            work.over_at(self.endpoint.lookout)
         if self._left and src is None:
             self._fail_lonely()
         return work

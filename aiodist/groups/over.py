@@ -17,7 +17,7 @@ class Over(Work[T]):
     A row of small operations makes one for each, so it sets no more than what differs between two.
     """
 
-    __slots__ = ("_yields",)
+    __slots__ = ()
 
     _done = True
     _error = None

@@ -77,6 +77,7 @@ class Work(Generic[T]):
         "_timer",
         "_unheard",
         "_value",
+        "_yields",
         "outputs",
     )
 
@@ -92,6 +93,7 @@ class Work(Generic[T]):
         self._retrieved = False
         self._unheard: Unheard | None = None
         self._source = -1
+        self._yields = False  # whoever awaits it, though it has ended, lets the loop turn
         self._callbacks: list[Callable[[], None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._driver: Driver[T] | Once[T] | None = None
@@ -119,6 +121,10 @@ class Work(Generic[T]):
         driver.start()
         if not self._done and timeout is not None:
             self._timer = self._loop.call_later(timeout, self.expire, timeout)
+
+    def over_at(self, lookout: Lookout) -> None:
+        """It has ended before anybody could await it: whoever does is to let the loop turn at times."""
+        self._yields = lookout.turn_is_due()
 
     def fail(self, error: BaseException) -> None:
         """Raise ``error`` inside the operation."""
@@ -372,7 +378,9 @@ class Work(Generic[T]):
                     "this operation belongs to another event loop; there, use "
                     "asyncio.wrap_future(work.get_future())"
                 )
-            self.spin()
+            line = self._line
+            lookout = None if line is None else line.lookout
+            self._yields = self.spin() and lookout is not None and lookout.turn_is_due()
         if not self._done:
             self.stay_awake()
             waiter: asyncio.Future[None] = loop.create_future()
@@ -387,6 +395,9 @@ class Work(Generic[T]):
             except asyncio.CancelledError:
                 self.cancel()
                 raise
+        elif self._yields:
+            self._yields = False
+            yield
         return self.result()
 
     def __repr__(self) -> str:

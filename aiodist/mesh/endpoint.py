@@ -246,8 +246,8 @@ class Endpoint(Words):
             self._farewells.cut_short()
             if self._heart is not None:
                 await self._heart.close()
-            if self.memory is not None:
-                self.memory.close()
+            self.inbox.close()
+            self.harbour.close()
 
     async def _leave(self, leaving: Leaving) -> None:
         # What was sent before a connection was up still goes out, why an operation failed above
@@ -289,8 +289,8 @@ class Endpoint(Words):
             listener.close_in_child()
         for connection in [*self.connections(), *(link.connection for link in self._strangers)]:
             connection.close_in_child()
-        if self.memory is not None:
-            self.memory.close()
+        self.inbox.close()
+        self.harbour.close()
 
     def connections(self) -> list[Connection]:
         """The open connections, to all ranks."""

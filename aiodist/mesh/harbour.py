@@ -96,6 +96,11 @@ class Harbour:
             self._cleared = asyncio.get_running_loop().create_future()
             await asyncio.wait([self._cleared], timeout=seconds)
 
+    def close(self) -> None:
+        """Let go of the memory. Idempotent."""
+        if self.memory is not None:
+            self.memory.close()
+
     # -- inside
 
     def _work(self) -> None:

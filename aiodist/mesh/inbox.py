@@ -148,6 +148,10 @@ class Inbox:
         if reader is not None:
             reader.redirect(None, None)
 
+    def close(self) -> None:
+        """This rank leaves: what nobody has asked for may wait in memory of other ranks."""
+        self.matcher.forget_all()
+
     def peer_lost(self, source: Source, error: BaseException) -> None:
         """``source.error`` is set: receives that only it could answer fail."""
         source.mailbox.close()

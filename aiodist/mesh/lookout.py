@@ -27,6 +27,9 @@ _MOMENT = 1e-6
 LONGEST = 2e-3
 """A wait of more seconds than this is slept through."""
 
+TURN_SECONDS = 1e-3
+"""So often the loop gets a turn from a task whose operations are all over before it would suspend."""
+
 _YIELDS = 12
 """How often to ask the system for the next in turn before sleeping for the shortest time there is."""
 
@@ -42,6 +45,7 @@ class Lookout:
         "_heard",
         "_looking",
         "_since",
+        "_turn_due",
         "_turning",
         "_until",
         "_waiting",
@@ -62,6 +66,7 @@ class Lookout:
         self._due: list[Callable[[], None]] = []  # by who looks, since the loop has no turn
         self._heard = 0.0
         self._since = 0.0  # the last wait began
+        self._turn_due = 0.0
         self._until = 0.0
         self._waiting = 0
         self._looking = False
@@ -145,6 +150,14 @@ class Lookout:
             due, self._due = self._due, []
             for callback in due:
                 self._call_soon(callback)
+
+    def turn_is_due(self) -> bool:
+        """Whether a task that need not suspend is to let the loop turn all the same."""
+        now = perf_counter()
+        if now <= self._turn_due:
+            return False
+        self._turn_due = now + TURN_SECONDS
+        return True
 
     def begin(self) -> None:
         """Somebody waits: keep the loop awake for the window, and again whenever it hears."""

@@ -101,8 +101,11 @@ class Mailbox:
         return None if box is None or box.is_closed else box
 
     def overtaken(self) -> None:
-        """A message has come over the stream: what was sent before it is looked at before it."""
-        self._look(wanted=False)
+        """A message has come over the stream: what was sent before it is looked at before it.
+
+        Raises ProtocolError for what is no message, which ends the stream that is being read.
+        """
+        self._look_at_all(wanted=False)
         self._turn += 1
         box = self._box
         if box is not None and not box.is_closed and box.has_next:
@@ -167,16 +170,22 @@ class Mailbox:
     # -- inside
 
     def _look(self, wanted: bool) -> None:
+        try:
+            self._look_at_all(wanted)
+        except ProtocolError as error:
+            self._broken(error)
+
+    def _look_at_all(self, wanted: bool) -> None:
         """``wanted``: only while a receive waits. What is not looked at can still be taken at once."""
         try:
             while (box := self.box) is not None and (found := box.next(self._turn)) is not None:
                 if wanted and not self._is_wanted():
                     break
                 self._look_at(box, found)
-        except ProtocolError as error:
+        except ProtocolError:
             self._closed = True
             self._box = None
-            self._broken(error)
+            raise
 
     def _look_at(self, box: BoxIn, message: memoryview) -> None:
         frame, begin = decode(message)

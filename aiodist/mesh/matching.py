@@ -262,6 +262,11 @@ class Matcher:
             dropped.extend(self._arrived.pop(slot))
         return dropped
 
+    def forget_all(self) -> None:
+        """Drop all that waits, at the end."""
+        self._posted.clear()
+        self._arrived.clear()
+
     # -- looking
 
     def arrived_from(self, src: int) -> Iterator[Arrival]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,9 +13,11 @@ import torch
 
 import aiodist as dist
 from aiodist.api import again
+from aiodist.groups import process_group
 from aiodist.groups.over import Came
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.world import current_world
+from aiodist.mesh import lookout as lookouts
 from aiodist.testing.in_process import run_ranks
 from tests.engine.conftest import outcome, until
 
@@ -304,5 +307,48 @@ async def test_a_lost_rank_is_told_of_as_ever() -> None:
         assert isinstance(await outcome(dist.send(one, 0)), dist.PeerLostError)
         assert recv(one, 0) is None
         assert isinstance(await outcome(dist.recv(one, 0)), dist.PeerLostError)
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+@pytest.mark.parametrize("due", [True, False])
+async def test_a_row_of_messages_lets_the_loop_turn(
+    kind: str, due: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though each is over before anybody awaits it. How often, the clock decides."""
+    count = 20
+
+    async def main(rank: int) -> None:
+        one: Any = torch.ones(2) if kind == "torch" else np.ones(2)
+        for _ in range(2):
+            await (dist.send(one, 1) if rank == 0 else dist.recv(one, 0))
+            await dist.barrier()
+        turns = 0
+
+        async def row(call: Callable[[], Any]) -> None:
+            nonlocal turns
+            background = asyncio.create_task(count_turns())
+            for _ in range(count):
+                await call()
+            background.cancel()
+
+        async def count_turns() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        monkeypatch.setattr(lookouts, "TURN_SECONDS", 0.0)
+        monkeypatch.setattr(process_group, "_TURN_NANOSECONDS", 0)
+        current_world().endpoint.lookout._turn_due = 0.0 if due else math.inf
+        default()._turn_due = 0 if due else 1 << 62
+        if rank == 0:
+            await row(lambda: dist.send(one, 1))
+            await dist.barrier()
+        else:
+            await dist.barrier()
+            await row(lambda: dist.recv(one, 0))
+        assert turns >= count if due else turns <= 1
 
     await run_ranks(2, main, "shm", timeout=20)

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ import aiodist as dist
 from aiodist.groups.work import Work
 from aiodist.groups.world import World, current_world
 from aiodist.mesh.outbox import EAGER_BYTES
+from aiodist.testing.in_process import run_ranks
+from aiodist.wire.frames import POINT_TO_POINT
 from tests.engine.conftest import RunRanks, outcome, until
 
 SIZES = [4, EAGER_BYTES // 2]
@@ -194,3 +197,30 @@ async def test_a_cleared_world_holds_nothing() -> None:
     empty = set(vars(world))
     world.clear()
     assert set(vars(world)) == empty
+
+
+@pytest.mark.usefixtures("_no_collector")
+async def test_memory_where_messages_of_an_unknown_group_wait_is_let_go() -> None:
+    """Its sender has made a group of which this rank has not heard."""
+
+    def maps() -> int:
+        return Path("/proc/self/maps").read_text().count("/memfd:aiodist")
+
+    async def main(rank: int) -> None:
+        one = np.ones(3)
+        if rank == 0:
+            await dist.send(one, 1)
+            await dist.barrier()
+            endpoint = current_world().endpoint
+            assert endpoint.send(1, (POINT_TO_POINT, 12345, 0), memoryview(b"x"), b"").done
+            await dist.send(one, 1)
+        else:
+            await dist.recv(one, 0)
+            await dist.barrier()
+            await dist.recv(one, 0)
+            assert current_world().endpoint.inbox.matcher.arrived_bytes() == 1
+        await dist.barrier()
+
+    before = maps()
+    await run_ranks(2, main, "shm", timeout=20)
+    assert maps() <= before

@@ -299,3 +299,18 @@ def test_a_receiver_that_lies_is_cut_off(pair: Pair) -> None:
     pair.a.send(TAG, b"two")
     pair.run_soon()
     assert [type(error) for error in pair.a.lost] == [ProtocolError]
+
+
+def test_a_lie_found_by_a_message_of_the_stream_ends_that_one_too(pair: Pair) -> None:
+    """A receive from anybody is not given to it: it could still have one from another rank."""
+    for _ in range(boxes.DEPTH):
+        pair.a.send(OTHER, b"x")
+    pair.a.send(TAG, bytes(100_000))  # the box is full
+    box_of(pair.a)._segment[box_of(pair.a)._start + 1] = COLLECTIVE
+    anybody = Recv(TAG, ANY_SOURCE, memoryview(bytearray(100_000)), b"m", lambda *_: None)
+    pair.b.inbox.matcher.post(anybody)
+    with pytest.raises(ProtocolError, match="what is no message") as raised:
+        pair.a.stream.push(50_000)
+    pair.lose(pair.b, raised.value)
+    assert not anybody.done
+    assert pair.b.inbox.matcher.withdraw(anybody)
