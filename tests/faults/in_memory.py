@@ -13,6 +13,7 @@ from aiodist.groups import process_group
 from aiodist.groups.board import LineBoard
 from aiodist.groups.plane import Plane
 from aiodist.groups.world import current_world
+from aiodist.shared.box import BoxIn, BoxOut
 from aiodist.shared.lane import LaneIn, LaneOut
 
 CHUNKED = 500_000
@@ -30,6 +31,7 @@ def at_flag(number: int, act: Callable[[], None]) -> None:
     """Call ``act()`` when this process has written its ``number``-th flag from now on, before it
     rings for whoever sleeps over it."""
     wake, fill, taken = Plane.wake, LaneOut.fill, LaneIn.taken
+    put, take = BoxOut.put, BoxIn.take
     written = 0
 
     def count() -> None:
@@ -52,9 +54,21 @@ def at_flag(number: int, act: Callable[[], None]) -> None:
         count()
         return must_wake
 
+    def counted_put(box: BoxOut, *message: Any) -> bool:
+        has_room = put(box, *message)
+        if has_room:
+            count()
+        return has_room
+
+    def counted_take(box: BoxIn, number: int) -> None:
+        take(box, number)
+        count()
+
     Plane.wake = counted_wake  # type: ignore[method-assign]
     LaneOut.fill = counted_fill  # type: ignore[method-assign]
     LaneIn.taken = counted_taken  # type: ignore[method-assign]
+    BoxOut.put = counted_put  # type: ignore[method-assign]
+    BoxIn.take = counted_take  # type: ignore[method-assign]
 
 
 def damage_next(bits: int) -> None:
@@ -98,6 +112,14 @@ async def all_kinds(rank: int, size: int) -> None:
     """A row of messages and collectives, small and in pieces. AssertionError where one goes wrong."""
     total = size * (size + 1) / 2
     left, right = (rank - 1) % size, (rank + 1) % size
+    for count in (1, CHUNKED // 500):
+        works = [dist.isend(np.full(count, rank + tag), right, tag=tag) for tag in range(3)]
+        for tag in (2, 0, 1):  # so that some wait in the box, and the last is taken ahead
+            into = np.empty(count, int)
+            await dist.recv(into, left, tag=tag)
+            assert (into == left + tag).all()
+        for work in works:
+            await work
     for count in (CHUNKED // 8, CHUNKED):
         into = np.empty(count, np.float32)
         sent = dist.isend(np.full(count, rank + 1, np.float32), right)
