@@ -29,9 +29,6 @@ TURN_SECONDS = 1e-3
 NEAR_SECONDS = 200e-6
 """How long to look for another rank's next step before sleeping."""
 
-CROWDED_SECONDS = 1e-3
-"""The same where ranks outnumber cores: giving way each time, so that the others get there."""
-
 _HERE = completed(None)
 _NOTHING = memoryview(b"")
 
@@ -234,8 +231,7 @@ class LineBoard:
         words = plane.words[rank]
         if self._met and plane.lookout.active:
             # All are in it, so what is missing is a step away.
-            alone = self.line is None and plane.lookout.crowded
-            end = perf_counter() + (CROWDED_SECONDS if alone else NEAR_SECONDS)
+            end = perf_counter() + NEAR_SECONDS
             times = 0
             while perf_counter() < end:
                 plane.lookout.give_way(times)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from aiodist.groups.board import CROWDED_SECONDS, LAST_STEP, STEP_BITS, announce, stray
+from aiodist.groups.board import LAST_STEP, STEP_BITS, announce, stray
 from aiodist.shared.area import ASLEEP, PROGRESS, SLOT_TAGS, SLOTS
 
 if TYPE_CHECKING:
@@ -23,6 +23,9 @@ Given = TypeVar("Given", contravariant=True)
 
 AT_ONCE_SECONDS = 20e-6
 """How long to look for the others before an operation gets a line, a record and a driver."""
+
+CROWDED_SECONDS = 1e-3
+"""The same where ranks outnumber cores: giving way each time, so that the others get there."""
 
 BYTE_SECONDS = 4e-10
 """More for each byte that a rank puts up, where each has a core: the others' copies take time too."""
