@@ -29,8 +29,9 @@ from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.world import current_world
 from aiodist.tensors import dtype_named, reduction
 from aiodist.tuning.candidates import ITEMSIZE, Memory, candidates
-from aiodist.tuning.sharing import runs_in_memory, shared_candidates, shares
-from aiodist.tuning.spreading import hosts_candidates, runs_over_hosts, why_not_spread
+from aiodist.tuning.runs import Runs
+from aiodist.tuning.sharing import shared_candidates, shares
+from aiodist.tuning.spreading import hosts_candidates, why_not_spread
 from aiodist.types import ReduceOp
 
 FEWEST = 3
@@ -99,7 +100,7 @@ def _over_messages(group: ProcessGroup, operation: str, nbytes: int) -> _Matter:
 
 
 def _in_memory(group: ProcessGroup, operation: str, nbytes: int) -> _Matter:
-    memory = runs_in_memory(operation, group, nbytes)
+    memory = Runs(operation, group, nbytes, "shared")
     choices = shared_candidates(operation, group.n_ranks, nbytes)
     told = f"{operation} {nbytes} bytes, {group.n_ranks} ranks, in shared memory"
     return _Matter(told, {choice: choice.algorithm for choice in choices}, memory.start)
@@ -108,7 +109,7 @@ def _in_memory(group: ProcessGroup, operation: str, nbytes: int) -> _Matter:
 def _over_hosts(group: ProcessGroup, places: Places, operation: str, nbytes: int) -> _Matter:
     names = _with_chunks(hosts_candidates(operation, places, nbytes))
     told = f"{operation} {nbytes} bytes, {group.n_ranks} ranks, over {len(places.hosts)} hosts"
-    return _Matter(told, names, runs_over_hosts(operation, group, nbytes).start)
+    return _Matter(told, names, Runs(operation, group, nbytes, "hosts").start)
 
 
 def _with_chunks(choices: Sequence[Choice]) -> dict[Choice, str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 
 from aiodist.backends.native import NativeBackend
 from aiodist.collectives.select import MANY, Choice, Rule, Rules
-from aiodist.collectives.tables import Tables, with_defaults
+from aiodist.collectives.tables import with_defaults
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.work import Work
 from aiodist.tuning.candidates import ITEMSIZE
@@ -27,26 +28,26 @@ class Runs:
         operation: str,
         group: ProcessGroup,
         nbytes: int,
-        rules: Rules,
-        put: Callable[[Tables, Rules], Tables],
+        table: Literal["shared", "hosts"],
     ) -> None:
-        """``put(tables, changed)``: with ``changed`` in the place that ``rules`` have there."""
+        """``table``: which of `Tables` the choice is put into."""
         self.data = np.zeros(nbytes // ITEMSIZE, np.float32)
         length = len(self.data) // group.n_ranks
         self.blocks = [self.data[i * length : (i + 1) * length] for i in range(group.n_ranks)]
         self.own = self.blocks[group.own_rank].copy()
         self._operation = operation
         self._group = group
-        self._rules = rules
-        self._put = put
+        self._table = table
         self._backends: dict[Choice, NativeBackend] = {}
 
     def start(self, choice: Choice) -> Work[None]:
         """The operation by ``choice``."""
         backend = self._backends.get(choice)
         if backend is None:
-            rules = with_defaults({self._operation: [Rule(MANY, MANY, choice)]}, self._rules)
-            tables = self._put(self._group.world.tables, rules)
+            tables = self._group.world.tables
+            usual: Rules = getattr(tables, self._table)
+            rules = with_defaults({self._operation: [Rule(MANY, MANY, choice)]}, usual)
+            tables = tables._replace(**{self._table: rules})
             backend = self._backends[choice] = NativeBackend(self._group, tables=tables)
         return _STARTS[self._operation](backend, self)
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from aiodist.collectives import operations, shared
 from aiodist.collectives.channel import Channel
-from aiodist.collectives.select import SHARED_RULES, Choice, Rules
-from aiodist.collectives.tables import Tables
+from aiodist.collectives.select import Choice
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.lines import board_of
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.shared.area import LARGEST_SLOT_BYTES
-from aiodist.tuning.runs import Runs
 
 
 def shared_candidates(operation: str, ranks: int, nbytes: int) -> list[Choice]:
@@ -34,12 +32,3 @@ async def shares(group: ProcessGroup) -> bool:
         return True
 
     return await group.collective(Fingerprint("barrier"), body, shares=True)
-
-
-def runs_in_memory(operation: str, group: ProcessGroup, nbytes: int) -> Runs:
-    """Room for ``operation`` on ``nbytes``, and its runs in shared memory."""
-
-    def put(tables: Tables, rules: Rules) -> Tables:
-        return tables._replace(shared=rules)
-
-    return Runs(operation, group, nbytes, SHARED_RULES, put)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from aiodist.collectives.cost_hosts import CROSSINGS
 from aiodist.collectives.places import Places
-from aiodist.collectives.select import HOSTS_RULES, Choice, Rules
-from aiodist.collectives.tables import Tables
+from aiodist.collectives.select import Choice
 from aiodist.groups.process_group import ProcessGroup
-from aiodist.tuning.runs import Runs
 
 PIECES = (512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20)
 """Bytes that a column may exchange at once."""
@@ -43,12 +41,3 @@ def why_not_spread(group: ProcessGroup) -> str:
     if len(hosts) == group.n_ranks:
         return "each rank lives on a host of its own, where messages are all there is"
     return "there are ranks without shared memory, so that all go as if each had a host of its own"
-
-
-def runs_over_hosts(operation: str, group: ProcessGroup, nbytes: int) -> Runs:
-    """Room for ``operation`` on ``nbytes``, and its runs over several hosts."""
-
-    def put(tables: Tables, rules: Rules) -> Tables:
-        return tables._replace(hosts=rules)
-
-    return Runs(operation, group, nbytes, HOSTS_RULES, put)

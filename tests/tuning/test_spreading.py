@@ -28,7 +28,11 @@ from aiodist.launch.ports import reserve_port
 from aiodist.launch.spec import DEFAULT_MASTER_PORT, JobSpec
 from aiodist.testing import run_ranks
 from aiodist.tuning.rank import measure
-from aiodist.tuning.spreading import hosts_candidates, runs_over_hosts
+from aiodist.tuning.runs import Runs
+from aiodist.tuning.spreading import hosts_candidates
+
+OPERATIONS = ("broadcast", "reduce", "all_reduce", "all_gather", "reduce_scatter")
+TWO_AND_TWO = Places([0, 0, 1, 1])
 
 
 @contextmanager
@@ -46,10 +50,6 @@ def sent() -> Iterator[Callable[[], int]]:
         yield lambda: len(messages)
     finally:
         del endpoint.send
-
-
-OPERATIONS = ("broadcast", "reduce", "all_reduce", "all_gather", "reduce_scatter")
-TWO_AND_TWO = Places([0, 0, 1, 1])
 
 
 def test_candidates_differ_and_fit() -> None:
@@ -151,7 +151,7 @@ async def test_a_run_goes_by_its_choice(operation: str) -> None:
         await dist.barrier()
         group = current_world().default_group()
         assert group.places is not None
-        runs, found = runs_over_hosts(operation, group, 1 << 12), []
+        runs, found = Runs(operation, group, 1 << 12, "hosts"), []
         for choice in hosts_candidates(operation, group.places, 1 << 12)[:2]:
             with sent() as count:
                 await runs.start(choice)

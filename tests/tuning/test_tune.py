@@ -19,7 +19,8 @@ from aiodist.launch.cli import USAGE_ERROR, main
 from aiodist.shared.area import LARGEST_SLOT_BYTES, SLOT_BYTES
 from aiodist.testing import run_ranks
 from aiodist.tuning.candidates import candidates
-from aiodist.tuning.sharing import runs_in_memory, shared_candidates
+from aiodist.tuning.runs import Runs
+from aiodist.tuning.sharing import shared_candidates
 
 
 def test_candidates_differ_and_fit() -> None:
@@ -159,7 +160,7 @@ async def test_a_run_goes_by_its_choice() -> None:
         group = current_world().default_group()
         assert group.plane is not None
         for operation, names in ALGORITHMS.items():
-            runs = runs_in_memory(operation, group, 64)
+            runs = Runs(operation, group, 64, "shared")
             for name in names * 2:
                 before = group.plane.chunks_used
                 await runs.start(Choice(name))
@@ -178,7 +179,7 @@ async def test_what_a_groups_slots_are_too_small_for_goes_in_chunks() -> None:
         assert group.plane.shape.slot_bytes < 1 << 20
         for operation in ALGORITHMS:
             before = group.plane.chunks_used
-            await runs_in_memory(operation, group, 1 << 20).start(Choice("slots"))
+            await Runs(operation, group, 1 << 20, "shared").start(Choice("slots"))
             assert group.plane.chunks_used > before
 
     await run_ranks(2, rank, "shm", timeout=20)
