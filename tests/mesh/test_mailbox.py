@@ -11,8 +11,8 @@ from aiodist.mesh.chute import BOX_BYTES
 from aiodist.mesh.matching import ANY_SOURCE, Recv
 from aiodist.mesh.outbox import EAGER_BYTES, Send, head_of
 from aiodist.shared import box as boxes
-from aiodist.shared.box import BoxOut
-from aiodist.wire.frames import COLLECTIVE, POINT_TO_POINT
+from aiodist.shared.box import BoxIn, BoxOut
+from aiodist.wire.frames import COLLECTIVE, HEADER_BYTES, POINT_TO_POINT
 from tests.mesh.pairs import Pair, Side
 
 TAG = (POINT_TO_POINT, 9, 1)
@@ -231,9 +231,25 @@ def test_it_is_prompt_while_nobody_has_to_sleep(pair: Pair) -> None:
     assert not mailbox.is_prompt
 
 
+def test_who_was_rung_for_before_the_stream_brought_what_goes_first_looks_again(pair: Pair) -> None:
+    """The bell was for the first message; for the last one nobody rings any more."""
+    recvs = [pair.b.recv(TAG, 1) for _ in range(3)]
+    pair.run_soon()
+    outbox = pair.a.peer.outbox
+    pair.a.send(TAG, b"1")
+    chute, outbox.chute = outbox.chute, None
+    pair.a.send(TAG, b"2")
+    outbox.chute = chute
+    pair.a.send(TAG, b"3")
+    assert pair.a.stream.push(40) == 40  # the bell
+    assert [recv.done for recv in recvs] == [True, False, False]
+    pair.settle()
+    assert b"".join(content(recv) for recv in recvs) == b"123"
+
+
 def test_a_message_that_is_sent_on_from_within_another(pair: Pair) -> None:
     """Each receive is posted, and answered, by the end of the one before."""
-    left = 3 * boxes.DEPTH
+    count = left = 3 * boxes.DEPTH
     got: list[bytes] = []
 
     def again(recv: Recv | None = None) -> None:
@@ -250,7 +266,40 @@ def test_a_message_that_is_sent_on_from_within_another(pair: Pair) -> None:
 
     again()
     pair.settle()
-    assert got == [bytes([number]) for number in reversed(range(3 * boxes.DEPTH))]
+    assert got == [bytes([number]) for number in reversed(range(count))]
+
+
+def test_what_one_message_sets_off_does_not_end_in_looking_at_the_next(pair: Pair) -> None:
+    """Else the stack would grow with each of a row."""
+    done: list[bool] = []
+
+    def again() -> None:
+        if len(done) < 5:
+            pair.a.send(TAG, b"x")
+            following = pair.b.recv(TAG, 1)
+            following.callback = again
+            done.append(following.done)
+
+    pair.b.recv(TAG, 1).callback = again
+    pair.a.send(TAG, b"x")
+    pair.settle()
+    assert done == [False] * 5
+
+
+def test_who_falls_asleep_looks_once_more(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sender may have looked whether it sleeps just before."""
+    nap = BoxIn.nap
+
+    def late(box: BoxIn) -> None:
+        if not box.is_asleep:
+            pair.a.send(TAG, b"x")
+        nap(box)
+
+    monkeypatch.setattr(BoxIn, "nap", late)
+    recv = pair.b.recv(TAG, 1)
+    pair.run_soon()
+    assert pair.a.stream.queued() == 0
+    assert content(recv) == b"x"
 
 
 def test_what_came_whole_outlives_its_sender(pair: Pair) -> None:
@@ -258,6 +307,8 @@ def test_what_came_whole_outlives_its_sender(pair: Pair) -> None:
     pair.b.recv(OTHER, 0)
     pair.a.send(TAG, b"not yet")
     pair.lose(pair.b, OSError("cut"))
+    arrived = [each for queue in pair.b.inbox.matcher.arrived.values() for each in queue]
+    assert [each.boxed for each in arrived] == [None, None]
     memory = pair.memories[1]
     assert memory is not None
     memory.close()
@@ -275,7 +326,7 @@ def test_a_receive_that_only_the_lost_rank_could_answer_fails(pair: Pair) -> Non
     assert isinstance(after.error, ConnectionError)
 
 
-@pytest.mark.parametrize("lie", ["length", "no frame", "another kind"])
+@pytest.mark.parametrize("lie", ["length", "no frame", "another kind", "length in the frame"])
 def test_a_sender_that_lies_is_cut_off(pair: Pair, lie: str) -> None:
     recv = pair.b.recv(TAG, 3)
     pair.a.send(TAG, b"one")
@@ -285,8 +336,10 @@ def test_a_sender_that_lies_is_cut_off(pair: Pair, lie: str) -> None:
         box._mine[boxes._ENTRIES + 3] = 1 << 50
     elif lie == "no frame":
         box._segment[begin : begin + 8] = b"\xff" * 8
-    else:
+    elif lie == "another kind":
         box._segment[begin + 1] = COLLECTIVE
+    else:
+        box._segment[begin + HEADER_BYTES - 8 : begin + HEADER_BYTES] = bytes([1]) * 8
     pair.run_soon()
     assert isinstance(recv.error, ConnectionError)
     assert [type(error) for error in pair.b.lost] == [ProtocolError]

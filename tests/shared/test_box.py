@@ -133,6 +133,10 @@ def test_it_is_full_by_number_and_by_bytes(ends: Ends) -> None:
     assert not ends.put(half)
     assert ends.take() == half
     assert ends.put(half)
+    assert ends.take() == half
+    assert ends.put(bytes(ends.out._nbytes - 128 - len(HEAD)))
+    assert not ends.put(bytes(129 - len(HEAD)))
+    assert ends.put(bytes(128 - len(HEAD)))  # up to the very end
 
 
 def test_a_message_behind_one_of_the_stream_waits_for_it(ends: Ends) -> None:
