@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from aiodist.launch.quantities import numbers, sizes
 from benchmarks.cases import FULL, OPERATIONS, QUICK, STANDARD, Suite
 from benchmarks.machine import busy, describe
-from benchmarks.peers import BETWEEN_HOSTS, LIBRARIES, ON_A_HOST, PEERS
+from benchmarks.peers import BETWEEN_HOSTS, LIBRARIES, ON_A_HOST, PEERS, make_peer
 from benchmarks.processes import ROOT
 from benchmarks.steps.cases import DDP_STEP, Steps
 
@@ -59,9 +60,9 @@ def _parser() -> argparse.ArgumentParser:
     size = run.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="few sizes and repetitions")
     size.add_argument("--full", action="store_true", help="all sizes on all ranks; takes long")
-    run.add_argument("--ranks", help="only these, as 2,4")
+    run.add_argument("--ranks", type=numbers, help="only these, as 2,4")
     run.add_argument("--operations", help=f"only these of {','.join([*OPERATIONS, DDP_STEP])}")
-    run.add_argument("--sizes", help="only these bytes, as 4,1048576")
+    run.add_argument("--sizes", type=sizes, help="only these bytes, as 4,64K,1M")
     run.add_argument(
         "--peers",
         help=f"these of {','.join(PEERS)}; default: all that are of one host, with --quick none of "
@@ -103,7 +104,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _peers(options: argparse.Namespace) -> tuple[str, ...]:
     if options.peers:
-        return tuple(options.peers.split(","))
+        peers = tuple(options.peers.split(","))
+        try:
+            for name in peers:
+                make_peer(name)
+        except (ValueError, ImportError, AttributeError) as error:
+            raise SystemExit(str(error)) from None
+        return peers
     if options.namespaces:
         return BETWEEN_HOSTS
     return LIBRARIES if options.quick else ON_A_HOST
@@ -120,18 +127,19 @@ def _suite(options: argparse.Namespace) -> Suite:
         suite = replace(suite, operations=tuple(name for name in chosen if name != DDP_STEP))
         if DDP_STEP not in chosen:
             suite = replace(suite, steps=Steps())
-    sizes = dict(suite.sizes)
+    by_ranks = dict(suite.sizes)
     if options.ranks:
-        counts = [int(text) for text in options.ranks.split(",")]
-        sizes = {count: sizes.get(count, max(sizes.values(), key=len)) for count in counts}
-        suite = replace(suite, steps=replace(suite.steps, ranks=tuple(counts)))
+        if min(options.ranks) < 2:
+            raise SystemExit("--ranks: there is nothing to measure with 1 rank")
+        longest = max(by_ranks.values(), key=len)
+        by_ranks = {count: by_ranks.get(count, longest) for count in options.ranks}
+        suite = replace(suite, steps=replace(suite.steps, ranks=tuple(options.ranks)))
     if options.sizes:
-        wanted = tuple(int(text) for text in options.sizes.split(","))
-        sizes = dict.fromkeys(sizes, wanted)
+        by_ranks = dict.fromkeys(by_ranks, tuple(options.sizes))
     passes = suite.passes if options.passes is None else options.passes
     if passes < 1:
         raise SystemExit(f"--passes must be at least 1, not {passes}")
-    return replace(suite, sizes=sizes, passes=passes)
+    return replace(suite, sizes=by_ranks, passes=passes)
 
 
 def _run(suite: Suite, peers: Sequence[str], output: Path, options: argparse.Namespace) -> int:

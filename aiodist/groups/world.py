@@ -343,7 +343,7 @@ class World:
             said = last_words(last, self._groups.get(last.group))
             heard = f"the last that came from it: {said}"
         else:
-            heard = "nothing ever came from it"
+            heard = "no message ever came from it"
         fields = error.fields | {"last": said, "noticed_by": noticed_by}
         full = PeerLostError(f"{error.message}; {heard}; rank {noticed_by} noticed", **fields)
         full.__cause__ = error.__cause__

@@ -31,7 +31,11 @@ def tune_main(argv: Sequence[str]) -> int:
         raise InvalidUsageError(
             f"there is nothing to choose for {unknown[0]!r}; there is for {', '.join(TUNABLE)}"
         )
+    if not args.seconds >= 0:
+        raise InvalidUsageError(f"--seconds must be 0 or more, not {args.seconds:g}")
     nodes = nodes_of(args, os.environ)
+    if min(args.ranks) * nodes.nnodes < 2:
+        raise InvalidUsageError("one rank has nothing to choose: pass -n 2 or more")
     path = Path(args.output)
     if nodes.node_rank == 0:
         path.touch()  # else it may turn out after minutes that it cannot be written

@@ -216,7 +216,7 @@ async def test_a_rank_that_never_said_anything(inproc: RunRanks) -> None:
     error = (await inproc(2, main))[0]
     assert isinstance(error, dist.PeerLostError)
     assert error.last == ""
-    assert "nothing ever came from it; rank 0 noticed" in str(error)
+    assert "no message ever came from it; rank 0 noticed" in str(error)
 
 
 async def test_a_cause_that_is_not_ours_is_chained(inproc: RunRanks) -> None:

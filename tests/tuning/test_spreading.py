@@ -180,12 +180,12 @@ def test_jobs_of_one_run_meet_at_ports_of_their_own(
     monkeypatch.setattr(tuning, "run_job", run_job)
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    common = ["reduce", "-n", "4,1,2", "-o", str(tmp_path / "table.json")]
+    common = ["reduce", "-n", "4,3,2", "-o", str(tmp_path / "table.json")]
     several = ["--nnodes", "2", "--master-addr", "10.0.0.1"]
     assert tuning.tune_main(common) == 0
     assert tuning.tune_main([*common, *several]) == 0
     assert tuning.tune_main([*common, *several, "--master-port", "7000"]) == 0
-    assert [spec.nproc for spec in specs] == [4, 1, 2] * 3
+    assert [spec.nproc for spec in specs] == [4, 3, 2] * 3
     assert [spec.master_port for spec in specs] == [
         *[None] * 3,
         *(DEFAULT_MASTER_PORT, DEFAULT_MASTER_PORT + 1, DEFAULT_MASTER_PORT + 2),

@@ -202,5 +202,9 @@ async def test_a_table_that_is_none_is_refused_before_the_ranks_meet(
 def test_wrong_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", "barrier"]) == USAGE_ERROR
     assert "nothing to choose for 'barrier'; there is for broadcast" in capsys.readouterr().err
+    assert main(["tune", "-n", "1,2"]) == USAGE_ERROR
+    assert "one rank has nothing to choose" in capsys.readouterr().err
+    assert main(["tune", "--seconds", "-1"]) == USAGE_ERROR
+    assert "--seconds must be 0 or more, not -1" in capsys.readouterr().err
     assert main(["tune", "-o", str(tmp_path / "none" / "table.json")]) == 1
     assert "No such file" in capsys.readouterr().err

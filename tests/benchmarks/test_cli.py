@@ -1,0 +1,29 @@
+"""Wrong words on the command line are answered in a line, before anything is measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.cli import main
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--ranks 0", "numbers above 0"),
+        ("--ranks 1", "nothing to measure with 1 rank"),
+        ("--sizes x", "no number of bytes"),
+        ("--passes 0", "--passes must be at least 1"),
+        ("--peers nonsense", "no peer 'nonsense'; there are gloo"),
+        ("--peers nowhere:Peer", "nowhere"),
+        ("--peers math:Peer", "Peer"),
+        ("--operations all", "no operation all; there are all_reduce"),
+        ("--fast", "unrecognized arguments: --fast"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--quick", *words.split()])
+    assert said in f"{ended.value} {capsys.readouterr().err}"
