@@ -71,6 +71,9 @@ class Inbox:
                 self._want(source, recv)
             if recv.key[0] == POINT_TO_POINT and not recv.done:
                 source.mailbox.watch()
+                if recv.done and recv.src == ANY_SOURCE:
+                    # Who answers is looked at last by the next one: no rank waits behind another's row.
+                    self._sources[source.rank] = self._sources.pop(source.rank)
 
     def withdraw(self, recv: Recv) -> None:
         """Cancel a receive: its memory is not written any more, its message goes to the next one."""

@@ -352,3 +352,24 @@ async def test_a_row_of_messages_lets_the_loop_turn(
         assert turns >= count if due else turns <= 1
 
     await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_a_receive_from_anybody_starves_nobody() -> None:
+    """While one rank's box is never empty, another one's message is taken all the same."""
+
+    async def main(rank: int) -> int:
+        one = torch.full((1,), float(rank))
+        if rank:
+            await dist.send(one, 0)
+        else:
+            for other in (1, 2):
+                await dist.recv(one, other)
+        await dist.barrier()
+        for _ in range(9 if rank == 1 else rank // 2):
+            await dist.send(one, 0, tag=1)
+        await dist.barrier()
+        came = [] if rank else [await dist.recv(one, tag=1) for _ in range(10)]
+        await dist.barrier()
+        return came.index(2) if came else 0
+
+    assert (await run_ranks(3, main, "shm", timeout=20))[0] <= 2
