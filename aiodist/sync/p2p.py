@@ -105,7 +105,7 @@ def recv(
     received = start(
         False, api.recv, (tensor, src), group, timeout, again.recv, tag=tag, group_src=group_src
     )
-    if received is None and group is None:
+    if received is None and group is None and src is not None:
         return src  # where all was over at once
     return -1 if received is None else received
 

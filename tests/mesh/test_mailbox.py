@@ -11,6 +11,7 @@ from aiodist.mesh.chute import BOX_BYTES
 from aiodist.mesh.matching import ANY_SOURCE, Recv
 from aiodist.mesh.outbox import EAGER_BYTES, Send, head_of
 from aiodist.shared import box as boxes
+from aiodist.shared import memory as memories
 from aiodist.shared.box import BoxIn, BoxOut
 from aiodist.wire.frames import COLLECTIVE, HEADER_BYTES, POINT_TO_POINT
 from tests.mesh.pairs import Pair, Side
@@ -79,6 +80,20 @@ def test_a_longer_one_takes_the_stream_and_so_does_a_collective(pair: Pair) -> N
     recv = pair.b.recv(TAG, len(LONG))
     pair.settle()
     assert content(recv) == LONG
+
+
+def test_only_a_rank_that_has_mapped_this_memory_is_sent_anything_there(pair: Pair) -> None:
+    memory = pair.memories[0]
+    assert memory is not None
+    theirs, place = memory._heads[1], memories._MAPPED
+    mapped, theirs[place] = theirs[place], 0  # it has not said so yet
+    pair.a.send(TAG, b"x")
+    assert pair.a.stream.queued() > 0
+    pair.settle()
+    theirs[place] = mapped
+    pair.a.send(TAG, b"y")
+    assert pair.a.stream.queued() == 0
+    assert content(pair.b.recv(TAG, 1)) + content(pair.b.recv(TAG, 1)) == b"xy"
 
 
 SIZES = [10, BOX_BYTES + 1, 0, 700_000, 5, 5, 300_000, EAGER_BYTES, 1]

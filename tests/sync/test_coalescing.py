@@ -31,6 +31,24 @@ def test_what_starts_inside_has_ended_after_the_block(run_threads: Run) -> None:
     run_threads(2, main)
 
 
+def test_a_receive_inside_says_who_sends_where_that_is_known(run_threads: Run) -> None:
+    def main(rank: int) -> None:
+        data = np.full(3, float(rank))
+        with dist._coalescing_manager():
+            if rank == 0:
+                dist.send(data, 1)
+                dist.send(data, 1)
+            else:
+                others = np.ones(3)
+                assert dist.recv(data, 0) == 0
+                assert dist.recv(others) == -1  # nobody has said yet
+        assert (data == 0).all()
+        assert rank == 0 or (others == 0).all()
+        dist.barrier()
+
+    run_threads(2, main)
+
+
 def test_with_async_ops_the_caller_waits(run_threads: Run) -> None:
     def main(rank: int) -> None:
         data = np.full(3, float(rank))
