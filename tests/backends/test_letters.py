@@ -13,12 +13,15 @@ import torch
 
 import aiodist as dist
 from aiodist.api import again
+from aiodist.backends import letters
 from aiodist.groups import process_group
 from aiodist.groups.over import Came
 from aiodist.groups.process_group import ProcessGroup
-from aiodist.groups.world import current_world
+from aiodist.groups.world import World, current_world
 from aiodist.mesh import lookout as lookouts
+from aiodist.tensors import buffer_of, encode_meta
 from aiodist.testing.in_process import run_ranks
+from aiodist.wire.frames import POINT_TO_POINT
 from tests.engine.conftest import outcome, until
 
 NO_TAG: Mapping[str, Any] = {"tag": 0, "group_src": None, "group_dst": None}
@@ -373,3 +376,53 @@ async def test_a_receive_from_anybody_starves_nobody() -> None:
         return came.index(2) if came else 0
 
     assert (await run_ranks(3, main, "shm", timeout=20))[0] <= 2
+
+
+async def test_nothing_overtakes_a_receive_or_a_message_that_waits() -> None:
+    worlds: dict[int, World] = {}
+
+    async def main(rank: int) -> None:
+        one = torch.ones(2)
+        await warm(rank, one, one)
+        worlds[rank] = current_world()
+        await dist.barrier()
+        if rank == 1:
+            key = (POINT_TO_POINT, default().id, 0)
+
+            def come(number: int) -> None:
+                """At once, so that the loop of this rank has no turn to look."""
+                buffer = buffer_of(torch.full((2,), float(number)), "x", writable=False)
+                sent = worlds[0].endpoint.send(1, key, buffer.view, encode_meta(buffer))
+                assert sent.done
+
+            for source in (0, None):
+                first = torch.zeros(2)
+                waits = dist.irecv(first, source)
+                come(1)
+                assert not waits.is_completed()
+                assert recv(one, 0) is None
+                await waits
+                assert first.tolist() == [1, 1]
+            come(2)
+            never = dist.irecv(one, 0, tag=7)  # and so it is looked at
+            come(3)
+            assert recv(one, 0) is None
+            for number in (2, 3):
+                await dist.recv(first, 0)
+                assert first.tolist() == [number] * 2
+            never.cancel()
+            assert isinstance(await outcome(never), asyncio.CancelledError)
+        await dist.barrier()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_so_many_different_ones_are_kept_and_no_more() -> None:
+    async def main(rank: int) -> None:
+        backend = default().backend
+        buffer = buffer_of(torch.ones(2), "x", writable=False)
+        for tag in range(3 * letters._KEPT):
+            backend._letters.keep("send", buffer, 1 - rank, tag)
+            assert 0 < len(backend._letters._known) <= letters._KEPT
+
+    await run_ranks(2, main, "shm", timeout=20)

@@ -382,3 +382,12 @@ def test_a_lie_found_by_a_message_of_the_stream_ends_that_one_too(pair: Pair) ->
     pair.lose(pair.b, raised.value)
     assert not anybody.done
     assert pair.b.inbox.matcher.withdraw(anybody)
+
+
+def test_who_looks_polls_the_box(pair: Pair) -> None:
+    recv = pair.b.recv(TAG, 1)
+    pair.a.send(TAG, b"x")
+    assert not recv.done
+    for poll in pair.b.peer.polls():
+        poll()
+    assert content(recv) == b"x"
