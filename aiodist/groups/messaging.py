@@ -20,7 +20,7 @@ from aiodist.mesh.matching import ANY_SOURCE, Recv
 from aiodist.mesh.outbox import head_of
 from aiodist.observe.recorder import Ended, Facts, Record
 from aiodist.types import Backend
-from aiodist.wire.frames import POINT_TO_POINT, Key
+from aiodist.wire.frames import POINT_TO_POINT, Key, decode
 
 if TYPE_CHECKING:
     from aiodist.groups.world import World
@@ -29,13 +29,14 @@ if TYPE_CHECKING:
 class Letter:
     """What equal short messages between two ranks have in common."""
 
-    __slots__ = ("facts", "head", "key", "peer")
+    __slots__ = ("facts", "frame", "head", "key", "peer")
 
     def __init__(self, what: str, peer: int, key: Key, meta: bytes, nbytes: int) -> None:
         """``what``: send or recv. ``peer``: the global rank at the other end."""
         self.peer = peer
         self.key = key
         self.head = head_of(key, meta, nbytes)
+        self.frame, _ = decode(memoryview(self.head))
         self.facts: Facts = (what, peer, key[2], meta, nbytes)
 
 
@@ -90,7 +91,7 @@ class Messaging(Ending):
         message = messenger.send(to, (POINT_TO_POINT, self.id, tag), data, meta)
         if message.done and message.error is None:
             record.end()
-            return Over(self.world.loop, record, self.endpoint.lookout.turn_is_due())
+            return Over(self.world.loop, record, self.endpoint.lookout.turn_is_due(record.finished))
         line = MessageLine(self, messenger, "send", to, tag)
         line.sending(message)
         work: Work[None] = self._message(line, record)
@@ -135,7 +136,7 @@ class Messaging(Ending):
             glance = self._glance
             glance.end = 0.0
             glance.nbytes = min(len(into), PIECE_BYTES)  # of more the rest may follow
-        if not mailbox.take(letter.head, into, glance):
+        if not mailbox.take(letter.head, letter.frame, into, glance):
             return None
         return self.world.recorder.ended(self.label, -1, letter.facts, created)
 

@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("aiodist")
 
-_TURN_NANOSECONDS = 1_000_000
-"""So often a row of operations that are over at once lets the event loop have a turn."""
-
 _REMEMBERED = 256
 """Collectives that ended well, of which a group remembers what they were."""
 
@@ -71,7 +68,6 @@ class ProcessGroup(Messaging):
         self._turns: list[Pending[None]] = []
         self._missed = -1  # the last collective that could not be over at once
         self._trouble: Exception | None = None  # which it has had then
-        self._turn_due = 0  # from when on an operation that is over at once lets the loop turn
         self.succession = Succession(self)
         self.plane: Plane | None = None
         """What the members share memory for, or those on this host, where they may."""
@@ -206,11 +202,7 @@ class ProcessGroup(Messaging):
         return Came(self.world.loop, ended, self._turn_is_due(ended), peer)
 
     def _turn_is_due(self, ended: Ended) -> bool:
-        now = ended[-1]
-        if now <= self._turn_due:
-            return False
-        self._turn_due = now + _TURN_NANOSECONDS
-        return True
+        return self.world.endpoint.lookout.turn_is_due(ended[-1])
 
     def shrink(self, timeout: float | timedelta | None = None) -> Coroutine[Any, Any, ProcessGroup]:
         """A working group of those members that are left: await it. See `aiodist.shrink`."""

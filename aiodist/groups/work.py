@@ -124,7 +124,7 @@ class Work(Generic[T]):
 
     def over_at(self, lookout: Lookout) -> None:
         """It has ended before anybody could await it: whoever does is to let the loop turn at times."""
-        self._yields = lookout.turn_is_due()
+        self._yields = lookout.turn_is_due(monotonic_ns())
 
     def fail(self, error: BaseException) -> None:
         """Raise ``error`` inside the operation."""
@@ -380,7 +380,9 @@ class Work(Generic[T]):
                 )
             line = self._line
             lookout = None if line is None else line.lookout
-            self._yields = self.spin() and lookout is not None and lookout.turn_is_due()
+            self._yields = (
+                self.spin() and lookout is not None and lookout.turn_is_due(monotonic_ns())
+            )
         if not self._done:
             self.stay_awake()
             waiter: asyncio.Future[None] = loop.create_future()

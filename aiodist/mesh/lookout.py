@@ -27,7 +27,7 @@ _MOMENT = 1e-6
 LONGEST = 2e-3
 """A wait of more seconds than this is slept through."""
 
-TURN_SECONDS = 1e-3
+TURN_NANOSECONDS = 1_000_000
 """So often the loop gets a turn from a task whose operations are all over before it would suspend."""
 
 _YIELDS = 12
@@ -66,7 +66,7 @@ class Lookout:
         self._due: list[Callable[[], None]] = []  # by who looks, since the loop has no turn
         self._heard = 0.0
         self._since = 0.0  # the last wait began
-        self._turn_due = 0.0
+        self._turn_due = 0
         self._until = 0.0
         self._waiting = 0
         self._looking = False
@@ -151,12 +151,12 @@ class Lookout:
             for callback in due:
                 self._call_soon(callback)
 
-    def turn_is_due(self) -> bool:
-        """Whether a task that need not suspend is to let the loop turn all the same."""
-        now = perf_counter()
+    def turn_is_due(self, now: int) -> bool:
+        """Whether a task that need not suspend, at ``now`` of `time.monotonic_ns`, is to let the loop
+        turn all the same."""
         if now <= self._turn_due:
             return False
-        self._turn_due = now + TURN_SECONDS
+        self._turn_due = now + TURN_NANOSECONDS
         return True
 
     def begin(self) -> None:

@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 from aiodist.errors import ProtocolError
-from aiodist.wire.frames import POINT_TO_POINT, decode
+from aiodist.wire.frames import POINT_TO_POINT, Frame, decode
 
 if TYPE_CHECKING:
     from aiodist.mesh.harbour import Harbour
@@ -120,11 +120,11 @@ class Mailbox:
             finally:
                 self._polling = False
 
-    def take(self, head: bytes, into: memoryview, glance: Look | None) -> bool:
+    def take(self, head: bytes, frame: Frame, into: memoryview, glance: Look | None) -> bool:
         """Copy the next message ``into``, if it has that head and just as many bytes.
 
-        Only where nothing that came before could be meant for the same receive. ``glance``: how to
-        look for a message that is not there yet; None for not at all.
+        Only where nothing that came before could be meant for the same receive. ``frame``: what the
+        head says. ``glance``: how to look for a message that is not there yet; None for not at all.
         """
         box = self.box
         if box is None or self._polling:
@@ -143,6 +143,7 @@ class Mailbox:
         if not _copy(box, found, start, into):
             return False
         box.take(box.looked())
+        self._source.last = frame
         self.bytes_taken += len(into)
         if box.is_asleep and not self._is_wanted():
             box.wake()

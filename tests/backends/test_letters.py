@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch
 import aiodist as dist
 from aiodist.api import again
 from aiodist.backends import letters
-from aiodist.groups import process_group
 from aiodist.groups.over import Came
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.world import World, current_world
@@ -342,10 +340,8 @@ async def test_a_row_of_messages_lets_the_loop_turn(
                 turns += 1
                 await asyncio.sleep(0)
 
-        monkeypatch.setattr(lookouts, "TURN_SECONDS", 0.0)
-        monkeypatch.setattr(process_group, "_TURN_NANOSECONDS", 0)
-        current_world().endpoint.lookout._turn_due = 0.0 if due else math.inf
-        default()._turn_due = 0 if due else 1 << 62
+        monkeypatch.setattr(lookouts, "TURN_NANOSECONDS", -1)
+        current_world().endpoint.lookout._turn_due = 0 if due else 1 << 62
         if rank == 0:
             await row(lambda: dist.send(one, 1))
             await dist.barrier()

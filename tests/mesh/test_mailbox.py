@@ -13,7 +13,7 @@ from aiodist.mesh.outbox import EAGER_BYTES, Send, head_of
 from aiodist.shared import box as boxes
 from aiodist.shared import memory as memories
 from aiodist.shared.box import BoxIn, BoxOut
-from aiodist.wire.frames import COLLECTIVE, HEADER_BYTES, POINT_TO_POINT
+from aiodist.wire.frames import COLLECTIVE, HEADER_BYTES, POINT_TO_POINT, decode
 from tests.mesh.pairs import Pair, Side
 
 TAG = (POINT_TO_POINT, 9, 1)
@@ -203,11 +203,12 @@ def test_bytes_that_follow_are_copied_as_they_come(
     data = bytes_of(7, 9000)
     pair.a.send(TAG, data)
     head, place = head_of(TAG, b"m", len(data)), memoryview(bytearray(len(data)))
+    frame, _ = decode(memoryview(head))
     mailbox, words = pair.b.peer.mailbox, box_of(pair.a)._mine
     there = boxes._ENTRIES + 4
     whole = words[there]
     words[there] = len(head) + 4000
-    assert not mailbox.take(head, place, None)
+    assert not mailbox.take(head, frame, place, None)
     assert bytes(place[:4000]) == data[:4000]
     assert bytes(place[4000:]) == bytes(5000)
     recv = pair.b.recv(TAG, len(data))
@@ -224,9 +225,10 @@ def test_bytes_that_follow_are_copied_as_they_come(
 
     monkeypatch.setattr("aiodist.mesh.mailbox.perf_counter", Clock())
     place[:] = bytes(len(data))
-    assert mailbox.take(head, place, None)
+    assert mailbox.take(head, frame, place, None)
     assert bytes(place) == data
     assert waiting(pair.a) == 0
+    assert pair.b.peer.last == frame
 
 
 def test_it_is_prompt_while_nobody_has_to_sleep(pair: Pair) -> None:
