@@ -16,6 +16,7 @@ from aiodist.collectives.select import SHARED_RULES
 from aiodist.groups import process_group
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.world import current_world
+from aiodist.mesh import lookout
 from aiodist.shared.area import LARGEST_SLOT_BYTES, SLOT_BYTES
 from aiodist.shared.memory import SharedMemory
 from aiodist.testing.in_process import run_ranks
@@ -398,7 +399,7 @@ async def test_a_row_of_them_lets_the_loop_have_its_turns(monkeypatch: pytest.Mo
         await dist.barrier(group)
         if rank == 0:
             monkeypatch.setattr(process_group, "swap", lambda *_: True)
-            monkeypatch.setattr(process_group, "_TURN_NANOSECONDS", 10**18)  # but one
+            monkeypatch.setattr(lookout, "TURN_NANOSECONDS", 10**18)  # but one
             turned, again = asyncio.Event(), asyncio.Event()
             asyncio.get_running_loop().call_soon(turned.set)
             end = time.monotonic() + 10
