@@ -21,9 +21,8 @@ evaluation of Nemesis, a scalable, low-latency, message-passing communication su
 
 from __future__ import annotations
 
-import threading
-
 from aiodist.errors import ProtocolError
+from aiodist.shared.ends import End
 
 DEPTH = 32
 """Messages of one box that have not been taken."""
@@ -42,33 +41,7 @@ LINES_BYTES = 8 * (_ENTRIES + _WORDS * DEPTH)
 _ALIGN = 64
 
 
-class _End:
-    """What both ends have: the lines of the tables for this pair, and the sender's segment."""
-
-    def __init__(
-        self, rank: int, segment: memoryview, mine: memoryview, theirs: memoryview
-    ) -> None:
-        self.rank = rank
-        self.is_closed = False
-        self._segment = segment
-        self._mine = mine
-        self._theirs = theirs
-        self._count = 0  # messages put in, or looked at
-        self._fence = threading.Lock()
-
-    def _settle(self) -> None:
-        # An atomic instruction: what was stored before is visible before anything is loaded after.
-        with self._fence:
-            pass
-
-    def close(self) -> None:
-        """Let go of the memory. Idempotent."""
-        self.is_closed = True
-        for view in (self._segment, self._mine, self._theirs):
-            view.release()
-
-
-class BoxOut(_End):
+class BoxOut(End):
     """The sender's end; ``rank`` receives. The ring: ``nbytes`` from ``start`` on in the segment."""
 
     def __init__(
@@ -85,7 +58,6 @@ class BoxOut(_End):
         self._nbytes = nbytes
         self._begins = [0] * DEPTH  # by entry, in the ring
         self._end = 0  # of the last message
-        self._told = 0
 
     def put(self, turn: int, head: bytes, data: memoryview, piece: int) -> bool:
         """Put a message in, behind ``turn`` of the stream's; False where there is no room now.
@@ -153,7 +125,7 @@ class BoxOut(_End):
         return False
 
 
-class BoxIn(_End):
+class BoxIn(End):
     """The receiver's end; ``rank`` sends, and ``segment`` is all of its segment.
 
     Messages are looked at in order, and taken in any.

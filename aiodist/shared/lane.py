@@ -15,10 +15,10 @@ atomic instruction between the two, on both sides, keeps the processor from swap
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass, replace
 
 from aiodist.errors import ProtocolError
+from aiodist.shared.ends import End
 
 CHUNK_BYTES = 512 << 10
 """Of a chunk where there is room: it stays in the cache from the sender's copy to the receiver's."""
@@ -70,34 +70,7 @@ def lay_lines(lines: memoryview) -> None:
     lines[_NAP] = 1
 
 
-class _End:
-    """What both ends have: the lines of the tables for this pair, and the sender's segment."""
-
-    def __init__(
-        self, rank: int, segment: memoryview, mine: memoryview, theirs: memoryview
-    ) -> None:
-        self.rank = rank
-        self.is_closed = False
-        self._segment = segment
-        self._mine = mine
-        self._theirs = theirs
-        self._count = 0  # pieces put up, or taken
-        self._told = 0
-        self._fence = threading.Lock()
-
-    def _settle(self) -> None:
-        # An atomic instruction: what was stored before is visible before anything is loaded after.
-        with self._fence:
-            pass
-
-    def close(self) -> None:
-        """Let go of the memory. Idempotent."""
-        self.is_closed = True
-        for view in (self._segment, self._mine, self._theirs):
-            view.release()
-
-
-class LaneOut(_End):
+class LaneOut(End):
     """The sender's end; ``rank`` receives. It sends while it is moored: while it has chunks."""
 
     def __init__(
@@ -174,7 +147,7 @@ class LaneOut(_End):
         self._settle()
 
 
-class LaneIn(_End):
+class LaneIn(End):
     """The receiver's end; ``rank`` sends, and ``segment`` is all of its segment."""
 
     def __init__(

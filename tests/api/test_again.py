@@ -17,7 +17,7 @@ from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.world import current_world
 from aiodist.shared.area import ASLEEP
 from aiodist.testing.in_process import run_ranks
-from tests.engine.conftest import outcome, until
+from tests.engine.conftest import outcome, until, without_loop
 
 KINDS = (
     again.barrier,
@@ -53,18 +53,6 @@ def arguments(kind: Callable[..., Any], rank: int) -> tuple[tuple[Any, ...], Cal
 
 def default() -> ProcessGroup:
     return current_world().default_group()
-
-
-def without_loop(function: Callable[[], Any]) -> Any:
-    """As a thread calls it that drives the engine while the loop stands still."""
-    loop = asyncio.get_running_loop()
-    asyncio._set_running_loop(None)
-    try:
-        result = function()
-        assert asyncio._get_running_loop() is None
-        return result
-    finally:
-        asyncio._set_running_loop(loop)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

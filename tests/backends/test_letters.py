@@ -20,23 +20,13 @@ from aiodist.mesh import lookout as lookouts
 from aiodist.tensors import buffer_of, encode_meta
 from aiodist.testing.in_process import run_ranks
 from aiodist.wire.frames import POINT_TO_POINT
-from tests.engine.conftest import outcome, until
+from tests.engine.conftest import outcome, until, without_loop
 
 NO_TAG: Mapping[str, Any] = {"tag": 0, "group_src": None, "group_dst": None}
 
 
 def default() -> ProcessGroup:
     return current_world().default_group()
-
-
-def without_loop(function: Callable[[], Any]) -> Any:
-    """As a thread calls it that drives the engine while the loop stands still."""
-    loop = asyncio.get_running_loop()
-    asyncio._set_running_loop(None)
-    try:
-        return function()
-    finally:
-        asyncio._set_running_loop(loop)
 
 
 def send(tensor: Any, dst: int, **named: Any) -> Any:

@@ -66,3 +66,15 @@ async def until(condition: Callable[[], bool]) -> None:
     """Turn by turn, until it holds; the test's own limit bounds it."""
     while not condition():  # noqa: ASYNC110  # no event tells what the engine does inside
         await asyncio.sleep(0.001)
+
+
+def without_loop(function: Callable[[], Any]) -> Any:
+    """As a thread calls it that drives the engine while the loop stands still."""
+    loop = asyncio.get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        result = function()
+        assert asyncio._get_running_loop() is None
+        return result
+    finally:
+        asyncio._set_running_loop(loop)
