@@ -412,3 +412,25 @@ async def test_so_many_different_ones_are_kept_and_no_more() -> None:
             assert 0 < len(backend._letters._known) <= letters._KEPT
 
     await run_ranks(2, main, "shm", timeout=20)
+
+
+@pytest.mark.parametrize("why", ["_error", "_messenger"])
+async def test_a_group_that_is_broken_or_carried_by_others_is_left_alone(why: str) -> None:
+    async def main(rank: int) -> None:
+        one = torch.ones(2)
+        await warm(rank, one, one)
+        if rank == 0:
+            assert send(one, 1) is not None
+            await dist.barrier()
+            setattr(default(), why, dist.PeerLostError("rank 1 is gone"))
+            assert send(one, 1) is None
+            setattr(default(), why, None)
+        else:
+            await dist.barrier()
+            setattr(default(), why, dist.PeerLostError("rank 0 is gone"))
+            assert recv(one, 0) is None
+            setattr(default(), why, None)
+            assert recv(one, 0) is not None
+        await dist.barrier()
+
+    await run_ranks(2, main, "shm", timeout=20)

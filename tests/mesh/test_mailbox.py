@@ -8,6 +8,7 @@ import pytest
 
 from aiodist.errors import ProtocolError
 from aiodist.mesh.chute import BOX_BYTES
+from aiodist.mesh.lanes import LANE_BYTES
 from aiodist.mesh.matching import ANY_SOURCE, Recv
 from aiodist.mesh.outbox import EAGER_BYTES, Send, head_of
 from aiodist.shared import box as boxes
@@ -393,3 +394,18 @@ def test_who_looks_polls_the_box(pair: Pair) -> None:
     for poll in pair.b.peer.polls():
         poll()
     assert content(recv) == b"x"
+
+
+def test_what_is_as_long_as_a_lanes_is_not_posted() -> None:
+    pair = Pair(WINDOW)
+    outbox = pair.a.peer.outbox
+    for length, posted in ((LANE_BYTES - 1, True), (LANE_BYTES, False)):
+        data = memoryview(bytes(length))
+        assert outbox.post(head_of(TAG, b"m", length), data) == posted
+
+
+def test_a_collectives_receive_is_not_for_the_box(pair: Pair) -> None:
+    pair.b.recv((COLLECTIVE, 9, 1), 1)
+    assert not pair.b.inbox.matcher.waits_for(0)
+    pair.b.recv(TAG, 1)
+    assert pair.b.inbox.matcher.waits_for(0)
