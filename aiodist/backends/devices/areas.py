@@ -22,7 +22,7 @@ from aiodist.backends.polling import until
 from aiodist.collectives.all_gather_ring import all_gather_new
 from aiodist.collectives.channel import Channel
 from aiodist.completion import Pending
-from aiodist.errors import ProtocolError
+from aiodist.errors import DistError, ProtocolError
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.wire.objects import ObjectCodec
 
@@ -121,6 +121,8 @@ class Areas:
             await until(self._group, memory.run(sign))
             others = range(self._group.n_ranks)
             offers = [None if other == rank else memory.offer(area) for other in others]
+        except DistError:  # which are among the next: the operation's own end, such as its timeout
+            raise
         except (RuntimeError, OSError) as error:  # torch's, and the system's
             log.info("no device memory to share: %s", error)
             return []

@@ -183,6 +183,27 @@ async def test_a_failure_half_way_leaves_the_group_as_good_as_before() -> None:
         memory.close()
 
 
+async def test_a_rank_whose_device_does_not_answer_says_so_where_the_others_would_wait() -> None:
+    """Its own timeout is no word that it has no memory to share, after which all would go on."""
+
+    class Stuck(MemfdMemory):
+        def run(self, job: Callable[[], None]) -> Callable[[], bool]:
+            super().run(job)
+            return lambda: False
+
+    made = [MemfdMemory(), Stuck(), MemfdMemory()]
+
+    async def body(rank: int) -> None:
+        install(made[rank])
+        told = dist.CollectiveTimeoutError if rank == 1 else dist.CollectiveError
+        with pytest.raises(told, match="rank 1"):
+            await dist.all_reduce(torch.ones(3000), timeout=0.2 if rank == 1 else 60)
+
+    await run_ranks(3, body)
+    for memory in made:
+        memory.close()
+
+
 async def test_a_rank_that_is_given_more_than_it_expects_says_so(
     memories: Callable[..., MemfdMemory],
 ) -> None:
