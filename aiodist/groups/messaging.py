@@ -109,11 +109,10 @@ class Messaging(Ending):
         world = self.world
         outbox = world.endpoint.peer(letter.peer).outbox
         chute = outbox.put(letter.head, data)
-        if chute is None:
-            if not world.as_its_loop(outbox.post, letter.head, data):
-                return None
-        elif chute.must_ring():
-            world.as_its_loop(chute.ring)
+        if chute is not None:
+            chute.see_off(data, world.as_its_loop)
+        elif not world.as_its_loop(outbox.post, letter.head, data):
+            return None
         return world.recorder.ended(self.label, -1, letter.facts, created)
 
     def recv_at_once(self, letter: Letter, into: memoryview, blocks: bool) -> Ended | None:

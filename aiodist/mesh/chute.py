@@ -48,7 +48,7 @@ class Chute:
         self._asked = False
 
     def put(self, turn: int, head: bytes, data: memoryview) -> bool:
-        """Send a message behind ``turn`` of the stream's: it is away then, but for `must_ring`.
+        """Send a message behind ``turn`` of the stream's: it is away after `see_off`.
 
         False: there is no room for it now.
         """
@@ -68,10 +68,26 @@ class Chute:
             self._harbour.later(partial(self._broken, error))
             return False
 
-    def must_ring(self) -> bool:
-        """Whether the other rank sleeps, for whom something was put in, and was not rung for yet."""
-        return self._box is not None and self._box.must_ring()
+    def see_off(self, data: memoryview, call: Callable[[Callable[[], None]], None]) -> None:
+        """Wake the other rank if it sleeps, and copy what `put` has left of the message's ``data``.
 
-    def ring(self) -> None:
-        """Wake it."""
+        ``call(ring)`` is to call ``ring()``. A long message rings before it is there: whoever was
+        woken copies out what has come while more is copied in.
+        """
+        self._wake(call)
+        box = self._box
+        if box is None or len(data) <= PIECE_BYTES:
+            return
+        for start in range(0, len(data), PIECE_BYTES):
+            if box.is_closed or box.is_whole:
+                return
+            box.fill(data, start, min(start + PIECE_BYTES, len(data)))
+        self._wake(call)
+
+    def _wake(self, call: Callable[[Callable[[], None]], None]) -> None:
+        box = self._box
+        if box is not None and not box.is_closed and box.must_ring():
+            call(self._ring)
+
+    def _ring(self) -> None:
         self._connection.send(_BOXED)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from aiodist.errors import ProtocolError
+from aiodist.mesh.incoming import Incoming
 from aiodist.mesh.mailbox import Mailbox
 from aiodist.mesh.matching import ANY_SOURCE, Arrival, Boxed, Matcher, Reader, Recv
 from aiodist.mesh.outbox import MESSAGE_COST, Outbox
@@ -157,7 +158,7 @@ class Inbox:
 
     def peer_lost(self, source: Source, error: BaseException) -> None:
         """``source.error`` is set: receives that only it could answer fail."""
-        source.mailbox.close()
+        source.mailbox.close(error)
         self.matcher.drop_unfinished(source.rank)
         for recv in self.matcher.posted_from(source.rank):
             if recv.src == source.rank and self.matcher.withdraw(recv):
@@ -234,6 +235,21 @@ class Inbox:
         else:
             arrival.order = recv.turn
             self._deliver(recv, arrival)
+
+    def coming(self, source: Source, frame: Frame, incoming: Incoming) -> bool:
+        """A message comes into the box of ``source``. False: nobody waits for it yet."""
+        key = frame.key
+        recv = None if self._is_over(key) else self.matcher.take_recv(key, source.rank)
+        if recv is None:
+            return False
+        source.last = frame
+        error = recv.accept(source.rank, frame.meta, frame.length)
+        if error is not None:
+            recv.fail(error)
+            return True
+        recv.reader = incoming
+        incoming.goes_to(recv)
+        return True
 
     def boxed(self, source: Source, frame: Frame, payload: Boxed) -> None:
         """A message has come into the box of ``source``, and takes no memory of this rank's."""

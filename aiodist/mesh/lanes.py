@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from aiodist.errors import ProtocolError
-from aiodist.mesh.matching import Arrival, Recv
+from aiodist.mesh.incoming import Incoming
 from aiodist.transport.base import Connection, OnSent
 from aiodist.wire.frames import Frame, FrameType, Key, encode
 
@@ -185,23 +185,6 @@ class Lane:
             self._connection.send(_FILLED)
 
 
-class _Placed:
-    """A message that arrives in pieces; a `mesh.matching.Reader`."""
-
-    __slots__ = ("got", "into", "length", "target")
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-        self.got = 0
-        self.target: Recv | Arrival | None = None
-        self.into: memoryview | None = None
-
-    def redirect(self, target: Recv | Arrival | None, destination: memoryview | None) -> None:
-        old, self.target, self.into = self.into, target, destination
-        if destination is not None and old is not None:
-            destination[: self.got] = old[: self.got]
-
-
 class Landing:
     """What one other rank sends to this one through shared memory."""
 
@@ -212,18 +195,15 @@ class Landing:
         self.broken = broken
         self.bytes_taken = 0
         self._lane: LaneIn | None = None
-        self._placed: deque[_Placed] = deque()
+        self._placed: deque[Incoming] = deque()
         self._midway = False  # the last piece was of a large message, and more are to come
 
     # -- from the link
 
     def placed(self, frame: Frame) -> None:
         """A message whose payload comes in pieces."""
-        one = _Placed(frame.length)
-        target = self._inbox.eager(self._source, frame, one)
-        one.target = target
-        if target is not None:
-            one.into = target.data if isinstance(target, Arrival) else target.into
+        one = Incoming(frame.length)
+        one.goes_to(self._inbox.eager(self._source, frame, one))
         self._placed.append(one)
         self.filled()
 
@@ -271,11 +251,9 @@ class Landing:
         one = self._placed[0]
         if len(data) > one.length - one.got:
             raise ProtocolError("a piece runs over the end of its message")
-        if one.into is not None:
-            one.into[one.got : one.got + len(data)] = data
-        one.got += len(data)
+        one.add(data)
         self._taken(data)
-        if one.got == one.length:
+        if one.is_whole:
             self._placed.popleft()
             self._inbox.eager_done(self._source, one.target)
         return True

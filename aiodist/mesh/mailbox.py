@@ -4,15 +4,20 @@
 eager one, but takes no credit: what nobody has asked for waits in the box, which bounds it, and
 `Boxed` is the place where it waits. Messages that went over the stream count as turns on both sides,
 so a message is looked at when all that were sent before it have come, and before any that was sent later.
+
+A long one that a receive waits for is copied out while it is copied in, as `mesh.harbour.Dock`; the
+next is looked at after it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 from aiodist.errors import ProtocolError
+from aiodist.mesh.incoming import Incoming
 from aiodist.wire.frames import POINT_TO_POINT, Frame, decode
 
 if TYPE_CHECKING:
@@ -81,11 +86,13 @@ class Mailbox:
         self._source = source
         self._inbox = inbox
         self._harbour = harbour
-        self._broken = broken
+        self.broken = broken
         self._turn = 0  # messages that came over the stream
         self._box: BoxIn | None = None
         self._closed = False
-        self._polling = False
+        self._incoming: Incoming | None = None  # a message of which a part is there
+        self._begin = 0  # of its payload, in what the box has of it
+        self._engaged = False  # with a message, so that the next one has to wait
         self._armed = False
         self.bytes_taken = 0
         self.is_prompt = False
@@ -105,6 +112,9 @@ class Mailbox:
 
         Raises ProtocolError for what is no message, which ends the stream that is being read.
         """
+        while self._incoming is not None:
+            if not self.step():
+                raise ProtocolError(f"rank {self._source.rank} went on in the middle of a message")
         self._look_at_all(wanted=False)
         self._turn += 1
         box = self._box
@@ -113,12 +123,14 @@ class Mailbox:
 
     def poll(self) -> None:
         """Look at what is in the box and whose turn has come, while a receive waits for it."""
-        if not self._polling:  # what one message sets off is not to end in looking at the next
-            self._polling = True
+        if not self._engaged:  # what one message sets off is not to end in looking at the next
+            self._engaged = True
             try:
                 self._look(wanted=True)
             finally:
-                self._polling = False
+                self._engaged = self._incoming is not None
+            if self._incoming is not None:
+                self._harbour.enlist(self)
 
     def take(self, head: bytes, frame: Frame, into: memoryview, glance: Look | None) -> bool:
         """Copy the next message ``into``, if it has that head and just as many bytes.
@@ -127,7 +139,7 @@ class Mailbox:
         head says. ``glance``: how to look for a message that is not there yet; None for not at all.
         """
         box = self.box
-        if box is None or self._polling:
+        if box is None or self._engaged:
             return False
         if glance is not None:
             self.is_prompt = glance.finds(box.words, *box.next_stamp())
@@ -158,15 +170,68 @@ class Mailbox:
     def rung(self) -> None:
         """Something was put in for this rank, which slept."""
         self.poll()
+        if self._incoming is not None:
+            self._harbour.enlist(self)
         self.is_prompt = False
         self._nap()
 
-    def close(self) -> None:
+    def close(self, error: BaseException) -> None:
         """The other rank is gone, and its memory soon: what has come whole is kept elsewhere."""
+        if self._incoming is not None:
+            with suppress(ProtocolError):
+                self.step()
         self._look(wanted=False)
         self._closed = True
         self._box = None
+        incoming, self._incoming = self._incoming, None
+        if incoming is not None:
+            self._inbox.interrupted(incoming.target, error)
+            self._harbour.work()  # which notices that there is nothing to be done
         self._inbox.unbox(self._source.rank)
+
+    # -- mesh.harbour.Dock
+
+    owes = False
+
+    @property
+    def is_busy(self) -> bool:
+        return self._incoming is not None
+
+    is_near = is_busy
+
+    def step(self) -> bool:
+        box, incoming = self.box, self._incoming
+        if box is None or incoming is None:
+            return False
+        message = box.begun(self._turn)
+        if message is None or len(message) != self._begin + incoming.length:
+            raise ProtocolError(
+                f"rank {self._source.rank} has taken a message back that had begun in its box"
+            )
+        there = box.there()
+        if not self._begin + incoming.got < there <= len(message):
+            return False
+        piece = message[self._begin + incoming.got : there]
+        incoming.add(piece)
+        self.bytes_taken += len(piece)
+        if incoming.is_whole:
+            box.take(box.looked())
+            self._incoming = None
+            self._inbox.eager_done(self._source, incoming.target)
+            self._engaged = False
+            self.poll()
+            self._arm()
+        return True
+
+    def rest(self) -> bool:
+        box, incoming = self.box, self._incoming
+        if box is None or incoming is None:
+            return True
+        box.nap()
+        if box.there() <= self._begin + incoming.got:
+            return True
+        box.wake()
+        return False
 
     # -- inside
 
@@ -174,29 +239,47 @@ class Mailbox:
         try:
             self._look_at_all(wanted)
         except ProtocolError as error:
-            self._broken(error)
+            self.broken(error)
 
     def _look_at_all(self, wanted: bool) -> None:
         """``wanted``: only while a receive waits. What is not looked at can still be taken at once."""
         try:
-            while (box := self.box) is not None and (found := box.next(self._turn)) is not None:
+            while (box := self.box) is not None and (found := box.begun(self._turn)) is not None:
                 if wanted and not self._is_wanted():
                     break
-                self._look_at(box, found)
+                if box.there() == len(found):
+                    self._look_at(box, found)
+                    continue
+                if wanted:
+                    self._begin_with(found)
+                break
         except ProtocolError:
             self._closed = True
             self._box = None
             raise
 
     def _look_at(self, box: BoxIn, message: memoryview) -> None:
-        frame, begin = decode(message)
-        if frame.kind != POINT_TO_POINT or frame.length != len(message) - begin:
-            raise ProtocolError(f"rank {self._source.rank} has put into its box what is no message")
+        frame, begin = self._read(message)
         number = box.looked()
         self.bytes_taken += frame.length
         self.is_prompt = True
         self._harbour.hear()
         self._inbox.boxed(self._source, frame, Boxed(box, number, message[begin:]))
+
+    def _begin_with(self, message: memoryview) -> None:
+        """Copy it out as it comes, if a receive waits for it; without one it is left to come whole."""
+        frame, begin = self._read(message)
+        incoming = Incoming(frame.length)
+        if self._inbox.coming(self._source, frame, incoming):
+            self._incoming, self._begin = incoming, begin
+            self.is_prompt = True
+
+    def _read(self, message: memoryview) -> tuple[Frame, int]:
+        """What the head of a message says, and where its payload begins."""
+        frame, begin = decode(message)
+        if frame.kind != POINT_TO_POINT or frame.length != len(message) - begin:
+            raise ProtocolError(f"rank {self._source.rank} has put into its box what is no message")
+        return frame, begin
 
     def _arm(self) -> None:
         if not self._armed:
@@ -211,7 +294,7 @@ class Mailbox:
     def _nap(self) -> None:
         """Sleep while a receive waits; whoever has been woken once is not woken again for it."""
         box = self.box
-        if box is None:
+        if box is None or self._incoming is not None:  # of which the harbour takes care
             return
         if not self._is_wanted():
             box.wake()

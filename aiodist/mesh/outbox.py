@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import call
 
 from aiodist.completion import Pending
 from aiodist.mesh.chute import Chute
@@ -128,7 +129,7 @@ class Outbox:
     def put(self, head: bytes, data: memoryview) -> Chute | None:
         """Send a message from rank to rank by memory, if it can be away at once. None: it cannot.
 
-        ``head``: its `head_of`. Whoever calls this rings, if he must.
+        ``head``: its `head_of`. Whoever calls this has it seen off.
         """
         chute = self.chute
         if chute is None or self._held or not chute.put(self._streamed, head, data):
@@ -302,9 +303,10 @@ class Outbox:
     def _drop(self, message: Send) -> bool:
         head = head_of(message.key, message.meta, len(message.data))
         chute = self.put(head, message.data)
-        if chute is not None and chute.must_ring():
-            chute.ring()
-        return chute is not None
+        if chute is None:
+            return False
+        chute.see_off(message.data, call)
+        return True
 
     def _hold(self, message: Send) -> None:
         self._held.append(message)

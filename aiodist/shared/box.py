@@ -62,8 +62,8 @@ class BoxOut(End):
     def put(self, turn: int, head: bytes, data: memoryview, piece: int) -> bool:
         """Put a message in, behind ``turn`` of the stream's; False where there is no room now.
 
-        ``piece``: so many bytes of its data are copied before the receiver may know of more. Raises
-        ProtocolError where the other end counts nonsense.
+        Of data longer than ``piece`` only the head: `fill` is to follow. Raises ProtocolError where
+        the other end counts nonsense.
         """
         count = self._count
         length = len(head) + len(data)
@@ -92,11 +92,20 @@ class BoxOut(End):
         mine[entry + 3] = length
         mine[entry + 4] = there
         mine[entry] = count + 1
-        while there < length:
-            part = data[there - len(head) :][:piece]
-            segment[begin + there : begin + there + len(part)] = part
-            mine[entry + 4] = there = there + len(part)
         return True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the message put in last is there."""
+        mine, entry = self._mine, _ENTRIES + (self._count - 1) % DEPTH * _WORDS
+        return mine[entry + 4] == mine[entry + 3]
+
+    def fill(self, data: memoryview, start: int, end: int) -> None:
+        """Copy these bytes in, of the data of the message put in last; then the receiver may know."""
+        mine, entry = self._mine, _ENTRIES + (self._count - 1) % DEPTH * _WORDS
+        place = mine[entry + 2] + mine[entry + 3] - len(data)
+        self._segment[place + start : place + end] = data[start:end]
+        mine[entry + 4] = mine[entry + 3] - len(data) + end
 
     def _place(self, waiting: int, length: int) -> int:
         """Where in the ring there is room for ``length`` bytes beside what waits; -1: nowhere."""
@@ -154,11 +163,6 @@ class BoxIn(End):
     def next_stamp(self) -> tuple[int, int]:
         """The word of the next message's stamp, and what it says once the message is there."""
         return _ENTRIES + self._count % DEPTH * _WORDS, self._count + 1
-
-    def next(self, turn: int) -> memoryview | None:
-        """The next message if it is there whole; else as `begun`."""
-        found = self.begun(turn)
-        return found if found is not None and self.there() == len(found) else None
 
     def there(self) -> int:
         """How many bytes of the next message are there, which has `begun`."""

@@ -36,7 +36,7 @@ def bench_put_and_take(benchmark: Any, ends: tuple[BoxOut, BoxIn], nbytes: int) 
     def pass_on() -> None:
         assert out.put(0, HEAD, data, 1 << 20)
         assert not out.must_ring()
-        found = into.next(0)
+        found = into.begun(0)
         assert found is not None
         place[:] = found[len(HEAD) :]
         into.take(into.looked())

@@ -257,8 +257,8 @@ async def test_who_sleeps_in_a_receive_is_woken_without_a_running_loop() -> None
             assert box is not None
             await until(lambda: bool(box._theirs[1]))
             loops: list[object] = []
-            ring = chute.ring
-            chute.ring = lambda: (  # type: ignore[method-assign]
+            ring = chute._ring
+            chute._ring = lambda: (  # type: ignore[method-assign]
                 loops.append(asyncio._get_running_loop()),
                 ring(),
             )[-1]

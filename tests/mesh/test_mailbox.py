@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from aiodist.errors import ProtocolError
-from aiodist.mesh.chute import BOX_BYTES
+from aiodist.mesh.chute import BOX_BYTES, PIECE_BYTES
 from aiodist.mesh.lanes import LANE_BYTES
 from aiodist.mesh.matching import ANY_SOURCE, Recv
 from aiodist.mesh.outbox import EAGER_BYTES, Send, head_of
@@ -212,10 +212,11 @@ def test_bytes_that_follow_are_copied_as_they_come(
     assert not mailbox.take(head, frame, place, None)
     assert bytes(place[:4000]) == data[:4000]
     assert bytes(place[4000:]) == bytes(5000)
-    recv = pair.b.recv(TAG, len(data))
-    pair.run_soon()
-    assert not recv.done
-    pair.b.inbox.withdraw(recv)
+    words[there] = whole
+    assert content(pair.b.recv(TAG, len(data))) == data
+
+    pair.a.send(TAG, data)
+    words[there] = len(head)
 
     class Clock:
         """Looked at while nothing comes: that is when the sender goes on."""
@@ -230,6 +231,231 @@ def test_bytes_that_follow_are_copied_as_they_come(
     assert bytes(place) == data
     assert waiting(pair.a) == 0
     assert pair.b.peer.last == frame
+
+
+class Steps:
+    """Calls ``between`` after each piece that is copied into a box, with the number copied."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.between: Callable[[int], None] = lambda _: None
+        fill, pieces = BoxOut.fill, 0
+
+        def filled(box: BoxOut, data: memoryview, start: int, end: int) -> None:
+            nonlocal pieces
+            fill(box, data, start, end)
+            pieces = pieces + 1 if start else 1
+            self.between(pieces)
+
+        monkeypatch.setattr(BoxOut, "fill", filled)
+
+
+@pytest.fixture
+def steps(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Steps:
+    for side in (pair.a, pair.b):
+        side.lookout.active = True  # so that messages go in pieces
+    return Steps(monkeypatch)
+
+
+def test_who_sleeps_is_woken_for_a_long_message_before_it_is_there(
+    pair: Pair, steps: Steps
+) -> None:
+    """And copies out what has come while more is copied in."""
+    data = bytes_of(3, 4 * PIECE_BYTES)
+    recv = pair.b.recv(TAG, len(data))
+    pair.run_soon()  # it sleeps
+    heard: list[int] = []
+
+    def between(pieces: int) -> None:
+        if pieces != 3:
+            pair.a.stream.push(1 << 40)  # the bell; the second is for the rest
+            pair.b.harbour.work()
+        heard.append(pair.b.peer.bytes_heard - before)
+        assert not recv.done or pieces == 4
+
+    steps.between = between
+    before = pair.b.peer.bytes_heard
+    pair.a.send(TAG, data)
+    assert [bytes_heard // PIECE_BYTES for bytes_heard in heard] == [1, 2, 2, 4]
+    assert content(recv) == data
+    assert waiting(pair.a) == 0
+    after = pair.b.recv(TAG, 1)
+    pair.settle()
+    pair.a.send(TAG, b"x")
+    pair.settle()
+    assert content(after) == b"x"
+
+
+def test_who_waits_in_the_middle_of_a_message_is_rung_for_at_its_end(
+    pair: Pair, steps: Steps
+) -> None:
+    data = bytes_of(3, 2 * PIECE_BYTES)
+    recv = pair.b.recv(TAG, len(data))
+    pair.run_soon()
+    steps.between = lambda pieces: pieces == 1 and pair.a.stream.push(1 << 40)
+    pair.a.send(TAG, data)
+    assert not recv.done
+    assert pair.a.stream.push(1 << 40) > 0
+    assert content(recv) == data
+
+
+def test_who_falls_asleep_in_the_middle_of_a_message_looks_once_more(
+    pair: Pair, steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sender may have looked whether it sleeps just before."""
+    data = bytes_of(3, 2 * PIECE_BYTES)
+    recv = pair.b.recv(TAG, len(data))
+    pair.run_soon()
+    nap, words = BoxIn.nap, (lambda: box_of(pair.a)._mine)
+    whole = 0
+
+    def late(box: BoxIn) -> None:
+        words()[boxes._ENTRIES + 4] = whole
+        nap(box)
+
+    def between(pieces: int) -> None:
+        nonlocal whole
+        if pieces == 2:
+            whole = words()[boxes._ENTRIES + 4]
+            words()[boxes._ENTRIES + 4] = whole - PIECE_BYTES
+            monkeypatch.setattr(BoxIn, "nap", late)
+            pair.a.stream.push(1 << 40)
+
+    steps.between = between
+    pair.a.send(TAG, data)
+    assert content(recv) == data
+
+
+def test_a_receive_cancelled_in_the_middle_of_a_message_leaves_it_to_the_next(
+    pair: Pair, steps: Steps
+) -> None:
+    data = bytes_of(3, 3 * PIECE_BYTES)
+    first = pair.b.recv(TAG, len(data))
+    pair.run_soon()
+    kept = b""
+    second: list[Recv] = []
+
+    def between(pieces: int) -> None:
+        nonlocal kept
+        if pieces == 1:
+            pair.a.stream.push(1 << 40)
+            pair.b.inbox.withdraw(first)
+            assert first.into is not None
+            kept = bytes(first.into)
+        if pieces == 2:
+            second.append(pair.b.recv(TAG, len(data)))
+
+    steps.between = between
+    pair.a.send(TAG, data)
+    pair.settle()
+    assert not first.done
+    assert first.into == kept, "a cancelled receive was written to"
+    assert content(second[0]) == data
+    assert waiting(pair.a) == 0
+
+
+def test_a_long_message_that_nobody_waits_for_is_looked_at_when_it_is_whole(
+    pair: Pair, steps: Steps
+) -> None:
+    other = pair.b.recv(OTHER, 1)
+    pair.run_soon()
+    data = bytes_of(3, 3 * PIECE_BYTES)
+
+    def between(pieces: int) -> None:
+        pair.a.stream.push(1 << 40)
+        assert not pair.b.inbox.matcher.arrived or pieces == 3
+
+    steps.between = between
+    pair.a.send(TAG, data)
+    pair.settle()
+    assert content(pair.b.recv(TAG, len(data))) == data
+    pair.a.send(OTHER, b"x")
+    pair.settle()
+    assert content(other) == b"x"
+
+
+def test_a_long_message_that_does_not_fit_its_receive_is_dropped(pair: Pair, steps: Steps) -> None:
+    data = bytes_of(3, 2 * PIECE_BYTES)
+    wrong, right = pair.b.recv(TAG, 5), pair.b.recv(TAG, 1)
+    pair.run_soon()
+    steps.between = lambda _: pair.a.stream.push(1 << 40)
+    pair.a.send(TAG, data)
+    pair.a.send(TAG, b"x")
+    pair.settle()
+    assert isinstance(wrong.error, ValueError)
+    assert content(right) == b"x"
+    assert waiting(pair.a) == 0
+
+
+@pytest.mark.parametrize("last", ["unseen", "missing"])
+def test_a_sender_lost_in_the_middle_of_a_message(pair: Pair, steps: Steps, last: str) -> None:
+    """Who has put in all of it before has sent it."""
+    data = bytes_of(3, 2 * PIECE_BYTES)
+    recv = pair.b.recv(TAG, len(data))
+    pair.run_soon()
+
+    def between(pieces: int) -> None:
+        if pieces == 1:
+            pair.a.stream.push(1 << 40)
+        if pieces == (1 if last == "missing" else 2):
+            pair.lose(pair.b, OSError("cut"))
+
+    steps.between = between
+    pair.a.send(TAG, data)
+    if last == "missing":
+        assert isinstance(recv.error, ConnectionError)
+        assert not pair.b.harbour._busy
+    else:
+        assert content(recv) == data
+    assert isinstance(pair.b.recv(TAG, 1).error, ConnectionError)
+
+
+def test_what_follows_over_the_stream_comes_after_it(pair: Pair, steps: Steps) -> None:
+    data = bytes_of(3, 2 * PIECE_BYTES)
+    recvs = [pair.b.recv(TAG, len(data)), pair.b.recv(TAG, 1)]
+    pair.run_soon()
+    order: list[int] = []
+    for number, recv in enumerate(recvs):
+        recv.callback = lambda number=number: order.append(number)  # type: ignore[misc]
+    steps.between = lambda pieces: pieces == 1 and pair.a.stream.push(1 << 40)
+    outbox = pair.a.peer.outbox
+    pair.a.send(TAG, data)
+    chute, outbox.chute = outbox.chute, None
+    pair.a.stream.queue.clear()  # of the bell that is on its way
+    pair.a.send(TAG, b"x")
+    outbox.chute = chute
+    pair.settle()
+    assert order == [0, 1]
+    assert content(recvs[0]) + content(recvs[1]) == data + b"x"
+
+
+@pytest.mark.parametrize("lie", ["taken back", "sent on"])
+def test_a_sender_that_lies_in_the_middle_of_a_message_is_cut_off(
+    pair: Pair, steps: Steps, lie: str
+) -> None:
+    recv = pair.b.recv(TAG, 2 * PIECE_BYTES)
+    pair.run_soon()
+    outbox = pair.a.peer.outbox
+
+    def between(pieces: int) -> None:
+        if pieces > 1:
+            return
+        pair.a.stream.push(1 << 40)
+        if lie == "taken back":
+            box_of(pair.a)._mine[boxes._ENTRIES + 3] -= 1
+            pair.b.harbour.work()
+            pair.run_soon()
+        else:
+            chute, outbox.chute = outbox.chute, None
+            pair.a.send(TAG, b"x")
+            outbox.chute = chute
+            with pytest.raises(ProtocolError, match="in the middle of a message") as raised:
+                pair.a.stream.push(1 << 40)
+            pair.lose(pair.b, raised.value)
+
+    steps.between = between
+    pair.a.send(TAG, bytes(2 * PIECE_BYTES))
+    assert isinstance(recv.error, ConnectionError)
+    assert [type(error) for error in pair.b.lost] == [ProtocolError]
 
 
 def test_it_is_prompt_while_nobody_has_to_sleep(pair: Pair) -> None:

@@ -29,10 +29,21 @@ class Ends:
         self.into: BoxIn = into
 
     def put(self, data: bytes, turn: int = 0, piece: int = 1 << 20) -> bool:
-        return self.out.put(turn, HEAD, memoryview(data), piece)
+        view = memoryview(data)
+        if not self.out.put(turn, HEAD, view, piece):
+            return False
+        assert self.out.is_whole == (len(data) <= piece)
+        for start in range(0, 0 if self.out.is_whole else len(data), piece):
+            self.out.fill(view, start, min(start + piece, len(data)))
+        assert self.out.is_whole
+        return True
+
+    def whole(self, turn: int = 0) -> memoryview | None:
+        found = self.into.begun(turn)
+        return found if found is not None and self.into.there() == len(found) else None
 
     def take(self, turn: int = 0) -> bytes | None:
-        found = self.into.next(turn)
+        found = self.whole(turn)
         if found is None:
             return None
         data = bytes(found)
@@ -81,7 +92,7 @@ def test_in_any_order_and_of_any_length(ends: Ends, seed: int) -> None:
             data = put.to_bytes(4, "little") * (length // 4)
             if ends.put(data):
                 put += 1
-                found = ends.into.next(0)
+                found = ends.whole(0)
                 assert found is not None
                 waiting[ends.into.looked()] = found, HEAD + data
             else:
@@ -110,7 +121,7 @@ def test_a_message_that_has_begun_is_not_there_before_its_last_byte(ends: Ends) 
     ends.put(data)
     count = boxes._ENTRIES + 4
     ends.out._mine[count] = len(HEAD) + 199
-    assert ends.into.next(0) is None
+    assert ends.whole(0) is None
     begun = ends.into.begun(0)
     assert begun is not None
     assert begun[: ends.into.there()] == HEAD + data[:199]
@@ -179,7 +190,7 @@ def test_a_sender_that_speaks_of_other_memory_is_told(ends: Ends, word: int, val
     ends.put(b"x")
     ends.out._mine[boxes._ENTRIES + word] = value
     with pytest.raises(ProtocolError, match="rank 0 speaks of"):
-        ends.into.next(0)
+        ends.whole(0)
 
 
 def test_all_boxes_of_a_rank_take_a_sixth_of_its_segment_at_most() -> None:
