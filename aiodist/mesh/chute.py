@@ -79,14 +79,14 @@ class Chute:
         if box is None or len(data) <= PIECE_BYTES:
             return
         for start in range(0, len(data), PIECE_BYTES):
-            if box.is_closed or box.is_whole:
+            if box.is_whole:
                 return
             box.fill(data, start, min(start + PIECE_BYTES, len(data)))
         self._wake(call)
 
     def _wake(self, call: Callable[[Callable[[], None]], None]) -> None:
         box = self._box
-        if box is not None and not box.is_closed and box.must_ring():
+        if box is not None and box.must_ring():
             call(self._ring)
 
     def _ring(self) -> None:

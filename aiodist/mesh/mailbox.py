@@ -169,8 +169,9 @@ class Mailbox:
 
     def rung(self) -> None:
         """Something was put in for this rank, which slept."""
-        self.poll()
-        if self._incoming is not None:
+        if self._incoming is None:
+            self.poll()
+        else:
             self._harbour.enlist(self)
         self.is_prompt = False
         self._nap()

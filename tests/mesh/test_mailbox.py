@@ -305,20 +305,22 @@ def test_who_falls_asleep_in_the_middle_of_a_message_looks_once_more(
     data = bytes_of(3, 2 * PIECE_BYTES)
     recv = pair.b.recv(TAG, len(data))
     pair.run_soon()
-    nap, words = BoxIn.nap, (lambda: box_of(pair.a)._mine)
+    nap = BoxIn.nap
     whole = 0
 
     def late(box: BoxIn) -> None:
-        words()[boxes._ENTRIES + 4] = whole
+        box_of(pair.a)._mine[boxes._ENTRIES + 4] = whole
         nap(box)
 
     def between(pieces: int) -> None:
         nonlocal whole
         if pieces == 2:
-            whole = words()[boxes._ENTRIES + 4]
-            words()[boxes._ENTRIES + 4] = whole - PIECE_BYTES
+            words = box_of(pair.a)._mine
+            whole = words[boxes._ENTRIES + 4]
+            words[boxes._ENTRIES + 4] = whole - PIECE_BYTES
             monkeypatch.setattr(BoxIn, "nap", late)
             pair.a.stream.push(1 << 40)
+            assert recv.done
 
     steps.between = between
     pair.a.send(TAG, data)
@@ -386,6 +388,33 @@ def test_a_long_message_that_does_not_fit_its_receive_is_dropped(pair: Pair, ste
     assert waiting(pair.a) == 0
 
 
+def test_after_a_long_message_the_next_ones_are_looked_at(pair: Pair, steps: Steps) -> None:
+    data = bytes_of(3, 2 * PIECE_BYTES)
+    recvs = [pair.b.recv(TAG, len(data)), pair.b.recv(TAG, 1), pair.b.recv(TAG, 1)]
+    pair.run_soon()
+    steps.between = lambda pieces: pieces == 1 and pair.a.stream.push(1 << 40)
+    pair.a.send(TAG, data)
+    pair.a.send(TAG, b"x")
+    pair.a.stream.queue.clear()  # it looks by itself
+    pair.b.harbour.work()
+    assert content(recvs[0]) + content(recvs[1]) == data + b"x"
+    pair.run_soon()
+    pair.a.send(TAG, b"y")
+    assert pair.a.stream.queued() > 0
+    pair.settle()
+    assert content(recvs[2]) == b"y"
+
+
+def test_where_ranks_take_turns_on_a_core_all_of_a_message_is_there_at_once(
+    pair: Pair, steps: Steps
+) -> None:
+    pair.a.lookout.active = False
+    steps.between = lambda _: pytest.fail("it goes in pieces")
+    data = bytes_of(3, 2 * PIECE_BYTES)
+    pair.a.send(TAG, data)
+    assert content(pair.b.recv(TAG, len(data))) == data
+
+
 @pytest.mark.parametrize("last", ["unseen", "missing"])
 def test_a_sender_lost_in_the_middle_of_a_message(pair: Pair, steps: Steps, last: str) -> None:
     """Who has put in all of it before has sent it."""
@@ -397,7 +426,9 @@ def test_a_sender_lost_in_the_middle_of_a_message(pair: Pair, steps: Steps, last
         if pieces == 1:
             pair.a.stream.push(1 << 40)
         if pieces == (1 if last == "missing" else 2):
-            pair.lose(pair.b, OSError("cut"))
+            peer = pair.b.peer
+            peer.error = ConnectionError("cast out")  # nobody has looked at a stream
+            pair.b.inbox.peer_lost(peer, peer.error)
 
     steps.between = between
     pair.a.send(TAG, data)
