@@ -210,7 +210,12 @@ class Mailbox:
                 f"rank {self._source.rank} has taken a message back that had begun in its box"
             )
         there = box.there()
-        if not self._begin + incoming.got < there <= len(message):
+        if there > len(message):
+            raise ProtocolError(
+                f"rank {self._source.rank} has put {there} bytes of a message into its box, which is "
+                f"{len(message)} long"
+            )
+        if there <= self._begin + incoming.got:
             return False
         piece = message[self._begin + incoming.got : there]
         incoming.add(piece)

@@ -459,7 +459,7 @@ def test_what_follows_over_the_stream_comes_after_it(pair: Pair, steps: Steps) -
     assert content(recvs[0]) + content(recvs[1]) == data + b"x"
 
 
-@pytest.mark.parametrize("lie", ["taken back", "sent on"])
+@pytest.mark.parametrize("lie", ["taken back", "too much", "sent on"])
 def test_a_sender_that_lies_in_the_middle_of_a_message_is_cut_off(
     pair: Pair, steps: Steps, lie: str
 ) -> None:
@@ -473,6 +473,10 @@ def test_a_sender_that_lies_in_the_middle_of_a_message_is_cut_off(
         pair.a.stream.push(1 << 40)
         if lie == "taken back":
             box_of(pair.a)._mine[boxes._ENTRIES + 3] -= 1
+            pair.b.harbour.work()
+            pair.run_soon()
+        elif lie == "too much":
+            box_of(pair.a)._mine[boxes._ENTRIES + 4] += PIECE_BYTES * 2
             pair.b.harbour.work()
             pair.run_soon()
         else:
