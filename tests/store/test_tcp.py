@@ -233,6 +233,7 @@ async def test_client_that_guesses_a_proof_gets_nothing(caplog):
 async def test_timeout_reaches_the_others_although_the_server_closes(server):
     async with await TcpStore.connect("127.0.0.1", server.port, soon()) as store:
         other = asyncio.create_task(exchange(store, 1, 3, b"", soon()))
+        await until(lambda: "exchange/all" in server._table._watches)
         with pytest.raises(StoreTimeoutError, match="rank 0: rank 2 of 3 did not arrive"):
             await exchange(server.store(), 0, 3, b"", Deadline(0.05))
         await server.close()
