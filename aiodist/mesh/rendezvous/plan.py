@@ -19,6 +19,8 @@ from aiodist.mesh.rendezvous.methods import InitMethod, parse
 UNSET = -1
 """What rank and world_size are where the caller left them out, as in torch."""
 
+_UNSET_IS = f"(rank={UNSET} or world_size={UNSET} means that it is not given)"
+
 
 @dataclass(frozen=True)
 class Master:
@@ -53,6 +55,7 @@ def plan(init_method: str | None, *, rank: int, size: int, environ: Mapping[str,
     here = look_around(environ)
     own_rank = _given("rank", rank, method.rank, method) or here.rank()
     own_size = _given("world_size", size, method.size, method) or here.size()
+    check_rank(own_rank, own_size)
     meeting = _meeting(method, here)
     alone = own_size is not None and own_size.value == 1 and own_rank is not None
     missing = [
@@ -62,7 +65,6 @@ def plan(init_method: str | None, *, rank: int, size: int, environ: Mapping[str,
     ]
     if own_rank is None or own_size is None or (meeting.missing and not alone):
         raise _missing(method, here, [*missing, *meeting.missing])
-    check_rank(own_rank, own_size)
     master = None
     if meeting.host is not None and meeting.port is not None:
         host = meeting.host.removeprefix("[").removesuffix("]")
@@ -84,7 +86,7 @@ def plan_with_store(*, rank: int, size: int, environ: Mapping[str, str]) -> Plan
     if own_rank is None or own_size is None:
         raise InvalidUsageError(
             "init_process_group(store=...) needs rank= and world_size= as well: a store does not "
-            "say which rank this is"
+            f"say which rank this is. {_UNSET_IS}"
         )
     check_rank(own_rank, own_size)
     here = look_around(environ)
@@ -96,11 +98,13 @@ def plan_with_store(*, rank: int, size: int, environ: Mapping[str, str]) -> Plan
     )
 
 
-def check_rank(rank: Number, size: Number) -> None:
-    """Raises InvalidUsageError unless 0 <= rank < size."""
-    if size.value < 1:
+def check_rank(rank: Number | None, size: Number | None) -> None:
+    """Raises InvalidUsageError unless 0 <= rank < size, as far as they are known."""
+    if size is not None and size.value < 1:
         raise InvalidUsageError(f"{size} is impossible: a world has at least one rank")
-    if not 0 <= rank.value < size.value:
+    if rank is not None and rank.value < 0:
+        raise InvalidUsageError(f"{rank} is impossible: ranks go from 0 to the world size less 1")
+    if rank is not None and size is not None and rank.value >= size.value:
         raise InvalidUsageError(f"{rank} does not fit {size}: ranks go from 0 to {size.value - 1}")
 
 
@@ -150,9 +154,10 @@ def _missing(method: InitMethod, here: Surroundings, names: list[str]) -> Invali
             f"init_process_group with init_method 'env://': {what}{by}. `aiodist run`, torchrun, "
             "mpiexec and Slurm's srun set what is needed, except that mpiexec over several hosts "
             "wants MASTER_ADDR and MASTER_PORT from you; or pass rank=, world_size= and "
-            "init_method='tcp://host:port' or 'file:///path' yourself"
+            f"init_method='tcp://host:port' or 'file:///path' yourself. {_UNSET_IS}"
         )
     return InvalidUsageError(
         f"init_process_group with init_method {method.url!r} needs the rank and the world size: "
-        f"pass rank= and world_size=, or add ?rank=0&world_size=2 to the URL; {what} either"
+        f"pass rank= and world_size=, or add ?rank=0&world_size=2 to the URL; {what} either. "
+        f"{_UNSET_IS}"
     )

@@ -193,7 +193,7 @@ def test_all_that_is_missing_in_one_message() -> None:
         ({"RANK": "abc"}, "RANK='abc' is not a whole number"),
         ({"WORLD_SIZE": "2.5"}, "WORLD_SIZE='2.5' is not a whole number"),
         ({"RANK": "4"}, "RANK=4 does not fit WORLD_SIZE=4: ranks go from 0 to 3"),
-        ({"RANK": "-2"}, "RANK=-2 does not fit"),
+        ({"RANK": "-2"}, "RANK=-2 is impossible: ranks go from 0"),
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0 is impossible"),
         ({"MASTER_PORT": "65536"}, "MASTER_PORT=65536 is not a TCP port"),
         ({"MASTER_PORT": "http"}, "MASTER_PORT='http' is not a whole number"),
@@ -202,6 +202,19 @@ def test_all_that_is_missing_in_one_message() -> None:
 )
 def test_malformed_variables(changed: dict[str, str], part: str) -> None:
     assert part in error(PLAIN | changed)
+
+
+@pytest.mark.parametrize("environ", [{}, {"RANK": "0"}, MASTER])
+def test_numbers_are_looked_at_before_the_address(environ: dict[str, str]) -> None:
+    assert "world_size=0 is impossible" in error(environ, rank=0, size=0)
+    assert "world_size=0 is impossible" in error(environ, size=0)
+    assert "rank=-2 is impossible" in error(environ, rank=-2)
+    assert "rank=2 does not fit world_size=2" in error(environ, rank=2, size=2)
+
+
+def test_minus_one_is_said_to_mean_nothing() -> None:
+    for url in (None, "tcp://h:1"):
+        assert "rank=-1 or world_size=-1 means that it is not given" in error({}, url, size=2)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +252,7 @@ def test_a_store_needs_rank_and_world_size() -> None:
     found = plan_with_store(rank=1, size=2, environ=LOCAL)
     assert found == Plan(1, 2, 1, "the store given")
     for rank, size in ((-1, 2), (0, -1)):
-        with pytest.raises(InvalidUsageError, match="needs rank= and world_size="):
+        with pytest.raises(InvalidUsageError, match="needs rank= and world_size=.*rank=-1"):
             plan_with_store(rank=rank, size=size, environ=PLAIN)
     with pytest.raises(InvalidUsageError, match="rank=2 does not fit world_size=2"):
         plan_with_store(rank=2, size=2, environ={})
