@@ -76,6 +76,18 @@ class Surroundings:
     def size(self) -> Number | None:
         return _first_number(self.environ, "WORLD_SIZE", self.launcher.size)
 
+    def overruled(self, rank: Number, size: Number) -> list[str]:
+        """For messages: what it says of rank and size where these come from elsewhere, and differ."""
+        found = []
+        for given, own in (
+            (rank, ("RANK", self.launcher.rank)),
+            (size, ("WORLD_SIZE", self.launcher.size)),
+        ):
+            name, text = _first_text(self.environ, *own)
+            if text and given.origin != name and text != str(given.value):
+                found.append(f"{given} overrules {name}={text}")
+        return found
+
     def local_rank(self) -> int | None:
         number = _first_number(self.environ, "LOCAL_RANK", self.launcher.local_rank)
         return None if number is None else number.value
@@ -94,11 +106,17 @@ def look_around(environ: Environ) -> Surroundings:
 
 
 def _first_number(environ: Environ, *names: str | None) -> Number | None:
+    name, text = _first_text(environ, *names)
+    return whole_number(text, name) if text else None
+
+
+def _first_text(environ: Environ, *names: str | None) -> tuple[str, str]:
+    """The first of ``names`` that is set, and to what; two times "" where none is."""
     for name in filter(None, names):
         text = environ.get(name, "").strip()
         if text:
-            return whole_number(text, name)
-    return None
+            return name, text
+    return "", ""
 
 
 def whole_number(text: str, origin: str) -> Number:

@@ -287,7 +287,7 @@ async def _own_addresses(
         told = ", ".join(f"rank {rank}: {size}" for rank, size in enumerate(sizes))
         raise InvalidUsageError(
             f"the ranks were told different world sizes ({told}; this is rank {own.rank}, told "
-            f"{own.size}): give every rank the same"
+            f"{own.size} by {own.source}): give every rank the same"
         )
     if hosts is not None:
         return hosts

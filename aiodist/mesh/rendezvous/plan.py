@@ -37,7 +37,8 @@ class Master:
 @dataclass(frozen=True)
 class Plan:
     """At most one of ``master`` and ``file`` is set; with neither, the rank is alone or was
-    handed a store. ``one_host``: whether the launcher says that all ranks are on this host."""
+    handed a store. ``source``: who told all that, for messages. ``one_host``: whether the launcher
+    says that all ranks are on this host."""
 
     rank: int
     size: int
@@ -73,7 +74,7 @@ def plan(init_method: str | None, *, rank: int, size: int, environ: Mapping[str,
         own_rank.value,
         own_size.value,
         local_rank=here.local_rank(),
-        source=here.launcher.name if method.scheme == "env" else f"init_method {method.url}",
+        source=_source(method, here, own_rank, own_size),
         one_host=here.local_size() == own_size.value,
         master=master,
         file=meeting.file,
@@ -132,6 +133,12 @@ def _meeting(method: InitMethod, here: Surroundings) -> Meeting:
     if method.scheme == "file":
         return Meeting(file=method.path)
     return Meeting(method.host, method.port)
+
+
+def _source(method: InitMethod, here: Surroundings, rank: Number, size: Number) -> str:
+    name = here.launcher.name if method.scheme == "env" else f"init_method {method.url}"
+    overruled = here.overruled(rank, size)
+    return f"{name} (but {' and '.join(overruled)})" if overruled else name
 
 
 def _is_agents(host: str, port: Number, method: InitMethod, here: Surroundings) -> bool:

@@ -288,7 +288,7 @@ async def test_ranks_that_were_told_different_sizes(port: int) -> None:
     url = f"tcp://127.0.0.1:{port}"
     results = await asyncio.gather(meet(url, 0, 2), meet(url, 1, 3), return_exceptions=True)
     assert [type(error) for error in results] == [InvalidUsageError] * 2
-    assert "rank 0: 2, rank 1: 3; this is rank 1, told 3" in str(results[1])
+    assert f"rank 0: 2, rank 1: 3; this is rank 1, told 3 by init_method {url})" in str(results[1])
 
 
 async def test_a_port_in_use() -> None:

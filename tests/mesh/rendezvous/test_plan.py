@@ -144,6 +144,17 @@ def test_arguments_win_over_the_environment() -> None:
     assert go(PLAIN | {"RANK": "abc"}, rank=0).rank == 0
 
 
+def test_a_number_that_overrules_another_one_is_named_with_it() -> None:
+    assert go(PLAIN, size=3).source == "the environment (but world_size=3 overrules WORLD_SIZE=4)"
+    both = "the environment (but rank=0 overrules RANK=1 and world_size=2 overrules WORLD_SIZE=4)"
+    assert go(PLAIN, rank=0, size=2).source == both
+    assert go(SLURM, size=4).source == "Slurm (but world_size=4 overrules SLURM_NTASKS=8)"
+    assert go(PLAIN | {"RANK": "abc"}, rank=0).source.endswith("(but rank=0 overrules RANK=abc)")
+    assert go(PLAIN, "env://?world_size=3").source.endswith("world_size=3 overrules WORLD_SIZE=4)")
+    assert go(PLAIN, rank=1, size=4).source == "the environment"
+    assert go(SLURM | {"WORLD_SIZE": "4"}).source == "Slurm"
+
+
 def test_urls_take_what_they_lack_from_the_environment() -> None:
     found = go(SLURM, "tcp://head:1234")
     assert (found.rank, found.size, found.local_rank) == (3, 8, 1)
@@ -252,7 +263,7 @@ def test_a_store_needs_rank_and_world_size() -> None:
     found = plan_with_store(rank=1, size=2, environ=LOCAL)
     assert found == Plan(1, 2, 1, "the store given")
     for rank, size in ((-1, 2), (0, -1)):
-        with pytest.raises(InvalidUsageError, match="needs rank= and world_size=.*rank=-1"):
+        with pytest.raises(InvalidUsageError, match=r"needs rank= and world_size=.*rank=-1"):
             plan_with_store(rank=rank, size=size, environ=PLAIN)
     with pytest.raises(InvalidUsageError, match="rank=2 does not fit world_size=2"):
         plan_with_store(rank=2, size=2, environ={})
