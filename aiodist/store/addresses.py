@@ -110,8 +110,9 @@ def _cannot_listen(host: str, port: int, error: OSError) -> DistStoreError:
     where = show(host, port)
     if error.errno == errno.EADDRINUSE:
         why = (
-            f"port {port} is in use on {host}, perhaps by another job; choose another one "
-            "(MASTER_PORT, --master_port, or the number in tcp://host:port)"
+            f"port {port} is in use on {host}, perhaps by another job: choose another one "
+            "(MASTER_PORT, --master_port, or the number in tcp://host:port); or by another process "
+            "of this job that was given rank 0, too: give each process a rank of its own"
         )
     elif error.errno == errno.EADDRNOTAVAIL:
         why = (

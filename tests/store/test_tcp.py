@@ -72,8 +72,9 @@ async def test_no_host_does_not_mean_every_address():
 
 
 async def test_port_in_use_is_named(server):
-    with pytest.raises(DistStoreError, match=rf"port {server.port} is in use.*choose another"):
+    with pytest.raises(DistStoreError, match=rf"port {server.port} is in use.*choose another") as e:
         await TcpStoreServer.start("127.0.0.1", server.port)
+    assert "another process of this job that was given rank 0, too" in str(e.value)
 
 
 async def test_address_of_another_host():
