@@ -30,7 +30,7 @@ def dump_main(argv: Sequence[str]) -> int:
         description="Read the parts that all ranks have dumped into a folder, and say which rank "
         "is behind and where the ranks begin to differ.",
     )
-    parser.add_argument("folder", help="what AIODIST_DUMP_DIR was")
+    parser.add_argument("folder", metavar="DIR", help="what AIODIST_DUMP_DIR was")
     parser.add_argument("--job", help="of this job, or one that begins so (default: the latest)")
     args = parser.read(argv)
     sys.stdout.write(report(read_parts(args.folder, args.job)))
@@ -43,7 +43,9 @@ def trace_main(argv: Sequence[str]) -> int:
         prog="aiodist trace",
         description="Make one trace of all ranks, on one clock, for ui.perfetto.dev or Chrome.",
     )
-    parser.add_argument("folder", help="what AIODIST_TRACE_DIR (or AIODIST_DUMP_DIR) was")
+    parser.add_argument(
+        "folder", metavar="DIR", help="what AIODIST_TRACE_DIR (or AIODIST_DUMP_DIR) was"
+    )
     parser.add_argument(
         "-o", "--output", default="trace.json", metavar="FILE", help="(default trace.json)"
     )

@@ -77,6 +77,8 @@ MISTAKES = [
     (["frob"], "there is no command 'frob'\nusage: aiodist COMMAND"),
     (["rum", "-n", "2"], "there is no command 'rum': did you mean 'aiodist run'?"),
     (["doctor", "--frobnicate"], "unknown option --frobnicate\naiodist: aiodist doctor --help"),
+    (["trace"], "required: DIR\n"),
+    (["dump"], "required: DIR\n"),
     ([], "usage: aiodist COMMAND"),
 ]
 

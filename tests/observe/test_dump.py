@@ -187,7 +187,7 @@ def test_mistakes_get_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert aiodist(["dump", str(tmp_path)]) == 2
     assert "AIODIST_DUMP_DIR" in capsys.readouterr().err
     assert aiodist(["trace"]) == 2
-    assert "required: folder" in capsys.readouterr().err
+    assert "required: DIR" in capsys.readouterr().err
     (tmp_path / "aiodist-x-rank0.json").write_text("{}")
     assert aiodist(["trace", str(tmp_path)]) == 1
     assert "this is no part of a dump" in capsys.readouterr().err
