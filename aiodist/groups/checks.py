@@ -96,7 +96,7 @@ def check_root_list(items: Any, name: str, group: ProcessGroup, root: int) -> li
 
 def check_ranks(ranks: Sequence[int], size: int, where: str = "the world") -> tuple[int, ...]:
     """Ranks of a new group, numbers below ``size`` in ``where``: distinct, at least one."""
-    if not isinstance(ranks, Iterable):
+    if not isinstance(ranks, Iterable) or isinstance(ranks, (str, bytes)):
         raise TypeError(f"ranks must be a list of ints, not {type(ranks).__name__}")
     chosen = tuple(ranks)
     for rank in chosen:
