@@ -83,7 +83,7 @@ def _unusable_dtype(array: Array, name: str) -> Exception:
     elif dtype.kind in "mM":
         advice = f"pass {name}.view('int64')"
     elif dtype.names is not None or dtype.kind in "SUVT":
-        advice = f"pass its bytes: {name}.view('uint8')"
+        advice = f"to move it, not to reduce it, pass its bytes: {name}.view('uint8')"
     else:
         same_size = f"{name}.view('uint{dtype.itemsize * 8}')"
         advice = f"pass a view with a dtype of numpy's own, {same_size}, or a torch tensor"
