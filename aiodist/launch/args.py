@@ -156,6 +156,13 @@ def _add_common(parser: Parser) -> None:
         help="start ranks that failed anew, up to N times: the failed one alone where the script "
         "has called register_elastic(), else all (default 0; one node)",
     )
+    parser.add_argument(
+        "--keep_going",
+        "--keep-going",
+        action="store_true",
+        help="leave the other ranks alone when one fails, for a script that calls shrink(); the "
+        "exit code is still that of the first that failed",
+    )
     parser.add_argument("script", help="the script (module, program) to start")
     parser.add_argument(
         "script_args", nargs=argparse.REMAINDER, metavar="...", help="its own arguments"
@@ -195,6 +202,7 @@ def job_spec(args: argparse.Namespace, environment: Mapping[str, str]) -> JobSpe
         prefix=not args.no_prefix,
         grace=args.grace,
         max_restarts=args.max_restarts,
+        keep_going=args.keep_going,
         environment=environment,
     )
 

@@ -41,6 +41,8 @@ class JobSpec:
     """Seconds between asking a rank to stop and killing it; 0 kills at once."""
     max_restarts: int = 0
     """How often ranks that failed are started anew, before a failure ends the job; on one node."""
+    keep_going: bool = False
+    """Leave the others alone when a rank fails; they notice by themselves, and may `shrink`."""
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     """What the ranks inherit, before the job's own variables."""
 
@@ -68,6 +70,11 @@ class JobSpec:
             raise InvalidUsageError(
                 "--max-restarts is for a job on one node: the launchers of several do not know of "
                 "each other; leave it out, or use torchrun"
+            )
+        if self.max_restarts and self.keep_going:
+            raise InvalidUsageError(
+                "--keep-going and --max-restarts exclude each other: one leaves the place of a "
+                "rank that failed empty, the other starts it anew; leave one out"
             )
         if not self.grace >= 0:  # catches nan, too
             raise InvalidUsageError(f"the grace must be 0 or more seconds, not {self.grace}")

@@ -214,10 +214,24 @@ class Launcher:
             stderr=rank.tail.text() if self.spec.prefix else None,
         )
         self._failures.append(failure)
+        if self.spec.keep_going:
+            self._go_on_without(rank)
+            return
         settle = SETTLE if failure.is_consequence() else 0.0
         self._stop_at = min(self._stop_at, time.monotonic() + settle)
         if not settle:
             self._stop(signal.SIGTERM)
+
+    def _go_on_without(self, rank: RankProcess) -> None:
+        """``rank`` has failed, and the others are left alone."""
+        assert rank.status is not None
+        rank.send_group(signal.SIGKILL)  # what it has left running may hold its streams open
+        others = [other.rank for other in self._ranks if other.running]
+        if others:
+            self._say(
+                f"aiodist: rank {rank.rank} has failed: {describe_status(rank.status)}; "
+                f"{_ranks(others)} may go on without it (--keep-going)"
+            )
 
     # starting anew
 
@@ -366,7 +380,9 @@ class Launcher:
             if rank.rank != first.rank and rank.status and not rank.replaced:
                 ends.setdefault(describe_status(rank.status), []).append(rank.rank)
         told = []
-        if self._returned and first.is_consequence():
+        if self._returned and self.spec.keep_going:
+            told.append(f"{_ranks(sorted(self._returned))} returned with exit code 0")
+        elif self._returned and first.is_consequence():
             left = _ranks(self._returned)
             told.append(
                 f"{left} had returned with exit code 0, perhaps sooner than the script meant"

@@ -1,0 +1,79 @@
+"""``--keep-going``: a rank fails, and the launcher leaves the others alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from aiodist.errors import InvalidUsageError
+from aiodist.launch import JobSpec
+
+PAGE = Path(__file__).parents[2] / "docs" / "recovery.md"
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+
+
+def test_the_program_of_the_page_goes_on_without_the_dead(sandbox, run_command):
+    """Its ranks print what stands below it, and the exit code is that of the rank that died."""
+    (program,) = (text for kind, text in BLOCKS if kind == "python" and "SIGKILL" in text)
+    (shown,) = (text for kind, text in BLOCKS if kind == "console" and "--keep-going" in text)
+    (sandbox.folder / "survivors.py").write_text(program)
+    command, *lines = shown.splitlines()
+    launcher = command.removeprefix("$ aiodist ").split()
+    code, out, err = sandbox.run(*run_command[:-1], *launcher)
+    assert code == 137, err
+    # One rank's lines keep their order; those of two ranks come as they come.
+    printed = [line for line in lines if line.startswith("[")]
+    assert sorted(out.splitlines(), key=_rank) == sorted(printed, key=_rank)
+    told = [re.sub(r"pid \d+, host [^)]+", "-", line) for line in err.splitlines()]
+    summary = [line for line in lines if line.startswith("aiodist: ")]
+    for line in summary:
+        assert re.sub(r"pid \d+, host [^)]+", "-", line) in told
+    assert len(summary) == 2
+    assert (
+        "aiodist: rank 1 has failed: SIGKILL; ranks 0, 2 may go on without it (--keep-going)"
+        in told
+    )
+
+
+def _rank(line: str) -> str:
+    return line[:3]
+
+
+def test_the_first_failure_is_the_jobs_and_the_rest_end_by_themselves(sandbox, launch_command):
+    script = sandbox.script(
+        "if RANK == '1':\n"
+        "    import subprocess\n"
+        "    child = subprocess.Popen(['sleep', '60'])\n"
+        "    open('new', 'w').write(str(child.pid))\n"
+        "    os.replace('new', 'child')\n"
+        "    raise ValueError('boom')\n"
+        "def stopped(n, f): raise SystemExit('stopped')\n"
+        "signal.signal(signal.SIGTERM, stopped)\n"
+        "while not os.path.exists('go'): time.sleep(0.01)\n"
+        "print('went on')\n"
+        "sys.exit(7 if RANK == '2' else 0)\n"
+    )
+    job = sandbox.start(*launch_command, "--nproc_per_node=3", "--keep_going", script)
+    for line in job.stderr:
+        if b"may go on without it" in line:
+            break
+    # What the failed rank had started ends at once: it may hold the streams that tell of its end.
+    sandbox.wait_dead(int(*sandbox.wait_for("child")))
+    (sandbox.folder / "go").touch()
+    code, out, err = sandbox.finish(job)
+    assert code == 1
+    assert sorted(out.splitlines()) == ["[0] went on", "[2] went on"]
+    assert "rank 1 failed first: exit code 1" in err
+    assert "rank 0 returned with exit code 0; then ended: rank 2 by exit code 7" in err
+    assert err.splitlines()[-1] == "ValueError: boom"
+
+
+def test_a_place_cannot_be_left_empty_and_filled(sandbox, run_command):
+    with pytest.raises(InvalidUsageError, match="exclude each other"):
+        JobSpec(program=("x",), max_restarts=1, keep_going=True)
+    script = sandbox.script("")
+    code, _, err = sandbox.run(*run_command, "--keep-going", "--max-restarts", "1", script)
+    assert code == 2
+    assert "--keep-going and --max-restarts exclude each other" in err
