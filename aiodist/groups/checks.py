@@ -24,7 +24,7 @@ def check_rank(
     if global_rank is not None and group_rank is not None:
         raise InvalidUsageError(f"pass {name} or group_{name}, not both")
     if group_rank is not None:
-        _check_int(group_rank, f"group_{name}")
+        check_int(group_rank, f"group_{name}")
         if not 0 <= group_rank < group.n_ranks:
             raise InvalidUsageError(
                 f"group_{name} {group_rank} is out of range: group {group.group_name!r} has ranks 0 to "
@@ -36,7 +36,7 @@ def check_rank(
             raise InvalidUsageError(f"pass {name} (a global rank) or group_{name}")
         return default
     if type(global_rank) is not int:
-        _check_int(global_rank, name)
+        check_int(global_rank, name)
     if not 0 <= global_rank < group.world.size:
         raise InvalidUsageError(
             f"{name} {global_rank} is out of range: the world has ranks 0 to {group.world.size - 1}"
@@ -56,7 +56,7 @@ def check_other(group: ProcessGroup, rank: int, name: str) -> int:
 def check_tag(tag: int) -> int:
     """A tag as it goes on the wire."""
     if type(tag) is not int:
-        _check_int(tag, "tag")
+        check_int(tag, "tag")
     if not -(1 << 63) <= tag < 1 << 63:
         raise InvalidUsageError(f"tag must fit in 64 bits, got {tag}")
     return tag
@@ -64,7 +64,7 @@ def check_tag(tag: int) -> int:
 
 def check_index(index: Any, name: str, size: int, of: str) -> int:
     """A place in the list ``of``, which has ``size`` entries."""
-    _check_int(index, name)
+    check_int(index, name)
     if not 0 <= index < size:
         raise InvalidUsageError(f"{name} {index} is out of range: {of} has entries 0 to {size - 1}")
     return int(index)
@@ -100,7 +100,7 @@ def check_ranks(ranks: Sequence[int], size: int, where: str = "the world") -> tu
         raise TypeError(f"ranks must be a list of ints, not {type(ranks).__name__}")
     chosen = tuple(ranks)
     for rank in chosen:
-        _check_int(rank, "each of ranks")
+        check_int(rank, "each of ranks")
         if not 0 <= rank < size:
             raise InvalidUsageError(
                 f"rank {rank} is out of range: {where} has ranks 0 to {size - 1}"
@@ -112,6 +112,7 @@ def check_ranks(ranks: Sequence[int], size: int, where: str = "the world") -> tu
     return chosen
 
 
-def _check_int(value: Any, name: str) -> None:
+def check_int(value: Any, name: str) -> None:
+    """Refuses what is no int; True and False are none."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{name} must be an int, not {type(value).__name__}")

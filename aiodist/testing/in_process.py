@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import TypeVar
@@ -13,6 +14,7 @@ from aiodist.api.closing import destroy_process_group
 from aiodist.api.lifecycle import open_in_process
 from aiodist.api.sharing import SHARED
 from aiodist.errors import InvalidUsageError
+from aiodist.groups.checks import check_int
 from aiodist.groups.world import World, use_world
 from aiodist.store import MemoryStore
 from aiodist.transport.base import Transport
@@ -46,8 +48,13 @@ async def run_ranks(
     ``init_process_group``. ``hosts``: the number of each rank's host; ranks of different hosts share
     no memory. All on one where empty.
 
-    Raises the first error of a rank, by time, after the others have been cancelled.
+    Raises the first error of a rank, by time, after the others have been cancelled; a note of the
+    error says which rank it was. TypeError for a ``size`` that is no int and an ``fn`` that is no
+    async function.
     """
+    check_int(size, "size")
+    if not callable(fn):
+        raise TypeError(f"fn must be an async function to call as fn(rank), not {fn!r}")
     if size < 1:
         raise InvalidUsageError(f"size must be at least 1, got {size}")
     store = MemoryStore()
@@ -66,9 +73,10 @@ async def run_ranks(
             rank, size, store, mine, timeout, buffer_bytes, backend, shared_bytes, host
         )
         try:
-            result = await fn(rank)
+            result = await _called(fn, rank)
         except BaseException as error:
             if not isinstance(error, asyncio.CancelledError):
+                error.add_note(f"run_ranks: rank {rank} of {size} raised this")
                 failures.append(error)
             raise
         finally:
@@ -97,3 +105,14 @@ async def run_ranks(
     for failure in failures:
         raise failure
     return [task.result() for task in tasks]
+
+
+def _called(fn: Callable[[int], Awaitable[T]], rank: int) -> Awaitable[T]:
+    called = fn(rank)
+    if not inspect.isawaitable(called):
+        raise TypeError(
+            f"fn must be an async function, and fn({rank}) returned {called!r}, which cannot be "
+            "awaited: write `async def`; ordinary functions run in processes of their own, by "
+            "aiodist.spawn"
+        )
+    return called

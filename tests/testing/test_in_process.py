@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 import aiodist as dist
 from aiodist.testing import run_ranks
 
@@ -12,3 +16,31 @@ async def test_a_body_may_destroy_its_group_as_a_script_does() -> None:
         return rank
 
     assert await run_ranks(2, main) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("size", "fn", "words"),
+    [
+        ("2", lambda rank: dist.barrier(), "size must be an int, not str"),
+        (2, 7, r"fn must be an async function to call as fn\(rank\), not 7"),
+        (2, lambda rank: 7, r"fn\(0\) returned 7, which cannot be awaited: write `async def`"),
+    ],
+)
+async def test_what_cannot_be_run_is_said(size: Any, fn: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        await run_ranks(size, fn)
+
+
+async def test_an_ordinary_function_may_return_an_awaitable() -> None:
+    assert await run_ranks(2, lambda rank: dist.barrier()) == [None, None]
+
+
+async def test_an_error_says_whose_it_is() -> None:
+    async def main(rank: int) -> None:
+        if rank == 1:
+            raise KeyError("x")
+        await dist.barrier()
+
+    with pytest.raises(KeyError) as caught:
+        await run_ranks(3, main)
+    assert caught.value.__notes__ == ["run_ranks: rank 1 of 3 raised this"]
