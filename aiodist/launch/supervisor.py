@@ -31,6 +31,10 @@ from aiodist.launch.streams import OutputStream
 POLL = 0.05
 """Seconds between looks at the children where the system cannot announce their end."""
 
+HEAR = 1.0
+"""Seconds that the others get, when a rank fails, to hear of it, write their dumps and tracebacks,
+and end by themselves, before they are asked to."""
+
 SETTLE = 2.0
 """Seconds that the others get to show the cause, when the first to fail blames another rank."""
 
@@ -217,10 +221,8 @@ class Launcher:
         if self.spec.keep_going:
             self._go_on_without(rank)
             return
-        settle = SETTLE if failure.is_consequence() else 0.0
-        self._stop_at = min(self._stop_at, time.monotonic() + settle)
-        if not settle:
-            self._stop(signal.SIGTERM)
+        patience = SETTLE if failure.is_consequence() else HEAR
+        self._stop_at = min(self._stop_at, time.monotonic() + patience)
 
     def _go_on_without(self, rank: RankProcess) -> None:
         """``rank`` has failed, and the others are left alone."""

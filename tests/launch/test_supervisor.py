@@ -11,7 +11,8 @@ import time
 
 import pytest
 
-from aiodist.launch import JobSpec, Launcher, run_job
+from aiodist.launch import JobSpec, Launcher, run_job, supervisor
+from aiodist.observe.folder import read_parts
 from tests.limits import scaled
 
 WAIT = "open(f'pid{RANK}', 'w').write(str(os.getpid()))\ntime.sleep(60)\n"
@@ -150,6 +151,32 @@ def test_a_rank_killed_by_a_signal_gives_128_plus_it(sandbox, run_command):
     code, _, err = sandbox.run(*run_command, "-n", "2", script)
     assert code == 137
     assert "rank 0 failed first: SIGKILL" in err
+
+
+def test_those_that_are_left_say_whom_they_have_lost_and_leave_their_dumps(
+    tmp_path, capfd, monkeypatch
+):
+    monkeypatch.setattr(supervisor, "HEAR", scaled(20))  # on a busy machine a second may be little
+    script = (
+        "import os, numpy as np, aiodist.sync as dist\n"
+        "dist.init_process_group()\n"
+        "for step in range(20):\n"
+        "    if step == 5 and dist.get_rank() == 1: os.kill(os.getpid(), 9)\n"
+        "    dist.all_reduce(np.ones(8))\n"
+    )
+    environment = os.environ | {"AIODIST_DUMP_DIR": str(tmp_path / "dump")}
+    program = (sys.executable, "-c", script)
+    assert run_job(JobSpec(program=program, nproc=3, environment=environment)) == 137
+    told = capfd.readouterr().err.splitlines()
+    for rank in (0, 2):
+        assert any(
+            line.startswith(f"[{rank}] aiodist.errors.PeerLostError: rank 1") for line in told
+        )
+    assert any(line.startswith("aiodist: rank 1 failed first: SIGKILL") for line in told)
+    assert "aiodist: then ended: ranks 0, 2 by exit code 1" in told, "nobody had to stop them"
+    parts = read_parts(tmp_path / "dump").parts
+    assert sorted(parts) == [0, 2]
+    assert all(part.reason.startswith("rank 1 ") for part in parts.values())
 
 
 def test_a_rank_that_blames_a_peer_does_not_hide_the_cause(sandbox, run_command):
