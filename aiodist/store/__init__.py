@@ -1,9 +1,9 @@
 """Key-value stores that ranks meet at, and the few steps of meeting."""
 
 from aiodist.store.base import Store
-from aiodist.store.exchange import absent_ranks, exchange, leave
+from aiodist.store.exchange import absent_ranks, exchange, is_waiting, leave
 from aiodist.store.file import FileStore
-from aiodist.store.generation import join
+from aiodist.store.generation import first_of, join
 from aiodist.store.memory import MemoryStore
 from aiodist.store.prefix import PrefixStore
 from aiodist.store.tcp import TcpStore
@@ -20,6 +20,8 @@ __all__ = [
     "TorchStore",
     "absent_ranks",
     "exchange",
+    "first_of",
+    "is_waiting",
     "join",
     "leave",
 ]

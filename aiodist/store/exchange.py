@@ -96,6 +96,11 @@ async def absent_ranks(store: Store, size: int, name: str = "exchange") -> list[
     return [rank for rank, arrived in enumerate(there) if not arrived]
 
 
+async def is_waiting(store: Store, rank: int, name: str = "exchange") -> bool:
+    """Whether somebody has entered the exchange ``name`` as ``rank``, and it has not ended."""
+    return await store.check([f"{name}/{rank}"]) and not await store.check([f"{name}/all"])
+
+
 def _not_arrived(
     rank: int, size: int, absent: list[int] | None, timeout: float | None
 ) -> StoreTimeoutError:

@@ -25,4 +25,15 @@ async def join(store: Store, rank: int, world_size: int, deadline: Deadline) -> 
             f"rank {rank} is outside a world of {world_size}: ranks go from 0 to world_size - 1"
         )
     count = await in_time(store.add(f"init/{rank}", 1), deadline)
-    return PrefixStore(f"gen{count}", store)
+    return PrefixStore(_part(count), store)
+
+
+def first_of(part: Store) -> Store | None:
+    """The part of the first initialisation, where ``part`` is that of a later one."""
+    if not isinstance(part, PrefixStore) or part.prefix == _part(1):
+        return None
+    return PrefixStore(_part(1), part.store)
+
+
+def _part(count: int) -> str:
+    return f"gen{count}"

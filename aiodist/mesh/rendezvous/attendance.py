@@ -17,11 +17,18 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from aiodist.deadline import Deadline
-from aiodist.errors import DistError, DistStoreError, PeerLostError, StoreTimeoutError, name_of
+from aiodist.errors import (
+    DistError,
+    DistStoreError,
+    InvalidUsageError,
+    PeerLostError,
+    StoreTimeoutError,
+    name_of,
+)
 from aiodist.mesh.losses import own_loss
 from aiodist.mesh.rendezvous.places import Place
 from aiodist.mesh.rendezvous.watch import LAST, Watch, describe_absent
-from aiodist.store import Store, TcpStore, absent_ranks
+from aiodist.store import Store, TcpStore, absent_ranks, first_of, is_waiting
 from aiodist.store.waiting import in_time
 from aiodist.wire.failures import decode_error, encode_error
 
@@ -34,6 +41,8 @@ _WATCH = "watch"
 """The key under which stands what a rank has to be told for the watch; nothing where there is none."""
 _SECONDS = 1.0
 """For the words of one who gives up, and for a lost connection to be known for one."""
+_END_SECONDS = 1.0
+"""For the end of a process to be known where the next one of its rank has come."""
 _TELL_SECONDS = 0.1
 """For the words about one who is silent, and may be the one who keeps the store."""
 
@@ -220,6 +229,25 @@ class Attendance:
     def _lost(self, why: str) -> PeerLostError:
         return PeerLostError(
             f"{self._name} {why}", rank=self._rank, host=self._host, pid=self._pid, last=LAST
+        )
+
+
+async def check_alone(place: Place, part: Store, rank: int) -> None:
+    """Raises InvalidUsageError if another process waits at ``place`` as ``rank``, too.
+
+    A store that ends with rank 0's process serves one initialisation: who finds that its rank has
+    been there meets nobody. If that one has ended or given up, rank 0 will as well, and start anew.
+    """
+    first = first_of(part) if place.once else None
+    if first is None or not await is_waiting(first, rank):
+        return
+    with contextlib.suppress(StoreTimeoutError):
+        await first.get(_LOST, Deadline(_END_SECONDS))
+        return
+    if await is_waiting(first, rank):
+        raise InvalidUsageError(
+            f"another process has come to {place.where} as rank {rank}, and waits there: give "
+            "each process a rank of its own (RANK, or rank=), and end what runs of an earlier job"
         )
 
 

@@ -16,7 +16,7 @@ import msgpack
 from aiodist.deadline import Deadline
 from aiodist.errors import DistError, DistStoreError, InvalidUsageError, StoreTimeoutError
 from aiodist.mesh.interfaces import choose_hosts, default_address
-from aiodist.mesh.rendezvous.attendance import Attendance, keeper_lost
+from aiodist.mesh.rendezvous.attendance import Attendance, check_alone, keeper_lost
 from aiodist.mesh.rendezvous.environments import look_around
 from aiodist.mesh.rendezvous.places import Place, given_place, open_place
 from aiodist.mesh.rendezvous.plan import Plan, plan, plan_with_store
@@ -150,7 +150,8 @@ async def rendezvous(
     DistNetworkError for a port in use, a name that does not resolve, a host without a route, at
     once; StoreTimeoutError at the deadline, naming the ranks that did not come (its ``ranks``);
     PeerLostError as soon as a rank that had come is gone (see `Attendance`) or has been silent for
-    ``patience``, with the ``not_arrived``.
+    ``patience``, with the ``not_arrived``; InvalidUsageError, after a second, where another process
+    waits with this rank at rank 0's store.
     Cancelled or failed, it leaves nothing open, and tells the ranks that wait.
     """
     if store is not None:
@@ -236,6 +237,7 @@ async def _meet(
     try:
         hosts = choose_hosts(place.route, environ)
         part = await place.join(place.store, own.rank, own.size, deadline)
+        await check_alone(place, part, own.rank)
         attendance = Attendance(place, part, own.rank, own.size, patience)
         try:
             await attendance.begin(deadline)

@@ -20,7 +20,7 @@ from aiodist.errors import (
     InvalidUsageError,
     StoreTimeoutError,
 )
-from aiodist.mesh.rendezvous import Rendezvous, meeting, places, rendezvous
+from aiodist.mesh.rendezvous import Rendezvous, attendance, meeting, places, rendezvous
 from aiodist.mesh.rendezvous.plan import Master
 from aiodist.store import MemoryStore, TcpStoreServer
 from tests.limits import scaled
@@ -224,6 +224,31 @@ async def test_a_server_that_goes_away_for_good(port: int) -> None:
     await old.close()
     with pytest.raises(StoreTimeoutError, match=r"never listened at .* earlier, .* was lost"):
         await fast
+
+
+async def test_two_of_one_rank(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attendance, "_END_SECONDS", 0.01)
+    url = f"tcp://127.0.0.1:{port}"
+    async with await TcpStoreServer.start("127.0.0.1", port) as server:
+        first = asyncio.create_task(meet(url, 1, 3))
+        await server.store().get("gen1/exchange/1", Deadline(20))
+        with pytest.raises(InvalidUsageError, match=rf"come to 127\.0\.0\.1:{port} as rank 1, and"):
+            await meet(url, 1, 3)
+        assert not first.done()
+        first.cancel()
+        await asyncio.wait([first])
+
+
+async def test_the_next_one_of_a_rank_that_gave_up(port: int) -> None:
+    url = f"tcp://127.0.0.1:{port}"
+    async with await TcpStoreServer.start("127.0.0.1", port) as old:
+        first = asyncio.create_task(meet(url, 1, 2))
+        await old.store().get("gen1/exchange/1", Deadline(20))
+        first.cancel()
+        await asyncio.wait([first])
+        second = asyncio.create_task(meet(url, 1, 2))
+        await old.store().get("gen2/exchange/1", Deadline(20))
+    await close(await asyncio.gather(meet(url, 0, 2), second))
 
 
 async def test_rank_0_may_come_last(port: int) -> None:
