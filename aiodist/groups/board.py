@@ -64,8 +64,9 @@ def stray(words: memoryview, sequence: int, meta: Words) -> Words | None:
 def announce(mine: memoryview, tag: int, base: int, meta: Words, nbytes: int) -> None:
     """Say in this rank's words what it has put up in a slot, for the operation that begins at ``base``.
 
-    Each rank compares what others left in that slot (`stray`) before it announces anew. So of two
-    ranks that disagreed, and did not look at each other's slots then, one or the other sees it.
+    Each rank compares what others left in that slot (`stray`) before it announces anew, and what a rank
+    left in the other slot when it reads what that one announced next. So of two ranks that disagreed,
+    and did not look at each other's slots then, one or the other sees it.
     """
     if mine[tag] != base:
         mine[tag] = 0
@@ -116,7 +117,7 @@ class LineBoard:
             if words[PROGRESS] < needed and rank != self.rank:
                 await self._until(rank, PROGRESS, needed, _EVER)
             if unread is not None:
-                self._compare(rank, *unread)
+                self._compare(rank, self._slot)
         plane.unread[self._slot] = None
         return plane.areas[self.rank].slots[self._slot][:nbytes]
 
@@ -132,6 +133,7 @@ class LineBoard:
         if words[tag] != self._base:
             await self._until(rank, tag, self._base, self._base)
         self._reads += 1
+        self._compare(rank, (self._slot + 1) % SLOTS)
         length = words[tag + 3]
         if (words[tag + 1], words[tag + 2]) != self._line.meta_words or (
             nbytes >= 0 and length != nbytes
@@ -148,11 +150,23 @@ class LineBoard:
     ) -> DistError:
         return self._line.disagreement(self.plane.seats[rank], words, came, expected)
 
-    def _compare(self, rank: int, sequence: int, meta: Words) -> None:
-        """What ``rank`` had put up for an operation that this rank left without looking at it."""
-        theirs = stray(self.plane.words[rank], sequence, meta)
-        if theirs is not None and rank != self.rank:
-            self._line.late(self.plane.seats[rank], sequence, theirs)
+    def _compare(self, rank: int, slot: int) -> None:
+        """What ``rank`` had put up in a slot for an operation that this rank left without reading it.
+
+        Raises CollectiveMismatchError where that was another one.
+        """
+        unread = self.plane.unread[slot]
+        theirs = None if unread is None else stray(self.plane.words[rank], *unread)
+        if unread is not None and theirs is not None and rank != self.rank:
+            error = self._line.late(self.plane.seats[rank], unread[0], theirs)
+            if error is not None:
+                self.plane.unread[slot] = None
+                raise error
+
+    def take_back(self) -> None:
+        """The ranks disagree, and all are told: whoever has left is not to find it once more."""
+        if self._mine[self._tag] == self._base:
+            self._mine[self._tag] = 0
 
     def close(self) -> None:
         """The operation is over."""

@@ -108,9 +108,12 @@ class CollectiveLine:
             detail = ""
         return self._mismatch(self._ranks[src], meta, detail)
 
-    def late(self, src: int, sequence: int, words: Words) -> None:
-        """Group rank ``src`` had put up another operation than the one that has ended here."""
-        self._group.late(sequence, self._ranks[src], encoded_of(words))
+    def late(self, src: int, sequence: int, words: Words) -> DistError | None:
+        """Group rank ``src`` had put up another operation than the one that has ended here.
+
+        Returns the error that this one is to fail with, if nobody has said so before.
+        """
+        return self._group.late(sequence, self._ranks[src], encoded_of(words))
 
     def lost(self, src: int, wait: Pending[None]) -> bool:
         """Whether group rank ``src`` is gone; ``wait`` has failed then."""
@@ -272,6 +275,8 @@ class CollectiveLine:
         told = None if error is None else self._told(error)
         self._group.ended(self.sequence, self._fingerprint, told)
         if plane is not None:
+            if isinstance(told, CollectiveMismatchError) and self.board is not None:
+                self.board.take_back()
             plane.leave(self)
         return error
 

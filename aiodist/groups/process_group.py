@@ -282,19 +282,34 @@ class ProcessGroup(Messaging):
         if work is not None:
             self.world.loop.call_soon(work.fail, error)
 
-    def late(self, sequence: int, src: int, meta: bytes) -> None:
-        """A message came for a collective that is over here.
+    def late(self, sequence: int, src: int, meta: bytes) -> DistError | None:
+        """Rank ``src`` was in another collective than the one of that number, which is over here.
 
-        After a failure that is usual. After a success it means that ``src`` is in another one:
-        those that still wait must know, since this rank will not answer them.
+        Returns the error that a later collective is to fail with. None after a failure, where that is
+        usual. After a success those that still wait must know, since this rank will not answer them.
         """
         fingerprint = self._finished.get(sequence)
         if fingerprint is None or (self.plane is not None and fingerprint.encoded == meta):
-            return  # over shared memory it only says, for those who have slept long, where it is
+            return None  # over shared memory it only says, for those who have slept long, where it is
         self._finished.pop(sequence)
         error = mismatch(self, sequence, fingerprint, src, meta)
         log.error("%s; it has ended on this rank", error)
         self.world.announce(self, sequence, error)
+        return error
+
+    def came_late(self, sequence: int, src: int, meta: bytes) -> None:
+        """A message came for a collective that is over here."""
+        error = self.late(sequence, src, meta)
+        # Whose ranks share memory tells of itself while it waits, and fails as it hears of this.
+        if error is not None and self.plane is None:
+            self.world.loop.call_soon(self._spoil, error)
+
+    def _spoil(self, error: DistError) -> None:
+        """Fail the first collective that is under way, or else the next."""
+        for work in self._active.values():
+            work.fail(error)
+            return
+        self._missed, self._trouble = self._next, error
 
     def failed_elsewhere(self, sequence: int, error: DistError) -> None:
         """Another rank says that a collective failed, or the whole group."""

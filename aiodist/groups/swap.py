@@ -117,12 +117,18 @@ def swap(plane: Plane, sequence: int, what: Swap[D], given: D) -> bool:
             or (length >= 0 and words[tag + 3] != length)
         ):
             return False
+    before, knows_all = (sequence + 1) % SLOTS, len(what.reads) == len(peers)
+    unread = plane.unread[before]
+    if knows_all and unread is not None:
+        for _, words in peers:
+            if stray(words, *unread) is not None:
+                return False
     if not what.finish(slot, slots, given):
         return False
-    if len(what.reads) == len(peers):
+    if knows_all:
         # All are in this operation, so they have left the one before and what it put up.
-        plane.slot_used[(sequence + 1) % SLOTS] = 0
-        plane.unread[slot] = None
+        plane.slot_used[before] = 0
+        plane.unread[slot] = plane.unread[before] = None
     else:
         plane.unread[slot] = sequence, meta
     if nbytes >= 0:

@@ -298,7 +298,7 @@ class World:
     def late(self, key: Key, src: int, meta: bytes) -> None:
         known = self._groups.get(key[1])
         if known is not None:
-            known.late(key[2], src, meta)
+            known.came_late(key[2], src, meta)
 
     def collective_failed(self, src: int, group: int, sequence: int, error: memoryview) -> None:
         known = self._groups.get(group)

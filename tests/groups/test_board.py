@@ -29,9 +29,10 @@ def test_a_slot_that_is_written_anew_is_no_disagreement(after: str, disagrees: b
     late: list[tuple[int, int, tuple[int, int]]] = []
     board = LineBoard.__new__(LineBoard)
     board.rank, board._tag = 0, tag
-    board.plane = SimpleNamespace(words=[words, words], seats=[0, 1])  # type: ignore[assignment]
+    unread = [None, (SEQUENCE, HERE)]
+    board.plane = SimpleNamespace(words=[words, words], seats=[0, 1], unread=unread)  # type: ignore[assignment]
     board.line = SimpleNamespace(late=lambda *what: late.append(what))  # type: ignore[assignment]
-    board._compare(1, SEQUENCE, HERE)
+    board._compare(1, SEQUENCE % len(SLOT_TAGS))
     assert late == ([(1, SEQUENCE, THERE)] if disagrees else [])
 
 
