@@ -289,8 +289,9 @@ class ProcessGroup(Messaging):
         usual. After a success those that still wait must know, since this rank will not answer them.
         """
         fingerprint = self._finished.get(sequence)
+        # Over shared memory an equal one only says, for those who have slept long, where it is.
         if fingerprint is None or (self.plane is not None and fingerprint.encoded == meta):
-            return None  # over shared memory it only says, for those who have slept long, where it is
+            return None
         self._finished.pop(sequence)
         error = mismatch(self, sequence, fingerprint, src, meta)
         log.error("%s; it has ended on this rank", error)
