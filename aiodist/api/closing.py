@@ -33,6 +33,7 @@ async def destroy_process_group(group: Group | None = None) -> None:
     if chosen is world.default:
         world.check_loop()
         await close_world(world)
+        world.destroyed = True
     else:
         await close_groups(world, [chosen])
     for work, what in lonely:
@@ -60,6 +61,7 @@ async def abort_process_group(group: Group | None = None) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_ABORT_SECONDS):
             await close_world(world, 0.0)
+    world.destroyed = True
 
 
 def _chosen(group: Group | None) -> tuple[World, ProcessGroup | None]:

@@ -67,6 +67,7 @@ class World:
         self._names: dict[str, int] = {}
         self._incarnations: dict[int, int] = {}  # how often each group has been made
         self.opening = False  # init_process_group is under way
+        self.destroyed = False  # its user has closed it, and made no new one since
         self._on_close: list[Callable[[], Awaitable[None]]] = []
         self._in_child: list[Callable[[], None]] = []
 
@@ -78,6 +79,7 @@ class World:
         Raises InvalidUsageError for an AIODIST_RECORDER_SIZE that is none.
         """
         self.recorder = Recorder(size_from(os.environ))
+        self.destroyed = False
         self.rank = rank
         self.size = size
         self.store = store
@@ -148,13 +150,13 @@ class World:
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
-            raise NotInitializedError(_NO_INIT)
+            raise self._not_there()
         return self._loop
 
     @property
     def endpoint(self) -> Endpoint:
         if self._endpoint is None:
-            raise NotInitializedError(_NO_INIT)
+            raise self._not_there()
         return self._endpoint
 
     @property
@@ -214,8 +216,11 @@ class World:
 
     def default_group(self) -> ProcessGroup:
         if not self.is_initialized or self.default is None:
-            raise NotInitializedError(_NO_INIT)
+            raise self._not_there()
         return self.default
+
+    def _not_there(self) -> NotInitializedError:
+        return NotInitializedError(_DESTROYED if self.destroyed else _NO_INIT)
 
     def find(self, group: Group | None) -> Group:
         """``group``, or the default one where None; for questions about it.
@@ -389,6 +394,10 @@ _MAX_EARLY = 1024
 _NO_INIT = (
     "Default process group has not been initialized, please make sure to call init_process_group, "
     "and to await it in an async program."
+)
+_DESTROYED = (
+    "Default process group has not been initialized since destroy_process_group() or "
+    "abort_process_group() closed it: call init_process_group to start anew, or destroy it later."
 )
 
 # Each context may have a world of its own (many ranks in one process); where none was set, all

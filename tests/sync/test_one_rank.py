@@ -207,7 +207,7 @@ def test_no_call_returns_after_the_end() -> None:
     assert not dist.is_initialized()
     assert dist.group.WORLD is None
     for call in (dist.barrier, dist.get_rank, dist.new_group, dist.destroy_process_group):
-        with pytest.raises(dist.NotInitializedError):
+        with pytest.raises(dist.NotInitializedError, match=r"since destroy_process_group\(\)"):
             call()
     with pytest.raises(dist.GroupClosedError):
         dist.barrier(group)
