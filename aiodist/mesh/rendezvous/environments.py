@@ -65,7 +65,8 @@ class Launcher:
 @dataclass(frozen=True)
 class Surroundings:
     """What an environment says, read as it is asked for: what an argument overrides is looked at
-    for messages alone. None: it says nothing about that. Raises InvalidUsageError for what is malformed."""
+    for messages alone. None: it says nothing about that. Raises InvalidUsageError for what is
+    malformed."""
 
     environ: Environ
     launcher: Launcher
