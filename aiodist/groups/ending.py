@@ -229,6 +229,11 @@ class Ending(ABC):
         self.world.endpoint.inbox.forget_group(self.id)
 
     @property
+    def is_told(self) -> bool:
+        """Whether a revocation is no news: a lost member has ended the group, or it has a successor."""
+        return self.successor is not None or isinstance(self._error, PeerLostError)
+
+    @property
     def is_closed(self) -> bool:
         """Whether it was destroyed or aborted here, or broke beyond repair."""
         return isinstance(self._error, GroupClosedError)

@@ -14,6 +14,7 @@ from aiodist.completion import T
 from aiodist.errors import (
     DistError,
     GroupClosedError,
+    GroupRevokedError,
     InvalidUsageError,
     NotInitializedError,
     PeerLostError,
@@ -310,7 +311,7 @@ class World:
         # Another rank may pass on, not knowing that it does, that this one is lost.
         failure = own_loss(decode_error(bytes(error), src), self.rank)
         if known is not None:
-            self._note(failure, here=False)
+            self._note(known, failure, here=False)
             known.failed_elsewhere(sequence, failure)
         elif group not in self._closed and len(self._early) < _MAX_EARLY:
             early = self._early.setdefault(group, [])
@@ -379,12 +380,14 @@ class World:
         ranks: Sequence[int] | None = None,
     ) -> None:
         """Tell ``ranks`` (the other members where None) that a collective failed, or the group."""
-        self._note(error, here=True)
+        self._note(group, error, here=True)
         others = [r for r in group.ranks if r != self.rank] if ranks is None else ranks
         self.endpoint.announce_failure(group.id, sequence, encode_error(error), others)
 
-    def _note(self, error: DistError, *, here: bool) -> None:
-        if self.observer is not None:
+    def _note(self, group: Ending, error: DistError, *, here: bool) -> None:
+        # `shrink` revokes a group that a lost rank has ended: that rank is what a dump is about.
+        known = group.is_told and isinstance(error, GroupRevokedError)
+        if self.observer is not None and not known:
             self.observer.failed(error, here=here)
 
 

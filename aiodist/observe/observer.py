@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from aiodist.credentials import Certificates
-from aiodist.errors import DistError
+from aiodist.errors import DistError, GroupRevokedError
 from aiodist.mesh.peer import Card
 from aiodist.observe.folder import write_part
 from aiodist.observe.part import SO_FAR, ClockSample, Identity, Observed, Part, part_of
@@ -85,7 +85,7 @@ class Observer:
         self._writing = threading.Lock()
         self._is_written = False  # the trace, to its end
         self._kept = (0, 0)  # operations begun and under way, when the trace was kept last
-        self._soon = False
+        self._soon: DistError | None = None  # what the next dump is about
         self._server: Answering | None = None
         self._pid = os.getpid()
         if self._traces:
@@ -111,13 +111,19 @@ class Observer:
         return bool(self._dumps)
 
     def failed(self, error: DistError, *, here: bool) -> None:
-        """A collective failed, ``here`` or elsewhere: dump soon, once for all that fails together."""
-        if self._dumps and not self._soon:
-            self._soon = True
-            self.loop.call_soon(self._dump_after, str(error), here)
+        """A collective failed, ``here`` or elsewhere: dump soon, once for all that fails together.
 
-    def _dump_after(self, reason: str, here: bool) -> None:
-        self._soon = False
+        The first of these is the reason, or the first that is no mere consequence, as a revocation.
+        """
+        if not self._dumps:
+            return
+        if self._soon is None:
+            self.loop.call_soon(self._dump_after, here)
+        if self._soon is None or isinstance(self._soon, GroupRevokedError):
+            self._soon = error
+
+    def _dump_after(self, here: bool) -> None:
+        reason, self._soon = str(self._soon), None
         self.dump_quietly(reason)
         if here and self._server is not None:
             self._server.tell_others(reason)

@@ -9,6 +9,7 @@ import pytest
 
 from aiodist.errors import InvalidUsageError
 from aiodist.launch import JobSpec
+from aiodist.observe.folder import read_parts
 
 PAGE = Path(__file__).parents[2] / "docs" / "recovery.md"
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S)
@@ -21,8 +22,14 @@ def test_the_program_of_the_page_goes_on_without_the_dead(sandbox, run_command):
     (sandbox.folder / "survivors.py").write_text(program)
     command, *lines = shown.splitlines()
     launcher = command.removeprefix("$ aiodist ").split()
-    code, out, err = sandbox.run(*run_command[:-1], *launcher)
+    dump = {"AIODIST_DUMP_DIR": str(sandbox.folder / "dump")}
+    code, out, err = sandbox.run(*run_command[:-1], *launcher, env=dump)
     assert code == 137, err
+    parts = read_parts(sandbox.folder / "dump").parts
+    reasons = {rank: part.reason for rank, part in parts.items()}
+    assert reasons.keys() == {0, 2}
+    # and not that the others revoked the group, which is how they came to shrink it
+    assert all(reason.startswith("rank 1 (") for reason in reasons.values()), reasons
     # One rank's lines keep their order; those of two ranks come as they come.
     printed = [line for line in lines if line.startswith("[")]
     assert sorted(out.splitlines(), key=_rank) == sorted(printed, key=_rank)

@@ -14,7 +14,13 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from aiodist.errors import CollectiveError, InvalidUsageError, NotInitializedError
+from aiodist.errors import (
+    CollectiveError,
+    GroupRevokedError,
+    InvalidUsageError,
+    NotInitializedError,
+    PeerLostError,
+)
 from aiodist.groups.world import current_world
 from aiodist.launch.cli import main as aiodist
 from aiodist.observe.folder import read_parts
@@ -160,6 +166,24 @@ def test_a_rank_that_is_killed_leaves_its_last_operations_in_the_trace(tmp_path:
     events = [e for e in json.loads(trace.read_text())["traceEvents"] if e["ph"] == "X"]
     killed = [e["args"]["sequence"] for e in events if e["pid"] == 1]
     assert killed == list(range(150 - 128, 150))
+
+
+async def test_a_dump_is_about_a_lost_rank_and_not_about_the_revocation_that_came_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIODIST_DUMP_DIR", str(tmp_path))
+    revoked = GroupRevokedError("rank 0 revoked the group", group="default_pg", rank=0)
+    lost, other = (PeerLostError(f"rank {rank} is lost", rank=rank) for rank in (1, 2))
+
+    async def main(rank: int) -> str:
+        observer = current_world().observer
+        assert observer is not None
+        for error in (revoked, lost, other):
+            observer.failed(error, here=False)
+        await written(tmp_path, 1)
+        return read_parts(tmp_path).parts[0].reason
+
+    assert await run_ranks(1, main) == ["rank 1 is lost"]
 
 
 async def test_what_is_kept_does_not_replace_what_was_written_at_the_end(
