@@ -1,13 +1,17 @@
-"""The client's side of a handshake, up to its proof."""
+"""The client's side of a handshake, up to its proof; what is said of a rank that answers nowhere."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from aiodist.errors import DistNetworkError
+from aiodist.errors import DistError, DistNetworkError
+from aiodist.mesh.losses import LEFT
 from aiodist.transport.base import Connection
+
+_NOBODY = ConnectionRefusedError, FileNotFoundError
+"""What the system says where nobody listens: a Unix socket on disk goes with its listener."""
 
 
 class Introducible(Protocol):
@@ -44,3 +48,20 @@ async def introduce(link: Introducible, rank: int, seconds: float) -> None:
     if error is not None:
         link.connection.abort()
         raise error
+
+
+def unreachable(tried: Mapping[str, DistError], *, left: bool) -> str:
+    """Why a rank counts as gone that answers nowhere; continues a sentence that begins with it.
+
+    ``tried``: what came of each of its addresses. ``left``: it is known to have gone in good order.
+    """
+    if left:
+        return LEFT
+    if not tried:
+        return "cannot be reached: it offers no transport that this rank has"
+    if all(isinstance(error.__cause__, _NOBODY) for error in tried.values()):
+        # They listen from before anybody learns their addresses until they end, well or badly.
+        told = "; ".join(map(str, tried.values()))
+        return f"has probably left, or its process has ended: {told}"
+    told = "; ".join(f"{address}: {error}" for address, error in tried.items())
+    return f"cannot be reached: {told}"

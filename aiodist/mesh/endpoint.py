@@ -12,7 +12,7 @@ from functools import partial
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistError, PeerLostError, ProtocolError
-from aiodist.mesh.dialling import introduce
+from aiodist.mesh.dialling import introduce, unreachable
 from aiodist.mesh.events import Events
 from aiodist.mesh.forks import close_in_children
 from aiodist.mesh.harbour import Harbour
@@ -22,7 +22,7 @@ from aiodist.mesh.leaving import FLUSH_SECONDS, Leaving
 from aiodist.mesh.link import Link
 from aiodist.mesh.liveness import Heart, Notice
 from aiodist.mesh.lookout import Lookout
-from aiodist.mesh.losses import Doubt, Farewells, outcast, peer_lost, without_frames
+from aiodist.mesh.losses import LEFT, Doubt, Farewells, outcast, peer_lost, without_frames
 from aiodist.mesh.matching import Recv
 from aiodist.mesh.outbox import Send
 from aiodist.mesh.peer import Card, Peer, reachable_at
@@ -335,7 +335,7 @@ class Endpoint(Words):
         if peer.error is not None:
             return
         if peer.said_goodbye:
-            why = "has left: it destroyed its process group or ended"
+            why = LEFT
         else:
             why = f"died or was cut off: {error}"
         lost = peer_lost(peer.card, why, last=self._heard_of(peer))
@@ -416,7 +416,7 @@ class Endpoint(Words):
     async def _connect(self, peer: Peer) -> None:
         """Try the peer's addresses in its order of preference; nobody there means it is gone."""
         deadline = Deadline(CONNECT_SECONDS)
-        reasons: list[str] = []
+        tried: dict[str, DistError] = {}
         try:
             for address in peer.card.addresses:
                 if not reachable_at(address, peer.card, self.card, self._transports):
@@ -425,7 +425,7 @@ class Endpoint(Words):
                 try:
                     await self._dial(peer, transport, address, deadline)
                 except DistError as error:
-                    reasons.append(f"{address}: {error}")
+                    tried[address] = error
                 else:
                     return
             # It may be leaving, and have told why on a stream of its own that is on its way here.
@@ -437,8 +437,7 @@ class Endpoint(Words):
         elif peer.error is None:
             memory = self.memory
             peer.said_goodbye = memory is not None and memory.has_left(peer.rank)
-            tried = "; ".join(reasons) or "it offers no transport that this rank has"
-            text = f"cannot be reached: {tried}"
+            text = unreachable(tried, left=peer.said_goodbye)
             self._peer_lost(peer, peer_lost(peer.card, text, last=self._heard_of(peer)))
 
     async def _dial(

@@ -12,6 +12,9 @@ from aiodist.transport.base import Connection
 
 _GIVEN_UP = "is this rank, and was given up by the others"
 
+LEFT = "has left: it destroyed its process group or ended"
+"""Of a rank that said so. As below, what follows its name."""
+
 QUIET_SECONDS = 0.4
 """How long a stream may stand still before a rank counts as cut off whose other stream ended."""
 

@@ -7,6 +7,8 @@ the loop copies from the sender's memory into the receiver's, once.
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Sequence
 
 from aiodist.deadline import Deadline
@@ -77,7 +79,7 @@ class InprocTransport(Transport):
             raise DistNetworkError(
                 f"cannot connect to {address}: connection refused, nobody listens there (any "
                 "more) on this hub"
-            )
+            ) from ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         ours = InprocConnection(address)
         theirs = InprocConnection(f"a client of {address}")
         ours.join(theirs)

@@ -38,6 +38,10 @@ async def test_a_cancellation_does_too(transport: str) -> None:
     assert await run_ranks(4, cancel, transport) == names
 
 
+LEFT = r"rank 1 \(.*\) has (probably left, or its process has ended: cannot connect to|left: it)"
+"""For certain where it left word in memory that it shares, as it seems where nobody listens."""
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_receive_from_a_rank_that_left_without_a_word(
     transport: str, monkeypatch: pytest.MonkeyPatch
@@ -47,10 +51,28 @@ async def test_a_receive_from_a_rank_that_left_without_a_word(
 
     async def wait(rank: int) -> None:
         if rank == 0:
-            with pytest.raises(dist.PeerLostError, match=r"rank 1 .* cannot be reached"):
+            with pytest.raises(dist.PeerLostError, match=LEFT):
                 await dist.recv(np.zeros(3), 1)
 
     await run_ranks(2, wait, transport)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_first_send_to_a_rank_that_has_left(transport: str) -> None:
+    gone = asyncio.Event()
+
+    async def send(rank: int) -> str:
+        if rank == 1:
+            await dist.destroy_process_group()
+            gone.set()
+            return ""
+        await gone.wait()
+        with pytest.raises(dist.PeerLostError, match=LEFT) as caught:
+            await dist.send(np.zeros(3), 1)
+        return str(caught.value)
+
+    told, _ = await run_ranks(2, send, transport)
+    assert ("probably" in told) == (transport != "shm")
 
 
 async def test_who_gives_an_operation_up_hears_no_more_of_it(
