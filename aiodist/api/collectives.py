@@ -20,7 +20,7 @@ from datetime import timedelta
 from aiodist.deadline import to_seconds
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.backend import Tensor
-from aiodist.groups.checks import check_list, check_rank, check_root_list
+from aiodist.groups.checks import check_distinct, check_list, check_rank, check_root_list
 from aiodist.groups.process_group import Group
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
@@ -101,6 +101,7 @@ def all_gather(
     """
     pg = current_world().group(group)
     outputs = check_list(tensor_list, "tensor_list", pg.n_ranks)
+    check_distinct(outputs, "tensor_list")
     return pg.backend.all_gather(outputs, tensor, to_seconds(timeout))
 
 
@@ -124,6 +125,8 @@ def all_gather_coalesced(
         check_list(row, f"output_tensor_lists[{number}]", len(inputs), each="tensor")
         for number, row in enumerate(outputs)
     ]
+    for number, row in enumerate(zip(*rows, strict=True)):
+        check_distinct(row, f"[row[{number}] for row in output_tensor_lists]")
     return pg.backend.all_gather_coalesced(rows, inputs, to_seconds(timeout))
 
 
@@ -162,6 +165,7 @@ def gather(
     pg = current_world().group(group)
     root = check_rank(pg, dst, group_dst, "dst", default=0)
     outputs = check_root_list(gather_list, "gather_list", pg, root)
+    check_distinct(outputs or (), "gather_list")
     return pg.backend.gather(tensor, outputs, root, to_seconds(timeout))
 
 
@@ -227,6 +231,7 @@ def all_to_all(
     """
     pg = current_world().group(group)
     outputs = check_list(output_tensor_list, "output_tensor_list", pg.n_ranks)
+    check_distinct(outputs, "output_tensor_list")
     inputs = check_list(input_tensor_list, "input_tensor_list", pg.n_ranks)
     return pg.backend.all_to_all(outputs, inputs, to_seconds(timeout))
 

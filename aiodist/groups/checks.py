@@ -94,6 +94,22 @@ def check_root_list(items: Any, name: str, group: ProcessGroup, root: int) -> li
     return None
 
 
+def check_distinct(items: Sequence[Any], name: str) -> None:
+    """Refuse a tensor that stands twice in a list that is written, as in ``[tensor] * size``."""
+    if len(set(map(id, items))) == len(items):
+        return
+    first: dict[int, int] = {}
+    for number, item in enumerate(items):
+        before = first.setdefault(id(item), number)
+        if before != number and 0 not in getattr(
+            item, "shape", ()
+        ):  # nothing goes into no elements
+            raise InvalidUsageError(
+                f"{name}[{before}] and {name}[{number}] are the same tensor, which cannot hold what "
+                "comes for both; make one for each: [torch.empty_like(t) for _ in range(size)]"
+            )
+
+
 def check_ranks(ranks: Sequence[int], size: int, where: str = "the world") -> tuple[int, ...]:
     """Ranks of a new group, numbers below ``size`` in ``where``: distinct, at least one."""
     if not isinstance(ranks, Iterable) or isinstance(ranks, (str, bytes)):

@@ -58,6 +58,12 @@ ENTRIES: list[Entry] = [
         "input_tensor_list is empty",
     ),
     (
+        "all_gather_coalesced: one list",
+        lambda h: dist.all_gather_coalesced([ts(4, 4)] * 3, ts(4, 4)),
+        InvalidUsageError,
+        r"\[row\[0\] for row in output_tensor_lists\]\[0\] and .*\[1\] are the same tensor",
+    ),
+    (
         "all_gather_coalesced: own entry",
         lambda h: dist.all_gather_coalesced([ts(4), ts(5), ts(4)], ts(4)),
         InvalidUsageError,

@@ -41,7 +41,7 @@ ENTRIES: list[Entry] = [
     ),
     (
         "all_gather_coalesced: dtypes of inputs",
-        lambda h: dist.all_gather_coalesced([ts(4, 4)] * 3, [t(4), np.ones(4)]),
+        lambda h: dist.all_gather_coalesced([ts(4, 4) for _ in range(3)], [t(4), np.ones(4)]),
         InvalidUsageError,
         r"input_tensor_list\[1\] is float64, it must be float32",
     ),
@@ -68,6 +68,24 @@ ENTRIES: list[Entry] = [
         lambda h: dist.all_to_all([t(4), t(4), t(4, dtype=torch.int32)], ts(4, 4, 4)),
         InvalidUsageError,
         r"output_tensor_list\[2\] is int32, it must be float32",
+    ),
+    (
+        "all_gather: one tensor",
+        lambda h: dist.all_gather([t(4)] * 3, t(4)),
+        InvalidUsageError,
+        r"tensor_list\[0\] and tensor_list\[1\] are the same tensor, .* one for each",
+    ),
+    (
+        "gather: one tensor",
+        lambda h: dist.gather(t(4), [t(4), *[t(4)] * 2], ME),
+        InvalidUsageError,
+        r"gather_list\[1\] and gather_list\[2\] are the same tensor",
+    ),
+    (
+        "all_to_all: one array",
+        lambda h: dist.all_to_all([np.ones(4)] * 3, [np.ones(4) for _ in range(3)]),
+        InvalidUsageError,
+        r"output_tensor_list\[0\] and output_tensor_list\[1\] are the same tensor",
     ),
     (
         "all_gather: own entry",
