@@ -23,7 +23,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from aiodist.completion import Pending
-from aiodist.groups.board import LineBoard, Wait
+from aiodist.groups.board import STEP_BITS, LineBoard, Wait
 from aiodist.groups.swap import Glance
 from aiodist.mesh.lookout import Lookout
 from aiodist.shared.area import ASLEEP, PROGRESS, SLOTS, Area, Shape
@@ -311,6 +311,14 @@ class Plane:
     def is_opening(self) -> bool:
         """Whether the members' areas are not known yet: somebody has not begun an operation."""
         return not self.words and self._memory is not None
+
+    def passed(self, rank: int) -> int:
+        """The last operation that global rank ``rank`` has ended, as its area says, also when it is
+        gone; -1 where there is none, or where that is not known."""
+        if not self.words or rank not in self.members:
+            return -1
+        progress = self.words[self.members.index(rank)][PROGRESS]
+        return max(-1, (progress + 1 >> STEP_BITS) - 2)  # the number of operation 0 is 1 there
 
     def waiting_for(self) -> list[int]:
         """Global ranks without which the operation, or the first one at all, cannot go on."""

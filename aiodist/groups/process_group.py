@@ -276,6 +276,16 @@ class ProcessGroup(Messaging):
         number, fingerprint = next(reversed(self._finished.items()))
         return sequence < self._next, f"{fingerprint}, operation {number}"
 
+    def last_in_memory(self, rank: int) -> str:
+        """What collective in shared memory global rank ``rank`` finished last; empty where none."""
+        sequence = -1 if self.plane is None else self.plane.passed(rank)
+        if sequence < 0:
+            return ""
+        which = f"operation {sequence} of {self.group_name!r}"
+        fingerprint = self._finished.get(sequence)
+        # Of what has not ended well here nobody knows whether it did there.
+        return f"left {which}" if fingerprint is None else f"finished {fingerprint}, {which}"
+
     def fail_soon(self, sequence: int, error: BaseException) -> None:
         """Fail a collective in the next turn, whatever message it waits for."""
         work = self._active.get(sequence)

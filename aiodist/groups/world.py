@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
+from itertools import islice
 from typing import Any
 
 from aiodist.collectives.tables import OURS, decode
@@ -349,11 +350,17 @@ class World:
             said = last_words(last, self._groups.get(last.group))
             heard = f"the last that came from it: {said}"
         else:
-            heard = "no message ever came from it"
+            said = self._last_in_memory(error.rank)  # where collectives send no messages
+            heard = f"it last {said}" if said else "no message ever came from it"
         fields = error.fields | {"last": said, "noticed_by": noticed_by}
         full = PeerLostError(f"{error.message}; {heard}; rank {noticed_by} noticed", **fields)
         full.__cause__ = error.__cause__
         return full
+
+    def _last_in_memory(self, rank: int) -> str:
+        told = (group.last_in_memory(rank) for group in self.groups)
+        few = " and ".join(islice(filter(None, told), _FEW))
+        return f"{few}, in shared memory" if few else ""
 
     def activity(self) -> str:
         return describe_activity(self.recorder)
@@ -390,6 +397,9 @@ class World:
         if self.observer is not None and not known:
             self.observer.failed(error, here=here)
 
+
+_FEW = 2
+"""Groups that an error about a lost rank speaks of."""
 
 _MAX_EARLY = 1024
 """Groups, and failures of each, that are remembered before this rank has made them."""

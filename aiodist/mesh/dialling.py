@@ -59,9 +59,16 @@ def unreachable(tried: Mapping[str, DistError], *, left: bool) -> str:
         return LEFT
     if not tried:
         return "cannot be reached: it offers no transport that this rank has"
-    if all(isinstance(error.__cause__, _NOBODY) for error in tried.values()):
+    if all(map(_is_refusal, tried.values())):
         # They listen from before anybody learns their addresses until they end, well or badly.
         told = "; ".join(map(str, tried.values()))
         return f"has probably left, or its process has ended: {told}"
     told = "; ".join(f"{address}: {error}" for address, error in tried.items())
     return f"cannot be reached: {told}"
+
+
+def _is_refusal(error: DistError) -> bool:
+    cause = error.__cause__
+    while isinstance(cause, DistError):  # of one of several streams
+        cause = cause.__cause__
+    return isinstance(cause, _NOBODY)

@@ -14,6 +14,7 @@ import pytest
 import aiodist as dist
 from aiodist.groups.naming import neighbours
 from aiodist.groups.world import current_world
+from aiodist.testing import run_ranks
 from tests.engine.conftest import RunRanks, outcome, until
 
 
@@ -219,6 +220,44 @@ async def test_a_rank_that_never_said_anything(inproc: RunRanks) -> None:
     assert isinstance(error, dist.PeerLostError)
     assert error.last == ""
     assert "no message ever came from it; rank 0 noticed" in str(error)
+
+
+async def test_what_a_rank_did_last_in_shared_memory_is_said() -> None:
+    """There collectives send no messages, so that none has come."""
+
+    async def main(rank: int) -> dist.PeerLostError | None:
+        for _ in range(3):
+            await dist.all_reduce(np.ones(4, np.float32))
+        if rank == 1:
+            return None
+        error = await outcome(dist.all_reduce(np.ones(4, np.float32)))
+        assert isinstance(error, dist.PeerLostError)
+        return error
+
+    error = (await run_ranks(2, main, "shm"))[0]
+    assert error is not None
+    last = "finished all_reduce(4 x float32, SUM), operation 2 of 'default_pg', in shared memory"
+    assert error.last == last
+    assert f"; it last {last}; rank 0 noticed" in str(error)
+
+
+async def test_of_what_failed_nobody_says_that_a_rank_has_finished_it() -> None:
+    over = asyncio.Barrier(2)
+
+    async def main(rank: int) -> list[str]:
+        group = dist.group.WORLD
+        assert group is not None
+        told = [group.last_in_memory(1 - rank)]
+        for shape in (4, 4 + rank):
+            await outcome(dist.all_reduce(np.ones(shape)))
+            await over.wait()
+            told.append(group.last_in_memory(1 - rank))
+            await over.wait()
+        return told
+
+    finished = "finished all_reduce(4 x float64, SUM), operation 0 of 'default_pg'"
+    told = ["", finished, "left operation 1 of 'default_pg'"]
+    assert await run_ranks(2, main, "shm") == [told, told]
 
 
 async def test_a_cause_that_is_not_ours_is_chained(inproc: RunRanks) -> None:

@@ -14,6 +14,7 @@ def failed(text: str, cause: BaseException | None) -> DistError:
 
 REFUSED = failed("cannot connect to tcp:h:1: refused", ConnectionRefusedError())
 NO_FILE = failed("cannot connect to unix:/x: refused", FileNotFoundError())
+STRIPED = failed("of 2 streams, number 0 failed: refused", REFUSED)
 SILENT = failed("timed out", TimeoutError())
 
 
@@ -22,6 +23,7 @@ def test_where_nobody_listens_it_has_probably_ended() -> None:
         "has probably left, or its process has ended: cannot connect to unix:/x: refused; "
         "cannot connect to tcp:h:1: refused"
     )
+    assert unreachable({"tcps://h:1": STRIPED}, left=False).startswith("has probably left")
 
 
 def test_where_anything_else_stops_it_nothing_is_known() -> None:
