@@ -9,6 +9,7 @@ import pytest
 
 from aiodist.errors import InvalidUsageError
 from aiodist.launch import JobSpec
+from aiodist.launch.cli import main as aiodist
 from aiodist.observe.folder import read_parts
 
 PAGE = Path(__file__).parents[2] / "docs" / "recovery.md"
@@ -77,10 +78,8 @@ def test_the_first_failure_is_the_jobs_and_the_rest_end_by_themselves(sandbox, l
     assert err.splitlines()[-1] == "ValueError: boom"
 
 
-def test_a_place_cannot_be_left_empty_and_filled(sandbox, run_command):
+def test_a_place_cannot_be_left_empty_and_filled(capsys):
     with pytest.raises(InvalidUsageError, match="exclude each other"):
         JobSpec(program=("x",), max_restarts=1, keep_going=True)
-    script = sandbox.script("")
-    code, _, err = sandbox.run(*run_command, "--keep-going", "--max-restarts", "1", script)
-    assert code == 2
-    assert "--keep-going and --max-restarts exclude each other" in err
+    assert aiodist(["run", "--keep-going", "--max-restarts", "1", __file__]) == 2
+    assert "--keep-going and --max-restarts exclude each other" in capsys.readouterr().err
