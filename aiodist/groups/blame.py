@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,13 @@ from aiodist.groups.fingerprint import (
     tensor_in_words,
 )
 from aiodist.tensors import decode_meta
-from aiodist.wire.frames import COLLECTIVE, Frame
+from aiodist.wire.frames import COLLECTIVE, POINT_TO_POINT, Frame, Key
 
 if TYPE_CHECKING:
     from aiodist.groups.process_group import ProcessGroup
+
+_TAGS = 5
+"""So many of messages that wait are named."""
 
 
 def mismatch(
@@ -64,6 +67,17 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
     if not ranks:
         return "no rank"
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def unread_in_words(arrived: Iterable[tuple[Key, int]], group: int, sources: Sequence[int]) -> str:
+    """Which messages of ``sources`` in that group wait for a receive: one tag may be a wrong one."""
+    tags = sorted(
+        {key[2] for key, src in arrived if key[:2] == (POINT_TO_POINT, group) and src in sources}
+    )
+    if not tags:
+        return ""
+    which = ", ".join(map(str, tags[:_TAGS])) + (", ..." if len(tags) > _TAGS else "")
+    return f", from where messages with tag {which} have come that nobody has asked for"
 
 
 def who_keeps_it(missing: dict[int, str], waiting: Sequence[int]) -> str:

@@ -20,6 +20,7 @@ from aiodist.groups.blame import (
     ranks_in_words,
     tensor_of_message,
     timed_out,
+    unread_in_words,
     who_keeps_it,
 )
 from aiodist.groups.fingerprint import Fingerprint, Words, encoded_of
@@ -409,4 +410,7 @@ class MessageLine:
             "tensor": tensor_of_message(meta),
         }
         blame = f"still waiting for {ranks_in_words(ranks)}"
+        if not self.is_send:
+            arrived = self._group.endpoint.inbox.matcher.arrived
+            blame += unread_in_words(arrived, self._group.id, ranks)
         fail(timed_out(self.describe(), seconds, blame, ranks, fields))

@@ -190,6 +190,21 @@ async def test_sends_cancelled_before_the_connection_is_there(streams: RunRanks)
     await streams(2, main)
 
 
+async def test_a_timed_out_receive_tells_of_messages_with_another_tag(ranks: RunRanks) -> None:
+    async def main(rank: int) -> None:
+        if rank == 0:
+            await dist.send(np.zeros(1), 1, tag=5)
+            await dist.send(np.zeros(1), 1, tag=4)
+        else:
+            await dist.recv(np.zeros(1), 0, tag=4)
+            error = await outcome(dist.irecv(np.zeros(1), 0, tag=3, timeout=0.02))
+            assert "rank 0, from where messages with tag 5 have come that nobody" in str(error)
+            await dist.recv(np.zeros(1), 0, tag=5)
+        await dist.barrier()
+
+    await ranks(2, main)
+
+
 async def test_a_timed_out_receive_stays_a_matter_of_its_rank(streams: RunRanks) -> None:
     async def main(rank: int) -> None:
         if rank == 1:
