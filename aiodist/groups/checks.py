@@ -101,9 +101,8 @@ def check_distinct(items: Sequence[Any], name: str) -> None:
     first: dict[int, int] = {}
     for number, item in enumerate(items):
         before = first.setdefault(id(item), number)
-        if before != number and 0 not in getattr(
-            item, "shape", ()
-        ):  # nothing goes into no elements
+        is_empty = 0 in getattr(item, "shape", ())  # of which nothing is written
+        if before != number and not is_empty:
             raise InvalidUsageError(
                 f"{name}[{before}] and {name}[{number}] are the same tensor, which cannot hold what "
                 "comes for both; make one for each: [torch.empty_like(t) for _ in range(size)]"
