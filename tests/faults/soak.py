@@ -48,7 +48,7 @@ class Soak:
 
     async def connect(self) -> None:
         """Connect everybody to everybody, so that no connection comes later."""
-        await dist.all_to_all([np.empty(1)] * self._size, [np.ones(1)] * self._size)
+        await dist.all_to_all([np.empty(1) for _ in range(self._size)], [np.ones(1)] * self._size)
 
     async def step(self) -> None:
         way = self._random.choice(

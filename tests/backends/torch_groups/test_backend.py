@@ -148,7 +148,7 @@ async def test_what_is_refused_at_the_call(call: Callable[[], Any], message: str
     "call",
     [
         lambda rank: dist.gather(
-            torch.ones(4 + rank), [torch.zeros(4)] * 3 if rank == 0 else None, 0
+            torch.ones(4 + rank), [torch.zeros(4) for _ in range(3)] if rank == 0 else None, 0
         ),
         lambda rank: dist.scatter(
             torch.ones(4), [torch.zeros(4 + other) for other in range(3)] if rank == 0 else None, 0
