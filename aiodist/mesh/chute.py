@@ -76,13 +76,10 @@ class Chute:
         """
         self._wake(call)
         box = self._box
-        if box is None or len(data) <= PIECE_BYTES:
-            return
-        for start in range(0, len(data), PIECE_BYTES):
-            if box.is_whole:
-                return
-            box.fill(data, start, min(start + PIECE_BYTES, len(data)))
-        self._wake(call)
+        if len(data) > PIECE_BYTES and box is not None and not box.is_whole:
+            while box.fill(data, PIECE_BYTES):
+                pass
+            self._wake(call)
 
     def _wake(self, call: Callable[[Callable[[], None]], None]) -> None:
         box = self._box

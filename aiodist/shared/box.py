@@ -100,12 +100,19 @@ class BoxOut(End):
         mine, entry = self._mine, _ENTRIES + (self._count - 1) % DEPTH * _WORDS
         return mine[entry + 4] == mine[entry + 3]
 
-    def fill(self, data: memoryview, start: int, end: int) -> None:
-        """Copy these bytes in, of the data of the message put in last; then the receiver may know."""
+    def fill(self, data: memoryview, piece: int) -> bool:
+        """Copy the next ``piece`` bytes in of the message put in last; whether more are missing then.
+
+        ``data``: all of its data.
+        """
         mine, entry = self._mine, _ENTRIES + (self._count - 1) % DEPTH * _WORDS
-        place = mine[entry + 2] + mine[entry + 3] - len(data)
-        self._segment[place + start : place + end] = data[start:end]
-        mine[entry + 4] = mine[entry + 3] - len(data) + end
+        begin, length, there = mine[entry + 2], mine[entry + 3], mine[entry + 4]
+        start = there - length + len(data)
+        part = data[start : start + piece]
+        end = there + len(part)
+        self._segment[begin + there : begin + end] = part
+        mine[entry + 4] = end
+        return end < length
 
     def _place(self, waiting: int, length: int) -> int:
         """Where in the ring there is room for ``length`` bytes beside what waits; -1: nowhere."""

@@ -240,11 +240,13 @@ class Steps:
         self.between: Callable[[int], None] = lambda _: None
         fill, pieces = BoxOut.fill, 0
 
-        def filled(box: BoxOut, data: memoryview, start: int, end: int) -> None:
+        def filled(box: BoxOut, data: memoryview, piece: int) -> bool:
             nonlocal pieces
-            fill(box, data, start, end)
-            pieces = pieces + 1 if start else 1
+            more = fill(box, data, piece)
+            pieces += 1
             self.between(pieces)
+            pieces = pieces if more else 0
+            return more
 
         monkeypatch.setattr(BoxOut, "fill", filled)
 

@@ -33,9 +33,8 @@ class Ends:
         if not self.out.put(turn, HEAD, view, piece):
             return False
         assert self.out.is_whole == (len(data) <= piece)
-        for start in range(0, 0 if self.out.is_whole else len(data), piece):
-            self.out.fill(view, start, min(start + piece, len(data)))
-        assert self.out.is_whole
+        while not self.out.is_whole:
+            assert self.out.fill(view, piece) != self.out.is_whole
         return True
 
     def whole(self, turn: int = 0) -> memoryview | None:
