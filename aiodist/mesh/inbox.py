@@ -195,12 +195,7 @@ class Inbox:
         recv = self.matcher.take_recv(key, source.rank)
         if recv is not None:
             self._refund(source, cost)
-            error = recv.accept(source.rank, frame.meta, frame.length)
-            if error is not None:
-                recv.fail(error)
-                return None
-            recv.reader = reader
-            return recv
+            return _to_read(recv, source, frame, reader)
         arrival = Arrival(key, source.rank, frame.meta, frame.length, cost, None)
         arrival.data = scratch(frame.length)
         self.matcher.keep(arrival)
@@ -243,12 +238,7 @@ class Inbox:
         if recv is None:
             return False
         source.last = frame
-        error = recv.accept(source.rank, frame.meta, frame.length)
-        if error is not None:
-            recv.fail(error)
-            return True
-        recv.reader = incoming
-        incoming.goes_to(recv)
+        incoming.goes_to(_to_read(recv, source, frame, incoming))
         return True
 
     def boxed(self, source: Source, frame: Frame, payload: Boxed) -> None:
@@ -414,3 +404,13 @@ class Inbox:
             owed, source.owed = source.owed, 0
             source.charged -= owed
             source.outbox.control(encode(FrameType.CREDIT, id=owed))
+
+
+def _to_read(recv: Recv, source: Source, frame: Frame, reader: Reader) -> Recv | None:
+    """``recv``, into which ``reader`` reads from now on; None where the message does not belong there."""
+    error = recv.accept(source.rank, frame.meta, frame.length)
+    if error is not None:
+        recv.fail(error)
+        return None
+    recv.reader = reader
+    return recv

@@ -258,13 +258,19 @@ def steps(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Steps:
     return Steps(monkeypatch)
 
 
+def asleep(pair: Pair, pieces: int) -> tuple[bytes, Recv]:
+    """A message of so many pieces, and the other rank's receive for it, which sleeps."""
+    data = bytes_of(3, pieces * PIECE_BYTES)
+    recv = pair.b.recv(TAG, len(data))
+    pair.run_soon()
+    return data, recv
+
+
 def test_who_sleeps_is_woken_for_a_long_message_before_it_is_there(
     pair: Pair, steps: Steps
 ) -> None:
     """And copies out what has come while more is copied in."""
-    data = bytes_of(3, 4 * PIECE_BYTES)
-    recv = pair.b.recv(TAG, len(data))
-    pair.run_soon()  # it sleeps
+    data, recv = asleep(pair, 4)
     heard: list[int] = []
 
     def between(pieces: int) -> None:
@@ -290,9 +296,7 @@ def test_who_sleeps_is_woken_for_a_long_message_before_it_is_there(
 def test_who_waits_in_the_middle_of_a_message_is_rung_for_at_its_end(
     pair: Pair, steps: Steps
 ) -> None:
-    data = bytes_of(3, 2 * PIECE_BYTES)
-    recv = pair.b.recv(TAG, len(data))
-    pair.run_soon()
+    data, recv = asleep(pair, 2)
     steps.between = lambda pieces: pieces == 1 and pair.a.stream.push(1 << 40)
     pair.a.send(TAG, data)
     assert not recv.done
@@ -304,9 +308,7 @@ def test_who_falls_asleep_in_the_middle_of_a_message_looks_once_more(
     pair: Pair, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sender may have looked whether it sleeps just before."""
-    data = bytes_of(3, 2 * PIECE_BYTES)
-    recv = pair.b.recv(TAG, len(data))
-    pair.run_soon()
+    data, recv = asleep(pair, 2)
     nap = BoxIn.nap
     whole = 0
 
@@ -332,9 +334,7 @@ def test_who_falls_asleep_in_the_middle_of_a_message_looks_once_more(
 def test_a_receive_cancelled_in_the_middle_of_a_message_leaves_it_to_the_next(
     pair: Pair, steps: Steps
 ) -> None:
-    data = bytes_of(3, 3 * PIECE_BYTES)
-    first = pair.b.recv(TAG, len(data))
-    pair.run_soon()
+    data, first = asleep(pair, 3)
     kept = b""
     second: list[Recv] = []
 
@@ -420,9 +420,7 @@ def test_where_ranks_take_turns_on_a_core_all_of_a_message_is_there_at_once(
 @pytest.mark.parametrize("last", ["unseen", "missing"])
 def test_a_sender_lost_in_the_middle_of_a_message(pair: Pair, steps: Steps, last: str) -> None:
     """Who has put in all of it before has sent it."""
-    data = bytes_of(3, 2 * PIECE_BYTES)
-    recv = pair.b.recv(TAG, len(data))
-    pair.run_soon()
+    data, recv = asleep(pair, 2)
 
     def between(pieces: int) -> None:
         if pieces == 1:
