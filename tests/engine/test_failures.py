@@ -12,10 +12,14 @@ import pytest
 
 import aiodist as dist
 from aiodist.errors import PeerLostError
+from aiodist.groups.board import STEP_BITS
 from aiodist.groups.ending import WHOLE_GROUP
+from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
 from aiodist.mesh.outbox import EAGER_BYTES
+from aiodist.shared.area import SLOT_TAGS, SLOTS
+from aiodist.testing import run_ranks
 from tests.engine.conftest import RunRanks, outcome, until
 
 LARGE = EAGER_BYTES // 2  # float64: four times what travels eagerly
@@ -104,6 +108,78 @@ async def test_a_rank_that_only_sends_may_be_done_before_anybody_can_tell(
         assert "ranks disagree about operation 0" in str(error)
         assert "root 0" in str(error)
         assert "root 1" in str(error)
+
+
+async def test_who_comes_last_sees_that_both_were_roots_before_it_is_over() -> None:
+    """Its barrier could be over at once; the other one waits in it, and sees the same when it has it."""
+
+    async def main(rank: int) -> BaseException | None:
+        await dist.barrier()
+        await dist.barrier()
+        await broadcast(rank)
+        group = dist.group.WORLD
+        assert isinstance(group, dist.ProcessGroup)
+        if rank == 1:
+            plane = group.plane
+            assert plane is not None
+            word, there = SLOT_TAGS[group.n_started % SLOTS], group.n_started + 1 << STEP_BITS
+            await until(lambda: plane.words[0][word] == there)
+            assert group.backend.again_of_nothing() is None
+        error = await outcome(dist.barrier())
+        await next_works(rank, 2)
+        return error
+
+    errors = [error for error in await run_ranks(2, main, "shm", timeout=20) if error is not None]
+    assert errors
+    assert all(isinstance(error, dist.CollectiveMismatchError) for error in errors)
+
+
+async def test_who_has_raised_a_disagreement_takes_what_it_put_up_away() -> None:
+    """Nobody that was through before is to find it in its next operation, once more."""
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        group = dist.group.WORLD
+        assert isinstance(group, dist.ProcessGroup)
+        plane, word = group.plane, SLOT_TAGS[group.n_started % SLOTS]
+        assert plane is not None
+        error = await outcome(dist.all_reduce(np.ones(3 + rank)))
+        assert isinstance(error, dist.CollectiveMismatchError)
+        assert plane.mine[word] == 0
+        await next_works(rank, 2)
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+@pytest.mark.parametrize("under_way", [False, True])
+async def test_a_message_that_tells_of_another_operation_spoils_the_next(
+    inproc: RunRanks, under_way: bool
+) -> None:
+    """Over streams, where both have succeeded: the one under way, or the next, on all ranks."""
+    other = Fingerprint("all_gather").encoded
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        group = dist.group.WORLD
+        assert isinstance(group, dist.ProcessGroup)
+        if rank == 0:
+            work = dist.barrier() if under_way else None
+            group.came_late(0, 1, other)
+            await asyncio.sleep(0)
+            work = work or dist.barrier()
+        else:
+            await dist.recv(src=0) if under_way else None
+            work = dist.barrier()
+        if rank == 0 and under_way:
+            await asyncio.sleep(0)
+            await dist.send(np.ones(1), 1)
+        error = await outcome(work)
+        assert isinstance(error, dist.CollectiveMismatchError)
+        assert "ranks disagree about operation 0" in str(error)
+        assert error.rank == 1
+        await next_works(rank, 2)
+
+    await inproc(2, main)
 
 
 async def _disagree_while_rank_1_is_away(ranks: RunRanks, *, met: bool) -> None:
