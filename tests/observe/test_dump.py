@@ -26,6 +26,7 @@ from aiodist.launch.cli import main as aiodist
 from aiodist.observe.folder import read_parts
 from aiodist.observe.observer import Observer
 from aiodist.testing import run_ranks
+from tests.engine.deaths import die
 
 
 async def outcome(work: dist.Work[None]) -> BaseException | None:
@@ -184,6 +185,32 @@ async def test_a_dump_is_about_a_lost_rank_and_not_about_the_revocation_that_cam
         return read_parts(tmp_path).parts[0].reason
 
     assert await run_ranks(1, main) == ["rank 1 is lost"]
+
+
+async def test_who_goes_on_without_a_lost_rank_leaves_the_dump_about_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """shrink() revokes a group that has ended already, which is no second failure."""
+    monkeypatch.setenv("AIODIST_DUMP_DIR", str(tmp_path))
+    over = asyncio.Barrier(3)
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        if rank == 2:
+            await die()
+        else:
+            with pytest.raises((PeerLostError, GroupRevokedError)):
+                await dist.all_reduce(np.ones(3))
+            await written(tmp_path, 2)
+            group = await dist.shrink()
+            await dist.barrier(group)
+            if rank == 0:
+                reasons = [part.reason for part in read_parts(tmp_path).parts.values()]
+                assert len(reasons) == 2
+                assert not any("revoked" in reason for reason in reasons), reasons
+        await over.wait()
+
+    await run_ranks(3, main)
 
 
 async def test_what_is_kept_does_not_replace_what_was_written_at_the_end(

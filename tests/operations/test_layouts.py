@@ -304,3 +304,16 @@ async def test_torch_and_numpy_meet_in_every_list() -> None:
         assert output.tolist() == [0, 0, 1, 1]
 
     await run_ranks(2, on_rank, timeout=20)
+
+
+async def test_nothing_is_written_to_an_empty_tensor_that_stands_twice() -> None:
+    async def main(rank: int) -> None:
+        empty, own = blank(0), torch.full((4,), float(rank))
+        outputs = [empty, empty, empty]
+        outputs[rank] = into = blank(4)
+        inputs = [empty, empty, empty]
+        inputs[rank] = own
+        await dist.all_to_all(outputs, inputs)
+        holds(into, rank)
+
+    await run_ranks(SIZE, main)

@@ -22,7 +22,7 @@ from aiodist.errors import (
 )
 from aiodist.mesh.rendezvous import Rendezvous, attendance, meeting, places, rendezvous
 from aiodist.mesh.rendezvous.plan import Master
-from aiodist.store import MemoryStore, TcpStoreServer
+from aiodist.store import MemoryStore, PrefixStore, TcpStoreServer, is_waiting
 from tests.limits import scaled
 
 
@@ -249,6 +249,22 @@ async def test_the_next_one_of_a_rank_that_gave_up(port: int) -> None:
         second = asyncio.create_task(meet(url, 1, 2))
         await old.store().get("gen2/exchange/1", Deadline(20))
     await close(await asyncio.gather(meet(url, 0, 2), second))
+
+
+async def test_the_next_one_of_a_rank_whose_meeting_ends_meanwhile() -> None:
+    """The first one had all it waited for: its job goes on, and this one belongs to the next."""
+
+    class EndsMeanwhile(MemoryStore):
+        async def get(self, key: str, deadline: Deadline) -> bytes:
+            await self.set("gen1/exchange/all", b"")
+            raise StoreTimeoutError(f"nothing under {key}")
+
+    store = EndsMeanwhile()
+    await store.set("gen1/exchange/1", b"")
+    place = places.Place(store, "here", store.close, once=True)
+    assert await is_waiting(PrefixStore("gen1", store), 1)
+    await attendance.check_alone(place, PrefixStore("gen2", store), 1)
+    assert not await is_waiting(PrefixStore("gen1", store), 1)
 
 
 async def test_rank_0_may_come_last(port: int) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 import aiodist as dist
 from aiodist.errors import InvalidUsageError, NotInitializedError
+from aiodist.groups.world import current_world
 from aiodist.testing.in_process import run_ranks
 from tests.operations.bad_input.calls import sum_of_ranks, t, ts
 
@@ -108,7 +109,9 @@ async def test_after_destroy_the_default_group_is_closed() -> None:
                 NotInitializedError, match=r"since destroy_process_group\(\).*init_pr"
             ):
                 call()
+        assert current_world().destroyed
         await dist.init_process_group(world_size=1, rank=0, store=dist.MemoryStore())
+        assert not current_world().destroyed
         with pytest.raises(dist.DistError, match="was destroyed; make a new one"):
             dist.barrier(world)
         await dist.barrier()
