@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
 from aiodist.backends.turns import STEP
@@ -21,6 +22,9 @@ from aiodist.collectives.slot_blocks import read_blocks, starts_of, write_blocks
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.shared.area import LARGEST_SLOT_BYTES, SLOTS
 from aiodist.tensors import Reduction, scratch
+
+PIECE_BYTES = 128 << 10
+"""Of what one rank puts up and others copy: as much is there before they begin."""
 
 Run = Coroutine[Any, Any, None]
 Views = Sequence[memoryview]
@@ -55,6 +59,7 @@ class SmallCall(ABC, Generic[Given]):
         "fits",
         "in_chunks",
         "nbytes",
+        "pieces",
         "rank",
         "reads",
         "room",
@@ -80,6 +85,7 @@ class SmallCall(ABC, Generic[Given]):
         self.fingerprint = fingerprint
         self.nbytes = nbytes
         self.worth = nbytes
+        self.pieces: Sequence[slice] = ()
         self.reads = reads
         self.room = total if room is None else room
         self.fits = seat.shares and (
@@ -100,6 +106,14 @@ class SmallCall(ABC, Generic[Given]):
     @abstractmethod
     def fill(self, slot: memoryview, given: Given) -> None:
         """As `Swap.fill`."""
+
+    def fill_piece(self, piece: slice, slot: memoryview, given: Given) -> None:
+        """As `Swap.fill_piece`."""
+        raise NotImplementedError(f"{self.fingerprint.operation} puts up nothing in pieces")
+
+    def finish_piece(self, piece: slice, slot: memoryview, given: Given) -> None:
+        """As `Swap.finish_piece`."""
+        raise NotImplementedError(f"{self.fingerprint.operation} puts up nothing in pieces")
 
     @abstractmethod
     def finish(self, number: int, slots: Views, given: Given) -> bool:
@@ -159,7 +173,7 @@ class SmallBarrier(SmallCall[None]):
 
 
 class SmallBroadcast(_OneTensor):
-    """The root is done when it has put up the data."""
+    """The root is done when it has put up the data. Others copy out while it copies in."""
 
     __slots__ = ("_root",)
 
@@ -167,6 +181,16 @@ class SmallBroadcast(_OneTensor):
         self._root = root
         is_root = seat.rank == root
         super().__init__(seat, fingerprint, length, is_root, () if is_root else (root,))
+        if length > PIECE_BYTES:
+            stops = [*range(PIECE_BYTES, length, PIECE_BYTES), length]
+            self.pieces = [slice(start, stop) for start, stop in pairwise([0, *stops])]
+            self.worth = PIECE_BYTES
+
+    def fill_piece(self, piece: slice, slot: memoryview, given: Data) -> None:
+        slot[piece] = given.view[piece]
+
+    def finish_piece(self, piece: slice, slot: memoryview, given: Data) -> None:
+        given.view[piece] = slot[piece]
 
     def finish(self, number: int, slots: Views, given: Data) -> bool:
         if self.rank != self._root:

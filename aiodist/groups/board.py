@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from aiodist.completion import Pending, completed
 from aiodist.errors import DistError
-from aiodist.shared.area import CHUNK_TAGS, PROGRESS, SLOT_TAGS, SLOTS
+from aiodist.shared.area import CHUNK_TAGS, COPIED, PROGRESS, SLOT_TAGS, SLOTS
 
 if TYPE_CHECKING:
     from aiodist.groups.fingerprint import Words
@@ -61,8 +61,12 @@ def stray(words: memoryview, sequence: int, meta: Words) -> Words | None:
     return None if theirs == meta or words[tag] != base else theirs
 
 
-def announce(mine: memoryview, tag: int, base: int, meta: Words, nbytes: int) -> None:
+def announce(
+    mine: memoryview, tag: int, base: int, meta: Words, nbytes: int, copied: int | None = None
+) -> None:
     """Say in this rank's words what it has put up in a slot, for the operation that begins at ``base``.
+
+    ``copied``: so much of it is there as yet, for those who begin with that; the tag is to follow.
 
     Each rank compares what others left in that slot (`stray`) before it announces anew, and what a rank
     left in the other slot when it reads what that one announced next. So of two ranks that disagreed,
@@ -72,7 +76,11 @@ def announce(mine: memoryview, tag: int, base: int, meta: Words, nbytes: int) ->
         mine[tag] = 0
     mine[tag + 1], mine[tag + 2] = meta
     mine[tag + 3] = nbytes
-    mine[tag] = base
+    if copied is None:
+        mine[tag + COPIED] = base + nbytes
+        mine[tag] = base
+    else:
+        mine[tag + COPIED] = base + copied
 
 
 class LineBoard:

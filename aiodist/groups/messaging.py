@@ -133,8 +133,7 @@ class Messaging(Ending):
         mailbox, glance = endpoint.peer(peer).mailbox, None
         if blocks or (mailbox.is_prompt and endpoint.lookout.active):
             glance = self._glance
-            glance.end = 0.0
-            glance.nbytes = min(len(into), PIECE_BYTES)  # of more the rest may follow
+            glance.begin(min(len(into), PIECE_BYTES))  # of more the rest may follow
         if not mailbox.take(letter.head, letter.frame, into, glance):
             return None
         return self.world.recorder.ended(self.label, -1, letter.facts, created)

@@ -73,6 +73,7 @@ class Straight(Generic[Given]):
 
     nbytes = 0
     room = 0
+    pieces: Sequence[slice] = ()
     worth = int((NEAR_SECONDS - AT_ONCE_SECONDS) / BYTE_SECONDS)
 
     def __init__(self, plane: Plane, sequence: int, what: Chunked[Given]) -> None:
@@ -85,6 +86,11 @@ class Straight(Generic[Given]):
 
     def fill(self, slot: memoryview, given: Given) -> None:
         """That there is a slot is all it says."""
+
+    def fill_piece(self, piece: slice, slot: memoryview, given: Given) -> None:
+        """There are no pieces of a slot that is empty."""
+
+    finish_piece = fill_piece
 
     def finish(self, number: int, slots: Sequence[memoryview], given: Given) -> bool:
         """Whether the operation has ended."""

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from aiodist.groups.board import LAST_STEP, STEP_BITS, announce, stray
-from aiodist.shared.area import ASLEEP, PROGRESS, SLOT_TAGS, SLOTS
+from aiodist.shared.area import ASLEEP, COPIED, PROGRESS, SLOT_TAGS, SLOTS
 
 if TYPE_CHECKING:
     from aiodist.groups.fingerprint import Fingerprint
@@ -53,12 +53,26 @@ class Swap(Protocol[Given]):
         ...
 
     @property
+    def pieces(self) -> Sequence[slice]:
+        """What is put up in pieces, in this order, by the one rank that puts up anything, and read so
+        while others follow; empty where all of it is put up at once."""
+        ...
+
+    @property
     def reads(self) -> Sequence[tuple[int, int]]:
         """The other ranks whose slots this one reads, and their bytes; -1: as many as there are."""
         ...
 
     def fill(self, slot: memoryview, given: Given) -> None:
         """Write what this rank puts up into its ``slot``. May be done again, as `Plane.enter` does."""
+        ...
+
+    def fill_piece(self, piece: slice, slot: memoryview, given: Given) -> None:
+        """The same of one of `pieces`."""
+        ...
+
+    def finish_piece(self, piece: slice, slot: memoryview, given: Given) -> None:
+        """Take one of `pieces` out of the ``slot`` of who put it up. May be done again."""
         ...
 
     def finish(self, number: int, slots: Sequence[memoryview], given: Given) -> bool:
@@ -90,8 +104,7 @@ def swap(plane: Plane, sequence: int, what: Swap[D], given: D) -> bool:
     meta = what.fingerprint.words
     low, high = meta
     glance, peers = plane.glance, plane.peers
-    glance.end = 0.0
-    glance.nbytes = what.worth
+    glance.begin(what.worth)
     if nbytes >= 0:
         needed = plane.slot_used[slot]
         unread = plane.unread[slot]
@@ -101,15 +114,26 @@ def swap(plane: Plane, sequence: int, what: Swap[D], given: D) -> bool:
                     return False
                 if unread is not None and stray(words, *unread) is not None:
                     return False
-        what.fill(slots[plane.rank], given)
+        if what.pieces and not plane.lookout.crowded:
+            # Where ranks take turns on a core whoever finds anything shall find all of it.
+            for piece in what.pieces:
+                what.fill_piece(piece, slots[plane.rank], given)
+                announce(plane.mine, tag, base, meta, nbytes, piece.stop)
+        else:
+            what.fill(slots[plane.rank], given)
         announce(plane.mine, tag, base, meta, nbytes)
         for _, words in peers:
             if words[ASLEEP]:
                 plane.wake(tag)
                 break
+    follows = nbytes < 0 and bool(what.pieces)
     for rank, length in what.reads:
         words = words_of[rank]
-        if words[tag] != base and not (glance.finds(words, tag, base) and words[tag] == base):
+        if words[tag] != base and not (
+            glance.finds_within(words, tag + COPIED, base + what.pieces[0].stop, base + length)
+            if follows
+            else glance.finds_within(words, tag, base, base)
+        ):
             return False
         if (
             words[tag + 1] != low
@@ -117,13 +141,15 @@ def swap(plane: Plane, sequence: int, what: Swap[D], given: D) -> bool:
             or (length >= 0 and words[tag + 3] != length)
         ):
             return False
+        if follows and not _follow(glance, words, tag + COPIED, base, slots[rank], what, given):
+            return False
     before, knows_all = (sequence + 1) % SLOTS, len(what.reads) == len(peers)
     unread = plane.unread[before]
     if knows_all and unread is not None:
         for _, words in peers:
             if stray(words, *unread) is not None:
                 return False
-    if not what.finish(slot, slots, given):
+    if not follows and not what.finish(slot, slots, given):
         return False
     if knows_all:
         # All are in this operation, so they have left the one before and what it put up.
@@ -137,32 +163,58 @@ def swap(plane: Plane, sequence: int, what: Swap[D], given: D) -> bool:
     return True
 
 
+def _follow(
+    glance: Glance,
+    words: memoryview,
+    word: int,
+    base: int,
+    slot: memoryview,
+    what: Swap[D],
+    given: D,
+) -> bool:
+    """Take what another rank has begun to put up, as it comes; whether all of it came in time."""
+    last = what.pieces[-1].stop
+    glance.begin(last)
+    for piece in what.pieces:
+        if not glance.finds_within(words, word, base + piece.stop, base + last):
+            return False
+        what.finish_piece(piece, slot, given)
+    return True
+
+
 class Glance:
     """A short look for words of other ranks, one after the other, with one limit in all."""
 
-    __slots__ = ("_lookout", "_times", "end", "nbytes")
+    __slots__ = ("_end", "_lookout", "_times", "_worth")
 
     def __init__(self, lookout: Lookout) -> None:
         self._lookout = lookout
         self._times = 0
-        self.end = 0.0
-        """When it is over, of `time.perf_counter`; 0 before the first look."""
-        self.nbytes = 0
-        """Of what this rank puts up."""
+        self._end = 0.0  # of `time.perf_counter`; 0 before the first look
+        self._worth = 0
+
+    def begin(self, worth: int) -> None:
+        """From here on it takes the time for `Swap.worth` bytes."""
+        self._end = 0.0
+        self._worth = worth
+
+    def finds_within(self, words: memoryview, word: int, least: int, most: int) -> bool:
+        """Whether ``words[word]`` is between these two before the time is up."""
+        return (words[word] >= least or self.finds(words, word, least)) and words[word] <= most
 
     def finds(self, words: memoryview, word: int, least: int) -> bool:
         """Whether ``words[word]`` is at least ``least`` before the time is up."""
         lookout = self._lookout
         if not (lookout.active or lookout.crowded):
             return words[word] >= least
-        if not self.end:
+        if not self._end:
             self._times = 0
-            self.end = perf_counter() + (
-                CROWDED_SECONDS if lookout.crowded else AT_ONCE_SECONDS + BYTE_SECONDS * self.nbytes
+            self._end = perf_counter() + (
+                CROWDED_SECONDS if lookout.crowded else AT_ONCE_SECONDS + BYTE_SECONDS * self._worth
             )
         while words[word] < least:
             now = perf_counter()
-            if now > self.end:
+            if now > self._end:
                 lookout.neighbours.step_aside(now)
                 return False
             if lookout.crowded:

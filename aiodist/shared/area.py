@@ -40,7 +40,9 @@ CONTROL_BYTES = 4096
 PROGRESS = 0
 ASLEEP = _LINE
 SLOT_TAGS = tuple((2 + slot) * _LINE for slot in range(SLOTS))
-"""Word of a slot's tag; behind it two words of fingerprint and one of payload length."""
+"""Word of a slot's tag; behind it two words of fingerprint, one of payload length, and `COPIED`."""
+COPIED = 4
+"""Behind a slot's tag: how much of the payload is there already."""
 CHUNK_TAGS = tuple((2 + SLOTS + chunk) * _LINE for chunk in range(MAX_DEPTH))
 
 

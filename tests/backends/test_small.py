@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import aiodist as dist
-from aiodist.backends.swaps import Seat, SmallAllReduce, SmallAllToAll
+from aiodist.backends.swaps import PIECE_BYTES, Seat, SmallAllReduce, SmallAllToAll, SmallBroadcast
 from aiodist.collectives.select import SHARED_RULES
 from aiodist.groups import process_group
+from aiodist.groups.board import STEP_BITS, announce
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.world import current_world
 from aiodist.mesh import lookout
-from aiodist.shared.area import LARGEST_SLOT_BYTES, SLOT_BYTES
+from aiodist.shared.area import LARGEST_SLOT_BYTES, SLOT_BYTES, SLOT_TAGS, SLOTS
 from aiodist.shared.memory import SharedMemory
+from aiodist.tensors.dtypes import dtype_named
+from aiodist.testing import in_process
 from aiodist.testing.in_process import run_ranks
 from aiodist.wire.frames import COLLECTIVE
 from tests.engine.conftest import outcome, until
@@ -474,5 +478,78 @@ async def test_the_recorder_knows_them_and_a_closed_group_refuses_them() -> None
         await dist.destroy_process_group(group)
         with pytest.raises(dist.GroupClosedError):
             dist.all_reduce(data, group=group)
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+def spied_pieces(monkeypatch: pytest.MonkeyPatch) -> list[slice]:
+    """The pieces of broadcasts that are copied out, by any rank."""
+    taken: list[slice] = []
+    finish_piece = SmallBroadcast.finish_piece
+
+    def spy(call: SmallBroadcast, piece: slice, *rest: Any) -> None:
+        taken.append(piece)
+        finish_piece(call, piece, *rest)
+
+    monkeypatch.setattr(SmallBroadcast, "finish_piece", spy)
+    monkeypatch.setattr(in_process, "_SHARED_BYTES", 32 << 20)  # so that slots are large
+    return taken
+
+
+@pytest.mark.parametrize("more", [0, 4, 5 * PIECE_BYTES // 2])
+async def test_a_long_slot_is_copied_out_in_pieces(
+    monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
+    taken = spied_pieces(monkeypatch)
+    data = np.arange((PIECE_BYTES + more) // 4, dtype=np.float32)
+    put_up = asyncio.Event()
+
+    async def main(rank: int) -> None:
+        await meet()
+        if rank == 1:
+            await dist.broadcast(data, 1)
+            put_up.set()
+        else:
+            await put_up.wait()
+            mine = np.zeros_like(data)
+            assert dist.broadcast(mine, 1).is_completed()
+            assert (mine == data).all()
+
+    await run_ranks(2, main, "shm", timeout=20)
+    ends = [piece.stop for piece in taken]
+    assert ends == ([*range(PIECE_BYTES, data.nbytes, PIECE_BYTES), data.nbytes] if more else [])
+
+
+@pytest.mark.parametrize("copied", [PIECE_BYTES, PIECE_BYTES - 1, 5 * PIECE_BYTES])
+async def test_who_has_begun_with_a_piece_and_gets_no_more_waits_for_all_of_it(
+    monkeypatch: pytest.MonkeyPatch, copied: int
+) -> None:
+    """``copied``: what rank 0 claims to have put up; there is one piece of it, and it has four."""
+    taken = spied_pieces(monkeypatch)
+    data = np.arange(PIECE_BYTES, dtype=np.float32)
+    begun, asleep = asyncio.Event(), asyncio.Event()
+
+    async def main(rank: int) -> None:
+        await meet()
+        group = current_world().default_group()
+        plane, sequence = group.plane, group.n_started
+        assert plane is not None
+        if rank == 0:
+            what = Fingerprint("broadcast", dtype_named("float32"), root=0, count=data.size)
+            plane.slots[sequence % SLOTS][0][:PIECE_BYTES] = data.data.cast("B")[:PIECE_BYTES]
+            tag, base = SLOT_TAGS[sequence % SLOTS], sequence + 1 << STEP_BITS
+            announce(plane.mine, tag, base, what.words, data.nbytes, copied)
+            begun.set()
+            await asleep.wait()
+            assert taken == ([slice(0, PIECE_BYTES)] if copied == PIECE_BYTES else [])
+            await dist.broadcast(data, 0)
+        else:
+            mine = np.zeros_like(data)
+            await begun.wait()
+            work = dist.broadcast(mine, 0)
+            assert not work.is_completed()
+            asleep.set()
+            await work
+            assert (mine == data).all()
 
     await run_ranks(2, main, "shm", timeout=20)

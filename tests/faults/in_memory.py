@@ -84,10 +84,13 @@ def damage_next(bits: int) -> None:
             fingerprint=SimpleNamespace(words=(low ^ bits, high)),
             nbytes=what.nbytes,
             worth=what.worth,
+            pieces=what.pieces,
             room=what.room,
             reads=what.reads,
             fill=what.fill,
             finish=what.finish,
+            fill_piece=what.fill_piece,
+            finish_piece=what.finish_piece,
         )
         is_over = swap(plane, sequence, damaged, given)
         if is_over:  # else it puts up the same again

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from aiodist.groups.board import STEP_BITS, LineBoard, announce
-from aiodist.shared.area import CONTROL_BYTES, SLOT_TAGS
+from aiodist.shared.area import CONTROL_BYTES, COPIED, SLOT_TAGS
 
 SEQUENCE = 5
 HERE, THERE = (1, 2), (3, 4)
@@ -47,7 +47,10 @@ def test_the_tag_goes_first_and_comes_last() -> None:
 
     words = Words({0: 4, 1: 1, 2: 2, 3: 0})
     announce(words, 0, 12, THERE, 8)  # type: ignore[arg-type]  # words by number, as a view has them
-    assert written == [(0, 0), (1, 3), (2, 4), (3, 8), (0, 12)]
+    assert written == [(0, 0), (1, 3), (2, 4), (3, 8), (COPIED, 20), (0, 12)]
     written.clear()
     announce(words, 0, 12, THERE, 8)  # type: ignore[arg-type]
     assert (0, 0) not in written  # again the same: nobody is to miss it meanwhile
+    written.clear()
+    announce(words, 0, 16, THERE, 8, 5)  # type: ignore[arg-type]
+    assert written == [(0, 0), (1, 3), (2, 4), (3, 8), (COPIED, 21)]  # and no tag as yet
