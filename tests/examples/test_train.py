@@ -25,7 +25,7 @@ def digest(output: str) -> str:
     return found[1]
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_it_learns(launch: Callable[..., str], ranks: int) -> None:
     output = launch(ranks, SCRIPT, "--epochs", "2")
     assert f"[0] {ranks} rank" in output
@@ -37,10 +37,8 @@ def test_it_learns(launch: Callable[..., str], ranks: int) -> None:
 
 
 def test_the_seed_decides(launch: Callable[..., str]) -> None:
-    digests = [
-        digest(launch(2, SCRIPT, "--epochs", "1", "--batch-size", "500", "--seed", seed))
-        for seed in ("5", "5")
-    ]
+    few = ("--epochs", "1", "--batch-size", "1000")
+    digests = [digest(launch(2, SCRIPT, *few, "--seed", "5")) for _ in range(2)]
     assert digests[0] == digests[1]
 
 

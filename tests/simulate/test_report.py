@@ -12,14 +12,24 @@ from aiodist.simulate.report import duration, size
 PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
 
 
-@pytest.mark.parametrize("operation", ["all_reduce", "all_gather", "barrier"])
+@pytest.mark.parametrize(
+    ("operation", "ranks"),
+    [
+        ("all_reduce", "16,256,4096"),  # its 65,536 ranks take ten seconds
+        ("all_gather", "16,256,4096"),
+        ("barrier", "16,256,4096,65536"),
+    ],
+)
 def test_the_page_is_what_the_command_prints(
-    operation: str, capsys: pytest.CaptureFixture[str]
+    operation: str, ranks: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ranks = "16,256,4096,65536"
     argv = ["simulate", operation, "-n", ranks, "-s", "1M,64M,1G", "--markdown"]
     assert main(argv) == 0
-    assert capsys.readouterr().out.strip() in PAGE.read_text(encoding="utf-8")
+    title, table = capsys.readouterr().out.strip().split("\n\n")
+    page = PAGE.read_text(encoding="utf-8")
+    shown = page[page.index(f"{title}\n") :].split("\n\n")[1].splitlines()
+    left_out = [row for row in shown if row.startswith("| 65,536 |") and "65536" not in ranks]
+    assert [row for row in shown if row not in left_out] == table.splitlines()
 
 
 def test_a_table_for_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
