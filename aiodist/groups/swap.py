@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 D = TypeVar("D")
 Given = TypeVar("Given", contravariant=True)
 
-AT_ONCE_SECONDS = 20e-6
-"""How long to look for the others before an operation gets a line, a record and a driver."""
+AT_ONCE_SECONDS = 80e-6
+"""How long to look for the others before an operation gets a line, a record and a driver.
+
+About what those cost on a slow machine: so whoever looks in vain has lost as much again, and no more.
+"""
 
 CROWDED_SECONDS = 1e-3
 """The same where ranks outnumber cores: giving way each time, so that the others get there."""
