@@ -14,15 +14,16 @@ import numpy as np
 import pytest
 
 import aiodist as dist
+from aiodist.backends.swaps import PIECE_BYTES
 from aiodist.deadline import Deadline
 from aiodist.groups import process_group
 from aiodist.groups.board import LineBoard
 from aiodist.groups.plane import Plane
 from aiodist.groups.world import current_world
 from aiodist.shared import box as boxes
-from aiodist.shared.area import SLOT_TAGS, SLOTS
+from aiodist.shared.area import COPIED, SLOT_TAGS, SLOTS
 from aiodist.shared.box import BoxOut
-from aiodist.testing import Faults, FaultyTransport, run_ranks
+from aiodist.testing import Faults, FaultyTransport, in_process, run_ranks
 from aiodist.testing.sinks import Sink
 from aiodist.transport.base import Connection
 from aiodist.transport.registry import Transports
@@ -80,11 +81,9 @@ async def test_a_damaged_payload_is_not_noticed() -> None:
     assert results[0] != 3
 
 
-@pytest.mark.parametrize("bits", [0x01, 0x80])
-async def test_a_damaged_word_in_shared_memory_is_an_error_or_does_not_matter(
-    bits: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each byte of what stands beside a slot: tag, fingerprint and length, as rank 1 puts them up."""
+@pytest.fixture
+def damage(monkeypatch: pytest.MonkeyPatch) -> dict[Plane, tuple[int, int]]:
+    """Of a plane in it: which word beside its own slot is damaged as it is put up, by which bits."""
     damage: dict[Plane, tuple[int, int]] = {}
     swap, put_up = process_group.swap, LineBoard.put_up
 
@@ -105,6 +104,14 @@ async def test_a_damaged_word_in_shared_memory_is_an_error_or_does_not_matter(
 
     monkeypatch.setattr(process_group, "swap", damaged_swap)
     monkeypatch.setattr(LineBoard, "put_up", damaged_put_up)
+    return damage
+
+
+@pytest.mark.parametrize("bits", [0x01, 0x80])
+async def test_a_damaged_word_in_shared_memory_is_an_error_or_does_not_matter(
+    bits: int, damage: dict[Plane, tuple[int, int]]
+) -> None:
+    """Each byte of what stands beside a slot: tag, fingerprint and length, as rank 1 puts them up."""
 
     async def one(place: int) -> list[BaseException | None]:
         async def main(rank: int) -> BaseException | None:
@@ -123,6 +130,28 @@ async def test_a_damaged_word_in_shared_memory_is_an_error_or_does_not_matter(
     async with asyncio.timeout(scaled(30)):
         found = [await one(place) for place in range(32)]
     assert all(any(errors) for errors in found[:24]), "a damaged tag or fingerprint"
+
+
+@pytest.mark.parametrize("bits", [0x01, 0x80])
+async def test_a_damaged_count_of_what_is_copied_does_not_matter(
+    bits: int, damage: dict[Plane, tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who reads a long slot piece by piece waits for the tag when the count makes no sense."""
+    monkeypatch.setattr(in_process, "_SHARED_BYTES", 32 << 20)  # so that slots are large
+    sent = np.arange(PIECE_BYTES, dtype=np.float32)
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        for byte in range(8):
+            if rank == 1:
+                damage[plane_of_the_world()] = COPIED, bits << byte * 8
+            data = sent if rank == 1 else np.zeros_like(sent)
+            await dist.broadcast(data, 1, timeout=scaled(10))
+            assert (data == sent).all(), byte
+            damage.clear()
+            await dist.barrier()
+
+    await run_ranks(2, main, "shm")
 
 
 def box_of(rank: int) -> BoxOut:
