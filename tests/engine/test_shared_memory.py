@@ -343,3 +343,49 @@ def test_a_rank_killed_in_the_middle_leaves_nothing(tmp_path: Path, megabytes: i
     assert [rank.returncode for rank in ranks] == [0, 0, -signal.SIGKILL]
     assert outputs[:2] == ["survived\n"] * 2
     assert named_segments() == shm
+
+
+BETWEEN_PIECES = """
+    import os
+    import signal
+    import sys
+    import numpy as np
+    import aiodist.sync as dist
+    from aiodist.backends.swaps import PIECE_BYTES, SmallBroadcast
+
+    path, rank = sys.argv[1], int(sys.argv[2])
+    dist.init_process_group("gloo", "file://" + path, rank=rank, world_size=2, timeout=60)
+    data = np.ones(PIECE_BYTES, np.float32)
+    dist.broadcast(data, 0)
+    dist.barrier()
+    if rank == 0:
+        def fill_piece(call, piece, *rest):
+            if piece.start:
+                os.kill(os.getpid(), signal.SIGKILL)
+            of_all(call, piece, *rest)
+        of_all, SmallBroadcast.fill_piece = SmallBroadcast.fill_piece, fill_piece
+    try:
+        dist.broadcast(data, 0)
+    except dist.PeerLostError as error:
+        assert error.rank == 0, error
+        print("survived", flush=True)
+"""
+
+
+@pytest.mark.timeout(60)
+def test_a_root_killed_between_two_pieces_is_lost(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(BETWEEN_PIECES))
+    arguments = [sys.executable, str(script), str(tmp_path / "store")]
+    ranks = [
+        subprocess.Popen([*arguments, str(rank)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    try:
+        outputs = [rank.communicate(timeout=scaled(40))[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [-signal.SIGKILL, 0]
+    assert outputs == ["", "survived\n"]
