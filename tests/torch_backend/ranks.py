@@ -90,6 +90,7 @@ def _rank(module: str, function: str, rank: int, size: int, folder: str, link: A
 def main() -> None:
     faulthandler.enable()
     # Once, before any fork. What is imported here is imported in every rank.
+    import torch._dynamo  # which every optimizer imports
     import torch.distributed.checkpoint
     import torch.distributed.fsdp
     import torch.distributed.tensor  # noqa: F401
