@@ -35,28 +35,8 @@ def timeout_scale() -> float:
     return scale
 
 
-def in_shares(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
-    """The slow ones first in each worker's share, which is so many in a row of all.
-
-    Workers that have done theirs take over from others: at the end there are short ones for all.
-    """
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    quick = [item for item in items if not item.get_closest_marker("slow")]
-    shares = []
-    for worker in range(workers):
-        for some in (slow, quick):
-            shares += some[len(some) * worker // workers : len(some) * (worker + 1) // workers]
-    return shares
-
-
-@pytest.hookimpl(trylast=True)  # when those that are left out have been taken out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Order them for several workers.
-
-    Scale each test's limit: its own ``timeout`` mark, else the one of pyproject.toml.
-    """
-    if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
-        items[:] = in_shares(items, workers)
+    """Scale each test's limit: its own ``timeout`` mark, else the one of pyproject.toml."""
     scale = timeout_scale()
     if scale == 1:
         return

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-from tests.conftest import in_shares
 
 pytest_plugins = ["pytester"]
 
@@ -125,16 +122,3 @@ def test_a_scale_that_is_no_factor_is_refused(
     result = run(suite, "def test_nothing(): pass")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"*AIODIST_TEST_TIMEOUT_SCALE must be a positive*{value}*"])
-
-
-def test_each_worker_has_its_slow_tests_first() -> None:
-    class Item:
-        def __init__(self, number: int) -> None:
-            self.number = number
-
-        def get_closest_marker(self, name: str) -> object:
-            return object() if name == "slow" and self.number in (3, 4, 7) else None
-
-    items: list[Any] = [Item(number) for number in range(9)]
-    assert [item.number for item in in_shares(items, 3)] == [3, 0, 1, 4, 2, 5, 7, 6, 8]
-    assert [item.number for item in in_shares(items, 1)][:4] == [3, 4, 7, 0]
