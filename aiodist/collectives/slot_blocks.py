@@ -35,7 +35,8 @@ def starts_of(lengths: Sequence[int]) -> list[int]:
 def write_blocks(slot: memoryview, blocks: Sequence[memoryview], starts: Sequence[int]) -> None:
     """Write the lengths that ``starts`` says, and ``blocks`` where they fit."""
     lengths = [end - start for start, end in pairwise(starts)]
-    _table(len(lengths)).pack_into(slot, 0, *lengths)
+    # Not by `pack_into`, which writes zeros first: what is put up again others may be reading.
+    slot[: starts[0]] = _table(len(lengths)).pack(*lengths)
     for start, block in zip(starts, blocks, strict=False):
         slot[start : start + len(block)] = block
 
