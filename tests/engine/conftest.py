@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+import subprocess
+import sys
+import textwrap
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +17,35 @@ from aiodist.groups.work import Work
 from aiodist.testing.in_process import run_ranks
 
 RunRanks = Callable[..., Awaitable[list[Any]]]
+Ranks = list["subprocess.Popen[str]"]
+
+ROOT = Path(__file__).parents[2]
+
+
+@contextlib.contextmanager
+def ranks_of(script: str, count: int, folder: Path, *arguments: object) -> Iterator[Ranks]:
+    """``count`` processes that run ``script`` with a store's path, their rank and ``arguments``.
+
+    All have ended afterwards, if need be by SIGKILL.
+    """
+    path = folder / "script.py"
+    path.write_text(textwrap.dedent(script))
+    command = [sys.executable, str(path), str(folder / "store")]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), *map(str, arguments)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    try:
+        yield ranks
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()  # reaps it, and closes its pipe
 
 
 @pytest.fixture(params=["inproc", "unix", "tcp", "shm"])

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +13,9 @@ from aiodist.groups.world import current_world
 from aiodist.mesh.lanes import LANE_BYTES
 from aiodist.mesh.outbox import EAGER_BYTES
 from aiodist.testing import in_process, run_ranks
+from tests.engine.conftest import ranks_of
 from tests.leftovers import named_segments
 from tests.limits import scaled
-
-ROOT = Path(__file__).parents[2]
 
 
 def lanes_to(rank: int) -> bool:
@@ -214,16 +210,8 @@ TRAFFIC = """
 @pytest.mark.parametrize("size", [2, 3])
 def test_traffic_in_all_directions_between_processes(tmp_path: Path, size: int) -> None:
     """Who sleeps is woken, with a core for each rank and without: a lost bell would be a timeout."""
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(TRAFFIC))
-    arguments = [sys.executable, str(script), str(tmp_path / "store")]
-    ranks = [subprocess.Popen([*arguments, str(rank), str(size)], cwd=ROOT) for rank in range(size)]
-    try:
+    with ranks_of(TRAFFIC, size, tmp_path, size) as ranks:
         assert [rank.wait(timeout=100) for rank in ranks] == [0] * size
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
 
 
 SURVIVE = """
@@ -273,23 +261,12 @@ SURVIVE = """
 @pytest.mark.timeout(120)
 def test_a_rank_killed_in_the_middle_of_messages_leaves_nothing(tmp_path: Path) -> None:
     shm = named_segments()
-    script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(SURVIVE))
-    arguments = [sys.executable, str(script), str(tmp_path / "store")]
-    ranks = [
-        subprocess.Popen([*arguments, str(rank)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        for rank in range(3)
-    ]
-    try:
+    with ranks_of(SURVIVE, 3, tmp_path) as ranks:
         for rank in ranks:
             assert rank.stdout is not None
             assert rank.stdout.readline() == "ready\n"
         ranks[2].send_signal(signal.SIGKILL)
         outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
     assert [rank.returncode for rank in ranks] == [0, 0, -signal.SIGKILL]
     assert outputs[:2] == ["survived\n"] * 2
     assert named_segments() == shm
