@@ -25,8 +25,8 @@ from aiodist.backends.calls import (
     Scatter,
 )
 from aiodist.backends.native_messages import NativeMessages
+from aiodist.backends.programs import Data
 from aiodist.backends.sizes import split_bytes
-from aiodist.backends.swaps import Data
 from aiodist.backends.turns import (
     copy_in_turns,
     in_parts,

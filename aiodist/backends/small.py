@@ -11,9 +11,9 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
+from aiodist.backends.programs import Data
 from aiodist.backends.sizes import unequal
 from aiodist.backends.swaps import (
-    Data,
     Given,
     Seat,
     SmallAllGather,
@@ -153,6 +153,7 @@ class Small:
         self._known.clear()
         self._forms.clear()
         self._pairs.clear()
+        self._seat.programs.forget()
 
     # -- what equal calls need. TypeError where ``op`` has no meaning for the elements.
 

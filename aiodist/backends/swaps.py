@@ -7,20 +7,26 @@ too long for them is left to the other algorithms there.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
+from aiodist.backends.programs import Data, Programs
 from aiodist.backends.turns import STEP
-from aiodist.collectives import shared
-from aiodist.collectives.all_reduce_slots import reduce_in_order
+from aiodist.collectives.all_gather_shared import all_gather_chunks
+from aiodist.collectives.all_reduce_slots import in_order
+from aiodist.collectives.all_reduce_stripes import reduce_stripes
 from aiodist.collectives.board import Board
+from aiodist.collectives.broadcast_shared import broadcast_chunks
 from aiodist.collectives.layout import offsets_of
+from aiodist.collectives.moves import Move, carry_out, copy
+from aiodist.collectives.reduce_scatter_shared import reduce_scatter_chunks
 from aiodist.collectives.select import Rules, select
+from aiodist.collectives.shared import all_reduce_chunks
 from aiodist.collectives.slot_blocks import read_blocks, starts_of, write_blocks
 from aiodist.groups.fingerprint import Fingerprint
-from aiodist.shared.area import LARGEST_SLOT_BYTES, SLOTS
+from aiodist.shared.area import LARGEST_SLOT_BYTES
 from aiodist.tensors import Reduction, scratch
 
 PIECE_BYTES = 128 << 10
@@ -32,9 +38,9 @@ Given = TypeVar("Given", contravariant=True)
 
 
 class Seat:
-    """Where a rank sits in its group, and the table by which all of its ranks choose."""
+    """Where a rank sits in its group, by which table all choose there, and what its calls keep."""
 
-    __slots__ = ("meets", "others", "rank", "rules", "shares", "size")
+    __slots__ = ("meets", "others", "programs", "rank", "rules", "shares", "size")
 
     def __init__(self, rank: int, size: int, shares: bool, rules: Rules) -> None:
         """``shares``: whether the group's collectives run in memory where that is shared."""
@@ -45,6 +51,7 @@ class Seat:
         # The next one first, so that not all begin with the same.
         self.others = [(rank + distance) % size for distance in range(1, size)]
         self.meets = [(other, 0) for other in self.others]
+        self.programs = Programs()
 
 
 class SmallCall(ABC, Generic[Given]):
@@ -123,16 +130,18 @@ class SmallCall(ABC, Generic[Given]):
         """As `Chunked.run`."""
         raise NotImplementedError(f"{self.fingerprint.operation} does not go in chunks here")
 
+    async def _carry_out(
+        self, board: Board, given: Given, data: Data, beside: object = None
+    ) -> None:
+        """Do `_moves`, or what was kept of an equal call on ``data`` and ``beside``."""
+        kept = data.moves if data.beside is beside else None
+        await carry_out(
+            board, kept or self.seat.programs.keep(data, beside, self._moves(board, given))
+        )
 
-class Data:
-    """The memory of one tensor, and what an operation has made for it so far."""
-
-    __slots__ = ("steps", "view")
-
-    def __init__(self, view: memoryview) -> None:
-        self.view = view
-        self.steps: list[Sequence[Callable[[], object]] | None] = [None] * SLOTS
-        """By slot: what reduces the ranks' data into this."""
+    def _moves(self, board: Board, given: Given) -> Iterator[Move]:
+        """What it does in chunks."""
+        raise NotImplementedError(f"{self.fingerprint.operation} does not go in chunks here")
 
 
 class _OneTensor(SmallCall[Data]):
@@ -197,8 +206,11 @@ class SmallBroadcast(_OneTensor):
             given.view[:] = slots[self._root][: self.length]
         return True
 
+    def _moves(self, board: Board, given: Data) -> Iterator[Move]:
+        return broadcast_chunks(board, self._root, given.view)
+
     def run(self, board: Board, given: Data) -> Run:
-        return shared.broadcast(board, self._root, given.view, self.seat.rules)
+        return self._carry_out(board, given, given)
 
 
 class _Reducing(_OneTensor):
@@ -231,15 +243,15 @@ class _Reducing(_OneTensor):
 
     def _steps(self, slots: Views, data: memoryview) -> Sequence[Callable[[], object]]:
         operands = [slot[: self.length] for slot in slots]
-        rehearsal = Rehearsal(self.reduce)
+        steps = []
         if self.nbytes < 0:  # its own is not in the slot
             if self.rank < 2:
                 operands[self.rank] = data
             else:  # the first operands overwrite it
                 operands[self.rank] = own = scratch(self.length)
-                rehearsal.steps.append(partial(copy, own, data))
-        reduce_in_order(rehearsal, operands, self.rank, data)
-        return rehearsal.to_the_end(data)
+                steps.append(copy(own, data))
+        steps += in_order(self.reduce, operands, self.rank, data)
+        return [*steps, *_end(self.reduce, data)]
 
 
 class SmallReduce(_Reducing):
@@ -255,8 +267,11 @@ class SmallReduce(_Reducing):
         reads = seat.others if is_root else ()
         super().__init__(seat, fingerprint, length, not is_root, reads, reduce)
 
+    def _moves(self, board: Board, given: Data) -> Iterator[Move]:
+        return reduce_stripes(board, self._root, given.view, self.reduce)
+
     async def run(self, board: Board, given: Data) -> None:
-        await shared.reduce(board, self._root, given.view, self.reduce, self.seat.rules)
+        await self._carry_out(board, given, given)
         if self.rank == self._root:
             await _finish(board, self.reduce, given.view)
 
@@ -271,8 +286,11 @@ class SmallAllReduce(_Reducing):
     ) -> None:
         super().__init__(seat, fingerprint, length, True, seat.others, reduce)
 
+    def _moves(self, board: Board, given: Data) -> Iterator[Move]:
+        return all_reduce_chunks(board, given.view, self.reduce, self.seat.rules)
+
     async def run(self, board: Board, given: Data) -> None:
-        await shared.all_reduce(board, given.view, self.reduce, self.seat.rules)
+        await self._carry_out(board, given, given)
         await _finish(board, self.reduce, given.view)
 
 
@@ -296,12 +314,15 @@ class SmallAllGather(SmallCall[tuple[Data, Views]]):
             places[rank][:] = slots[rank][:length]
         return True
 
+    def _moves(self, board: Board, given: tuple[Data, Views]) -> Iterator[Move]:
+        return all_gather_chunks(board, given[1])
+
     async def run(self, board: Board, given: tuple[Data, Views]) -> None:
         own, places = given
         for start in range(0, len(own.view), STEP):
             places[self.rank][start : start + STEP] = own.view[start : start + STEP]
             await board.turn()
-        await shared.all_gather(board, places, self.seat.rules)
+        await self._carry_out(board, given, own, places)
 
 
 class SmallReduceScatter(SmallCall[tuple[Views, Data]]):
@@ -328,19 +349,19 @@ class SmallReduceScatter(SmallCall[tuple[Views, Data]]):
         place = given[1]
         steps = place.steps[number]
         if steps is None:
-            rehearsal = Rehearsal(self.reduce)
-            first, second, *others = (slot[self._mine] for slot in slots)
-            rehearsal.into(first, second, place.view)
-            for other in others:
-                rehearsal(place.view, other)
-            steps = place.steps[number] = rehearsal.to_the_end(place.view)
+            operands = [slot[self._mine] for slot in slots]
+            steps = [*in_order(self.reduce, operands, -1, place.view)]
+            steps = place.steps[number] = [*steps, *_end(self.reduce, place.view)]
         for step in steps:
             step()
         return True
 
+    def _moves(self, board: Board, given: tuple[Views, Data]) -> Iterator[Move]:
+        return reduce_scatter_chunks(board, given[0], given[1].view, self.reduce)
+
     async def run(self, board: Board, given: tuple[Views, Data]) -> None:
         blocks, place = given
-        await shared.reduce_scatter(board, blocks, place.view, self.reduce, self.seat.rules)
+        await self._carry_out(board, given, place, blocks)
         await _finish(board, self.reduce, place.view)
 
 
@@ -376,36 +397,16 @@ class SmallAllToAll(SmallCall[tuple[Views, Views]]):
         return True
 
 
-class Rehearsal:
-    """A `Reduction` that does nothing yet: it notes the steps, bound to the memory they are about."""
-
-    def __init__(self, reduce: Reduction) -> None:
-        self.itemsize = reduce.itemsize
-        self.steps: list[Callable[[], object]] = []
-        self._reduce = reduce
-
-    def __call__(self, acc: memoryview, other: memoryview, other_first: bool = False) -> None:
-        self.into(*((other, acc) if other_first else (acc, other)), acc)
-
-    def into(self, a: memoryview, b: memoryview, out: memoryview) -> None:
-        self.steps.append(self._reduce.of(a, b, out))
-
-    def to_the_end(self, out: memoryview) -> Sequence[Callable[[], object]]:
-        """All steps, the last of which may be one that ends the reduction of ``out``."""
-        if self._reduce.needs_finish:
-            self.steps.append(partial(self._reduce.finish, out))
-        return self.steps
+def _end(reduce: Reduction, out: memoryview) -> Iterator[Callable[[], object]]:
+    """What is left to do when ``out`` has been reduced, if anything."""
+    if reduce.needs_finish:
+        yield partial(reduce.finish, out)
 
 
 async def _finish(board: Board, reduce: Reduction, data: memoryview) -> None:
-    """What is left to do when ``data`` has been reduced over all ranks."""
+    """`_end` for data that takes long."""
     if reduce.needs_finish:
         step = max(STEP // reduce.itemsize, 1) * reduce.itemsize
         for start in range(0, len(data), step):
             await board.turn()
             reduce.finish(data[start : start + step])
-
-
-def copy(into: memoryview, data: memoryview) -> None:
-    """Copy bytes."""
-    into[:] = data

@@ -6,11 +6,12 @@ its own block and reads all others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from aiodist.collectives.barrier_slots import others_of
 from aiodist.collectives.board import Board
 from aiodist.collectives.layout import segments_of
+from aiodist.collectives.moves import LetGo, Move, Put, Take, copy
 
 
 async def all_gather_slots(board: Board, blocks: Sequence[memoryview]) -> None:
@@ -23,24 +24,20 @@ async def all_gather_slots(board: Board, blocks: Sequence[memoryview]) -> None:
         blocks[other][:] = await board.slot_of(other, len(blocks[other]))
 
 
-async def all_gather_chunks(
+def all_gather_chunks(
     board: Board, blocks: Sequence[memoryview], readers: Sequence[int] | None = None
-) -> None:
+) -> Iterator[Move]:
     """Fill every ``blocks[r]`` with rank r's block, on ``readers``, or everywhere where None."""
     others = others_of(board) if readers is None or board.rank in readers else []
     width = board.chunk_bytes
     steps = max(segments_of(len(block), width) for block in blocks)
-    await board.meet()
     for step in range(steps + 1):
         if step < steps:
             part = blocks[board.rank][step * width : (step + 1) * width]
-            await board.free(step)
-            board.chunk(board.rank, step)[: len(part)] = part
-            board.post(step)
+            yield Put(step, [copy(board.chunk(board.rank, step)[: len(part)], part)])
         if step:
             for other in others:
-                await board.posted(other, step - 1)
                 part = blocks[other][(step - 1) * width : step * width]
-                part[:] = board.chunk(other, step - 1)[: len(part)]
-            board.let_go(step)
-        await board.turn()
+                chunk = board.chunk(other, step - 1)[: len(part)]
+                yield Take(other, step - 1, 0, [copy(part, chunk)])
+            yield LetGo(step)

@@ -8,27 +8,26 @@ as many bytes, with twice the steps.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from aiodist.collectives.board import Board
 from aiodist.collectives.layout import segments_of
+from aiodist.collectives.moves import LetGo, Move, Put, Take, copy
 from aiodist.collectives.reduction import Reduction
 
 
-async def all_reduce_exchange(board: Board, data: memoryview, reduce: Reduction) -> None:
+def all_reduce_exchange(board: Board, data: memoryview, reduce: Reduction) -> Iterator[Move]:
     """Reduce ``data`` over two ranks, in place."""
-    itemsize, other_first = reduce.itemsize, board.rank == 1
-    width = board.chunk_bytes // itemsize * itemsize
+    rank, other = board.rank, 1 - board.rank
+    width = board.chunk_bytes // reduce.itemsize * reduce.itemsize
     steps = segments_of(len(data), width)
-    other = 1 - board.rank
-    await board.meet()
     for step in range(steps + 1):
         if step < steps:
             part = data[step * width : (step + 1) * width]
-            await board.free(step)
-            board.chunk(board.rank, step)[: len(part)] = part
-            board.post(step)
+            yield Put(step, [copy(board.chunk(rank, step)[: len(part)], part)])
         if step:
             part = data[(step - 1) * width : step * width]
-            await board.posted(other, step - 1)
-            reduce(part, board.chunk(other, step - 1)[: len(part)], other_first)
-            board.let_go(step)
-        await board.turn()
+            theirs = board.chunk(other, step - 1)[: len(part)]
+            first, second = (part, theirs) if rank == 0 else (theirs, part)
+            yield Take(other, step - 1, 0, [reduce.of(first, second, part)])
+            yield LetGo(step)

@@ -7,28 +7,26 @@ there is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from aiodist.collectives.barrier_slots import all_slots
 from aiodist.collectives.board import Board
+from aiodist.collectives.moves import Do
 from aiodist.collectives.reduction import Reduction
 
 
 async def all_reduce_slots(board: Board, data: memoryview, reduce: Reduction) -> None:
     """Reduce ``data`` over all ranks, in place; at most a slot."""
     slots = await all_slots(board, data)
-    reduce_in_order(reduce, slots, board.rank, data)
+    for reduction in in_order(reduce, slots, board.rank, data):
+        reduction()
 
 
-def reduce_in_order(
+def in_order(
     reduce: Reduction, operands: Sequence[memoryview], own: int, out: memoryview
-) -> None:
-    """``out`` = the operands reduced from the first on. ``out`` holds operand ``own`` already."""
-    if own == 0:
-        reduce(out, operands[1])
-    elif own == 1:
-        reduce(out, operands[0], True)
-    else:
-        reduce.into(operands[0], operands[1], out)
-    for operand in operands[2:]:
-        reduce(out, operand)
+) -> Iterator[Do]:
+    """What makes ``out`` the operands reduced from the first on. It holds operand ``own`` already."""
+    first, second, *others = operands
+    yield reduce.of(out if own == 0 else first, out if own == 1 else second, out)
+    for operand in others:
+        yield reduce.of(out, operand, out)

@@ -13,22 +13,23 @@ and Shipman, "MPI support for multi-core architectures: optimized shared memory 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from aiodist.collectives.board import Board
 from aiodist.collectives.layout import offsets_of, segments_of
+from aiodist.collectives.moves import Change, LetGo, Move, Put, Take, copy, takes_in_order
 from aiodist.collectives.reduction import Reduction
 
 
-async def all_reduce_stripes(board: Board, data: memoryview, reduce: Reduction) -> None:
+def all_reduce_stripes(board: Board, data: memoryview, reduce: Reduction) -> Iterator[Move]:
     """Reduce ``data`` over all ranks, in place."""
-    await _Stripes(board, data, reduce, range(board.size)).run()
+    return _Stripes(board, data, reduce, range(board.size)).moves()
 
 
-async def reduce_stripes(board: Board, root: int, data: memoryview, reduce: Reduction) -> None:
+def reduce_stripes(board: Board, root: int, data: memoryview, reduce: Reduction) -> Iterator[Move]:
     """The same, and only ``root`` copies the results; the other ranks' data is only read."""
-    await _Stripes(board, data, reduce, (root,)).run()
+    return _Stripes(board, data, reduce, (root,)).moves()
 
 
 class _Stripes:
@@ -55,57 +56,45 @@ class _Stripes:
         starts = offsets_of(lengths)
         return [slice(start, end) for start, end in pairwise(starts)]
 
-    async def run(self) -> None:
-        board = self._board
-        await board.meet()
-        await self._put_up(0)
+    def moves(self) -> Iterator[Move]:
+        yield self._put_up(0)
         for step in range(self._steps):
-            await self._reduce_own(step)
+            yield from self._reduce_own(step)
             if step + 1 < self._steps:
-                await self._put_up(step + 1)
+                yield self._put_up(step + 1)
             if self._reads:
-                await self._copy_results(step)
-            board.let_go(step + 1)
-            await board.turn()
+                yield from self._copy_results(step)
+            yield LetGo(step + 1)
 
     def _part(self, step: int) -> tuple[memoryview, list[slice]]:
         part = self._data[step * self._width : (step + 1) * self._width]
         return part, self._rest if step == self._steps - 1 else self._whole
 
-    async def _put_up(self, step: int) -> None:
-        board = self._board
+    def _put_up(self, step: int) -> Put:
+        rank = self._board.rank
         part, stripes = self._part(step)
-        await board.free(step)
-        chunk = board.chunk(board.rank, step)
-        own = stripes[board.rank]
-        chunk[: own.start] = part[: own.start]
-        chunk[own.stop : len(part)] = part[own.stop :]
-        board.post(step)
+        chunk = self._board.chunk(rank, step)
+        before, after = slice(stripes[rank].start), slice(stripes[rank].stop, len(part))
+        return Put(step, [copy(chunk[each], part[each]) for each in (before, after)])
 
-    async def _reduce_own(self, step: int) -> None:
+    def _reduce_own(self, step: int) -> Iterator[Move]:
         board, reduce = self._board, self._reduce
         rank, size = board.rank, board.size
         part, stripes = self._part(step)
         stripe = stripes[rank]
         result = board.chunk(rank, step)[stripe]
-        operands = []
-        for other in range(size):
-            if other == rank:
-                operands.append(part[stripe])
-            else:
-                await board.posted(other, step)
-                operands.append(board.chunk(other, step)[stripe])
-        reduce.into(operands[0], operands[1], result)
-        for operand in operands[2:]:
-            reduce(result, operand)
-        if self._reads:
-            part[stripe] = result
-        board.post(step, 1)
+        first, second, *others = (
+            (part if other == rank else board.chunk(other, step))[stripe] for other in range(size)
+        )
+        reductions = [reduce.of(first, second, result)]
+        reductions += [reduce.of(result, operand, result) for operand in others]
+        yield from takes_in_order(rank, step, reductions)
+        yield Change(step, [copy(part[stripe], result)] if self._reads else [])
 
-    async def _copy_results(self, step: int) -> None:
+    def _copy_results(self, step: int) -> Iterator[Move]:
         board = self._board
         part, stripes = self._part(step)
         for distance in range(1, board.size):
             other = (board.rank + distance) % board.size
-            await board.posted(other, step, 1)
-            part[stripes[other]] = board.chunk(other, step)[stripes[other]]
+            stripe = stripes[other]
+            yield Take(other, step, 1, [copy(part[stripe], board.chunk(other, step)[stripe])])

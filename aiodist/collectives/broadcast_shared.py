@@ -6,8 +6,11 @@ root a few chunks ahead of the slowest. Bytes: the root writes N, each other ran
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from aiodist.collectives.board import Board
 from aiodist.collectives.layout import segments_of
+from aiodist.collectives.moves import LetGo, Move, Put, Take, copy
 
 
 async def broadcast_slots(board: Board, root: int, data: memoryview) -> None:
@@ -20,18 +23,14 @@ async def broadcast_slots(board: Board, root: int, data: memoryview) -> None:
         data[:] = await board.slot_of(root, len(data))
 
 
-async def broadcast_chunks(board: Board, root: int, data: memoryview) -> None:
+def broadcast_chunks(board: Board, root: int, data: memoryview) -> Iterator[Move]:
     """Fill ``data`` on every rank with what ``root`` has in it."""
     width = board.chunk_bytes
-    await board.meet()
     for step in range(segments_of(len(data), width)):
         part = data[step * width : (step + 1) * width]
+        chunk = board.chunk(root, step)[: len(part)]
         if board.rank == root:
-            await board.free(step)
-            board.chunk(root, step)[: len(part)] = part
-            board.post(step)
+            yield Put(step, [copy(chunk, part)])
         else:
-            await board.posted(root, step)
-            part[:] = board.chunk(root, step)[: len(part)]
-        board.let_go(step + 1)
-        await board.turn()
+            yield Take(root, step, 0, [copy(part, chunk)])
+        yield LetGo(step + 1)

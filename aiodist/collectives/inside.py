@@ -8,24 +8,25 @@ channel. Which of the two it is concerns nobody on other hosts.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 from aiodist.collectives import operations
 from aiodist.collectives.all_gather_shared import all_gather_chunks
-from aiodist.collectives.all_reduce_slots import reduce_in_order
+from aiodist.collectives.all_reduce_slots import in_order
 from aiodist.collectives.all_reduce_stripes import reduce_stripes
 from aiodist.collectives.barrier_slots import barrier_slots
 from aiodist.collectives.board import Board
 from aiodist.collectives.broadcast_shared import broadcast_chunks
 from aiodist.collectives.channel import Channel
+from aiodist.collectives.moves import Moves, carry_out
 from aiodist.collectives.pipeline import Again
 from aiodist.collectives.reduce_scatter_shared import reduce_scatter_chunks
 from aiodist.collectives.reduction import Reduction, Scratch
 from aiodist.collectives.select import RULES, Rules, select
 
 Blocks = Sequence[memoryview]
-_Stretch = Callable[[Board], Coroutine[Any, Any, None]]
+_Stretch = Callable[[Board], Moves]
 
 
 class Inside(Protocol):
@@ -132,7 +133,8 @@ class InMemory:
                 own if rank == root else await board.slot_of(rank, len(data))
                 for rank in range(self.size)
             ]
-            reduce_in_order(op, operands, root, data)
+            for reduction in in_order(op, operands, root, data):
+                reduction()
         board.begin_chunks()
 
     async def all_gather(self, blocks: Blocks) -> None:
@@ -171,7 +173,7 @@ class InMemory:
 
     async def _stretch(self, run: _Stretch) -> None:
         later = _Later(self._board, self._steps)
-        await run(later)
+        await carry_out(later, run(later))
         self._steps += later.steps
 
 

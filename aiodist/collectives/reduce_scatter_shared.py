@@ -7,11 +7,12 @@ others' blocks and reads its own block of all others. Operands are taken in the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from aiodist.collectives.barrier_slots import others_of
 from aiodist.collectives.board import Board
 from aiodist.collectives.layout import offsets_of, segments_of
+from aiodist.collectives.moves import LetGo, Move, Put, copy, takes_in_order
 from aiodist.collectives.reduction import Reduction
 
 
@@ -35,37 +36,34 @@ async def reduce_scatter_slots(
         reduce(out, operand)
 
 
-async def reduce_scatter_chunks(
+def reduce_scatter_chunks(
     board: Board, blocks: Sequence[memoryview], out: memoryview, reduce: Reduction
-) -> None:
+) -> Iterator[Move]:
     """Reduce ``blocks[rank]`` over all ranks into ``out``, which may be that very block."""
     rank, size, itemsize = board.rank, board.size, reduce.itemsize
     width = board.chunk_bytes // size // itemsize * itemsize
     steps = max(segments_of(len(block), width) for block in blocks)
     # The own piece goes up too where the first two operands are others': ``out`` may be its memory.
     shown = range(size) if rank > 1 else others_of(board)
-    await board.meet()
     for step in range(steps + 1):
         if step < steps:
-            await board.free(step)
             chunk = board.chunk(rank, step)
+            copies = []
             for other in shown:
                 piece = blocks[other][step * width : (step + 1) * width]
-                chunk[other * width : other * width + len(piece)] = piece
-            board.post(step)
+                copies.append(copy(chunk[other * width : other * width + len(piece)], piece))
+            yield Put(step, copies)
         if step:
-            place = out[(step - 1) * width : step * width]
-            operands = []
-            for other in range(size):
-                if other != rank:
-                    await board.posted(other, step - 1)
-                elif rank < 2:
-                    operands.append(blocks[rank][(step - 1) * width : step * width])
-                    continue
-                chunk = board.chunk(other, step - 1)
-                operands.append(chunk[rank * width : rank * width + len(place)])
-            reduce.into(operands[0], operands[1], place)
-            for operand in operands[2:]:
-                reduce(place, operand)
-            board.let_go(step)
-        await board.turn()
+            before = slice((step - 1) * width, step * width)
+            place = out[before]
+            mine = slice(rank * width, rank * width + len(place))
+            first, second, *others = (
+                blocks[rank][before]
+                if other == rank and rank < 2
+                else board.chunk(other, step - 1)[mine]
+                for other in range(size)
+            )
+            reductions = [reduce.of(first, second, place)]
+            reductions += [reduce.of(place, operand, place) for operand in others]
+            yield from takes_in_order(rank, step - 1, reductions)
+            yield LetGo(step)

@@ -6,7 +6,7 @@ Large data goes by stripes: see all_reduce_stripes.py.
 
 from __future__ import annotations
 
-from aiodist.collectives.all_reduce_slots import reduce_in_order
+from aiodist.collectives.all_reduce_slots import in_order
 from aiodist.collectives.board import Board
 from aiodist.collectives.reduction import Reduction
 
@@ -23,4 +23,5 @@ async def reduce_slots(board: Board, root: int, data: memoryview, reduce: Reduct
     operands = [
         own if rank == root else await board.slot_of(rank, len(data)) for rank in range(board.size)
     ]
-    reduce_in_order(reduce, operands, root, data)
+    for reduction in in_order(reduce, operands, root, data):
+        reduction()

@@ -32,3 +32,7 @@ class Reduction(Protocol):
     def into(self, a: memoryview, b: memoryview, out: memoryview) -> None:
         """``out = op(a, b)``. ``out`` may be exactly the memory of ``a`` or of ``b``."""
         ...
+
+    def of(self, a: memoryview, b: memoryview, out: memoryview) -> Callable[[], object]:
+        """`into` of these very views, to be called again and again."""
+        ...

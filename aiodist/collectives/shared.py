@@ -6,7 +6,7 @@ The same arguments mean the same there and here; a `Board` stands in the place o
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +19,7 @@ from aiodist.collectives.barrier_slots import barrier_slots
 from aiodist.collectives.board import Board
 from aiodist.collectives.broadcast_shared import broadcast_chunks, broadcast_slots
 from aiodist.collectives.gather_shared import gather_shared, scatter_shared
+from aiodist.collectives.moves import Move, carry_out
 from aiodist.collectives.reduce_scatter_shared import reduce_scatter_chunks, reduce_scatter_slots
 from aiodist.collectives.reduce_slots import reduce_slots
 from aiodist.collectives.reduction import Reduction
@@ -70,7 +71,7 @@ def broadcast(board: Board, root: int, data: memoryview, rules: Rules = SHARED_R
     """Fill ``data`` on every rank with what ``root`` has in it."""
     if _choice("broadcast", board, len(data), rules) == "slots":
         return broadcast_slots(board, root, data)
-    return broadcast_chunks(board, root, data)
+    return carry_out(board, broadcast_chunks(board, root, data))
 
 
 def reduce(
@@ -79,15 +80,21 @@ def reduce(
     """Reduce ``data`` over all ranks into ``root``'s, in place; the others' is only read."""
     if _choice("reduce", board, len(data), rules) == "slots":
         return reduce_slots(board, root, data, op)
-    return reduce_stripes(board, root, data, op)
+    return carry_out(board, reduce_stripes(board, root, data, op))
 
 
 def all_reduce(board: Board, data: memoryview, op: Reduction, rules: Rules = SHARED_RULES) -> Run:
     """Reduce ``data`` over all ranks, in place; bitwise the same result everywhere."""
-    name = _choice("all_reduce", board, len(data), rules)
-    if name == "slots":
+    if _choice("all_reduce", board, len(data), rules) == "slots":
         return all_reduce_slots(board, data, op)
-    if name == "exchange":
+    return carry_out(board, all_reduce_chunks(board, data, op, rules))
+
+
+def all_reduce_chunks(
+    board: Board, data: memoryview, op: Reduction, rules: Rules = SHARED_RULES
+) -> Iterator[Move]:
+    """What `all_reduce` does where the data does not go into slots."""
+    if _choice("all_reduce", board, len(data), rules) == "exchange":
         return all_reduce_exchange(board, data, op)
     return all_reduce_stripes(board, data, op)
 
@@ -97,7 +104,7 @@ def all_gather(board: Board, blocks: Blocks, rules: Rules = SHARED_RULES) -> Run
     lengths = [len(block) for block in blocks]
     if _choice("all_gather", board, sum(lengths), rules, max(lengths)) == "slots":
         return all_gather_slots(board, blocks)
-    return all_gather_chunks(board, blocks)
+    return carry_out(board, all_gather_chunks(board, blocks))
 
 
 def reduce_scatter(
@@ -106,7 +113,7 @@ def reduce_scatter(
     """Reduce ``blocks[rank]`` over all ranks into ``out``, which may be that very block."""
     if _choice("reduce_scatter", board, sum(map(len, blocks)), rules) == "slots":
         return reduce_scatter_slots(board, blocks, out, op)
-    return reduce_scatter_chunks(board, blocks, out, op)
+    return carry_out(board, reduce_scatter_chunks(board, blocks, out, op))
 
 
 def gather(board: Board, root: int, data: memoryview, blocks: Blocks | None) -> Run:

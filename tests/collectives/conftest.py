@@ -10,6 +10,7 @@ import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -190,6 +191,9 @@ class NumpyReduction:
         assert len(a) == len(b) == len(out)
         x, y, z = (np.frombuffer(m, self.dtype) for m in (a, b, out))
         self.ufunc(x, y, out=z)
+
+    def of(self, a: memoryview, b: memoryview, out: memoryview) -> partial[None]:
+        return partial(self.into, a, b, out)
 
 
 @pytest.fixture(scope="session")

@@ -336,6 +336,7 @@ BETWEEN_PIECES = """
     import time
     import aiodist.sync as dist
     from aiodist.backends.swaps import PIECE_BYTES, SmallBroadcast
+    from aiodist.groups.board import STEP_BITS
     from aiodist.shared.area import COPIED, SLOT_TAGS, SLOTS
 
     path, rank = sys.argv[1], int(sys.argv[2])
@@ -353,8 +354,8 @@ BETWEEN_PIECES = """
     else:  # not before the root has begun: it would hear that somebody waits, and go another way
         group = dist.group.WORLD
         word = SLOT_TAGS[group.n_started % SLOTS] + COPIED
-        before = group.plane.words[0][word]
-        while group.plane.words[0][word] == before:
+        words, begun = group.plane.words[0], group.n_started + 1 << STEP_BITS
+        while words[word] < begun:
             time.sleep(0.001)
     try:
         dist.broadcast(data, 0)
