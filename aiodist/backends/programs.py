@@ -30,11 +30,10 @@ class Data:
 class Programs:
     """The moves of equal operations in chunks on the same memory, of one group."""
 
-    __slots__ = ("_count", "_holders")
+    __slots__ = ("_kept",)
 
     def __init__(self) -> None:
-        self._holders: list[Data] = []
-        self._count = 0
+        self._kept: dict[Data, int] = {}
 
     def keep(self, data: Data, beside: object, moves: Iterator[Move]) -> Moves:
         """``moves``, which are those of each operation like this one on ``data`` and ``beside``.
@@ -44,19 +43,18 @@ class Programs:
         """
         if not data.used or data.beside is not beside:
             data.used, data.beside, data.moves = True, beside, None
+            self._kept.pop(data, None)
             return moves
         found = list(moves)
-        if self._count + len(found) > MOST_MOVES:
+        if sum(self._kept.values()) + len(found) > MOST_MOVES:
             self.forget()
         if len(found) <= MOST_MOVES:
+            self._kept[data] = len(found)
             data.moves = found
-            self._holders.append(data)
-            self._count += len(found)
         return found
 
     def forget(self) -> None:
         """Let go of all moves, and with them of the memory that ranks share."""
-        for data in self._holders:
+        for data in self._kept:
             data.moves = None
-        self._holders.clear()
-        self._count = 0
+        self._kept.clear()

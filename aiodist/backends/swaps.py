@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
+from operator import setitem
 from typing import Any, Generic, TypeVar
 
 from aiodist.backends.programs import Data, Programs
@@ -20,7 +21,7 @@ from aiodist.collectives.all_reduce_stripes import reduce_stripes
 from aiodist.collectives.board import Board
 from aiodist.collectives.broadcast_shared import broadcast_chunks
 from aiodist.collectives.layout import offsets_of
-from aiodist.collectives.moves import Move, carry_out, copy
+from aiodist.collectives.moves import Move, carry_out
 from aiodist.collectives.reduce_scatter_shared import reduce_scatter_chunks
 from aiodist.collectives.select import Rules, select
 from aiodist.collectives.shared import all_reduce_chunks
@@ -95,9 +96,10 @@ class SmallCall(ABC, Generic[Given]):
         self.pieces: Sequence[slice] = ()
         self.reads = reads
         self.room = total if room is None else room
-        self.fits = seat.shares and (
-            select(fingerprint.operation, seat.size, total, rules=seat.rules).algorithm == "slots"
-        )
+        choice = select(fingerprint.operation, seat.size, total, rules=seat.rules)
+        # What no group's slots hold goes in chunks, as `shared` has it; of an all_gather ``total`` does.
+        in_slots = choice.algorithm == "slots" and self.room <= LARGEST_SLOT_BYTES
+        self.fits = seat.shares and in_slots
         self.in_chunks = seat.shares and not self.fits
 
     @property
@@ -243,13 +245,13 @@ class _Reducing(_OneTensor):
 
     def _steps(self, slots: Views, data: memoryview) -> Sequence[Callable[[], object]]:
         operands = [slot[: self.length] for slot in slots]
-        steps = []
+        steps: list[Callable[[], object]] = []
         if self.nbytes < 0:  # its own is not in the slot
             if self.rank < 2:
                 operands[self.rank] = data
             else:  # the first operands overwrite it
                 operands[self.rank] = own = scratch(self.length)
-                steps.append(copy(own, data))
+                steps.append(partial(setitem, own, slice(None), data))
         steps += in_order(self.reduce, operands, self.rank, data)
         return [*steps, *_end(self.reduce, data)]
 
@@ -375,7 +377,7 @@ class SmallAllToAll(SmallCall[tuple[Views, Views]]):
         self._starts = starts = starts_of(lengths)
         reads = [(rank, -1) for rank in seat.others]  # who alone knows how much it has
         super().__init__(seat, fingerprint, starts[-1], reads, starts[-1])
-        self.fits = seat.shares and starts[-1] <= LARGEST_SLOT_BYTES
+        self.fits = seat.shares and self.room <= LARGEST_SLOT_BYTES
         self.in_chunks = False  # its slots say how much there is
 
     def fill(self, slot: memoryview, given: tuple[Views, Views]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from aiodist.collectives.barrier_slots import others_of
 from aiodist.collectives.board import Board
 from aiodist.collectives.layout import segments_of
-from aiodist.collectives.moves import LetGo, Move, Put, Take, copy
+from aiodist.collectives.moves import LET_GO, PUT, TAKE, Move
 
 
 async def all_gather_slots(board: Board, blocks: Sequence[memoryview]) -> None:
@@ -28,16 +28,17 @@ def all_gather_chunks(
     board: Board, blocks: Sequence[memoryview], readers: Sequence[int] | None = None
 ) -> Iterator[Move]:
     """Fill every ``blocks[r]`` with rank r's block, on ``readers``, or everywhere where None."""
-    others = others_of(board) if readers is None or board.rank in readers else []
+    rank = board.rank
+    others = others_of(board) if readers is None or rank in readers else []
     width = board.chunk_bytes
     steps = max(segments_of(len(block), width) for block in blocks)
     for step in range(steps + 1):
         if step < steps:
-            part = blocks[board.rank][step * width : (step + 1) * width]
-            yield Put(step, [copy(board.chunk(board.rank, step)[: len(part)], part)])
+            part = blocks[rank][step * width : (step + 1) * width]
+            yield PUT, rank, step, [(board.chunk(rank, step)[: len(part)], part)], ()
         if step:
             for other in others:
                 part = blocks[other][(step - 1) * width : step * width]
                 chunk = board.chunk(other, step - 1)[: len(part)]
-                yield Take(other, step - 1, 0, [copy(part, chunk)])
-            yield LetGo(step)
+                yield TAKE, other, step - 1, [(part, chunk)], ()
+            yield LET_GO, rank, step, (), ()

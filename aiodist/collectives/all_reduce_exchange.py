@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from aiodist.collectives.board import Board
 from aiodist.collectives.layout import segments_of
-from aiodist.collectives.moves import LetGo, Move, Put, Take, copy
+from aiodist.collectives.moves import LET_GO, PUT, TAKE, Move
 from aiodist.collectives.reduction import Reduction
 
 
@@ -24,10 +24,10 @@ def all_reduce_exchange(board: Board, data: memoryview, reduce: Reduction) -> It
     for step in range(steps + 1):
         if step < steps:
             part = data[step * width : (step + 1) * width]
-            yield Put(step, [copy(board.chunk(rank, step)[: len(part)], part)])
+            yield PUT, rank, step, [(board.chunk(rank, step)[: len(part)], part)], ()
         if step:
             part = data[(step - 1) * width : step * width]
             theirs = board.chunk(other, step - 1)[: len(part)]
             first, second = (part, theirs) if rank == 0 else (theirs, part)
-            yield Take(other, step - 1, 0, [reduce.of(first, second, part)])
-            yield LetGo(step)
+            yield TAKE, other, step - 1, (), [reduce.of(first, second, part)]
+            yield LET_GO, rank, step, (), ()

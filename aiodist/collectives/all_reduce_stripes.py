@@ -18,7 +18,16 @@ from itertools import pairwise
 
 from aiodist.collectives.board import Board
 from aiodist.collectives.layout import offsets_of, segments_of
-from aiodist.collectives.moves import Change, LetGo, Move, Put, Take, copy, takes_in_order
+from aiodist.collectives.moves import (
+    CHANGE,
+    LET_GO,
+    PUT,
+    TAKE,
+    TAKE_CHANGED,
+    Do,
+    Move,
+    operands_in_order,
+)
 from aiodist.collectives.reduction import Reduction
 
 
@@ -32,6 +41,10 @@ def reduce_stripes(board: Board, root: int, data: memoryview, reduce: Reduction)
     return _Stripes(board, data, reduce, (root,)).moves()
 
 
+_Views = tuple[memoryview, Sequence[slice], Sequence[memoryview]]
+"""Of one step: this rank's data, its stripes, and the chunks of all ranks."""
+
+
 class _Stripes:
     def __init__(
         self, board: Board, data: memoryview, reduce: Reduction, readers: Sequence[int]
@@ -40,6 +53,7 @@ class _Stripes:
         self._data = data
         self._reduce = reduce
         self._reads = board.rank in readers
+        self._order = operands_in_order(board.rank, board.size)
         itemsize = reduce.itemsize
         self._width = width = board.chunk_bytes // itemsize * itemsize
         self._steps = segments_of(len(data), width)
@@ -57,44 +71,47 @@ class _Stripes:
         return [slice(start, end) for start, end in pairwise(starts)]
 
     def moves(self) -> Iterator[Move]:
-        yield self._put_up(0)
-        for step in range(self._steps):
-            yield from self._reduce_own(step)
+        rank, reads = self._board.rank, self._reads
+        others = [(rank + distance) % self._board.size for distance in range(1, self._board.size)]
+        step, now = 0, self._views(0)
+        yield self._put_up(0, now)
+        while True:
+            part, stripes, chunks = now
+            stripe = stripes[rank]
+            mine, result = part[stripe], chunks[rank][stripe]
+            reductions = self._reductions(mine, chunks, stripe, result)
+            for other, ready in self._order:
+                yield TAKE, other, step, (), reductions[ready]
+            yield CHANGE, rank, step, [(mine, result)] if reads else (), ()
             if step + 1 < self._steps:
-                yield self._put_up(step + 1)
-            if self._reads:
-                yield from self._copy_results(step)
-            yield LetGo(step + 1)
+                now = self._views(step + 1)
+                yield self._put_up(step + 1, now)
+            if reads:
+                for other in others:
+                    stripe = stripes[other]
+                    yield TAKE_CHANGED, other, step, [(part[stripe], chunks[other][stripe])], ()
+            step += 1
+            yield LET_GO, rank, step, (), ()
+            if step == self._steps:
+                return
 
-    def _part(self, step: int) -> tuple[memoryview, list[slice]]:
-        part = self._data[step * self._width : (step + 1) * self._width]
-        return part, self._rest if step == self._steps - 1 else self._whole
-
-    def _put_up(self, step: int) -> Put:
-        rank = self._board.rank
-        part, stripes = self._part(step)
-        chunk = self._board.chunk(rank, step)
-        before, after = slice(stripes[rank].start), slice(stripes[rank].stop, len(part))
-        return Put(step, [copy(chunk[each], part[each]) for each in (before, after)])
-
-    def _reduce_own(self, step: int) -> Iterator[Move]:
-        board, reduce = self._board, self._reduce
-        rank, size = board.rank, board.size
-        part, stripes = self._part(step)
-        stripe = stripes[rank]
-        result = board.chunk(rank, step)[stripe]
-        first, second, *others = (
-            (part if other == rank else board.chunk(other, step))[stripe] for other in range(size)
-        )
-        reductions = [reduce.of(first, second, result)]
-        reductions += [reduce.of(result, operand, result) for operand in others]
-        yield from takes_in_order(rank, step, reductions)
-        yield Change(step, [copy(part[stripe], result)] if self._reads else [])
-
-    def _copy_results(self, step: int) -> Iterator[Move]:
+    def _views(self, step: int) -> _Views:
         board = self._board
-        part, stripes = self._part(step)
-        for distance in range(1, board.size):
-            other = (board.rank + distance) % board.size
-            stripe = stripes[other]
-            yield Take(other, step, 1, [copy(part[stripe], board.chunk(other, step)[stripe])])
+        part = self._data[step * self._width : (step + 1) * self._width]
+        stripes = self._rest if step == self._steps - 1 else self._whole
+        return part, stripes, [board.chunk(rank, step) for rank in range(board.size)]
+
+    def _put_up(self, step: int, views: _Views) -> Move:
+        part, stripes, chunks = views
+        own, chunk = stripes[self._board.rank], chunks[self._board.rank]
+        around = slice(own.start), slice(own.stop, len(part))
+        return PUT, self._board.rank, step, [(chunk[each], part[each]) for each in around], ()
+
+    def _reductions(
+        self, mine: memoryview, chunks: Sequence[memoryview], stripe: slice, result: memoryview
+    ) -> Sequence[Do]:
+        of, rank = self._reduce.of, self._board.rank
+        first, second, *others = (
+            mine if other == rank else chunk[stripe] for other, chunk in enumerate(chunks)
+        )
+        return [of(first, second, result), *(of(result, operand, result) for operand in others)]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from aiodist.collectives.board import Board
 from aiodist.collectives.layout import segments_of
-from aiodist.collectives.moves import LetGo, Move, Put, Take, copy
+from aiodist.collectives.moves import LET_GO, PUT, TAKE, Move
 
 
 async def broadcast_slots(board: Board, root: int, data: memoryview) -> None:
@@ -25,12 +25,12 @@ async def broadcast_slots(board: Board, root: int, data: memoryview) -> None:
 
 def broadcast_chunks(board: Board, root: int, data: memoryview) -> Iterator[Move]:
     """Fill ``data`` on every rank with what ``root`` has in it."""
-    width = board.chunk_bytes
+    rank, width = board.rank, board.chunk_bytes
     for step in range(segments_of(len(data), width)):
         part = data[step * width : (step + 1) * width]
         chunk = board.chunk(root, step)[: len(part)]
-        if board.rank == root:
-            yield Put(step, [copy(chunk, part)])
+        if rank == root:
+            yield PUT, rank, step, [(chunk, part)], ()
         else:
-            yield Take(root, step, 0, [copy(part, chunk)])
-        yield LetGo(step + 1)
+            yield TAKE, root, step, [(part, chunk)], ()
+        yield LET_GO, rank, step + 1, (), ()

@@ -8,95 +8,67 @@ a chunk's place depends on the number of its step alone (`Board.chunk`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from operator import setitem
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
 
 from aiodist.collectives.board import Board
 
+Copy = tuple[memoryview, memoryview]
+"""What is written, and what is read: as long as each other."""
 Do = Callable[[], object]
-"""Copies or reduces one stretch of memory, each time it is called."""
+"""Reduces two stretches of memory into one, each time it is called."""
 
-_ALL = slice(None)
+PUT, CHANGE, TAKE, TAKE_CHANGED, LET_GO = range(5)
+"""What kind of move it is. Plain numbers in plain tuples: a row has thousands, made in the middle of
+the work where it is made for one call alone.
 
+``PUT``: once this rank's chunk of the step is free, write it and post it. ``CHANGE``: post it again, as
+it has become since. ``TAKE``: once the other rank has posted its chunk, read it; ``TAKE_CHANGED``: once it
+has done so again. ``LET_GO``: this rank reads nothing of the first so many steps any more; now others of
+this process may have their turn.
+"""
 
-class Put(NamedTuple):
-    """Once this rank's chunk of ``step`` is free, write it and post it."""
-
-    step: int
-    does: Sequence[Do]
-
-
-class Take(NamedTuple):
-    """Once ``rank`` has posted that, read it."""
-
-    rank: int
-    step: int
-    phase: int
-    does: Sequence[Do]
-
-
-class Change(NamedTuple):
-    """Post this rank's chunk of ``step`` again, as it has become since; then do the rest."""
-
-    step: int
-    does: Sequence[Do]
-
-
-class LetGo(NamedTuple):
-    """This rank reads nothing of the first ``steps`` steps any more; now others may have their turn."""
-
-    steps: int
-
-
-Move = Put | Take | Change | LetGo
+Move = tuple[int, int, int, Sequence[Copy], Sequence[Do]]
+"""Kind, rank whose chunk it is, step (of ``LET_GO``: how many), and what to copy and reduce then."""
 Moves = Iterable[Move]
 
 
 async def carry_out(board: Board, moves: Moves) -> None:
     """Do all ``moves``, in their order, when all have met."""
-    move: Move | None
     try:
         await board.meet()
-        for move in moves:
-            if isinstance(move, Take):
-                await board.posted(move.rank, move.step, move.phase)
-                for do in move.does:
-                    do()
-            elif isinstance(move, Put):
-                await board.free(move.step)
-                for do in move.does:
-                    do()
-                board.post(move.step)
-            elif isinstance(move, LetGo):
-                board.let_go(move.steps)
+        for kind, rank, step, copies, reductions in moves:
+            if kind == TAKE:
+                await board.posted(rank, step)
+            elif kind == PUT:
+                await board.free(step)
+            elif kind == TAKE_CHANGED:
+                await board.posted(rank, step, 1)
+            for into, data in copies:
+                into[:] = data
+            for reduction in reductions:
+                reduction()
+            if kind == LET_GO:
+                board.let_go(step)
                 await board.turn()
-            else:
-                board.post(move.step, 1)
-                for do in move.does:
-                    do()
+            elif kind == PUT:
+                board.post(step)
+            elif kind == CHANGE:
+                board.post(step, 1)
     except BaseException:
         # Who keeps the error keeps this frame, and is not to keep the memory that ranks share.
-        moves = move = do = None  # type: ignore[assignment]
+        moves = copies = reductions = into = data = reduction = None  # type: ignore[assignment]
         raise
 
 
-def copy(into: memoryview, data: memoryview) -> Do:
-    """Copy ``data``, which is as long as ``into``."""
-    return partial(setitem, into, _ALL, data)
+def operands_in_order(rank: int, size: int) -> list[tuple[int, slice]]:
+    """For whom ``rank`` waits in turn to reduce what all have posted in the order of ranks.
 
-
-def takes_in_order(rank: int, step: int, reductions: Sequence[Do]) -> Iterator[Take]:
-    """Reduce what the ranks have posted for ``step`` in their order; ``rank``'s own is at hand.
-
-    The first reduction is of the operands of ranks 0 and 1, each later one adds the next rank's.
+    Beside each: which reductions it can do then, where the first one is of the operands of ranks 0
+    and 1, and each later one adds the next rank's. Its own is at hand.
     """
-    takes: list[tuple[int, list[Do]]] = []
-    for other in range(len(reductions) + 1):
-        if other != rank:
-            takes.append((other, []))
-        if other:
-            takes[-1][1].append(reductions[other - 1])
-    for other, does in takes:
-        yield Take(other, step, 0, does)
+    others = [other for other in range(size) if other != rank]
+    ends = [following - 1 for following in (*others[1:], size)]
+    return [
+        (other, slice(start, end))
+        for other, start, end in zip(others, (0, *ends), ends, strict=False)
+    ]

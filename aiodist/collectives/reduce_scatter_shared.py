@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from aiodist.collectives.barrier_slots import others_of
 from aiodist.collectives.board import Board
 from aiodist.collectives.layout import offsets_of, segments_of
-from aiodist.collectives.moves import LetGo, Move, Put, copy, takes_in_order
+from aiodist.collectives.moves import LET_GO, PUT, TAKE, Move, operands_in_order
 from aiodist.collectives.reduction import Reduction
 
 
@@ -45,14 +45,15 @@ def reduce_scatter_chunks(
     steps = max(segments_of(len(block), width) for block in blocks)
     # The own piece goes up too where the first two operands are others': ``out`` may be its memory.
     shown = range(size) if rank > 1 else others_of(board)
+    order = operands_in_order(rank, size)
     for step in range(steps + 1):
         if step < steps:
             chunk = board.chunk(rank, step)
             copies = []
             for other in shown:
                 piece = blocks[other][step * width : (step + 1) * width]
-                copies.append(copy(chunk[other * width : other * width + len(piece)], piece))
-            yield Put(step, copies)
+                copies.append((chunk[other * width : other * width + len(piece)], piece))
+            yield PUT, rank, step, copies, ()
         if step:
             before = slice((step - 1) * width, step * width)
             place = out[before]
@@ -65,5 +66,6 @@ def reduce_scatter_chunks(
             )
             reductions = [reduce.of(first, second, place)]
             reductions += [reduce.of(place, operand, place) for operand in others]
-            yield from takes_in_order(rank, step - 1, reductions)
-            yield LetGo(step)
+            for other, ready in order:
+                yield TAKE, other, step - 1, (), reductions[ready]
+            yield LET_GO, rank, step, (), ()

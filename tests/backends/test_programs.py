@@ -1,0 +1,213 @@
+"""Rows of moves: carried out, kept for equal calls on the same memory, and let go of."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiodist.backends import programs
+from aiodist.backends.programs import Data, Programs
+from aiodist.collectives.moves import CHANGE, LET_GO, PUT, TAKE, Move, carry_out, operands_in_order
+from tests.engine.conftest import ranks_of
+from tests.limits import scaled
+
+
+def some_moves(count: int = 3) -> Iterator[Move]:
+    return ((LET_GO, 0, step, (), ()) for step in range(count))
+
+
+def data() -> Data:
+    return Data(memoryview(bytearray(8)))
+
+
+def test_moves_are_kept_from_the_second_time_on() -> None:
+    kept, first = Programs(), data()
+    moves = some_moves()
+    assert kept.keep(first, None, moves) is moves, "made as they are needed"
+    assert first.moves is None
+    assert list(kept.keep(first, None, some_moves())) == list(some_moves())
+    assert first.moves == list(some_moves())
+
+
+def test_moves_on_other_memory_beside_are_others() -> None:
+    kept, first, one, other = Programs(), data(), object(), object()
+    for _ in range(2):
+        kept.keep(first, one, some_moves())
+    assert first.moves is not None
+    moves = some_moves()
+    assert kept.keep(first, other, moves) is moves
+    assert first.moves is None
+    kept.keep(first, other, some_moves(2))
+    assert first.moves == list(some_moves(2))
+
+
+def test_a_group_keeps_so_many_moves_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "MOST_MOVES", 10)
+    kept = Programs()
+    tensors = [data() for _ in range(4)]
+    for tensor in tensors:
+        for _ in range(2):
+            kept.keep(tensor, None, some_moves(4))
+    assert [tensor.moves is not None for tensor in tensors] == [False, False, True, True]
+    long = data()
+    for _ in range(2):
+        assert len(list(kept.keep(long, None, some_moves(11)))) == 11
+    assert long.moves is None
+    kept.forget()
+    assert [tensor.moves for tensor in tensors] == [None] * 4
+
+
+class Alone:
+    """A board of which nobody waits; ``said`` is what was done there."""
+
+    rank, size, chunk_bytes = 0, 2, 4
+
+    def __init__(self, fails: bool = False) -> None:
+        self.said: list[tuple[Any, ...]] = []
+        self._fails = fails
+
+    async def meet(self) -> None:
+        self.said.append(("meet",))
+
+    async def free(self, step: int) -> None:
+        self.said.append(("free", step))
+
+    async def posted(self, rank: int, step: int, phase: int = 0) -> None:
+        if self._fails:
+            raise TimeoutError
+        self.said.append(("posted", rank, step, phase))
+
+    def post(self, step: int, phase: int = 0) -> None:
+        self.said.append(("post", step, phase))
+
+    def let_go(self, steps: int) -> None:
+        self.said.append(("let go", steps))
+
+    async def turn(self) -> None:
+        self.said.append(("turn",))
+
+
+def run(board: Any, moves: Any) -> None:
+    with pytest.raises(StopIteration):
+        carry_out(board, moves).send(None)
+
+
+def test_a_row_is_carried_out_in_its_order() -> None:
+    board, into = Alone(), bytearray(4)
+    seen = []
+    copy = memoryview(into), memoryview(b"data")
+    run(
+        board,
+        [
+            (PUT, 0, 0, [copy], ()),
+            (TAKE, 1, 0, (), [lambda: seen.append(bytes(into))]),
+            (CHANGE, 0, 0, (), ()),
+            (LET_GO, 0, 1, (), ()),
+        ],
+    )
+    assert board.said == [
+        ("meet",),
+        ("free", 0),
+        ("post", 0, 0),
+        ("posted", 1, 0, 0),
+        ("post", 0, 1),
+        ("let go", 1),
+        ("turn",),
+    ]
+    assert seen == [b"data"]
+
+
+def test_an_error_holds_no_memory() -> None:
+    memory = bytearray(8)
+
+    def moves() -> Iterator[Move]:
+        view = memoryview(memory)
+        yield PUT, 0, 0, [(view[:4], memoryview(b"data"))], ()
+        yield TAKE, 1, 0, [(view[4:], memoryview(b"more"))], ()
+
+    with pytest.raises(TimeoutError) as caught:
+        carry_out(Alone(fails=True), moves()).send(None)  # type: ignore[arg-type]
+    gc.collect()
+    memory.append(0)  # BufferError where a view of it is alive
+    assert caught.value.__traceback__ is not None
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_operands_are_reduced_as_soon_as_they_are_there(size: int) -> None:
+    for rank in range(size):
+        there, done = {rank}, []
+        for other, ready in operands_in_order(rank, size):
+            there.add(other)
+            now = range(size - 1)[ready]
+            assert all({*range(number + 2)} <= there for number in now)
+            done += now
+            assert len(done) == size - 1 or not {*range(len(done) + 2)} <= there, "one was left"
+        assert done == list(range(size - 1))
+
+
+ROUNDS = """
+    import sys
+    import numpy as np
+    import torch
+    import aiodist.sync as dist
+    from aiodist.groups import straight, swap
+
+    # Everybody looks for the others until they are there, so that all calls take the short way.
+    swap.CROWDED_SECONDS = 20.0
+    straight.Straight.worth = int(20.0 / swap.BYTE_SECONDS)
+
+    path, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    dist.init_process_group("gloo", "file://" + path, rank=rank, world_size=size, timeout=60)
+    count = 600_000 * size  # several chunks
+    whole, one, two = (torch.empty(count) for _ in range(3))
+    part = torch.empty(count // size)
+    mine = slice(rank * len(part), (rank + 1) * len(part))
+    for number in range(6):
+        value = float(number + rank)
+        total = sum(number + other for other in range(size))
+        largest = number + size - 1
+
+        for tensor in (whole, one, two):
+            tensor.fill_(value)
+        for tensor in (whole, one, two):
+            dist.all_reduce(tensor)
+        for tensor in (whole, one, two):
+            assert (tensor == total).all(), "all_reduce"
+        whole.fill_(value)
+        dist.all_reduce(whole, dist.ReduceOp.MAX)
+        assert (whole == largest).all(), "maximum"
+        whole.fill_(value)
+        dist.reduce(whole, size - 1)
+        assert (whole == (total if rank == size - 1 else value)).all(), "reduce"
+        whole.fill_(value)
+        dist.broadcast(whole, number % size)
+        assert (whole == number + number % size).all(), "broadcast"
+
+        part.fill_(value)
+        dist.all_gather_into_tensor(whole, part)
+        for other, block in enumerate(whole.chunk(size)):
+            assert (block == number + other).all(), "all_gather"
+        # One output, and two inputs by turns, each twice in a row.
+        given = one if number % 4 < 2 else two
+        given.copy_(torch.arange(count))
+        dist.reduce_scatter_tensor(part, given)
+        assert (part == torch.arange(count)[mine] * size).all(), "reduce_scatter"
+    kept = dist.group.WORLD.backend._small._seat.programs
+    # Three tensors and a maximum, reduce, all_gather and reduce_scatter, broadcast by two of two roots.
+    assert len(kept._kept) == {2: 9, 3: 7}[size], kept._kept
+    dist.destroy_process_group()
+    assert not kept._kept
+    print("right")
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("size", [2, 3])
+def test_equal_calls_on_the_same_memory_with_other_numbers(tmp_path: Path, size: int) -> None:
+    with ranks_of(ROUNDS, size, tmp_path, size) as ranks:
+        outputs = [rank.communicate(timeout=scaled(60))[0] for rank in ranks]
+    assert outputs == ["right\n"] * size
