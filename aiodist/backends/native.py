@@ -25,7 +25,7 @@ from aiodist.backends.calls import (
     Scatter,
 )
 from aiodist.backends.native_messages import NativeMessages
-from aiodist.backends.programs import Data
+from aiodist.backends.programs import Blocks, Data
 from aiodist.backends.sizes import split_bytes
 from aiodist.backends.turns import (
     copy_in_turns,
@@ -292,7 +292,7 @@ class NativeBackend(NativeMessages):
         small = self._small.all_gather(buffer, counts)
         if not are_staged(buffer, *places) and (
             work := self._small.at_once(
-                small, (Data(buffer.view), blocks), timeout, buffer, *places
+                small, (Data(buffer.view), Blocks(blocks)), timeout, buffer, *places
             )
         ):
             return work
@@ -338,7 +338,9 @@ class NativeBackend(NativeMessages):
         counts = [len(block) // place.dtype.itemsize for block in blocks]
         small = self._small.reduce_scatter(place, counts, op)
         if not are_staged(place, *inputs) and (
-            work := self._small.at_once(small, (blocks, Data(place.view)), timeout, place, *inputs)
+            work := self._small.at_once(
+                small, (Blocks(blocks), Data(place.view)), timeout, place, *inputs
+            )
         ):
             return work
         reduce = small.reduce
@@ -408,7 +410,9 @@ class NativeBackend(NativeMessages):
         """
         small = self._small.all_to_all(sources[0].dtype, shape, inputs)
         if not are_staged(*sources, *places) and (
-            work := self._small.at_once(small, (inputs, outputs), timeout, *sources, *places)
+            work := self._small.at_once(
+                small, (Blocks(inputs), Blocks(outputs)), timeout, *sources, *places
+            )
         ):
             return work
 

@@ -11,20 +11,38 @@ MOST_MOVES = 1 << 14
 """That a group keeps; each has some hundred bytes for itself and for the views that it is about."""
 
 
-class Data:
-    """The memory of one tensor, and what operations have made for it so far."""
+class Kept:
+    """What an operation in chunks does with some memory; see `Programs`."""
 
-    __slots__ = ("beside", "moves", "steps", "used", "view")
+    __slots__ = ("beside", "moves", "used")
 
-    def __init__(self, view: memoryview) -> None:
-        self.view = view
-        self.steps: list[Sequence[Callable[[], object]] | None] = [None] * SLOTS
-        """By slot: what reduces the ranks' data into this."""
+    def __init__(self) -> None:
         self.moves: Sequence[Move] | None = None
-        """What an operation in chunks does with it; see `Programs`."""
         self.beside: object = None
         """The other memory that ``moves`` are about."""
         self.used = False
+
+
+class Data(Kept):
+    """The memory of one tensor, and what operations have made for it so far."""
+
+    __slots__ = ("steps", "view")
+
+    def __init__(self, view: memoryview) -> None:
+        super().__init__()
+        self.view = view
+        self.steps: list[Sequence[Callable[[], object]] | None] = [None] * SLOTS
+        """By slot: what reduces the ranks' data into this."""
+
+
+class Blocks(Kept):
+    """The memory of one tensor or of several, as one block for each rank."""
+
+    __slots__ = ("views",)
+
+    def __init__(self, views: Sequence[memoryview]) -> None:
+        super().__init__()
+        self.views = views
 
 
 class Programs:
@@ -33,9 +51,9 @@ class Programs:
     __slots__ = ("_kept",)
 
     def __init__(self) -> None:
-        self._kept: dict[Data, int] = {}
+        self._kept: dict[Kept, int] = {}
 
-    def keep(self, data: Data, beside: object, moves: Iterator[Move]) -> Moves:
+    def keep(self, data: Kept, beside: object, moves: Iterator[Move]) -> Moves:
         """``moves``, which are those of each operation like this one on ``data`` and ``beside``.
 
         From the second time on they are kept, as ``data.moves``: of the first one nobody knows

@@ -11,20 +11,18 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
-from aiodist.backends.programs import Data
+from aiodist.backends.programs import Blocks, Data
 from aiodist.backends.sizes import unequal
 from aiodist.backends.swaps import (
     Given,
     Seat,
-    SmallAllGather,
     SmallAllReduce,
-    SmallAllToAll,
     SmallBarrier,
     SmallBroadcast,
     SmallCall,
     SmallReduce,
-    SmallReduceScatter,
 )
+from aiodist.backends.swaps_blocks import SmallAllGather, SmallAllToAll, SmallReduceScatter
 from aiodist.collectives.select import Rules
 from aiodist.groups.backend import Tensor
 from aiodist.groups.fingerprint import Fingerprint
@@ -248,9 +246,9 @@ class Small:
             self._forms.setdefault(type(owner), {})[key] = call, form
 
 
-def _parts(size: int, view: memoryview) -> list[memoryview]:
+def _parts(size: int, view: memoryview) -> Blocks:
     length = len(view) // size
-    return [view[start : start + length] for start in range(0, len(view), length)]
+    return Blocks([view[start : start + length] for start in range(0, len(view), length)])
 
 
 def _of(buffer: Buffer, operation: str, op: ReduceOp | None, root: int = -1) -> Fingerprint:

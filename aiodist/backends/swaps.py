@@ -13,19 +13,15 @@ from itertools import pairwise
 from operator import setitem
 from typing import Any, Generic, TypeVar
 
-from aiodist.backends.programs import Data, Programs
+from aiodist.backends.programs import Data, Kept, Programs
 from aiodist.backends.turns import STEP
-from aiodist.collectives.all_gather_shared import all_gather_chunks
 from aiodist.collectives.all_reduce_slots import in_order
 from aiodist.collectives.all_reduce_stripes import reduce_stripes
 from aiodist.collectives.board import Board
 from aiodist.collectives.broadcast_shared import broadcast_chunks
-from aiodist.collectives.layout import offsets_of
 from aiodist.collectives.moves import Move, carry_out
-from aiodist.collectives.reduce_scatter_shared import reduce_scatter_chunks
 from aiodist.collectives.select import Rules, select
 from aiodist.collectives.shared import all_reduce_chunks
-from aiodist.collectives.slot_blocks import read_blocks, starts_of, write_blocks
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.shared.area import LARGEST_SLOT_BYTES
 from aiodist.tensors import Reduction, scratch
@@ -65,6 +61,7 @@ class SmallCall(ABC, Generic[Given]):
     __slots__ = (
         "fingerprint",
         "fits",
+        "head",
         "in_chunks",
         "nbytes",
         "pieces",
@@ -93,6 +90,7 @@ class SmallCall(ABC, Generic[Given]):
         self.fingerprint = fingerprint
         self.nbytes = nbytes
         self.worth = nbytes
+        self.head = 0
         self.pieces: Sequence[slice] = ()
         self.reads = reads
         self.room = total if room is None else room
@@ -110,7 +108,14 @@ class SmallCall(ABC, Generic[Given]):
     @property
     def meets(self) -> Sequence[tuple[int, int]]:
         """As `Chunked.meets`."""
-        return self.seat.meets
+        return [(other, self.head) for other in self.seat.others] if self.head else self.seat.meets
+
+    def fill_head(self, slot: memoryview, given: Given) -> None:
+        """As `Chunked.fill_head`: that there is a slot is all it says."""
+
+    def agrees(self, slots: Views, given: Given) -> bool:
+        """As `Chunked.agrees`."""
+        return True
 
     @abstractmethod
     def fill(self, slot: memoryview, given: Given) -> None:
@@ -133,7 +138,7 @@ class SmallCall(ABC, Generic[Given]):
         raise NotImplementedError(f"{self.fingerprint.operation} does not go in chunks here")
 
     async def _carry_out(
-        self, board: Board, given: Given, data: Data, beside: object = None
+        self, board: Board, given: Given, data: Kept, beside: object = None
     ) -> None:
         """Do `_moves`, or what was kept of an equal call on ``data`` and ``beside``."""
         kept = data.moves if data.beside is beside else None
@@ -253,7 +258,7 @@ class _Reducing(_OneTensor):
                 operands[self.rank] = own = scratch(self.length)
                 steps.append(partial(setitem, own, slice(None), data))
         steps += in_order(self.reduce, operands, self.rank, data)
-        return [*steps, *_end(self.reduce, data)]
+        return [*steps, *end_of(self.reduce, data)]
 
 
 class SmallReduce(_Reducing):
@@ -275,7 +280,7 @@ class SmallReduce(_Reducing):
     async def run(self, board: Board, given: Data) -> None:
         await self._carry_out(board, given, given)
         if self.rank == self._root:
-            await _finish(board, self.reduce, given.view)
+            await finish_in_turns(board, self.reduce, given.view)
 
 
 class SmallAllReduce(_Reducing):
@@ -293,120 +298,17 @@ class SmallAllReduce(_Reducing):
 
     async def run(self, board: Board, given: Data) -> None:
         await self._carry_out(board, given, given)
-        await _finish(board, self.reduce, given.view)
+        await finish_in_turns(board, self.reduce, given.view)
 
 
-class SmallAllGather(SmallCall[tuple[Data, Views]]):
-    """Given: the own block, and a place for each rank's."""
-
-    __slots__ = ()
-
-    def __init__(self, seat: Seat, fingerprint: Fingerprint, lengths: Sequence[int]) -> None:
-        reads = [(rank, lengths[rank]) for rank in seat.others]
-        longest, total = max(lengths), sum(lengths)
-        super().__init__(seat, fingerprint, lengths[seat.rank], reads, total, longest)
-
-    def fill(self, slot: memoryview, given: tuple[Data, Views]) -> None:
-        slot[: self.nbytes] = given[0].view
-
-    def finish(self, number: int, slots: Views, given: tuple[Data, Views]) -> bool:
-        own, places = given
-        places[self.rank][:] = own.view
-        for rank, length in self.reads:
-            places[rank][:] = slots[rank][:length]
-        return True
-
-    def _moves(self, board: Board, given: tuple[Data, Views]) -> Iterator[Move]:
-        return all_gather_chunks(board, given[1])
-
-    async def run(self, board: Board, given: tuple[Data, Views]) -> None:
-        own, places = given
-        for start in range(0, len(own.view), STEP):
-            places[self.rank][start : start + STEP] = own.view[start : start + STEP]
-            await board.turn()
-        await self._carry_out(board, given, own, places)
-
-
-class SmallReduceScatter(SmallCall[tuple[Views, Data]]):
-    """Given: a block for each rank, and where the reduced own one goes."""
-
-    __slots__ = ("_mine", "_starts", "reduce")
-
-    def __init__(
-        self, seat: Seat, fingerprint: Fingerprint, lengths: Sequence[int], reduce: Reduction
-    ) -> None:
-        self.reduce = reduce
-        self._starts = starts = offsets_of(lengths)
-        self._mine = slice(starts[seat.rank], starts[seat.rank + 1])
-        total = starts[-1]
-        super().__init__(seat, fingerprint, total, [(rank, total) for rank in seat.others], total)
-        self.fits = self.fits and not reduce.needs_prepare
-        self.in_chunks = self.in_chunks and not reduce.needs_prepare
-
-    def fill(self, slot: memoryview, given: tuple[Views, Data]) -> None:
-        for start, block in zip(self._starts, given[0], strict=False):
-            slot[start : start + len(block)] = block
-
-    def finish(self, number: int, slots: Views, given: tuple[Views, Data]) -> bool:
-        place = given[1]
-        steps = place.steps[number]
-        if steps is None:
-            operands = [slot[self._mine] for slot in slots]
-            steps = [*in_order(self.reduce, operands, -1, place.view)]
-            steps = place.steps[number] = [*steps, *_end(self.reduce, place.view)]
-        for step in steps:
-            step()
-        return True
-
-    def _moves(self, board: Board, given: tuple[Views, Data]) -> Iterator[Move]:
-        return reduce_scatter_chunks(board, given[0], given[1].view, self.reduce)
-
-    async def run(self, board: Board, given: tuple[Views, Data]) -> None:
-        blocks, place = given
-        await self._carry_out(board, given, place, blocks)
-        await _finish(board, self.reduce, place.view)
-
-
-class SmallAllToAll(SmallCall[tuple[Views, Views]]):
-    """Given: a block for each rank, and a place for each rank's."""
-
-    __slots__ = ("_size", "_starts")
-
-    def __init__(self, seat: Seat, fingerprint: Fingerprint, lengths: Sequence[int]) -> None:
-        self._size = seat.size
-        self._starts = starts = starts_of(lengths)
-        reads = [(rank, -1) for rank in seat.others]  # who alone knows how much it has
-        super().__init__(seat, fingerprint, starts[-1], reads, starts[-1])
-        self.fits = seat.shares and self.room <= LARGEST_SLOT_BYTES
-        self.in_chunks = False  # its slots say how much there is
-
-    def fill(self, slot: memoryview, given: tuple[Views, Views]) -> None:
-        write_blocks(slot, given[0], self._starts)
-
-    def finish(self, number: int, slots: Views, given: tuple[Views, Views]) -> bool:
-        inputs, places = given
-        own = self.rank
-        found = []
-        for rank, _ in self.reads:
-            slot = slots[rank]
-            lengths, block = read_blocks(slot, own, self._size, len(slot))
-            if block is None or lengths[own] != len(places[rank]):
-                return False
-            found.append((places[rank], block))
-        places[own][:] = inputs[own]
-        for place, block in found:
-            place[:] = block
-        return True
-
-
-def _end(reduce: Reduction, out: memoryview) -> Iterator[Callable[[], object]]:
+def end_of(reduce: Reduction, out: memoryview) -> Iterator[Callable[[], object]]:
     """What is left to do when ``out`` has been reduced, if anything."""
     if reduce.needs_finish:
         yield partial(reduce.finish, out)
 
 
-async def _finish(board: Board, reduce: Reduction, data: memoryview) -> None:
-    """`_end` for data that takes long."""
+async def finish_in_turns(board: Board, reduce: Reduction, data: memoryview) -> None:
+    """`end_of` for data that takes long."""
     if reduce.needs_finish:
         step = max(STEP // reduce.itemsize, 1) * reduce.itemsize
         for start in range(0, len(data), step):

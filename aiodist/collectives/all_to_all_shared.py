@@ -8,11 +8,12 @@ blocks of all others, and reads one block of each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from aiodist.collectives.barrier_slots import others_of
 from aiodist.collectives.board import Board
 from aiodist.collectives.layout import segments_of
+from aiodist.collectives.moves import LET_GO, PUT, TAKE, Move, carry_out
 from aiodist.collectives.slot_blocks import blocks_of, put_up_blocks
 
 _ALIGN = 64
@@ -22,10 +23,8 @@ async def all_to_all_shared(
     board: Board, inputs: Sequence[memoryview], outputs: Sequence[memoryview]
 ) -> None:
     """Send ``inputs[r]`` to each rank r and fill ``outputs[r]`` with what r has for this rank."""
-    rank, size = board.rank, board.size
+    rank = board.rank
     fits = await put_up_blocks(board, inputs)
-    outputs[rank][:] = inputs[rank]
-
     own_longest = 0 if fits else max(map(len, inputs))
     longest = own_longest
     in_chunks = []
@@ -37,27 +36,46 @@ async def all_to_all_shared(
         else:
             in_chunks.append(other)
             longest = max(longest, *theirs)
-    if not longest:
-        return
+    if fits:
+        outputs[rank][:] = inputs[rank]
+    if longest:
+        board.begin_chunks()
+        await carry_out(
+            board, all_to_all_chunks(board, inputs, outputs, in_chunks, own_longest, longest)
+        )
+
+
+def all_to_all_chunks(
+    board: Board,
+    inputs: Sequence[memoryview],
+    outputs: Sequence[memoryview],
+    in_chunks: Sequence[int],
+    own_longest: int,
+    longest: int,
+) -> Iterator[Move]:
+    """What is left of it where some have longer blocks than a slot holds: ``in_chunks``, of the others.
+
+    ``own_longest``: the longest block of this rank's, 0 where all of them went into its slot.
+    ``longest``: of all that are left.
+    """
+    rank, size = board.rank, board.size
     width = board.chunk_bytes // size // _ALIGN * _ALIGN
-    board.begin_chunks()
+    mine = slice(rank * width, (rank + 1) * width)
     for step in range(segments_of(longest, width) + 1):
         piece = slice(step * width, (step + 1) * width)
         if piece.start < own_longest:
-            await board.free(step)
             chunk = board.chunk(rank, step)
+            copies = []
             for other in others_of(board):
                 part = inputs[other][piece]
-                chunk[other * width : other * width + len(part)] = part
-            board.post(step)
+                copies.append((chunk[other * width : other * width + len(part)], part))
+            yield PUT, rank, step, copies, ()
         if step:
             before = slice(piece.start - width, piece.start)
             for other in in_chunks:
                 place = outputs[other][before]
                 if len(place):
-                    await board.posted(other, step - 1)
-                    place[:] = board.chunk(other, step - 1)[
-                        rank * width : rank * width + len(place)
-                    ]
-            board.let_go(step)
-        await board.turn()
+                    theirs = board.chunk(other, step - 1)[mine][: len(place)]
+                    yield TAKE, other, step - 1, [(place, theirs)], ()
+            own = [(outputs[rank][before], inputs[rank][before])] if own_longest else ()
+            yield LET_GO, rank, step, own, ()

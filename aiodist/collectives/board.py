@@ -51,7 +51,10 @@ class Board(Protocol):
     # -- chunks
 
     async def meet(self) -> None:
-        """Put up an empty slot, and wait for all others': before the first chunk."""
+        """Put up an empty slot, and wait for all others': before the first chunk.
+
+        Nothing where they have met, or `begin_chunks` has said so.
+        """
         ...
 
     def begin_chunks(self) -> None:

@@ -45,11 +45,16 @@ def read_blocks(
     slot: memoryview, rank: int, size: int, slot_bytes: int
 ) -> tuple[tuple[int, ...], memoryview | None]:
     """From another's ``slot``, which holds up to ``slot_bytes``: see `blocks_of`."""
-    lengths = _table(size).unpack_from(slot)
+    lengths = lengths_of(slot, size)
     starts = starts_of(lengths)
     if starts[-1] > slot_bytes:
         return lengths, None
     return lengths, slot[starts[rank] : starts[rank + 1]]
+
+
+def lengths_of(slot: memoryview, size: int) -> tuple[int, ...]:
+    """The lengths alone, one for each of ``size`` ranks."""
+    return _table(size).unpack_from(slot)
 
 
 @lru_cache(maxsize=16)

@@ -1,8 +1,9 @@
 """A collective in chunks, carried out straight away, before a line or a record is made for it.
 
-All put up an empty slot, as the operations of one slot put up theirs (`swap`). When all are there
-the algorithm runs on, here and now, as far as it comes without having to wait for long: mostly to
-its end. One that does have to wait gets what others wait with, and goes on where it is.
+All put up a slot, as the operations of one slot put up theirs (`swap`): an empty one, or one that
+says what is to come. When all are there the algorithm runs on, here and now, as far as it comes
+without having to wait for long: mostly to its end. One that does have to wait gets what others wait
+with, and goes on where it is.
 """
 
 from __future__ import annotations
@@ -37,8 +38,21 @@ class Chunked(Protocol[Given]):
     def fingerprint(self) -> Fingerprint: ...
 
     @property
+    def head(self) -> int:
+        """Bytes of the slot that each rank puts up before; mostly 0."""
+        ...
+
+    @property
     def meets(self) -> Sequence[tuple[int, int]]:
-        """The other ranks, each with the 0 bytes of its slot."""
+        """The other ranks, each with the bytes of its slot: `head`."""
+        ...
+
+    def fill_head(self, slot: memoryview, given: Given) -> None:
+        """Write what this rank puts up. May be done again, as `Plane.enter` does."""
+        ...
+
+    def agrees(self, slots: Sequence[memoryview], given: Given) -> bool:
+        """Whether what all ranks have put up, by rank, fits what is ``given``."""
         ...
 
     def run(self, board: LineBoard, given: Given) -> Body:
@@ -67,12 +81,10 @@ class Begun(NamedTuple):
 
 
 class Straight(Generic[Given]):
-    """A `Swap` of empty slots, behind which the whole operation runs; ``begun``: if not to its end."""
+    """A `Swap` of those slots, behind which the whole operation runs; ``begun``: if not to its end."""
 
-    __slots__ = ("_plane", "_sequence", "_what", "begun", "fingerprint", "reads")
+    __slots__ = ("_plane", "_sequence", "_what", "begun", "fingerprint", "nbytes", "reads", "room")
 
-    nbytes = 0
-    room = 0
     pieces: Sequence[slice] = ()
     worth = int((NEAR_SECONDS - AT_ONCE_SECONDS) / BYTE_SECONDS)
 
@@ -80,20 +92,23 @@ class Straight(Generic[Given]):
         self.begun: Begun | None = None
         self.fingerprint = what.fingerprint
         self.reads = what.meets
+        self.nbytes = self.room = what.head
         self._plane = plane
         self._sequence = sequence
         self._what = what
 
     def fill(self, slot: memoryview, given: Given) -> None:
-        """That there is a slot is all it says."""
+        self._what.fill_head(slot, given)
 
     def fill_piece(self, piece: slice, slot: memoryview, given: Given) -> None:
-        """There are no pieces of a slot that is empty."""
+        """There are none."""
 
     finish_piece = fill_piece
 
     def finish(self, number: int, slots: Sequence[memoryview], given: Given) -> bool:
         """Whether the operation has ended."""
+        if not self._what.agrees(slots, given):
+            return False
         board = LineBoard(self._plane, self._sequence)
         board.begin_alone(TURN_SECONDS if hurried.get() else STRAIGHT_SECONDS)
         body = self._what.run(board, given)

@@ -60,6 +60,7 @@ class SimulatedBoard:
         self.size = memory.size
         self._memory = memory
         self._rank = rank
+        self._met = False
 
     # -- slots
 
@@ -81,14 +82,17 @@ class SimulatedBoard:
     # -- chunks
 
     async def meet(self) -> None:
+        if self._met:
+            return
         await self.slot(0)
         self.put_up(0)
         for rank in range(self.size):
             if rank != self.rank:
                 await self.slot_of(rank, 0)
+        self.begin_chunks()
 
     def begin_chunks(self) -> None:
-        """Nothing was in the chunks before."""
+        self._met = True
 
     async def free(self, step: int) -> None:
         steps = step - DEPTH + 1

@@ -196,9 +196,14 @@ ROUNDS = """
         given.copy_(torch.arange(count))
         dist.reduce_scatter_tensor(part, given)
         assert (part == torch.arange(count)[mine] * size).all(), "reduce_scatter"
+        # Whose blocks are as long as all others', and goes from and to the same.
+        one.copy_(torch.arange(count) + number + 10 * rank)
+        dist.all_to_all_single(two, one)
+        for other, block in enumerate(two.chunk(size)):
+            assert (block == torch.arange(count)[mine] + number + 10 * other).all(), "all_to_all"
     kept = dist.group.WORLD.backend._small._seat.programs
-    # Three tensors and a maximum, reduce, all_gather and reduce_scatter, broadcast by two of two roots.
-    assert len(kept._kept) == {2: 9, 3: 7}[size], kept._kept
+    # Three tensors and a maximum, reduce, the three that have blocks, broadcast by two of two roots.
+    assert len(kept._kept) == {2: 10, 3: 8}[size], kept._kept
     dist.destroy_process_group()
     assert not kept._kept
     print("right")
@@ -211,3 +216,47 @@ def test_equal_calls_on_the_same_memory_with_other_numbers(tmp_path: Path, size:
     with ranks_of(ROUNDS, size, tmp_path, size) as ranks:
         outputs = [rank.communicate(timeout=scaled(60))[0] for rank in ranks]
     assert outputs == ["right\n"] * size
+
+
+DISAGREEING = """
+    import sys
+    import numpy as np
+    import aiodist.sync as dist
+    from aiodist.groups import straight, swap
+
+    swap.CROWDED_SECONDS = 20.0
+    straight.Straight.worth = int(20.0 / swap.BYTE_SECONDS)
+
+    path, rank = sys.argv[1], int(sys.argv[2])
+    dist.init_process_group("gloo", "file://" + path, rank=rank, world_size=2, timeout=60)
+    block = 400_000  # in float64 more than a slot holds
+
+    # The longest block, which rank 0 keeps, is not rank 1's: they do not take equal steps.
+    lengths = [3 * block if rank == 0 else 2 * block, 2 * block][:: 1 - 2 * rank]
+    for number in range(4):
+        given = [np.full(length, 10.0 * rank + number) for length in lengths]
+        found = [np.zeros(length) for length in lengths]
+        dist.all_to_all(found, given)
+        for other, data in enumerate(found):
+            assert (data == 10.0 * other + number).all()
+
+    # A rank that has other lengths than the other one has room for: an error, on both.
+    own = np.zeros(2 * block * (1 + rank))
+    for _ in range(3):
+        group = dist.new_group([0, 1])
+        try:
+            dist.all_to_all_single(np.zeros_like(own), own, group=group)
+        except dist.CollectiveMismatchError as error:
+            print(str(error).replace(str(rank), "r"), flush=True)
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.timeout(120)
+def test_blocks_of_lengths_that_differ(tmp_path: Path) -> None:
+    with ranks_of(DISAGREEING, 2, tmp_path) as ranks:
+        outputs = [rank.communicate(timeout=scaled(60))[0] for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0, 0]
+    for output in outputs:
+        assert len(output.splitlines()) == 3, output
+        assert "all_to_all" in output

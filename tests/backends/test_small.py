@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import aiodist as dist
-from aiodist.backends.swaps import PIECE_BYTES, Seat, SmallAllReduce, SmallAllToAll, SmallBroadcast
+from aiodist.backends.swaps import PIECE_BYTES, Seat, SmallAllReduce, SmallBroadcast
+from aiodist.backends.swaps_blocks import SmallAllToAll
 from aiodist.collectives.select import SHARED_RULES
 from aiodist.groups import process_group
 from aiodist.groups.board import STEP_BITS, announce
