@@ -24,6 +24,9 @@ async def destroy_process_group(group: Group | None = None) -> None:
     What is under way has 5 seconds to finish (receives have none); then it fails with
     GroupClosedError, and what nobody awaits is logged. With a rank that is silent, stopped for
     example, it takes up to 8 seconds in all. Afterwards ``init_process_group`` may be called again.
+
+    Raises CollectiveMismatchError, when all is closed, where another rank took part in another
+    collective than this one and there was no later one to say so.
     """
     world, chosen = _chosen(group)
     if chosen is None:
@@ -32,13 +35,15 @@ async def destroy_process_group(group: Group | None = None) -> None:
     lonely = [(w, w.describe()) for each in groups for w in each.under_way() if not w.is_awaited]
     if chosen is world.default:
         world.check_loop()
-        await close_world(world)
+        error = await close_world(world)
         world.destroyed = True
     else:
-        await close_groups(world, [chosen])
+        error = await close_groups(world, [chosen])
     for work, what in lonely:
         if isinstance(work.exception(), GroupClosedError):
             log.warning("%s had not ended when its group was destroyed; nobody awaited it", what)
+    if error is not None:
+        raise error
 
 
 async def abort_process_group(group: Group | None = None) -> None:
@@ -73,21 +78,30 @@ def _chosen(group: Group | None) -> tuple[World, ProcessGroup | None]:
     return world, None if isinstance(chosen, NonGroupMember) else chosen
 
 
-async def close_world(world: World, seconds: float = FLUSH_SECONDS) -> None:
-    """Close all groups of ``world`` and its connections, with ``seconds`` for what is under way."""
+async def close_world(world: World, seconds: float = FLUSH_SECONDS) -> Exception | None:
+    """Close all groups of ``world`` and its connections, with ``seconds`` for what is under way.
+
+    Returns what `close_groups` does.
+    """
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
-    await close_groups(world, world.groups, seconds)
+    error = await close_groups(world, world.groups, seconds)
     await world.close(max(0.0, end - loop.time()))
+    return error
 
 
 async def close_groups(
     world: World, groups: Sequence[ProcessGroup], seconds: float = FLUSH_SECONDS
-) -> None:
-    """Close some of ``world``'s groups, after ``seconds`` for what is under way in them."""
+) -> Exception | None:
+    """Close some of ``world``'s groups, after ``seconds`` for what is under way in them.
+
+    Returns the first `ProcessGroup.disagreement` of theirs, if there is any.
+    """
     await _quiet(groups, seconds)
+    errors = [error for each in groups if (error := each.disagreement()) is not None]
     for each in groups:
         world.remove(each)
+    return errors[0] if errors else None
 
 
 async def _quiet(groups: Sequence[ProcessGroup], seconds: float = FLUSH_SECONDS) -> None:

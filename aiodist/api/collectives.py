@@ -53,7 +53,11 @@ def all_reduce(
     *,
     timeout: Timeout = None,
 ) -> Work[None]:
-    """Reduce ``tensor`` over all ranks, in place; the result is bitwise the same on all ranks."""
+    """Reduce ``tensor`` over all ranks, in place; the result is bitwise the same on all ranks.
+
+    Dtype and number of elements are the same on all ranks; where shapes are not, elements meet in C
+    order.
+    """
     pg = current_world().group(group)
     return pg.backend.all_reduce(tensor, ReduceOp.of(op), to_seconds(timeout))
 

@@ -16,6 +16,7 @@ import msgpack
 from aiodist.api.closing import close_world
 from aiodist.api.settings import patience_from, schemes_from, window_from
 from aiodist.api.sharing import SHARED, memory_of, shared_bytes_from
+from aiodist.api.spelling import warn_of_misspelt
 from aiodist.api.streams import streams_from, with_bundles
 from aiodist.api.table import table_from
 from aiodist.backends.registry import backend_named, bind, rendezvous_for
@@ -107,6 +108,8 @@ async def init_process_group(
             async with met.heeding():
                 transports = transports_at(met.hosts, schemes) if met.size > 1 else []
                 _warn_if_open(met)
+                if met.rank == 0:  # the others were given the same, most likely
+                    warn_of_misspelt(os.environ)
                 watched = patience > 0 and met.size > 1
                 heart = Heart(met.rank, met.size, transports, patience) if watched else None
                 memory = memory_of(met.rank, shared_bytes if met.size > 1 else 0)

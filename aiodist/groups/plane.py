@@ -23,13 +23,14 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from aiodist.completion import Pending
-from aiodist.groups.board import STEP_BITS, LineBoard, Wait
+from aiodist.groups.board import STEP_BITS, LineBoard, Wait, stray
 from aiodist.groups.swap import Glance
 from aiodist.mesh.lookout import Lookout
 from aiodist.shared.area import ASLEEP, PROGRESS, SLOTS, Area, Shape
 from aiodist.shared.memory import SharedMemory
 
 if TYPE_CHECKING:
+    from aiodist.groups.fingerprint import Words
     from aiodist.groups.lines import CollectiveLine
     from aiodist.groups.process_group import ProcessGroup
 
@@ -249,6 +250,15 @@ class Plane:
         self.mine = memoryview(b"")
         if memory is not None:
             memory.let_go(self._id, self.members, all_listed=opened)
+
+    def left_unread(self) -> tuple[int, int, Words] | None:
+        """An operation that this rank left without reading all slots, and another one in its place:
+        its number, the global rank that put that up, and its fingerprint."""
+        for unread in self.unread:
+            for rank, words in self.peers if unread is not None else ():
+                if unread is not None and (theirs := stray(words, *unread)) is not None:
+                    return unread[0], self.members[rank], theirs
+        return None
 
     # -- flags
 

@@ -14,7 +14,7 @@ from aiodist.deadline import to_seconds
 from aiodist.errors import DistError, GroupRevokedError, PeerLostError
 from aiodist.groups.blame import mismatch
 from aiodist.groups.ending import NO_SETTINGS, WHOLE_GROUP, Settings
-from aiodist.groups.fingerprint import Fingerprint
+from aiodist.groups.fingerprint import Fingerprint, encoded_of
 from aiodist.groups.lines import CollectiveLine
 from aiodist.groups.messaging import Messaging
 from aiodist.groups.messenger import Messenger, ushered
@@ -307,6 +307,20 @@ class ProcessGroup(Messaging):
         log.error("%s; it has ended on this rank", error)
         self.world.announce(self, sequence, error)
         return error
+
+    def disagreement(self) -> Exception | None:
+        """That another rank was in another collective, where no later one has been there to say so.
+
+        For who ends the group. None after a failure, as in `late`.
+        """
+        if self._error is not None:
+            return None
+        trouble, self._trouble = self._trouble, None
+        found = self.plane.left_unread() if trouble is None and self.plane is not None else None
+        if found is not None:
+            sequence, src, words = found
+            trouble = self.late(sequence, src, encoded_of(words))
+        return trouble
 
     def came_late(self, sequence: int, src: int, meta: bytes) -> None:
         """A message came for a collective that is over here."""

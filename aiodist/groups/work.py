@@ -319,15 +319,17 @@ class Work(Generic[T]):
         """Block the calling thread until the operation ends; True, or its error raised.
 
         ``timeout`` (seconds or timedelta): the operation itself fails with
-        CollectiveTimeoutError when it passes. In the loop's own thread an operation that has not
-        ended raises InvalidUsageError: there, ``await`` it.
+        CollectiveTimeoutError when it passes; ValueError or TypeError where it is none, also when
+        the operation has ended. In the loop's own thread one that has not raises
+        InvalidUsageError: there, ``await`` it.
         """
+        seconds = to_seconds(timeout)
         if not self._done:
             if _running_loop() is self._loop:
                 raise InvalidUsageError(
                     "wait() would block the event loop that has to finish the operation; await it"
                 )
-            self._block(to_seconds(timeout))
+            self._block(seconds)
         try:
             self.result()
         finally:

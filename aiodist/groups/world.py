@@ -70,6 +70,7 @@ class World:
         self._incarnations: dict[int, int] = {}  # how often each group has been made
         self.opening = False  # init_process_group is under way
         self.destroyed = False  # its user has closed it, and made no new one since
+        self.is_child = False  # of the process that had one, by a fork, and has made none since
         self._on_close: list[Callable[[], Awaitable[None]]] = []
         self._in_child: list[Callable[[], None]] = []
 
@@ -81,7 +82,7 @@ class World:
         Raises InvalidUsageError for an AIODIST_RECORDER_SIZE that is none.
         """
         self.recorder = Recorder(size_from(os.environ))
-        self.destroyed = False
+        self.destroyed = self.is_child = False
         self.rank = rank
         self.size = size
         self.store = store
@@ -128,6 +129,7 @@ class World:
         for callback in self._in_child:
             callback()
         self.clear()
+        self.is_child = True
 
     def abandon_if_orphaned(self) -> bool:
         """Be empty if the event loop that the world lived on has ended; whether that was so.
@@ -222,6 +224,8 @@ class World:
         return self.default
 
     def _not_there(self) -> NotInitializedError:
+        if self.is_child:
+            return NotInitializedError(_CHILD)
         return NotInitializedError(_DESTROYED if self.destroyed else _NO_INIT)
 
     def find(self, group: Group | None) -> Group:
@@ -411,6 +415,10 @@ _NO_INIT = (
 _DESTROYED = (
     "Default process group has not been initialized since destroy_process_group() or "
     "abort_process_group() closed it: call init_process_group to start anew, or destroy it later."
+)
+_CHILD = (
+    "Default process group has not been initialized in this process, which was forked from one that "
+    "has: the parent goes on with its own. Call init_process_group here to take part in another job."
 )
 
 # Each context may have a world of its own (many ranks in one process); where none was set, all

@@ -187,10 +187,14 @@ def _check(tensor: Tensor, name: str) -> DType:
     """The DType of a tensor off the beaten track, or the error that says why it cannot travel."""
     _refuse_wrapper(tensor, name)
     if tensor.device.type != "cpu":
+        kind = tensor.device.type
+        remedy = (
+            f'there is no data to send; make it by torch.empty_like({name}, device="cpu")'
+            if kind == "meta"
+            else f"pass {name}.cpu(), or make a group with the backend that serves {kind} tensors"
+        )
         raise InvalidUsageError(
-            f'{name} is on {tensor.device}; backend "aiodist" serves cpu and cuda tensors: pass '
-            f"{name}.cpu(), or make a group with the backend that serves "
-            f"{tensor.device.type} tensors"
+            f'{name} is on {tensor.device}; backend "aiodist" serves cpu and cuda tensors: {remedy}'
         )
     return _check_kind(tensor, name)
 

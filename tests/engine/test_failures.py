@@ -110,6 +110,29 @@ async def test_a_rank_that_only_sends_may_be_done_before_anybody_can_tell(
         assert "root 1" in str(error)
 
 
+async def test_two_roots_and_nothing_after_them_is_said_when_the_group_ends(
+    ranks: RunRanks, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main(rank: int) -> list[BaseException | None]:
+        await dist.barrier()
+        failure = await outcome(broadcast(rank))
+        # Each has the other's by now, in memory or as a message that came before this one.
+        work = dist.isend(np.ones(1), 1 - rank)
+        await dist.recv(np.zeros(1), 1 - rank)
+        await work
+        error = await outcome(dist.destroy_process_group())
+        assert not dist.is_initialized()
+        return [failure, error]
+
+    with caplog.at_level(logging.ERROR, "aiodist"):
+        errors = [error for each in await ranks(2, main) for error in each if error is not None]
+    assert errors
+    for error in errors:
+        assert isinstance(error, dist.CollectiveMismatchError)
+        assert "root 0" in str(error)
+        assert "root 1" in str(error)
+
+
 async def test_who_comes_last_sees_that_both_were_roots_before_it_is_over() -> None:
     """Its barrier could be over at once; the other one waits in it, and sees the same when it has it."""
 

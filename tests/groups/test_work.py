@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import numpy as np
+import pytest
 
 import aiodist as dist
 from aiodist.groups.work import Work
@@ -52,5 +54,21 @@ async def test_callbacks_get_the_work_and_can_be_taken_back() -> None:
         given_up.cancel()
         assert given_up.cancelled()
         await dist.barrier()
+
+    await run_ranks(2, main)
+
+
+@pytest.mark.parametrize(
+    ("timeout", "error"), [(0, ValueError), (-1, ValueError), ("5", TypeError)]
+)
+async def test_a_timeout_that_is_none_is_refused_also_when_it_has_ended(
+    timeout: Any, error: type[Exception]
+) -> None:
+    async def main(rank: int) -> None:
+        work = dist.barrier()
+        await work
+        with pytest.raises(error, match="timeout must be"):
+            work.wait(timeout)
+        assert work.wait(5)
 
     await run_ranks(2, main)

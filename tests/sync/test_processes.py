@@ -131,8 +131,8 @@ def test_a_forked_child_starts_empty_and_can_initialise_again(
             try:
                 call()
                 assert False
-            except dist.NotInitializedError:
-                pass
+            except dist.NotInitializedError as error:
+                assert "was forked from one that has" in str(error)
         try:
             client.get("a")
             assert False

@@ -199,7 +199,7 @@ ENTRIES: list[Entry] = [
         "a device not served",
         lambda h: dist.all_reduce(torch.empty(4, device="meta")),
         InvalidUsageError,
-        r"tensor is on meta; backend \"aiodist\" serves cpu and cuda tensors: pass tensor.cpu\(\)",
+        r"tensor is on meta; backend \"aiodist\" serves cpu and cuda tensors: there is no data to send",
     ),
     (
         "a device not served in a list",

@@ -1,0 +1,50 @@
+"""Variables with a misspelt name: nothing reads them, so nothing else would say so."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+log = logging.getLogger("aiodist")
+
+VARIABLES = tuple(
+    f"AIODIST_{name}"
+    for name in (
+        "BUFFER_BYTES",
+        "CUDA_IPC",
+        "DUMP_DIR",
+        "HOST_ID",
+        "LIVENESS_TIMEOUT",
+        "MPI_CHECK",
+        "RECORDER_SIZE",
+        "REJOIN_STORE",
+        "REPLACEMENT",
+        "RESTART_COUNT",
+        "RUN_ID",
+        "SECRET",
+        "SECRET_FILE",
+        "SHM_BYTES",
+        "SOCKET_IFNAME",
+        "STREAMS",
+        "TABLE",
+        "TLS_CA",
+        "TLS_CERT",
+        "TLS_KEY",
+        "TRACE_DIR",
+        "TRANSPORT",
+    )
+)
+"""All that this package reads, or sets for its own processes."""
+
+_NEAR = 0.85
+"""How alike, by difflib's measure, a name is that must be meant: one letter wrong or two exchanged."""
+
+
+def warn_of_misspelt(environ: Mapping[str, str]) -> None:
+    """Log what looks like one of `VARIABLES` and is none. Others' names are their own affair."""
+    for name in environ:
+        if name.startswith("AIODIST_") and name not in VARIABLES:
+            from difflib import get_close_matches  # which nearly nobody needs
+
+            for meant in get_close_matches(name, VARIABLES, 1, _NEAR):
+                log.warning("%s is set, and nothing reads it: is %s meant?", name, meant)

@@ -1,0 +1,47 @@
+"""A misspelt variable is named, and who else's it may be is left alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from aiodist.api.spelling import VARIABLES, warn_of_misspelt
+
+PACKAGE = Path(__file__).parents[2] / "aiodist"
+
+
+def test_all_that_the_package_names_is_known() -> None:
+    named = {
+        name
+        for file in PACKAGE.rglob("*.py")
+        for name in re.findall(r"AIODIST_[A-Z_]*[A-Z]", file.read_text())
+    }
+    assert named - {"AIODIST_TEST_TIMEOUT_SCALE"} <= {*VARIABLES}
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("AIODIST_TRANSPROT", "AIODIST_TRANSPORT"),
+        ("AIODIST_SHM_BYTE", "AIODIST_SHM_BYTES"),
+        ("AIODIST_LIVENES_TIMEOUT", "AIODIST_LIVENESS_TIMEOUT"),
+        ("AIODIST_STREAM", "AIODIST_STREAMS"),
+    ],
+)
+def test_the_name_that_was_meant_is_said(
+    name: str, meant: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_of_misspelt({name: "1", "PATH": "/bin"})
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{name} is set, and nothing reads it: is {meant} meant?"
+    ]
+
+
+def test_other_names_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    ours = dict.fromkeys(VARIABLES, "1")
+    warn_of_misspelt(
+        {**ours, "AIODIST_TEST_TIMEOUT_SCALE": "2", "AIODIST_SOAK_REPORT": "x", "AIODIST_MINE": ""}
+    )
+    assert not caplog.records
