@@ -8,7 +8,14 @@ from aiodist.collectives.moves import Move, Moves
 from aiodist.shared.area import SLOTS
 
 MOST_MOVES = 1 << 14
-"""That a group keeps; each has some hundred bytes for itself and for the views that it is about."""
+"""That a group keeps; with the views that it is about each takes some 700 bytes."""
+
+PATIENCE = 8
+"""A group that is full lets go of what it keeps after so many vain requests for each that it keeps.
+
+A training loop goes through the same tensors again and again. To let go of the oldest for each new one
+would make all moves anew in each round, where they are too many: so some are kept, and the others not.
+"""
 
 
 class Kept:
@@ -48,10 +55,11 @@ class Blocks(Kept):
 class Programs:
     """The moves of equal operations in chunks on the same memory, of one group."""
 
-    __slots__ = ("_kept",)
+    __slots__ = ("_kept", "_refused")
 
     def __init__(self) -> None:
         self._kept: dict[Kept, int] = {}
+        self._refused = 0  # requests, since it is full
 
     def keep(self, data: Kept, beside: object, moves: Iterator[Move]) -> Moves:
         """``moves``, which are those of each operation like this one on ``data`` and ``beside``.
@@ -63,10 +71,15 @@ class Programs:
             data.used, data.beside, data.moves = True, beside, None
             self._kept.pop(data, None)
             return moves
+        if self._refused:
+            self._refused += 1
+            if self._refused <= PATIENCE * len(self._kept):
+                return moves
+            self.forget()
         found = list(moves)
         if sum(self._kept.values()) + len(found) > MOST_MOVES:
-            self.forget()
-        if len(found) <= MOST_MOVES:
+            self._refused = 1
+        else:
             self._kept[data] = len(found)
             data.moves = found
         return found
@@ -76,3 +89,4 @@ class Programs:
         for data in self._kept:
             data.moves = None
         self._kept.clear()
+        self._refused = 0

@@ -52,13 +52,29 @@ def test_a_group_keeps_so_many_moves_and_no_more(monkeypatch: pytest.MonkeyPatch
     for tensor in tensors:
         for _ in range(2):
             kept.keep(tensor, None, some_moves(4))
+    assert [tensor.moves is not None for tensor in tensors] == [True, True, False, False]
+    moves = some_moves(4)
+    assert kept.keep(tensors[3], None, moves) is moves, (
+        "made as they are needed, as long as it is full"
+    )
+    # The first two are used no more, and the others again and again.
+    for _ in range(programs.PATIENCE + 1):
+        for tensor in tensors[2:]:
+            kept.keep(tensor, None, some_moves(4))
     assert [tensor.moves is not None for tensor in tensors] == [False, False, True, True]
-    long = data()
-    for _ in range(2):
-        assert len(list(kept.keep(long, None, some_moves(11)))) == 11
-    assert long.moves is None
     kept.forget()
     assert [tensor.moves for tensor in tensors] == [None] * 4
+
+
+def test_more_moves_than_a_group_keeps_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "MOST_MOVES", 10)
+    kept, long, short = Programs(), data(), data()
+    for _ in range(4):
+        assert len(list(kept.keep(long, None, some_moves(11)))) == 11
+    assert long.moves is None
+    for _ in range(2):
+        kept.keep(short, None, some_moves(4))
+    assert short.moves == list(some_moves(4))
 
 
 class Alone:
