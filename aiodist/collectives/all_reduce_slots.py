@@ -25,7 +25,10 @@ async def all_reduce_slots(board: Board, data: memoryview, reduce: Reduction) ->
 def in_order(
     reduce: Reduction, operands: Sequence[memoryview], own: int, out: memoryview
 ) -> Iterator[Do]:
-    """What makes ``out`` the operands reduced from the first on. It holds operand ``own`` already."""
+    """What makes ``out`` the operands reduced from the first on.
+
+    ``out`` holds operand ``own`` already; none where ``own`` is -1.
+    """
     first, second, *others = operands
     yield reduce.of(out if own == 0 else first, out if own == 1 else second, out)
     for operand in others:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from aiodist.collectives.all_reduce_slots import in_order
 from aiodist.collectives.barrier_slots import others_of
 from aiodist.collectives.board import Board
 from aiodist.collectives.layout import offsets_of, segments_of
@@ -31,9 +32,8 @@ async def reduce_scatter_slots(
         (own if other == rank else await board.slot_of(other, starts[-1]))[mine]
         for other in range(board.size)
     ]
-    reduce.into(operands[0], operands[1], out)
-    for operand in operands[2:]:
-        reduce(out, operand)
+    for reduction in in_order(reduce, operands, -1, out):
+        reduction()
 
 
 def reduce_scatter_chunks(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiodist.completion import Pending, T
 from aiodist.deadline import to_seconds
-from aiodist.errors import DistError, GroupRevokedError, PeerLostError
+from aiodist.errors import CollectiveMismatchError, DistError, GroupRevokedError, PeerLostError
 from aiodist.groups.blame import mismatch
 from aiodist.groups.ending import NO_SETTINGS, WHOLE_GROUP, Settings
 from aiodist.groups.fingerprint import Fingerprint, encoded_of
@@ -68,6 +68,7 @@ class ProcessGroup(Messaging):
         self._turns: list[Pending[None]] = []
         self._missed = -1  # the last collective that could not be over at once
         self._trouble: Exception | None = None  # which it has had then
+        self._disputed: tuple[int, DistError] | None = None  # the last that others say was another
         self.succession = Succession(self)
         self.plane: Plane | None = None
         """What the members share memory for, or those on this host, where they may."""
@@ -316,11 +317,15 @@ class ProcessGroup(Messaging):
         if self._error is not None:
             return None
         trouble, self._trouble = self._trouble, None
-        found = self.plane.left_unread() if trouble is None and self.plane is not None else None
-        if found is not None:
-            sequence, src, words = found
-            trouble = self.late(sequence, src, encoded_of(words))
-        return trouble
+        if trouble is not None:
+            return trouble
+        if self._disputed is not None and self._disputed[0] == self._next - 1:
+            return self._disputed[1]
+        found = None if self.plane is None else self.plane.left_unread()
+        if found is None:
+            return None
+        sequence, src, words = found
+        return self.late(sequence, src, encoded_of(words))
 
     def came_late(self, sequence: int, src: int, meta: bytes) -> None:
         """A message came for a collective that is over here."""
@@ -352,6 +357,8 @@ class ProcessGroup(Messaging):
         else:
             if self._finished.pop(sequence, None) is not None:
                 log.error("an operation that has ended on this rank failed elsewhere: %s", error)
+                if isinstance(error, CollectiveMismatchError):
+                    self._disputed = sequence, error
             if self.backend.is_fragile:
                 self._break(error)
 

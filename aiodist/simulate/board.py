@@ -60,7 +60,6 @@ class SimulatedBoard:
         self.size = memory.size
         self._memory = memory
         self._rank = rank
-        self._met = False
 
     # -- slots
 
@@ -82,17 +81,14 @@ class SimulatedBoard:
     # -- chunks
 
     async def meet(self) -> None:
-        if self._met:
-            return
         await self.slot(0)
         self.put_up(0)
         for rank in range(self.size):
             if rank != self.rank:
                 await self.slot_of(rank, 0)
-        self.begin_chunks()
 
     def begin_chunks(self) -> None:
-        self._met = True
+        """Nothing to note: a simulated operation meets once, and has its chunks to itself."""
 
     async def free(self, step: int) -> None:
         steps = step - DEPTH + 1

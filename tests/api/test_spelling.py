@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import re
 from pathlib import Path
 
 import pytest
 
+import aiodist as dist
 from aiodist.api.spelling import VARIABLES, warn_of_misspelt
+from aiodist.groups.world import World, use_world
 
 PACKAGE = Path(__file__).parents[2] / "aiodist"
 
@@ -45,3 +49,19 @@ def test_other_names_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
         {**ours, "AIODIST_TEST_TIMEOUT_SCALE": "2", "AIODIST_SOAK_REPORT": "x", "AIODIST_MINE": ""}
     )
     assert not caplog.records
+
+
+async def test_one_of_the_ranks_says_it_as_they_meet(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("AIODIST_SHM_BYTE", "1048576")
+    store = dist.MemoryStore()
+
+    async def meet(rank: int) -> None:
+        use_world(World())
+        await dist.init_process_group(store=store, rank=rank, world_size=2, timeout=30)
+        await dist.destroy_process_group()
+
+    context = contextvars.copy_context
+    await asyncio.gather(*(asyncio.create_task(meet(n), context=context()) for n in range(2)))
+    assert caplog.text.count("AIODIST_SHM_BYTE is set") == 1

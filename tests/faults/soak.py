@@ -47,6 +47,7 @@ class Soak:
         self._random = random.Random(seed)
         self._rank = dist.get_rank()
         self._size = dist.get_world_size()
+        self._lasting = [np.empty(length) for length in (1000, 300_000, 300_000, 1_000_000)]
         self.operations = 0
 
     async def connect(self) -> None:
@@ -58,6 +59,7 @@ class Soak:
             [
                 self._reduce,
                 self._reduce,
+                self._again,
                 self._broadcast,
                 self._gather,
                 self._exchange,
@@ -77,6 +79,13 @@ class Soak:
 
     async def _reduce(self) -> None:
         data = np.full(self._length(), float(self._rank))
+        await dist.all_reduce(data)
+        assert (data == self._size * (self._size - 1) / 2).all()
+
+    async def _again(self) -> None:
+        """On memory that stays, for which the group keeps what it has to do."""
+        data = self._random.choice(self._lasting)
+        data[:] = self._rank
         await dist.all_reduce(data)
         assert (data == self._size * (self._size - 1) / 2).all()
 
