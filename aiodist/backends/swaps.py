@@ -125,6 +125,9 @@ class SmallCall(ABC, Generic[Given]):
         """As `Swap.fill_piece`."""
         raise NotImplementedError(f"{self.fingerprint.operation} puts up nothing in pieces")
 
+    def go_ahead(self, given: Given) -> None:
+        """As `Swap.go_ahead`: nothing."""
+
     def finish_piece(self, piece: slice, slot: memoryview, given: Given) -> None:
         """As `Swap.finish_piece`."""
         raise NotImplementedError(f"{self.fingerprint.operation} puts up nothing in pieces")

@@ -41,15 +41,17 @@ class SmallAllGather(SmallCall[tuple[Data, Blocks]]):
         return True
 
     def _moves(self, board: Board, given: tuple[Data, Blocks]) -> Iterator[Move]:
-        return all_gather_chunks(board, given[1].views)
+        blocks = list(given[1].views)
+        blocks[self.rank] = given[0].view
+        return all_gather_chunks(board, blocks)
 
     async def run(self, board: Board, given: tuple[Data, Blocks]) -> None:
         own, places = given
+        await self._carry_out(board, given, own, places)
         mine = places.views[self.rank]
         for start in range(0, len(mine), STEP):
             mine[start : start + STEP] = own.view[start : start + STEP]
             await board.turn()
-        await self._carry_out(board, given, own, places)
 
 
 class SmallReduceScatter(SmallCall[tuple[Blocks, Data]]):

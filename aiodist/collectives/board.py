@@ -50,15 +50,24 @@ class Board(Protocol):
 
     # -- chunks
 
-    async def meet(self) -> None:
-        """Put up an empty slot, and wait for all others': before the first chunk.
+    async def enter(self) -> None:
+        """Put up an empty slot. Nothing where all have met, or `begin_chunks` has said so."""
+        ...
 
-        Nothing where they have met, or `begin_chunks` has said so.
-        """
+    def may_begin(self) -> bool:
+        """Whether this rank may write its first chunk now, which all have yet to meet for."""
+        ...
+
+    def has_begun(self) -> bool:
+        """Whether it is there already: this operation has been begun before, and was left."""
+        ...
+
+    async def meet(self) -> None:
+        """Wait for all others to `enter`: before the first chunk of theirs is read."""
         ...
 
     def begin_chunks(self) -> None:
-        """As `meet`, for ranks that have seen by themselves that the others are there."""
+        """As `enter` and `meet`, for ranks that have seen by themselves that the others are there."""
         ...
 
     def free(self, step: int) -> Awaitable[None]:

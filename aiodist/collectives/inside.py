@@ -195,11 +195,20 @@ class _Later:
         self.expect = board.expect
         self.turn = board.turn
 
-    async def meet(self) -> None:
+    async def enter(self) -> None:
         """They have met before."""
 
+    def may_begin(self) -> bool:
+        return False
+
+    def has_begun(self) -> bool:
+        return False
+
+    async def meet(self) -> None:
+        """As `enter`."""
+
     def begin_chunks(self) -> None:
-        """They have begun."""
+        """As `enter`."""
 
     def free(self, step: int) -> Awaitable[None]:
         return self._board.free(self._first + step)

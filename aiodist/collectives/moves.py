@@ -9,6 +9,7 @@ a chunk's place depends on the number of its step alone (`Board.chunk`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 
 from aiodist.collectives.board import Board
 
@@ -33,9 +34,28 @@ Moves = Iterable[Move]
 
 
 async def carry_out(board: Board, moves: Moves) -> None:
-    """Do all ``moves``, in their order, when all have met."""
+    """Do all ``moves``, in their order, when all have met; the first one may be done before.
+
+    Whoever comes early has its first chunk there when the last one comes.
+    """
     try:
+        moves = iter(moves)
+        first = next(moves)
+        await board.enter()
+        if first[0] == PUT and board.may_begin():
+            await _do(board, (first,))
+        elif first[0] != PUT or not board.has_begun():
+            moves = chain((first,), moves)
         await board.meet()
+        await _do(board, moves)
+    except BaseException:
+        # Who keeps the error keeps this frame, and is not to keep the memory that ranks share.
+        moves = first = None  # type: ignore[assignment]
+        raise
+
+
+async def _do(board: Board, moves: Moves) -> None:
+    try:
         for kind, rank, step, copies, reductions in moves:
             if kind == TAKE:
                 await board.posted(rank, step)
@@ -55,7 +75,7 @@ async def carry_out(board: Board, moves: Moves) -> None:
             elif kind == CHANGE:
                 board.post(step, 1)
     except BaseException:
-        # Who keeps the error keeps this frame, and is not to keep the memory that ranks share.
+        # As above.
         moves = copies = reductions = into = data = reduction = None  # type: ignore[assignment]
         raise
 

@@ -108,7 +108,8 @@ class LineBoard:
         self._met = False
         self._told = False
         self._reads = 0  # how many others' slots
-        self._chunks_before = plane.chunks_used
+        self._chunks_before = plane.chunks_before(self.end)
+        self._alone: Pending[None] = Pending()
         self._since = 0.0
         self._turn_seconds = TURN_SECONDS
         self._wait: Wait | None = None
@@ -185,11 +186,31 @@ class LineBoard:
 
     # -- chunks
 
-    async def meet(self) -> None:
-        if self._met:
+    async def enter(self) -> None:
+        if self._met or self.line is None:  # `swap` has put one up
             return
         await self.slot(0)
         self.put_up(0)
+
+    def may_begin(self) -> bool:
+        if self._met or self.has_begun():
+            return False
+        for _, words in self._peers:
+            if words[PROGRESS] < self._chunks_before:
+                return False
+        # The others may read it from now on, whatever becomes of this operation here.
+        self.plane.use_chunks(self.end)
+        return True
+
+    def has_begun(self) -> bool:
+        return self._mine[CHUNK_TAGS[0]] == self._base + 1
+
+    async def meet(self) -> None:
+        if self._met:
+            return
+        if self.line is None:
+            await self._alone
+            return
         for rank in range(self.size):
             if rank != self.rank:
                 await self.slot_of(rank, 0)
@@ -199,11 +220,12 @@ class LineBoard:
         """All have met: begin without a line. The first turn that others have is after ``seconds``."""
         self._turn_seconds = seconds
         self.begin_chunks()
+        self._alone.complete(None)
 
     def begin_chunks(self) -> None:
         self._met = True
         self._since = perf_counter()
-        self.plane.chunks_used = self.end
+        self.plane.use_chunks(self.end)
 
     def free(self, step: int) -> Awaitable[None]:
         depth = self._depth

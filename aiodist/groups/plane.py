@@ -26,7 +26,15 @@ from aiodist.completion import Pending
 from aiodist.groups.board import STEP_BITS, LineBoard, Wait, stray
 from aiodist.groups.swap import Glance
 from aiodist.mesh.lookout import Lookout
-from aiodist.shared.area import ASLEEP, PROGRESS, SLOTS, Area, Shape
+from aiodist.shared.area import (
+    ASLEEP,
+    CHUNK_BYTES,
+    CROWDED_CHUNK_BYTES,
+    PROGRESS,
+    SLOTS,
+    Area,
+    Shape,
+)
 from aiodist.shared.memory import SharedMemory
 
 if TYPE_CHECKING:
@@ -87,6 +95,7 @@ class Plane:
         self.progress = 0
         self.slot_used = [0] * SLOTS  # the progress that frees each slot
         self.chunks_used = 0  # the same of the chunks
+        self._chunks_used_before = 0  # and of what was in them before that
         self.unread: list[tuple[int, tuple[int, int]] | None] = [None] * SLOTS
         """By slot: an operation, and its fingerprint, of which this rank has not read all slots."""
         self.lookout = Lookout(_no_turns)
@@ -164,7 +173,7 @@ class Plane:
         if self.words or memory is None:
             return True
         if memory.could_share(self.members):
-            memory.lay_out(self._id, patient=self._is_patient)
+            memory.lay_out(self._id, patient=self._is_patient, chunk_bytes=self._chunk_bytes)
             areas = memory.look(self._id, self.members)
         else:
             areas = "not all of its ranks can map each other's memory"
@@ -230,7 +239,13 @@ class Plane:
     def lay_out(self) -> None:
         """Say what room this rank has, for those that may wait to hear it."""
         if not self.words and self._memory is not None:
-            self._memory.lay_out(self._id)
+            self._memory.lay_out(self._id, chunk_bytes=self._chunk_bytes)
+
+    @property
+    def _chunk_bytes(self) -> int:
+        """Of a chunk, where there is room."""
+        crowded = self.group.endpoint.lookout.crowded
+        return CROWDED_CHUNK_BYTES if crowded else CHUNK_BYTES
 
     @property
     def is_off(self) -> bool:
@@ -259,6 +274,14 @@ class Plane:
                 if unread is not None and (theirs := stray(words, *unread)) is not None:
                     return unread[0], self.members[rank], theirs
         return None
+
+    def use_chunks(self, end: int) -> None:
+        """The operation up to ``end`` writes chunks from now on."""
+        self._chunks_used_before, self.chunks_used = self.chunks_used, end
+
+    def chunks_before(self, end: int) -> int:
+        """The progress that frees the chunks for the operation up to ``end``, which may have begun."""
+        return self._chunks_used_before if self.chunks_used == end else self.chunks_used
 
     # -- flags
 

@@ -164,6 +164,8 @@ class ProcessGroup(Messaging):
         if not is_over:
             if straight is not None and straight.begun is not None:
                 return self._take_up(sequence, fingerprint, straight.begun, owner, timeout)
+            if straight is not None:
+                straight.close()
             self._missed = sequence
             return None
         self._next = sequence + 1

@@ -83,7 +83,18 @@ class Begun(NamedTuple):
 class Straight(Generic[Given]):
     """A `Swap` of those slots, behind which the whole operation runs; ``begun``: if not to its end."""
 
-    __slots__ = ("_plane", "_sequence", "_what", "begun", "fingerprint", "nbytes", "reads", "room")
+    __slots__ = (
+        "_board",
+        "_body",
+        "_plane",
+        "_sequence",
+        "_what",
+        "begun",
+        "fingerprint",
+        "nbytes",
+        "reads",
+        "room",
+    )
 
     pieces: Sequence[slice] = ()
     worth = int((NEAR_SECONDS - AT_ONCE_SECONDS) / BYTE_SECONDS)
@@ -96,6 +107,8 @@ class Straight(Generic[Given]):
         self._plane = plane
         self._sequence = sequence
         self._what = what
+        self._board: LineBoard | None = None
+        self._body: Body | None = None
 
     def fill(self, slot: memoryview, given: Given) -> None:
         self._what.fill_head(slot, given)
@@ -105,13 +118,25 @@ class Straight(Generic[Given]):
 
     finish_piece = fill_piece
 
+    def go_ahead(self, given: Given) -> None:
+        if self.nbytes:  # what is done depends on what the others have put up
+            return
+        self._board = board = LineBoard(self._plane, self._sequence)
+        self._body = body = self._what.run(board, given)
+        body.send(None)  # until it waits for the others
+
+    def close(self) -> None:
+        """It goes another way: leave what was begun."""
+        if self._body is not None:
+            self._body.close()
+
     def finish(self, number: int, slots: Sequence[memoryview], given: Given) -> bool:
         """Whether the operation has ended."""
         if not self._what.agrees(slots, given):
             return False
-        board = LineBoard(self._plane, self._sequence)
+        board = self._board or LineBoard(self._plane, self._sequence)
+        body = self._body or self._what.run(board, given)
         board.begin_alone(TURN_SECONDS if hurried.get() else STRAIGHT_SECONDS)
-        body = self._what.run(board, given)
         try:
             waiting = body.send(None)
         except StopIteration:

@@ -74,6 +74,10 @@ class Swap(Protocol[Given]):
         """The same of one of `pieces`."""
         ...
 
+    def go_ahead(self, given: Given) -> None:
+        """What there is to do before the others are looked for, when it has been put up."""
+        ...
+
     def finish_piece(self, piece: slice, slot: memoryview, given: Given) -> None:
         """Take one of `pieces` out of the ``slot`` of who put it up. May be done again."""
         ...
@@ -129,6 +133,7 @@ def swap(plane: Plane, sequence: int, what: Swap[D], given: D) -> bool:
             if words[ASLEEP]:
                 plane.wake(tag)
                 break
+        what.go_ahead(given)
     follows = nbytes < 0 and bool(what.pieces)
     for rank, length in what.reads:
         words = words_of[rank]

@@ -29,6 +29,9 @@ LARGEST_SLOT_BYTES = (1 << 20) + _LENGTHS
 CHUNK_BYTES = 512 << 10
 """Of a chunk where there is room: it stays in the cache from one rank's write to the next's read."""
 
+CROWDED_CHUNK_BYTES = 1 << 20
+"""The same where ranks outnumber cores: they give way to each other half as often."""
+
 MIN_CHUNK_BYTES = 64 << 10
 MAX_DEPTH = 8
 DEPTH = 4
@@ -67,10 +70,14 @@ class Shape:
         )
 
 
-def shape_within(nbytes: int) -> Shape | None:
-    """The best shape that ``nbytes`` have room for, None where they have none."""
-    if (whole := Shape(CHUNK_BYTES, DEPTH, LARGEST_SLOT_BYTES)).nbytes <= nbytes:
-        return whole
+def shape_within(nbytes: int, chunk_bytes: int = CHUNK_BYTES) -> Shape | None:
+    """The best shape that ``nbytes`` have room for, None where they have none.
+
+    ``chunk_bytes``: of a chunk where there is room.
+    """
+    for chunk in (chunk_bytes, CHUNK_BYTES):
+        if (whole := Shape(chunk, DEPTH, LARGEST_SLOT_BYTES)).nbytes <= nbytes:
+            return whole
     room = nbytes - Shape(0, 0).nbytes
     chunk = CHUNK_BYTES
     while chunk >= MIN_CHUNK_BYTES:

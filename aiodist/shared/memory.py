@@ -14,7 +14,7 @@ import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 
-from aiodist.shared.area import CONTROL_BYTES, Area, Shape, shape_within
+from aiodist.shared.area import CHUNK_BYTES, CONTROL_BYTES, Area, Shape, shape_within
 from aiodist.shared.box import LINES_BYTES as BOX_LINES_BYTES
 from aiodist.shared.box import MAX_BYTES as MAX_BOX_BYTES
 from aiodist.shared.box import MIN_BYTES as MIN_BOX_BYTES
@@ -128,18 +128,27 @@ class SharedMemory:
         head = self._heads.get(rank)
         return head is not None and head[_MAPPED + self.rank] == self._digests[self.rank]
 
-    def lay_out(self, area: int, room_for: int = 4, patient: bool = False) -> None:
+    def lay_out(
+        self,
+        area: int,
+        room_for: int = 4,
+        patient: bool = False,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
         """Make an area in the own segment, with the id ``area``, or note that there is no room.
 
         It gets one ``room_for``-th of what is left, at most what it can use. ``patient``: where there
         is no room before others have let go of closed areas, do nothing; it is to be tried again.
+        ``chunk_bytes`` as in `shape_within`.
         """
         listing = self._lists[self.rank]
         if listing.refuses(area) or listing.state(area) is not None:
             return
         self._take_back()
         room = self._room
-        while (shape := self._shape(room_for)) is None and (lane := self._idle_lane()) is not None:
+        while (shape := self._shape(room_for, chunk_bytes)) is None:
+            if (lane := self._idle_lane()) is None:
+                break
             self._unmoor(lane)
         if shape is None:
             if not (patient and self._areas.keys() & self._closing.keys()):
@@ -152,10 +161,10 @@ class SharedMemory:
         else:
             room.give(offset, shape.nbytes)
 
-    def _shape(self, room_for: int) -> Shape | None:
+    def _shape(self, room_for: int, chunk_bytes: int) -> Shape | None:
         largest = self._room.largest
         fair = min(self._room.left // room_for, largest)
-        return shape_within(fair) or shape_within(largest)
+        return shape_within(fair, chunk_bytes) or shape_within(largest, chunk_bytes)
 
     def look(self, area: int, ranks: Sequence[int]) -> list[Area] | str | None:
         """The areas of ``ranks`` under one id; None while somebody has not said; or why there are none.

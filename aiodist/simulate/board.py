@@ -80,9 +80,17 @@ class SimulatedBoard:
 
     # -- chunks
 
-    async def meet(self) -> None:
+    async def enter(self) -> None:
         await self.slot(0)
         self.put_up(0)
+
+    def may_begin(self) -> bool:
+        return True
+
+    def has_begun(self) -> bool:
+        return False
+
+    async def meet(self) -> None:
         for rank in range(self.size):
             if rank != self.rank:
                 await self.slot_of(rank, 0)

@@ -16,6 +16,7 @@ from aiodist.backends.swaps import SmallAllReduce
 from aiodist.groups import straight
 from aiodist.groups.straight import hurried
 from aiodist.groups.world import current_world
+from aiodist.shared.area import CHUNK_BYTES, CHUNK_TAGS, CROWDED_CHUNK_BYTES
 from aiodist.shared.memory import SharedMemory
 from aiodist.sync.adapter import start
 from aiodist.testing.in_process import run_ranks
@@ -107,6 +108,78 @@ async def test_by_turns_each_rank_is_the_last(size: int) -> None:
     await run_ranks(size, main, "shm", timeout=20)
 
 
+async def test_a_chunk_that_was_there_too_early_stays_until_the_other_rank_has_left() -> None:
+    """A rank that gives an operation up may have written its first chunk, which others may read."""
+    given_up = asyncio.Event()
+
+    async def main(rank: int) -> None:
+        await meet()
+        plane = current_world().default_group().plane
+        assert plane is not None
+        first, second = row(rank), row(rank + 5)
+        if rank == 0:
+            work = dist.all_reduce(first)
+            there = plane.mine[CHUNK_TAGS[0]]
+            assert there == plane.progress + 2  # of this operation, its first step
+            chunk = bytes(plane.chunks[0][0])
+            work.cancel()
+            assert isinstance(await outcome(work), asyncio.CancelledError)
+            later = dist.all_reduce(second)
+            await asyncio.sleep(0)
+            assert plane.mine[CHUNK_TAGS[0]] == there
+            assert bytes(plane.chunks[0][0]) == chunk
+            given_up.set()
+            await later
+        else:
+            await given_up.wait()
+            assert isinstance(await outcome(dist.all_reduce(first)), dist.CollectiveCancelledError)
+            await dist.all_reduce(second)
+        assert (second == reduced([row(5), row(6)])).all()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_of_an_all_to_all_nothing_is_there_before_all_agree_how_long_blocks_are() -> None:
+    called = asyncio.Event()
+
+    async def main(rank: int) -> None:
+        await meet()
+        plane = current_world().default_group().plane
+        assert plane is not None
+        if rank == 1:
+            await called.wait()
+        base = plane.progress + 1
+        given, found = np.stack([row(rank), row(rank + 1)]).ravel(), np.empty(2 * COUNT, np.float32)
+        work = dist.all_to_all_single(found, given)
+        assert (plane.mine[CHUNK_TAGS[0]] > base) == (rank == 1)
+        called.set()
+        await work
+        assert (found.reshape(2, -1) == np.stack([row(rank), row(rank + 1)])).all()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+async def test_chunks_are_longer_where_ranks_outnumber_cores(
+    monkeypatch: pytest.MonkeyPatch, crowded: bool
+) -> None:
+    create = SharedMemory.create
+    monkeypatch.setattr(SharedMemory, "create", lambda rank, _: create(rank, 32 << 20))
+
+    async def main(rank: int) -> None:
+        world = current_world()
+        world.endpoint.lookout.crowded = crowded
+        await meet()
+        plane = world.default_group().plane
+        assert plane is not None
+        assert plane.shape.chunk_bytes == (CROWDED_CHUNK_BYTES if crowded else CHUNK_BYTES)
+        mine = row(rank, 3 * COUNT)
+        await dist.all_reduce(mine)
+        assert (mine == reduced([row(r, 3 * COUNT) for r in range(2)])).all()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_the_last_to_call_has_done_what_it_can_when_the_call_returns(kind: str) -> None:
     called = asyncio.Event()
@@ -118,9 +191,13 @@ async def test_the_last_to_call_has_done_what_it_can_when_the_call_returns(kind:
         assert plane is not None
         if rank == 1:
             await called.wait()
-        before = plane.chunks_used
+        base = plane.progress + 1
         work = begin()
-        assert (plane.chunks_used > before) == (rank == 1)
+        # The first one's first chunk is there, where it has one to give; the second follows when all
+        # have met.
+        first, second = (plane.mine[tag] > base for tag in CHUNK_TAGS[:2])
+        assert first == (rank == 1 or kind != "broadcast")
+        assert second == (rank == 1)
         called.set()
         await work
         assert is_right()

@@ -82,9 +82,20 @@ class Alone:
 
     rank, size, chunk_bytes = 0, 2, 4
 
-    def __init__(self, fails: bool = False) -> None:
+    def __init__(self, fails: bool = False, free: bool = True, begun: bool = False) -> None:
         self.said: list[tuple[Any, ...]] = []
         self._fails = fails
+        self._free = free
+        self._begun = begun
+
+    async def enter(self) -> None:
+        self.said.append(("enter",))
+
+    def may_begin(self) -> bool:
+        return self._free and not self._begun
+
+    def has_begun(self) -> bool:
+        return self._begun
 
     async def meet(self) -> None:
         self.said.append(("meet",))
@@ -126,15 +137,36 @@ def test_a_row_is_carried_out_in_its_order() -> None:
         ],
     )
     assert board.said == [
-        ("meet",),
+        ("enter",),
         ("free", 0),
         ("post", 0, 0),
+        ("meet",),
         ("posted", 1, 0, 0),
         ("post", 0, 1),
         ("let go", 1),
         ("turn",),
     ]
     assert seen == [b"data"]
+
+
+@pytest.mark.parametrize(
+    ("free", "begun", "said"),
+    [
+        (True, False, ["enter", "free", "post", "meet", "free", "post"]),
+        (False, False, ["enter", "meet", "free", "post", "free", "post"]),
+        (False, True, ["enter", "meet", "free", "post"]),
+    ],
+    ids=["free", "not yet", "there since before"],
+)
+def test_the_first_chunk_is_written_before_all_have_met_where_it_may_be(
+    free: bool, begun: bool, said: list[str]
+) -> None:
+    board = Alone(free=free, begun=begun)
+    run(board, [(PUT, 0, 0, (), ()), (PUT, 0, 1, (), ())])
+    assert [what for what, *_ in board.said] == said
+    board = Alone(free=free, begun=begun)
+    run(board, [(TAKE, 1, 0, (), ())])
+    assert [what for what, *_ in board.said] == ["enter", "meet", "posted"]
 
 
 def test_an_error_holds_no_memory() -> None:

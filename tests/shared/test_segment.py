@@ -91,6 +91,10 @@ def test_shapes_fit_into_their_room() -> None:
     largest = CONTROL_BYTES + 2 * LARGEST_SLOT_BYTES + 4 * (512 << 10)
     assert shape_within(largest - 1) == Shape(512 << 10, 4)
     assert shape_within(largest) == Shape(512 << 10, 4, LARGEST_SLOT_BYTES)
+    longer = Shape(1 << 20, 4, LARGEST_SLOT_BYTES)
+    assert shape_within(longer.nbytes, 1 << 20) == longer
+    assert shape_within(longer.nbytes - 1, 1 << 20) == shape_within(largest)
+    assert shape_within(largest - 1, 1 << 20) == Shape(512 << 10, 4)
     for room in range(smallest, largest + 50_000, 50_000):
         shape = shape_within(room)
         assert shape is not None

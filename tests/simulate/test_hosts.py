@@ -103,6 +103,7 @@ def test_flags_take_their_time_and_a_chunk_is_free_when_all_have_let_go() -> Non
 
     async def program(rank: Rank) -> None:
         board = SimulatedBoard(memory, rank.rank, rank)
+        await board.enter()
         await board.meet()
         for step in range(5):
             if rank.rank == 0:
