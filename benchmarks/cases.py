@@ -100,9 +100,9 @@ STANDARD = Suite(
     OPERATIONS,
     {2: POWERS_OF_4[:-1] + LARGE, 4: (*POWERS_OF_16[:-1], 100 * MIB), 8: POWERS_OF_16[:-1]},
     budget=0.8,
-    fewest=5,
+    fewest=12,
     most=300,
-    passes=2,
+    passes=3,
     steps=steps.STANDARD,
 )
 FULL = Suite(
