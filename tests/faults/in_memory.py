@@ -16,8 +16,8 @@ from aiodist.groups.world import current_world
 from aiodist.shared.box import BoxIn, BoxOut
 from aiodist.shared.lane import LaneIn, LaneOut
 
-CHUNKED = 500_000
-"""Elements of four bytes: some chunks for each rank."""
+CHUNKED = 1_000_000
+"""Elements of four bytes: some chunks for each rank, also where ranks outnumber cores."""
 
 
 def plane_of_the_world() -> Plane:
@@ -88,6 +88,7 @@ def damage_next(bits: int) -> None:
             room=what.room,
             reads=what.reads,
             fill=what.fill,
+            go_ahead=what.go_ahead,
             finish=what.finish,
             fill_piece=what.fill_piece,
             finish_piece=what.finish_piece,

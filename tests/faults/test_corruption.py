@@ -50,7 +50,12 @@ async def damaged(offset: int, bits: int) -> tuple[list[BaseException | None], l
         await dist.barrier()
         if rank == 1:
             faults.corrupt(offset, bits)
-        return await outcome(dist.all_reduce(data[rank], timeout=TIMEOUT))
+        error = await outcome(dist.all_reduce(data[rank], timeout=TIMEOUT))
+        # Whoever had what it needed hears of the other one's trouble when it ends the group.
+        last = await outcome(dist.destroy_process_group())
+        assert last is None or isinstance(last, dist.CollectiveMismatchError), last
+        assert last is None or error is None
+        return error
 
     def wrap(rank: int, transport):
         return FaultyTransport(transport, faults) if rank == 1 else transport
