@@ -162,10 +162,8 @@ class ProcessGroup(Messaging):
             self._missed, self._trouble = sequence, error
             return None
         if not is_over:
-            if straight is not None:
-                if straight.begun is not None:
-                    return self._take_up(sequence, fingerprint, straight.begun, owner, timeout)
-                straight.close()
+            if straight is not None and straight.begun is not None:
+                return self._take_up(sequence, fingerprint, straight.begun, owner, timeout)
             self._missed = sequence
             return None
         self._next = sequence + 1

@@ -125,11 +125,6 @@ class Straight(Generic[Given]):
         self._body = body = self._what.run(board, given)
         body.send(None)  # until it waits for the others
 
-    def close(self) -> None:
-        """It goes another way: leave what was begun."""
-        if self._body is not None:
-            self._body.close()
-
     def finish(self, number: int, slots: Sequence[memoryview], given: Given) -> bool:
         """Whether the operation has ended."""
         if not self._what.agrees(slots, given):

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ import torch
 
 import aiodist as dist
 from aiodist.backends.swaps import SmallAllReduce
-from aiodist.groups import straight
+from aiodist.groups import process_group, straight
+from aiodist.groups.plane import Plane
 from aiodist.groups.straight import hurried
 from aiodist.groups.world import current_world
 from aiodist.shared.area import CHUNK_BYTES, CHUNK_TAGS, CROWDED_CHUNK_BYTES
@@ -135,6 +137,40 @@ async def test_a_chunk_that_was_there_too_early_stays_until_the_other_rank_has_l
             assert isinstance(await outcome(dist.all_reduce(first)), dist.CollectiveCancelledError)
             await dist.all_reduce(second)
         assert (second == reduced([row(5), row(6)])).all()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_the_first_chunk_is_written_once_while_the_others_are_looked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    called, swap = asyncio.Event(), process_group.swap
+    marked: list[Plane] = []
+
+    def marking_swap(plane: Plane, sequence: int, *rest: Any) -> bool:
+        base = plane.progress + 1
+        is_over = swap(plane, sequence, *rest)
+        if not is_over and plane.mine[CHUNK_TAGS[0]] == base + 1:
+            plane.chunks[plane.rank][0][0] ^= 1  # whoever wrote it again would take that away
+            marked.append(plane)
+        return is_over
+
+    async def main(rank: int) -> None:
+        await meet()
+        mine = row(rank)
+        if rank == 1:
+            await called.wait()
+            await dist.all_reduce(mine)
+        else:
+            monkeypatch.setattr(process_group, "swap", marking_swap)
+            work = dist.all_reduce(mine)
+            monkeypatch.setattr(process_group, "swap", swap)
+            chunk = marked[0].chunks[0][0]
+            assert chunk[0] == row(0).view(np.uint8)[0] ^ 1
+            chunk[0] ^= 1
+            called.set()
+            await work
+        assert (mine == reduced([row(0), row(1)])).all()
 
     await run_ranks(2, main, "shm", timeout=20)
 
