@@ -135,6 +135,22 @@ async def test_two_roots_and_nothing_after_them_is_said_when_the_group_ends(
         assert "root 1" in str(error)
 
 
+@pytest.mark.parametrize("kind", [dist.CollectiveMismatchError, dist.CollectiveCancelledError])
+async def test_of_what_failed_elsewhere_afterwards_a_disagreement_alone_is_said_at_the_end(
+    inproc: RunRanks, kind: type[dist.CollectiveError]
+) -> None:
+    async def main(rank: int) -> None:
+        await dist.all_reduce(np.ones(1))
+        group = current_world().default_group()
+        error = kind("rank 7 says so")
+        group.failed_elsewhere(0, error)
+        assert group.disagreement() is (error if kind is dist.CollectiveMismatchError else None)
+        await dist.all_reduce(np.ones(1))
+        assert group.disagreement() is None, "a later one has been well"
+
+    await inproc(2, main)
+
+
 async def test_who_comes_last_sees_that_both_were_roots_before_it_is_over() -> None:
     """Its barrier could be over at once; the other one waits in it, and sees the same when it has it."""
 
