@@ -113,6 +113,8 @@ soak: $(STAMP)
 
 fuzz: $(STAMP)
 	@$(PIP_INSTALL) -e '.[fuzz]'
+	@echo "== fuzz: the tests of random examples, with others than in make test"
+	@$(BIN)/python -m pytest -q -m hypothesis --hypothesis-profile explore
 	@$(BIN)/python -m tests.fuzz
 
 # Nothing is installed: GPU machines may have no network. -c because they may lack pytest's plugins.

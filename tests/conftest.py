@@ -14,6 +14,7 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 SCALE_VARIABLE = "AIODIST_TEST_TIMEOUT_SCALE"
 GRACE_SECONDS = 2.0
@@ -21,6 +22,12 @@ GRACE_SECONDS = 2.0
 
 PROC = Path("/proc")
 SELF_FD = PROC / "self" / "fd"
+
+# The same examples in every run, and no limit of time for one of them: what ``make test`` says of a
+# commit holds the next time, too. ``make fuzz`` looks for others.
+settings.register_profile("steady", derandomize=True, deadline=None)
+settings.register_profile("explore", derandomize=False, deadline=None, print_blob=True)
+settings.load_profile("steady")
 
 
 def timeout_scale() -> float:

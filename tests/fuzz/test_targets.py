@@ -35,7 +35,7 @@ def damaged(draw: st.DrawFn, name: str) -> bytes:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_random_bytes_break_no_promise(name: str) -> None:
-    @settings(max_examples=EXAMPLES, deadline=None)
+    @settings(max_examples=EXAMPLES)
     @given(st.binary(max_size=600))
     def run(data: bytes) -> None:
         TARGETS[name](data)
@@ -45,7 +45,7 @@ def test_random_bytes_break_no_promise(name: str) -> None:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_damaged_messages_break_no_promise(name: str) -> None:
-    @settings(max_examples=EXAMPLES, deadline=None)
+    @settings(max_examples=EXAMPLES)
     @given(damaged(name))
     def run(data: bytes) -> None:
         TARGETS[name](data)

@@ -6,12 +6,13 @@ Rank 1 is a real rank until the ranks know each other; then what it sends comes 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import aiodist as dist
@@ -72,6 +73,9 @@ async def conversation(
                 await asyncio.sleep(0)
             for each in current_world().endpoint.connections():
                 each.abort()
+            # What it said may be of another collective than rank 0 was in, and comes back to it.
+            with contextlib.suppress(dist.CollectiveMismatchError):
+                await dist.destroy_process_group()
             return
         works = [
             dist.irecv(np.zeros(40), 1),
@@ -88,7 +92,9 @@ async def conversation(
     return outcomes
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Of the barrier that is over: rank 1 hears that it was in another collective than rank 0.
+@example([(FrameType.EAGER, 0, "default", 0, 0, b"", 0, None)], "inproc")
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(frames(), max_size=12), st.sampled_from(["inproc", "shm"]))
 def test_whatever_a_rank_sends_every_operation_ends(
     specs: list[tuple[Any, ...]], transport: str
@@ -97,7 +103,7 @@ def test_whatever_a_rank_sends_every_operation_ends(
         assert error is None or isinstance(error, dist.DistError | asyncio.CancelledError)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.binary(max_size=400))
 def test_garbage_from_a_proven_rank_is_its_end(data: bytes) -> None:
     async def run() -> None:

@@ -155,7 +155,7 @@ class Matching(RuleBasedStateMachine):
         assert all(self.matcher._arrived.values())
 
 
-Matching.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Matching.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 TestMatching = Matching.TestCase
 
 

@@ -240,7 +240,7 @@ def test_garbage(data):
         CODEC.loads(data)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(
     code=st.integers(ARRAY, TORCH_DEVICE), data=st.binary(max_size=30), memory=st.binary(max_size=9)
 )

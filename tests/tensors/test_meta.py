@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist.errors import ProtocolError
@@ -10,7 +10,6 @@ from aiodist.tensors import DTYPES, buffer_of, decode_meta, encode_meta
 from aiodist.tensors.meta import pack_meta
 
 
-@settings(derandomize=True)
 @given(
     kind=st.sampled_from(["torch", "numpy"]),
     dtype=st.sampled_from(DTYPES),
@@ -26,7 +25,6 @@ def test_of_a_buffer():
     assert (kind, dtype.name, shape) == ("numpy", "int16", (2, 3))
 
 
-@settings(derandomize=True)
 @given(st.binary(max_size=80))
 def test_garbage_is_a_protocol_error(data):
     try:

@@ -92,7 +92,7 @@ frame_specs = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(frame_specs, min_size=1, max_size=6),
     st.lists(st.integers(1, 70_000), max_size=300) | st.lists(st.integers(1, 5), max_size=300),

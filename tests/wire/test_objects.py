@@ -104,7 +104,7 @@ objects = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(objects)
 def test_round_trip(obj):
     assert same(there_and_back(obj), obj)
@@ -317,7 +317,7 @@ def head_only(head: bytes) -> bytes:
     return struct.pack("<BIQ", 1, 0, len(head)) + head
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 @given(st.binary(max_size=60))
 def test_garbage_heads(head):
     try:
@@ -326,7 +326,7 @@ def test_garbage_heads(head):
         assert isinstance(exc, ProtocolError) or "allow_pickle" in str(exc)  # noqa: PT017
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(objects, st.data())
 def test_damaged_messages(obj, data):
     message = bytearray(CODEC.dumps(obj))
