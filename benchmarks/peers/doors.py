@@ -56,6 +56,7 @@ class AsyncDoor(Peer):
             start = clock()
             await operation()
             end = clock()
+            await self._dist.barrier()
             call.check(number, self.name)
             intervals.append((start, end))
         await self._dist.barrier()

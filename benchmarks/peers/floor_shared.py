@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.operations import Call
 from benchmarks.pattern import Array
-from benchmarks.peers.base import Interval, Place, UnsupportedError, clock
+from benchmarks.peers.base import Place, UnsupportedError
 from benchmarks.peers.floor import Floor, map_together
 
 
@@ -44,23 +44,15 @@ class FloorShared(Floor):
 
         return run
 
-    def turn(self, call: Call, numbers: range) -> list[Interval]:
-        operation, tensor = self.bind(call), np.asarray(call.source)
+    def write(self, call: Call, number: int) -> None:
+        super().write(call, number)
         shared, _ = self._tensors(call)
-        intervals = []
-        for number in numbers:
-            call.write(number)
-            np.copyto(shared, tensor)
-            self.barrier()
-            start = clock()
-            operation()
-            end = clock()
-            self.barrier()
-            np.copyto(tensor, shared)
-            call.check(number, self.name)
-            intervals.append((start, end))
-        self.barrier()
-        return intervals
+        np.copyto(shared, np.asarray(call.source))
+
+    def check_result(self, call: Call, number: int) -> None:
+        shared, _ = self._tensors(call)
+        np.copyto(np.asarray(call.source), shared)
+        super().check_result(call, number)
 
     def _tensors(self, call: Call) -> list[Array]:
         """This rank's and the other's, of the call's length."""

@@ -26,10 +26,12 @@ LONG = 4 * (5 * PART_OVER_TCP + 6)
 
 @pytest.fixture(scope="session")
 def libuv() -> None:
-    """libuv's pipe: the runner meets its ranks at a store of torch's."""
+    """The pipes of both libuvs: the runner meets its ranks at a store of torch's, peers run uvloop."""
+    import uvloop
     from torch.distributed import TCPStore
 
     TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    uvloop.new_event_loop().close()
 
 
 @pytest.fixture(scope="session")
