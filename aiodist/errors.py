@@ -111,11 +111,14 @@ class CollectiveTimeoutError(CollectiveError, TimeoutError):
     ``waiting_for``: the global ranks that have not entered it, or have not answered.
     ``last_finished``: for each of those, in the same order, the last collective that it has
     finished in the group, in words; empty where it has finished none or did not say.
+    ``doing``: for each of those what it did when it was asked, as "is in barrier() (operation 3 of
+    'default_pg') for 2.0 s" or "is in no operation"; empty where it did not answer.
     ``tensor``: this rank's, as "6 x int16, shape (2, 3)"; empty where there is none, or several.
     """
 
     waiting_for: Sequence[int]
     last_finished: Sequence[str]
+    doing: Sequence[str]
     tensor: str
 
     def __init__(
@@ -124,6 +127,7 @@ class CollectiveTimeoutError(CollectiveError, TimeoutError):
         *,
         waiting_for: Sequence[int] = (),
         last_finished: Sequence[str] = (),
+        doing: Sequence[str] = (),
         tensor: str = "",
         **fields: Any,
     ) -> None:
@@ -131,6 +135,7 @@ class CollectiveTimeoutError(CollectiveError, TimeoutError):
             message,
             waiting_for=tuple(waiting_for),
             last_finished=tuple(last_finished),
+            doing=tuple(doing),
             tensor=tensor,
             **fields,
         )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from aiodist.observe.recorder import DONE, RUNNING, Recorder, operation
+from collections.abc import Sequence
+from time import monotonic_ns
+
+from aiodist.observe.recorder import DONE, FAILED, RUNNING, Record, Recorder, operation
 
 _LOOKED_AT = 64
 _TOLD = 2
@@ -12,12 +15,28 @@ def describe_activity(recorder: Recorder) -> str:
     """The operation that this rank finished last, and those that it is in. Any thread."""
     latest = recorder.latest(_LOOKED_AT)
     done = [record for record in latest if record.state == DONE]
-    running = [str(operation(record)) for record in latest if record.state == RUNNING]
+    running = [record for record in latest if record.state == RUNNING]
     parts = []
     if done:
         last = max(done, key=lambda record: record.finished)
         parts.append(f"finished {operation(last)}")
     if running:
-        more = f" and {len(running) - _TOLD} more" if len(running) > _TOLD else ""
-        parts.append(f"was in {', '.join(reversed(running[:_TOLD]))}{more}")
+        parts.append(f"was in {_listed(running)}")
     return " and ".join(parts)
+
+
+def describe_present(recorder: Recorder) -> str:
+    """What this rank does now, as in "rank 3 is in no operation": without the rank. Any thread."""
+    latest = recorder.latest(_LOOKED_AT)
+    running = [record for record in latest if record.state == RUNNING]
+    if running:
+        seconds = (monotonic_ns() - running[-1].created) / 1e9
+        return f"is in {_listed(running)} for {seconds:.1f} s"
+    if latest and latest[0].state == FAILED:
+        return f"is in no operation, after {operation(latest[0])} failed there"
+    return "is in no operation"
+
+
+def _listed(newest_first: Sequence[Record]) -> str:
+    more = f" and {len(newest_first) - _TOLD} more" if len(newest_first) > _TOLD else ""
+    return ", ".join(str(operation(each)) for each in reversed(newest_first[:_TOLD])) + more

@@ -19,9 +19,14 @@ from aiodist.wire.frames import COLLECTIVE, POINT_TO_POINT, Frame, Key
 
 if TYPE_CHECKING:
     from aiodist.groups.process_group import ProcessGroup
+    from aiodist.groups.roll import Answers
+    from aiodist.mesh.events import Presence
 
 _TAGS = 5
 """So many of messages that wait are named."""
+
+_TOLD = 8
+"""Of so many missing ranks it is said what they do."""
 
 
 def mismatch(
@@ -80,16 +85,42 @@ def unread_in_words(arrived: Iterable[tuple[Key, int]], group: int, sources: Seq
     return f", from where messages with tag {which} have come that nobody has asked for"
 
 
-def who_keeps_it(missing: dict[int, str], waiting: Sequence[int]) -> str:
-    """Why a collective takes so long. ``missing``: ranks that have not entered it, each with what it
-    finished last; ``waiting``: whom it waits for just now."""
-    if missing:
-        told = ", ".join(f"rank {rank} {last}" for rank, last in missing.items() if last)
-        finished = f" (last finished: {told})" if told else ""
-        return f"{ranks_in_words(list(missing))} did not enter it or cannot answer{finished}"
+def missing_of(answers: Answers) -> Answers:
+    """Those that have not entered a collective, or do not answer."""
+    return {rank: said for rank, said in answers.items() if said is None or not said.entered}
+
+
+def who_keeps_it(missing: Answers, waiting: Sequence[int]) -> str:
+    """Why a collective takes so long. ``missing`` from it, of those that were asked; ``waiting``: whom
+    it waits for just now."""
+    told = []
+    if outside := {rank: said for rank, said in missing.items() if said is not None}:
+        whom = "rank {}" if len(outside) > 1 else "it"
+        each = [f"{whom.format(rank)} {_does(said)}" for rank, said in outside.items()]
+        if len(each) > _TOLD:
+            each[_TOLD:] = [f"and {len(each) - _TOLD} more"]
+        told.append(f"{ranks_in_words(list(outside))} did not enter it ({'; '.join(each)})")
+    if silent := [rank for rank, said in missing.items() if said is None]:
+        verb = "does" if len(silent) == 1 else "do"
+        told.append(f"{ranks_in_words(silent)} {verb} not answer")
+    if told:
+        return ", and ".join(told)
     if waiting:
         return f"all ranks are in it, still waiting for {ranks_in_words(waiting)}"
     return "all ranks are in it, and it goes on without waiting for any: it needs more time"
+
+
+def _does(said: Presence) -> str:
+    return f"finished {said.last} last, and {said.now}" if said.last else said.now
+
+
+def whom_it_waits_for(ranks: Sequence[int], unread: str, answers: Answers) -> str:
+    """Why a message takes so long: it waits for ``ranks``. One that is alone may have been asked.
+
+    ``unread``: what `unread_in_words` says of them.
+    """
+    told = ["; it " + ("does not answer" if s is None else s.now) for s in answers.values()]
+    return f"still waiting for {ranks_in_words(ranks)}{unread}{''.join(told)}"
 
 
 def timed_out(

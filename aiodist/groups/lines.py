@@ -17,11 +17,12 @@ from aiodist.errors import (
 )
 from aiodist.groups.blame import (
     mismatch,
-    ranks_in_words,
+    missing_of,
     tensor_of_message,
     timed_out,
     unread_in_words,
     who_keeps_it,
+    whom_it_waits_for,
 )
 from aiodist.groups.fingerprint import Fingerprint, Words, encoded_of
 from aiodist.groups.messenger import Messenger
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from aiodist.groups.messaging import Messaging
     from aiodist.groups.plane import Plane
     from aiodist.groups.process_group import ProcessGroup
+    from aiodist.groups.roll import Answers
 
 _PRUNE = 64
 
@@ -303,7 +305,8 @@ class CollectiveLine:
         )
 
     def expired(self, seconds: float, fail: Callable[[BaseException], None]) -> None:
-        def done(missing: dict[int, str]) -> None:
+        def done(answers: Answers) -> None:
+            missing = missing_of(answers)
             waiting = list(missing) or self.waiting_for()
             blame = who_keeps_it(missing, waiting)
             fields = {
@@ -312,11 +315,14 @@ class CollectiveLine:
                 "sequence": self.sequence,
                 "rank": self._ranks[self.rank],
                 "tensor": self._fingerprint.tensor,
-                "last_finished": tuple(missing.values()),
+                "last_finished": tuple(said.last if said else "" for said in missing.values()),
+                "doing": tuple(said.now if said else "" for said in missing.values()),
             }
             fail(timed_out(self.describe(), seconds, blame, waiting, fields))
 
-        self._group.call_roll(self.sequence, done)
+        here = self._ranks[self.rank]
+        others = [rank for rank in self._ranks if rank != here]
+        self._group.rolls.call(self.sequence, others, done)
 
 
 def board_of(channel: Channel) -> LineBoard | None:
@@ -327,7 +333,7 @@ def board_of(channel: Channel) -> LineBoard | None:
 class MessageLine:
     """One point-to-point message."""
 
-    __slots__ = ("_group", "_messenger", "_other", "_recv", "_send", "_tag", "_what")
+    __slots__ = ("_group", "_messenger", "_other", "_recv", "_roll", "_send", "_tag", "_what")
 
     def __init__(
         self, group: Messaging, messenger: Messenger, what: str, other: int, tag: int
@@ -340,6 +346,7 @@ class MessageLine:
         self._tag = tag
         self._recv: Recv | None = None
         self._send: Send | None = None
+        self._roll = 0  # the number of a roll call
 
     @property
     def is_send(self) -> bool:
@@ -393,6 +400,8 @@ class MessageLine:
                 self._messenger.inbox.withdraw(self._recv)
             if self._send is not None and not self._send.done:
                 self._messenger.withdraw_send(self._other, self._send)
+        if self._roll:
+            self._group.rolls.drop(self._roll)
         self._group.message_ended(self)
         return error
 
@@ -409,8 +418,18 @@ class MessageLine:
             "rank": self._group.global_rank,
             "tensor": tensor_of_message(meta),
         }
-        blame = f"still waiting for {ranks_in_words(ranks)}"
-        if not self.is_send:
-            arrived = self._group.endpoint.inbox.matcher.arrived
-            blame += unread_in_words(arrived, self._group.id, ranks)
-        fail(timed_out(self.describe(), seconds, blame, ranks, fields))
+
+        def done(answers: Answers) -> None:
+            unread = ""
+            if not self.is_send:
+                arrived = self._group.endpoint.inbox.matcher.arrived
+                unread = unread_in_words(arrived, self._group.id, ranks)
+            blame = whom_it_waits_for(ranks, unread, answers)
+            fields["doing"] = tuple(said.now if said else "" for said in answers.values())
+            fail(timed_out(self.describe(), seconds, blame, ranks, fields))
+
+        if self.from_anybody:
+            done({})  # to ask all for what may come from one would make a list of the whole job
+        else:
+            self._roll = self._group.rolls.new_number()
+            self._group.rolls.call(self._roll, ranks, done)

@@ -12,6 +12,7 @@ from aiodist.groups.ending import Ending, Settings
 from aiodist.groups.lines import MessageLine
 from aiodist.groups.messenger import Messenger, Usher
 from aiodist.groups.over import Over
+from aiodist.groups.roll import Rolls
 from aiodist.groups.swap import Glance
 from aiodist.groups.work import Work
 from aiodist.mesh.chute import PIECE_BYTES
@@ -58,6 +59,7 @@ class Messaging(Ending):
         self._messenger: Messenger | None = None
         self._usher: Usher | None = None
         self._glance = Glance(world.endpoint.lookout)
+        self.rolls = Rolls(world.loop, world.endpoint, self.id)
 
     @property
     def endpoint(self) -> Endpoint:

@@ -19,7 +19,6 @@ from aiodist.groups.lines import CollectiveLine
 from aiodist.groups.messaging import Messaging
 from aiodist.groups.messenger import Messenger, ushered
 from aiodist.groups.over import Came, Over
-from aiodist.groups.roll import Roll
 from aiodist.groups.straight import Begun, Direct, Straight
 from aiodist.groups.succession import Succession, shrink
 from aiodist.groups.swap import D, swap
@@ -64,7 +63,6 @@ class ProcessGroup(Messaging):
         self._failures: dict[int, DistError] = {}  # of collectives that have not started here
         self._heard: set[int] = set()  # failures of collectives that all the others know
         self._finished: dict[int, Fingerprint] = {}  # the last that ended well
-        self._rolls: dict[int, Roll] = {}
         self._turns: list[Pending[None]] = []
         self._missed = -1  # the last collective that could not be over at once
         self._trouble: Exception | None = None  # which it has had then
@@ -220,8 +218,7 @@ class ProcessGroup(Messaging):
     def ended(self, sequence: int, fingerprint: Fingerprint, told: DistError | None) -> None:
         """A collective has ended here; ``told`` is its failure, for the other ranks' ears."""
         self._active.pop(sequence, None)
-        if self._rolls and (roll := self._rolls.pop(sequence, None)) is not None:
-            roll.drop()
+        self.rolls.drop(sequence)
         if told is None:
             self._finished[sequence] = fingerprint
             self._finished.pop(sequence - _REMEMBERED, None)
@@ -249,22 +246,6 @@ class ProcessGroup(Messaging):
         turns, self._turns = self._turns, []
         for turn in turns:
             turn.complete(None)
-
-    def call_roll(self, sequence: int, done: Callable[[dict[int, str]], None]) -> None:
-        """Ask the other members who has entered a collective.
-
-        ``done(missing)``: global ranks, each with the last collective that it has finished.
-        """
-        others = [rank for rank in self.ranks if rank != self.global_rank]
-        asked = self.endpoint.call_roll(self.id, sequence, others)
-        absent = set(others).difference(asked)
-        self._rolls[sequence] = Roll(self.world.loop, asked, absent, done)
-
-    def roll_answered(self, rank: int, sequence: int, entered: bool, last: str) -> None:
-        """What ``rank`` says to `call_roll`."""
-        roll = self._rolls.get(sequence)
-        if roll is not None:
-            roll.answered(rank, entered, last)
 
     def ring(self, rank: int) -> None:
         """Wake group rank ``rank``, which sleeps over the memory of this group."""

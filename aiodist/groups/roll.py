@@ -1,50 +1,53 @@
-"""Who is missing from a collective that has not ended in time.
+"""Who is missing from an operation that has not ended in time, and what those ranks do instead.
 
 In a ring or a tree a rank waits for its neighbour, which may wait for the next: to name the one it
 waits for would blame a bystander. So the rank whose time is up asks all members whether they have
-entered the operation, and gives them a moment to answer.
+entered the operation, and gives them a moment to answer. They say as well what they are in: ranks that
+call two groups in opposite order each wait for the other, and nothing else tells them so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
+
+from aiodist.mesh.events import Presence
 
 if TYPE_CHECKING:
     import asyncio
 
+    from aiodist.mesh.endpoint import Endpoint
+
 ANSWER_SECONDS = 0.5
 """A rank whose loop has not answered by then counts as missing: it is stuck, or gone."""
 
+Answers = dict[int, Presence | None]
+"""By global rank, in order, what each of those asked has answered; None of one that has not."""
+
 
 class Roll:
-    """A roll call under way. ``done(missing)`` is called once, unless it is dropped before.
-
-    ``missing``: the ranks that have not entered, in order, each with the last operation that it
-    says it has finished, or an empty text.
-    """
+    """A roll call under way. ``done(answers)`` is called once, unless it is dropped before."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         asked: Iterable[int],
         absent: Iterable[int],
-        done: Callable[[dict[int, str]], None],
+        done: Callable[[Answers], None],
     ) -> None:
         """``asked``: global ranks that will answer; ``absent``: those that cannot."""
         self._silent = set(asked)
-        self._absent = dict.fromkeys(absent, "")
+        self._answers: Answers = dict.fromkeys((*self._silent, *absent))
         self._done = done
         # At once, also where nobody is left to ask: later, for whoever keeps the roll.
         seconds = ANSWER_SECONDS if self._silent else 0.0
         self._timer = loop.call_later(seconds, self._finish)
 
-    def answered(self, rank: int, entered: bool, last: str = "") -> None:
-        """``rank`` has entered the operation, or has not; ``last``: what it has finished."""
+    def answered(self, rank: int, presence: Presence) -> None:
+        """What ``rank`` says of itself."""
         if rank in self._silent:
             self._silent.discard(rank)
-            if not entered:
-                self._absent[rank] = last
+            self._answers[rank] = presence
             if not self._silent:
                 self.drop()
                 self._finish()
@@ -54,5 +57,39 @@ class Roll:
         self._timer.cancel()
 
     def _finish(self) -> None:
-        missing = self._absent | dict.fromkeys(self._silent, "")
-        self._done({rank: missing[rank] for rank in sorted(missing)})
+        self._done(dict(sorted(self._answers.items())))
+
+
+class Rolls:
+    """Those of one group, each by the number of its collective, or one below 0 for a message."""
+
+    __slots__ = ("_by_number", "_endpoint", "_group", "_last", "_loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, endpoint: Endpoint, group: int) -> None:
+        self._loop = loop
+        self._endpoint = endpoint
+        self._group = group
+        self._by_number: dict[int, Roll] = {}
+        self._last = 0
+
+    def new_number(self) -> int:
+        """For an operation that has none."""
+        self._last -= 1
+        return self._last
+
+    def call(self, number: int, ranks: Sequence[int], done: Callable[[Answers], None]) -> None:
+        """Ask the global ``ranks``."""
+        asked = self._endpoint.call_roll(self._group, number, ranks)
+        absent = set(ranks).difference(asked)
+        self._by_number[number] = Roll(self._loop, asked, absent, done)
+
+    def answered(self, number: int, rank: int, presence: Presence) -> None:
+        """What ``rank`` says to `call`."""
+        roll = self._by_number.get(number)
+        if roll is not None:
+            roll.answered(rank, presence)
+
+    def drop(self, number: int) -> None:
+        """The operation has ended."""
+        if self._by_number and (roll := self._by_number.pop(number, None)) is not None:
+            roll.drop()

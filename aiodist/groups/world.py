@@ -20,7 +20,7 @@ from aiodist.errors import (
     NotInitializedError,
     PeerLostError,
 )
-from aiodist.groups.activity import describe_activity
+from aiodist.groups.activity import describe_activity, describe_present
 from aiodist.groups.blame import last_words
 from aiodist.groups.ending import Ending
 from aiodist.groups.placing import place
@@ -28,6 +28,7 @@ from aiodist.groups.process_group import Group, NonGroupMember, ProcessGroup
 from aiodist.groups.succession import GONE
 from aiodist.groups.work import Work
 from aiodist.mesh.endpoint import Endpoint
+from aiodist.mesh.events import Presence
 from aiodist.mesh.forks import close_in_children
 from aiodist.mesh.leaving import FLUSH_SECONDS
 from aiodist.mesh.losses import own_loss
@@ -334,14 +335,15 @@ class World:
             if len(early) < _MAX_EARLY:
                 early.append((src, number, message))
 
-    def present(self, group: int, sequence: int) -> tuple[bool, str]:
+    def present(self, group: int, sequence: int) -> Presence:
         known = self._groups.get(group)
-        return (False, "") if known is None else known.present(sequence)
+        entered, last = (False, "") if known is None else known.present(sequence)
+        return Presence(entered, last, describe_present(self.recorder))
 
-    def roll_answered(self, src: int, group: int, sequence: int, entered: bool, last: str) -> None:
+    def roll_answered(self, src: int, group: int, sequence: int, presence: Presence) -> None:
         known = self._groups.get(group)
         if known is not None:
-            known.roll_answered(src, sequence, entered, last)
+            known.rolls.answered(sequence, src, presence)
 
     def explained(self, error: PeerLostError, last: Frame | None) -> PeerLostError:
         if error.rank == self.rank:  # the others gave this rank up

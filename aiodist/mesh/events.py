@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from aiodist.errors import PeerLostError
 from aiodist.wire.frames import Frame, Key
+
+
+class Presence(NamedTuple):
+    """What a rank says of itself to one that waits for it."""
+
+    entered: bool
+    """Whether the collective that it was asked about has started there."""
+    last: str = ""
+    """The collective of that group which it finished last, in words; empty where there is none."""
+    now: str = ""
+    """What it does now, as in "rank 3 is in no operation": without the rank."""
 
 
 class Events(Protocol):
@@ -27,12 +38,12 @@ class Events(Protocol):
         """Rank ``src`` says something in agreement ``number`` of that group."""
         ...
 
-    def present(self, group: int, sequence: int) -> tuple[bool, str]:
-        """Whether that collective has started on this rank, and which one it finished last."""
+    def present(self, group: int, sequence: int) -> Presence:
+        """What this rank says to one that waits for it in that collective."""
         ...
 
-    def roll_answered(self, src: int, group: int, sequence: int, entered: bool, last: str) -> None:
-        """Rank ``src`` says whether that collective has started there, and what it finished."""
+    def roll_answered(self, src: int, group: int, sequence: int, presence: Presence) -> None:
+        """Rank ``src`` has answered to `Words.call_roll`."""
         ...
 
     def bell_rung(self, group: int) -> None:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from aiodist.mesh.events import Events
+from aiodist.mesh.events import Events, Presence
 from aiodist.mesh.peer import Peer
 from aiodist.wire.frames import MAX_META, Frame, FrameType, encode
+
+_BETWEEN = "\0"
+_LONGEST = MAX_META // 8 - 1
+"""Characters of each of two texts, of up to 4 bytes each."""
 
 
 class Words(ABC):
@@ -30,7 +34,9 @@ class Words(ABC):
             self._tell(rank, frame, [error])
 
     def call_roll(self, group: int, sequence: int, ranks: Sequence[int]) -> list[int]:
-        """Ask ``ranks`` whether they have entered a collective. Returns those that may answer."""
+        """Ask ``ranks`` whether they have entered a collective, and what they do. Returns those that may
+        answer. ``sequence`` below 0: about no collective.
+        """
         frame = encode(FrameType.ROLL, (0, group, sequence))
         return [rank for rank in ranks if self._tell(rank, frame)]
 
@@ -52,13 +58,14 @@ class Words(ABC):
         self._events.agree_arrived(peer.rank, frame.group, frame.channel, bytes(message))
 
     def roll_called(self, peer: Peer, frame: Frame) -> None:
-        entered, last = self._events.present(frame.group, frame.channel)
-        meta = last.encode()[:MAX_META]
+        entered, *texts = self._events.present(frame.group, frame.channel)
+        meta = _BETWEEN.join(text[:_LONGEST] for text in texts).encode()
         self._tell(peer.rank, encode(FrameType.PRESENT, frame.key, id=int(entered), meta=meta))
 
     def roll_answered(self, peer: Peer, frame: Frame) -> None:
-        last = frame.meta.decode("utf-8", "replace")
-        self._events.roll_answered(peer.rank, frame.group, frame.channel, frame.id != 0, last)
+        last, _, now = frame.meta.decode("utf-8", "replace").partition(_BETWEEN)
+        presence = Presence(frame.id != 0, last, now)
+        self._events.roll_answered(peer.rank, frame.group, frame.channel, presence)
 
     def bell_rung(self, frame: Frame) -> None:
         self._events.bell_rung(frame.group)

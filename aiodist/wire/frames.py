@@ -63,7 +63,8 @@ class FrameType(enum.IntEnum):
     ROLL = 14
     """Has the receiver entered collective number ``channel`` of ``group``?"""
     PRESENT = 15
-    """The answer to a ROLL: ``id`` is 1 for yes, 0 for no; the metadata is what it finished last."""
+    """The answer to a ROLL: ``id`` is 1 for yes, 0 for no; the metadata is what the rank finished last in
+    that group, a zero byte, and what it does now."""
     AGREE = 16
     """A message of agreement number ``channel`` of ``group``, on who is left; the payload says it."""
     BELL = 17

@@ -137,8 +137,8 @@ async def test_a_message_carried_by_other_means() -> None:
             while True:
                 await group.next_turn()
 
-        late = group.carried("send", 1, 0, never, timeout=0.01)
-        with pytest.raises(dist.CollectiveTimeoutError, match="send to rank 1"):
+        late = group.carried("send", 1 - rank, 0, never, timeout=0.01)
+        with pytest.raises(dist.CollectiveTimeoutError, match=f"send to rank {1 - rank}"):
             await late
 
     await run_ranks(2, body)

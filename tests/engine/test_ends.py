@@ -326,7 +326,9 @@ async def test_a_timeout_lists_all_that_are_missing_with_what_they_did_last(
         assert list(error.last_finished) == ["barrier(), operation 0"] * 2
         assert error.tensor == ("" if monitored else "6 x int16, shape (2, 3)")
         assert "ranks 2, 3 did not enter it" in str(error)
-        assert "(last finished: rank 2 barrier(), operation 0, rank 3 barrier()" in str(error)
+        told = "finished barrier(), operation 0 last, and is in no operation"
+        assert f"(rank 2 {told}; rank 3 {told})" in str(error)
+        assert list(error.doing) == ["is in no operation"] * 2
         assert ("the tensor here: 6 x int16, shape (2, 3);" in str(error)) != monitored
         twin = pickle.loads(pickle.dumps(error))
         assert (str(twin), twin.fields) == (str(error), error.fields)

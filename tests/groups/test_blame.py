@@ -6,17 +6,48 @@ from dataclasses import replace
 
 import pytest
 
-from aiodist.groups.blame import unread_in_words, who_keeps_it
+from aiodist.groups.blame import (
+    missing_of,
+    unread_in_words,
+    who_keeps_it,
+    whom_it_waits_for,
+)
 from aiodist.groups.fingerprint import Fingerprint, differ_in_device_alone
+from aiodist.mesh.events import Presence
 from aiodist.tensors import dtype_named
 from aiodist.wire.frames import COLLECTIVE, POINT_TO_POINT
 
+ELSEWHERE = Presence(False, "barrier(), operation 3", "is in no operation")
 
-def test_those_that_are_not_there_with_what_they_finished_last() -> None:
-    said = who_keeps_it({1: "barrier(), operation 3", 4: ""}, [])
-    assert said == (
-        "ranks 1, 4 did not enter it or cannot answer (last finished: rank 1 barrier(), operation 3)"
+
+def test_those_that_are_not_there_with_what_they_do() -> None:
+    missing = missing_of({1: ELSEWHERE, 2: Presence(True), 4: Presence(False, "", "is in recv()")})
+    assert who_keeps_it(missing, []) == (
+        "ranks 1, 4 did not enter it (rank 1 finished barrier(), operation 3 last, and is in no "
+        "operation; rank 4 is in recv())"
     )
+
+
+def test_those_that_do_not_answer() -> None:
+    assert who_keeps_it(missing_of({1: None}), [1]) == "rank 1 does not answer"
+    said = who_keeps_it({1: ELSEWHERE, 2: None, 5: None}, [])
+    assert said.startswith("rank 1 did not enter it (it finished barrier(), operation 3 last, and")
+    assert said.endswith("is in no operation), and ranks 2, 5 do not answer")
+
+
+def test_of_many_missing_ranks_some_say_what_they_do() -> None:
+    said = who_keeps_it(dict.fromkeys(range(20), ELSEWHERE), [])
+    assert ", 18, 19 did not enter it (rank 0 " in said
+    assert said.count("is in no operation") == 8
+    assert said.endswith("; and 12 more)")
+
+
+def test_whom_a_message_waits_for() -> None:
+    assert whom_it_waits_for([1, 2], "", {}) == "still waiting for ranks 1, 2"
+    said = whom_it_waits_for([1], ", who is late", {1: ELSEWHERE})
+    assert said == "still waiting for rank 1, who is late; it is in no operation"
+    said = whom_it_waits_for([1], "", {1: None})
+    assert said == "still waiting for rank 1; it does not answer"
 
 
 def test_those_it_waits_for_where_all_are_there() -> None:

@@ -1,0 +1,131 @@
+"""A timeout says what the ranks that it waited for were in instead, as they told when they were asked."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+import aiodist as dist
+from aiodist.groups import roll
+from aiodist.mesh.words import Words
+from tests.engine.conftest import RunRanks, outcome
+
+SHORT = 0.05
+
+
+async def test_two_groups_in_opposite_order(ranks: RunRanks) -> None:
+    over = asyncio.Event()
+
+    async def main(rank: int) -> BaseException | None:
+        one, other = await dist.new_group(group_desc="one"), await dist.new_group()
+        data = np.ones(3, np.float32)
+        if rank == 0:
+            error = await outcome(dist.all_reduce(data, group=one, timeout=SHORT))
+            over.set()
+            await dist.all_reduce(data, group=other)
+            return error
+        await dist.all_reduce(data, group=other)  # which rank 0 calls second
+        await over.wait()
+        assert isinstance(
+            await outcome(dist.all_reduce(data, group=one)), dist.CollectiveTimeoutError
+        )
+        return None
+
+    error, _ = await ranks(2, main)
+    assert isinstance(error, dist.CollectiveTimeoutError)
+    assert error.waiting_for == (1,)
+    (doing,) = error.doing
+    assert doing.startswith("is in all_reduce(3 x float32, SUM) (operation 0 of ")
+    assert doing.endswith(" s")
+    assert error.group not in doing
+    assert f"rank 1 did not enter it (it {doing})" in str(error)
+
+
+async def test_a_receive_says_what_the_sender_does_instead(streams: RunRanks) -> None:
+    async def main(rank: int) -> BaseException | None:
+        if rank == 0:
+            error = await outcome(dist.irecv(np.zeros(2), 1, tag=4, timeout=SHORT))
+            await dist.barrier()
+            return error
+        await dist.barrier()
+        return None
+
+    error, _ = await streams(2, main)
+    assert isinstance(error, dist.CollectiveTimeoutError)
+    assert error.waiting_for == (1,)
+    (doing,) = error.doing
+    assert doing.startswith("is in barrier() (operation 0 of 'default_pg') for ")
+    assert f"still waiting for rank 1; it {doing};" in str(error)
+
+
+async def test_a_send_says_that_the_receiver_failed_before(streams: RunRanks) -> None:
+    over = asyncio.Event()
+
+    async def main(rank: int) -> BaseException | None:
+        if rank == 0:
+            await over.wait()
+            return await outcome(dist.send(np.zeros(1 << 20), 1, timeout=SHORT))
+        failed = dist.irecv(np.zeros(2), 0, tag=9, timeout=SHORT)
+        assert isinstance(await outcome(failed), dist.CollectiveTimeoutError)
+        over.set()
+        await asyncio.sleep(2 * SHORT)
+        return None
+
+    error, _ = await streams(2, main, buffer_bytes=1 << 16)
+    assert isinstance(error, dist.CollectiveTimeoutError)
+    failed = "recv(from rank 0, 2 x float64, tag 9) in 'default_pg' failed there"
+    assert error.doing == (f"is in no operation, after {failed}",)
+
+
+async def test_a_rank_that_does_not_answer(
+    streams: RunRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roll, "ANSWER_SECONDS", 0.0)  # sooner than any can
+
+    async def main(rank: int) -> BaseException | None:
+        await dist.barrier()
+        error = None
+        if rank == 0:
+            error = await outcome(dist.irecv(np.zeros(2), 1, timeout=SHORT))
+        await dist.barrier()
+        return error
+
+    error, _ = await streams(2, main)
+    assert isinstance(error, dist.CollectiveTimeoutError)
+    assert (error.waiting_for, error.doing) == ((1,), ("",))
+    assert "still waiting for rank 1; it does not answer; " in str(error)
+
+
+async def test_a_receive_from_anybody_asks_nobody(streams: RunRanks) -> None:
+    async def main(rank: int) -> BaseException | None:
+        error = None
+        if rank == 0:
+            error = await outcome(dist.irecv(np.zeros(2), timeout=SHORT))
+        await dist.barrier()
+        return error
+
+    error, *_ = await streams(3, main)
+    assert isinstance(error, dist.CollectiveTimeoutError)
+    assert (error.waiting_for, error.doing) == ((1, 2), ())
+    assert "still waiting for ranks 1, 2;" in str(error)
+
+
+async def test_a_message_that_comes_while_the_others_are_asked_has_come(
+    streams: RunRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
+    monkeypatch.setattr(Words, "roll_called", lambda *_: asked.set())
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        if rank == 0:
+            into = np.zeros(2)
+            await dist.recv(into, 1, timeout=SHORT)
+            assert into.tolist() == [7, 7]
+        else:
+            await asked.wait()
+            await dist.send(np.full(2, 7.0), 0)
+
+    await streams(2, main)
