@@ -26,6 +26,12 @@ class Board(Protocol):
     chunk_bytes: int
     """What a chunk holds, on all ranks of the group."""
 
+    depth: int
+    """Chunks that a rank has: step i waits until step i - depth has been let go of."""
+
+    crowded: bool
+    """Whether the ranks have to share cores, as all of them say."""
+
     # -- slots
 
     async def slot(self, nbytes: int) -> memoryview:

@@ -185,6 +185,8 @@ class _Later:
         self.size = board.size
         self.slot_bytes = 0
         self.chunk_bytes = board.chunk_bytes
+        self.depth = board.depth
+        self.crowded = board.crowded
         self.steps = 0
         """Of this stretch, that this rank has let go; all of them in the end."""
         self._board = board

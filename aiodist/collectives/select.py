@@ -19,6 +19,9 @@ from aiodist.collectives.layout import CHUNK
 KIB = 1024
 MIB = 1024 * KIB
 MANY = 1 << 62
+CROWDED = "crowded"
+"""Ranks of one host that have to share cores; see `Board.crowded`."""
+
 UNEVEN = MANY
 """Stands for the bytes of blocks that are not known to be equal: beyond every small limit."""
 
@@ -33,8 +36,8 @@ class Choice(NamedTuple):
 class Rule(NamedTuple):
     """A row: fits from ``least`` up to ``ranks`` ranks and up to ``nbytes`` bytes, inclusive.
 
-    ``power_of_two``: only such numbers of ranks. ``locality``: only ranks so placed
-    ("host": all on one host; "network": not), or any where None.
+    ``power_of_two``: only such numbers of ranks. ``locality``: only ranks so placed, as `CROWDED`, or
+    any where None.
     """
 
     ranks: int
@@ -166,6 +169,8 @@ SHARED_RULES: Rules = MappingProxyType(
             Rule(4, 256 * KIB, Choice("slots")),
             Rule(8, 128 * KIB, Choice("slots")),
             Rule(MANY, 8 * KIB, Choice("slots")),
+            Rule(6, 4 * MIB, Choice("stripes")),
+            Rule(6, MANY, Choice("chain"), locality=CROWDED),
             Rule(MANY, MANY, Choice("stripes")),
         ),
         "all_gather": (

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from aiodist.collectives.all_gather_shared import all_gather_chunks, all_gather_slots
+from aiodist.collectives.all_reduce_chain import all_reduce_chain
 from aiodist.collectives.all_reduce_exchange import all_reduce_exchange
 from aiodist.collectives.all_reduce_slots import all_reduce_slots
 from aiodist.collectives.all_reduce_stripes import all_reduce_stripes, reduce_stripes
@@ -23,7 +24,7 @@ from aiodist.collectives.moves import Move, carry_out
 from aiodist.collectives.reduce_scatter_shared import reduce_scatter_chunks, reduce_scatter_slots
 from aiodist.collectives.reduce_slots import reduce_slots
 from aiodist.collectives.reduction import Reduction
-from aiodist.collectives.select import MANY, SHARED_RULES, Rules, select
+from aiodist.collectives.select import CROWDED, MANY, SHARED_RULES, Rules, select
 
 Run = Coroutine[Any, Any, None]
 Blocks = Sequence[memoryview]
@@ -32,7 +33,7 @@ ALGORITHMS: Mapping[str, Sequence[str]] = MappingProxyType(
     {
         "broadcast": ("slots", "chunks"),
         "reduce": ("slots", "stripes"),
-        "all_reduce": ("slots", "exchange", "stripes"),
+        "all_reduce": ("slots", "exchange", "chain", "stripes"),
         "all_gather": ("slots", "chunks"),
         "reduce_scatter": ("slots", "chunks"),
     }
@@ -94,8 +95,11 @@ def all_reduce_chunks(
     board: Board, data: memoryview, op: Reduction, rules: Rules = SHARED_RULES
 ) -> Iterator[Move]:
     """What `all_reduce` does where the data does not go into slots."""
-    if _choice("all_reduce", board, len(data), rules) == "exchange":
-        return all_reduce_exchange(board, data, op)
+    match _choice("all_reduce", board, len(data), rules):
+        case "exchange":
+            return all_reduce_exchange(board, data, op)
+        case "chain":
+            return all_reduce_chain(board, data, op)
     return all_reduce_stripes(board, data, op)
 
 
@@ -135,8 +139,9 @@ def _choice(
     operation: str, board: Board, nbytes: int, rules: Rules, in_slot: int | None = None
 ) -> str:
     """``in_slot``: the most that goes into one slot, where that is not all ``nbytes``."""
-    name = select(operation, board.size, nbytes, rules=rules).algorithm
+    locality = CROWDED if board.crowded else None
+    name = select(operation, board.size, nbytes, locality, rules).algorithm
     room = nbytes if in_slot is None else in_slot
     if name == "slots" and room > board.slot_bytes:  # as a group that found little room has them
-        return select(operation, board.size, MANY, rules=SHARED_RULES).algorithm
+        return select(operation, board.size, MANY, locality, SHARED_RULES).algorithm
     return name

@@ -99,7 +99,8 @@ class LineBoard:
         self._words = plane.words
         self._peers = plane.peers
         self._chunks = plane.chunks
-        self._depth = plane.shape.depth
+        self.depth = plane.shape.depth
+        self.crowded = plane.shape.crowded
         self.sequence = sequence
         self._base = base = sequence + 1 << STEP_BITS
         self.end = base | LAST_STEP
@@ -228,7 +229,7 @@ class LineBoard:
         self.plane.use_chunks(self.end)
 
     def free(self, step: int) -> Awaitable[None]:
-        depth = self._depth
+        depth = self.depth
         needed = self._chunks_before if step < depth else self._base + step - depth + 1
         for _, words in self._peers:
             if words[PROGRESS] < needed:
@@ -241,15 +242,15 @@ class LineBoard:
                 await self._until(rank, PROGRESS, needed, _EVER)
 
     def chunk(self, rank: int, step: int) -> memoryview:
-        return self._chunks[rank][step % self._depth]
+        return self._chunks[rank][step % self.depth]
 
     def post(self, step: int, phase: int = 0) -> None:
-        tag = CHUNK_TAGS[step % self._depth]
+        tag = CHUNK_TAGS[step % self.depth]
         self._mine[tag] = self._base + 2 * step + 1 + phase
         self.plane.wake(tag)
 
     def posted(self, rank: int, step: int, phase: int = 0) -> Pending[None]:
-        low, tag = self._base + 2 * step + 1 + phase, CHUNK_TAGS[step % self._depth]
+        low, tag = self._base + 2 * step + 1 + phase, CHUNK_TAGS[step % self.depth]
         if low <= self._words[rank][tag] <= self.end:
             return _HERE
         return self._until(rank, tag, low, self.end)

@@ -61,6 +61,11 @@ class Shape:
     def nbytes(self) -> int:
         return CONTROL_BYTES + SLOTS * self.slot_bytes + self.depth * self.chunk_bytes
 
+    @property
+    def crowded(self) -> bool:
+        """Whether its rank says, by the length of its chunks, that ranks outnumber cores."""
+        return self.chunk_bytes > CHUNK_BYTES
+
     def common(self, other: Shape) -> Shape:
         """What both have room for."""
         return Shape(

@@ -53,6 +53,8 @@ class SimulatedBoard:
 
     slot_bytes = LARGEST_SLOT_BYTES
     chunk_bytes = CHUNK_BYTES
+    depth = DEPTH
+    crowded = False
 
     def __init__(self, memory: Memory, place: int, rank: Rank) -> None:
         """``place``: this rank's number on its host."""
@@ -99,7 +101,7 @@ class SimulatedBoard:
         """Nothing to note: a simulated operation meets once, and has its chunks to itself."""
 
     async def free(self, step: int) -> None:
-        steps = step - DEPTH + 1
+        steps = step - self.depth + 1
         for rank in range(self.size if steps > 0 else 0):
             if rank != self.rank:
                 await self._until(lambda rank=rank: self._memory.let_go_at(rank, steps))  # type: ignore[misc]

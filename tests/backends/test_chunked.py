@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,11 @@ import torch
 
 import aiodist as dist
 from aiodist.backends.swaps import SmallAllReduce
+from aiodist.collectives import shared
+from aiodist.collectives.board import Board
+from aiodist.collectives.moves import Move
+from aiodist.collectives.select import MANY, Choice, Rule
+from aiodist.collectives.tables import encode
 from aiodist.groups import process_group, straight
 from aiodist.groups.plane import Plane
 from aiodist.groups.straight import hurried
@@ -214,6 +220,83 @@ async def test_chunks_are_longer_where_ranks_outnumber_cores(
         assert (mine == reduced([row(r, 3 * COUNT) for r in range(2)])).all()
 
     await run_ranks(2, main, "shm", timeout=20)
+
+
+@pytest.fixture
+def chains(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Ranks that have made the moves of a chain, one by one."""
+    found: list[int] = []
+    make = shared.all_reduce_chain
+
+    def made(board: Board, *rest: Any) -> Iterator[Move]:
+        found.append(board.rank)
+        return make(board, *rest)
+
+    monkeypatch.setattr(shared, "all_reduce_chain", made)
+    return found
+
+
+async def add_up(rank: int, size: int, count: int, op: dist.ReduceOp, calls: int) -> None:
+    """All-reduces on one and the same memory, right to the bit, with ranks that come in any order."""
+    mine = np.empty(count, np.float32)
+    for call in range(calls):
+        mine[:] = row(rank + call, count)
+        for _ in range((call + rank) % size):
+            await asyncio.sleep(0)
+        await dist.all_reduce(mine, op)
+        total = reduced([row(r + call, count) for r in range(size)])
+        assert (mine == (total / np.float32(size) if op == dist.ReduceOp.AVG else total)).all()
+
+
+@pytest.mark.parametrize("op", [dist.ReduceOp.SUM, dist.ReduceOp.AVG])
+@pytest.mark.parametrize(
+    ("size", "blocks", "crowded"), [(3, 3, True), (3, 5, True), (4, 5, True), (4, 5, False)]
+)
+async def test_what_is_long_goes_along_a_chain_where_ranks_outnumber_cores(
+    monkeypatch: pytest.MonkeyPatch,
+    chains: list[int],
+    size: int,
+    blocks: int,
+    crowded: bool,
+    op: dist.ReduceOp,
+) -> None:
+    create = SharedMemory.create
+    monkeypatch.setattr(SharedMemory, "create", lambda rank, _: create(rank, 32 << 20))
+
+    async def main(rank: int) -> None:
+        current_world().endpoint.lookout.crowded = crowded
+        await meet()
+        await add_up(rank, size, blocks * COUNT, op, 4)
+
+    await run_ranks(size, main, "shm", timeout=20)
+    assert set(chains) == (set(range(size)) if crowded and blocks > 3 else set())
+
+
+@pytest.mark.parametrize(("segment", "chunk"), [(13 << 19, 512 << 10), (4 << 20, 128 << 10)])
+async def test_a_chain_goes_in_the_chunks_that_there_are(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    chains: list[int],
+    segment: int,
+    chunk: int,
+) -> None:
+    """A table names it, in a segment that has room for two chunks of a rank."""
+    table = tmp_path / "table.json"
+    rows = {"all_reduce": [Rule(4, MANY, Choice("chain"), least=4)]}
+    table.write_text(encode({}, rows, {}, {}))
+    monkeypatch.setenv("AIODIST_TABLE", str(table))
+    create = SharedMemory.create
+    monkeypatch.setattr(SharedMemory, "create", lambda rank, _: create(rank, segment))
+
+    async def main(rank: int) -> None:
+        await meet()
+        plane = current_world().default_group().plane
+        assert plane is not None
+        assert (plane.shape.chunk_bytes, plane.shape.depth) == (chunk, 2)
+        await add_up(rank, 4, 5 * COUNT, dist.ReduceOp.SUM, 2)
+
+    await run_ranks(4, main, "shm", timeout=20)
+    assert chains
 
 
 @pytest.mark.parametrize("kind", KINDS)

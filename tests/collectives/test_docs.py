@@ -39,9 +39,12 @@ def choices(table_of: Rules = RULES) -> str:
         ranks = "any" if rule.ranks >= MANY else str(rule.ranks)
         if rule.power_of_two:
             ranks += ", a power of two"
+        if rule.locality:
+            ranks += f", {rule.locality}"
         name, chunk = rule.choice
         pipelined = name in {"ring", "chain", "scatter_gather"} and operation != "all_gather"
         pipelined = pipelined or (table_of is HOSTS_RULES and name in {"stripes", "columns"})
+        pipelined = pipelined and table_of is not SHARED_RULES  # whose chunks have one length
         return (
             operation,
             ranks,

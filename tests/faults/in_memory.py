@@ -16,8 +16,9 @@ from aiodist.groups.world import current_world
 from aiodist.shared.box import BoxIn, BoxOut
 from aiodist.shared.lane import LaneIn, LaneOut
 
-CHUNKED = 1_000_000
-"""Elements of four bytes: some chunks for each rank, also where ranks outnumber cores."""
+CHUNKED = 1_100_000
+"""Elements of four bytes: some chunks for each rank, and what goes along a chain where ranks outnumber
+cores."""
 
 
 def plane_of_the_world() -> Plane:

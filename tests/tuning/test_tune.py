@@ -34,9 +34,9 @@ def test_candidates_differ_and_fit() -> None:
 @pytest.mark.parametrize(
     ("operation", "ranks", "nbytes", "names"),
     [
-        ("all_reduce", 2, LARGEST_SLOT_BYTES, ["slots", "exchange", "stripes"]),
-        ("all_reduce", 2, LARGEST_SLOT_BYTES + 4, ["exchange", "stripes"]),
-        ("all_reduce", 3, 4, ["slots", "stripes"]),
+        ("all_reduce", 2, LARGEST_SLOT_BYTES, ["slots", "exchange", "chain", "stripes"]),
+        ("all_reduce", 2, LARGEST_SLOT_BYTES + 4, ["exchange", "chain", "stripes"]),
+        ("all_reduce", 3, 4, ["slots", "chain", "stripes"]),
         ("broadcast", 4, LARGEST_SLOT_BYTES + 4, ["chunks"]),
         ("all_gather", 4, 4 * LARGEST_SLOT_BYTES, ["slots", "chunks"]),
         ("all_gather", 4, 4 * LARGEST_SLOT_BYTES + 4, ["chunks"]),
@@ -104,23 +104,27 @@ async def test_without_shared_memory_its_table_stays_ours(
     assert decode(path.read_text()).shared == SHARED_RULES
 
 
-def _forced(ranks: int, small: bool) -> str:
-    """Slots for all that they hold, or for nothing."""
+def _forced(ranks: int, way: str) -> str:
+    """Slots for all that they hold, or for nothing; ``way`` where there is such a one."""
     rows = {}
     for operation, names in ALGORITHMS.items():
-        slots = [Rule(ranks, LARGEST_SLOT_BYTES, Choice("slots"), least=ranks)] if small else []
-        rows[operation] = [*slots, Rule(ranks, MANY, Choice(names[-1]), least=ranks)]
+        slots = [Rule(ranks, LARGEST_SLOT_BYTES, Choice("slots"), least=ranks)]
+        name = way if way in names[1:] else names[-1]
+        rows[operation] = [
+            *(slots if way == "slots" else []),
+            Rule(ranks, MANY, Choice(name), least=ranks),
+        ]
     return encode({}, rows, {}, {})
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("slots", [True, False])
+@pytest.mark.parametrize("way", ["slots", "stripes", "chain"])
 async def test_a_job_goes_by_the_table_in_shared_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, slots: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, way: str
 ) -> None:
     """With results as ever, for any length. No chunk is used where slots are forced."""
     path = tmp_path / "table.json"
-    path.write_text(_forced(ranks, slots))
+    path.write_text(_forced(ranks, way))
     monkeypatch.setenv("AIODIST_TABLE", str(path))
     total = ranks * (ranks + 1) / 2
 
@@ -143,7 +147,7 @@ async def test_a_job_goes_by_the_table_in_shared_memory(
             )
             for step in steps:
                 await step()
-                assert (plane.chunks_used == before) == slots
+                assert (plane.chunks_used == before) == (way == "slots")
                 before = plane.chunks_used
             assert (summed == total).all()
             assert (reduced == (total if number == ranks - 1 else number + 1)).all()

@@ -1,0 +1,194 @@
+"""Rows of moves, carried out in any order that the waits between ranks allow: right, and to the end.
+
+A rank that let go too early, or waited for too little, has its chunk overwritten in some of these orders;
+one that waits for what cannot come stops them all.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiodist.collectives.all_gather_shared import all_gather_chunks
+from aiodist.collectives.all_reduce_chain import all_reduce_chain
+from aiodist.collectives.all_reduce_exchange import all_reduce_exchange
+from aiodist.collectives.all_reduce_stripes import all_reduce_stripes, reduce_stripes
+from aiodist.collectives.all_to_all_shared import all_to_all_chunks
+from aiodist.collectives.broadcast_shared import broadcast_chunks
+from aiodist.collectives.moves import CHANGE, LET_GO, PUT, TAKE, TAKE_CHANGED, Move
+from aiodist.collectives.reduce_scatter_shared import reduce_scatter_chunks
+
+CHUNK = 1024
+ORDERS = 40
+
+
+class Model:
+    """The memory and the words of ranks, as a `Board` promises them."""
+
+    def __init__(self, size: int, depth: int) -> None:
+        self.size, self.depth = size, depth
+        self.memory = [[memoryview(bytearray(CHUNK)) for _ in range(depth)] for _ in range(size)]
+        self.posted = [[0] * depth for _ in range(size)]
+        self.progress = [0] * size
+
+    def may(self, rank: int, move: Move) -> bool:
+        kind, other, step, _, _ = move
+        if kind == PUT:
+            others = self.progress[:rank] + self.progress[rank + 1 :]
+            return min(others) >= step - self.depth + 1
+        if kind in (TAKE, TAKE_CHANGED):
+            least = 2 * step + 1 + (kind == TAKE_CHANGED)
+            return self.posted[other][step % self.depth] >= least
+        return True
+
+    def do(self, rank: int, move: Move) -> None:
+        kind, _, step, copies, reductions = move
+        for into, data in copies:
+            into[:] = data
+        for reduction in reductions:
+            reduction()
+        if kind == LET_GO:
+            self.progress[rank] = max(self.progress[rank], step)
+        elif kind in (PUT, CHANGE):
+            self.posted[rank][step % self.depth] = 2 * step + 1 + (kind == CHANGE)
+
+
+class Seen:
+    """One rank's board of a `Model`."""
+
+    chunk_bytes = CHUNK
+    slot_bytes = 0
+    crowded = False
+
+    def __init__(self, model: Model, rank: int) -> None:
+        self.rank, self.size, self.depth = rank, model.size, model.depth
+        self._model = model
+
+    def chunk(self, rank: int, step: int) -> memoryview:
+        return self._model.memory[rank][step % self.depth]
+
+
+def carry_out(size: int, depth: int, moves: Callable[[Any], Iterator[Move]], seed: int) -> None:
+    """``moves(board)`` of all ranks: by ``seed`` each goes as far as it comes, or all go by turns."""
+    model, rng = Model(size, depth), random.Random(seed)
+    rows = {rank: moves(Seen(model, rank)) for rank in range(size)}
+    ahead = {rank: next(row) for rank, row in rows.items()}
+    eager = rng.random()
+    last = 0
+    while ahead:
+        able = [rank for rank, move in ahead.items() if model.may(rank, move)]
+        assert able, f"all wait for each other: {ahead}"
+        rank = last if last in able and rng.random() < eager else rng.choice(able)
+        model.do(rank, ahead[rank])
+        last = rank
+        try:
+            ahead[rank] = next(rows[rank])
+        except StopIteration:
+            del ahead[rank]
+            model.progress[rank] = 1 << 40  # whoever has ended reads nothing any more
+
+
+Case = tuple[Callable[[Any], Iterator[Move]], Callable[[], bool]]
+"""What a rank does, by its board; and whether all have what they are to have then."""
+
+
+def view(array: np.ndarray) -> memoryview:
+    return memoryview(array.view("u1").reshape(-1))
+
+
+def views(rows: np.ndarray) -> list[memoryview]:
+    return [view(row) for row in rows]
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return np.random.default_rng(shape).integers(-(2**30), 2**30, shape, "i4")
+
+
+def reducing(make: Callable[..., Iterator[Move]], size: int, count: int, op: Any) -> Case:
+    given = numbers(size, count)
+    data = given.copy()
+    total = given.sum(0, dtype="i4")
+    return lambda board: make(board, view(data[board.rank]), op), lambda: (data == total).all()
+
+
+def reduce(size: int, count: int, op: Any) -> Case:
+    given, root = numbers(size, count), size // 2
+    data, wanted = given.copy(), given.copy()
+    wanted[root] = given.sum(0, dtype="i4")
+    return (
+        lambda board: reduce_stripes(board, root, view(data[board.rank]), op),
+        lambda: (data[root] == wanted[root]).all(),
+    )
+
+
+def broadcast(size: int, count: int, op: Any) -> Case:
+    data, root = numbers(size, count), size // 2
+    wanted = data[root].copy()
+    return (
+        lambda board: broadcast_chunks(board, root, view(data[board.rank])),
+        lambda: (data == wanted).all(),
+    )
+
+
+def all_gather(size: int, count: int, op: Any) -> Case:
+    given, blocks = numbers(size, count), np.zeros((size, size, count), "i4")
+    for rank in range(size):
+        blocks[rank, rank] = given[rank]
+    return (
+        lambda board: all_gather_chunks(board, views(blocks[board.rank])),
+        lambda: (blocks == given).all(),
+    )
+
+
+def reduce_scatter(size: int, count: int, op: Any) -> Case:
+    given, out = numbers(size, size, count), np.zeros((size, count), "i4")
+    total = given.sum(0, dtype="i4")
+    return (
+        lambda board: reduce_scatter_chunks(
+            board, views(given[board.rank]), view(out[board.rank]), op
+        ),
+        lambda: (out == total).all(),
+    )
+
+
+def all_to_all(size: int, count: int, op: Any) -> Case:
+    given, nbytes = numbers(size, size, count), 4 * count
+    out = np.zeros_like(given)
+
+    def moves(board: Any) -> Iterator[Move]:
+        inputs, outputs = views(given[board.rank]), views(out[board.rank])
+        others = [other for other in range(size) if other != board.rank]
+        return all_to_all_chunks(board, inputs, outputs, others, nbytes, nbytes)
+
+    return moves, lambda: (out == given.swapaxes(0, 1)).all()
+
+
+CASES = {
+    "all_reduce, exchange": partial(reducing, all_reduce_exchange),
+    "all_reduce, stripes": partial(reducing, all_reduce_stripes),
+    "all_reduce, chain": partial(reducing, all_reduce_chain),
+    "reduce": reduce,
+    "broadcast": broadcast,
+    "all_gather": all_gather,
+    "reduce_scatter": reduce_scatter,
+    "all_to_all": all_to_all,
+}
+
+
+@pytest.mark.parametrize("depth", [2, 4])
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [(name, size) for name in CASES for size in ((2,) if "exchange" in name else (2, 3, 4, 5))],
+)
+def test_right_in_any_order(reduction: Any, name: str, size: int, depth: int) -> None:
+    op = reduction(np.add, "i4")
+    for count in (1, CHUNK // 4 * size, 9 * CHUNK // 4 + 5):
+        for seed in range(ORDERS):
+            moves, is_right = CASES[name](size, count, op)
+            carry_out(size, depth, moves, seed)
+            assert is_right(), (count, seed)
