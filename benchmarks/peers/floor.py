@@ -29,6 +29,13 @@ DEPTH = 4
 """Chunks of a rank that may be on their way."""
 EXCHANGED = 1 << 12
 """Elements that more than two ranks add up each for itself; of more, each rank adds up a part."""
+LINK = 1 << 17
+"""Elements of a chunk that goes along a chain of ranks: 512 KiB, which took less time than 1 MiB."""
+CHAINED = 1 << 20
+"""More elements than these go along a chain where three to `ROW` ranks share cores: with four ranks on
+two cores that is less work than to add up a part each, and takes less time from 8 MiB on."""
+ROW = 6
+"""Ranks of a chain at most: eight wait for each other longer than it saves."""
 LIMIT = 60.0
 """Seconds that a rank waits for another, before it says that none comes."""
 
@@ -59,14 +66,32 @@ class Take:
     """What it is added to on its way to ``out``."""
 
 
-Program = Iterable[Put | Take]
+@dataclass(frozen=True)
+class Pass:
+    """The next chunk of rank ``other``'s and ``mine``, added up into the next one of this rank's."""
+
+    other: int
+    places: list[Array]
+    mine: Array
+    into: list[Array]
+
+
+@dataclass(frozen=True)
+class Skip:
+    """The next chunk of rank ``other``'s is not for this rank."""
+
+    other: int
+
+
+Step = Put | Take | Pass | Skip
+Program = Iterable[Step]
 
 
 class Floor(BlockingPeer):
     """A ring of chunks for each rank: copy in, set a flag; poll the others', copy out or add.
 
     Flags count chunks: those that a rank has put up, and those of each other's that it is done
-    with. What is put up is for all, so every rank takes every chunk of a collective.
+    with. What is put up is for all, so every rank takes or skips every chunk of a collective.
     """
 
     name = "floor"
@@ -92,7 +117,9 @@ class Floor(BlockingPeer):
         self._done = [(ranks * (1 + other) + rank) * words for other in range(ranks)]
         self._put_up, self._taken = 0, [0] * ranks
         # Where ranks outnumber cores, the one that is waited for may need this one's.
-        self._polls = _POLLS if ranks <= (os.cpu_count() or 1) else 0
+        crowded = ranks > (os.cpu_count() or 1)
+        self._polls = 0 if crowded else _POLLS
+        self._chains = crowded and ranks <= ROW
 
     def check(self) -> None:
         """Raise UnsupportedError where it cannot run."""
@@ -108,20 +135,23 @@ class Floor(BlockingPeer):
     def bind_arrays(self, operation: str, source: Array, target: Array) -> Callable[[], None]:
         """An operation on arrays of float32, ready to run again and again."""
         # Views are made now: a slice takes as long as adding some hundred elements.
-        program = list(self._program(operation, source, target))
+        program: list[Step] = list(self._program(operation, source, target))
 
         def run() -> None:
             for step in program:
                 if isinstance(step, Put):
                     self._put_now(step)
-                else:
+                elif isinstance(step, Take):
                     self._take_now(step)
+                elif isinstance(step, Pass):
+                    self._pass_now(step)
+                else:
+                    self._let_go(step.other)
 
         return run
 
     def barrier(self) -> None:
-        self._put_up += 1
-        self._flags[self._up[self._rank]] = self._put_up
+        self._post()
         for other in self._others:
             self._wait(self._up[other], self._taken[other] + 1)
             self._let_go(other)
@@ -138,6 +168,8 @@ class Floor(BlockingPeer):
                 puts = [self._put({0: each}) for each in parts]
                 takes = [[self._take(o, 0, each, each) for o in others] for each in parts]
                 return _ahead(puts, takes)
+            case "all_reduce" if self._chains and len(source) > CHAINED:
+                return self._chain(_cut(source, min(LINK, self._chunk)))
             case "all_reduce":
                 return self._stripes(self._cut(source))
             case "broadcast":
@@ -203,6 +235,29 @@ class Floor(BlockingPeer):
             if step:
                 yield from (self._take(o, 0, stripes[step - 1][o]) for o in others)
 
+    def _chain(self, chunks: Sequence[Array]) -> Iterator[Step]:
+        """Rank 0 puts a chunk up, each next one the sum of that and its own; all take the last one's."""
+        rank, last = self._rank, len(self._others)
+        ahead = min(2, last - rank)
+        for step in range(len(chunks) + ahead):
+            if step < len(chunks):
+                mine = chunks[step]
+                for other in self._others:
+                    if other not in (rank - 1, last):
+                        yield Skip(other)
+                if rank == last:
+                    yield self._take(rank - 1, 0, mine, mine)
+                if rank in (0, last):
+                    yield self._put({0: mine})
+                else:
+                    theirs, own = (
+                        [chunk[: len(mine)] for chunk in self._rings[each]]
+                        for each in (rank - 1, rank)
+                    )
+                    yield Pass(rank - 1, theirs, mine, own)
+            if step >= ahead and rank != last:
+                yield self._take(last, 0, chunks[step - ahead])
+
     def _cut(self, array: Array) -> list[Array]:
         return _cut(array, self._chunk)
 
@@ -226,16 +281,29 @@ class Floor(BlockingPeer):
         return Take(other, places, out, mine)
 
     def _put_now(self, step: Put) -> None:
-        number = self._put_up
-        for flag in self._done_with_mine:
-            self._wait(flag, number - DEPTH + 1)
-        place = number % DEPTH
+        place = self._free_place()
         for places, array in step.copies:
             np.copyto(places[place], array)
-        self._put_up = number + 1
-        self._flags[self._up[self._rank]] = number + 1
+        self._post()
         for out, array in step.local:
             np.copyto(out, array)
+
+    def _free_place(self) -> int:
+        for flag in self._done_with_mine:
+            self._wait(flag, self._put_up - DEPTH + 1)
+        return self._put_up % DEPTH
+
+    def _post(self) -> None:
+        self._put_up += 1
+        self._flags[self._up[self._rank]] = self._put_up
+
+    def _pass_now(self, step: Pass) -> None:
+        other = step.other
+        number = self._taken[other]
+        self._wait(self._up[other], number + 1)
+        np.add(step.mine, step.places[number % DEPTH], step.into[self._free_place()])
+        self._post()
+        self._let_go(other)
 
     def _take_now(self, step: Take) -> None:
         other = step.other

@@ -248,9 +248,14 @@ async def add_up(rank: int, size: int, count: int, op: dist.ReduceOp, calls: int
         assert (mine == (total / np.float32(size) if op == dist.ReduceOp.AVG else total)).all()
 
 
-@pytest.mark.parametrize("op", [dist.ReduceOp.SUM, dist.ReduceOp.AVG])
 @pytest.mark.parametrize(
-    ("size", "blocks", "crowded"), [(3, 3, True), (3, 5, True), (4, 5, True), (4, 5, False)]
+    ("size", "blocks", "crowded", "op"),
+    [
+        (3, 3, True, dist.ReduceOp.SUM),
+        (3, 5, False, dist.ReduceOp.SUM),
+        (3, 5, True, dist.ReduceOp.SUM),
+        (4, 5, True, dist.ReduceOp.AVG),
+    ],
 )
 async def test_what_is_long_goes_along_a_chain_where_ranks_outnumber_cores(
     monkeypatch: pytest.MonkeyPatch,

@@ -24,7 +24,7 @@ from aiodist.collectives.moves import CHANGE, LET_GO, PUT, TAKE, TAKE_CHANGED, M
 from aiodist.collectives.reduce_scatter_shared import reduce_scatter_chunks
 
 CHUNK = 1024
-ORDERS = 40
+ORDERS = 16
 
 
 class Model:
