@@ -35,14 +35,14 @@ REPORT_VARIABLE = "AIODIST_FAULT_REPORT"
 """Where it names a file, what the cells measured is written there."""
 
 
-def _is_alone() -> bool:
-    """Whether no other process runs tests: each has a nursery of its own, and has collected all."""
-    return int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) == 1
+def _cells_at_once() -> str:
+    """Each process that runs tests has a nursery of its own."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return str(AT_ONCE if workers == 1 else 2)
 
 
 class Nursery:
-    """Runs cells: where all of them are its own in the order given, several at once, and keeps each
-    answer until asked for; else those that are asked for."""
+    """Runs cells in the order given, several at once; each answer is kept until asked for."""
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         self.measured: dict[Cell, Measured] = {}
@@ -50,7 +50,7 @@ class Nursery:
         self._numbers = {cell: number for number, cell in enumerate(cells)}
         self._answers: dict[int, dict[str, Any]] = {}
         self._process = subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", "-m", "tests.faults.nursery", str(AT_ONCE)],
+            [sys.executable, "-X", "faulthandler", "-m", "tests.faults.nursery", _cells_at_once()],
             cwd=ROOT,
             env={
                 **os.environ,
@@ -62,20 +62,13 @@ class Nursery:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self._ahead = _is_alone()
-        if self._ahead:
-            self._ask(cells)
-
-    def _ask(self, cells: Sequence[Cell]) -> None:
         assert self._process.stdin is not None
-        for cell in cells:
-            job = {"number": self._numbers[cell], "cell": cell.as_dict()}
+        for cell, number in self._numbers.items():
+            job = {"number": number, "cell": cell.as_dict()}
             self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
 
     def answer(self, cell: Cell) -> dict[str, Any]:
-        if not self._ahead:
-            self._ask([cell])
         number = self._numbers[cell]
         assert self._process.stdout is not None
         while number not in self._answers:
