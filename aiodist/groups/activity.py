@@ -26,7 +26,10 @@ def describe_activity(recorder: Recorder) -> str:
 
 
 def describe_present(recorder: Recorder) -> str:
-    """What this rank does now, as in "rank 3 is in no operation": without the rank. Any thread."""
+    """What this rank does now, as in "rank 3 is in no operation": without the rank. Any thread.
+
+    The time is that of the operation named first, which others may be waiting behind.
+    """
     latest = recorder.latest(_LOOKED_AT)
     running = [record for record in latest if record.state == RUNNING]
     if running:
@@ -38,5 +41,6 @@ def describe_present(recorder: Recorder) -> str:
 
 
 def _listed(newest_first: Sequence[Record]) -> str:
-    more = f" and {len(newest_first) - _TOLD} more" if len(newest_first) > _TOLD else ""
-    return ", ".join(str(operation(each)) for each in reversed(newest_first[:_TOLD])) + more
+    oldest_first = newest_first[::-1]
+    more = f" and {len(oldest_first) - _TOLD} more" if len(oldest_first) > _TOLD else ""
+    return ", ".join(str(operation(each)) for each in oldest_first[:_TOLD]) + more

@@ -118,11 +118,11 @@ def reducing(make: Callable[..., Iterator[Move]], size: int, count: int, op: Any
 
 def reduce(size: int, count: int, op: Any) -> Case:
     given, root = numbers(size, count), size // 2
-    data, wanted = given.copy(), given.copy()
-    wanted[root] = given.sum(0, dtype="i4")
+    data = given.copy()
+    total = given.sum(0, dtype="i4")
     return (
         lambda board: reduce_stripes(board, root, view(data[board.rank]), op),
-        lambda: (data[root] == wanted[root]).all(),
+        lambda: (data[root] == total).all(),
     )
 
 

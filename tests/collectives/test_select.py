@@ -9,7 +9,17 @@ import pytest
 
 from aiodist.collectives import operations
 from aiodist.collectives.cost import COSTS
-from aiodist.collectives.select import MANY, RULES, UNEVEN, Choice, Rule, select
+from aiodist.collectives.select import (
+    CROWDED,
+    MANY,
+    MIB,
+    RULES,
+    SHARED_RULES,
+    UNEVEN,
+    Choice,
+    Rule,
+    select,
+)
 
 RANKS = [1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 64, 100, 4096]
 NBYTES = sorted({0, 4, UNEVEN, *(1 << k for k in range(31)), *((1 << k) + 1 for k in range(31))})
@@ -62,6 +72,22 @@ def test_rules_are_read_from_the_top_and_know_locality():
         select("op", 9, 1, None, rules)
     with pytest.raises(KeyError):
         select("magic", 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nbytes", "locality", "algorithm"),
+    [
+        (2, 4 * MIB + 1, CROWDED, "exchange"),
+        (3, 4 * MIB, CROWDED, "stripes"),
+        (3, 4 * MIB + 1, CROWDED, "chain"),
+        (6, 4 * MIB + 1, CROWDED, "chain"),
+        (7, 4 * MIB + 1, CROWDED, "stripes"),
+        (6, 4 * MIB + 1, None, "stripes"),
+    ],
+)
+def test_a_chain_in_memory_where_ranks_outnumber_cores(ranks, nbytes, locality, algorithm):
+    chosen = select("all_reduce", ranks, nbytes, locality, SHARED_RULES)
+    assert chosen.algorithm == algorithm
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 9, 16])

@@ -9,10 +9,19 @@ import pytest
 
 import aiodist as dist
 from aiodist.groups import roll
+from aiodist.groups.world import current_world
 from aiodist.mesh.words import Words
 from tests.engine.conftest import RunRanks, outcome
 
 SHORT = 0.05
+
+
+def what_rank_1_does(error: BaseException | None) -> str:
+    """By the error of rank 0, which waits for it alone."""
+    assert isinstance(error, dist.CollectiveTimeoutError)
+    assert error.waiting_for == (1,)
+    (doing,) = error.doing
+    return doing
 
 
 async def test_two_groups_in_opposite_order(ranks: RunRanks) -> None:
@@ -34,11 +43,10 @@ async def test_two_groups_in_opposite_order(ranks: RunRanks) -> None:
         return None
 
     error, _ = await ranks(2, main)
-    assert isinstance(error, dist.CollectiveTimeoutError)
-    assert error.waiting_for == (1,)
-    (doing,) = error.doing
+    doing = what_rank_1_does(error)
     assert doing.startswith("is in all_reduce(3 x float32, SUM) (operation 0 of ")
     assert doing.endswith(" s")
+    assert isinstance(error, dist.CollectiveTimeoutError)
     assert error.group not in doing
     assert f"rank 1 did not enter it (it {doing})" in str(error)
 
@@ -53,11 +61,34 @@ async def test_a_receive_says_what_the_sender_does_instead(streams: RunRanks) ->
         return None
 
     error, _ = await streams(2, main)
-    assert isinstance(error, dist.CollectiveTimeoutError)
-    assert error.waiting_for == (1,)
-    (doing,) = error.doing
+    doing = what_rank_1_does(error)
     assert doing.startswith("is in barrier() (operation 0 of 'default_pg') for ")
     assert f"still waiting for rank 1; it {doing};" in str(error)
+
+
+async def test_the_operations_that_it_began_first(streams: RunRanks) -> None:
+    async def main(rank: int) -> BaseException | None:
+        if rank == 0:
+            await dist.recv(np.zeros(1), 1)
+            error = await outcome(dist.irecv(np.zeros(2), 1, tag=4, timeout=SHORT))
+            for tag in range(3):
+                await dist.send(np.zeros(2), 1, tag=tag)
+            return error
+        works = []
+        for tag in range(3):
+            works.append(dist.irecv(np.zeros(2), 0, tag=tag))
+            await asyncio.sleep(SHORT)
+        await dist.send(np.zeros(1), 0)
+        for work in works:
+            await work
+        return None
+
+    error, _ = await streams(2, main)
+    doing = what_rank_1_does(error)
+    first, second = (f"recv(from rank 0, 2 x float64, tag {tag}) in 'default_pg'" for tag in (0, 1))
+    listed, seconds = doing.split(" for ")
+    assert listed == f"is in {first}, {second} and 1 more"
+    assert float(seconds.removesuffix(" s")) >= 2 * SHORT
 
 
 async def test_a_send_says_that_the_receiver_failed_before(streams: RunRanks) -> None:
@@ -74,9 +105,8 @@ async def test_a_send_says_that_the_receiver_failed_before(streams: RunRanks) ->
         return None
 
     error, _ = await streams(2, main, buffer_bytes=1 << 16)
-    assert isinstance(error, dist.CollectiveTimeoutError)
     failed = "recv(from rank 0, 2 x float64, tag 9) in 'default_pg' failed there"
-    assert error.doing == (f"is in no operation, after {failed}",)
+    assert what_rank_1_does(error) == f"is in no operation, after {failed}"
 
 
 async def test_a_rank_that_does_not_answer(
@@ -93,8 +123,7 @@ async def test_a_rank_that_does_not_answer(
         return error
 
     error, _ = await streams(2, main)
-    assert isinstance(error, dist.CollectiveTimeoutError)
-    assert (error.waiting_for, error.doing) == ((1,), ("",))
+    assert what_rank_1_does(error) == ""
     assert "still waiting for rank 1; it does not answer; " in str(error)
 
 
@@ -124,6 +153,7 @@ async def test_a_message_that_comes_while_the_others_are_asked_has_come(
             into = np.zeros(2)
             await dist.recv(into, 1, timeout=SHORT)
             assert into.tolist() == [7, 7]
+            assert not current_world().default_group().rolls._by_number  # the call is over as well
         else:
             await asked.wait()
             await dist.send(np.full(2, 7.0), 0)
