@@ -35,22 +35,33 @@ REPORT_VARIABLE = "AIODIST_FAULT_REPORT"
 """Where it names a file, what the cells measured is written there."""
 
 
-def _cells_at_once() -> str:
+def _cells_at_once() -> int:
     """Each process that runs tests has a nursery of its own."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    return str(AT_ONCE if workers == 1 else 2)
+    return AT_ONCE if workers == 1 else 2
+
+
+WINDOW = 4
+"""So many times the cells that run at once are given to the nursery: the one that is asked for and the
+next. Not all: where several processes run tests, another one may come to ask for the rest.
+"""
 
 
 class Nursery:
-    """Runs cells in the order given, several at once; each answer is kept until asked for."""
+    """Runs a cell that is asked for and, meanwhile, those that are likely to be asked for next."""
 
     def __init__(self, cells: Sequence[Cell]) -> None:
+        """``cells``: in the order in which they are asked for, if they are."""
         self.measured: dict[Cell, Measured] = {}
         """Of cells that passed."""
+        at_once = _cells_at_once()
+        self._cells = cells
         self._numbers = {cell: number for number, cell in enumerate(cells)}
+        self._window = WINDOW * at_once
+        self._given: set[int] = set()
         self._answers: dict[int, dict[str, Any]] = {}
         self._process = subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", "-m", "tests.faults.nursery", _cells_at_once()],
+            [sys.executable, "-X", "faulthandler", "-m", "tests.faults.nursery", str(at_once)],
             cwd=ROOT,
             env={
                 **os.environ,
@@ -62,14 +73,20 @@ class Nursery:
             stdout=subprocess.PIPE,
             text=True,
         )
+
+    def _give(self, first: int) -> None:
+        """Give it those of the window from ``first`` on that it has not had."""
         assert self._process.stdin is not None
-        for cell, number in self._numbers.items():
-            job = {"number": number, "cell": cell.as_dict()}
-            self._process.stdin.write(json.dumps(job) + "\n")
+        for number in range(first, min(first + self._window, len(self._cells))):
+            if number not in self._given:
+                self._given.add(number)
+                job = {"number": number, "cell": self._cells[number].as_dict()}
+                self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
 
     def answer(self, cell: Cell) -> dict[str, Any]:
         number = self._numbers[cell]
+        self._give(number)
         assert self._process.stdout is not None
         while number not in self._answers:
             line = self._process.stdout.readline()
