@@ -8,8 +8,8 @@ Raised at the call, before anything is sent, with the group still usable: TypeEr
 InvalidUsageError (a ValueError) for arguments that cannot be meant, NotInitializedError before
 ``init_process_group``. Raised by ``await``: CollectiveMismatchError where ranks disagree,
 CollectiveTimeoutError, CollectiveCancelledError, PeerLostError, GroupClosedError. A rank
-whose part is over before anybody notices (the root of a small broadcast) has succeeded, and logs it.
-After a failure or a cancellation the outputs hold anything, and nothing writes to them any more.
+whose part is over before anybody notices (the root of a broadcast of little data) has succeeded, and
+logs it. After a failure or a cancellation the outputs hold anything, and nothing writes to them any more.
 """
 
 from __future__ import annotations

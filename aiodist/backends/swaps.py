@@ -18,7 +18,7 @@ from aiodist.backends.turns import STEP
 from aiodist.collectives.all_reduce_slots import in_order
 from aiodist.collectives.all_reduce_stripes import reduce_stripes
 from aiodist.collectives.board import Board
-from aiodist.collectives.broadcast_shared import broadcast_chunks
+from aiodist.collectives.broadcast_shared import broadcast_chunks, whom_it_reads
 from aiodist.collectives.moves import Move, carry_out
 from aiodist.collectives.select import Rules, select
 from aiodist.collectives.shared import all_reduce_chunks
@@ -141,12 +141,20 @@ class SmallCall(ABC, Generic[Given]):
         raise NotImplementedError(f"{self.fingerprint.operation} does not go in chunks here")
 
     async def _carry_out(
-        self, board: Board, given: Given, data: Kept, beside: object = None
+        self,
+        board: Board,
+        given: Given,
+        data: Kept,
+        beside: object = None,
+        whom: Sequence[int] | None = None,
     ) -> None:
-        """Do `_moves`, or what was kept of an equal call on ``data`` and ``beside``."""
+        """Do `_moves`, or what was kept of an equal call on ``data`` and ``beside``.
+
+        ``whom``: as in `carry_out`.
+        """
         kept = data.moves if data.beside is beside else None
         await carry_out(
-            board, kept or self.seat.programs.keep(data, beside, self._moves(board, given))
+            board, kept or self.seat.programs.keep(data, beside, self._moves(board, given)), whom
         )
 
     def _moves(self, board: Board, given: Given) -> Iterator[Move]:
@@ -194,16 +202,21 @@ class SmallBarrier(SmallCall[None]):
 class SmallBroadcast(_OneTensor):
     """The root is done when it has put up the data. Others copy out while it copies in."""
 
-    __slots__ = ("_root",)
+    __slots__ = ("_meets", "_root", "_whom")
 
     def __init__(self, seat: Seat, fingerprint: Fingerprint, length: int, root: int) -> None:
         self._root = root
-        is_root = seat.rank == root
-        super().__init__(seat, fingerprint, length, is_root, () if is_root else (root,))
+        self._whom = whom_it_reads(seat.rank, root)
+        self._meets = [(rank, 0) for rank in self._whom]
+        super().__init__(seat, fingerprint, length, seat.rank == root, self._whom)
         if length > PIECE_BYTES:
             stops = [*range(PIECE_BYTES, length, PIECE_BYTES), length]
             self.pieces = [slice(start, stop) for start, stop in pairwise([0, *stops])]
             self.worth = PIECE_BYTES
+
+    @property
+    def meets(self) -> Sequence[tuple[int, int]]:
+        return self._meets
 
     def fill_piece(self, piece: slice, slot: memoryview, given: Data) -> None:
         slot[piece] = given.view[piece]
@@ -220,7 +233,7 @@ class SmallBroadcast(_OneTensor):
         return broadcast_chunks(board, self._root, given.view)
 
     def run(self, board: Board, given: Data) -> Run:
-        return self._carry_out(board, given, given)
+        return self._carry_out(board, given, given, whom=self._whom)
 
 
 class _Reducing(_OneTensor):

@@ -10,7 +10,7 @@ Awaiting raises what a `Channel` raises. Afterwards nothing of the board is touc
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
 
@@ -57,19 +57,19 @@ class Board(Protocol):
     # -- chunks
 
     async def enter(self) -> None:
-        """Put up an empty slot. Nothing where all have met, or `begin_chunks` has said so."""
+        """Put up an empty slot. Nothing after `meet`, or where `begin_chunks` has said so."""
         ...
 
     def may_begin(self) -> bool:
-        """Whether this rank may write its first chunk now, which all have yet to meet for."""
+        """Whether this rank may write its first chunk now, before it has met the others."""
         ...
 
     def has_begun(self) -> bool:
         """Whether it is there already: this operation has been begun before, and was left."""
         ...
 
-    async def meet(self) -> None:
-        """Wait for all others to `enter`: before the first chunk of theirs is read."""
+    async def meet(self, whom: Sequence[int] | None = None) -> None:
+        """Wait for ``whom``, all others where None, to `enter`: before a chunk of theirs is read."""
         ...
 
     def begin_chunks(self) -> None:

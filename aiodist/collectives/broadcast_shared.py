@@ -1,12 +1,13 @@
 """Broadcast over shared memory: the root puts its data up, all others copy it.
 
 In a slot: one step, and the root does not wait for the others. In chunks: S = N / chunk steps, the
-root a few chunks ahead of the slowest. Bytes: the root writes N, each other rank reads N.
+root a few chunks ahead of the slowest, and it waits for nobody before that. Bytes: the root writes N,
+each other rank reads N.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from aiodist.collectives.board import Board
 from aiodist.collectives.layout import segments_of
@@ -21,6 +22,11 @@ async def broadcast_slots(board: Board, root: int, data: memoryview) -> None:
         board.put_up(len(data))
     else:
         data[:] = await board.slot_of(root, len(data))
+
+
+def whom_it_reads(rank: int, root: int) -> Sequence[int]:
+    """Whose data ``rank`` copies: all that it has to meet."""
+    return () if rank == root else (root,)
 
 
 def broadcast_chunks(board: Board, root: int, data: memoryview) -> Iterator[Move]:

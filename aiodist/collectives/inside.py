@@ -206,7 +206,7 @@ class _Later:
     def has_begun(self) -> bool:
         return False
 
-    async def meet(self) -> None:
+    async def meet(self, whom: Sequence[int] | None = None) -> None:
         """As `enter`."""
 
     def begin_chunks(self) -> None:

@@ -33,10 +33,11 @@ Move = tuple[int, int, int, Sequence[Copy], Sequence[Do]]
 Moves = Iterable[Move]
 
 
-async def carry_out(board: Board, moves: Moves) -> None:
-    """Do all ``moves``, in their order, when all have met; the first one may be done before.
+async def carry_out(board: Board, moves: Moves, whom: Sequence[int] | None = None) -> None:
+    """Do all ``moves``, in their order, when all are there; the first one may be done before.
 
-    Whoever comes early has its first chunk there when the last one comes.
+    Whoever comes early has its first chunk there when the last one comes. ``whom``: the others whose
+    chunks are read, where those are not all; nobody else is waited for.
     """
     try:
         moves = iter(moves)
@@ -46,7 +47,7 @@ async def carry_out(board: Board, moves: Moves) -> None:
             await _do(board, (first,))
         elif first[0] != PUT or not board.has_begun():
             moves = chain((first,), moves)
-        await board.meet()
+        await board.meet(whom)
         await _do(board, moves)
     except BaseException:
         # Who keeps the error keeps this frame, and is not to keep the memory that ranks share.

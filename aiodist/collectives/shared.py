@@ -18,7 +18,11 @@ from aiodist.collectives.all_reduce_stripes import all_reduce_stripes, reduce_st
 from aiodist.collectives.all_to_all_shared import all_to_all_shared
 from aiodist.collectives.barrier_slots import barrier_slots
 from aiodist.collectives.board import Board
-from aiodist.collectives.broadcast_shared import broadcast_chunks, broadcast_slots
+from aiodist.collectives.broadcast_shared import (
+    broadcast_chunks,
+    broadcast_slots,
+    whom_it_reads,
+)
 from aiodist.collectives.gather_shared import gather_shared, scatter_shared
 from aiodist.collectives.moves import Move, carry_out
 from aiodist.collectives.reduce_scatter_shared import reduce_scatter_chunks, reduce_scatter_slots
@@ -72,7 +76,7 @@ def broadcast(board: Board, root: int, data: memoryview, rules: Rules = SHARED_R
     """Fill ``data`` on every rank with what ``root`` has in it."""
     if _choice("broadcast", board, len(data), rules) == "slots":
         return broadcast_slots(board, root, data)
-    return carry_out(board, broadcast_chunks(board, root, data))
+    return carry_out(board, broadcast_chunks(board, root, data), whom_it_reads(board.rank, root))
 
 
 def reduce(

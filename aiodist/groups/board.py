@@ -6,7 +6,7 @@ lower 24, so that what one operation puts up is never taken for another's, also 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -88,7 +88,7 @@ class LineBoard:
 
     def __init__(self, plane: Plane, sequence: int, line: CollectiveLine | None = None) -> None:
         """Of operation ``sequence``. Without ``line`` as long as nobody has to be waited for, and
-        once all ranks are known to be in it: see `take_up`."""
+        once those that it has to meet are known to be in it: see `take_up`."""
         self.rank = plane.rank
         self.size = plane.size
         self.chunk_bytes = plane.shape.chunk_bytes
@@ -206,20 +206,24 @@ class LineBoard:
     def has_begun(self) -> bool:
         return self._mine[CHUNK_TAGS[0]] == self._base + 1
 
-    async def meet(self) -> None:
+    async def meet(self, whom: Sequence[int] | None = None) -> None:
         if self._met:
             return
-        if self.line is None:
+        if self.line is None:  # `swap` looks for them
             await self._alone
             return
-        for rank in range(self.size):
+        for rank in range(self.size) if whom is None else whom:
             if rank != self.rank:
                 await self.slot_of(rank, 0)
         self.begin_chunks()
 
-    def begin_alone(self, seconds: float) -> None:
-        """All have met: begin without a line. The first turn that others have is after ``seconds``."""
+    def begin_alone(self, seconds: float, reads: int) -> None:
+        """Begin without a line: the slots of so many others have been read, of all that have to be there.
+
+        The first turn that others have is after ``seconds``.
+        """
         self._turn_seconds = seconds
+        self._reads = reads
         self.begin_chunks()
         self._alone.complete(None)
 
@@ -275,7 +279,7 @@ class LineBoard:
         plane = self.plane
         words = plane.words[rank]
         if self._met and plane.lookout.active:
-            # All are in it, so what is missing is a step away.
+            # Whoever was to be met is in it, so what is missing is mostly a step away.
             end = perf_counter() + NEAR_SECONDS
             times = 0
             while perf_counter() < end:
@@ -298,11 +302,10 @@ class LineBoard:
     def take_up(self, line: CollectiveLine) -> None:
         """From now on the operation has ``line``: it has to wait, for another rank or for its turn.
 
-        Until now it has written and read chunks alone, after all had put up an empty slot.
+        Until now it has written and read chunks alone, after an empty slot had been put up.
         """
         self.line = line
         self._turn_seconds = TURN_SECONDS
-        self._reads = self.size - 1
         self.plane.current = self
         self.plane.slot_used[self._slot] = self.end
         self.plane.unread[self._slot] = None

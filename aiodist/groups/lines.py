@@ -27,7 +27,7 @@ from aiodist.groups.blame import (
 from aiodist.groups.fingerprint import Fingerprint, Words, encoded_of
 from aiodist.groups.messenger import Messenger
 from aiodist.mesh.lookout import Lookout
-from aiodist.mesh.matching import ANY_SOURCE, Recv
+from aiodist.mesh.matching import Arrival, Recv
 from aiodist.mesh.outbox import Send
 from aiodist.tensors import scratch
 from aiodist.wire.frames import COLLECTIVE
@@ -48,7 +48,6 @@ class CollectiveLine:
     """A collective's private line: a `collectives.Channel` by (group, sequence number)."""
 
     __slots__ = (
-        "_ears",
         "_fingerprint",
         "_group",
         "_key",
@@ -79,7 +78,6 @@ class CollectiveLine:
         self._meta = fingerprint.encoded
         self._recvs: list[Recv] = []
         self._sends: list[tuple[int, Send]] = []
-        self._ears: list[Recv] = []  # see `listen`
         self.plane: Plane | None = None
         self.board: LineBoard | None = None
         self.places: Places | None = None
@@ -126,31 +124,19 @@ class CollectiveLine:
         return error is not None
 
     def listen(self) -> None:
-        """Fail with what comes over the streams for this operation, which runs in memory."""
-        if self._ears:
-            return
-        assert self.plane is not None  # on which the operation has fallen asleep
-        here = self._ranks[self.rank]
-        others = [rank for rank in self.plane.members if rank != here]
-        for source in others if self.places is not None else (ANY_SOURCE,):
-            self._listen_to(source)
+        """Fail with a message for this operation from a rank that is in another one.
 
-    def _listen_to(self, source: int) -> None:
-        def check(recv: Recv, src: int, meta: bytes, length: int) -> BaseException | None:
-            if meta == self._meta and not length:
-                return None
-            return self._check(recv, src, meta, length) or self._mismatch(src, meta)
+        The receives of this one may never see it: of two ranks that both take themselves for the root
+        of a broadcast each offers the other its data, and asks for none.
+        """
+        self._messenger.inbox.watch(self._key, self._compare)
 
-        def heard() -> None:
-            if recv.error is None:
-                self._ears = [ear for ear in self._ears if not ear.done]
-                self._listen_to(source)
-
-        recv = Recv(self._key, source, None, self._meta, check)
-        recv.callback = heard
-        self._messenger.recv(recv)
-        if not recv.done:
-            self._ears.append(recv)
+    def _compare(self, arrival: Arrival) -> None:
+        src, meta = arrival.src, arrival.meta
+        # Where all of it goes through memory nothing comes over a stream but a `tell`, which is empty.
+        astray = arrival.length and self.board is not None and self.places is None
+        if meta != self._meta or astray:
+            self._group.fail_soon(self.sequence, self._mismatch(src, meta))
 
     def tell(self) -> None:
         """Say over the streams, to those that may be in another operation, which one this is."""
@@ -260,14 +246,13 @@ class CollectiveLine:
         inbox = self._messenger.inbox
         plane, self.plane = self.plane, None
         if error is not None:
-            for recv in (*self._recvs, *self._ears):
+            for recv in self._recvs:
                 inbox.drop(recv)
             for to, message in self._sends:
                 if not message.done:
                     self._messenger.withdraw_send(to, message)
         # Each receive refers to this line by its check: the circle would keep their memory.
         self._recvs.clear()
-        self._ears.clear()
         self._sends.clear()
         left = inbox.forget(self._key)
         if left is not None and plane is not None and (left.meta, left.length) == (self._meta, 0):

@@ -16,14 +16,19 @@ if TYPE_CHECKING:
 
 
 class Postbox(Protocol):
-    """Takes back receives that are not wanted any more; all three are for receives not done."""
+    """Takes back receives that are not wanted any more, and shows what nobody has asked for."""
+
+    def watch(self, key: Key, unasked: Callable[[Arrival], None]) -> None:
+        """Show ``unasked`` each message for the collective ``key`` that comes, or has come, and that
+        no receive is posted for. Until `forget`."""
+        ...
 
     def drop(self, recv: Recv) -> None:
-        """Of a failed collective: its message is thrown away."""
+        """A receive of a failed collective that is not done: its message is thrown away."""
         ...
 
     def withdraw(self, recv: Recv) -> None:
-        """Of a message: what comes goes to the next receive, where that is still possible."""
+        """A message's that is not done: what comes goes to the next one, where that still may be."""
         ...
 
     def forget(self, key: Key) -> Arrival | None:

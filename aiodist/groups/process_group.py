@@ -114,6 +114,8 @@ class ProcessGroup(Messaging):
                     plane.lay_out()
                 elif not line.enter(plane):
                     body = partial(_admitted, plane, body)
+            if plane is None or not shares or self.places is not None:
+                line.listen()
             usher = self._usher if messenger is None else None
             run = body(line) if usher is None else ushered(usher, line, body)
             work.start(run, self.timeout if timeout is None else timeout)

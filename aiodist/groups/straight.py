@@ -1,9 +1,9 @@
 """A collective in chunks, carried out straight away, before a line or a record is made for it.
 
 All put up a slot, as the operations of one slot put up theirs (`swap`): an empty one, or one that
-says what is to come. When all are there the algorithm runs on, here and now, as far as it comes
-without having to wait for long: mostly to its end. One that does have to wait gets what others wait
-with, and goes on where it is.
+says what is to come. When those are there whose chunks a rank reads, the algorithm runs on, here and
+now, as far as it comes without having to wait for long: mostly to its end. One that does have to wait
+gets what others wait with, and goes on where it is.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Chunked(Protocol[Given]):
 
     @property
     def meets(self) -> Sequence[tuple[int, int]]:
-        """The other ranks, each with the bytes of its slot: `head`."""
+        """The other ranks that have to be there, each with the bytes of its slot: `head`."""
         ...
 
     def fill_head(self, slot: memoryview, given: Given) -> None:
@@ -52,11 +52,11 @@ class Chunked(Protocol[Given]):
         ...
 
     def agrees(self, slots: Sequence[memoryview], given: Given) -> bool:
-        """Whether what all ranks have put up, by rank, fits what is ``given``."""
+        """Whether what those have put up, by rank, fits what is ``given``."""
         ...
 
     def run(self, board: LineBoard, given: Given) -> Body:
-        """The algorithm, on a board where all have met."""
+        """The algorithm, on a board where they have met."""
         ...
 
 
@@ -131,7 +131,8 @@ class Straight(Generic[Given]):
             return False
         board = self._board or LineBoard(self._plane, self._sequence)
         body = self._body or self._what.run(board, given)
-        board.begin_alone(TURN_SECONDS if hurried.get() else STRAIGHT_SECONDS)
+        seconds = TURN_SECONDS if hurried.get() else STRAIGHT_SECONDS
+        board.begin_alone(seconds, len(self.reads))
         try:
             waiting = body.send(None)
         except StopIteration:

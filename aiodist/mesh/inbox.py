@@ -49,6 +49,7 @@ class Inbox:
         self._tickets: dict[int, Recv] = {}
         self._next_ticket = 0
         self._sources: dict[int, Source] = {}
+        self._watched: dict[Key, Callable[[Arrival], None]] = {}
 
     def add_source(self, source: Source) -> None:
         self._sources[source.rank] = source
@@ -119,11 +120,18 @@ class Inbox:
             recv.arrival = arrival
             recv.turn = arrival.order
 
+    def watch(self, key: Key, unasked: Callable[[Arrival], None]) -> None:
+        """Show ``unasked`` each message for ``key`` that no receive is posted for, until `forget`."""
+        self._watched[key] = unasked
+        for arrival in self.matcher.waiting(key, range(self.size)):
+            unasked(arrival)
+
     def forget(self, key: Key) -> Arrival | None:
         """Collective ``key`` is over here: drop what is left of it, tell senders that wait for us.
 
         Returns the first message nobody had asked for, if there was one.
         """
+        self._watched.pop(key, None)
         left = self.matcher.forget_key(key, range(self.size))
         for arrival in left:
             self._drop(arrival)
@@ -198,7 +206,7 @@ class Inbox:
             return _to_read(recv, source, frame, reader)
         arrival = Arrival(key, source.rank, frame.meta, frame.length, cost, None)
         arrival.data = scratch(frame.length)
-        self.matcher.keep(arrival)
+        self._keep(arrival)
         return arrival
 
     def eager_done(self, source: Source, target: Recv | Arrival | None) -> None:
@@ -226,7 +234,7 @@ class Inbox:
         arrival = Arrival(key, source.rank, frame.meta, frame.length, MESSAGE_COST, frame.id)
         recv = self.matcher.take_recv(key, source.rank)
         if recv is None:
-            self.matcher.keep(arrival)
+            self._keep(arrival)
         else:
             arrival.order = recv.turn
             self._deliver(recv, arrival)
@@ -388,6 +396,12 @@ class Inbox:
             reader, recv.reader = recv.reader, None
             if reader is not None:
                 reader.redirect(None, None)
+
+    def _keep(self, arrival: Arrival) -> None:
+        self.matcher.keep(arrival)
+        unasked = self._watched.get(arrival.key)
+        if unasked is not None:
+            unasked(arrival)
 
     def _drop(self, arrival: Arrival) -> None:
         source = self._sources[arrival.src]

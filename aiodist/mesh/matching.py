@@ -300,6 +300,12 @@ class Matcher:
         arrived = self._arrived
         return bool(arrived) and any((key, src) in arrived for src in sources)
 
+    def waiting(self, key: Key, sources: Iterable[int]) -> Iterator[Arrival]:
+        """Messages for ``key`` from ``sources`` that wait."""
+        if self._arrived:
+            for src in sources:
+                yield from self._arrived.get((key, src), ())
+
     def arrived_bytes(self) -> int:
         """Payload bytes held for receives that are not posted."""
         kept = (a.data or a.boxed for queue in self._arrived.values() for a in queue)

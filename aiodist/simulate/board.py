@@ -8,7 +8,7 @@ used again as the real ones are: a writer waits until all have let go.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from aiodist.completion import Pending, completed
@@ -92,8 +92,8 @@ class SimulatedBoard:
     def has_begun(self) -> bool:
         return False
 
-    async def meet(self) -> None:
-        for rank in range(self.size):
+    async def meet(self, whom: Sequence[int] | None = None) -> None:
+        for rank in range(self.size) if whom is None else whom:
             if rank != self.rank:
                 await self.slot_of(rank, 0)
 

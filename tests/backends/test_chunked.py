@@ -333,24 +333,79 @@ async def test_the_last_to_call_has_done_what_it_can_when_the_call_returns(kind:
 async def test_who_needs_nothing_of_the_others_has_ended_but_lets_the_loop_turn(
     seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The root of a broadcast that fits into its chunks."""
+    """The root of a broadcast that fits into its chunks: others need not even have begun."""
     create = SharedMemory.create
     monkeypatch.setattr(SharedMemory, "create", lambda rank, _: create(rank, 32 << 20))
     monkeypatch.setattr(straight, "STRAIGHT_SECONDS", seconds)
+    ended = asyncio.Event()
+
+    async def main(rank: int) -> None:
+        for again in range(3):
+            await meet()
+            ended.clear()
+            data = row(rank + again)
+            if rank == 0:
+                work = dist.broadcast(data, 0)
+                assert work.is_completed() == (seconds > 0)
+                await work
+                ended.set()
+            else:
+                await ended.wait()
+                await dist.broadcast(data, 0)
+            assert (data == row(again)).all()
+
+    await run_ranks(3, main, "shm", timeout=20)
+
+
+async def test_so_has_it_where_it_had_to_wait_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    create = SharedMemory.create
+    monkeypatch.setattr(SharedMemory, "create", lambda rank, _: create(rank, 32 << 20))
+    reduced, ended = asyncio.Event(), asyncio.Event()
+
+    async def main(rank: int) -> None:
+        await meet()
+        data, sum_ = row(rank), np.ones(2)
+        if rank == 0:
+            works = [dist.all_reduce(sum_), dist.broadcast(data, 0)]
+            reduced.set()
+            for work in works:
+                await work
+            ended.set()
+        else:
+            await reduced.wait()
+            await dist.all_reduce(sum_)
+            await ended.wait()
+            await dist.broadcast(data, 0)
+        assert sum_.tolist() == [3, 3]
+        assert (data == row(0)).all()
+
+    await run_ranks(3, main, "shm", timeout=20)
+
+
+async def test_a_root_has_no_more_on_its_way_than_it_has_chunks() -> None:
     called = asyncio.Event()
 
     async def main(rank: int) -> None:
         await meet()
-        data = row(rank)
+        plane = current_world().default_group().plane
+        assert plane is not None
+        shape = plane.shape
+        count = shape.chunk_bytes * shape.depth // 4 + 1
+        data = row(rank, count)
         if rank == 0:
+            work = dist.broadcast(data, 0)
+            for _ in range(20):
+                await asyncio.sleep(1e-3)
+            assert not work.is_completed()
+            assert work.waiting_for() == [1]
+            called.set()
+            await work
+        else:
             await called.wait()
-        work = dist.broadcast(data, 0)
-        assert work.is_completed() == (rank == 0 and seconds > 0)
-        called.set()
-        await work
-        assert (data == row(0)).all()
+            await dist.broadcast(data, 0)
+        assert (data == row(0, count)).all()
 
-    await run_ranks(2, main, "shm", timeout=20)
+    await run_ranks(3, main, "shm", timeout=20)
 
 
 async def begin(rank: int, called: asyncio.Event, timeout: float = 10) -> dist.Work[None]:

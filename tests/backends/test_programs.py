@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +97,8 @@ class Alone:
     def has_begun(self) -> bool:
         return self._begun
 
-    async def meet(self) -> None:
-        self.said.append(("meet",))
+    async def meet(self, whom: Sequence[int] | None = None) -> None:
+        self.said.append(("meet",) if whom is None else ("meet", *whom))
 
     async def free(self, step: int) -> None:
         self.said.append(("free", step))

@@ -83,14 +83,15 @@ async def test_a_mismatch_reaches_all_ranks_and_shows_both_sides(
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("length", [None, 4, LARGE])
+@pytest.mark.parametrize("sent", [4, LARGE])
 async def test_a_rank_that_only_sends_may_be_done_before_anybody_can_tell(
-    ranks: RunRanks, caplog: pytest.LogCaptureFixture, size: int, length: int | None
+    ranks: RunRanks, caplog: pytest.LogCaptureFixture, size: int, length: int | None, sent: int
 ) -> None:
     """Two roots: each has sent what it had to. No rank that waits is left waiting, and what they call
     next says so, on one of them at least. ``length``: of an all_reduce; None: a barrier."""
 
     async def main(rank: int) -> list[BaseException | None]:
-        errors = [await outcome(broadcast(1 if rank == 1 else 0))]
+        errors = [await outcome(broadcast(1 if rank == 1 else 0, sent))]
         for _ in range(3):
             errors.append(
                 await outcome(
@@ -110,12 +111,13 @@ async def test_a_rank_that_only_sends_may_be_done_before_anybody_can_tell(
         assert "root 1" in str(error)
 
 
+@pytest.mark.parametrize("sent", [4, LARGE])
 async def test_two_roots_and_nothing_after_them_is_said_when_the_group_ends(
-    ranks: RunRanks, caplog: pytest.LogCaptureFixture
+    ranks: RunRanks, caplog: pytest.LogCaptureFixture, sent: int
 ) -> None:
     async def main(rank: int) -> list[BaseException | None]:
         await dist.barrier()
-        failure = await outcome(broadcast(rank))
+        failure = await outcome(broadcast(rank, sent))
         # Each has the other's by now, in memory or as a message that came before this one.
         work = dist.isend(np.ones(1), 1 - rank)
         await dist.recv(np.zeros(1), 1 - rank)

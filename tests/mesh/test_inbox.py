@@ -7,7 +7,7 @@ import pytest
 from aiodist.errors import ProtocolError
 from aiodist.mesh.matching import ANY_SOURCE, Arrival, Recv
 from aiodist.mesh.outbox import CHUNK_BYTES, EAGER_BYTES, MESSAGE_COST
-from aiodist.wire.frames import COLLECTIVE, POINT_TO_POINT, FrameType, encode
+from aiodist.wire.frames import COLLECTIVE, POINT_TO_POINT, FrameType, Key, encode
 from tests.mesh.pairs import Pair
 
 TAG = (POINT_TO_POINT, 9, 1)
@@ -95,6 +95,31 @@ def test_a_receive_posted_while_its_message_arrives_can_be_cancelled() -> None:
     assert bytes(recv.into) == bytes(len(SMALL))
     assert content(second) == SMALL
     assert not third.done
+
+
+def test_what_nobody_has_asked_for_is_shown_to_who_watches() -> None:
+    pair, seen = Pair(64 << 20), []
+
+    def send(key: Key, data: bytes) -> None:
+        pair.a.send(key, data)
+        pair.settle()
+
+    send(STEP, SMALL)
+    send(OTHER, SMALL)
+    pair.b.inbox.watch(STEP, lambda arrival: seen.append((arrival.key, arrival.length)))
+    assert seen == [(STEP, len(SMALL))], "it was there before"
+    send(OTHER, LARGE)
+    send(STEP, LARGE)  # announced
+    assert seen[1:] == [(STEP, len(LARGE))]
+    for data in (SMALL, LARGE):
+        recv = pair.b.recv(STEP, len(data))
+        pair.settle()
+        assert content(recv) == data
+    pair.b.recv(STEP, len(SMALL))
+    send(STEP, SMALL)  # asked for
+    pair.b.inbox.forget(STEP)
+    send(STEP, SMALL)
+    assert len(seen) == 2
 
 
 def test_messages_of_cancelled_receives_keep_their_order() -> None:

@@ -86,6 +86,9 @@ class MpiMessenger:
 
     # -- Postbox
 
+    def watch(self, key: Key, unasked: Callable[[Arrival], None]) -> None:
+        """What nobody has asked for stays in MPI, and cannot be looked at."""
+
     def drop(self, recv: Recv) -> None:
         recv.callback = None
         self.withdraw(recv)
@@ -99,7 +102,7 @@ class MpiMessenger:
             posted.request.request.Cancel()
 
     def forget(self, key: Key) -> Arrival | None:
-        return None  # what nobody asked for stays in MPI
+        return None  # as in `watch`
 
     # -- sending
 
