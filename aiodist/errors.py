@@ -112,10 +112,11 @@ class CollectiveTimeoutError(CollectiveError, TimeoutError):
 
     ``waiting_for``: the global ranks that have not entered it, or have not answered.
     ``last_finished``: for each of those, in the same order, the last collective that it has
-    finished in the group, in words; empty where it has finished none or did not say.
+    finished in the group, in words; "" where it has finished none or did not say. Without entries
+    for a message, and where all have entered the operation.
     ``doing``: for each of those what it did when it was asked, as "is in barrier() (operation 3 of
-    'default_pg') for 2.0 s" or "is in no operation", or "" where it did not answer. Without entries, as
-    ``last_finished``, where all have entered the operation, and of a receive from any rank.
+    'default_pg') for 2.0 s" or "is in no operation"; "" where it did not answer. Without entries for
+    a receive from any rank, and where all have entered the operation.
     ``tensor``: this rank's, as "6 x int16, shape (2, 3)"; empty where there is none, or several.
     """
 

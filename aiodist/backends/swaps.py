@@ -141,20 +141,12 @@ class SmallCall(ABC, Generic[Given]):
         raise NotImplementedError(f"{self.fingerprint.operation} does not go in chunks here")
 
     async def _carry_out(
-        self,
-        board: Board,
-        given: Given,
-        data: Kept,
-        beside: object = None,
-        whom: Sequence[int] | None = None,
+        self, board: Board, given: Given, data: Kept, beside: object = None
     ) -> None:
-        """Do `_moves`, or what was kept of an equal call on ``data`` and ``beside``.
-
-        ``whom``: as in `carry_out`.
-        """
+        """Do `_moves`, or what was kept of an equal call on ``data`` and ``beside``."""
         kept = data.moves if data.beside is beside else None
         await carry_out(
-            board, kept or self.seat.programs.keep(data, beside, self._moves(board, given)), whom
+            board, kept or self.seat.programs.keep(data, beside, self._moves(board, given))
         )
 
     def _moves(self, board: Board, given: Given) -> Iterator[Move]:
@@ -202,13 +194,13 @@ class SmallBarrier(SmallCall[None]):
 class SmallBroadcast(_OneTensor):
     """The root is done when it has put up the data. Others copy out while it copies in."""
 
-    __slots__ = ("_meets", "_root", "_whom")
+    __slots__ = ("_meets", "_root")
 
     def __init__(self, seat: Seat, fingerprint: Fingerprint, length: int, root: int) -> None:
         self._root = root
-        self._whom = whom_it_reads(seat.rank, root)
-        self._meets = [(rank, 0) for rank in self._whom]
-        super().__init__(seat, fingerprint, length, seat.rank == root, self._whom)
+        whom = whom_it_reads(seat.rank, root)
+        self._meets = [(rank, 0) for rank in whom]
+        super().__init__(seat, fingerprint, length, seat.rank == root, whom)
         if length > PIECE_BYTES:
             stops = [*range(PIECE_BYTES, length, PIECE_BYTES), length]
             self.pieces = [slice(start, stop) for start, stop in pairwise([0, *stops])]
@@ -233,7 +225,7 @@ class SmallBroadcast(_OneTensor):
         return broadcast_chunks(board, self._root, given.view)
 
     def run(self, board: Board, given: Data) -> Run:
-        return self._carry_out(board, given, given, whom=self._whom)
+        return self._carry_out(board, given, given)
 
 
 class _Reducing(_OneTensor):

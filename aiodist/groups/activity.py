@@ -28,7 +28,8 @@ def describe_activity(recorder: Recorder) -> str:
 def describe_present(recorder: Recorder) -> str:
     """What this rank does now, as in "rank 3 is in no operation": without the rank. Any thread.
 
-    The time is that of the operation named first, which others may be waiting behind.
+    The time is that of the operation named first, which others may be waiting behind: the oldest of the
+    64 that were begun last.
     """
     latest = recorder.latest(_LOOKED_AT)
     running = [record for record in latest if record.state == RUNNING]

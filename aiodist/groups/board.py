@@ -209,7 +209,7 @@ class LineBoard:
     async def meet(self, whom: Sequence[int] | None = None) -> None:
         if self._met:
             return
-        if self.line is None:  # `swap` looks for them
+        if self.line is None:  # `swap` looks for those of `Chunked.meets`
             await self._alone
             return
         for rank in range(self.size) if whom is None else whom:

@@ -333,50 +333,53 @@ async def test_the_last_to_call_has_done_what_it_can_when_the_call_returns(kind:
 async def test_who_needs_nothing_of_the_others_has_ended_but_lets_the_loop_turn(
     seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The root of a broadcast that fits into its chunks: others need not even have begun."""
+    """The root of a broadcast that fits into its chunks; each other rank needs the root alone."""
     create = SharedMemory.create
     monkeypatch.setattr(SharedMemory, "create", lambda rank, _: create(rank, 32 << 20))
     monkeypatch.setattr(straight, "STRAIGHT_SECONDS", seconds)
-    ended = asyncio.Event()
+    ended = [asyncio.Event() for _ in range(3)]
 
     async def main(rank: int) -> None:
         for again in range(3):
             await meet()
-            ended.clear()
+            ended[rank].clear()
+            await meet()
             data = row(rank + again)
-            if rank == 0:
-                work = dist.broadcast(data, 0)
-                assert work.is_completed() == (seconds > 0)
-                await work
-                ended.set()
-            else:
-                await ended.wait()
-                await dist.broadcast(data, 0)
+            if rank:
+                await ended[rank - 1].wait()
+            work = dist.broadcast(data, 0)
+            assert work.is_completed() == (seconds > 0)
+            await work
             assert (data == row(again)).all()
+            ended[rank].set()
 
     await run_ranks(3, main, "shm", timeout=20)
 
 
 async def test_so_has_it_where_it_had_to_wait_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the root and of another rank, while the third has not begun."""
     create = SharedMemory.create
     monkeypatch.setattr(SharedMemory, "create", lambda rank, _: create(rank, 32 << 20))
-    reduced, ended = asyncio.Event(), asyncio.Event()
+    called = [asyncio.Event() for _ in range(2)]
+    ended = [asyncio.Event() for _ in range(2)]
 
     async def main(rank: int) -> None:
         await meet()
-        data, sum_ = row(rank), np.ones(2)
-        if rank == 0:
-            works = [dist.all_reduce(sum_), dist.broadcast(data, 0)]
-            reduced.set()
+        data, total = row(rank), np.ones(2)
+        if rank < 2:
+            works = [dist.all_reduce(total), dist.broadcast(data, 0)]
+            called[rank].set()
             for work in works:
                 await work
-            ended.set()
+            ended[rank].set()
         else:
-            await reduced.wait()
-            await dist.all_reduce(sum_)
-            await ended.wait()
+            for event in called:
+                await event.wait()
+            await dist.all_reduce(total)
+            for event in ended:
+                await event.wait()
             await dist.broadcast(data, 0)
-        assert sum_.tolist() == [3, 3]
+        assert total.tolist() == [3, 3]
         assert (data == row(0)).all()
 
     await run_ranks(3, main, "shm", timeout=20)
