@@ -132,11 +132,8 @@ class CollectiveLine:
         self._messenger.inbox.watch(self._key, self._compare)
 
     def _compare(self, arrival: Arrival) -> None:
-        src, meta = arrival.src, arrival.meta
-        # Where all of it goes through memory nothing comes over a stream but a `tell`, which is empty.
-        astray = arrival.length and self.board is not None and self.places is None
-        if meta != self._meta or astray:
-            self._group.fail_soon(self.sequence, self._mismatch(src, meta))
+        if arrival.meta != self._meta:
+            self._group.fail_soon(self.sequence, self._mismatch(arrival.src, arrival.meta))
 
     def tell(self) -> None:
         """Say over the streams, to those that may be in another operation, which one this is."""

@@ -310,11 +310,12 @@ class ProcessGroup(Messaging):
         sequence, src, words = found
         return self.late(sequence, src, encoded_of(words))
 
-    def came_late(self, sequence: int, src: int, meta: bytes) -> None:
+    def came_late(self, sequence: int, src: int, meta: bytes, length: int) -> None:
         """A message came for a collective that is over here."""
         error = self.late(sequence, src, meta)
-        # Whose ranks share memory tells of itself while it waits, and fails as it hears of this.
-        if error is not None and self.plane is None:
+        # An empty one tells what a rank waits in that shares memory: it fails as it hears of this.
+        # Whoever has sent data may be done with it.
+        if error is not None and (length or self.plane is None):
             self.world.loop.call_soon(self._spoil, error)
 
     def _spoil(self, error: DistError) -> None:

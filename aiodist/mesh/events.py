@@ -26,7 +26,7 @@ class Events(Protocol):
         """Whether this rank has ended that collective, or closed that group."""
         ...
 
-    def late(self, key: Key, src: int, meta: bytes) -> None:
+    def late(self, key: Key, src: int, meta: bytes, length: int) -> None:
         """A message of rank ``src`` came for what is over; it is dropped."""
         ...
 

@@ -36,11 +36,11 @@ class Inbox:
         self,
         size: int,
         is_over: Callable[[Key], bool],
-        late: Callable[[Key, int, bytes], None],
+        late: Callable[[Key, int, bytes, int], None],
     ) -> None:
         """``is_over(key)``: whether that operation or its group has ended on this rank.
 
-        ``late(key, source, metadata)`` hears of a message for such a key; it is dropped.
+        ``late(key, source, metadata, length)`` hears of a message for such a key; it is dropped.
         """
         self.matcher = Matcher()
         self.size = size
@@ -198,7 +198,7 @@ class Inbox:
             self._check_excess(source, frame, frame.length)
         if self._is_over(key):
             self._refund(source, cost)
-            self._late(key, source.rank, frame.meta)
+            self._late(key, source.rank, frame.meta, frame.length)
             return None
         recv = self.matcher.take_recv(key, source.rank)
         if recv is not None:
@@ -228,7 +228,7 @@ class Inbox:
             self._check_excess(source, frame, 0)
         if self._is_over(key):
             self._refund(source, MESSAGE_COST)
-            self._late(key, source.rank, frame.meta)
+            self._late(key, source.rank, frame.meta, frame.length)
             source.outbox.control(encode(FrameType.REFUSE, id=frame.id))
             return
         arrival = Arrival(key, source.rank, frame.meta, frame.length, MESSAGE_COST, frame.id)
@@ -255,7 +255,7 @@ class Inbox:
         key = frame.key
         if self._is_over(key):
             payload.let_go()
-            self._late(key, source.rank, frame.meta)
+            self._late(key, source.rank, frame.meta, frame.length)
             return
         arrival = Arrival(key, source.rank, frame.meta, frame.length, 0, None)
         arrival.boxed = payload

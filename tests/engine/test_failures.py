@@ -111,6 +111,35 @@ async def test_a_rank_that_only_sends_may_be_done_before_anybody_can_tell(
         assert "root 1" in str(error)
 
 
+@pytest.mark.parametrize("other", ["all_reduce", "broadcast_object_list"])
+@pytest.mark.parametrize("nbytes", [10, 4 * EAGER_BYTES])
+async def test_objects_of_which_nobody_had_asked_for_any(
+    ranks: RunRanks, other: str, nbytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They go over the streams on every transport; the other rank sends some, too, or is in memory.
+
+    All hear of it at once, before anybody who sleeps in memory asks what keeps the others.
+    """
+    monkeypatch.setattr("aiodist.groups.plane.SUSPICION_SECONDS", 1000)
+
+    async def main(rank: int) -> list[BaseException | None]:
+        objects = [b"x" * nbytes]
+        if rank == 0 and other == "all_reduce":
+            errors = [await outcome(all_reduce(4))]
+        else:
+            errors = [await outcome(dist.broadcast_object_list(objects, rank))]
+        errors += [await outcome(dist.barrier()) for _ in range(3)]
+        await next_works(rank, 2)
+        return errors
+
+    errors = [error for each in await ranks(2, main) for error in each if error is not None]
+    assert errors
+    for error in errors:
+        assert isinstance(error, dist.CollectiveMismatchError)
+        assert "ranks disagree about operation 0" in str(error)
+        assert "root 1" in str(error)
+
+
 @pytest.mark.parametrize("sent", [4, LARGE])
 async def test_two_roots_and_nothing_after_them_is_said_when_the_group_ends(
     ranks: RunRanks, caplog: pytest.LogCaptureFixture, sent: int
@@ -196,9 +225,12 @@ async def test_who_has_raised_a_disagreement_takes_what_it_put_up_away() -> None
 
 @pytest.mark.parametrize("under_way", [False, True])
 async def test_a_message_that_tells_of_another_operation_spoils_the_next(
-    inproc: RunRanks, under_way: bool
+    ranks: RunRanks, under_way: bool
 ) -> None:
-    """Over streams, where both have succeeded: the one under way, or the next, on all ranks."""
+    """Over streams, where both have succeeded: the one under way, or the next, on all ranks.
+
+    Also where these share memory, in which objects do not go.
+    """
     other = Fingerprint("all_gather").encoded
 
     async def main(rank: int) -> None:
@@ -207,7 +239,7 @@ async def test_a_message_that_tells_of_another_operation_spoils_the_next(
         assert isinstance(group, dist.ProcessGroup)
         if rank == 0:
             work = dist.barrier() if under_way else None
-            group.came_late(0, 1, other)
+            group.came_late(0, 1, other, 8)
             await asyncio.sleep(0)
             work = work or dist.barrier()
         else:
@@ -222,7 +254,7 @@ async def test_a_message_that_tells_of_another_operation_spoils_the_next(
         assert error.rank == 1
         await next_works(rank, 2)
 
-    await inproc(2, main)
+    await ranks(2, main)
 
 
 async def _disagree_while_rank_1_is_away(ranks: RunRanks, *, met: bool) -> None:

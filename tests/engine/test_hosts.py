@@ -213,6 +213,30 @@ async def test_ranks_that_disagree_are_told_and_the_group_goes_on(odd: int, leng
     assert all(isinstance(error, dist.CollectiveMismatchError) for error in told.values()), told
 
 
+@pytest.mark.parametrize("hosts", [(0, 1), (0, 0, 1, 1)])
+@pytest.mark.parametrize("length", [3, IN_PIECES])
+async def test_two_roots_on_two_hosts_are_told(hosts: tuple[int, ...], length: int) -> None:
+    """Each offers its data to the other host, and asks for none."""
+    size = len(hosts)
+
+    async def main(rank: int) -> list[BaseException | None]:
+        await dist.barrier()
+        root = size - 1 if rank == size - 1 else 0
+        errors = [await outcome(dist.broadcast(np.ones(length), root))]
+        errors += [await outcome(dist.barrier()) for _ in range(3)]
+        data = np.ones(length)
+        await dist.all_reduce(data)
+        assert (data == size).all()
+        return errors
+
+    outcomes = await run_ranks(size, main, "shm", hosts=hosts, timeout=20)
+    errors = [error for each in outcomes for error in each if error is not None]
+    assert errors
+    for error in errors:
+        assert isinstance(error, dist.CollectiveMismatchError)
+        assert "ranks disagree about operation 1 " in str(error)
+
+
 @pytest.mark.parametrize("late", [1, 3])
 @pytest.mark.parametrize("length", [3, 100_000, IN_PIECES])
 async def test_after_a_timeout_the_group_goes_on(late: int, length: int) -> None:

@@ -93,7 +93,7 @@ class Side:
     ) -> None:
         self.rank = rank
         self.over: set[Key] = set()
-        self.late: list[tuple[Key, int, bytes]] = []
+        self.late: list[tuple[Key, int, bytes, int]] = []
         self.inbox = Inbox(2, self.over.__contains__, lambda *what: self.late.append(what))
         card = Card(1 - rank, "host", "id", 1, ())
         self.lookout = Lookout(soon.append)

@@ -166,7 +166,7 @@ def test_a_closed_group_gives_the_room_back(pair: Pair) -> None:
     pair.b.over.add(TAG)
     pair.b.recv((POINT_TO_POINT, 10, 1), 0)
     assert waiting(pair.a) == 0
-    assert pair.b.late == [(TAG, 0, b"m")]
+    assert pair.b.late == [(TAG, 0, b"m", 3)]
 
 
 def test_a_message_that_does_not_fit_its_receive_is_dropped(pair: Pair) -> None:
