@@ -297,6 +297,7 @@ class Portal:
         self._finalizer.cancel()
         loop.call_soon_threadsafe(loop.stop)
         self._loan.recall()
+        self._loan.interrupts.retire()
         return thread
 
     def _after_fork(self) -> None:

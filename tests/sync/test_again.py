@@ -51,8 +51,8 @@ def door() -> Iterator[Door]:
     yield door
     use_world(before)
     assert not door.loan._turn.locked()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     door.portal.leave()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_what_is_over_is_not_begun(door: Door) -> None:

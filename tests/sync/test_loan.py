@@ -115,28 +115,95 @@ def test_it_does_not_stand_while_a_call_is_on_its_way(loop: asyncio.AbstractEven
     loan.resume()
 
 
-def test_ctrl_c_waits_until_the_engine_is_left() -> None:
-    steps = []
-    with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # where it is raised is the point
-        interrupts = Interrupts(threading.main_thread().ident)
-        assert interrupts.hold()
-        signal.raise_signal(signal.SIGINT)
-        steps.append("driven to the end")
-        interrupts.let()
-        steps.append("never reached")
-    assert steps == ["driven to the end"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_ctrl_c_that_is_held_already_is_let_once() -> None:
-    """By a call that another signal's handler makes while the engine is driven."""
+@pytest.fixture
+def interrupts() -> Iterator[Interrupts]:
+    before = signal.getsignal(signal.SIGINT)
+    assert before is signal.default_int_handler
     interrupts = Interrupts(threading.main_thread().ident)
+    yield interrupts
+    interrupts.retire()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_waits_until_the_engine_is_left(interrupts: Interrupts) -> None:
+    steps = []
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012  # where it is raised is the point
+            assert interrupts.hold()
+            signal.raise_signal(signal.SIGINT)
+            steps.append("driven to the end")
+            interrupts.let()
+            steps.append("never reached")
+    assert steps == ["driven to the end"] * 2
+
+
+def test_ctrl_c_strikes_at_once_between_calls(interrupts: Interrupts) -> None:
+    for _ in range(2):
+        assert interrupts.hold()
+        interrupts.let()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_that_is_held_already_is_let_once(interrupts: Interrupts) -> None:
+    """By a call that another signal's handler makes while the engine is driven."""
     assert interrupts.hold()
     try:
         assert not interrupts.hold()
     finally:
         interrupts.let()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert interrupts.hold()
+    interrupts.let()
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["set later", "set before"])
+def test_a_handler_of_the_programs_own_stays_and_waits_likewise(
+    interrupts: Interrupts, before: bool
+) -> None:
+    came = []
+
+    def own(number: int, frame: object) -> None:
+        came.append(number)
+
+    if not before:
+        assert interrupts.hold()
+        interrupts.let()
+    replaced = signal.signal(signal.SIGINT, own)
+    try:
+        for n_calls in (1, 2):
+            assert interrupts.hold()
+            assert not interrupts.hold()
+            signal.raise_signal(signal.SIGINT)
+            assert len(came) == n_calls - 1
+            interrupts.let()
+            assert len(came) == n_calls
+            assert signal.getsignal(signal.SIGINT) is own
+        interrupts.retire()
+        assert signal.getsignal(signal.SIGINT) is own
+    finally:
+        signal.signal(signal.SIGINT, replaced)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_who_ignores_ctrl_c_goes_on_ignoring_it(interrupts: Interrupts) -> None:
+    replaced = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert interrupts.hold()
+        signal.raise_signal(signal.SIGINT)
+        interrupts.let()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, replaced)
+
+
+def test_in_other_threads_there_is_nothing_to_hold(interrupts: Interrupts) -> None:
+    held = []
+    thread = threading.Thread(target=lambda: (held.append(interrupts.hold()), interrupts.retire()))
+    thread.start()
+    thread.join()
+    assert held == [False]
 
 
 def test_ctrl_c_leaves_no_loop_in_nobodys_hands(monkeypatch: pytest.MonkeyPatch) -> None:
