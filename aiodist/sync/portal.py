@@ -304,6 +304,7 @@ class Portal:
         # The thread is the parent's. Nothing may touch its loop here: the epoll instance behind
         # it is shared. The objects stay, lest they be torn down as if they were ours.
         loop, residents = self._loop, self._residents
+        self._loan.interrupts.retire()
         self._loan = Loan()
         self._inherited += [loop, self._thread, residents]
         self._lock = threading.RLock()  # a finalizer may call leave() at any point

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import get_context
 from types import SimpleNamespace
 
 import pytest
@@ -204,6 +205,24 @@ def test_in_other_threads_there_is_nothing_to_hold(interrupts: Interrupts) -> No
     thread.start()
     thread.join()
     assert held == [False]
+
+
+def test_a_forked_child_has_pythons_own_handler() -> None:
+    portal = Portal()
+    portal.enter()
+    assert portal._loan.interrupts.hold()
+    portal._loan.interrupts.let()
+    assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    child = get_context("fork").Process(target=_exit_by_handler)
+    child.start()
+    child.join()
+    portal.leave()
+    assert child.exitcode == 7
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def _exit_by_handler() -> None:
+    raise SystemExit(7 if signal.getsignal(signal.SIGINT) is signal.default_int_handler else 8)
 
 
 def test_ctrl_c_leaves_no_loop_in_nobodys_hands(monkeypatch: pytest.MonkeyPatch) -> None:
