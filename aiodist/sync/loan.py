@@ -120,9 +120,7 @@ class Interrupts:
         self._came: dict[int, Any] = {}
         self._held = False  # by `_ours`
         self._ours = self._struck
-        self._note = (
-            self._came.setdefault
-        )  # in place of the program's own; called as (number, frame)
+        self._note = self._came.setdefault  # instead of the program's own; called as it would be
         self._previous: Any = None
 
     def hold(self) -> bool:
@@ -135,10 +133,9 @@ class Interrupts:
             return False
         handler = _getsignal(_SIGINT)
         if handler is not self._ours:
+            # None: of a handler that is not Python's we could not put back what was.
             if handler is None or handler is self._note:
-                return (
-                    False  # None: of a handler that is not Python's we could not put back what was
-                )
+                return False
             if handler is not _raise_interrupt:
                 self._previous = handler
                 _signal_to(_SIGINT, self._note)
