@@ -136,6 +136,8 @@ def test_ctrl_c_waits_until_the_engine_is_left(interrupts: Interrupts) -> None:
             interrupts.let()
             steps.append("never reached")
     assert steps == ["driven to the end"] * 2
+    assert interrupts.hold()
+    interrupts.let()  # nothing has come this time
 
 
 def test_ctrl_c_strikes_at_once_between_calls(interrupts: Interrupts) -> None:
@@ -183,8 +185,11 @@ def test_a_handler_of_the_programs_own_stays_and_waits_likewise(
         assert signal.getsignal(signal.SIGINT) is own
     finally:
         signal.signal(signal.SIGINT, replaced)
+    assert interrupts.hold()
+    interrupts.let()
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
+    assert came == [signal.SIGINT] * 2
 
 
 def test_who_ignores_ctrl_c_goes_on_ignoring_it(interrupts: Interrupts) -> None:
@@ -200,11 +205,20 @@ def test_who_ignores_ctrl_c_goes_on_ignoring_it(interrupts: Interrupts) -> None:
 
 
 def test_in_other_threads_there_is_nothing_to_hold(interrupts: Interrupts) -> None:
-    held = []
-    thread = threading.Thread(target=lambda: (held.append(interrupts.hold()), interrupts.retire()))
+    assert interrupts.hold()
+    interrupts.let()
+    ours = signal.getsignal(signal.SIGINT)
+    done = []
+
+    def run() -> None:
+        done.append(interrupts.hold())
+        interrupts.retire()
+        done.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    assert held == [False]
+    assert done == [False, ours]
 
 
 def test_a_forked_child_has_pythons_own_handler() -> None:

@@ -21,10 +21,7 @@ def traced(rank: int, size: int) -> None:
 
 
 def to_cpp(rank: int, size: int) -> None:
-    """Several collectives in one function of C++, called with new numbers.
-
-    What is computed between two of them is a file of its own for the compiler, which takes longest.
-    """
+    """Several collectives in one function of C++, called with new numbers."""
     from torch._inductor import config
 
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.environ["TEST_FOLDER"]
@@ -33,9 +30,9 @@ def to_cpp(rank: int, size: int) -> None:
     @torch.compile(backend="inductor", fullgraph=True)
     def there_and_back(x: torch.Tensor) -> torch.Tensor:
         total = functional.all_reduce(x * x, "sum", group)
-        whole = functional.all_gather_tensor(total, 0, group)
-        mixed = functional.all_to_all_single(whole * 2 + x.repeat(size), None, None, group)
-        return functional.reduce_scatter_tensor(mixed, "sum", 0, group) + 1
+        whole = functional.all_gather_tensor(total + x, 0, group)
+        part = functional.reduce_scatter_tensor(whole * 2, "sum", 0, group)
+        return functional.all_to_all_single(part.repeat(size), None, None, group) + 1
 
     plain = {
         "compile_threads": 1,
@@ -48,4 +45,7 @@ def to_cpp(rank: int, size: int) -> None:
         for number in range(3):
             got = there_and_back(torch.full((5,), float(rank + number)))
             total = sum((r + number) ** 2 for r in range(size))
-            assert got.tolist() == [size * (2.0 * total + rank + number) + 1] * 5
+            expected = [
+                2.0 * size * (total + r + number) + 1 for r in range(size) for _ in range(5)
+            ]
+            assert got.tolist() == expected
