@@ -1,4 +1,7 @@
-"""A slot with a block for each rank: the n lengths, then the blocks where all of them fit."""
+"""A slot with a block for each rank: the n lengths, then the blocks where all of them fit.
+
+The first block begins where copying is as fast as at the begin of the slot (`shared.alignment`).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from itertools import pairwise
 
 from aiodist.collectives.board import Board
 from aiodist.collectives.layout import offsets_of
+from aiodist.shared.alignment import up
 
 
 async def put_up_blocks(board: Board, blocks: Sequence[memoryview]) -> bool:
@@ -29,14 +33,15 @@ async def blocks_of(board: Board, rank: int) -> tuple[tuple[int, ...], memoryvie
 
 def starts_of(lengths: Sequence[int]) -> list[int]:
     """Where in a slot each of the blocks begins; one number more for where the last one ends."""
-    return offsets_of([_table(len(lengths)).size, *lengths])[1:]
+    return offsets_of([up(_table(len(lengths)).size), *lengths])[1:]
 
 
 def write_blocks(slot: memoryview, blocks: Sequence[memoryview], starts: Sequence[int]) -> None:
     """Write the lengths that ``starts`` says, and ``blocks`` where they fit."""
     lengths = [end - start for start, end in pairwise(starts)]
     # Not by `pack_into`, which writes zeros first: what is put up again others may be reading.
-    slot[: starts[0]] = _table(len(lengths)).pack(*lengths)
+    table = _table(len(lengths))
+    slot[: table.size] = table.pack(*lengths)
     for start, block in zip(starts, blocks, strict=False):
         slot[start : start + len(block)] = block
 

@@ -22,6 +22,7 @@ evaluation of Nemesis, a scalable, low-latency, message-passing communication su
 from __future__ import annotations
 
 from aiodist.errors import ProtocolError
+from aiodist.shared.alignment import EVERY, SHORT, up
 from aiodist.shared.ends import End
 
 DEPTH = 32
@@ -37,8 +38,6 @@ _ENTRIES = 8
 _WORDS = 5  # of an entry
 LINES_BYTES = 8 * (_ENTRIES + _WORDS * DEPTH)
 """Of the table, for one other rank."""
-
-_ALIGN = 64
 
 
 class BoxOut(End):
@@ -67,19 +66,21 @@ class BoxOut(End):
         """
         count = self._count
         length = len(head) + len(data)
+        skipped = -len(head) % EVERY if len(data) > SHORT else 0  # so that the data begins well
+        room = skipped + length
         waiting = count - self._theirs[_TAKEN]
         if waiting:
-            at = self._place(waiting, length)
+            at = self._place(waiting, room)
             if at < 0:
                 return False
-        elif length <= self._nbytes:
+        elif room <= self._nbytes:
             at = 0
         else:
             return False
         self._count = count + 1
         self._begins[count % DEPTH] = at
-        self._end = at + (length + _ALIGN - 1 & -_ALIGN)
-        begin = self._start + at
+        self._end = at + up(room)
+        begin = self._start + at + skipped
         middle = begin + len(head)
         segment, there = self._segment, len(head)
         segment[begin:middle] = head

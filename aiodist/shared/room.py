@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect
 
+from aiodist.shared.alignment import LEAD
+
 _PAGE = 4096
 
 
 class Room:
-    """Whole pages of a segment between two offsets."""
+    """Whole pages of a segment between two offsets, each from its byte `LEAD` to that of the next."""
 
     def __init__(self, start: int, end: int) -> None:
-        start, end = _up(start), end // _PAGE * _PAGE
+        start, end = _up(start - LEAD) + LEAD, (end - LEAD) // _PAGE * _PAGE + LEAD
         self._holes: list[tuple[int, int]] = [(start, end)] if start < end else []
 
     @property

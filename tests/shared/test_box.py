@@ -9,6 +9,7 @@ import pytest
 
 from aiodist.errors import ProtocolError
 from aiodist.shared import box as boxes
+from aiodist.shared.alignment import EVERY
 from aiodist.shared.box import BoxIn, BoxOut
 from aiodist.shared.memory import SharedMemory
 
@@ -105,7 +106,8 @@ def test_in_any_order_and_of_any_length(ends: Ends, seed: int) -> None:
     for number, (found, data) in waiting.items():
         assert found == data
         ends.into.take(number)
-    assert ends.put(bytes(ends.out._nbytes - len(HEAD)))  # all of the ring
+    assert not ends.put(bytes(ends.out._nbytes - EVERY + 1))
+    assert ends.put(bytes(ends.out._nbytes - EVERY))  # all of the ring
 
 
 @pytest.mark.parametrize("piece", [1, 99, 100, 101])
@@ -144,9 +146,9 @@ def test_it_is_full_by_number_and_by_bytes(ends: Ends) -> None:
     assert ends.take() == half
     assert ends.put(half)
     assert ends.take() == half
-    assert ends.put(bytes(ends.out._nbytes - 128 - len(HEAD)))
-    assert not ends.put(bytes(129 - len(HEAD)))
-    assert ends.put(bytes(128 - len(HEAD)))  # up to the very end
+    assert ends.put(bytes(ends.out._nbytes - 2 * EVERY))
+    assert not ends.put(bytes(EVERY + 1 - len(HEAD)))
+    assert ends.put(bytes(EVERY - len(HEAD)))  # up to the very end
 
 
 def test_a_message_behind_one_of_the_stream_waits_for_it(ends: Ends) -> None:

@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import random
 
+from aiodist.shared.alignment import LEAD
 from aiodist.shared.room import Room
 
 PAGE = 4096
 
 
 def test_whole_pages_alone_are_given_out() -> None:
-    room = Room(PAGE - 1, 5 * PAGE + 7)
-    assert room.left == room.largest == 4 * PAGE
-    assert room.take(1) == PAGE
-    assert room.left == 3 * PAGE
+    for start, end in ((PAGE - 1, 5 * PAGE + LEAD + 7), (LEAD + 1, 5 * PAGE + LEAD)):
+        room = Room(start, end)
+        assert room.left == room.largest == 4 * PAGE
+        assert room.take(1) == PAGE + LEAD
+        assert room.left == 3 * PAGE
+    assert Room(0, 5 * PAGE + LEAD - 1).left == 4 * PAGE
     assert Room(10, 20).largest == 0
 
 
 def test_the_smallest_hole_that_suffices_is_used() -> None:
-    room = Room(0, 10 * PAGE)
+    room = Room(0, 10 * PAGE + LEAD)
     first, between, second = room.take(3 * PAGE), room.take(PAGE), room.take(2 * PAGE)
     room.give(first, 3 * PAGE)
     room.give(second, 2 * PAGE)
     assert (room.left, room.largest) == (9 * PAGE, 6 * PAGE)
     assert room.take(2 * PAGE) == first
-    assert between == 3 * PAGE
+    assert between == 3 * PAGE + LEAD
 
 
 def test_everything_comes_back_in_one_piece_whatever_the_order() -> None:
     chance = random.Random(7)
-    room = Room(0, 64 * PAGE)
+    room = Room(0, 64 * PAGE + LEAD)
     held: list[tuple[int, int]] = []
     for _ in range(2000):
         pages = chance.randint(1, 9)

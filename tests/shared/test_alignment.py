@@ -1,0 +1,105 @@
+"""What is copied to shared memory, or out of it, is not copied where the processor is slow at it."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from aiodist.collectives.slot_blocks import starts_of
+from aiodist.shared.alignment import EVERY, LEAD, SHORT
+from aiodist.shared.memory import SharedMemory
+from tests.shared.test_memory import share
+from tests.shared.test_segment import close, met
+
+PAGE = 4096
+MIB = 1 << 20
+USERS = {"pages": 0, "numpy": 16, "torch": 64}
+
+
+@pytest.fixture
+def memories() -> Iterator[list[SharedMemory]]:
+    made = met(2, 32 * MIB)
+    yield made
+    close(made)
+
+
+def is_slow(destination: int, source: int) -> bool:
+    return 0 < (destination - source) % PAGE < 32
+
+
+def suits(place: int, user: int) -> bool:
+    """Whether both ways are quick between ``place`` and what begins at ``user``, and its rows."""
+    rows = range(user, user + PAGE, EVERY)
+    return not any(is_slow(row, place) or is_slow(place, row) for row in rows)
+
+
+def place_of(memory: memoryview) -> int:
+    return int(np.frombuffer(memory, np.uint8).ctypes.data) % PAGE
+
+
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="other libraries place them elsewhere"
+)
+def test_it_is_known_where_large_arrays_and_tensors_begin() -> None:
+    assert USERS["numpy"] == np.empty(64 * MIB, np.uint8).ctypes.data % PAGE
+    torch = pytest.importorskip("torch")
+    assert USERS["torch"] == torch.empty(64 * MIB, dtype=torch.uint8).data_ptr() % PAGE
+
+
+@pytest.mark.parametrize("user", USERS.values(), ids=USERS)
+def test_slots_and_chunks(memories: list[SharedMemory], user: int) -> None:
+    for number in (1, 2):
+        for area in share(memories, number)[0]:
+            for memory in (*area.slots, *area.chunks):
+                assert suits(place_of(memory), user)
+                for ranks in (2, 3, 4, 8, 17, 64):
+                    assert suits(place_of(memory[starts_of([1] * ranks)[0] :]), user)
+
+
+@pytest.mark.parametrize("user", USERS.values(), ids=USERS)
+def test_pieces_of_lanes(memories: list[SharedMemory], user: int) -> None:
+    out, into = memories[0].lane_to(1), memories[1].lane_from(0)
+    assert out is not None
+    assert into is not None
+    for _ in range(3):
+        out.fill(memoryview(bytes(SHORT + 1)), 0)
+        found = into.next()
+        assert found is not None
+        assert suits(place_of(found[1]), user)
+        into.taken()
+
+
+@pytest.mark.parametrize("user", USERS.values(), ids=USERS)
+@pytest.mark.parametrize("head", [1, 51, 64, 128, 129, 300])
+def test_messages_in_boxes(memories: list[SharedMemory], head: int, user: int) -> None:
+    """All of a row of them, whichever follow each other."""
+    out, into = memories[0].box_to(1), memories[1].box_from(0)
+    assert out is not None
+    assert into is not None
+    for length in (SHORT + 1, 1, 10_000, SHORT, SHORT + 64):
+        assert out.put(0, bytes(head), memoryview(bytes(length)), MIB)
+        found = into.begun(0)
+        assert found is not None
+        assert len(found) == head + length
+        if length > SHORT:
+            assert suits(place_of(found[head:]), user)
+        else:  # as little of the cache as can be
+            assert place_of(found) % EVERY == LEAD % EVERY
+        into.looked()
+
+
+def test_begins_suit_bytes_as_well(memories: list[SharedMemory]) -> None:
+    """Pickled objects are sent so, 32 bytes behind the begin of what holds them."""
+    area = share(memories, 1)[0][0]
+    out, into = memories[0].box_to(1), memories[1].box_from(0)
+    assert out is not None
+    assert into is not None
+    assert out.put(0, bytes(51), memoryview(bytes(SHORT + 1)), MIB)
+    found = into.begun(0)
+    assert found is not None
+    for memory in (found[51:], *area.slots, *area.chunks):
+        assert not is_slow(place_of(memory), 48)
+        assert not is_slow(48, place_of(memory))
