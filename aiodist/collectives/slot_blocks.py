@@ -1,6 +1,6 @@
 """A slot with a block for each rank: the n lengths, then the blocks where all of them fit.
 
-The first block begins where copying is as fast as at the begin of the slot (`shared.alignment`).
+The first block begins where copying is as fast as at the begin of the slot (`aiodist.alignment`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 
+from aiodist.alignment import up
 from aiodist.collectives.board import Board
 from aiodist.collectives.layout import offsets_of
-from aiodist.shared.alignment import up
 
 
 async def put_up_blocks(board: Board, blocks: Sequence[memoryview]) -> bool:

@@ -21,8 +21,8 @@ evaluation of Nemesis, a scalable, low-latency, message-passing communication su
 
 from __future__ import annotations
 
+from aiodist.alignment import EVERY, SHORT, up
 from aiodist.errors import ProtocolError
-from aiodist.shared.alignment import EVERY, SHORT, up
 from aiodist.shared.ends import End
 
 DEPTH = 32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect
 
-from aiodist.shared.alignment import LEAD
+from aiodist.alignment import LEAD
 
 _PAGE = 4096
 

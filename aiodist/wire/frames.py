@@ -4,7 +4,9 @@ A frame is a fixed header of 40 bytes, up to `MAX_META` bytes of metadata, then 
 
     type u8 | kind u8 | meta length u16 | zero u32 | group u64 | channel i64 | id u64 | payload length u64
 
-(little endian). What ``channel`` and ``id`` mean depends on the type; `FrameType` says it.
+(little endian). What ``channel`` and ``id`` mean depends on the type; `FrameType` says it. Before a
+payload that is not short stand zeros, so that it begins where it is copied at full speed
+(`aiodist.alignment.gap`).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import enum
 import struct
 from typing import NamedTuple, Protocol
 
+from aiodist.alignment import gap
 from aiodist.errors import ProtocolError
 
 _HEADER = struct.Struct("<BBHIQqQQ")
@@ -123,24 +126,31 @@ def encode(
     length: int = 0,
     meta: bytes = b"",
 ) -> bytes:
-    """Header and metadata of a frame; the payload follows as it is.
+    """Header and metadata of a frame, and the zeros behind them; the payload follows as it is.
 
     ``length`` is the payload's, except where a frame speaks of bytes that are elsewhere (REQUEST,
     PLACED) and has none.
     """
     kind, group, channel = key
     header = _HEADER.pack(type, kind, len(meta), 0, group, channel, id, length)
-    return header + meta if meta else header
+    if meta:
+        header += meta
+    return header + bytes(_gap(type, len(header), length))
+
+
+def _gap(type: int, head: int, length: int) -> int:
+    """Between ``head`` bytes of header and metadata and the payload."""
+    return 0 if type in _ANNOUNCING else gap(head, length)
 
 
 def decode(data: memoryview) -> tuple[Frame, int]:
     """The frame that ``data`` begins with, and where its payload begins. Raises ProtocolError."""
-    begin = HEADER_BYTES
-    if len(data) >= begin:
+    if len(data) >= HEADER_BYTES:
         type, kind, meta_bytes, zero, group, channel, id, length = _HEADER.unpack_from(data)
-        begin += meta_bytes
+        head = HEADER_BYTES + meta_bytes
+        begin = head + _gap(type, head, length)
         if type in _TYPES and not zero and meta_bytes <= MAX_META and begin <= len(data):
-            meta = data[HEADER_BYTES:begin].tobytes()
+            meta = data[HEADER_BYTES:head].tobytes()
             return Frame(type, kind, group, channel, id, length, meta), begin
     raise ProtocolError(f"{len(data)} bytes that begin with no frame of this protocol")
 
@@ -274,11 +284,11 @@ class FrameDecoder:
                     f"a {FrameType(type).name} frame announces {length} bytes, "
                     f"more than the {self.max_payload} that are accepted here"
                 )
-            body = start + HEADER_BYTES
-            begin = body + meta_bytes
+            head = HEADER_BYTES + meta_bytes
+            begin = start + head + _gap(type, head, length)
             if begin > self._end:
                 break
-            meta = scratch[body:begin].tobytes() if meta_bytes else b""
+            meta = scratch[start + HEADER_BYTES : start + head].tobytes() if meta_bytes else b""
             frame = Frame(type, kind, group, channel, id, length, meta)
             end = begin if announces else begin + length
             if end <= self._end:

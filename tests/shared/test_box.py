@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from aiodist.alignment import EVERY
 from aiodist.errors import ProtocolError
 from aiodist.shared import box as boxes
-from aiodist.shared.alignment import EVERY
 from aiodist.shared.box import BoxIn, BoxOut
 from aiodist.shared.memory import SharedMemory
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from aiodist.shared.alignment import LEAD
+from aiodist.alignment import LEAD
 from aiodist.shared.room import Room
 
 PAGE = 4096

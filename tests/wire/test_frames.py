@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aiodist.alignment import LEAD, SHORT
 from aiodist.errors import ProtocolError
 from aiodist.wire import frames
 from aiodist.wire.frames import (
@@ -18,6 +19,7 @@ from aiodist.wire.frames import (
     Frame,
     FrameDecoder,
     FrameType,
+    decode,
     encode,
 )
 
@@ -88,7 +90,9 @@ frame_specs = st.tuples(
     st.integers(-(1 << 63), (1 << 63) - 1),
     st.integers(0, (1 << 64) - 1),
     st.binary(max_size=40) | st.sampled_from([bytes(MAX_META)]),
-    st.sampled_from([0, 1, 7, DIRECT - 1, DIRECT, DIRECT + 1, SCRATCH, 3 * SCRATCH + 5]),
+    st.sampled_from(
+        [0, 1, 7, SHORT, SHORT + 1, DIRECT - 1, DIRECT, DIRECT + 1, SCRATCH, 3 * SCRATCH + 5]
+    ),
 )
 
 
@@ -209,6 +213,28 @@ def test_a_handler_may_redirect_from_inside_payload_done_of_the_frame_before() -
     two = encode(FrameType.EAGER, length=2) + b"ab" + encode(FrameType.EAGER, length=2) + b"cd"
     feed(decoder, two)
     assert [data for _, data in handler.got] == [b"ab", b"cd"]
+
+
+@pytest.mark.parametrize(
+    ("type", "meta", "length", "begin"),
+    [
+        (FrameType.EAGER, 11, SHORT, HEADER_BYTES + 11),
+        (FrameType.EAGER, 11, SHORT + 1, LEAD),
+        (FrameType.DATA, 0, 1 << 20, LEAD),
+        (FrameType.EAGER, LEAD - HEADER_BYTES, 1 << 20, LEAD),
+        (FrameType.EAGER, LEAD, 1 << 20, HEADER_BYTES + LEAD),
+        (FrameType.REQUEST, 11, 1 << 20, HEADER_BYTES + 11),
+        (FrameType.PLACED, 11, 1 << 20, HEADER_BYTES + 11),
+    ],
+)
+def test_a_payload_that_is_not_short_begins_where_it_is_copied_quickly(
+    type: FrameType, meta: int, length: int, begin: int
+) -> None:
+    head = encode(type, length=length, meta=bytes(meta))
+    assert len(head) == begin
+    assert decode(memoryview(head)) == (Frame(type, 0, 0, 0, 0, length, bytes(meta)), begin)
+    with pytest.raises(ProtocolError):
+        decode(memoryview(head[:-1]))
 
 
 @pytest.mark.parametrize(

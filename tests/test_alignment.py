@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from aiodist.alignment import EVERY, LEAD, SHORT
 from aiodist.collectives.slot_blocks import starts_of
-from aiodist.shared.alignment import EVERY, LEAD, SHORT
 from aiodist.shared.memory import SharedMemory
 from tests.shared.test_memory import share
 from tests.shared.test_segment import close, met
