@@ -88,9 +88,9 @@ class Small:
                 return None
             call, form = known
             address = form.address_of(tensor)
+            data = form.kept.get(address) or form.open(tensor, address)
         except RuntimeError:  # of torch, which gives no shape or storage where there is none
             return None
-        data = form.kept.get(address) or form.at(address)
         return None if data is None else self._group.carry_out(call, data, timeout, tensor)
 
     def again_between(

@@ -17,6 +17,9 @@ _KEPT = 64
 Address = Callable[[Any], int]
 """Where a tensor of a known type, dtype and shape has its elements, in C order; 0 where not so."""
 
+Open = Callable[[Any, int], memoryview | None]
+"""All bytes of such a tensor, which has them at that address; None where it has no more all of them."""
+
 
 class Form(Generic[M]):
     """Tensors of one type, dtype and shape. ``memory(tensor)`` holds good while ``tensor`` lives.
@@ -26,25 +29,25 @@ class Form(Generic[M]):
 
     __slots__ = ("_make", "_open", "address_of", "kept")
 
-    def __init__(
-        self, address_of: Address, at: Callable[[int], memoryview], make: Callable[[memoryview], M]
-    ) -> None:
-        """``at(address)``: the bytes there; ``make(bytes)``: what the user wants of them."""
+    def __init__(self, address_of: Address, open_at: Open, make: Callable[[memoryview], M]) -> None:
+        """``make(bytes)``: what the user wants of them."""
         self.address_of = address_of
         self.kept: dict[int, M] = {}
-        """What `at` made before. For those who ask often: look here first."""
-        self._open = at
+        """What `open` made before. For those who ask often: look here first."""
+        self._open = open_at
         self._make = make
 
     def memory(self, tensor: Any) -> M | None:
         """What ``make`` made of the bytes of ``tensor``; None where only `buffer_of` knows them."""
-        return self.at(self.address_of(tensor))
+        address = self.address_of(tensor)
+        return self.kept.get(address) or self.open(tensor, address)
 
-    def at(self, address: int) -> M | None:
-        """What ``make`` made of the bytes there; None of address 0."""
-        found = self.kept.get(address)
-        if found is None and address:
-            if len(self.kept) >= _KEPT:
-                self.kept.clear()
-            found = self.kept[address] = self._make(self._open(address))
-        return found
+    def open(self, tensor: Any, address: int) -> M | None:
+        """The same of a tensor whose ``address`` is not among those `kept`."""
+        view = self._open(tensor, address) if address else None
+        if view is None:
+            return None
+        if len(self.kept) >= _KEPT:
+            self.kept.clear()
+        made = self.kept[address] = self._make(view)
+        return made

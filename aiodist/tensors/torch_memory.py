@@ -89,12 +89,19 @@ def form_of(tensor: Tensor, nbytes: int, make: Callable[[memoryview], M]) -> For
             or not tensor.is_contiguous()
             or tensor.is_neg()
             or (is_complex and tensor.is_conj())
-            or tensor.untyped_storage().nbytes() < tensor.storage_offset() * itemsize + nbytes
         ):
             return 0
         return tensor.data_ptr()
 
-    return Form(address_of, lambda address: _bytes_at(address, nbytes), make)
+    # Asked once for each address, since these are the slowest questions. A storage that was resized to
+    # nothing has no address. One that was made too small for its tensor has another one: if that is a
+    # known one by chance, we write beyond it, as torch's operations on such a tensor always do.
+    def open_at(tensor: Tensor, address: int) -> memoryview | None:
+        if tensor.untyped_storage().nbytes() < tensor.storage_offset() * itemsize + nbytes:
+            return None
+        return _bytes_at(address, nbytes)
+
+    return Form(address_of, open_at, make)
 
 
 def open_staged(

@@ -47,6 +47,19 @@ def test_what_was_made_for_an_address_is_kept() -> None:
     assert len(form.kept) < 100
 
 
+@pytest.mark.parametrize("nbytes", [0, 20])
+def test_a_known_tensor_whose_storage_was_made_smaller_is_known_no_more(nbytes: int) -> None:
+    form, tensor = known(torch.zeros(8)), torch.arange(8.0)
+    assert form.memory(tensor) is not None
+    tensor.untyped_storage().resize_(nbytes)
+    assert form.memory(tensor) is None
+    tensor.untyped_storage().resize_(32)
+    tensor.copy_(torch.arange(8.0))
+    memory = form.memory(tensor)
+    assert memory is not None
+    assert np.frombuffer(memory, np.float32).tolist() == list(range(8))
+
+
 def _freed() -> torch.Tensor:
     tensor = torch.zeros(4)
     tensor.untyped_storage().resize_(0)
