@@ -42,7 +42,9 @@ endef
 PIP_INSTALL := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check \
 	-c constraints.txt
 # A hundred packages in five seconds, which take pip three quarters of a minute. uv reads none of pip's
-# configuration, so pip installs torch, whose builds lie in many places, and all where uv reaches no index.
+# configuration, so pip installs torch, whose builds lie in many places, and all where it was told of an
+# index to use in place of the public one, or where uv reaches none.
+OWN_INDEX := $(BIN)/python -m pip config list | grep -qE '[.](index-url|no-index)='
 UV_INSTALL := $(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt
 
 $(STAMP): pyproject.toml constraints.txt
@@ -60,8 +62,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "== install: torch (the largest download)"
 	@$(PIP_INSTALL) torch
 	@echo "== install: aiodist and its tools"
-	@$(PIP_INSTALL) uv && $(UV_INSTALL) -e '.[dev,examples,bench]' \
-		|| { echo "== install: uv could not, pip does it"; $(PIP_INSTALL) -e '.[dev,examples,bench]'; }
+	@{ ! $(OWN_INDEX) && $(PIP_INSTALL) uv && $(UV_INSTALL) -e '.[dev,examples,bench]'; } \
+		|| { echo "== install: not by uv, pip does it"; $(PIP_INSTALL) -e '.[dev,examples,bench]'; }
 	@$(BIN)/python -c 'import torch'
 	@touch $@
 

@@ -30,7 +30,7 @@ def up(nbytes: int) -> int:
 def gap(head: int, length: int) -> int:
     """How many bytes to leave free behind a head of ``head`` bytes, which ``length`` of data follow.
 
-    None where the data is short. Then what is sent begins `LEAD` bytes behind the head: the system puts
+    0 where the data is short. The data then begins `LEAD` bytes behind the head's begin: the system puts
     what one call sends at the begin of a page, unless there is still something of an earlier one.
     """
     return LEAD - head if length > SHORT and head < LEAD else 0
