@@ -103,7 +103,11 @@ class Observer:
 
         Raises OSError.
         """
-        return write_part(directory or self._dumps, self.part(reason))
+        return self._write(directory or self._dumps, reason)
+
+    def _write(self, directory: str | os.PathLike[str], reason: str, stuck: float = 0.0) -> Path:
+        with self._writing:  # the loop and who answers questions may both; the newer part stays
+            return write_part(directory, self.part(reason, stuck))
 
     @property
     def dumps_by_itself(self) -> bool:
@@ -131,7 +135,7 @@ class Observer:
     def dump_quietly(self, reason: str, stuck: float = 0.0) -> None:
         """As `dump`; where that is impossible, the log says so."""
         try:
-            write_part(self._dumps, self.part(reason, stuck))
+            self._write(self._dumps, reason, stuck)
         except OSError as error:
             log.error("cannot write a dump to %s=%s: %s", DUMP_VARIABLE, self._dumps, error)
 

@@ -39,7 +39,7 @@ async def outcome(work: dist.Work[None]) -> BaseException | None:
 
 async def written(folder: Path, count: int) -> None:
     """Until ``count`` ranks, who all hear of the failure, have written their parts."""
-    while len(os.listdir(folder)) < count:  # noqa: ASYNC110
+    while sum(name.startswith("aiodist-") for name in os.listdir(folder)) < count:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
 
 
@@ -114,6 +114,25 @@ async def test_a_program_dumps_when_it_likes(tmp_path: Path) -> None:
     assert [path.parent for path in paths] == [tmp_path, tmp_path]
     assert [part.operations[0].call for part in dump.parts.values()] == ["barrier()"] * 2
     assert dump.parts[1].identity.pid == os.getpid()
+
+
+async def test_threads_that_dump_at_once_leave_a_whole_part(tmp_path: Path) -> None:
+    """The loop dumps what failed while another thread dumps what a peer asked for."""
+
+    async def main(rank: int) -> None:
+        observer = current_world().observer
+        assert observer is not None
+
+        def dump_often(name: int) -> None:
+            for time in range(50):
+                observer.dump(f"{name}" * (1 + time % 7 * 100), tmp_path)
+                (part,) = read_parts(tmp_path).parts.values()
+                assert len(set(part.reason)) == 1
+
+        await asyncio.gather(*(asyncio.to_thread(dump_often, name) for name in range(4)))
+
+    await run_ranks(1, main)
+    assert len(os.listdir(tmp_path)) == 1
 
 
 def test_a_run_leaves_a_trace_of_all_its_ranks(tmp_path: Path) -> None:
