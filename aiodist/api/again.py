@@ -63,7 +63,9 @@ def broadcast(pg: ProcessGroup, args: Args, named: Named) -> Done | None:
 def all_reduce(pg: ProcessGroup, args: Args, named: Named) -> Done | None:
     """``(tensor, op)``."""
     tensor, op = args
-    return pg.backend.again("all_reduce", tensor, id(ReduceOp.of(op).kind))
+    if type(op) is not ReduceOp:  # else no call: of 4 bytes all of it counts
+        op = ReduceOp.of(op)
+    return pg.backend.again("all_reduce", tensor, id(op.kind))
 
 
 def reduce(pg: ProcessGroup, args: Args, named: Named) -> Done | None:

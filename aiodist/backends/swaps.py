@@ -7,11 +7,11 @@ too long for them is left to the other algorithms there.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from operator import setitem
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from aiodist.backends.programs import Data, Kept, Programs
 from aiodist.backends.turns import STEP
@@ -19,7 +19,7 @@ from aiodist.collectives.all_reduce_slots import in_order
 from aiodist.collectives.all_reduce_stripes import reduce_stripes
 from aiodist.collectives.board import Board
 from aiodist.collectives.broadcast_shared import broadcast_chunks, whom_it_reads
-from aiodist.collectives.moves import Move, carry_out
+from aiodist.collectives.moves import LET_GO, Move, Moves
 from aiodist.collectives.select import Rules, select
 from aiodist.collectives.shared import all_reduce_chunks
 from aiodist.groups.fingerprint import Fingerprint
@@ -29,7 +29,6 @@ from aiodist.tensors import Reduction, scratch
 PIECE_BYTES = 128 << 10
 """Of what one rank puts up and others copy: as much is there before they begin."""
 
-Run = Coroutine[Any, Any, None]
 Views = Sequence[memoryview]
 Given = TypeVar("Given", contravariant=True)
 
@@ -55,7 +54,7 @@ class SmallCall(ABC, Generic[Given]):
     """What equal calls of one collective need.
 
     ``fits``: whether it goes into slots, of ``room``; ``in_chunks``: whether it goes in chunks, and
-    `run` does it.
+    `moves` does it.
     """
 
     __slots__ = (
@@ -63,6 +62,7 @@ class SmallCall(ABC, Generic[Given]):
         "fits",
         "head",
         "in_chunks",
+        "knows_all",
         "nbytes",
         "pieces",
         "rank",
@@ -71,6 +71,8 @@ class SmallCall(ABC, Generic[Given]):
         "seat",
         "worth",
     )
+
+    go_ahead: Callable[[Given], None] | None = None
 
     def __init__(
         self,
@@ -93,6 +95,7 @@ class SmallCall(ABC, Generic[Given]):
         self.head = 0
         self.pieces: Sequence[slice] = ()
         self.reads = reads
+        self.knows_all = len(reads) == seat.size - 1
         self.room = total if room is None else room
         choice = select(fingerprint.operation, seat.size, total, rules=seat.rules)
         # What no group's slots hold goes in chunks, as `shared` has it; of an all_gather ``total`` does.
@@ -125,9 +128,6 @@ class SmallCall(ABC, Generic[Given]):
         """As `Swap.fill_piece`."""
         raise NotImplementedError(f"{self.fingerprint.operation} puts up nothing in pieces")
 
-    def go_ahead(self, given: Given) -> None:
-        """As `Swap.go_ahead`: nothing."""
-
     def finish_piece(self, piece: slice, slot: memoryview, given: Given) -> None:
         """As `Swap.finish_piece`."""
         raise NotImplementedError(f"{self.fingerprint.operation} puts up nothing in pieces")
@@ -136,18 +136,15 @@ class SmallCall(ABC, Generic[Given]):
     def finish(self, number: int, slots: Views, given: Given) -> bool:
         """As `Swap.finish`."""
 
-    def run(self, board: Board, given: Given) -> Run:
-        """As `Chunked.run`."""
-        raise NotImplementedError(f"{self.fingerprint.operation} does not go in chunks here")
-
-    async def _carry_out(
-        self, board: Board, given: Given, data: Kept, beside: object = None
-    ) -> None:
-        """Do `_moves`, or what was kept of an equal call on ``data`` and ``beside``."""
+    def moves(self, board: Board, given: Given) -> Moves:
+        """As `Chunked.moves`: those of an equal call on the same memory, where they were kept."""
+        data, beside = self._memory(given)
         kept = data.moves if data.beside is beside else None
-        await carry_out(
-            board, kept or self.seat.programs.keep(data, beside, self._moves(board, given))
-        )
+        return kept or self.seat.programs.keep(data, beside, self._moves(board, given))
+
+    def _memory(self, given: Given) -> tuple[Kept, object]:
+        """By which its moves are kept, and the other memory that they are about."""
+        raise NotImplementedError(f"{self.fingerprint.operation} does not go in chunks here")
 
     def _moves(self, board: Board, given: Given) -> Iterator[Move]:
         """What it does in chunks."""
@@ -174,6 +171,9 @@ class _OneTensor(SmallCall[Data]):
 
     def fill(self, slot: memoryview, given: Data) -> None:
         slot[: self.length] = given.view
+
+    def _memory(self, given: Data) -> tuple[Kept, object]:
+        return given, None
 
 
 class SmallBarrier(SmallCall[None]):
@@ -223,9 +223,6 @@ class SmallBroadcast(_OneTensor):
 
     def _moves(self, board: Board, given: Data) -> Iterator[Move]:
         return broadcast_chunks(board, self._root, given.view)
-
-    def run(self, board: Board, given: Data) -> Run:
-        return self._carry_out(board, given, given)
 
 
 class _Reducing(_OneTensor):
@@ -283,12 +280,9 @@ class SmallReduce(_Reducing):
         super().__init__(seat, fingerprint, length, not is_root, reads, reduce)
 
     def _moves(self, board: Board, given: Data) -> Iterator[Move]:
-        return reduce_stripes(board, self._root, given.view, self.reduce)
-
-    async def run(self, board: Board, given: Data) -> None:
-        await self._carry_out(board, given, given)
+        yield from reduce_stripes(board, self._root, given.view, self.reduce)
         if self.rank == self._root:
-            await finish_in_turns(board, self.reduce, given.view)
+            yield from finish_in_turns(board, self.reduce, given.view)
 
 
 class SmallAllReduce(_Reducing):
@@ -302,11 +296,8 @@ class SmallAllReduce(_Reducing):
         super().__init__(seat, fingerprint, length, True, seat.others, reduce)
 
     def _moves(self, board: Board, given: Data) -> Iterator[Move]:
-        return all_reduce_chunks(board, given.view, self.reduce, self.seat.rules)
-
-    async def run(self, board: Board, given: Data) -> None:
-        await self._carry_out(board, given, given)
-        await finish_in_turns(board, self.reduce, given.view)
+        yield from all_reduce_chunks(board, given.view, self.reduce, self.seat.rules)
+        yield from finish_in_turns(board, self.reduce, given.view)
 
 
 def end_of(reduce: Reduction, out: memoryview) -> Iterator[Callable[[], object]]:
@@ -315,10 +306,10 @@ def end_of(reduce: Reduction, out: memoryview) -> Iterator[Callable[[], object]]
         yield partial(reduce.finish, out)
 
 
-async def finish_in_turns(board: Board, reduce: Reduction, data: memoryview) -> None:
-    """`end_of` for data that takes long."""
+def finish_in_turns(board: Board, reduce: Reduction, data: memoryview) -> Iterator[Move]:
+    """`end_of` for data that takes long, when all chunks of it are done."""
     if reduce.needs_finish:
         step = max(STEP // reduce.itemsize, 1) * reduce.itemsize
         for start in range(0, len(data), step):
-            await board.turn()
-            reduce.finish(data[start : start + step])
+            piece = data[start : start + step]
+            yield LET_GO, board.rank, 0, (), [partial(reduce.finish, piece)]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from aiodist.backends.programs import Blocks, Data
-from aiodist.backends.swaps import Run, Seat, SmallCall, Views, end_of, finish_in_turns
+from aiodist.backends.programs import Blocks, Data, Kept
+from aiodist.backends.swaps import Seat, SmallCall, Views, end_of, finish_in_turns
 from aiodist.backends.turns import STEP
 from aiodist.collectives.all_gather_shared import all_gather_chunks
 from aiodist.collectives.all_reduce_slots import in_order
 from aiodist.collectives.all_to_all_shared import all_to_all_chunks
 from aiodist.collectives.board import Board
 from aiodist.collectives.layout import offsets_of
-from aiodist.collectives.moves import Move
+from aiodist.collectives.moves import LET_GO, Move
 from aiodist.collectives.reduce_scatter_shared import reduce_scatter_chunks
 from aiodist.collectives.slot_blocks import lengths_of, read_blocks, starts_of, write_blocks
 from aiodist.groups.fingerprint import Fingerprint
@@ -43,15 +43,14 @@ class SmallAllGather(SmallCall[tuple[Data, Blocks]]):
     def _moves(self, board: Board, given: tuple[Data, Blocks]) -> Iterator[Move]:
         blocks = list(given[1].views)
         blocks[self.rank] = given[0].view
-        return all_gather_chunks(board, blocks)
+        yield from all_gather_chunks(board, blocks)
+        own, place = given[0].view, given[1].views[self.rank]
+        for start in range(0, len(own), STEP):
+            piece = slice(start, start + STEP)
+            yield LET_GO, self.rank, 0, [(place[piece], own[piece])], ()
 
-    async def run(self, board: Board, given: tuple[Data, Blocks]) -> None:
-        own, places = given
-        await self._carry_out(board, given, own, places)
-        mine = places.views[self.rank]
-        for start in range(0, len(mine), STEP):
-            mine[start : start + STEP] = own.view[start : start + STEP]
-            await board.turn()
+    def _memory(self, given: tuple[Data, Blocks]) -> tuple[Kept, object]:
+        return given
 
 
 class SmallReduceScatter(SmallCall[tuple[Blocks, Data]]):
@@ -86,12 +85,12 @@ class SmallReduceScatter(SmallCall[tuple[Blocks, Data]]):
         return True
 
     def _moves(self, board: Board, given: tuple[Blocks, Data]) -> Iterator[Move]:
-        return reduce_scatter_chunks(board, given[0].views, given[1].view, self.reduce)
+        blocks, place = given[0].views, given[1].view
+        yield from reduce_scatter_chunks(board, blocks, place, self.reduce)
+        yield from finish_in_turns(board, self.reduce, place)
 
-    async def run(self, board: Board, given: tuple[Blocks, Data]) -> None:
-        blocks, place = given
-        await self._carry_out(board, given, place, blocks)
-        await finish_in_turns(board, self.reduce, place.view)
+    def _memory(self, given: tuple[Blocks, Data]) -> tuple[Kept, object]:
+        return given[::-1]
 
 
 class SmallAllToAll(SmallCall[tuple[Blocks, Blocks]]):
@@ -144,5 +143,5 @@ class SmallAllToAll(SmallCall[tuple[Blocks, Blocks]]):
         longest = self._longest
         return all_to_all_chunks(board, inputs, places, self.seat.others, longest, longest)
 
-    def run(self, board: Board, given: tuple[Blocks, Blocks]) -> Run:
-        return self._carry_out(board, given, given[1], given[0])
+    def _memory(self, given: tuple[Blocks, Blocks]) -> tuple[Kept, object]:
+        return given[::-1]

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
+from aiodist.completion import Pending
+
 
 class Board(Protocol):
     """One operation's view of the memory that the ranks of a group share."""
@@ -76,8 +78,11 @@ class Board(Protocol):
         """As `enter` and `meet`, for ranks that have seen by themselves that the others are there."""
         ...
 
-    def free(self, step: int) -> Awaitable[None]:
-        """Wait until this rank's chunk for ``step`` may be written."""
+    def free(self, step: int) -> Pending[None]:
+        """Done, if this rank's chunk for ``step`` may be written.
+
+        Else it is when another one of those that still read it has let go: then ask again.
+        """
         ...
 
     def chunk(self, rank: int, step: int) -> memoryview:
@@ -88,8 +93,8 @@ class Board(Protocol):
         """This rank's chunk of ``step`` is there for the others. ``phase`` 1: again, changed."""
         ...
 
-    def posted(self, rank: int, step: int, phase: int = 0) -> Awaitable[None]:
-        """Wait until another rank has posted that."""
+    def posted(self, rank: int, step: int, phase: int = 0) -> Pending[None]:
+        """Done when another rank has posted that."""
         ...
 
     def let_go(self, steps: int) -> None:
@@ -100,6 +105,6 @@ class Board(Protocol):
         """This rank reads no step (any more)."""
         ...
 
-    def turn(self) -> Awaitable[None]:
-        """Between steps: gives others of this process their turn, from time to time."""
+    def turn(self) -> Pending[None]:
+        """Between steps: done when others of this process have had their turn, from time to time."""
         ...

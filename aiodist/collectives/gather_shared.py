@@ -8,11 +8,12 @@ into n parts. Bytes: everything is written once and read once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from aiodist.collectives.barrier_slots import others_of
 from aiodist.collectives.board import Board
 from aiodist.collectives.layout import segments_of
+from aiodist.collectives.moves import LET_GO, PUT, TAKE, Move, carry_out
 from aiodist.collectives.slot_blocks import blocks_of, put_up_blocks
 
 _ALIGN = 64
@@ -36,50 +37,53 @@ async def gather_shared(
         return
     await board.slot_of(root, 0)  # the root is in the same operation: it will read
     board.begin_chunks()
-    width = board.chunk_bytes
-    for step in range(segments_of(nbytes, width)):
+    await carry_out(board, _sent(board, data))
+
+
+def _sent(board: Board, data: memoryview) -> Iterator[Move]:
+    rank, width = board.rank, board.chunk_bytes
+    for step in range(segments_of(len(data), width)):
         part = data[step * width : (step + 1) * width]
-        await board.free(step)
-        board.chunk(board.rank, step)[: len(part)] = part
-        board.post(step)
-        await board.turn()
+        yield PUT, rank, step, [(board.chunk(rank, step)[: len(part)], part)], ()
+        yield LET_GO, rank, 0, (), ()
 
 
 async def _gather(board: Board, data: memoryview, blocks: Sequence[memoryview]) -> None:
     await board.slot(0)
     board.put_up(0)
     blocks[board.rank][:] = data
-    width = board.chunk_bytes
-    long = []
+    long = {}
     for other in others_of(board):
         place = blocks[other]
         slot = await board.slot_of(other, len(place))
         if len(place) <= board.slot_bytes:
             place[:] = slot
         else:
-            long.append(place)
-    if not long:
-        return
-    board.begin_chunks()
-    for step in range(max(segments_of(len(place), width) for place in long)):
-        for other in others_of(board):
-            place = blocks[other]
+            long[other] = place
+    if long:
+        board.begin_chunks()
+        await carry_out(board, _gathered(board, long))
+
+
+def _gathered(board: Board, places: Mapping[int, memoryview]) -> Iterator[Move]:
+    width = board.chunk_bytes
+    for step in range(segments_of(max(map(len, places.values())), width)):
+        for other, place in places.items():
             part = place[step * width : (step + 1) * width]
-            if len(place) > board.slot_bytes and len(part):
-                await board.posted(other, step)
-                part[:] = board.chunk(other, step)[: len(part)]
-        board.let_go(step + 1)
-        await board.turn()
+            if len(part):
+                yield TAKE, other, step, [(part, board.chunk(other, step)[: len(part)])], ()
+        yield LET_GO, board.rank, step + 1, (), ()
 
 
 async def scatter_shared(
     board: Board, root: int, blocks: Sequence[memoryview] | None, out: memoryview
 ) -> None:
     """Fill ``out`` on rank r with ``root``'s ``blocks[r]``; ``blocks`` is ignored elsewhere."""
-    width = board.chunk_bytes // board.size // _ALIGN * _ALIGN
     if board.rank == root:
         assert blocks is not None
-        await _scatter(board, blocks, width)
+        if not await put_up_blocks(board, blocks):
+            board.begin_chunks()
+            await carry_out(board, _scattered(board, blocks))
         out[:] = blocks[root]
         return
     lengths, block = await blocks_of(board, root)
@@ -88,28 +92,32 @@ async def scatter_shared(
         out[:] = block
         return
     board.begin_chunks()
-    mine = board.rank * width
-    for step in range(segments_of(max(lengths), width)):
-        part = out[step * width : (step + 1) * width]
-        if not len(part):
-            break
-        await board.posted(root, step)
-        part[:] = board.chunk(root, step)[mine : mine + len(part)]
-        board.let_go(step + 1)
-        await board.turn()
-    board.let_go_all()
+    await carry_out(board, _received(board, root, out))
+    board.let_go_all()  # others may have longer blocks
 
 
-async def _scatter(board: Board, blocks: Sequence[memoryview], width: int) -> None:
-    if await put_up_blocks(board, blocks):
-        return
-    board.begin_chunks()
-    others = others_of(board)
+def _scattered(board: Board, blocks: Sequence[memoryview]) -> Iterator[Move]:
+    rank, width, others = board.rank, _part_of(board), others_of(board)
     for step in range(segments_of(max(len(blocks[other]) for other in others), width)):
-        await board.free(step)
-        chunk = board.chunk(board.rank, step)
+        chunk = board.chunk(rank, step)
+        copies = []
         for other in others:
             part = blocks[other][step * width : (step + 1) * width]
-            chunk[other * width : other * width + len(part)] = part
-        board.post(step)
-        await board.turn()
+            copies.append((chunk[other * width : other * width + len(part)], part))
+        yield PUT, rank, step, copies, ()
+        yield LET_GO, rank, 0, (), ()
+
+
+def _received(board: Board, root: int, out: memoryview) -> Iterator[Move]:
+    width = _part_of(board)
+    mine = board.rank * width
+    for step in range(segments_of(len(out), width)):
+        part = out[step * width : (step + 1) * width]
+        theirs = board.chunk(root, step)[mine : mine + len(part)]
+        yield TAKE, root, step, [(part, theirs)], ()
+        yield LET_GO, board.rank, step + 1, (), ()
+
+
+def _part_of(board: Board) -> int:
+    """Bytes that each rank has of a chunk in a scatter."""
+    return board.chunk_bytes // board.size // _ALIGN * _ALIGN

@@ -8,7 +8,7 @@ channel. Which of the two it is concerns nobody on other hosts.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from aiodist.collectives import operations
@@ -24,6 +24,7 @@ from aiodist.collectives.pipeline import Again
 from aiodist.collectives.reduce_scatter_shared import reduce_scatter_chunks
 from aiodist.collectives.reduction import Reduction, Scratch
 from aiodist.collectives.select import RULES, Rules, select
+from aiodist.completion import Pending
 
 Blocks = Sequence[memoryview]
 _Stretch = Callable[[Board], Moves]
@@ -212,7 +213,7 @@ class _Later:
     def begin_chunks(self) -> None:
         """As `enter`."""
 
-    def free(self, step: int) -> Awaitable[None]:
+    def free(self, step: int) -> Pending[None]:
         return self._board.free(self._first + step)
 
     def chunk(self, rank: int, step: int) -> memoryview:
@@ -221,7 +222,7 @@ class _Later:
     def post(self, step: int, phase: int = 0) -> None:
         self._board.post(self._first + step, phase)
 
-    def posted(self, rank: int, step: int, phase: int = 0) -> Awaitable[None]:
+    def posted(self, rank: int, step: int, phase: int = 0) -> Pending[None]:
         return self._board.posted(rank, self._first + step, phase)
 
     def let_go(self, steps: int) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
 from aiodist.collectives.board import Board
+from aiodist.completion import Pending
 
 Copy = tuple[memoryview, memoryview]
 """What is written, and what is read: as long as each other."""
@@ -33,51 +34,94 @@ Move = tuple[int, int, int, Sequence[Copy], Sequence[Do]]
 Moves = Iterable[Move]
 
 
+class Row:
+    """Moves on their way: done here and now, as far as nobody has to be waited for.
+
+    No coroutine, which would have to be made for each wait whether it is one or not.
+    """
+
+    __slots__ = ("_board", "_held", "_moves")
+
+    def __init__(self, board: Board, moves: Moves) -> None:
+        self._board = board
+        self._moves = iter(moves)
+        self._held: Move | None = None  # taken out of them, and not done yet
+
+    def begin(self) -> None:
+        """Before others are there: put up what comes first, if it is this rank's and has its place.
+
+        Whoever comes early has it there when the last one comes.
+        """
+        first = next(self._moves)
+        if first[0] == PUT and self._board.may_begin():
+            self._do((first,))
+        elif first[0] != PUT or not self._board.has_begun():
+            self._held = first
+
+    def go_on(self) -> Pending[None] | None:
+        """Do the moves, in their order, when all are there. What the next one has to wait for, if it does.
+
+        When that is done, go on once more. None: all moves are done.
+        """
+        held, self._held = self._held, None
+        return self._do(self._moves if held is None else chain((held,), self._moves))
+
+    def drop(self) -> None:
+        """No move is done any more: who keeps this does not keep the memory that ranks share."""
+        self._moves = iter(())
+        self._held = None
+
+    def _do(self, moves: Moves) -> Pending[None] | None:
+        board = self._board
+        try:
+            for move in moves:
+                kind, rank, step, copies, reductions = move
+                if kind == TAKE:
+                    waiting = board.posted(rank, step)
+                elif kind == PUT:
+                    waiting = board.free(step)
+                elif kind == TAKE_CHANGED:
+                    waiting = board.posted(rank, step, 1)
+                else:
+                    waiting = None
+                if waiting is not None and not waiting.done:
+                    self._held = move
+                    return waiting
+                for into, data in copies:
+                    into[:] = data
+                for reduction in reductions:
+                    reduction()
+                if kind == PUT:
+                    board.post(step)
+                elif kind == LET_GO:
+                    board.let_go(step)
+                    waiting = board.turn()
+                    if not waiting.done:
+                        return waiting
+                elif kind == CHANGE:
+                    board.post(step, 1)
+        except BaseException:
+            # Who keeps the error keeps this frame, and is not to keep the memory that ranks share.
+            self.drop()
+            moves = move = copies = reductions = into = data = reduction = None  # type: ignore[assignment]
+            raise
+        return None
+
+
 async def carry_out(board: Board, moves: Moves, whom: Sequence[int] | None = None) -> None:
     """Do all ``moves``, in their order, when all are there; the first one may be done before.
 
-    Whoever comes early has its first chunk there when the last one comes. ``whom``: the others whose
-    chunks are read, where those are not all; nobody else is waited for.
+    ``whom``: the others whose chunks are read, where those are not all; nobody else is waited for.
     """
+    row, moves = Row(board, moves), ()
     try:
-        moves = iter(moves)
-        first = next(moves)
         await board.enter()
-        if first[0] == PUT and board.may_begin():
-            await _do(board, (first,))
-        elif first[0] != PUT or not board.has_begun():
-            moves = chain((first,), moves)
+        row.begin()
         await board.meet(whom)
-        await _do(board, moves)
+        while (waiting := row.go_on()) is not None:
+            await waiting
     except BaseException:
-        # Who keeps the error keeps this frame, and is not to keep the memory that ranks share.
-        moves = first = None  # type: ignore[assignment]
-        raise
-
-
-async def _do(board: Board, moves: Moves) -> None:
-    try:
-        for kind, rank, step, copies, reductions in moves:
-            if kind == TAKE:
-                await board.posted(rank, step)
-            elif kind == PUT:
-                await board.free(step)
-            elif kind == TAKE_CHANGED:
-                await board.posted(rank, step, 1)
-            for into, data in copies:
-                into[:] = data
-            for reduction in reductions:
-                reduction()
-            if kind == LET_GO:
-                board.let_go(step)
-                await board.turn()
-            elif kind == PUT:
-                board.post(step)
-            elif kind == CHANGE:
-                board.post(step, 1)
-    except BaseException:
-        # As above.
-        moves = copies = reductions = into = data = reduction = None  # type: ignore[assignment]
+        row.drop()
         raise
 
 

@@ -6,7 +6,7 @@ lower 24, so that what one operation puts up is never taken for another's, also 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -110,7 +110,6 @@ class LineBoard:
         self._told = False
         self._reads = 0  # how many others' slots
         self._chunks_before = plane.chunks_before(self.end)
-        self._alone: Pending[None] = Pending()
         self._since = 0.0
         self._turn_seconds = TURN_SECONDS
         self._wait: Wait | None = None
@@ -188,7 +187,7 @@ class LineBoard:
     # -- chunks
 
     async def enter(self) -> None:
-        if self._met or self.line is None:  # `swap` has put one up
+        if self._met:
             return
         await self.slot(0)
         self.put_up(0)
@@ -209,9 +208,6 @@ class LineBoard:
     async def meet(self, whom: Sequence[int] | None = None) -> None:
         if self._met:
             return
-        if self.line is None:  # `swap` looks for those of `Chunked.meets`
-            await self._alone
-            return
         for rank in range(self.size) if whom is None else whom:
             if rank != self.rank:
                 await self.slot_of(rank, 0)
@@ -225,25 +221,21 @@ class LineBoard:
         self._turn_seconds = seconds
         self._reads = reads
         self.begin_chunks()
-        self._alone.complete(None)
 
     def begin_chunks(self) -> None:
         self._met = True
         self._since = perf_counter()
         self.plane.use_chunks(self.end)
 
-    def free(self, step: int) -> Awaitable[None]:
+    def free(self, step: int) -> Pending[None]:
         depth = self.depth
         needed = self._chunks_before if step < depth else self._base + step - depth + 1
-        for _, words in self._peers:
-            if words[PROGRESS] < needed:
-                return self._all_let_go(needed)
-        return _HERE
-
-    async def _all_let_go(self, needed: int) -> None:
         for rank, words in self._peers:
             if words[PROGRESS] < needed:
-                await self._until(rank, PROGRESS, needed, _EVER)
+                gone = self._until(rank, PROGRESS, needed, _EVER)
+                if not gone.done:
+                    return gone
+        return _HERE
 
     def chunk(self, rank: int, step: int) -> memoryview:
         return self._chunks[rank][step % self.depth]

@@ -92,7 +92,11 @@ class Plane:
         self.words: list[memoryview] = []
         self.mine: memoryview = memoryview(b"")
         self.shape = Shape(0, 0)
+        self.room = -1
+        """Bytes of a slot; -1 as long as there are none."""
         self.progress = 0
+        self.met = -1
+        """The last operation in which this rank has seen all others in their slots."""
         self.slot_used = [0] * SLOTS  # the progress that frees each slot
         self.chunks_used = 0  # the same of the chunks
         self._chunks_used_before = 0  # and of what was in them before that
@@ -193,7 +197,7 @@ class Plane:
         self.words = [area.words for area in areas]
         self.mine = self.words[self.rank]
         self.shape = reduce(Shape.common, (area.shape for area in areas))
-        room = self.shape.slot_bytes
+        self.room = room = self.shape.slot_bytes
         self.slots = [[area.slots[slot][:room] for area in areas] for slot in range(SLOTS)]
         self.chunks = [area.chunks for area in areas]
         self.peers = [(rank, w) for rank, w in enumerate(self.words) if rank != self.rank]
@@ -258,6 +262,7 @@ class Plane:
         memory, self._memory = self._memory, None
         opened = bool(self.words)
         self.areas = []
+        self.room = -1
         self.words = []
         self.peers = []
         self.slots = []
@@ -289,7 +294,10 @@ class Plane:
         """Let go of everything below ``progress``."""
         if progress > self.progress and self.words:
             self.progress = self.mine[PROGRESS] = progress
-            self.wake(PROGRESS)
+            for _, words in self.peers:
+                if words[ASLEEP]:
+                    self.wake(PROGRESS)
+                    break
 
     def wake(self, word: int) -> None:
         """This rank has raised ``word``: ring for those who sleep over it."""

@@ -15,6 +15,7 @@ from aiodist.errors import CollectiveMismatchError, DistError, GroupRevokedError
 from aiodist.groups.blame import mismatch
 from aiodist.groups.ending import NO_SETTINGS, WHOLE_GROUP, Settings
 from aiodist.groups.fingerprint import Fingerprint, encoded_of
+from aiodist.groups.finished import REMEMBERED, Finished
 from aiodist.groups.lines import CollectiveLine
 from aiodist.groups.messaging import Messaging
 from aiodist.groups.messenger import Messenger, ushered
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from aiodist.groups.world import World
 
 log = logging.getLogger("aiodist")
-
-_REMEMBERED = 256
-"""Collectives that ended well, of which a group remembers what they were."""
 
 
 class ProcessGroup(Messaging):
@@ -62,7 +60,7 @@ class ProcessGroup(Messaging):
         self._active: dict[int, Work[Any]] = {}
         self._failures: dict[int, DistError] = {}  # of collectives that have not started here
         self._heard: set[int] = set()  # failures of collectives that all the others know
-        self._finished: dict[int, Fingerprint] = {}  # the last that ended well
+        self._finished = Finished()
         self._turns: list[Pending[None]] = []
         self._missed = -1  # the last collective that could not be over at once
         self._trouble: Exception | None = None  # which it has had then
@@ -167,9 +165,7 @@ class ProcessGroup(Messaging):
             self._missed = sequence
             return None
         self._next = sequence + 1
-        finished = self._finished
-        finished[sequence] = fingerprint
-        finished.pop(sequence - _REMEMBERED, None)
+        self._finished.ring[sequence % REMEMBERED] = sequence, fingerprint
         return self.world.recorder.ended(self.label, sequence, fingerprint, created)
 
     def _take_up(
@@ -222,8 +218,7 @@ class ProcessGroup(Messaging):
         self._active.pop(sequence, None)
         self.rolls.drop(sequence)
         if told is None:
-            self._finished[sequence] = fingerprint
-            self._finished.pop(sequence - _REMEMBERED, None)
+            self._finished.add(sequence, fingerprint)
         elif sequence in self._heard:
             self._heard.discard(sequence)
         elif isinstance(told, PeerLostError):
@@ -255,10 +250,8 @@ class ProcessGroup(Messaging):
 
     def present(self, sequence: int) -> tuple[bool, str]:
         """Whether that collective has started on this rank, and which one it finished last."""
-        if not self._finished:
-            return sequence < self._next, ""
-        number, fingerprint = next(reversed(self._finished.items()))
-        return sequence < self._next, f"{fingerprint}, operation {number}"
+        last = self._finished.last()
+        return sequence < self._next, "" if last is None else f"{last[1]}, operation {last[0]}"
 
     def last_in_memory(self, rank: int) -> str:
         """What collective in shared memory global rank ``rank`` finished last; empty where none."""
@@ -339,7 +332,7 @@ class ProcessGroup(Messaging):
         elif sequence >= self._next:
             self._failures.setdefault(sequence, error)
         else:
-            if self._finished.pop(sequence, None) is not None:
+            if self._finished.pop(sequence) is not None:
                 log.error("an operation that has ended on this rank failed elsewhere: %s", error)
                 if isinstance(error, CollectiveMismatchError):
                     self._disputed = sequence, error

@@ -8,11 +8,11 @@ gets what others wait with, and goes on where it is.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Generator, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
-from types import coroutine
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
+from aiodist.collectives.moves import Moves, Row
 from aiodist.completion import Pending
 from aiodist.groups.board import NEAR_SECONDS, TURN_SECONDS, LineBoard
 from aiodist.groups.swap import AT_ONCE_SECONDS, BYTE_SECONDS, Swap
@@ -28,7 +28,6 @@ hurried: ContextVar[bool] = ContextVar("aiodist_hurried", default=False)
 """Whether the caller has something else to do meanwhile: then it is no longer than for others."""
 
 Given = TypeVar("Given", contravariant=True)
-Body = Coroutine[Any, Any, None]
 
 
 class Chunked(Protocol[Given]):
@@ -55,8 +54,8 @@ class Chunked(Protocol[Given]):
         """Whether what those have put up, by rank, fits what is ``given``."""
         ...
 
-    def run(self, board: LineBoard, given: Given) -> Body:
-        """The algorithm, on a board where they have met."""
+    def moves(self, board: LineBoard, given: Given) -> Moves:
+        """What this rank does on a board where they meet."""
         ...
 
 
@@ -71,12 +70,19 @@ class Begun(NamedTuple):
     """An operation that has to wait now."""
 
     board: LineBoard
-    body: Body
-    waiting: Pending[Any]
+    row: Row
+    waiting: Pending[None]
 
     async def rest(self, owner: object) -> None:
         """What is left of it, for a driver. ``owner``: of its memory, which is held until the end."""
-        await _rest(self.body, self.waiting)
+        waiting: Pending[None] | None = self.waiting
+        try:
+            while waiting is not None:
+                await waiting
+                waiting = self.row.go_on()
+        except BaseException:
+            self.row.drop()
+            raise
         del owner
 
 
@@ -85,12 +91,13 @@ class Straight(Generic[Given]):
 
     __slots__ = (
         "_board",
-        "_body",
         "_plane",
+        "_row",
         "_sequence",
         "_what",
         "begun",
         "fingerprint",
+        "knows_all",
         "nbytes",
         "reads",
         "room",
@@ -103,12 +110,13 @@ class Straight(Generic[Given]):
         self.begun: Begun | None = None
         self.fingerprint = what.fingerprint
         self.reads = what.meets
+        self.knows_all = len(self.reads) == plane.size - 1
         self.nbytes = self.room = what.head
         self._plane = plane
         self._sequence = sequence
         self._what = what
         self._board: LineBoard | None = None
-        self._body: Body | None = None
+        self._row: Row | None = None
 
     def fill(self, slot: memoryview, given: Given) -> None:
         self._what.fill_head(slot, given)
@@ -122,30 +130,20 @@ class Straight(Generic[Given]):
         if self.nbytes:  # what is done depends on what the others have put up
             return
         self._board = board = LineBoard(self._plane, self._sequence)
-        self._body = body = self._what.run(board, given)
-        body.send(None)  # until it waits for the others
+        self._row = row = Row(board, self._what.moves(board, given))
+        row.begin()
 
     def finish(self, number: int, slots: Sequence[memoryview], given: Given) -> bool:
         """Whether the operation has ended."""
         if not self._what.agrees(slots, given):
             return False
-        board = self._board or LineBoard(self._plane, self._sequence)
-        body = self._body or self._what.run(board, given)
-        seconds = TURN_SECONDS if hurried.get() else STRAIGHT_SECONDS
-        board.begin_alone(seconds, len(self.reads))
-        try:
-            waiting = body.send(None)
-        except StopIteration:
+        board, row = self._board, self._row
+        if board is None or row is None:
+            board = LineBoard(self._plane, self._sequence)
+            row = Row(board, self._what.moves(board, given))
+        board.begin_alone(TURN_SECONDS if hurried.get() else STRAIGHT_SECONDS, len(self.reads))
+        waiting = row.go_on()
+        if waiting is None:
             return True
-        self.begun = Begun(board, body, waiting)
+        self.begun = Begun(board, row, waiting)
         return False
-
-
-@coroutine
-def _rest(body: Body, waiting: Pending[Any]) -> Generator[Pending[Any], None, None]:
-    try:
-        yield waiting
-    except BaseException as error:
-        body.throw(error)  # which ends it
-        raise
-    yield from body

@@ -6,9 +6,9 @@ that takes its turn on the plane as ever cannot tell the difference.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from aiodist.groups.board import LAST_STEP, STEP_BITS, announce, stray
 from aiodist.shared.area import ASLEEP, COPIED, PROGRESS, SLOT_TAGS, SLOTS
@@ -66,6 +66,11 @@ class Swap(Protocol[Given]):
         """The other ranks whose slots this one reads, and their bytes; -1: as many as there are."""
         ...
 
+    @property
+    def knows_all(self) -> bool:
+        """Whether those are all other ranks."""
+        ...
+
     def fill(self, slot: memoryview, given: Given) -> None:
         """Write what this rank puts up into its ``slot``. May be done again, as `Plane.enter` does."""
         ...
@@ -74,7 +79,8 @@ class Swap(Protocol[Given]):
         """The same of one of `pieces`."""
         ...
 
-    def go_ahead(self, given: Given) -> None:
+    @property
+    def go_ahead(self) -> Callable[[Given], None] | None:
         """What there is to do before the others are looked for, when it has been put up."""
         ...
 
@@ -97,30 +103,17 @@ def swap(plane: Plane, sequence: int, what: Swap[D], given: D) -> bool:
     then takes its turn as ever, and puts up the same again.
     """
     base = sequence + 1 << STEP_BITS
-    words_of = plane.words
-    if (
-        not words_of
-        or plane.current is not None
-        or plane.queue
-        or plane.progress != base - 1
-        or what.room > plane.shape.slot_bytes
-    ):
+    # As long as another operation has the plane, or waits for it, the last one has not ended there.
+    if plane.progress != base - 1 or what.room > plane.room:
         return False
-    slot, end, nbytes = sequence % SLOTS, base | LAST_STEP, what.nbytes
-    slots, tag = plane.slots[slot], SLOT_TAGS[slot]
-    meta = what.fingerprint.words
-    low, high = meta
-    glance, peers = plane.glance, plane.peers
-    glance.begin(what.worth)
+    slot, nbytes = sequence % SLOTS, what.nbytes
+    tag, slots, peers, glance = SLOT_TAGS[slot], plane.slots[slot], plane.peers, None
+    low, high = meta = what.fingerprint.words
+    follows, reads = nbytes < 0 and bool(what.pieces), what.reads
     if nbytes >= 0:
-        needed = plane.slot_used[slot]
-        unread = plane.unread[slot]
-        if needed or unread is not None:
-            for _, words in peers:
-                if words[PROGRESS] < needed and not glance.finds(words, PROGRESS, needed):
-                    return False
-                if unread is not None and stray(words, *unread) is not None:
-                    return False
+        # Whoever is in the last operation has left the one before it, and what that put up here.
+        if plane.met != sequence - 1 and not _may_write(plane, slot, what.worth):
+            return False
         if what.pieces and not plane.lookout.crowded:
             # Where ranks take turns on a core whoever finds anything shall find all of it.
             for piece in what.pieces:
@@ -133,60 +126,75 @@ def swap(plane: Plane, sequence: int, what: Swap[D], given: D) -> bool:
             if words[ASLEEP]:
                 plane.wake(tag)
                 break
-        what.go_ahead(given)
-    follows = nbytes < 0 and bool(what.pieces)
-    for rank, length in what.reads:
-        words = words_of[rank]
-        if words[tag] != base and not (
-            glance.finds_within(words, tag + COPIED, base + what.pieces[0].stop, base + length)
-            if follows
-            else glance.finds_within(words, tag, base, base)
-        ):
+        if what.go_ahead is not None:
+            what.go_ahead(given)
+    elif follows:
+        if not _follow(plane, slot, base, what, given):
             return False
+        reads = ()  # all of it is here
+    words_of = plane.words
+    for rank, length in reads:
+        words = words_of[rank]
+        if words[tag] != base:
+            glance = glance or plane.glance.begin(what.worth)
+            if not glance.finds_within(words, tag, base, base):
+                return False
         if (
             words[tag + 1] != low
             or words[tag + 2] != high
             or (length >= 0 and words[tag + 3] != length)
         ):
             return False
-        if follows and not _follow(glance, words, tag + COPIED, base, slots[rank], what, given):
-            return False
-    before, knows_all = (sequence + 1) % SLOTS, len(what.reads) == len(peers)
-    unread = plane.unread[before]
-    if knows_all and unread is not None:
-        for _, words in peers:
-            if stray(words, *unread) is not None:
-                return False
+    knows_all = what.knows_all
+    if knows_all and plane.unread[slot - 1] is not None and not _agreed(plane, slot - 1):
+        return False
     if not follows and not what.finish(slot, slots, given):
         return False
     if knows_all:
-        # All are in this operation, so they have left the one before and what it put up.
-        plane.slot_used[before] = 0
-        plane.unread[slot] = plane.unread[before] = None
+        plane.met = sequence
     else:
         plane.unread[slot] = sequence, meta
+    end = base | LAST_STEP
     if nbytes >= 0:
         plane.slot_used[slot] = end
     plane.advance(end)
     return True
 
 
-def _follow(
-    glance: Glance,
-    words: memoryview,
-    word: int,
-    base: int,
-    slot: memoryview,
-    what: Swap[D],
-    given: D,
-) -> bool:
-    """Take what another rank has begun to put up, as it comes; whether all of it came in time."""
-    last = what.pieces[-1].stop
-    glance.begin(last)
-    for piece in what.pieces:
-        if not glance.finds_within(words, word, base + piece.stop, base + last):
+def _may_write(plane: Plane, slot: int, worth: int) -> bool:
+    """Whether all others have left what this rank has put up in ``slot``, or do so in time, and were
+    in the same operation if it has not looked at that."""
+    glance, needed = plane.glance.begin(worth), plane.slot_used[slot]
+    for _, words in plane.peers:
+        if words[PROGRESS] < needed and not glance.finds(words, PROGRESS, needed):
             return False
-        what.finish_piece(piece, slot, given)
+    return plane.unread[slot] is None or _agreed(plane, slot)
+
+
+def _agreed(plane: Plane, slot: int) -> bool:
+    """Whether nobody had put up another operation than this rank did, in a slot that it left unread."""
+    unread = plane.unread[slot]
+    assert unread is not None
+    for _, words in plane.peers:
+        if stray(words, *unread) is not None:
+            return False
+    plane.unread[slot] = None
+    return True
+
+
+def _follow(plane: Plane, slot: int, base: int, what: Swap[D], given: D) -> bool:
+    """Take what the one other rank has begun to put up, as it comes; whether all of it came in time."""
+    tag, meta = SLOT_TAGS[slot], what.fingerprint.words
+    for rank, length in what.reads:
+        words = plane.words[rank]
+        glance, place = plane.glance.begin(what.worth), plane.slots[slot][rank]
+        for piece in what.pieces:
+            if not glance.finds_within(words, tag + COPIED, base + piece.stop, base + length):
+                return False
+            if (words[tag + 1], words[tag + 2]) != meta or words[tag + 3] != length:
+                return False
+            what.finish_piece(piece, place, given)
+            glance.begin(length)
     return True
 
 
@@ -201,10 +209,11 @@ class Glance:
         self._end = 0.0  # of `time.perf_counter`; 0 before the first look
         self._worth = 0
 
-    def begin(self, worth: int) -> None:
-        """From here on it takes the time for `Swap.worth` bytes."""
+    def begin(self, worth: int) -> Self:
+        """This: from here on it takes the time for `Swap.worth` bytes."""
         self._end = 0.0
         self._worth = worth
+        return self
 
     def finds_within(self, words: memoryview, word: int, least: int, most: int) -> bool:
         """Whether ``words[word]`` is between these two before the time is up."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from aiodist.completion import Pending, completed
@@ -100,11 +101,14 @@ class SimulatedBoard:
     def begin_chunks(self) -> None:
         """Nothing to note: a simulated operation meets once, and has its chunks to itself."""
 
-    async def free(self, step: int) -> None:
+    def free(self, step: int) -> Pending[None]:
         steps = step - self.depth + 1
         for rank in range(self.size if steps > 0 else 0):
             if rank != self.rank:
-                await self._until(lambda rank=rank: self._memory.let_go_at(rank, steps))  # type: ignore[misc]
+                gone = self._until(partial(self._memory.let_go_at, rank, steps))
+                if not gone.done:
+                    return gone
+        return completed(None)
 
     def chunk(self, rank: int, step: int) -> memoryview:
         return self._rank.memory(self.chunk_bytes)

@@ -483,7 +483,7 @@ async def test_what_it_raises_is_the_operations_error(monkeypatch: pytest.Monkey
     def broken(*_: object) -> None:
         raise ArithmeticError("no such sum")
 
-    monkeypatch.setattr(SmallAllReduce, "run", broken)
+    monkeypatch.setattr(SmallAllReduce, "moves", broken)
     called = asyncio.Event()
 
     async def main(rank: int) -> None:

@@ -11,7 +11,19 @@ import pytest
 
 from aiodist.backends import programs
 from aiodist.backends.programs import Data, Programs
-from aiodist.collectives.moves import CHANGE, LET_GO, PUT, TAKE, Move, carry_out, operands_in_order
+from aiodist.collectives.moves import (
+    CHANGE,
+    LET_GO,
+    PUT,
+    TAKE,
+    TAKE_CHANGED,
+    Move,
+    Row,
+    carry_out,
+    operands_in_order,
+)
+from aiodist.completion import Pending, completed
+from aiodist.groups.straight import Begun
 from tests.engine.conftest import ranks_of
 from tests.limits import scaled
 
@@ -84,6 +96,8 @@ class Alone:
 
     def __init__(self, fails: bool = False, free: bool = True, begun: bool = False) -> None:
         self.said: list[tuple[Any, ...]] = []
+        self.waits: dict[str, Pending[None]] = {}
+        """What is not there when it is asked for first."""
         self._fails = fails
         self._free = free
         self._begun = begun
@@ -100,13 +114,13 @@ class Alone:
     async def meet(self, whom: Sequence[int] | None = None) -> None:
         self.said.append(("meet",) if whom is None else ("meet", *whom))
 
-    async def free(self, step: int) -> None:
-        self.said.append(("free", step))
+    def free(self, step: int) -> Pending[None]:
+        return self._asked("free", step)
 
-    async def posted(self, rank: int, step: int, phase: int = 0) -> None:
+    def posted(self, rank: int, step: int, phase: int = 0) -> Pending[None]:
         if self._fails:
             raise TimeoutError
-        self.said.append(("posted", rank, step, phase))
+        return self._asked("posted", rank, step, phase)
 
     def post(self, step: int, phase: int = 0) -> None:
         self.said.append(("post", step, phase))
@@ -114,8 +128,12 @@ class Alone:
     def let_go(self, steps: int) -> None:
         self.said.append(("let go", steps))
 
-    async def turn(self) -> None:
-        self.said.append(("turn",))
+    def turn(self) -> Pending[None]:
+        return self._asked("turn")
+
+    def _asked(self, *what: Any) -> Pending[None]:
+        self.said.append(what)
+        return self.waits.pop(what[0]) if what[0] in self.waits else completed(None)
 
 
 def run(board: Any, moves: Any) -> None:
@@ -169,6 +187,58 @@ def test_the_first_chunk_is_written_before_all_have_met_where_it_may_be(
     assert [what for what, *_ in board.said] == ["enter", "meet", "posted"]
 
 
+def test_a_row_that_has_to_wait_says_so_and_goes_on_where_it_was() -> None:
+    board, done = Alone(), []
+    board.waits = {name: Pending() for name in ("free", "posted", "turn")}
+    free, posted, turn = board.waits.values()
+    row = Row(
+        board,  # type: ignore[arg-type]
+        [
+            (CHANGE, 0, 0, (), [lambda: done.append("change")]),
+            (PUT, 0, 1, (), [lambda: done.append("put")]),
+            (TAKE_CHANGED, 1, 0, (), [lambda: done.append("take")]),
+            (LET_GO, 0, 1, (), [lambda: done.append("let go")]),
+            (CHANGE, 0, 1, (), ()),
+        ],
+    )
+    assert row.go_on() is free
+    assert done == ["change"]
+    assert row.go_on() is posted
+    assert done == ["change", "put"]
+    assert row.go_on() is turn
+    assert done == ["change", "put", "take", "let go"]
+    assert row.go_on() is None
+    assert done == ["change", "put", "take", "let go"]
+    assert board.said == [
+        ("post", 0, 1),
+        ("free", 1),
+        ("free", 1),  # asked once more
+        ("post", 1, 0),
+        ("posted", 1, 0, 1),
+        ("posted", 1, 0, 1),
+        ("let go", 1),
+        ("turn",),
+        ("post", 1, 1),
+    ]
+    assert row.go_on() is None
+
+
+def test_what_a_row_waits_for_may_fail_and_nothing_more_is_done() -> None:
+    board, memory = Alone(), bytearray(4)
+    board.waits["posted"] = lost = Pending[None]()
+    moves = [(TAKE, 1, 0, [(memoryview(memory), memoryview(b"data"))], ())]
+    body = carry_out(board, iter([*moves, *moves]))  # type: ignore[arg-type]
+    assert body.send(None) is lost
+    moves.clear()
+    lost.fail(TimeoutError())
+    with pytest.raises(TimeoutError) as caught:
+        body.send(None)
+    gc.collect()
+    memory.append(0)  # BufferError where a view of it is alive
+    assert memory == bytes(5)
+    assert caught.value.__traceback__ is not None
+
+
 def test_an_error_holds_no_memory() -> None:
     memory = bytearray(8)
 
@@ -181,6 +251,25 @@ def test_an_error_holds_no_memory() -> None:
         carry_out(Alone(fails=True), moves()).send(None)  # type: ignore[arg-type]
     gc.collect()
     memory.append(0)  # BufferError where a view of it is alive
+    assert caught.value.__traceback__ is not None
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_who_keeps_an_error_and_the_row_holds_no_memory(waits: bool) -> None:
+    board, memory = Alone(fails=True), bytearray(4)
+    copies = [(memoryview(memory), memoryview(b"data"))]
+    moves: list[Move] = [(TAKE, 1, 0, copies, ()), (TAKE, 1, 1, copies, ())]
+    row, lost = Row(board, moves.copy()), Pending[None]()  # type: ignore[arg-type]
+    lost.fail(TimeoutError())
+    rest = Begun(board, row, lost).rest(None)  # type: ignore[arg-type]
+    with pytest.raises(TimeoutError) as caught:
+        rest.send(None) if waits else row.go_on()
+    rest.close()
+    copies.clear()
+    moves.clear()
+    gc.collect()
+    memory.append(0)  # BufferError where a view of it is alive
+    assert row.go_on() is None
     assert caught.value.__traceback__ is not None
 
 

@@ -554,3 +554,31 @@ async def test_who_has_begun_with_a_piece_and_gets_no_more_waits_for_all_of_it(
             assert (mine == data).all()
 
     await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_who_has_all_pieces_waits_for_nothing_more() -> None:
+    """Also if the root has not come to say yet that all of it is there."""
+    data = np.arange(PIECE_BYTES // 2, dtype=np.float32)  # two pieces
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def main(rank: int) -> None:
+        await meet()
+        group = current_world().default_group()
+        plane, sequence = group.plane, group.n_started
+        assert plane is not None
+        if rank == 0:
+            what = Fingerprint("broadcast", dtype_named("float32"), root=0, count=data.size)
+            plane.slots[sequence % SLOTS][0][: data.nbytes] = data.data.cast("B")
+            tag, base = SLOT_TAGS[sequence % SLOTS], sequence + 1 << STEP_BITS
+            announce(plane.mine, tag, base, what.words, data.nbytes, data.nbytes)
+            begun.set()
+            await ended.wait()
+            await dist.broadcast(data, 0)
+        else:
+            mine = np.zeros_like(data)
+            await begun.wait()
+            assert dist.broadcast(mine, 0).is_completed()
+            assert (mine == data).all()
+            ended.set()
+
+    await run_ranks(2, main, "shm", timeout=20)

@@ -206,6 +206,33 @@ async def test_who_comes_last_sees_that_both_were_roots_before_it_is_over() -> N
     assert all(isinstance(error, dist.CollectiveMismatchError) for error in errors)
 
 
+async def test_a_root_that_uses_its_slot_again_sees_that_another_was_root_there() -> None:
+    """It has read nobody since, and nothing keeps it from putting up the third broadcast at once."""
+    ready = [asyncio.Event() for _ in range(3)]
+
+    async def main(rank: int) -> BaseException | None:
+        await dist.barrier()
+        await dist.barrier()
+        errors = [await outcome(broadcast(1 if rank == 1 else 0))]
+        if rank != 1:  # which is in no other one as yet
+            errors.append(await outcome(broadcast(0)))
+        assert not any(errors)
+        ready[rank].set()
+        for event in ready:
+            await event.wait()
+        error = await outcome(broadcast(0)) if rank == 0 else None
+        for _ in range((0, 2, 1)[rank]):
+            await outcome(broadcast(0))  # as many as the others
+        for _ in range(3):
+            await outcome(dist.barrier())
+        await next_works(rank, 3)
+        return error
+
+    error, *_ = await run_ranks(3, main, "shm", timeout=20)
+    assert isinstance(error, dist.CollectiveMismatchError)
+    assert "root 1" in str(error)
+
+
 async def test_who_has_raised_a_disagreement_takes_what_it_put_up_away() -> None:
     """Nobody that was through before is to find it in its next operation, once more."""
 

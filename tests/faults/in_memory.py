@@ -30,8 +30,8 @@ def plane_of_the_world() -> Plane:
 
 def at_flag(number: int, act: Callable[[], None]) -> None:
     """Call ``act()`` when this process has written its ``number``-th flag from now on, before it
-    rings for whoever sleeps over it."""
-    wake, fill, taken = Plane.wake, LaneOut.fill, LaneIn.taken
+    rings for whoever sleeps over it; the flag that is its progress counts afterwards once more."""
+    advance, wake, fill, taken = Plane.advance, Plane.wake, LaneOut.fill, LaneIn.taken
     put, take = BoxOut.put, BoxIn.take
     written = 0
 
@@ -40,6 +40,12 @@ def at_flag(number: int, act: Callable[[], None]) -> None:
         written += 1
         if written == number:
             act()
+
+    def counted_advance(plane: Plane, progress: int) -> None:
+        before = plane.progress
+        advance(plane, progress)
+        if plane.progress != before:
+            count()
 
     def counted_wake(plane: Plane, word: int) -> None:
         count()
@@ -65,6 +71,7 @@ def at_flag(number: int, act: Callable[[], None]) -> None:
         take(box, number)
         count()
 
+    Plane.advance = counted_advance  # type: ignore[method-assign]
     Plane.wake = counted_wake  # type: ignore[method-assign]
     LaneOut.fill = counted_fill  # type: ignore[method-assign]
     LaneIn.taken = counted_taken  # type: ignore[method-assign]
@@ -88,6 +95,7 @@ def damage_next(bits: int) -> None:
             pieces=what.pieces,
             room=what.room,
             reads=what.reads,
+            knows_all=what.knows_all,
             fill=what.fill,
             go_ahead=what.go_ahead,
             finish=what.finish,

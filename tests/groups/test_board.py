@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from aiodist.completion import Pending, completed
 from aiodist.groups.board import STEP_BITS, LineBoard, announce
-from aiodist.shared.area import CONTROL_BYTES, COPIED, SLOT_TAGS
+from aiodist.shared.area import CONTROL_BYTES, COPIED, PROGRESS, SLOT_TAGS
 
 SEQUENCE = 5
 HERE, THERE = (1, 2), (3, 4)
@@ -54,3 +55,27 @@ def test_the_tag_goes_first_and_comes_last() -> None:
     written.clear()
     announce(words, 0, 16, THERE, 8, 5)  # type: ignore[arg-type]
     assert written == [(0, 0), (1, 3), (2, 4), (3, 8), (COPIED, 21)]  # and no tag as yet
+
+
+def test_a_chunk_is_free_when_all_have_let_go_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if one does so while it is looked for, and another one does not."""
+    areas = [memoryview(bytearray(CONTROL_BYTES)).cast("Q") for _ in range(3)]
+    board = LineBoard.__new__(LineBoard)
+    board.depth, board._chunks_before, board._base = 4, 9, 100 << STEP_BITS
+    board._peers = [*enumerate(areas)]
+    asked: list[int] = []
+    came, absent = completed(None), Pending[None]()
+
+    def until(board: LineBoard, rank: int, word: int, low: int, high: int) -> Pending[None]:
+        assert (word, low) == (PROGRESS, 9)
+        asked.append(rank)
+        return absent if rank == 2 else came
+
+    monkeypatch.setattr(LineBoard, "_until", until)
+    areas[0][PROGRESS] = 9
+    assert board.free(3) is absent
+    assert asked == [1, 2]
+    for words in areas:
+        words[PROGRESS] = 9
+    assert board.free(3).done
+    assert asked == [1, 2]

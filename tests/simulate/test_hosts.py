@@ -107,7 +107,8 @@ def test_flags_take_their_time_and_a_chunk_is_free_when_all_have_let_go() -> Non
         await board.meet()
         for step in range(5):
             if rank.rank == 0:
-                await board.free(step)
+                while not (gone := board.free(step)).done:
+                    await gone
                 rank.work(40)
                 board.post(step)
             else:
