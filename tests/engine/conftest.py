@@ -99,7 +99,7 @@ async def outcome(work: Work[Any]) -> BaseException | None:
 async def until(condition: Callable[[], bool]) -> None:
     """Turn by turn, until it holds; the test's own limit bounds it."""
     while not condition():  # noqa: ASYNC110  # no event tells what the engine does inside
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
 
 
 def without_loop(function: Callable[[], Any]) -> Any:
