@@ -1,13 +1,13 @@
 """Where in a page data begins that is on its way: where the processor copies it at full speed.
 
-``memcpy`` leaves stretches of 2 KiB to 512 KiB to the instruction ``rep movsb`` where the processor
-says that it is quick at it, and the system's own copies, to sockets and from them, use it for any. AMD's
-processors say so since Zen 3, and yet they copy some 2 GB/s in place of 30 where the destination begins 1
-to 31 bytes further from its page's begin than the source from its own (glibc's bug 30994). What users
-have begins at byte 64 of a page (large tensors of torch), 16 (large arrays of numpy), 48 (``bytes``)
-or 0 (pages), or in rows from there on. Data that begins at byte 192, or multiples of 128 further, is out of
-the way of all four, whichever way it is copied, and of their rows where these are multiples of 128
-bytes, but for one in 32 in ``bytes``.
+``memcpy`` leaves stretches from 2 KiB on, until they get long (`aiodist.copying`), to the instruction
+``rep movsb`` where the processor says that it is quick at it, and the system's own copies, to sockets and
+from them, use it for any. AMD's processors say so since Zen 3, and yet they copy some 2 GB/s in place of
+30 where the destination begins 1 to 31 bytes further from its page's begin than the source from its own
+(glibc's bug 30994). What users have begins at byte 64 of a page (large tensors of torch), 16 (large arrays
+of numpy), 48 (``bytes``) or 0 (pages), or in rows from there on. Data that begins at byte 192, or multiples
+of 128 further, is out of the way of all four, whichever way it is copied, and of their rows where these are
+multiples of 128 bytes, but for one in 32 in ``bytes``.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 MAX_LINES = 450
 
 LAYERS: tuple[tuple[frozenset[str], ...], ...] = (
-    (frozenset({"errors", "types", "deadline", "completion", "alignment"}),),
+    (frozenset({"errors", "types", "deadline", "completion", "alignment", "copying"}),),
     (frozenset({"wire"}), frozenset({"tensors"}), frozenset({"credentials"})),
     (frozenset({"transport"}), frozenset({"store"}), frozenset({"shared"})),
     (frozenset({"mesh"}),),
@@ -40,7 +40,7 @@ LAYERS: tuple[tuple[frozenset[str], ...], ...] = (
 """From the lowest up. Rooms of a layer do not see each other; a room is packages or modules."""
 
 WITHOUT_IO = frozenset(
-    {"errors", "types", "deadline", "completion", "alignment", "wire", "collectives"}
+    {"errors", "types", "deadline", "completion", "alignment", "copying", "wire", "collectives"}
 )
 IO_MODULES = frozenset({"asyncio", "socket", "select", "selectors", "uvloop", "threading", "ssl"})
 

@@ -22,6 +22,7 @@ from aiodist.collectives.broadcast_shared import broadcast_chunks, whom_it_reads
 from aiodist.collectives.moves import LET_GO, Move, Moves
 from aiodist.collectives.select import Rules, select
 from aiodist.collectives.shared import all_reduce_chunks
+from aiodist.copying import AT_ONCE, copy
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.shared.area import LARGEST_SLOT_BYTES
 from aiodist.tensors import Reduction, scratch
@@ -170,7 +171,10 @@ class _OneTensor(SmallCall[Data]):
         super().__init__(seat, fingerprint, own, [(rank, length) for rank in reads], length)
 
     def fill(self, slot: memoryview, given: Data) -> None:
-        slot[: self.length] = given.view
+        if self.length <= AT_ONCE:  # no call: of 4 bytes all of it counts
+            slot[: self.length] = given.view
+        else:
+            copy(slot[: self.length], given.view)
 
     def _memory(self, given: Data) -> tuple[Kept, object]:
         return given, None
@@ -218,7 +222,7 @@ class SmallBroadcast(_OneTensor):
 
     def finish(self, number: int, slots: Views, given: Data) -> bool:
         if self.rank != self._root:
-            given.view[:] = slots[self._root][: self.length]
+            copy(given.view, slots[self._root][: self.length])
         return True
 
     def _moves(self, board: Board, given: Data) -> Iterator[Move]:

@@ -15,6 +15,7 @@ from aiodist.collectives.layout import offsets_of
 from aiodist.collectives.moves import LET_GO, Move
 from aiodist.collectives.reduce_scatter_shared import reduce_scatter_chunks
 from aiodist.collectives.slot_blocks import lengths_of, read_blocks, starts_of, write_blocks
+from aiodist.copying import copy
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.shared.area import LARGEST_SLOT_BYTES
 from aiodist.tensors import Reduction
@@ -31,13 +32,13 @@ class SmallAllGather(SmallCall[tuple[Data, Blocks]]):
         super().__init__(seat, fingerprint, lengths[seat.rank], reads, total, longest)
 
     def fill(self, slot: memoryview, given: tuple[Data, Blocks]) -> None:
-        slot[: self.nbytes] = given[0].view
+        copy(slot[: self.nbytes], given[0].view)
 
     def finish(self, number: int, slots: Views, given: tuple[Data, Blocks]) -> bool:
         own, places = given[0], given[1].views
-        places[self.rank][:] = own.view
+        copy(places[self.rank], own.view)
         for rank, length in self.reads:
-            places[rank][:] = slots[rank][:length]
+            copy(places[rank], slots[rank][:length])
         return True
 
     def _moves(self, board: Board, given: tuple[Data, Blocks]) -> Iterator[Move]:
@@ -71,7 +72,7 @@ class SmallReduceScatter(SmallCall[tuple[Blocks, Data]]):
 
     def fill(self, slot: memoryview, given: tuple[Blocks, Data]) -> None:
         for start, block in zip(self._starts, given[0].views, strict=False):
-            slot[start : start + len(block)] = block
+            copy(slot[start : start + len(block)], block)
 
     def finish(self, number: int, slots: Views, given: tuple[Blocks, Data]) -> bool:
         place = given[1]
@@ -121,9 +122,9 @@ class SmallAllToAll(SmallCall[tuple[Blocks, Blocks]]):
             if block is None or lengths[own] != len(places[rank]):
                 return False
             found.append((places[rank], block))
-        places[own][:] = inputs[own]
+        copy(places[own], inputs[own])
         for place, block in found:
-            place[:] = block
+            copy(place, block)
         return True
 
     def fill_head(self, slot: memoryview, given: tuple[Blocks, Blocks]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from aiodist.backends.polling import until
 from aiodist.collectives.channel import Channel
+from aiodist.copying import copy
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.work import Work
@@ -48,7 +49,8 @@ async def copy_in_turns(group: ProcessGroup, target: memoryview, source: memoryv
     for start in range(0, len(source), STEP):
         if start:
             await group.next_turn()
-        target[start : start + STEP] = source[start : start + STEP]
+        piece = slice(start, start + STEP)
+        copy(target[piece], source[piece])
 
 
 async def write_back_in_turns(group: ProcessGroup, *buffers: Buffer) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from aiodist.collectives.channel import Channel
 from aiodist.collectives.layout import offsets_of
 from aiodist.collectives.reduction import Scratch
+from aiodist.copying import copy
 
 
 async def all_gather_bruck(
@@ -41,6 +42,6 @@ async def all_gather_bruck(
         sends.append(channel.send((rank - have) % size, staging[: at[min(have, size - have)]]))
         await receive
     for i in range(1, size):
-        order[i][:] = staging[at[i] : at[i + 1]]
+        copy(order[i], staging[at[i] : at[i + 1]])
     for sent in sends:
         await sent

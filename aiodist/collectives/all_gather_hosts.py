@@ -22,6 +22,7 @@ from aiodist.collectives import operations
 from aiodist.collectives.layout import cut, offsets_of, segments_of
 from aiodist.collectives.pipeline import Again, in_pieces
 from aiodist.collectives.spread import Hosts
+from aiodist.copying import copy
 
 
 async def all_gather_leaders(hosts: Hosts, blocks: Sequence[memoryview]) -> None:
@@ -35,7 +36,7 @@ async def all_gather_leaders(hosts: Hosts, blocks: Sequence[memoryview]) -> None
     await inside.gather(0, [blocks[rank] for rank in here])
     if inside.rank == 0:
         for rank in here:
-            spots[rank][:] = blocks[rank]
+            copy(spots[rank], blocks[rank])
         ends = offsets_of([sum(len(blocks[rank]) for rank in ranks) for ranks in places.hosts])
         pieces = [memory[a:b] for a, b in pairwise(ends)]
         choice = hosts.choice("all_gather", len(memory))
@@ -43,7 +44,7 @@ async def all_gather_leaders(hosts: Hosts, blocks: Sequence[memoryview]) -> None
     await inside.broadcast(0, memory)
     for rank, spot in spots.items():
         if rank != hosts.channel.rank:
-            blocks[rank][:] = spot
+            copy(blocks[rank], spot)
 
 
 async def all_gather_columns(hosts: Hosts, blocks: Sequence[memoryview], piece: int) -> None:

@@ -12,16 +12,17 @@ from aiodist.collectives.barrier_slots import others_of
 from aiodist.collectives.board import Board
 from aiodist.collectives.layout import segments_of
 from aiodist.collectives.moves import LET_GO, PUT, TAKE, Move
+from aiodist.copying import copy
 
 
 async def all_gather_slots(board: Board, blocks: Sequence[memoryview]) -> None:
     """Fill every ``blocks[r]`` with rank r's block, each at most a slot."""
     mine = blocks[board.rank]
     own = await board.slot(len(mine))
-    own[:] = mine
+    copy(own, mine)
     board.put_up(len(mine))
     for other in others_of(board):
-        blocks[other][:] = await board.slot_of(other, len(blocks[other]))
+        copy(blocks[other], await board.slot_of(other, len(blocks[other])))
 
 
 def all_gather_chunks(

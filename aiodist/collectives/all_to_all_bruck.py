@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from aiodist.collectives.channel import Channel
 from aiodist.collectives.layout import slots
 from aiodist.collectives.reduction import Scratch
+from aiodist.copying import copy
 
 
 async def all_to_all_bruck(
@@ -46,6 +47,6 @@ async def all_to_all_bruck(
         for j, i in enumerate(moved):
             places[i] = arriving[k][j * length : (j + 1) * length]
     for i, block in enumerate(places):
-        outputs[(rank - i) % size][:] = block
+        copy(outputs[(rank - i) % size], block)
     for sent in sends:
         await sent

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from aiodist.collectives.channel import Channel
 from aiodist.collectives.layout import WINDOW
+from aiodist.copying import copy
 
 
 async def all_to_all_pairwise(
@@ -30,6 +31,6 @@ async def all_to_all_pairwise(
         if step > WINDOW:
             await receives[step - 1 - WINDOW]
         sends.append(channel.send((rank + step) % size, inputs[(rank + step) % size]))
-    outputs[rank][:] = inputs[rank]
+    copy(outputs[rank], inputs[rank])
     for pending in (*receives, *sends):
         await pending

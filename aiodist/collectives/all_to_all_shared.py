@@ -15,6 +15,7 @@ from aiodist.collectives.board import Board
 from aiodist.collectives.layout import segments_of
 from aiodist.collectives.moves import LET_GO, PUT, TAKE, Move, carry_out
 from aiodist.collectives.slot_blocks import blocks_of, put_up_blocks
+from aiodist.copying import copy
 
 _ALIGN = 64
 
@@ -32,12 +33,12 @@ async def all_to_all_shared(
         theirs, block = await blocks_of(board, other)
         board.expect(other, theirs[rank], len(outputs[other]))
         if block is not None:
-            outputs[other][:] = block
+            copy(outputs[other], block)
         else:
             in_chunks.append(other)
             longest = max(longest, *theirs)
     if fits:
-        outputs[rank][:] = inputs[rank]
+        copy(outputs[rank], inputs[rank])
     if longest:
         board.begin_chunks()
         await carry_out(

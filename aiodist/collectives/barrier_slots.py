@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aiodist.collectives.board import Board
+from aiodist.copying import copy
 
 
 async def barrier_slots(board: Board) -> None:
@@ -22,7 +23,7 @@ async def all_slots(board: Board, data: memoryview) -> Sequence[memoryview]:
     """Put up ``data``, as long on all ranks; wait for all others'. The slots by rank."""
     rank, nbytes = board.rank, len(data)
     own = await board.slot(nbytes)
-    own[:] = data
+    copy(own, data)
     board.put_up(nbytes)
     return [
         own if other == rank else await board.slot_of(other, nbytes) for other in range(board.size)

@@ -12,16 +12,17 @@ from collections.abc import Iterator, Sequence
 from aiodist.collectives.board import Board
 from aiodist.collectives.layout import segments_of
 from aiodist.collectives.moves import LET_GO, PUT, TAKE, Move
+from aiodist.copying import copy
 
 
 async def broadcast_slots(board: Board, root: int, data: memoryview) -> None:
     """Fill ``data`` on every rank with what ``root`` has in it; at most a slot."""
     if board.rank == root:
         own = await board.slot(len(data))
-        own[:] = data
+        copy(own, data)
         board.put_up(len(data))
     else:
-        data[:] = await board.slot_of(root, len(data))
+        copy(data, await board.slot_of(root, len(data)))
 
 
 def whom_it_reads(rank: int, root: int) -> Sequence[int]:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from aiodist.collectives.channel import Channel
 from aiodist.collectives.reduction import Scratch
 from aiodist.collectives.tree import children, parent, subtree_end
+from aiodist.copying import copy
 
 
 async def gather_binomial(
@@ -41,4 +42,4 @@ async def gather_binomial(
         return
     assert blocks is not None, "the root of a gather passes the blocks"
     for i in range(size):
-        blocks[(i + root) % size][:] = staging[i * length : (i + 1) * length]
+        copy(blocks[(i + root) % size], staging[i * length : (i + 1) * length])

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aiodist.collectives.channel import Channel
+from aiodist.copying import copy
 
 
 async def gather_linear(
@@ -27,7 +28,7 @@ async def gather_linear(
     assert blocks is not None, "the root of a gather passes the blocks"
     receives = [channel.recv(r, block) for r, block in enumerate(blocks) if r != root]
     if blocks[root] is not data:
-        blocks[root][:] = data
+        copy(blocks[root], data)
     for received in receives:
         await received
 

@@ -15,6 +15,7 @@ from aiodist.collectives.board import Board
 from aiodist.collectives.layout import segments_of
 from aiodist.collectives.moves import LET_GO, PUT, TAKE, Move, carry_out
 from aiodist.collectives.slot_blocks import blocks_of, put_up_blocks
+from aiodist.copying import copy
 
 _ALIGN = 64
 
@@ -31,7 +32,7 @@ async def gather_shared(
     board.let_go_all()
     own = await board.slot(min(nbytes, board.slot_bytes))
     if nbytes <= board.slot_bytes:
-        own[:] = data
+        copy(own, data)
     board.put_up(nbytes)
     if nbytes <= board.slot_bytes:
         return
@@ -51,13 +52,13 @@ def _sent(board: Board, data: memoryview) -> Iterator[Move]:
 async def _gather(board: Board, data: memoryview, blocks: Sequence[memoryview]) -> None:
     await board.slot(0)
     board.put_up(0)
-    blocks[board.rank][:] = data
+    copy(blocks[board.rank], data)
     long = {}
     for other in others_of(board):
         place = blocks[other]
         slot = await board.slot_of(other, len(place))
         if len(place) <= board.slot_bytes:
-            place[:] = slot
+            copy(place, slot)
         else:
             long[other] = place
     if long:
@@ -84,12 +85,12 @@ async def scatter_shared(
         if not await put_up_blocks(board, blocks):
             board.begin_chunks()
             await carry_out(board, _scattered(board, blocks))
-        out[:] = blocks[root]
+        copy(out, blocks[root])
         return
     lengths, block = await blocks_of(board, root)
     board.expect(root, lengths[board.rank], len(out))
     if block is not None:
-        out[:] = block
+        copy(out, block)
         return
     board.begin_chunks()
     await carry_out(board, _received(board, root, out))

@@ -25,6 +25,7 @@ from aiodist.collectives.reduce_scatter_shared import reduce_scatter_chunks
 from aiodist.collectives.reduction import Reduction, Scratch
 from aiodist.collectives.select import RULES, Rules, select
 from aiodist.completion import Pending
+from aiodist.copying import copy
 
 Blocks = Sequence[memoryview]
 _Stretch = Callable[[Board], Moves]
@@ -158,7 +159,7 @@ class InMemory:
 
     async def _put_up(self, data: memoryview) -> None:
         own = await self._board.slot(len(data))
-        own[:] = data
+        copy(own, data)
         self._board.put_up(len(data))
 
     async def _look_at(self, ranks: Sequence[int]) -> None:

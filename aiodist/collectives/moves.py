@@ -13,6 +13,7 @@ from itertools import chain
 
 from aiodist.collectives.board import Board
 from aiodist.completion import Pending
+from aiodist.copying import copy
 
 Copy = tuple[memoryview, memoryview]
 """What is written, and what is read: as long as each other."""
@@ -88,7 +89,7 @@ class Row:
                     self._held = move
                     return waiting
                 for into, data in copies:
-                    into[:] = data
+                    copy(into, data)
                 for reduction in reductions:
                     reduction()
                 if kind == PUT:

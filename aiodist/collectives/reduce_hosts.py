@@ -16,6 +16,7 @@ from aiodist.collectives.layout import stripes_in_pieces
 from aiodist.collectives.pipeline import Again, in_pieces
 from aiodist.collectives.reduction import Reduction
 from aiodist.collectives.spread import Hosts
+from aiodist.copying import copy
 
 
 async def reduce_leaders(hosts: Hosts, root: int, data: memoryview, reduce: Reduction) -> None:
@@ -25,7 +26,7 @@ async def reduce_leaders(hosts: Hosts, root: int, data: memoryview, reduce: Redu
     result = data
     if rank == leader != root:  # its own data stays as it is
         result = hosts.scratch(len(data))
-        result[:] = data
+        copy(result, data)
     await hosts.inside.reduce(hosts.number_of(leader), result, reduce)
     if (across := hosts.among(leaders)) is not None:
         home = hosts.places.host_of(root)

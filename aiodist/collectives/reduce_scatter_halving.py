@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from aiodist.collectives.channel import Channel
 from aiodist.collectives.layout import offsets_of
 from aiodist.collectives.reduction import Reduction, Scratch
+from aiodist.copying import copy
 
 
 async def reduce_scatter_halving(
@@ -49,4 +50,4 @@ async def reduce_scatter_halving(
         await received
         reduce(kept, other, partner < rank)
         await sent
-    out[:] = partial[at[rank] : at[rank + 1]]
+    copy(out, partial[at[rank] : at[rank + 1]])

@@ -22,6 +22,7 @@ from aiodist.collectives.layout import cut, offsets_of, segments_of
 from aiodist.collectives.pipeline import Again, in_pieces
 from aiodist.collectives.reduction import Reduction
 from aiodist.collectives.spread import Hosts
+from aiodist.copying import copy
 
 
 async def reduce_scatter_leaders(
@@ -44,7 +45,7 @@ async def reduce_scatter_leaders(
         await operations.reduce_scatter(across, pieces, mine, reduce, hosts.scratch, choice)
     await inside.broadcast(0, mine)
     start = starts[order.index(hosts.channel.rank)] - ends[hosts.host]
-    out[:] = mine[start : start + len(out)]
+    copy(out, mine[start : start + len(out)])
 
 
 async def reduce_scatter_columns(

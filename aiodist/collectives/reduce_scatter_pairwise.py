@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from aiodist.collectives.channel import Channel
 from aiodist.collectives.layout import slots
 from aiodist.collectives.reduction import Reduction, Scratch
+from aiodist.copying import copy
 
 
 async def reduce_scatter_pairwise(
@@ -37,7 +38,7 @@ async def reduce_scatter_pairwise(
         channel.send((rank + step) % size, blocks[(rank + step) % size]) for step in range(1, size)
     ]
     if not parts:
-        out[:] = mine
+        copy(out, mine)
     for i, (part, received) in enumerate(zip(parts, receives, strict=True)):
         await received
         if i == 0:

@@ -15,6 +15,7 @@ from aiodist.collectives.channel import Channel
 from aiodist.collectives.layout import CHUNK
 from aiodist.collectives.reduction import Reduction, Scratch
 from aiodist.collectives.ring import run_ring
+from aiodist.copying import copy
 
 
 async def reduce_scatter_ring(
@@ -31,6 +32,6 @@ async def reduce_scatter_ring(
     2 * WINDOW chunks.
     """
     if channel.size == 1:
-        out[:] = blocks[0]
+        copy(out, blocks[0])
         return
     await run_ring(channel, blocks, out, reduce, scratch, chunk, gather=False)

@@ -9,13 +9,14 @@ from __future__ import annotations
 from aiodist.collectives.all_reduce_slots import in_order
 from aiodist.collectives.board import Board
 from aiodist.collectives.reduction import Reduction
+from aiodist.copying import copy
 
 
 async def reduce_slots(board: Board, root: int, data: memoryview, reduce: Reduction) -> None:
     """Reduce ``data`` over all ranks into ``root``'s, in place; at most a slot."""
     if board.rank != root:
         own = await board.slot(len(data))
-        own[:] = data
+        copy(own, data)
         board.put_up(len(data))
         return
     # The first operands may overwrite the root's own, unless it is one of them.

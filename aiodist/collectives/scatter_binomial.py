@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from aiodist.collectives.channel import Channel
 from aiodist.collectives.reduction import Scratch
 from aiodist.collectives.tree import children, parent, subtree_end
+from aiodist.copying import copy
 
 
 async def scatter_binomial(
@@ -39,6 +40,6 @@ async def scatter_binomial(
     for child in reversed(children(place, size)):
         stretch = staging[(child - place) * length : (subtree_end(child, size) - place) * length]
         sends.append(channel.send((child + root) % size, stretch))
-    out[:] = staging[:length]
+    copy(out, staging[:length])
     for sent in sends:
         await sent

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aiodist.collectives.channel import Channel
+from aiodist.copying import copy
 
 
 async def scatter_linear(
@@ -26,7 +27,7 @@ async def scatter_linear(
     assert blocks is not None, "the root of a scatter passes the blocks"
     sends = [channel.send(r, block) for r, block in enumerate(blocks) if r != root]
     if blocks[root] is not out:
-        out[:] = blocks[root]
+        copy(out, blocks[root])
     for sent in sends:
         await sent
 

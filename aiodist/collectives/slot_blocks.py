@@ -13,6 +13,7 @@ from itertools import pairwise
 from aiodist.alignment import up
 from aiodist.collectives.board import Board
 from aiodist.collectives.layout import offsets_of
+from aiodist.copying import copy
 
 
 async def put_up_blocks(board: Board, blocks: Sequence[memoryview]) -> bool:
@@ -43,7 +44,7 @@ def write_blocks(slot: memoryview, blocks: Sequence[memoryview], starts: Sequenc
     table = _table(len(lengths))
     slot[: table.size] = table.pack(*lengths)
     for start, block in zip(starts, blocks, strict=False):
-        slot[start : start + len(block)] = block
+        copy(slot[start : start + len(block)], block)
 
 
 def read_blocks(

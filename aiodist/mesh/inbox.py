@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from aiodist.copying import copy
 from aiodist.errors import ProtocolError
 from aiodist.mesh.incoming import Incoming
 from aiodist.mesh.mailbox import Mailbox
@@ -95,7 +96,7 @@ class Inbox:
         arrival.data = private = scratch(length)
         reader, recv.reader = recv.reader, None
         if recv.ticket:
-            private[: recv.got] = into[: recv.got]
+            copy(private[: recv.got], into[: recv.got])
             standin = Recv(recv.key, recv.src, private, recv.expect, recv.check)
             standin.got, standin.ticket, standin.send_id = recv.got, recv.ticket, recv.send_id
             standin.source = recv.source
@@ -273,7 +274,7 @@ class Inbox:
             boxed, arrival.boxed = arrival.boxed, None
             if boxed is not None:
                 arrival.data = scratch(len(boxed))
-                arrival.data[:] = boxed.open()
+                copy(arrival.data, boxed.open())
                 boxed.let_go()
 
     def promised(self, ticket: int) -> Recv | None:
@@ -370,7 +371,7 @@ class Inbox:
         self._refund(source, arrival.cost)
         if arrival.send_id is None:
             if recv.into is not None and data is not None:
-                recv.into[:] = data
+                copy(recv.into, data)
             if boxed is not None:
                 boxed.let_go()
             recv.complete(arrival.src)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aiodist.copying import copy
 from aiodist.mesh.matching import Arrival, Recv
 
 
@@ -31,11 +32,11 @@ class Incoming:
     def redirect(self, target: Recv | Arrival | None, destination: memoryview | None) -> None:
         old, self.target, self._into = self._into, target, destination
         if destination is not None and old is not None:
-            destination[: self.got] = old[: self.got]
+            copy(destination[: self.got], old[: self.got])
 
     def add(self, piece: memoryview) -> None:
         """The next piece, of at most what is missing."""
         end = self.got + len(piece)
         if self._into is not None:
-            self._into[self.got : end] = piece
+            copy(self._into[self.got : end], piece)
         self.got = end

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from aiodist.copying import copy
 from aiodist.errors import ProtocolError
 from aiodist.mesh.incoming import Incoming
 from aiodist.transport.base import Connection, OnSent
@@ -284,7 +285,7 @@ class Landing:
             place = recv.into[recv.got : recv.got + len(data)]
             if len(place) != len(data):
                 raise ProtocolError("a part runs over the end of its message")
-            place[:] = data
+            copy(place, data)
         self._taken(data)
         self._inbox.part_done(self._source, recv, len(data))
         self._midway = recv is not None and not recv.done

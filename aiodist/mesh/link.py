@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from aiodist.copying import copy
 from aiodist.errors import DistNetworkError, HandshakeError, ProtocolError
 from aiodist.mesh.inbox import Inbox
 from aiodist.mesh.lookout import Lookout
@@ -96,12 +97,12 @@ class Link:
             target = inbox.eager(peer, frame, self)
             place = _place_of(target)
             if place is not None:
-                place[:] = payload
+                copy(place, payload)
             inbox.eager_done(peer, target)
         elif len(payload):
             place = self.payload(frame)
             if place is not None:
-                place[:] = payload
+                copy(place, payload)
             self.payload_done(frame)
         elif kind == FrameType.REQUEST:
             self._owner.inbox.request(peer, frame)

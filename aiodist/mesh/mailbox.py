@@ -16,6 +16,7 @@ from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
+from aiodist.copying import copy
 from aiodist.errors import ProtocolError
 from aiodist.mesh.incoming import Incoming
 from aiodist.wire.frames import POINT_TO_POINT, Frame, decode
@@ -69,7 +70,7 @@ def _copy(box: BoxIn, message: memoryview, start: int, into: memoryview) -> bool
     while done < end:
         there = box.there()
         if done < there <= end:
-            into[done - start : there - start] = message[done:there]
+            copy(into[done - start : there - start], message[done:there])
             done, until = there, 0.0
         elif not until:
             until = perf_counter() + NEAR_SECONDS

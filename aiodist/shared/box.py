@@ -22,6 +22,7 @@ evaluation of Nemesis, a scalable, low-latency, message-passing communication su
 from __future__ import annotations
 
 from aiodist.alignment import EVERY, SHORT, up
+from aiodist.copying import copy
 from aiodist.errors import ProtocolError
 from aiodist.shared.ends import End
 
@@ -86,7 +87,7 @@ class BoxOut(End):
         segment[begin:middle] = head
         if len(data) <= piece:
             there = length
-            segment[middle : begin + length] = data
+            copy(segment[middle : begin + length], data)
         mine, entry = self._mine, _ENTRIES + count % DEPTH * _WORDS
         mine[entry + 1] = turn
         mine[entry + 2] = begin
@@ -111,7 +112,7 @@ class BoxOut(End):
         start = there - length + len(data)
         part = data[start : start + piece]
         end = there + len(part)
-        self._segment[begin + there : begin + end] = part
+        copy(self._segment[begin + there : begin + end], part)
         mine[entry + 4] = end
         return end < length
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from aiodist.copying import copy
 from aiodist.errors import ProtocolError
 from aiodist.shared.ends import End
 
@@ -118,7 +119,7 @@ class LaneOut(End):
         """Put ``data`` into the next chunk, which is free. Whether the receiver must be woken."""
         assert self._ring is not None
         start = self._ring.offset + self._count % self._depth * self.chunk_bytes
-        self._segment[start : start + len(data)] = data
+        copy(self._segment[start : start + len(data)], data)
         mine, piece = self._mine, _PIECES + self._count % DEPTH * _WORDS
         mine[piece] = start
         mine[piece + 1] = len(data)

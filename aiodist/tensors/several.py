@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from aiodist.copying import copy
 from aiodist.errors import InvalidUsageError
 from aiodist.tensors.buffer import buffer_of, empty_like_message
 from aiodist.tensors.dtypes import DType
@@ -61,7 +62,7 @@ def reduced(tensors: Sequence[Any], op: ReduceOp) -> Any:
     reduction(op, first.dtype, 1)  # refuses what has no meaning
     combine = reduction(local, first.dtype, 1)
     result = empty_like_message(first.kind, first.dtype, first.shape)
-    result.view[:] = first.view
+    copy(result.view, first.view)
     for other in others:
         combine(result.view, other.view)
     return result.owner

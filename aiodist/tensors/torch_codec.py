@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from aiodist.copying import copy
 from aiodist.errors import ProtocolError
 from aiodist.tensors.buffer import buffer_of, empty_like_message
 from aiodist.tensors.codec import TENSOR, TORCH_DEVICE, TORCH_DTYPE, TORCH_SIZE, Encoded
@@ -60,7 +61,7 @@ def _decode_tensor(data: bytes, memory: memoryview | None) -> torch.Tensor:
     if kind != "torch" or memory is None or nbytes != len(memory):
         raise ProtocolError(f"a tensor of shape {shape} has {nbytes} bytes of memory")
     buffer = empty_like_message("torch", dtype, shape)
-    buffer.view[:] = memory
+    copy(buffer.view, memory)
     tensor: torch.Tensor = buffer.owner
     requires_grad = bool(flags & _REQUIRES_GRAD)
     if requires_grad and not (tensor.is_floating_point() or tensor.is_complex()):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from aiodist.copying import AT_ONCE
 from benchmarks.operations import Call
 from benchmarks.pattern import Array
 from benchmarks.peers.base import BlockingPeer, Place, UnsupportedError
@@ -283,10 +284,10 @@ class Floor(BlockingPeer):
     def _put_now(self, step: Put) -> None:
         place = self._free_place()
         for places, array in step.copies:
-            np.copyto(places[place], array)
+            copy_array(places[place], array)
         self._post()
         for out, array in step.local:
-            np.copyto(out, array)
+            copy_array(out, array)
 
     def _free_place(self) -> int:
         for flag in self._done_with_mine:
@@ -311,7 +312,7 @@ class Floor(BlockingPeer):
         self._wait(self._up[other], number + 1)
         theirs = step.places[number % DEPTH]
         if step.mine is None:
-            np.copyto(step.out, theirs)
+            copy_array(step.out, theirs)
         else:
             np.add(step.mine, theirs, step.out)
         self._let_go(other)
@@ -364,6 +365,16 @@ def map_together(place: Place, nbytes: int, key: str) -> memoryview:
             place.store.get(f"{key}, mapped by {other}")
     os.close(fd)
     return memory
+
+
+def copy_array(into: Array, data: Array) -> None:
+    """In pieces like the library's, which are copied faster than all at once."""
+    if into.nbytes <= AT_ONCE:
+        np.copyto(into, data)
+        return
+    count = AT_ONCE // into.itemsize
+    for start in range(0, len(into), count):
+        np.copyto(into[start : start + count], data[start : start + count])
 
 
 def _cut(array: Array, count: int, fewest: int = 0) -> list[Array]:

@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.operations import Call
 from benchmarks.pattern import Array
 from benchmarks.peers.base import Place, UnsupportedError
-from benchmarks.peers.floor import Floor, map_together
+from benchmarks.peers.floor import Floor, copy_array, map_together
 
 
 class FloorShared(Floor):
@@ -40,7 +40,7 @@ class FloorShared(Floor):
         def run() -> None:
             np.add(my_part, their_part, my_part)
             self.barrier()
-            np.copyto(rest, their_rest)
+            copy_array(rest, their_rest)
 
         return run
 

@@ -24,6 +24,7 @@ import numpy as np
 from benchmarks.operations import Call
 from benchmarks.pattern import Array
 from benchmarks.peers.base import BlockingPeer, Place, UnsupportedError
+from benchmarks.peers.floor import copy_array
 
 PART = 1 << 16
 """Elements that are added up and sent on at once: 256 KiB."""
@@ -161,12 +162,12 @@ def _program(call: Call, source: Array, target: Array) -> list[Exchange]:
             return [Exchange([_bytes(theirs)], [_added(part, out, out) for part, out in pairs])]
         case "all_gather":
             mine, theirs = target.reshape(2, -1)[:: -1 if rank else 1]
-            copy = partial(np.copyto, mine, source)
+            copy = partial(copy_array, mine, source)
             return [Exchange([_bytes(source)], [Arrival(_bytes(theirs))], meanwhile=copy)]
         case "all_to_all":
             kept, sent = source.reshape(2, -1)[:: -1 if rank else 1]
             mine, theirs = target.reshape(2, -1)[:: -1 if rank else 1]
-            copy = partial(np.copyto, mine, kept)
+            copy = partial(copy_array, mine, kept)
             return [Exchange([_bytes(sent)], [Arrival(_bytes(theirs))], meanwhile=copy)]
     raise UnsupportedError(f"no operation {call.operation}")
 
