@@ -270,6 +270,19 @@ def rebinders(modules: tuple[Module, ...]) -> dict[str, str]:
     }
 
 
+def copies_in_one_go(modules: tuple[Module, ...]) -> list[str]:
+    """``into[:] = data`` where that may be large."""
+    return [
+        f"{module.name}:{node.lineno} {ast.unparse(node)}: use aiodist.copying.copy"
+        for module in modules
+        if area(module.name) in {"shared", "mesh", "collectives"}
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Subscript) and ast.unparse(target.slice) == ":"
+    ]
+
+
 def too_long(modules: tuple[Module, ...]) -> list[str]:
     lengths = {module.name: len(module.source.splitlines()) for module in modules}
     return [f"{name} has {lines} lines" for name, lines in lengths.items() if lines > MAX_LINES]
@@ -323,6 +336,10 @@ def test_no_module_keeps_a_container_that_can_change() -> None:
 
 def test_no_module_rebinds_its_globals() -> None:
     assert unlisted(rebinders(MODULES), GLOBAL_STATE) == []
+
+
+def test_large_data_is_copied_in_pieces() -> None:
+    assert copies_in_one_go(MODULES) == []
 
 
 def test_every_file_is_read_at_a_sitting() -> None:
@@ -392,6 +409,12 @@ def test_breaches_of_the_other_import_rules_are_found() -> None:
     assert len(io_imports(modules_of(wire__frames="def f():\n    import asyncio"))) == 1
     assert len(io_imports(modules_of(collectives__ring="from socket import socket"))) == 1
     assert io_imports(modules_of(transport__tcp="import asyncio")) == []
+
+
+def test_a_copy_in_one_go_is_found() -> None:
+    assert len(copies_in_one_go(modules_of(mesh__link="def f(a, b):\n    a.place[:] = b"))) == 1
+    assert copies_in_one_go(modules_of(mesh__link="a[1:] = b; c[0] = d; copy(e, f)")) == []
+    assert copies_in_one_go(modules_of(api__state="mine[:] = items")) == []
 
 
 def test_torch_elsewhere_is_found() -> None:

@@ -23,6 +23,30 @@ def test_all_is_copied_and_nothing_beside_it(length: int) -> None:
     assert (around[0], around[-1]) == (255, 255)
 
 
+class Noted:
+    """Memory of that length, which notes what is written at once."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.written: list[int] = []
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __setitem__(self, place: slice, data: memoryview) -> None:
+        assert len(range(*place.indices(self.length))) == len(data)
+        self.written.append(len(data))
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_no_piece_is_longer_than_that(length: int) -> None:
+    into = Noted(length)
+    copy(into, memoryview(bytes(length)))  # type: ignore[arg-type]  # as much of it as is needed
+    assert sum(into.written) == length
+    assert max(into.written) <= AT_ONCE
+    assert len(into.written) == max(-(-length // AT_ONCE), 1)
+
+
 @pytest.mark.parametrize("more", [1, AT_ONCE])
 @pytest.mark.parametrize("length", LENGTHS)
 def test_lengths_that_differ_are_refused(length: int, more: int) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -521,6 +522,17 @@ async def test_a_long_slot_is_copied_out_in_pieces(
     assert ends == ([*range(PIECE_BYTES, data.nbytes, PIECE_BYTES), data.nbytes] if more else [])
 
 
+def begin_a_broadcast(data: npt.NDArray[np.float32], there: int, copied: int) -> None:
+    """As rank 0 does of its ``data``: it has copied in ``there`` bytes of it, and says ``copied``."""
+    group = current_world().default_group()
+    plane, sequence = group.plane, group.n_started
+    assert plane is not None
+    what = Fingerprint("broadcast", dtype_named("float32"), root=0, count=data.size)
+    plane.slots[sequence % SLOTS][0][:there] = data.data.cast("B")[:there]
+    tag, base = SLOT_TAGS[sequence % SLOTS], sequence + 1 << STEP_BITS
+    announce(plane.mine, tag, base, what.words, data.nbytes, copied)
+
+
 @pytest.mark.parametrize("copied", [PIECE_BYTES, PIECE_BYTES - 1, 5 * PIECE_BYTES])
 async def test_who_has_begun_with_a_piece_and_gets_no_more_waits_for_all_of_it(
     monkeypatch: pytest.MonkeyPatch, copied: int
@@ -532,14 +544,8 @@ async def test_who_has_begun_with_a_piece_and_gets_no_more_waits_for_all_of_it(
 
     async def main(rank: int) -> None:
         await meet()
-        group = current_world().default_group()
-        plane, sequence = group.plane, group.n_started
-        assert plane is not None
         if rank == 0:
-            what = Fingerprint("broadcast", dtype_named("float32"), root=0, count=data.size)
-            plane.slots[sequence % SLOTS][0][:PIECE_BYTES] = data.data.cast("B")[:PIECE_BYTES]
-            tag, base = SLOT_TAGS[sequence % SLOTS], sequence + 1 << STEP_BITS
-            announce(plane.mine, tag, base, what.words, data.nbytes, copied)
+            begin_a_broadcast(data, PIECE_BYTES, copied)
             begun.set()
             await asleep.wait()
             assert taken == ([slice(0, PIECE_BYTES)] if copied == PIECE_BYTES else [])
@@ -563,14 +569,8 @@ async def test_who_has_all_pieces_waits_for_nothing_more() -> None:
 
     async def main(rank: int) -> None:
         await meet()
-        group = current_world().default_group()
-        plane, sequence = group.plane, group.n_started
-        assert plane is not None
         if rank == 0:
-            what = Fingerprint("broadcast", dtype_named("float32"), root=0, count=data.size)
-            plane.slots[sequence % SLOTS][0][: data.nbytes] = data.data.cast("B")
-            tag, base = SLOT_TAGS[sequence % SLOTS], sequence + 1 << STEP_BITS
-            announce(plane.mine, tag, base, what.words, data.nbytes, data.nbytes)
+            begin_a_broadcast(data, data.nbytes, data.nbytes)
             begun.set()
             await ended.wait()
             await dist.broadcast(data, 0)
