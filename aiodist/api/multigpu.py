@@ -1,10 +1,11 @@
 """Collectives over several tensors of each rank: one for each of its GPUs, or of its CPU tensors.
 
 What torch.distributed had in its versions 1 as ``*_multigpu``. A rank's tensors become one by a
-local reduction, one collective runs between the ranks, and local copies give each tensor its
-result. The tensors of a list are alike: torch tensors or numpy arrays, one dtype, one number of
-elements; the backend of the group has to serve the device of the first. All ranks pass equally
-many. The local reduction runs at the call; errors and cancellation are those of the collectives.
+local reduction, one collective runs between the ranks, on the device of the first, and local
+copies give each tensor its result. The tensors of a list are alike: torch tensors or numpy arrays,
+one dtype, one number of elements; the backend of the group has to serve the device of the first.
+All ranks pass equally many. What is local before the collective runs at the call; errors and
+cancellation are those of the collectives.
 """
 
 from __future__ import annotations
@@ -40,9 +41,16 @@ def broadcast_multigpu(
     root = check_rank(pg, src, None, "src")
     tensors = _check(tensor_list, "tensor_list")
     check_index(src_tensor, "src_tensor", len(tensors), "tensor_list")
-    carrier = tensors[src_tensor if pg.own_rank == root else 0]
-    work = pg.backend.broadcast(carrier, root, to_seconds(timeout))
-    return _then(pg, work, lambda: _spread(carrier, tensors), tensors)
+    first, *others = tensors
+    if pg.own_rank == root and src_tensor:
+        several.assign(first, tensors[src_tensor])
+    work = pg.backend.broadcast(first, root, to_seconds(timeout))
+
+    def spread() -> None:
+        for target in others:
+            several.assign(target, first)
+
+    return _then(pg, work, spread, tensors)
 
 
 def all_reduce_multigpu(
@@ -121,7 +129,8 @@ def all_gather_multigpu(
         several.check_alike([inputs[0], *row], f"[input_tensor_list[0], *{name}]")
     first, *others = outputs
     rows = [first[k * n : (k + 1) * n] for k in range(pg.n_ranks)]
-    work = pg.backend.all_gather_coalesced(rows, inputs, to_seconds(timeout))
+    given = several.together(inputs)
+    work = pg.backend.all_gather_coalesced(rows, given, to_seconds(timeout))
 
     def copy() -> None:
         for row in others:
@@ -162,9 +171,3 @@ def _hand_over(result: Tensor, op: ReduceOp, total: int, targets: Sequence[Tenso
         several.divide(result, total)
     for target in targets:
         several.assign(target, result)
-
-
-def _spread(source: Tensor, targets: Sequence[Tensor]) -> None:
-    for target in targets:
-        if target is not source:
-            several.assign(target, source)

@@ -68,6 +68,13 @@ def reduced(tensors: Sequence[Any], op: ReduceOp) -> Any:
     return result.owner
 
 
+def together(tensors: Sequence[Any]) -> list[Any]:
+    """``tensors`` (alike) on the first one's device: themselves, or copies of those elsewhere."""
+    if not any(map(_is_elsewhere, tensors)):
+        return list(tensors)
+    return [tensor.detach().to(tensors[0].device) for tensor in tensors]
+
+
 def divide(tensor: Any, count: int) -> None:
     """Divide in place, as AVG over ``count`` tensors does."""
     if _is_elsewhere(tensor):

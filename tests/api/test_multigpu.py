@@ -347,3 +347,32 @@ async def test_it_ends_when_the_local_copies_have(monkeypatch: pytest.MonkeyPatc
         await asyncio.gather(*works)
 
     await run_ranks(2, body)
+
+
+async def test_between_the_ranks_goes_the_first_tensor_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With NCCL another one may be on another GPU, where the other ranks do not look for this one."""
+
+    async def on_rank(rank: int) -> None:
+        carried: list[Any] = []
+        backend = dist.group.WORLD.backend
+        broadcast = backend.broadcast
+
+        def noting(tensor: Any, *rest: Any) -> Any:
+            carried.append(tensor)
+            return broadcast(tensor, *rest)
+
+        monkeypatch.setattr(backend, "broadcast", noting)
+        tensors = [torch.full((3,), 10.0 * rank + n) for n in range(2)]
+        await dist.broadcast_multigpu(tensors, 1, src_tensor=1)
+        assert [tensor.tolist() for tensor in tensors] == [[11.0] * 3] * 2
+        assert carried.pop() is tensors[0]
+
+    await run_ranks(2, on_rank)
+
+
+def test_tensors_of_several_devices_come_together_on_the_first() -> None:
+    here, elsewhere = torch.ones(2), torch.empty(2, device="meta")
+    assert several.together([here, here]) == [here, here]
+    assert [tensor.device.type for tensor in several.together([elsewhere, here])] == ["meta"] * 2

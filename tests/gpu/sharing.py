@@ -41,8 +41,7 @@ def areas_of(group: Any) -> int:
     backend = group.backend
     if not isinstance(backend, NativeBackend):  # of a device each
         backend = backend._for(torch.zeros(1, device="cuda"))
-    areas = getattr(backend, "_areas", None)
-    return 0 if areas is None else len(areas.of)
+    return sum(len(areas.of) for areas in getattr(backend, "_areas", {}).values())
 
 
 async def turns_during_a_large_collective(device: str) -> int:

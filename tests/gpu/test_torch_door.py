@@ -58,7 +58,7 @@ with torch.cuda.stream(torch.cuda.Stream()):
     work = dist.all_reduce(tensor, async_op=True)
     work.wait()
     doubled = tensor * 2  # on this stream, without waiting for the device
-assert torch.all(doubled == 400 * size).item()
+    assert torch.all(doubled == 400 * size).item()
 tensor = torch.full((1000,), 1.0, device="cuda")
 work = dist.all_reduce(tensor, async_op=True)
 work.synchronize()

@@ -1,10 +1,11 @@
 """The memory that the members of a group map of each other: how they come to it, and whose turn it is.
 
-The first operation lays it out. Each rank says where its memory is; where all have theirs on one
-device, each allocates an area, offers it to every other rank, opens what it was offered and looks
-whether the bytes in it are those that its owner told: locality is proven, never assumed. Where all
-have succeeded the areas are used from then on, else none is. Every operation begins with a round in
-which the ranks say how far they are, so a failure half way leads to another attempt.
+Every operation begins with a round in which the ranks say where their tensors are and how far they
+are. Where all have theirs on one device, each allocates an area there, the first time, offers it to
+every other rank, opens what it was offered and looks whether the bytes in it are those that its
+owner told: locality is proven, never assumed. Where all have succeeded the areas are used from then
+on, else none is. All judge by the same words, so all come to the same; a rank that an error stopped
+half way says that it has got nowhere, and all try again.
 
 Operations have their turns in the order of their start, the same on all ranks: the areas have room
 for one.
@@ -38,11 +39,14 @@ HALF = 32 << 20
 
 NONCE_BYTES = 16
 
-UNKNOWN, SHARED, APART = range(3)
+UNKNOWN, SHARED, REFUSED = range(3)
 
 
 class Areas:
-    """One group's. ``of[r]`` is group rank r's area, once `meet` has said that they are there."""
+    """One group's, on one of this rank's devices.
+
+    ``of[r]`` is group rank r's area, once `meet` has said that they are there.
+    """
 
     def __init__(self, group: ProcessGroup, memory: DeviceMemory, half: int = HALF) -> None:
         self.memory = memory
@@ -88,14 +92,14 @@ class Areas:
         """
         memory = self.memory
         told = await self._say(channel, [self._state, memory.where, memory.process, *lengths])
+        places = {where for _, where, *_ in told}
+        processes = [process for _, _, process, *_ in told]
+        if len(places) > 1 or (memory.process and len(set(processes)) < len(processes)):
+            return None
         if any(state == UNKNOWN for state, *_ in told):
             self._state = UNKNOWN
             self.of = []
-            places = {where for _, where, *_ in told}
-            processes = [process for _, _, process, *_ in told]
-            apart = len(places) > 1 or (memory.process and len(set(processes)) < len(processes))
-            is_shared = not apart and await self._lay_out(channel)
-            self._state = SHARED if is_shared else APART
+            self._state = SHARED if await self._lay_out(channel) else REFUSED
         return [row for _, _, _, *row in told] if self._state == SHARED else None
 
     async def _lay_out(self, channel: Channel) -> bool:

@@ -21,7 +21,13 @@ from aiodist.backends.devices.within import native_within
 from aiodist.backends.native import NativeBackend
 from aiodist.backends.polling import until
 from aiodist.backends.sizes import split_lengths
-from aiodist.backends.torch_groups.slots import Slot, inputs_of, lengths_of, outputs_of
+from aiodist.backends.torch_groups.slots import (
+    Slot,
+    device_of,
+    inputs_of,
+    lengths_of,
+    outputs_of,
+)
 from aiodist.groups.backend import Tensor
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.lines import CollectiveLine
@@ -42,7 +48,7 @@ ByHost = Callable[[Any], Any]
 class DeviceBackend(NativeBackend):
     """CUDA tensors: in memory that the ranks map of each other, else through the host.
 
-    Which way it is the ranks agree at the first operation (see `areas`). Messages go through the host.
+    Which way it is the ranks agree in each operation (see `areas`). Messages go through the host.
     """
 
     def __init__(
@@ -52,17 +58,17 @@ class DeviceBackend(NativeBackend):
         device: str = "cuda",
         half: int = HALF,
     ) -> None:
-        """``make_memory(torch device)``: called at the first operation, on its tensor's device."""
+        """``make_memory(torch device)``: called at the first operation on each device."""
         super().__init__(group)
         self._make_memory = make_memory
         self._device = device
         self._half = half
-        self._areas: Areas | None = None
+        self._areas: dict[torch.device, Areas] = {}
 
     def close(self) -> None:
         super().close()
-        if self._areas is not None:
-            self._areas.close()
+        for areas in self._areas.values():
+            areas.close()
 
     # -- one to all, all to one
 
@@ -318,11 +324,13 @@ class DeviceBackend(NativeBackend):
         ``by_host``: the same through the host.
         """
         slots = [*inputs, *outputs]
-        first = slots[0].raw
-        if self._areas is None:
-            self._areas = Areas(self._group, self._make_memory(first.device), self._half)
-        areas, memory = self._areas, self._areas.memory
-        after_caller = memory.after_caller(first)
+        device = device_of(slots)
+        if device not in self._areas:
+            memory = self._make_memory(device)
+            self._areas[device] = Areas(self._group, memory, self._half)
+        areas = self._areas[device]
+        memory = areas.memory
+        after_caller = memory.after_caller(slots[0].raw)
         through_host = on_callers_stream(by_host)
 
         def load() -> None:

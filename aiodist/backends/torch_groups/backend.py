@@ -40,7 +40,7 @@ class TorchBackend(TorchCollectives):
     """
 
     def barrier(self, timeout: float | None) -> Work[None]:
-        device = self._kind.place(self._group.settings.device)
+        device = self._own_device()
         options = torch_dist.AllreduceOptions()
         return self._collective(
             Fingerprint("barrier"),
@@ -48,7 +48,6 @@ class TorchBackend(TorchCollectives):
             lambda pg: pg.allreduce([torch.zeros(1, device=device)], options),
             [],
             timeout,
-            device,
         )
 
     # -- one to all, all to one
@@ -65,7 +64,6 @@ class TorchBackend(TorchCollectives):
             lambda pg: pg.broadcast([slot.raw], options),
             [] if is_root else [slot],
             timeout,
-            slot.device,
         )
 
     def reduce(self, tensor: Tensor, root: int, op: ReduceOp, timeout: float | None) -> Work[None]:
@@ -88,7 +86,7 @@ class TorchBackend(TorchCollectives):
 
         fingerprint = Fingerprint("reduce", slot.dtype, op, root, slot.count, slot.shape)
         outputs = [slot] if is_root else []
-        return self._collective(fingerprint, [slot], issue, outputs, timeout, slot.device, finish)
+        return self._collective(fingerprint, [slot], issue, outputs, timeout, finish)
 
     def gather(
         self, tensor: Tensor, outputs: Sequence[Tensor] | None, root: int, timeout: float | None
@@ -168,7 +166,7 @@ class TorchBackend(TorchCollectives):
             if whole is None:
                 share_out(data[0], [slot.raw for slot in slots])
 
-        return self._collective(fingerprint, slots, issue, slots, timeout, slots[0].device, finish)
+        return self._collective(fingerprint, slots, issue, slots, timeout, finish)
 
     def all_gather(
         self, outputs: Sequence[Tensor], tensor: Tensor, timeout: float | None
@@ -220,7 +218,7 @@ class TorchBackend(TorchCollectives):
                 share_out(flat, [place.raw for place in row])
 
         fingerprint = Fingerprint(name, slots[0].dtype, count=count, shape=shape)
-        return self._collective(fingerprint, slots, issue, places, timeout, slots[0].device, finish)
+        return self._collective(fingerprint, slots, issue, places, timeout, finish)
 
     def all_gather_into(self, output: Tensor, tensor: Tensor, timeout: float | None) -> Work[None]:
         slot = Slot(tensor, "input_tensor", self._kind.device, writable=False)
@@ -234,7 +232,6 @@ class TorchBackend(TorchCollectives):
             lambda pg: pg.allgather([parts], [slot.raw]),
             [place],
             timeout,
-            slot.device,
         )
 
     def reduce_scatter(
@@ -298,7 +295,6 @@ class TorchBackend(TorchCollectives):
             issue,
             [place],
             timeout,
-            place.device,
             finish,
             None if even else compare,
         )

@@ -11,7 +11,7 @@ import torch
 
 from aiodist.backends.sizes import pack_lengths, unpack_lengths
 from aiodist.backends.torch_groups.messages import TorchMessages
-from aiodist.backends.torch_groups.slots import Slot
+from aiodist.backends.torch_groups.slots import Slot, device_of
 from aiodist.backends.torch_groups.worker import Answer
 from aiodist.collectives.all_gather_ring import all_gather_new
 from aiodist.collectives.barrier_dissemination import barrier_dissemination
@@ -32,16 +32,16 @@ class TorchCollectives(TorchMessages):
         issue: Issue,
         outputs: Sequence[Slot],
         timeout: float | None,
-        device: torch.device,
         finish: Callable[[], None] | None = None,
         compare: Callable[[CollectiveLine], Coroutine[Any, Any, None]] | None = None,
     ) -> Work[None]:
         """Start ``issue(torch group)`` between loading the inputs and storing the outputs.
 
-        ``device``: that of its tensors. ``compare``: what has to end well before; it takes the place of
-        the barrier. torch's thread waits for it, so that operations keep their order.
+        ``compare``: what has to end well before; it takes the place of the barrier. torch's thread
+        waits for it, so that operations keep their order.
         """
-        here = self._kind.here(device)
+        slots = [*inputs, *outputs]
+        here = self._here(device_of(slots) if slots else self._own_device())
 
         def stage() -> None:
             for slot in inputs:
@@ -112,9 +112,7 @@ class TorchCollectives(TorchMessages):
                 other = receiver if sender == line.rank else sender
                 check_length(line, other, given[sender][receiver], wanted[receiver][sender])
 
-        return self._collective(
-            fingerprint, inputs, issue, outputs, timeout, device, finish, compare
-        )
+        return self._collective(fingerprint, inputs, issue, outputs, timeout, finish, compare)
 
     def _nothing(self) -> list[int]:
         return [0] * self._group.n_ranks

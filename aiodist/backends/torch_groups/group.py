@@ -6,10 +6,9 @@ import asyncio
 import ctypes
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
-from aiodist.backends.torch_groups.kinds import TorchKind
+from aiodist.backends.torch_groups.kinds import Here, Lanes, TorchKind
 from aiodist.backends.torch_groups.store import BlockingStore
 from aiodist.backends.torch_groups.worker import Worker
 from aiodist.completion import Pending
@@ -84,6 +83,7 @@ class TorchGroup:
         self._caller = Worker(f"aiodist-{kind.name}")
         self._waiter = Worker(f"aiodist-{kind.name}-waiter")
         self._torch: Any = None
+        self._lanes: Lanes = {}
         self._error: DistError | None = None
         self._closed = False
         self._turn = threading.Lock()
@@ -139,18 +139,22 @@ class TorchGroup:
         stage: Callable[[], None],
         issue: Callable[[Any], Any],
         finish: Callable[[], None],
-        here: Callable[[], AbstractContextManager[Any]],
+        here: Callable[[Lanes], Here],
         what: str,
     ) -> Running:
         """Have ``stage()``, torch's work ``issue(torch group)`` and ``finish()`` follow each other.
 
-        They run in other threads, the first two inside ``here()``, after all that was started
-        before. ``what``: the operation's name.
+        They run in other threads, the first two inside ``here`` (of `TorchKind.here`), after all
+        that was started before. ``what``: the operation's name.
         """
         running = Running(self, what)
         self.under_way += 1
+        # The device works on their tensors until the end. Dropped before, the memory would be the
+        # caller's to use again, whose stream does not wait for this.
+        kept = [stage, issue, finish]
 
         def done(error: BaseException | None) -> None:
+            kept.clear()
             self._post(running.ended, error)
 
         def job() -> None:
@@ -158,7 +162,7 @@ class TorchGroup:
                 if self._torch is None:
                     self.check()
                     raise DistBackendError(f"{self.name} is not there any more")
-                with here():
+                with here(self._lanes):
                     stage()
                     work = issue(self._torch)
                     follow = running.unless_left(finish)

@@ -21,6 +21,9 @@ from aiodist.types import RedOpType
 
 Here = AbstractContextManager[Any]
 
+Lanes = dict[torch.device, Any]
+"""Where one torch group's operations run: for each device what the kind has put there."""
+
 _NUMBERS = frozenset(
     {"int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64"}
 )
@@ -61,8 +64,16 @@ class TorchKind(ABC):
         """Where tensors of its own go, where ``chosen`` is what the user gave as device_id."""
 
     @abstractmethod
-    def here(self, device: torch.device) -> Callable[[], Here]:
-        """What the worker has to enter so that its calls are ordered after the caller's."""
+    def here(self, device: torch.device) -> Callable[[Lanes], Here]:
+        """What the worker has to enter for an operation, of one group's lanes.
+
+        It comes after what the caller has asked of ``device`` by now, and holds up nothing that the
+        caller asks for later.
+        """
+
+    @abstractmethod
+    def callers(self, device: torch.device) -> Callable[[], Here]:
+        """What another thread has to enter to make tensors as the caller would now."""
 
     @abstractmethod
     def follow(
@@ -100,7 +111,10 @@ class Gloo(TorchKind):
     def place(self, chosen: Any) -> torch.device:
         return torch.device("cpu")
 
-    def here(self, device: torch.device) -> Callable[[], Here]:
+    def here(self, device: torch.device) -> Callable[[Lanes], Here]:
+        return lambda lanes: nullcontext()
+
+    def callers(self, device: torch.device) -> Callable[[], Here]:
         return nullcontext
 
     def follow(
@@ -118,7 +132,12 @@ class Gloo(TorchKind):
 
 
 class Nccl(TorchKind):
-    """NCCL through torch, for CUDA tensors. Operations are ordered on the caller's stream."""
+    """NCCL through torch, for CUDA tensors.
+
+    Each torch group has a stream of its own for them. On the caller's, whatever came later would wait
+    for the operation: a receive for the send before it, and so for the rank that has to receive that
+    one, which in a ring waits likewise.
+    """
 
     name = "nccl"
     device = "cuda"
@@ -144,14 +163,26 @@ class Nccl(TorchKind):
     def place(self, chosen: Any) -> torch.device:
         return _named_device(chosen) or torch.device("cuda", torch.cuda.current_device())
 
-    def here(self, device: torch.device) -> Callable[[], Here]:
+    def here(self, device: torch.device) -> Callable[[Lanes], Here]:
+        now = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
+        now.record(torch.cuda.current_stream(device))
+
+        def enter(lanes: Lanes) -> Here:
+            if device not in lanes:
+                lanes[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's
+            lanes[device].wait_event(now)
+            return torch.cuda.stream(lanes[device])
+
+        return enter
+
+    def callers(self, device: torch.device) -> Callable[[], Here]:
         stream = torch.cuda.current_stream(device)
         return lambda: torch.cuda.stream(stream)
 
     def follow(
         self, work: Any, finish: Callable[[], None], loop: Any, waiter: Worker, done: Done
     ) -> None:
-        work.wait()  # the stream waits, not this thread
+        work.wait()  # the group's stream waits, not this thread
         finish()
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
         event.record()

@@ -11,7 +11,7 @@ import torch
 
 from aiodist.backends.native_objects import NativeObjects
 from aiodist.backends.torch_groups.group import TorchGroup
-from aiodist.backends.torch_groups.kinds import TorchKind
+from aiodist.backends.torch_groups.kinds import Here, Lanes, TorchKind
 from aiodist.backends.torch_groups.slots import Slot
 from aiodist.backends.torch_groups.transfers import Transfer, Transfers
 from aiodist.deadline import Deadline
@@ -31,6 +31,9 @@ from aiodist.tensors import decode_meta, empty_like_message
 from aiodist.tensors.meta import pack_meta
 from aiodist.tensors.torch_memory import TORCH_DTYPES
 
+Placed = tuple[Slot, Callable[[Lanes], Here]]
+"""Where a message goes, and what it comes after there."""
+
 _TAG = 0
 """torch's tag of all transfers: both ends start them in one order."""
 
@@ -47,6 +50,7 @@ class TorchMessages(NativeObjects):
         self._torch = TorchGroup(kind, group)
         self._pairs: dict[int, TorchGroup] = {}
         self._transfers = Transfers(group)
+        self._device: torch.device | None = None
 
     async def ready(self, deadline: Deadline) -> None:
         opened = asyncio.Event()
@@ -68,12 +72,12 @@ class TorchMessages(NativeObjects):
             each.close()
 
     def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:
-        Slot(tensor, "tensor", self._kind.device, writable=writable)
+        self._settle(Slot(tensor, "tensor", self._kind.device, writable=writable).device)
 
     def send(self, tensor: Tensor, dst: int, tag: int, timeout: float | None) -> Work[None]:
         slot = Slot(tensor, "tensor", self._kind.device, writable=False)
         meta = pack_meta(slot.kind, slot.dtype, slot.shape)
-        here = self._kind.here(slot.device)
+        here = self._here(slot.device)
 
         async def protocol(transfer: Transfer, line: MessageLine) -> None:
             if not await self._transfers.offer(transfer, self._group.ranks[dst], tag, meta):
@@ -100,64 +104,87 @@ class TorchMessages(NativeObjects):
         def finish(source: int, meta: bytes) -> int:
             return source
 
-        return self._recv(src, tag, refuse, lambda meta: slot, finish, slot.device, timeout)
+        # The message comes after what the caller has asked of the tensor's device by now.
+        here = self._here(slot.device)
+        return self._recv(src, tag, refuse, lambda meta: (slot, here), finish, timeout)
 
     def recv_new(self, src: int | None, tag: int, timeout: float | None) -> Work[Received]:
         made: list[Any] = []
-        device = self._kind.place(self._group.settings.device)
+        device = self._own_device()
+        callers = self._kind.callers(device)
 
         def refuse(source: int, meta: bytes) -> BaseException | None:
             return None
 
-        def place(meta: bytes) -> Slot:
+        def place(meta: bytes) -> Placed:
             kind, dtype, shape = decode_meta(meta)
-            if self._kind.device == "cpu":
-                made.append(empty_like_message(kind, dtype, shape).owner)
-            else:
-                made.append(torch.empty(shape, dtype=TORCH_DTYPES[dtype], device=device))
-            return Slot(made[0], "tensor", self._kind.device, writable=True)
+            with callers():
+                if self._kind.device == "cpu":
+                    made.append(empty_like_message(kind, dtype, shape).owner)
+                else:
+                    made.append(torch.empty(shape, dtype=TORCH_DTYPES[dtype], device=device))
+                slot = Slot(made[0], "tensor", self._kind.device, writable=True)
+                # After what the caller's stream still has to do with memory that is used anew.
+                return slot, self._here(device)
 
         def finish(source: int, meta: bytes) -> Received:
             return Received(made[0], source)
 
-        return self._recv(src, tag, refuse, place, finish, device, timeout)
+        return self._recv(src, tag, refuse, place, finish, timeout)
 
     def _recv(
         self,
         src: int | None,
         tag: int,
         refuse: Callable[[int, bytes], BaseException | None],
-        place: Callable[[bytes], Slot],
+        place: Callable[[bytes], Placed],
         finish: Callable[[int, bytes], Any],
-        device: torch.device,
         timeout: float | None,
     ) -> Work[Any]:
-        """``place(metadata)``: where the message goes; ``finish(source, metadata)``: the result.
-
-        ``device``: where that is. The message comes after what the caller has asked of it by now.
-        """
+        """``place(metadata)``: where the message goes; ``finish(source, metadata)``: the result."""
         source = ANY_SOURCE if src is None else self._group.ranks[src]
-        here = self._kind.here(device)
 
         async def protocol(transfer: Transfer, line: MessageLine) -> Any:
             sender, meta = await self._transfers.accept(transfer, source, tag, refuse)
             line.matched(sender)
-            with here():
-                slot = place(meta)
-                # Cancelled between READY and GO: the message comes all the same, and goes nowhere.
-                raw = torch.empty_like(slot.raw) if transfer.given_up else slot.raw
-            store = _nothing if transfer.given_up else slot.store
+            slot, here = place(meta)
+            # Cancelled between READY and GO: the message comes all the same, and goes nowhere.
+            is_lost = transfer.given_up
+
+            def receive(pg: Any) -> Any:
+                return pg.recv([torch.empty_like(slot.raw) if is_lost else slot.raw], number, _TAG)
+
             carrier, number = self._between(self._group.group_rank(sender))
-            await carrier.start(
-                _nothing,
-                lambda pg: pg.recv([raw], number, _TAG),
-                store,
-                here,
-                "recv",
-            ).over
+            store = _nothing if is_lost else slot.store
+            await carrier.start(_nothing, receive, store, here, "recv").over
             return finish(sender, meta)
 
         return self._group.carried("recv", src, tag, self._body(protocol), timeout)
+
+    def _own_device(self) -> torch.device:
+        """Where this rank's part is, and what has no tensor of its own goes."""
+        return self._device or self._kind.place(self._group.settings.device)
+
+    def _here(self, device: torch.device) -> Callable[[Lanes], Here]:
+        """What an operation on tensors of ``device`` has to enter. Errors as of `_settle`."""
+        self._settle(device)
+        return self._kind.here(device)
+
+    def _settle(self, device: torch.device) -> None:
+        """Raise InvalidUsageError for another device than this rank's operations had before.
+
+        torch would begin to connect the ranks anew there, and wait for ranks that do not.
+        """
+        if self._device is None:
+            chosen = self._group.settings.device
+            self._device = device if chosen is None else self._kind.place(chosen)
+        if device != self._device:
+            raise InvalidUsageError(
+                f"the tensor is on {device}, and this rank's part in group "
+                f"{self._group.group_name!r} is on {self._device}: a rank has one device in a "
+                f'{self._kind.name} group; pass tensor.to("{self._device}"), or make another group '
+                "with its device_id"
+            )
 
     def _between(self, rank: int) -> tuple[TorchGroup, int]:
         """The torch group of messages from and to that rank of the group, and its number there."""

@@ -64,7 +64,8 @@ class Slot:
             self._owner = owner
             self._staged = torch.empty(owner.shape, dtype=owner.dtype, device=owner.device)
             owner = self._staged
-        self.raw = owner.reshape(-1).view(torch.uint8)
+        # By strides, not by reshape: that keeps the stride of a single element, which bytes may not have.
+        self.raw = owner.as_strided((self.count,), (1,)).view(torch.uint8)
 
     @property
     def device(self) -> torch.device:
@@ -105,3 +106,15 @@ def outputs_of(
 def lengths_of(slots: Sequence[Slot]) -> list[int]:
     """Their bytes."""
     return [slot.raw.numel() for slot in slots]
+
+
+def device_of(slots: Sequence[Slot]) -> torch.device:
+    """The device of all of them. Raises InvalidUsageError where they have several."""
+    first, *others = (slot.device for slot in slots)
+    for other in others:
+        if other != first:
+            raise InvalidUsageError(
+                f"one tensor is on {first} and another on {other}; all tensors of an operation "
+                "have to be on one device: pass tensor.to(that one)"
+            )
+    return first

@@ -110,6 +110,21 @@ async def test_ranks_that_cannot_share_go_through_the_host(
     await run_ranks(3, body)
 
 
+async def test_a_rank_may_turn_to_another_device_and_back(
+    memories: Callable[..., MemfdMemory],
+) -> None:
+    async def body(rank: int) -> None:
+        memory = memories("one GPU")
+        install(memory)
+        for where, mapped in (("another", 0), ("one GPU", 2), ("another", 2), ("one GPU", 2)):
+            if rank == 1:
+                memory.where = where
+            await compare(rank)
+            assert len(memory.opened) == mapped
+
+    await run_ranks(3, body)
+
+
 async def compare(rank: int) -> None:
     """Some operations with the right results."""
     for _ in range(2):
@@ -149,7 +164,7 @@ async def test_where_one_rank_cannot_map_all_go_through_the_host(step: str) -> N
     async def body(rank: int) -> None:
         install(memories[rank])
         await compare(rank)
-        assert dist.group.WORLD.backend._areas.of == []
+        assert [areas.of for areas in dist.group.WORLD.backend._areas.values()] == [[]]
 
     await run_ranks(3, body)
     for memory in memories:

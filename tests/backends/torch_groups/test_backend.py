@@ -245,17 +245,23 @@ async def test_a_receive_follows_what_its_caller_had_asked_of_the_device(
 ) -> None:
     async def body(rank: int) -> None:
         if rank == 0:
-            streams, now = [], ["the caller's"]
-            monkeypatch.setattr(
-                dist.group.WORLD.backend._kind,
-                "here",
-                lambda device, name=now: functools.partial(entered, streams, name[0]),
-            )
+            followed: list[str] = []
+            stream = ["the caller's"]
+            kind = dist.group.WORLD.backend._kind
+
+            def here(device: torch.device) -> Any:
+                return functools.partial(follow, followed, stream[0])
+
+            def callers(device: torch.device) -> Any:
+                return functools.partial(on, stream, stream[0])
+
+            monkeypatch.setattr(kind, "here", here)
+            monkeypatch.setattr(kind, "callers", callers)
             receiving = dist.irecv(torch.zeros(3), 1) if with_buffer else dist.recv()
-            now[0] = "another"
+            stream[0] = "another"
             await dist.send_object_list(["go"], 1)
             await receiving
-            assert set(streams) == {"the caller's"}
+            assert followed == ["the caller's"]
         else:
             await dist.recv_object_list([None], 0)
             await dist.send(torch.ones(3), 0)
@@ -265,6 +271,13 @@ async def test_a_receive_follows_what_its_caller_had_asked_of_the_device(
 
 
 @contextlib.contextmanager
-def entered(streams: list[str], name: str) -> Iterator[None]:
-    streams.append(name)
+def follow(followed: list[str], name: str, lanes: Any) -> Iterator[None]:
+    followed.append(name)
     yield
+
+
+@contextlib.contextmanager
+def on(stream: list[str], name: str) -> Iterator[None]:
+    before, stream[0] = stream[0], name
+    yield
+    stream[0] = before

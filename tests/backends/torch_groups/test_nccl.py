@@ -6,6 +6,8 @@ It shows that the calls fit together. What NCCL and a device do is left to ``tes
 from __future__ import annotations
 
 import contextlib
+import threading
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -27,6 +29,9 @@ class Handle:
         self._work = work
 
     def wait(self) -> None:
+        assert current() != CALLERS, (
+            "what the caller asks for next would wait for this rank's peers"
+        )
         if self._work is not None:
             self._work.wait()
 
@@ -63,16 +68,40 @@ class Group:
     abort = shutdown
 
 
+CALLERS = "the caller's stream"
+_entered = threading.local()
+
+
+def current(device: Any = None) -> Any:
+    """This thread's stream."""
+    return getattr(_entered, "stream", CALLERS)
+
+
+@contextlib.contextmanager
+def on(stream: Any) -> Iterator[None]:
+    before, _entered.stream = current(), stream
+    yield
+    _entered.stream = before
+
+
 class Event:
     def __init__(self) -> None:
         self._recorded = False
 
-    def record(self) -> None:
+    def record(self, stream: Any = None) -> None:
         self._recorded = True
 
     def query(self) -> bool:
         assert self._recorded
         return True
+
+
+class Stream:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def wait_event(self, event: Event) -> None:
+        assert event.query()
 
 
 class OnTheHost(Nccl):
@@ -91,8 +120,9 @@ class OnTheHost(Nccl):
 async def test_every_operation(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_dist, "ProcessGroupNCCL", Group, raising=False)
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", current)
+    monkeypatch.setattr(torch.cuda, "stream", on)
 
     async def body(rank: int) -> None:
         group = await dist.new_group()
