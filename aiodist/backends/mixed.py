@@ -26,6 +26,13 @@ class MixedBackend(CollectiveBackend):
         self._all = tuple(dict.fromkeys(by_device.values()))
         self.is_fragile = any(backend.is_fragile for backend in self._all)
         self.why_fixed = next((b.why_fixed for b in self._all if b.why_fixed), "")
+        if host := by_device.get("cpu"):
+            # Straight there. It remembers tensors of the CPU, and leaves those elsewhere alone.
+            self.again = host.again  # type: ignore[method-assign]
+            self.again_between = host.again_between  # type: ignore[method-assign]
+            self.again_of_nothing = host.again_of_nothing  # type: ignore[method-assign]
+            self.send_again = host.send_again  # type: ignore[method-assign]
+            self.recv_again = host.recv_again  # type: ignore[method-assign]
 
     def _serve(self, device: str, backend: CollectiveBackend) -> None:
         """From now on ``backend`` has the tensors of ``device``."""

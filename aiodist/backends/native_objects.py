@@ -49,10 +49,6 @@ class NativeObjects(CollectiveBackend):
         self._run = run or Ways(tables)
         self._shares = run is None
         self._small = Small(group, self._shares, tables.shared, self._reduction)
-        # Straight there: these three are all that a small operation does.
-        self.again = self._small.again  # type: ignore[method-assign]
-        self.again_between = self._small.again_between  # type: ignore[method-assign]
-        self.again_of_nothing = self._small.again_of_nothing  # type: ignore[method-assign]
         self._codec = ObjectCodec([TensorExtension()])
         self._sends = Sends(group)
         self._letters = Letters(group)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from aiodist.errors import CollectiveMismatchError, CollectiveTimeoutError, ProtocolError
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
     from aiodist.groups.roll import Answers
     from aiodist.mesh.events import Presence
 
+_ELSEWHERE = " by way of a GPU or another library"
+
 _TAGS = 5
 """So many of messages that wait are named."""
 
@@ -38,14 +39,16 @@ def mismatch(
     detail: str = "",
 ) -> CollectiveMismatchError:
     """The error for a message of rank ``src`` that another operation sent than is called here."""
-    sides = f"{fingerprint}, rank {src} called {describe(meta)}{detail}"
+    mine = theirs = ""
+    if fingerprint.elsewhere != is_elsewhere(meta):
+        mine, theirs = (_ELSEWHERE, "") if fingerprint.elsewhere else ("", _ELSEWHERE)
+    sides = f"{fingerprint}{mine}, rank {src} called {describe(meta)}{theirs}{detail}"
     if differ_in_device_alone(fingerprint.encoded, meta):
         here, there = "on a GPU", "on the CPU"
         if is_elsewhere(meta):
             here, there = there, here
-        call = replace(fingerprint, elsewhere=False)
         sides = (
-            f"{call} with its tensor {here}, rank {src} with its tensor {there}; in one collective "
+            f"{fingerprint} with its tensor {here}, rank {src} with its tensor {there}; in one collective "
             "they have to be on the CPU on all ranks, or on GPUs on all: move them by .cpu() or "
             ".cuda() before the call"
         )

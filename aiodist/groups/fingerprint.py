@@ -88,7 +88,7 @@ class Fingerprint:
     def __str__(self) -> str:
         op = None if self.op is None else self.op.name
         dtype = None if self.dtype is None else self.dtype.name
-        return _describe(self.operation, dtype, op, self.root, self.count, self.elsewhere)
+        return _describe(self.operation, dtype, op, self.root, self.count)
 
 
 def tensor_in_words(dtype: DType, shape: Sequence[int]) -> str:
@@ -116,7 +116,7 @@ def differ_in_device_alone(one: bytes, other: bytes) -> bool:
 
 def is_elsewhere(encoded: bytes) -> bool:
     """Whether an encoded one says that the tensors go beside our streams."""
-    return bool(encoded[0] & _ELSEWHERE)
+    return len(encoded) == _LAYOUT.size and bool(encoded[0] & _ELSEWHERE)
 
 
 def describe(encoded: bytes) -> str:
@@ -133,7 +133,6 @@ def describe(encoded: bytes) -> str:
         None if op == _NONE else _name(RedOpType, op),
         root,
         count - 1,
-        bool(operation & _ELSEWHERE),
     )
 
 
@@ -144,9 +143,7 @@ def _name(find: Callable[[int], DType | RedOpType], code: int) -> str:
         return f"unknown ({code})"
 
 
-def _describe(
-    operation: str, dtype: str | None, op: str | None, root: int, count: int, elsewhere: bool
-) -> str:
+def _describe(operation: str, dtype: str | None, op: str | None, root: int, count: int) -> str:
     facts = []
     if operation in _COALESCED:
         facts.append(f"{dtype}, lengths with digest {count:x}")
@@ -160,5 +157,4 @@ def _describe(
         facts.append(f"root {root}")
     elif root < -1:
         facts.append(f"lengths with digest {-2 - root:x}")
-    where = " of another device's tensors" if elsewhere else ""
-    return f"{operation}({', '.join(facts)}){where}"
+    return f"{operation}({', '.join(facts)})"

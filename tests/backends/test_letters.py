@@ -20,6 +20,7 @@ from aiodist.mesh import lookout as lookouts
 from aiodist.tensors import buffer_of, encode_meta
 from aiodist.testing.in_process import run_ranks
 from aiodist.wire.frames import POINT_TO_POINT
+from tests.backends.inside import native
 from tests.engine.conftest import outcome, until, without_loop
 
 NO_TAG: Mapping[str, Any] = {"tag": 0, "group_src": None, "group_dst": None}
@@ -118,7 +119,7 @@ async def test_the_async_door_looks_only_for_what_may_come_promptly(
             monkeypatch.setattr(type(glance), "finds", lambda *_: looks.append(1))
             for prompt, cores in ((False, True), (True, False), (True, True)):
                 mailbox.is_prompt, endpoint.lookout.active = prompt, cores
-                assert default().backend._letters.recv(one, 0, 0, blocks=False) is None
+                assert native(default())._letters.recv(one, 0, 0, blocks=False) is None
             assert len(looks) == 1
             assert not mailbox.is_prompt
             assert recv(one, 0) is None
@@ -405,7 +406,7 @@ async def test_nothing_overtakes_a_receive_or_a_message_that_waits() -> None:
 
 async def test_so_many_different_ones_are_kept_and_no_more() -> None:
     async def main(rank: int) -> None:
-        backend = default().backend
+        backend = native(default())
         buffer = buffer_of(torch.ones(2), "x", writable=False)
         for tag in range(3 * letters._KEPT):
             backend._letters.keep("send", buffer, 1 - rank, tag)

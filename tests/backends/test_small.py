@@ -27,6 +27,7 @@ from aiodist.tensors.dtypes import dtype_named
 from aiodist.testing import in_process
 from aiodist.testing.in_process import run_ranks
 from aiodist.wire.frames import COLLECTIVE
+from tests.backends.inside import native
 from tests.engine.conftest import outcome, until
 
 Check = Callable[[], bool]
@@ -303,7 +304,7 @@ async def test_a_closed_group_keeps_no_memory() -> None:
         assert isinstance(group, dist.ProcessGroup)
         for _ in range(4):
             await dist.all_reduce(torch.ones(4), group=group)
-        small = group.backend._small  # type: ignore[attr-defined]
+        small = native(group)._small
         assert small._forms
         await dist.destroy_process_group(group)
         assert not small._forms

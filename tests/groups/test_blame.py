@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from aiodist.groups.blame import (
+    mismatch,
     missing_of,
     unread_in_words,
     who_keeps_it,
@@ -68,6 +71,7 @@ def test_nobody_where_it_is_only_slow() -> None:
     assert "it needs more time" in who_keeps_it({}, [])
 
 
+WAY = " by way of a GPU or another library"
 CPU = Fingerprint("broadcast", dtype_named("float32"), root=0, count=4)
 
 
@@ -79,3 +83,25 @@ def test_what_is_on_another_device_and_equal_else_is_told_apart(here: bool) -> N
     for changed in ({"count": 5}, {"root": 1}, {"operation": "reduce"}):
         assert not differ_in_device_alone(one.encoded, replace(other, **changed).encoded)
     assert not differ_in_device_alone(one.encoded, other.encoded[:-1])
+
+
+@pytest.mark.parametrize(("mine", "theirs"), [(False, False), (True, True)])
+def test_the_way_of_the_tensors_is_not_said_where_it_is_the_same(mine: bool, theirs: bool) -> None:
+    assert "by way of" not in disagreement(mine, theirs)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "said"),
+    [
+        (True, False, f"root 0){WAY}, rank 1 called broadcast(5 x float32, root 0)"),
+        (False, True, f"root 0), rank 1 called broadcast(5 x float32, root 0){WAY}"),
+    ],
+)
+def test_it_is_said_of_the_one_that_goes_another(mine: bool, theirs: bool, said: str) -> None:
+    assert disagreement(mine, theirs).endswith(said)
+
+
+def disagreement(mine: bool, theirs: bool) -> str:
+    group: Any = SimpleNamespace(group_name="g", global_rank=0)
+    other = replace(CPU, count=5, elsewhere=theirs)
+    return str(mismatch(group, 3, replace(CPU, elsewhere=mine), 1, other.encoded))

@@ -17,6 +17,9 @@ from aiodist.backends.devices.choice import NativeOnDevices, host_of
 from aiodist.backends.native import NativeBackend
 from aiodist.mesh.host import host_id
 from aiodist.testing.in_process import run_ranks
+from tests.backends.inside import native
+
+SHORT_WAYS = ("again", "again_between", "again_of_nothing", "send_again", "recv_again")
 
 
 @pytest.mark.parametrize("has_driver", [False, True])
@@ -41,6 +44,9 @@ async def test_a_machine_with_a_driver_gets_it(
         assert objects == [1]
         with pytest.raises(dist.InvalidUsageError, match="is on meta"):
             dist.all_reduce(torch.zeros(1, device="meta"))
+        # The short ways of the CPU's tensors are the same, with a driver and without.
+        for name in SHORT_WAYS:
+            assert getattr(group.backend, name) == getattr(native(group), name)
 
     await run_ranks(2, body)
 

@@ -15,6 +15,7 @@ import torch
 
 import aiodist as dist
 from aiodist.deadline import Deadline
+from aiodist.groups.backend import CollectiveBackend
 from aiodist.testing.in_process import run_ranks
 from tests.operations.batch import check
 from tests.operations.design import (
@@ -237,6 +238,17 @@ async def test_torch_may_ask_its_store_long_after_the_group_was_built(
         assert tensor.tolist() == [2, 2, 2]
 
     await run_ranks(2, body)
+
+
+async def test_nothing_goes_past_torch() -> None:
+    """Half of the ranks would, by aiodist's own short ways, and wait for those that do not."""
+
+    async def body(rank: int) -> None:
+        backend = dist.group.WORLD.backend
+        for name in ("again", "again_between", "again_of_nothing", "send_again", "recv_again"):
+            assert getattr(backend, name).__func__ is getattr(CollectiveBackend, name)
+
+    await run_ranks(1, body, backend="torch:gloo")
 
 
 @pytest.mark.parametrize("with_buffer", [True, False])
