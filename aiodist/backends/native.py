@@ -20,7 +20,6 @@ from aiodist.backends.calls import (
     AllToAll,
     Broadcast,
     Gather,
-    Operations,
     Reduce,
     ReduceScatter,
     Scatter,
@@ -37,10 +36,8 @@ from aiodist.backends.turns import (
     write_back_in_turns,
 )
 from aiodist.collectives.channel import Channel
-from aiodist.collectives.tables import Tables
 from aiodist.groups.backend import Tensor
 from aiodist.groups.fingerprint import Fingerprint
-from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.work import Work
 from aiodist.tensors import (
     Buffer,
@@ -55,16 +52,6 @@ class NativeBackend(NativeMessages):
     """Operations on CPU tensors and arrays; non-contiguous ones travel through a staged copy."""
 
     name = "aiodist"
-
-    def __init__(
-        self, group: ProcessGroup, run: Operations | None = None, tables: Tables | None = None
-    ) -> None:
-        """Arguments as of `NativeObjects`."""
-        super().__init__(group, run, tables)
-        # Straight there: these three are all that a small operation does.
-        self.again = self._small.again  # type: ignore[method-assign]
-        self.again_between = self._small.again_between  # type: ignore[method-assign]
-        self.again_of_nothing = self._small.again_of_nothing  # type: ignore[method-assign]
 
     # -- one to all, all to one
 

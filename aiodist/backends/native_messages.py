@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 
+from aiodist.backends.calls import Operations
 from aiodist.backends.native_objects import OBJECTS, NativeObjects
 from aiodist.backends.offers import decline, is_announcement
 from aiodist.backends.turns import write_back_in_turns
+from aiodist.collectives.tables import Tables
 from aiodist.errors import InvalidUsageError, ProtocolError
 from aiodist.groups.backend import Received, Tensor
 from aiodist.groups.lines import MessageLine
+from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.work import Work
 from aiodist.mesh.matching import ANY_SOURCE, Recv
 from aiodist.observe.recorder import Ended
@@ -19,6 +22,16 @@ from aiodist.wire.frames import POINT_TO_POINT, Key
 
 class NativeMessages(NativeObjects):
     """Sends, and receives into a tensor or into a new one that the message describes."""
+
+    def __init__(
+        self, group: ProcessGroup, run: Operations | None = None, tables: Tables | None = None
+    ) -> None:
+        """Arguments as of `NativeObjects`."""
+        super().__init__(group, run, tables)
+        # Straight there: these three are all that a small operation does.
+        self.again = self._small.again  # type: ignore[method-assign]
+        self.again_between = self._small.again_between  # type: ignore[method-assign]
+        self.again_of_nothing = self._small.again_of_nothing  # type: ignore[method-assign]
 
     def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:
         buffer_of(tensor, "tensor", writable=writable, load=False)

@@ -30,9 +30,11 @@ class NativeOnDevices(MixedBackend):
 
     def _for(self, tensor: Tensor) -> CollectiveBackend:
         kind = getattr(getattr(tensor, "device", None), "type", "cpu")
-        if kind == CUDA and CUDA not in self._by_device:
+        if kind != CUDA:
+            return self._first  # which says of tensors elsewhere why they cannot travel
+        if CUDA not in self._by_device:
             self._serve(CUDA, self._make())
-        return super()._for(tensor)
+        return self._by_device[CUDA]
 
     def _make(self) -> CollectiveBackend:
         from aiodist.backends.devices.backend import DeviceBackend
