@@ -5,7 +5,7 @@
 #   make PYTHON=/path/to/python3.12 ...   to choose the interpreter of a new .venv
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format types imported pytest matrix soak fuzz test-gpu bench bench-mpi bench-network clean distclean
+.PHONY: help install demo test lint format types imported pytest matrix soak fuzz test-gpu test-gpu-emulated bench bench-mpi bench-network clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 # Tests and launchers start hundreds of processes: none of them compiles what another one has.
@@ -26,8 +26,9 @@ help:
 	@echo "make fuzz       coverage-guided fuzzing of all that reads a stranger's bytes"
 	@echo "make format     let ruff mend what it can"
 	@echo "make test-gpu   the tests that need a GPU, with the python3 of this machine as it is"
+	@echo "make test-gpu-emulated   the same without one, on emulated devices (downloads torch for CUDA, 3 GB)"
 	@echo "make bench      compare with Gloo on this machine (bench-mpi: with MPI; bench-network: between hosts)"
-	@echo "make clean      remove caches and build outputs (make distclean: .venv as well)"
+	@echo "make clean      remove caches and build outputs (make distclean: .venv and .venv-emulated as well)"
 
 # A name on PATH may be a shim with no interpreter behind it, so each candidate is run.
 define find_python
@@ -127,6 +128,24 @@ fuzz: $(STAMP)
 test-gpu:
 	@$(if $(PYTHON),$(PYTHON),python3) -m pytest -c tests/gpu/pytest.ini tests/gpu $(PYTEST_ARGS)
 
+# An environment of its own, whose torch has emulated devices in the place of CUDA's and NCCL's libraries.
+EMULATED := .venv-emulated
+EMULATED_TESTS := TORCH_CPP_LOG_LEVEL=ERROR $(EMULATED)/bin/python -m pytest -c tests/gpu/pytest.ini $(PYTEST_ARGS)
+
+$(EMULATED)/.installed: pyproject.toml
+	@python=; $(find_python); "$$python" -m venv --clear $(EMULATED)
+	@echo "== install: torch for CUDA"
+	@$(EMULATED)/bin/python -m pip install -qq --no-compile --disable-pip-version-check \
+		torch==2.11.0 nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85 pytest -e .
+	@touch $@
+
+test-gpu-emulated: $(EMULATED)/.installed
+	@$(EMULATED)/bin/python tests/gpu/emulated/build.py
+	@echo "== tests: one emulated GPU"
+	@$(EMULATED_TESTS) -k 'not figures' tests/gpu
+	@echo "== tests: four emulated GPUs"
+	@EMULATED_DEVICES=4 $(EMULATED_TESTS) tests/gpu/test_several_gpus.py
+
 bench: $(STAMP)
 	@$(BIN)/python -m benchmarks
 
@@ -142,7 +161,7 @@ bench-mpi: $(STAMP)
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
-	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -type d -not -path './$(VENV)*/*' -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(EMULATED)

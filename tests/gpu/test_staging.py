@@ -27,7 +27,7 @@ def test_every_operation_as_on_the_cpu(size: int) -> None:
                 found = await every_operation("cuda", dtype, count)
                 assert differing(found, expected) == [], (dtype, count)
 
-    asyncio.run(run_ranks(size, body))
+    asyncio.run(run_ranks(size, body, backend="aiodist"))
 
 
 def test_several_parts() -> None:
@@ -38,7 +38,7 @@ def test_several_parts() -> None:
         await dist.broadcast(tensor.fill_(float(rank)), 1)
         assert torch.all(tensor == 1).item()
 
-    asyncio.run(run_ranks(2, body))
+    asyncio.run(run_ranks(2, body, backend="aiodist"))
 
 
 def test_the_copy_waits_for_the_callers_stream() -> None:
@@ -52,7 +52,7 @@ def test_the_copy_waits_for_the_callers_stream() -> None:
         await work
         assert torch.all(tensor == 400).item()
 
-    asyncio.run(run_ranks(2, body))
+    asyncio.run(run_ranks(2, body, backend="aiodist"))
 
 
 def test_the_loop_goes_on_during_a_large_collective() -> None:
@@ -65,7 +65,7 @@ def test_the_loop_goes_on_during_a_large_collective() -> None:
         await work
         return turns
 
-    assert min(asyncio.run(run_ranks(2, body))) > 20
+    assert min(asyncio.run(run_ranks(2, body, backend="aiodist"))) > 20
 
 
 SCRIPT = """
