@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 import aiodist as dist
+from aiodist.backends.torch_groups.kinds import Gloo
 from aiodist.testing.in_process import run_ranks
 
 
@@ -191,3 +196,35 @@ async def test_nobody_may_leave_before_all_are_connected(monkeypatch: pytest.Mon
 
     await run_ranks(3, leave, backend="torch:gloo")
     assert order == ["rank 1 is connected", *["a rank may leave"] * 3]
+
+
+async def test_a_cancelled_operation_keeps_its_tensors_until_torch_is_done_with_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A device may still work on them, and must not find another tensor there."""
+    ends: list[Callable[[BaseException | None], None]] = []
+    is_followed = asyncio.Event()
+
+    def follow(self: Gloo, work: Any, finish: Any, loop: Any, waiter: Any, done: Any) -> None:
+        ends.append(done)
+        loop.call_soon_threadsafe(is_followed.set)
+
+    monkeypatch.setattr(Gloo, "follow", follow)
+
+    async def body(rank: int) -> None:
+        tensor = torch.ones(3)
+        known = weakref.ref(tensor)
+        work = dist.all_reduce(tensor)
+        await is_followed.wait()
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        del tensor, work
+        gc.collect()
+        assert known() is not None
+        ends.pop()(None)
+        await asyncio.sleep(0.01)
+        gc.collect()
+        assert known() is None
+
+    await run_ranks(1, body, backend="torch:gloo")
