@@ -42,9 +42,11 @@ def broadcast_multigpu(
     tensors = _check(tensor_list, "tensor_list")
     check_index(src_tensor, "src_tensor", len(tensors), "tensor_list")
     first, *others = tensors
+    seconds = to_seconds(timeout)
+    pg.backend.check_tensor(first, writable=True)
     if pg.own_rank == root and src_tensor:
         several.assign(first, tensors[src_tensor])
-    work = pg.backend.broadcast(first, root, to_seconds(timeout))
+    work = pg.backend.broadcast(first, root, seconds)
 
     def spread() -> None:
         for target in others:

@@ -50,7 +50,7 @@ class DeviceMemory(ABC):
 
     @abstractmethod
     def hold(self, tensor: Tensor) -> None:
-        """`run` will use it: its memory is not used anew before that is over."""
+        """`run` will use it, which is on this device: its memory is not used anew before that is over."""
 
     @abstractmethod
     def run(self, job: Callable[[], None]) -> IsOver:
@@ -100,8 +100,7 @@ class CudaMemory(DeviceMemory):
         return lambda: self._stream.wait_event(now)
 
     def hold(self, tensor: Tensor) -> None:
-        if tensor.device == self._device:
-            tensor.record_stream(self._stream)
+        tensor.record_stream(self._stream)
 
     def run(self, job: Callable[[], None]) -> IsOver:
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):

@@ -26,9 +26,10 @@ def test_every_operation_of_one_rank(backend: str) -> None:
     asyncio.run(run_ranks(1, body))
 
 
-def test_two_ranks_on_one_gpu_are_refused() -> None:
+@pytest.mark.parametrize("device_id", [0, None], ids=["by us", "by NCCL"])
+def test_two_ranks_on_one_gpu_are_refused(device_id: int | None) -> None:
     async def body(rank: int) -> None:
-        group = await dist.new_group(backend="nccl", device_id=0)
+        group = await dist.new_group(backend="nccl", device_id=device_id)
         with pytest.raises(dist.DistError, match='use backend "aiodist"'):
             await dist.all_reduce(torch.ones(2, device="cuda"), group=group)
 

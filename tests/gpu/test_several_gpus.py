@@ -41,7 +41,7 @@ def test_every_operation_as_on_the_cpu(backend: str, size: int) -> None:
                 found = await every_operation(f"cuda:{rank}", dtype, count, group)
                 assert differing(found, expected) == [], (dtype, count)
 
-    asyncio.run(run_ranks(size, body))
+    asyncio.run(run_ranks(size, body, backend="aiodist"))
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -65,7 +65,7 @@ def test_a_ring_of_large_messages_beside_collectives(size: int) -> None:
     asyncio.run(run_ranks(size, body))
 
 
-def test_operations_follow_the_callers_stream_and_outlive_what_they_are_given() -> None:
+def test_operations_follow_the_callers_stream_and_what_it_was_given() -> None:
     need(2)
 
     async def body(rank: int) -> None:
@@ -78,18 +78,19 @@ def test_operations_follow_the_callers_stream_and_outlive_what_they_are_given() 
             work = dist.all_reduce(tensor, group=group)
         await work
         assert torch.all(tensor == 100).item()
-        works = []
+        works, gathered, summed = [], [], []
         for number in range(50):
             given = filled(device, number)
-            works.append(
-                dist.all_gather_into_tensor(torch.empty(2000, device=device), given, group)
-            )
-            kept = filled(device, number)
-            works.append(dist.all_reduce(kept, group=group))
+            gathered.append(torch.empty(2000, device=device))
+            works.append(dist.all_gather_into_tensor(gathered[-1], given, group))
+            summed.append(filled(device, number))
+            works.append(dist.all_reduce(summed[-1], group=group))
             del given
         for work in works:
             await work
-        assert torch.all(kept == 2 * 49).item()
+        for number in range(50):
+            assert torch.all(gathered[number] == number).item()
+            assert torch.all(summed[number] == 2 * number).item()
 
     asyncio.run(run_ranks(2, body))
 

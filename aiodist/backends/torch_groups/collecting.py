@@ -43,7 +43,10 @@ class TorchCollectives(TorchMessages):
         slots = [*inputs, *outputs]
         here = self._here(device_of(slots) if slots else self._own_device())
 
+        fit = Answer()
+
         def stage() -> None:
+            fit.await_yes()
             for slot in inputs:
                 slot.load()
 
@@ -54,15 +57,10 @@ class TorchCollectives(TorchMessages):
                 slot.store()
 
         async def body(line: CollectiveLine) -> None:
-            name, fit = fingerprint.operation, Answer()
             if compare is None:
                 fit.give(True)
-
-            def start(pg: Any) -> Any:
-                fit.await_yes()
-                return issue(pg)
-
-            running = self._torch.start(stage, start, hand_over, here, name)
+            name = fingerprint.operation
+            running = self._torch.start(stage, issue, hand_over, here, name)
             try:
                 await (compare or barrier_dissemination)(line)
                 fit.give(True)

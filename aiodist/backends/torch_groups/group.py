@@ -84,6 +84,9 @@ class TorchGroup:
         self._waiter = Worker(f"aiodist-{kind.name}-waiter")
         self._torch: Any = None
         self._lanes: Lanes = {}
+        # What could not be started whole keeps its tensors until torch has given the group up: a device
+        # may be at them.
+        self._remains: list[Any] = []
         self._error: DistError | None = None
         self._closed = False
         self._turn = threading.Lock()
@@ -145,7 +148,8 @@ class TorchGroup:
         """Have ``stage()``, torch's work ``issue(torch group)`` and ``finish()`` follow each other.
 
         They run in other threads, the first two inside ``here`` (of `TorchKind.here`), after all
-        that was started before. ``what``: the operation's name.
+        that was started before; the third where the kind follows the work. ``what``: the operation's
+        name.
         """
         running = Running(self, what)
         self.under_way += 1
@@ -154,7 +158,8 @@ class TorchGroup:
         kept = [stage, issue, finish]
 
         def done(error: BaseException | None) -> None:
-            kept.clear()
+            nonlocal kept
+            kept = []
             self._post(running.ended, error)
 
         def job() -> None:
@@ -163,10 +168,14 @@ class TorchGroup:
                     self.check()
                     raise DistBackendError(f"{self.name} is not there any more")
                 with here(self._lanes):
-                    stage()
-                    work = issue(self._torch)
-                    follow = running.unless_left(finish)
-                    self._kind.follow(work, follow, self._loop, self._waiter, done)
+                    try:
+                        stage()
+                        work = issue(self._torch)
+                        follow = running.unless_left(finish)
+                        self._kind.follow(work, follow, self._loop, self._waiter, done)
+                    except Exception:
+                        self._remains.append(kept)
+                        raise
             except Exception as error:  # noqa: BLE001  # torch's: handed on
                 done(error)
 
@@ -201,6 +210,7 @@ class TorchGroup:
                 group.abort() if abort else group.shutdown()
             except Exception:  # noqa: BLE001  # it is given back in any case, and nobody asked
                 pass
+            self._remains.clear()
             group = None  # here, since torch joins its own threads then
             place = None  # after them: they ask it
 

@@ -84,7 +84,10 @@ class TorchKind(ABC):
         waiter: Worker,
         done: Done,
     ) -> None:
-        """See that ``finish()`` comes after ``work``, and ``done`` after both. In the worker."""
+        """See that ``finish()`` comes after ``work``, and ``done`` after both.
+
+        Called by the worker, in what it has entered for the operation.
+        """
 
 
 class Gloo(TorchKind):
@@ -169,7 +172,9 @@ class Nccl(TorchKind):
 
         def enter(lanes: Lanes) -> Here:
             if device not in lanes:
-                lanes[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's
+                # torch has 32 of each priority and gives them out in turn. Its NCCL and most programs
+                # take theirs from the others: one stream in two parts would hold up one by the other.
+                lanes[device] = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
             lanes[device].wait_event(now)
             return torch.cuda.stream(lanes[device])
 

@@ -72,7 +72,8 @@ class TorchMessages(NativeObjects):
             each.close()
 
     def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:
-        self._settle(Slot(tensor, "tensor", self._kind.device, writable=writable).device)
+        slot = Slot(tensor, "tensor", self._kind.device, writable=writable)
+        self._check_device(slot.device)
 
     def send(self, tensor: Tensor, dst: int, tag: int, timeout: float | None) -> Work[None]:
         slot = Slot(tensor, "tensor", self._kind.device, writable=False)
@@ -111,6 +112,7 @@ class TorchMessages(NativeObjects):
     def recv_new(self, src: int | None, tag: int, timeout: float | None) -> Work[Received]:
         made: list[Any] = []
         device = self._own_device()
+        self._bind(device)  # refused now, if at all, and not when the sender has begun
         callers = self._kind.callers(device)
 
         def refuse(source: int, meta: bytes) -> BaseException | None:
@@ -147,14 +149,18 @@ class TorchMessages(NativeObjects):
         async def protocol(transfer: Transfer, line: MessageLine) -> Any:
             sender, meta = await self._transfers.accept(transfer, source, tag, refuse)
             line.matched(sender)
-            slot, here = place(meta)
+            carrier, number = self._between(self._group.group_rank(sender))
+            try:
+                slot, here = place(meta)
+            except BaseException:  # the next receive would get what this one leaves
+                carrier.give_up()
+                raise
             # Cancelled between READY and GO: the message comes all the same, and goes nowhere.
             is_lost = transfer.given_up
 
             def receive(pg: Any) -> Any:
                 return pg.recv([torch.empty_like(slot.raw) if is_lost else slot.raw], number, _TAG)
 
-            carrier, number = self._between(self._group.group_rank(sender))
             store = _nothing if is_lost else slot.store
             await carrier.start(_nothing, receive, store, here, "recv").over
             return finish(sender, meta)
@@ -166,23 +172,28 @@ class TorchMessages(NativeObjects):
         return self._device or self._kind.place(self._group.settings.device)
 
     def _here(self, device: torch.device) -> Callable[[Lanes], Here]:
-        """What an operation on tensors of ``device`` has to enter. Errors as of `_settle`."""
-        self._settle(device)
+        """What an operation on tensors of ``device`` has to enter. Errors as of `_check_device`."""
+        self._bind(device)
         return self._kind.here(device)
 
-    def _settle(self, device: torch.device) -> None:
-        """Raise InvalidUsageError for another device than this rank's operations had before.
+    def _bind(self, device: torch.device) -> None:
+        """From now on all operations are there. Errors as of `_check_device`."""
+        self._check_device(device)
+        self._device = device
+
+    def _check_device(self, device: torch.device) -> None:
+        """Raise InvalidUsageError for another device than this rank's operations have here.
 
         torch would begin to connect the ranks anew there, and wait for ranks that do not.
         """
-        if self._device is None:
-            chosen = self._group.settings.device
-            self._device = device if chosen is None else self._kind.place(chosen)
-        if device != self._device:
+        own, chosen = self._device, self._group.settings.device
+        if own is None and chosen is not None:
+            own = self._kind.place(chosen)
+        if own is not None and device != own:
             raise InvalidUsageError(
                 f"the tensor is on {device}, and this rank's part in group "
-                f"{self._group.group_name!r} is on {self._device}: a rank has one device in a "
-                f'{self._kind.name} group; pass tensor.to("{self._device}"), or make another group '
+                f"{self._group.group_name!r} is on {own}: a rank has one device in a "
+                f'{self._kind.name} group; pass tensor.to("{own}"), or make another group '
                 "with its device_id"
             )
 

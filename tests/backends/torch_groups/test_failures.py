@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import aiodist as dist
+from aiodist.backends.torch_groups import messages
 from aiodist.backends.torch_groups.kinds import Gloo
 from aiodist.testing.in_process import run_ranks
 
@@ -228,3 +229,28 @@ async def test_a_cancelled_operation_keeps_its_tensors_until_torch_is_done_with_
         assert known() is None
 
     await run_ranks(1, body, backend="torch:gloo")
+
+
+async def test_a_receive_without_room_leaves_nothing_to_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its message is on the way when there turns out to be no memory for it."""
+
+    def refuse(*arguments: object) -> None:
+        raise MemoryError("no room")
+
+    async def body(rank: int) -> None:
+        if rank == 1:
+            sending = [dist.isend(torch.full((3,), float(number)), 0) for number in range(2)]
+            await dist.recv_object_list([None], 0)
+            for work in sending:
+                work.cancel()
+            return
+        monkeypatch.setattr(messages, "empty_like_message", refuse)
+        with pytest.raises(MemoryError, match="no room"):
+            await dist.recv(src=1)
+        with pytest.raises(dist.DistBackendError):
+            await dist.recv(torch.zeros(3), 1)
+        await dist.send_object_list(["done"], 1)
+
+    await run_ranks(2, body, backend="torch:gloo")

@@ -97,7 +97,7 @@ class Event:
 
 
 class Stream:
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, priority: int) -> None:
         self.device = device
 
     def wait_event(self, event: Event) -> None:

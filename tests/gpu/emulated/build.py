@@ -1,6 +1,6 @@
 """Builds the emulated device into the environment whose python runs this; its torch finds nothing else.
 
-Takes torch 2.11 for CUDA 13, nvidia-cuda-crt 13.0 (headers), g++ and binutils; for
+Takes torch 2.11 for CUDA 13, nvidia-cuda-crt and nvidia-cuda-cccl 13.0 (headers), g++ and binutils; for
 ``make test-gpu-emulated``.
 """
 
@@ -36,14 +36,9 @@ def run(*command: str | Path) -> str:
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def symbols(kind: str, files: Iterable[Path]) -> set[str]:
-    """The names that ``files`` define, or leave ``undefined``."""
-    lines = run("nm", "-g", f"--{kind}-only", *files).splitlines()
-    return {line.split()[-1].split("@")[0] for line in lines if line and not line.endswith(":")}
-
-
-def dynamic(files: Iterable[Path]) -> set[str]:
-    lines = run("nm", "-D", "--undefined-only", *files).splitlines()
+def names(files: Iterable[Path], *options: str) -> set[str]:
+    """The symbols that nm lists by ``options``."""
+    lines = run("nm", *options, *files).splitlines()
     return {line.split()[-1].split("@")[0] for line in lines if line and not line.endswith(":")}
 
 
@@ -59,7 +54,7 @@ def library(
     name: str, objects: list[Path], wanted: set[str], folder: Path, *options: str | Path
 ) -> Path:
     """A library ``name`` of ``objects``; what else is ``wanted`` of it says that it is not emulated."""
-    missing = sorted(wanted - symbols("defined", objects))
+    missing = sorted(wanted - names(objects, "-g", "--defined-only"))
     stubs = folder / "stubs.c"
     stubs.write_text(
         "#include <stdio.h>\n"
@@ -81,8 +76,13 @@ def put(made: Path, place: Path) -> None:
 
 def main() -> None:
     libraries = [*TORCH.glob("lib/libtorch*.so"), TORCH / "lib/libc10_cuda.so"]
-    wanted = dynamic(libraries)
-    driver = {name for name in dynamic([TORCH / "lib/libcaffe2_nvrtc.so"]) if name.startswith("cu")}
+    undefined = "-D", "--undefined-only"
+    wanted = names(libraries, *undefined)
+    driver = {
+        name
+        for name in names([TORCH / "lib/libcaffe2_nvrtc.so"], *undefined)
+        if name.startswith("cu")
+    }
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         versions = folder / "versions"

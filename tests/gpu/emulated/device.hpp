@@ -33,7 +33,6 @@ struct Area {
 
 // Whether `pointer` is into device memory, and into which.
 bool find_area(const void* pointer, Area* found);
-bool is_pinned(const void* pointer);
 // Where the device finds what `pointer` means; pointers of the host mean themselves.
 char* as_the_device_sees(const void* pointer);
 // Maps the memory behind `fd`, which it then owns, on the current device.

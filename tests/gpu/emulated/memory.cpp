@@ -37,6 +37,12 @@ typename Map::iterator before(Map& map, const void* pointer) {
 
 size_t whole_pages(size_t size) { return size ? (size + 4095) / 4096 * 4096 : 4096; }
 
+bool is_pinned(const void* pointer) {
+    std::lock_guard<std::mutex> guard(lock());
+    auto entry = before(pinned(), pointer);
+    return entry != pinned().end() && (char*)pointer < entry->first + entry->second;
+}
+
 }  // namespace
 
 bool find_area(const void* pointer, Area* found) {
@@ -45,12 +51,6 @@ bool find_area(const void* pointer, Area* found) {
     if (entry == areas().end() || (char*)pointer >= entry->first + entry->second.size) return false;
     *found = entry->second;
     return true;
-}
-
-bool is_pinned(const void* pointer) {
-    std::lock_guard<std::mutex> guard(lock());
-    auto entry = before(pinned(), pointer);
-    return entry != pinned().end() && (char*)pointer < entry->first + entry->second;
 }
 
 char* as_the_device_sees(const void* pointer) {
