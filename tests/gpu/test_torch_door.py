@@ -8,6 +8,8 @@ import pytest
 
 from tests.gpu.jobs import run_job
 
+PROGRAM = Path(__file__).with_name("torch_program.py")
+
 pytestmark = pytest.mark.gpu
 
 TRAIN = """
@@ -88,3 +90,25 @@ def test_streams_futures_and_both_devices(tmp_path: Path) -> None:
     script = tmp_path / "streams.py"
     script.write_text(STREAMS)
     assert run_job(script, 2).count("good") == 2
+
+
+@pytest.mark.parametrize(
+    ("program", "size"),
+    [
+        ("operations:every_operation", 3),
+        ("operations:uneven_all_to_all", 3),
+        ("operations:other_dtypes", 3),
+        ("operations:messages", 3),
+        ("operations:coalescing", 3),
+        ("operations:functional_collectives", 3),
+        ("operations:futures", 3),
+        ("sharded:fsdp", 3),
+        ("sharded:zero", 3),
+        ("parallel:pipeline", 3),
+        ("parallel:tensor_parallel", 2),
+        ("parallel:sharded_replicas", 4),
+        ("parallel:autograd", 3),
+    ],
+)
+def test_what_runs_on_the_cpu_runs_on_the_gpu(program: str, size: int) -> None:
+    assert run_job(PROGRAM, size, program).count("good") == size

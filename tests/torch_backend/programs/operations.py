@@ -206,7 +206,7 @@ def coalescing(rank: int, size: int) -> None:
     manager.wait()
     assert places[1].tolist() == [float(r) for r in range(size) for _ in range(3)]
     t = torch.full((2,), float(rank))
-    with dist._coalescing_manager(device=torch.device("cpu")):
+    with dist._coalescing_manager(device=torch.get_default_device()):
         dist.broadcast(t, 0)
         dist.all_reduce(t)
     assert t.tolist() == [0.0, 0.0]

@@ -27,7 +27,7 @@ def pipeline(rank: int, size: int) -> None:
         (nn.functional.mse_loss(whole(several[0]), several[1]) / parts).backward()
     for schedule in (ScheduleGPipe, Schedule1F1B):
         mine = copy.deepcopy(layers[rank])
-        stage = PipelineStage(mine, rank, size, torch.device("cpu"))
+        stage = PipelineStage(mine, rank, size, torch.get_default_device())
         steps = schedule(stage, n_microbatches=parts, loss_fn=nn.functional.mse_loss)
         if rank == 0:
             steps.step(x)
@@ -47,7 +47,7 @@ def tensor_parallel(rank: int, size: int) -> None:
     """Columns of one layer and rows of the next are on different ranks."""
     reference = _two_layers()
     model = copy.deepcopy(reference)
-    mesh = init_device_mesh("cpu", (size,))
+    mesh = init_device_mesh(torch.get_default_device().type, (size,))
     parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
     x = torch.randn(5, 6)
     torch.testing.assert_close(model(x), reference(x))
@@ -61,7 +61,9 @@ def sharded_replicas(rank: int, size: int) -> None:
     """Shards within a row of the mesh, equal ones in its columns."""
     reference = _two_layers()
     model = copy.deepcopy(reference)
-    mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("replicas", "shards"))
+    mesh = init_device_mesh(
+        torch.get_default_device().type, (2, size // 2), mesh_dim_names=("replicas", "shards")
+    )
     fully_shard(model, mesh=mesh)
     x = torch.randn(size, 6)
     model(x[rank : rank + 1]).sum().backward()

@@ -50,7 +50,7 @@ def fsdp(rank: int, size: int) -> None:
 
 
 def redistribution(rank: int, size: int) -> None:
-    mesh = init_device_mesh("cpu", (size,))
+    mesh = init_device_mesh(torch.get_default_device().type, (size,))
     whole = torch.arange(7.0 * 5).view(7, 5)  # rows and columns that no size divides
     placements = [Shard(0), Shard(1), Replicate()]
     for source in placements:
@@ -68,7 +68,9 @@ def redistribution(rank: int, size: int) -> None:
 
 def two_dimensions(rank: int, size: int) -> None:
     """Groups of a mesh of two dimensions: rows and columns."""
-    mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("rows", "columns"))
+    mesh = init_device_mesh(
+        torch.get_default_device().type, (2, size // 2), mesh_dim_names=("rows", "columns")
+    )
     mine = torch.tensor([float(rank)])
     dist.all_reduce(mine, group=mesh.get_group("columns"))
     width = size // 2
@@ -105,7 +107,7 @@ def zero(rank: int, size: int) -> None:
 def checkpoints(rank: int, size: int) -> None:
     """A sharded model is saved, and loaded into shards of another layout."""
     folder = os.path.join(os.environ["TEST_FOLDER"], "checkpoint")
-    mesh = init_device_mesh("cpu", (size,))
+    mesh = init_device_mesh(torch.get_default_device().type, (size,))
     whole = torch.arange(11.0 * 3).view(11, 3)
     saved = {"weight": distribute_tensor(whole, mesh, [Shard(0)]), "step": 5}
     checkpoint.save(saved, checkpoint_id=folder)
