@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 from collections import deque
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from aiodist.api.collectives import all_reduce, broadcast
 from aiodist.groups.process_group import Group
 from aiodist.groups.work import Work
+from aiodist.tensors.streams import on_callers_stream
 from aiodist.training.buckets import Bucket
 from aiodist.training.compression import Compression
 from aiodist.training.parameters import Parameters, rows_of, unpack
@@ -43,7 +44,7 @@ class GradientReducer(Reducer):
         self._loop = asyncio.get_running_loop()
         # Backward's threads have a context of their own, without this rank's world.
         self._context = contextvars.copy_context()
-        self._outgoing: deque[Bucket] = deque()
+        self._outgoing: deque[tuple[Bucket, Callable[..., Work[None]]]] = deque()
         super().__init__(
             parameters, op=op, compression=compression, bucket_bytes=bucket_bytes, group=group
         )
@@ -73,7 +74,8 @@ class GradientReducer(Reducer):
         self._finished()
 
     def _start(self, bucket: Bucket) -> None:
-        self._outgoing.append(bucket)
+        # After what this thread's stream still has to do to the gradients, whatever the loop's has.
+        self._outgoing.append((bucket, on_callers_stream(all_reduce)))
         if asyncio._get_running_loop() is self._loop:
             self._send()
         else:
@@ -81,9 +83,9 @@ class GradientReducer(Reducer):
 
     def _send(self) -> None:
         while self._outgoing:
-            bucket = self._outgoing.popleft()
+            bucket, begin = self._outgoing.popleft()
             try:
-                bucket.work = all_reduce(bucket.flat, ReduceOp.SUM, self._group)
+                bucket.work = begin(bucket.flat, ReduceOp.SUM, self._group)
             except Exception as error:  # noqa: BLE001  # raised by synchronize
                 bucket.error = error
 

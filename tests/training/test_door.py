@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ import torch
 import aiodist as dist
 from aiodist.errors import CollectiveMismatchError, InvalidUsageError
 from aiodist.testing import run_ranks
-from aiodist.training import Compression, GradientReducer, broadcast_parameters
+from aiodist.training import Compression, GradientReducer, broadcast_parameters, door
 from tests.torch_backend.programs.ddp import Net
 from tests.training.replicas import (
     LIMIT,
@@ -97,6 +99,35 @@ async def test_ranks_may_make_their_gradients_in_different_orders() -> None:
     for index, (one_grad, other) in enumerate(zip(first, second, strict=True)):
         assert torch.equal(one_grad, torch.full((4, 4), 2 * index + 3.0))
         assert torch.equal(one_grad, other)
+
+
+async def test_a_bucket_follows_the_stream_of_the_thread_that_made_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is sent from the loop's thread, whose own stream knows nothing of the gradients."""
+    asked: list[int] = []
+
+    def noting(function: Callable[..., Any]) -> Callable[..., Any]:
+        asked.append(threading.get_ident())
+        return function
+
+    async def on_rank(rank: int) -> None:
+        parameter = torch.nn.Parameter(torch.ones(2))
+        reducer = GradientReducer([parameter])
+        threads: list[int] = []
+
+        def backward() -> None:
+            threads.append(threading.get_ident())
+            (3 * parameter).sum().backward()
+
+        await asyncio.to_thread(backward)
+        await reducer.synchronize()
+        assert asked == threads
+        assert parameter.grad.tolist() == [3, 3]  # type: ignore[union-attr]
+        reducer.close()
+
+    monkeypatch.setattr(door, "on_callers_stream", noting)
+    await run_ranks(1, on_rank)
 
 
 async def test_a_bucket_has_arrived_before_backward_has_ended() -> None:
