@@ -26,7 +26,7 @@ help:
 	@echo "make fuzz       coverage-guided fuzzing of all that reads a stranger's bytes"
 	@echo "make format     let ruff mend what it can"
 	@echo "make test-gpu   the tests that need a GPU, with the python3 of this machine as it is"
-	@echo "make test-gpu-emulated   the same without one, on emulated devices (downloads torch for CUDA, 3 GB)"
+	@echo "make test-gpu-emulated   the same without one, on emulated devices (installs torch for CUDA: gigabytes)"
 	@echo "make bench      compare with Gloo on this machine (bench-mpi: with MPI; bench-network: between hosts)"
 	@echo "make clean      remove caches and build outputs (make distclean: .venv and .venv-emulated as well)"
 

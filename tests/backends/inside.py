@@ -6,6 +6,9 @@ from typing import Any
 
 from aiodist.backends.mixed import MixedBackend
 
+SHORT_WAYS = ("again", "again_between", "again_of_nothing", "send_again", "recv_again")
+"""What a backend may have for calls like those before."""
+
 
 def native(group: Any) -> Any:
     """The backend of tensors on the CPU; with NVIDIA's driver there it lies in one for all devices."""

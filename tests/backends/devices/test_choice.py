@@ -17,9 +17,7 @@ from aiodist.backends.devices.choice import NativeOnDevices, host_of
 from aiodist.backends.native import NativeBackend
 from aiodist.mesh.host import host_id
 from aiodist.testing.in_process import run_ranks
-from tests.backends.inside import native
-
-SHORT_WAYS = ("again", "again_between", "again_of_nothing", "send_again", "recv_again")
+from tests.backends.inside import SHORT_WAYS, native
 
 
 @pytest.mark.parametrize("has_driver", [False, True])

@@ -17,6 +17,7 @@ import aiodist as dist
 from aiodist.deadline import Deadline
 from aiodist.groups.backend import CollectiveBackend
 from aiodist.testing.in_process import run_ranks
+from tests.backends.inside import SHORT_WAYS
 from tests.operations.batch import check
 from tests.operations.design import (
     COMPLEX,
@@ -245,7 +246,7 @@ async def test_nothing_goes_past_torch() -> None:
 
     async def body(rank: int) -> None:
         backend = dist.group.WORLD.backend
-        for name in ("again", "again_between", "again_of_nothing", "send_again", "recv_again"):
+        for name in SHORT_WAYS:
             assert getattr(backend, name).__func__ is getattr(CollectiveBackend, name)
 
     await run_ranks(1, body, backend="torch:gloo")

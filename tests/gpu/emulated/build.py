@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterable
@@ -16,7 +17,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 SITE = Path(sysconfig.get_path("purelib"))
 TORCH, CUDA, NCCL = SITE / "torch", SITE / "nvidia/cu13", SITE / "nvidia/nccl"
-FLAGS = ["-std=c++20", "-O2", "-fPIC", f"-I{CUDA}/include", f"-I{NCCL}/include"]
+FLAGS = ("-std=c++20", "-O2", "-fPIC", f"-I{CUDA}/include", f"-I{NCCL}/include")
 
 AUTOLOAD = """
 from pathlib import Path
@@ -42,11 +43,11 @@ def names(files: Iterable[Path], *options: str) -> set[str]:
     return {line.split()[-1].split("@")[0] for line in lines if line and not line.endswith(":")}
 
 
-def compiled(sources: Iterable[Path], folder: Path) -> list[Path]:
+def compiled(sources: Iterable[Path], folder: Path, *flags: str) -> list[Path]:
     objects = []
     for source in sources:
         objects.append(folder / f"{source.stem}.o")
-        run("g++", *FLAGS, "-c", source, "-o", objects[-1])
+        run("g++", *FLAGS, *flags, "-c", source, "-o", objects[-1])
     return objects
 
 
@@ -75,6 +76,11 @@ def put(made: Path, place: Path) -> None:
 
 
 def main() -> None:
+    missing = [tool for tool in ("g++", "gcc", "nm") if shutil.which(tool) is None]
+    if missing:
+        sys.exit(
+            f"emulated devices are compiled here, and these are not found: {', '.join(missing)}"
+        )
     libraries = [*TORCH.glob("lib/libtorch*.so"), TORCH / "lib/libc10_cuda.so"]
     undefined = "-D", "--undefined-only"
     wanted = names(libraries, *undefined)
@@ -110,8 +116,8 @@ def main() -> None:
             library("libcuda.so.1", objects, driver, folder, "-Wl,-z,nodelete"),
             TORCH / "lib/libcuda.so.1",
         )
-        FLAGS.extend(f"-I{TORCH}/include{more}" for more in ("", "/torch/csrc/api/include"))
-        operators = compiled([HERE / "operators.cpp"], folder)
+        headers = [f"-I{TORCH}/include{more}" for more in ("", "/torch/csrc/api/include")]
+        operators = compiled([HERE / "operators.cpp"], folder, *headers)
         torch = [
             TORCH / f"lib/lib{name}.so" for name in ("c10", "c10_cuda", "torch_cpu", "torch_cuda")
         ]
