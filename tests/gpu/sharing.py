@@ -1,7 +1,7 @@
 """A rank that makes every operation by one way, and compares the results with the CPU's.
 
-``python -m aiodist run -n 3 sharing.py WAY``, where WAY is "ipc" or "staging" (CUDA tensors), or
-"memfd" (tensors on the CPU, in segments in the place of a GPU's memory).
+``python -m aiodist run -n 3 sharing.py WAY``, where WAY is "ipc", "ipc-in-steps" (small areas) or
+"staging" (CUDA tensors), or "memfd" (tensors on the CPU, in segments in the place of a GPU's memory).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import aiodist as dist
 from aiodist.backends.devices.backend import DeviceBackend
 from aiodist.backends.native import NativeBackend
 from aiodist.mesh.host import host_id
+from aiodist.tensors.device_memory import CudaMemory
 from tests.backends.devices.memfd import MemfdMemory
 from tests.gpu.operations import differing, every_operation
 
@@ -31,6 +32,10 @@ def choose(way: str) -> str:
         memory = MemfdMemory(host_id(), str(os.getpid()))
         group.backend = DeviceBackend(group, lambda device: memory, "cpu", HALF)
         return "cpu"
+    if way == "ipc-in-steps":
+        group.backend = DeviceBackend(
+            group, lambda device: CudaMemory(device, host_id()), "cuda", HALF
+        )
     if way == "staging":
         group.backend = NativeBackend(group)
     return "cuda"
@@ -46,14 +51,16 @@ def areas_of(group: Any) -> int:
 
 async def turns_during_a_large_collective(device: str) -> int:
     """How often the event loop has turned."""
-    tensor = torch.ones(1 << (24 if device == "cuda" else 20), device=device)
+    count = 1 << (24 if device == "cuda" else 20)
+    tensor = torch.arange(count, dtype=torch.float32, device=device) % 1000
     work = dist.all_reduce(tensor)
     turns = 0
     while not work.is_completed():
         await asyncio.sleep(0)
         turns += 1
     await work
-    assert torch.all(tensor == dist.get_world_size()).item()
+    expected = torch.arange(count, dtype=torch.float32) % 1000 * dist.get_world_size()
+    assert torch.equal(tensor.cpu(), expected)
     return turns
 
 

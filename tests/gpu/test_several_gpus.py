@@ -95,6 +95,36 @@ def test_operations_follow_the_callers_stream_and_what_it_was_given() -> None:
     asyncio.run(run_ranks(2, body))
 
 
+def test_a_tensor_that_a_receive_makes_belongs_to_the_callers_stream() -> None:
+    need(2)
+    count, turns = 1 << 16, 20
+
+    async def body(rank: int) -> None:
+        device = torch.device("cuda", rank)
+        group = await dist.new_group(backend="nccl", device_id=rank)
+        if rank == 0:
+            for turn in range(turns):
+                await dist.send(filled(device, turn, count), 1, group)
+            return
+        stream = torch.cuda.Stream(device)
+        for turn in range(turns):
+            with torch.cuda.stream(stream):
+                receiving = dist.recv(src=0, group=group)
+            received = (await receiving).tensor
+            total = filled(device, 0, count)
+            stream.wait_stream(torch.cuda.default_stream(device))
+            with torch.cuda.stream(stream):
+                for _ in range(10):
+                    total += received
+            del receiving, received  # which that stream still reads
+            others = [filled(device, -1, count) for _ in range(8)]
+            torch.cuda.synchronize(device)
+            assert torch.all(total == 10 * turn).item(), turn
+            del others
+
+    asyncio.run(run_ranks(2, body))
+
+
 def test_a_rank_keeps_to_one_gpu() -> None:
     need(4)
 

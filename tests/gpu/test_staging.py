@@ -32,11 +32,12 @@ def test_every_operation_as_on_the_cpu(size: int) -> None:
 
 def test_several_parts() -> None:
     async def body(rank: int) -> None:
-        tensor = torch.full((3 * (8 << 20) // 4 + 5,), rank + 1.0, device="cuda")
+        values = torch.arange(3 * (8 << 20) // 4 + 5) % 1009.0
+        tensor = values.cuda() * (rank + 1)
         await dist.all_reduce(tensor)
-        assert torch.all(tensor == 3).item()
-        await dist.broadcast(tensor.fill_(float(rank)), 1)
-        assert torch.all(tensor == 1).item()
+        assert torch.equal(tensor.cpu(), values * 3)
+        await dist.broadcast(tensor.copy_(values + rank), 1)
+        assert torch.equal(tensor.cpu(), values + 1)
 
     asyncio.run(run_ranks(2, body, backend="aiodist"))
 

@@ -187,28 +187,3 @@ EXPORT cudaError_t cudaMemsetAsync(void* target, int value, size_t size, cudaStr
 EXPORT cudaError_t cudaMemset(void* target, int value, size_t size) {
     return cudaMemsetAsync(target, value, size, nullptr);
 }
-
-// For operators.cpp: what it has computed, as the stream's next step. Strides in elements.
-EXPORT void emulated_write(
-    cudaStream_t stream,
-    void* target,
-    const void* source,
-    int dims,
-    const long* sizes,
-    const long* strides,
-    int itemsize) {
-    long count = 1;
-    for (int i = 0; i < dims; i++) count *= sizes[i];
-    auto data = std::make_shared<std::vector<char>>((char*)source, (char*)source + count * itemsize);
-    std::vector<long> size(sizes, sizes + dims), stride(strides, strides + dims);
-    char* to = as_the_device_sees(target);
-    put(stream, [=] {
-        std::vector<long> at(dims, 0);
-        for (long number = 0; number < count; number++) {
-            long offset = 0;
-            for (int i = 0; i < dims; i++) offset += at[i] * stride[i];
-            memcpy(to + offset * itemsize, data->data() + number * itemsize, itemsize);
-            for (int i = dims - 1; i >= 0 && ++at[i] == size[i]; i--) at[i] = 0;
-        }
-    });
-}

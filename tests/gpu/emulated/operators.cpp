@@ -1,157 +1,252 @@
 // torch's operators on tensors of an emulated device, which has no kernels to launch.
 //
-// Each is computed on copies in host memory; what it writes arrives as the next step of the current
-// stream. What torch does by copies alone (contiguous ones, events, views) is left to torch.
+// Each is computed when the current stream has come to it, on what is in the memory by then and in the
+// memory itself; what results have which shape, torch's kernels for "meta" tensors tell beforehand. Where
+// they do not (the values decide, or there is none), and where numbers are drawn, the call waits for the
+// stream and computes on copies, and what it writes arrives as the stream's next step. What torch does by
+// copies alone (contiguous ones, events, views) is left to torch.
 
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/copy_native.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <c10/util/ParallelGuard.h>
 #include <torch/library.h>
 
+#include <functional>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
-extern "C" void emulated_write(
-    cudaStream_t, void*, const void*, int, const long*, const long*, int);
+extern "C" void emulated_put(cudaStream_t, std::function<void()>*);
+extern "C" char* emulated_memory(const void*);
 
 namespace {
 
 using at::Tensor;
 using c10::IValue;
+using Values = std::vector<IValue>;
+
+// `tensor` as the device sees it. Keeps no memory alive, as a kernel does not.
+Tensor there(const Tensor& tensor) {
+    auto seen = at::from_blob(
+        emulated_memory(tensor.data_ptr()), tensor.sizes(), tensor.strides(),
+        tensor.options().device(at::kCPU).pinned_memory(false));
+    seen._set_conj(tensor.is_conj());
+    seen._set_neg(tensor.is_neg());
+    return seen;
+}
+
+// `step`, when the device's current stream has come to it.
+void later(c10::Device device, std::function<void()> step) {
+    c10::cuda::CUDAGuard guard(device);
+    std::function<void()> kernel = [step = std::move(step)] {
+        c10::ParallelGuard alone(true);  // a pool of threads for each stream would be too many
+        at::AutoDispatchBelowADInplaceOrView below;
+        step();
+    };
+    emulated_put(c10::cuda::getCurrentCUDAStream(), &kernel);
+}
 
 // The values that `tensor` has when the current stream has done all it was asked to do.
 Tensor on_the_host(const Tensor& tensor) {
-    if (!tensor.defined() || !tensor.is_cuda()) return tensor;
     c10::cuda::CUDAGuard guard(tensor.device());
-    int64_t span = tensor.numel() != 0;
-    for (int64_t i = 0; span && i < tensor.dim(); i++)
-        span += (tensor.size(i) - 1) * tensor.stride(i);
-    auto host = at::empty({span}, tensor.options().device(at::kCPU).pinned_memory(false));
-    if (span) {
-        auto stream = c10::cuda::getCurrentCUDAStream();
-        cudaMemcpyAsync(
-            host.data_ptr(), tensor.data_ptr(), host.nbytes(), cudaMemcpyDeviceToHost, stream);
-        cudaStreamSynchronize(stream);
-    }
-    auto same = host.as_strided(tensor.sizes(), tensor.strides(), 0);
-    same._set_conj(tensor.is_conj());
-    same._set_neg(tensor.is_neg());
-    return same;
+    c10::cuda::getCurrentCUDAStream().synchronize();
+    auto seen = there(tensor);
+    auto host = at::empty_strided(seen.sizes(), seen.strides(), seen.options());
+    host._set_conj(seen.is_conj());
+    host._set_neg(seen.is_neg());
+    return host.copy_(seen);
 }
 
 void write(const Tensor& target, const Tensor& values) {
-    if (!target.numel()) return;
-    c10::cuda::CUDAGuard guard(target.device());
-    auto plain = values.resolve_conj().resolve_neg().contiguous();
-    TORCH_CHECK(
-        plain.sizes() == target.sizes() && plain.scalar_type() == target.scalar_type(),
-        "emulated device: ", plain.sizes(), " is not ", target.sizes());
-    emulated_write(
-        c10::cuda::getCurrentCUDAStream(), target.data_ptr(), plain.data_ptr(), target.dim(),
-        target.sizes().data(), target.strides().data(), target.itemsize());
+    later(target.device(), [seen = there(target), values] { seen.copy_(values); });
 }
 
-Tensor on_the_device(const Tensor& host, c10::Device device) {
-    auto made = at::empty_strided(host.sizes(), host.strides(), host.options().device(device));
-    write(made, host);
-    return made;
+Tensor like(const Tensor& tensor, c10::Device device) {
+    return at::empty_strided(
+        tensor.sizes(), tensor.strides(), tensor.options().device(device).pinned_memory(false));
+}
+
+std::vector<Tensor> tensors_of(const Values& values) {
+    std::vector<Tensor> found;
+    for (const auto& value : values) {
+        if (value.isTensor()) found.push_back(value.toTensor());
+        if (value.isTensorList())
+            for (const Tensor& each : value.toTensorVector()) found.push_back(each);
+    }
+    return found;
 }
 
 class Call {
   public:
-    Call(const c10::OperatorHandle& op, std::vector<IValue> arguments) : op(op) {
+    Call(const c10::OperatorHandle& op, Values arguments) : op(op), arguments(std::move(arguments)) {
         const auto& declared = op.schema().arguments();
-        for (size_t i = 0; i < arguments.size(); i++) {
+        for (size_t i = 0; i < declared.size(); i++) {
             const auto* alias = declared[i].alias_info();
-            given.push_back(argument(arguments[i], alias && alias->isWrite()));
+            for (const Tensor& tensor : tensors_of({this->arguments[i]}))
+                if (alias && alias->isWrite() && tensor.defined()) written.push_back(tensor);
         }
     }
 
-    std::vector<IValue> run() {
-        torch::jit::Stack stack(given);
-        op.callBoxed(stack);
-        for (auto& [device, host] : written) {
-            if (device.sizes() != host.sizes()) device.resize_(host.sizes());
-            write(device, host);
+    Values run() {
+        auto results = foreseen();
+        if (!results) return at_once();
+        std::vector<Tensor> targets;
+        for (const Tensor& result : tensors_of(*results)) {
+            bool is_own = !result.defined() || was_written(result);
+            targets.push_back(is_own ? Tensor() : there(result));
         }
-        for (auto& value : stack) value = result(value);
-        return stack;
+        auto given = mapped(at::kCPU, [](const Tensor& t) { return t.is_cuda() ? there(t) : t.clone(); });
+        later(*device, [op = op, given, targets] {
+            torch::jit::Stack stack(given);
+            op.callBoxed(stack);
+            auto results = tensors_of(stack);
+            for (size_t i = 0; i < targets.size(); i++)
+                if (targets[i].defined()) targets[i].copy_(results[i]);
+        });
+        return *results;
     }
 
   private:
-    IValue argument(const IValue& value, bool is_written) {
-        if (value.isTensor()) return tensor(value.toTensor(), is_written);
-        if (value.isTensorList()) {
-            c10::List<Tensor> list;
-            for (const Tensor& each : value.toTensorVector()) list.push_back(tensor(each, is_written));
-            return list;
-        }
-        if (value.isOptionalTensorList()) {
-            c10::List<std::optional<Tensor>> list;
-            for (std::optional<Tensor> each : value.toOptionalTensorList().vec())
-                list.push_back(each ? std::optional(tensor(*each, is_written)) : std::nullopt);
-            return list;
-        }
-        if (value.isDevice() && value.toDevice().is_cuda()) {
-            device = value.toDevice();
-            return c10::Device(at::kCPU);
-        }
-        return value.isGenerator() ? IValue() : value;
+    bool was_written(const Tensor& tensor) const {
+        for (const Tensor& each : written)
+            if (each.is_same(tensor)) return true;
+        return false;
     }
 
-    Tensor tensor(const Tensor& tensor, bool is_written) {
-        if (!tensor.defined() || !tensor.is_cuda()) return tensor;
-        TORCH_CHECK(
-            !device || *device == tensor.device(), "Expected all tensors to be on the same device: ",
-            op.schema().name(), " of ", *device, " and ", tensor.device());
-        device = tensor.device();
-        auto host = on_the_host(tensor);
-        if (is_written) written.emplace_back(tensor, host);
-        return host;
+    // What the call returns, still without values; nothing where only the values can tell.
+    std::optional<Values> foreseen() {
+        for (const auto& value : op.schema().returns())
+            if (!value.type()->isSubtypeOf(*c10::TensorType::get()) &&
+                !value.type()->isSubtypeOf(*c10::ListType::ofTensors()))
+                return {};
+        if (op.hasTag(at::Tag::nondeterministic_seeded)) return {};
+        std::vector<std::pair<Tensor, Tensor>> pairs;
+        torch::jit::Stack stack = mapped(at::kMeta, [&](const Tensor& tensor) {
+            if (!tensor.is_cuda()) return tensor;
+            for (auto& [known, meta] : pairs)
+                if (known.is_same(tensor)) return meta;
+            return pairs.emplace_back(tensor, like(tensor, at::kMeta)).second;
+        });
+        TORCH_CHECK(device, "emulated device: ", op.schema().name(), " names none");
+        try {
+            op.callBoxed(stack);
+        } catch (const std::exception&) {  // may be one of Python's
+            return {};
+        }
+        for (auto& [tensor, meta] : pairs)
+            if (tensor.sizes() != meta.sizes()) tensor.resize_(meta.sizes());
+        return each_of(stack, [&](const Tensor& result) {
+            for (auto& [tensor, meta] : pairs)
+                if (meta.is_same(result)) return tensor;
+            return like(result, *device);
+        });
     }
 
-    IValue result(const IValue& value) {
-        if (value.isTensor()) return result(value.toTensor());
-        if (!value.isTensorList()) return value;
-        c10::List<Tensor> list;
-        for (const Tensor& each : value.toTensorVector()) list.push_back(result(each));
-        return list;
+    Values at_once() {
+        std::vector<std::pair<Tensor, Tensor>> pairs;
+        torch::jit::Stack stack = mapped(at::kCPU, [&](const Tensor& tensor) {
+            if (!tensor.is_cuda()) return tensor;
+            return pairs.emplace_back(tensor, on_the_host(tensor)).second;
+        });
+        op.callBoxed(stack);
+        for (auto& [tensor, host] : pairs) {
+            if (!was_written(tensor)) continue;
+            if (tensor.sizes() != host.sizes()) tensor.resize_(host.sizes());
+            write(tensor, host);
+        }
+        return each_of(stack, [&](const Tensor& result) {
+            for (auto& [tensor, host] : pairs)
+                if (host.is_same(result)) return tensor;
+            auto made = like(result, *device);
+            write(made, result);
+            return made;
+        });
     }
 
-    Tensor result(const Tensor& host) {
-        for (auto& [target, values] : written)
-            if (values.is_same(host)) return target;
-        return host.defined() && device ? on_the_device(host, *device) : host;
+    using Change = std::function<Tensor(const Tensor&)>;
+
+    // The arguments, with `change` for each tensor and `place` for the device.
+    Values mapped(c10::Device place, const Change& change) {
+        auto checked = [&](const Tensor& tensor) {
+            if (!tensor.is_cuda()) return change(tensor);
+            TORCH_CHECK(
+                !device || *device == tensor.device(),
+                "Expected all tensors to be on the same device: ", op.schema().name(), " of ", *device,
+                " and ", tensor.device());
+            device = tensor.device();
+            return change(tensor);
+        };
+        Values made = each_of(arguments, checked);
+        for (auto& value : made) {
+            if (value.isDevice() && value.toDevice().is_cuda()) {
+                device = value.toDevice();
+                value = place;
+            } else if (value.isGenerator()) {
+                value = IValue();
+            }
+        }
+        return made;
+    }
+
+    static Values each_of(const Values& values, const Change& change) {
+        auto changed = [&](const Tensor& tensor) { return tensor.defined() ? change(tensor) : tensor; };
+        Values made;
+        for (const auto& value : values) {
+            if (value.isTensor()) {
+                made.push_back(changed(value.toTensor()));
+            } else if (value.isTensorList()) {
+                c10::List<Tensor> list;
+                for (const Tensor& each : value.toTensorVector()) list.push_back(changed(each));
+                made.push_back(list);
+            } else if (value.isOptionalTensorList()) {
+                c10::List<std::optional<Tensor>> list;
+                for (std::optional<Tensor> each : value.toOptionalTensorList().vec())
+                    list.push_back(each ? std::optional(changed(*each)) : std::nullopt);
+                made.push_back(list);
+            } else {
+                made.push_back(value);
+            }
+        }
+        return made;
     }
 
     const c10::OperatorHandle& op;
-    std::vector<IValue> given;
-    std::vector<std::pair<Tensor, Tensor>> written;  // on the device, and on the host
+    const Values arguments;
+    std::vector<Tensor> written;
     std::optional<c10::Device> device;
 };
 
 void emulate(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     size_t count = op.schema().arguments().size();
     auto last = torch::jit::last(*stack, count);
-    std::vector<IValue> arguments(last.begin(), last.end());
+    Values arguments(last.begin(), last.end());
     torch::jit::drop(*stack, count);
-    for (auto& value : Call(op, arguments).run()) stack->push_back(value);
+    for (auto& value : Call(op, std::move(arguments)).run()) stack->push_back(value);
+}
+
+bool is_plain(const Tensor& tensor) {
+    return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
 }
 
 Tensor& copy(Tensor& self, const Tensor& source, bool non_blocking) {
     if (!self.numel()) return self;
-    if (self.scalar_type() == source.scalar_type() && self.is_contiguous() &&
-        source.is_contiguous() && self.sizes() == source.sizes() &&
-        self.is_conj() == source.is_conj() && self.is_neg() == source.is_neg())
+    if (self.scalar_type() == source.scalar_type() && is_plain(self) && is_plain(source) &&
+        self.sizes() == source.sizes())
         return at::native::copy_(self, source, non_blocking);
-    if (!self.is_cuda()) return self.copy_(on_the_host(source));
-    auto values = on_the_host(self);
-    values.copy_(on_the_host(source));
-    write(self, values);
+    if (self.device() == source.device()) {
+        later(self.device(), [to = there(self), from = there(source)] { to.copy_(from); });
+        return self;
+    }
+    // Made alike where the source is, and moved as a whole, as torch does.
+    auto alike = at::empty(self.sizes(), source.options().dtype(self.scalar_type()).pinned_memory(false));
+    alike.copy_(source);
+    auto moved = is_plain(self) ? self : at::empty(self.sizes(), self.options().pinned_memory(false));
+    at::native::copy_(moved, alike, non_blocking);
+    if (!moved.is_same(self)) self.copy_(moved);
     return self;
 }
 

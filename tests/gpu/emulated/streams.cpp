@@ -170,6 +170,6 @@ EXPORT cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function
     return cudaSuccess;
 }
 
-// For nccl.cpp.
+// For nccl.cpp and operators.cpp.
 EXPORT void emulated_put(cudaStream_t stream, std::function<void()>* step) { put(stream, *step); }
 EXPORT char* emulated_memory(const void* pointer) { return as_the_device_sees(pointer); }
