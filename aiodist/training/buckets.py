@@ -8,6 +8,7 @@ import torch
 
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.work import Work
+from aiodist.tensors.streams import Marks
 
 
 def arrange(tensors: Iterable[torch.Tensor], limit: int) -> list[list[torch.Tensor]]:
@@ -53,6 +54,7 @@ class Bucket:
             part.view(parameter.shape) for part, parameter in zip(parts, parameters, strict=True)
         ]
         self._missing = set(range(len(parameters)))
+        self._marks = Marks(self.flat.device)
 
     @property
     def is_full(self) -> bool:
@@ -75,13 +77,18 @@ class Bucket:
                 torch.mul(grad, self._scale, out=place)
             elif grad.data_ptr() != place.data_ptr():
                 place.copy_(grad)
-            self._users[index] = 0 if grad is None else 1
+            self._users[index].fill_(0 if grad is None else 1)  # assigned, it would wait for a GPU
+        self._marks.mark()
         self._missing.discard(index)
 
     def fill(self) -> None:
         """Take in what has not come by itself: parameters that this rank has not used."""
         for index in sorted(self._missing):
             self.put(index)
+
+    def follow(self) -> None:
+        """On a GPU: the current stream goes on after those on which the gradients came."""
+        self._marks.follow()
 
     def hand_out(self) -> None:
         """Give each parameter its reduced gradient; without compression, the bucket's own memory."""

@@ -114,6 +114,7 @@ class Reducer(ABC):
         bucket = self._buckets[self._next]
         self._next += 1
         bucket.launched = True
+        bucket.follow()
         try:
             self._start(bucket)
         except Exception as error:  # noqa: BLE001  # raised by synchronize, as those of the operation

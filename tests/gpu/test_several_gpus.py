@@ -170,6 +170,29 @@ def test_ranks_with_two_gpus_each(backend: str) -> None:
     asyncio.run(run_ranks(2, body))
 
 
+@pytest.mark.parametrize("backend", ["aiodist", MIXED])
+def test_copies_to_other_gpus_follow_the_callers_stream_and_are_awaited(backend: str) -> None:
+    need(4)
+    count = 1 << 16
+
+    async def body(rank: int) -> None:
+        devices = [torch.device("cuda", 2 * rank + i) for i in range(2)]
+        group = await dist.new_group(backend=backend, device_id=2 * rank)
+        for turn in range(5):
+            tensors = [filled(device, rank * turn, count) for device in devices]
+            torch.cuda.synchronize(devices[1])
+            with torch.cuda.stream(torch.cuda.Stream(devices[1])):
+                for _ in range(50):  # before the copy
+                    tensors[1].fill_(-1)
+                work = dist.broadcast_multigpu(tensors, 1, group, src_tensor=0)
+            await work
+            with torch.cuda.stream(torch.cuda.Stream(devices[1])):  # which waits for no other one
+                values = tensors[1].tolist()
+            assert values == [turn] * count
+
+    asyncio.run(run_ranks(2, body))
+
+
 DEFAULT = """
 import torch
 import aiodist.sync as dist

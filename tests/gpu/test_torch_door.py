@@ -68,6 +68,20 @@ assert tensor.cpu().tolist() == [size] * 1000
 tensor = torch.full((1000,), 1.0, device="cuda")
 future = dist.all_reduce(tensor, async_op=True).get_future().then(lambda done: done.value()[0] + 1)
 assert future.wait().cpu().tolist() == [size + 1] * 1000
+
+
+def many_steps(done):
+    changed = done.value()[0]
+    for _ in range(50):
+        changed = changed + 1
+    return changed
+
+
+with torch.cuda.stream(torch.cuda.Stream()):  # which comes after what the callback asked another one
+    tensor = torch.full((1000,), 1.0, device="cuda")
+    future = dist.all_reduce(tensor, async_op=True).get_future().then(many_steps)
+    doubled = future.wait() * 2
+    assert doubled.tolist() == [2 * (size + 50)] * 1000
 host = torch.ones(2)
 dist.all_reduce(host)
 assert host.tolist() == [size, size]
