@@ -7,7 +7,7 @@ group with a backend for each kind of device, where sender and receiver use diff
 from __future__ import annotations
 
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.naming import group_id
+from aiodist.groups.naming import aside_id
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.wire.frames import POINT_TO_POINT, Key
 
@@ -37,7 +37,7 @@ def read(meta: bytes) -> tuple[int, bytes]:
 
 def words_of(group: ProcessGroup) -> int:
     """The number under which the group's ranks talk about announced messages."""
-    return group_id(f"{group.group_name}\0transfers", group.ranks)
+    return aside_id(group.group_name, group.ranks)
 
 
 def key_of(words: int, number: int, sender: int, receiver: int) -> Key:

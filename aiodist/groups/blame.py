@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiodist.errors import CollectiveMismatchError, CollectiveTimeoutError, ProtocolError
@@ -13,6 +13,7 @@ from aiodist.groups.fingerprint import (
     is_elsewhere,
     tensor_in_words,
 )
+from aiodist.groups.naming import aside_id
 from aiodist.tensors import decode_meta
 from aiodist.wire.frames import COLLECTIVE, POINT_TO_POINT, Frame, Key
 
@@ -62,8 +63,18 @@ def mismatch(
     )
 
 
-def last_words(frame: Frame, group: ProcessGroup | None) -> str:
-    """What a rank's message says that it was doing, for the error about its end."""
+def last_words(frame: Frame, groups: Mapping[int, ProcessGroup]) -> str:
+    """What a rank's message says that it was doing, for the error about its end.
+
+    ``groups``: this rank's, by their numbers.
+    """
+    group = groups.get(frame.group)
+    if group is None:
+        for each in groups.values():
+            if frame.group == aside_id(each.group_name, each.ranks):
+                return (
+                    f"word about a message that {each.backend.name} carries in {each.group_name!r}"
+                )
     where = "a group not made here" if group is None else f"{group.group_name!r}"
     if frame.kind == COLLECTIVE:
         return f"{describe(frame.meta)}, operation {frame.channel} of {where}"

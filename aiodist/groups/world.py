@@ -353,7 +353,7 @@ class World:
         if said:
             heard = f"it last {said}"
         elif last is not None:
-            said = last_words(last, self._groups.get(last.group))
+            said = last_words(last, self._groups)
             heard = f"the last that came from it: {said}"
         else:
             said = self._last_in_memory(error.rank)  # where collectives send no messages

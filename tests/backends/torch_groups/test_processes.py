@@ -72,17 +72,20 @@ import pathlib
 import time
 
 dist.barrier()
-seen = pathlib.Path(__file__).with_name("rank 0 has left the barrier")
+seen = pathlib.Path(__file__).with_name("rank 0 has received")
 if rank == 1:
+    dist.send(torch.ones(3), 0)
     while not seen.exists():
         time.sleep(0.01)
     print("done", flush=True)
     os._exit(0)
+dist.recv(torch.ones(3), 1)
 seen.touch()
 try:
     dist.all_reduce(torch.ones(3))
 except dist.PeerLostError as error:
     assert error.rank == 1
+    assert "word about a message that torch:gloo carries in 'default_pg'" in str(error), error
 else:
     raise AssertionError("a rank that died took part")
 left = dist.shrink()
