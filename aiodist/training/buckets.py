@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -34,6 +35,7 @@ class Bucket:
 
     Behind the gradients stands a number for each parameter: how many ranks have used it. So
     ranks need not agree beforehand on what they use, and what nobody has used keeps no gradient.
+    NaN stands there where a rank has a gradient that cannot be summed, so that all ranks learn of it.
     """
 
     def __init__(
@@ -45,63 +47,106 @@ class Bucket:
         self.error: Exception | None = None
         self.launched = False
         self._scale = scale
-        sizes = [parameter.numel() for parameter in parameters]
-        self.flat = torch.zeros(
-            sum(sizes) + len(parameters), dtype=wire, device=parameters[0].device
-        )
-        *parts, self._users = torch.split(self.flat, [*sizes, len(parameters)])
-        self._places = [
-            part.view(parameter.shape) for part, parameter in zip(parts, parameters, strict=True)
-        ]
+        self._wire = wire
+        self._touched: set[int] = set()
+        self._handed_out: dict[int, int] = {}  # the addresses of gradients
         self._missing = set(range(len(parameters)))
-        self._marks = Marks(self.flat.device)
+        self.renew()
+
+    def renew(self) -> None:
+        """Take other memory: operations that were given up may still write to the one there was."""
+        sizes = [parameter.numel() for parameter in self.parameters]
+        device = self.parameters[0].device
+        self.flat = torch.zeros(sum(sizes) + len(sizes), dtype=self._wire, device=device)
+        *parts, self._users = torch.split(self.flat, [*sizes, len(sizes)])
+        self._places = [
+            part.view(parameter.shape)
+            for part, parameter in zip(parts, self.parameters, strict=True)
+        ]
+        self._marks = Marks(device)
+        self._marks.mark()
 
     @property
     def is_full(self) -> bool:
         """Whether the gradients of all parameters are there."""
         return not self._missing
 
+    def touched(self, index: int) -> None:
+        """A backward has made a gradient of this parameter, or added to it."""
+        self._touched.add(index)
+
     def put(self, index: int) -> None:
-        """Take in the gradient of a parameter. Raises InvalidUsageError for a sparse one."""
-        grad = self.parameters[index].grad
+        """Take in the gradient of a parameter."""
+        self._put(index, self.parameters[index].grad)
+
+    def _put(self, index: int, grad: torch.Tensor | None) -> None:
         place = self._places[index]
+        self._marks.follow()
+        users = 0.0 if grad is None else 1.0
         with torch.no_grad():
             if grad is None:
                 place.zero_()
             elif grad.is_sparse:
-                raise InvalidUsageError(
-                    "a gradient is sparse, and those cannot be reduced in buckets; make the layer "
-                    "with sparse=False, or leave its parameters out"
-                )
+                place.zero_()
+                users = math.nan
             elif self._scale is not None:
                 torch.mul(grad, self._scale, out=place)
             elif grad.data_ptr() != place.data_ptr():
                 place.copy_(grad)
-            self._users[index].fill_(0 if grad is None else 1)  # assigned, it would wait for a GPU
+            self._users[index].fill_(users)  # assigned, it would have the host wait for a GPU
         self._marks.mark()
         self._missing.discard(index)
 
     def fill(self) -> None:
-        """Take in what has not come by itself: parameters that this rank has not used."""
+        """Take in what has not come by itself, of parameters that this rank has not used.
+
+        That is nothing, or what the program has put there itself; but a gradient of an earlier step
+        is not reduced once more.
+        """
         for index in sorted(self._missing):
-            self.put(index)
+            parameter = self.parameters[index]
+            if not self._is_left(index, parameter.grad):
+                self.put(index)
+                continue
+            parameter.grad = parameter.grad.clone()  # type: ignore[union-attr]  # out of the row
+            self._handed_out[index] = parameter.grad.data_ptr()
+            self._put(index, None)
+
+    def _is_left(self, index: int, grad: torch.Tensor | None) -> bool:
+        """Whether it is what `hand_out` gave, and no backward has added to it."""
+        if grad is None or grad.is_sparse or index in self._touched:
+            return False
+        return grad.data_ptr() == self._handed_out.get(index)
 
     def follow(self) -> None:
         """On a GPU: the current stream goes on after those on which the gradients came."""
         self._marks.follow()
 
     def hand_out(self) -> None:
-        """Give each parameter its reduced gradient; without compression, the bucket's own memory."""
-        used = self._users.ne(0).tolist()
-        for parameter, place, by_anyone in zip(self.parameters, self._places, used, strict=True):
-            if not by_anyone:
+        """Give each parameter its reduced gradient; without compression, the bucket's own memory.
+
+        Raises InvalidUsageError, on all ranks, where a gradient of some rank is sparse.
+        """
+        users = self._users.tolist()
+        for parameter, count in zip(self.parameters, users, strict=True):
+            if count != count:
+                raise InvalidUsageError(
+                    f"the gradient of a parameter of shape {tuple(parameter.shape)} is sparse on some "
+                    "rank, and those cannot be reduced in buckets; make the layer with sparse=False, "
+                    "or leave its parameters out"
+                )
+        for index, parameter in enumerate(self.parameters):
+            if not users[index]:
                 continue
+            place = self._places[index]
             if place.dtype is parameter.dtype:
                 parameter.grad = place
             elif parameter.grad is None:
                 parameter.grad = place.to(parameter.dtype)
             else:
                 parameter.grad.copy_(place)
+            self._handed_out[index] = parameter.grad.data_ptr()
+        self._touched.clear()
 
     def clear(self) -> None:
         """Ready for the next step."""

@@ -69,7 +69,7 @@ class GradientReducer(Reducer):
         except BaseException:
             for work in works:
                 work.cancel()
-            self._reset()
+            self._give_up()
             raise
         self._finished()
 

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from threading import Lock
 from typing import Any
 
 import torch
@@ -63,6 +64,7 @@ class Reducer(ABC):
         self._group = group
         self._silent = False
         self._is_synchronized = False
+        self._lock = Lock()
         self._next = 0
         self._buckets = [
             Bucket(several, compression.on_wire(several[0].dtype), scale)
@@ -98,17 +100,19 @@ class Reducer(ABC):
     # -- during backward, in the thread that runs it
 
     def _arrived(self, bucket: Bucket, index: int, parameter: torch.Tensor) -> None:
-        if self._silent:
-            return
-        if bucket.launched:
-            raise InvalidUsageError(
-                "backward() made a gradient that is being reduced already: call synchronize() "
-                "after each backward(), and run all but the last of several under no_sync()"
-            )
-        self._is_synchronized = False
-        bucket.put(index)
-        while self._next < len(self._buckets) and self._buckets[self._next].is_full:
-            self._launch()
+        with self._lock:  # backward has a thread for each kind of device and each GPU
+            bucket.touched(index)
+            if self._silent:
+                return
+            if bucket.launched:
+                raise InvalidUsageError(
+                    "backward() made a gradient that is being reduced already: call synchronize() "
+                    "after each backward(), and run all but the last of several under no_sync()"
+                )
+            self._is_synchronized = False
+            bucket.put(index)
+            while self._next < len(self._buckets) and self._buckets[self._next].is_full:
+                self._launch()
 
     def _launch(self) -> None:
         bucket = self._buckets[self._next]
@@ -127,9 +131,10 @@ class Reducer(ABC):
     # -- after it
 
     def _launch_rest(self) -> None:
-        while self._next < len(self._buckets):
-            self._buckets[self._next].fill()
-            self._launch()
+        with self._lock:
+            while self._next < len(self._buckets):
+                self._buckets[self._next].fill()
+                self._launch()
 
     def _finished(self) -> None:
         """All works have ended: hand the gradients out, or raise the first error."""
@@ -139,12 +144,20 @@ class Reducer(ABC):
                 raise errors[0]
             for bucket in self._buckets:
                 bucket.hand_out()
-            self._is_synchronized = True
+        except BaseException:
+            self._give_up()
+            raise
         finally:
-            self._reset()
             del errors
+        self._is_synchronized = True
+        self._begin_anew()
 
-    def _reset(self) -> None:
+    def _give_up(self) -> None:
+        for bucket in self._buckets:
+            bucket.renew()
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
         self._next = 0
         for bucket in self._buckets:
             bucket.clear()

@@ -51,20 +51,24 @@ class GradientReducer(Reducer):
         gradients then hold anything, and the next step may be tried. Interrupted by Ctrl-C, the
         step's collectives fail on all ranks.
         """
-        self._launch_rest()
-        works = self._works()
         try:
-            _wait_for(works)
+            self._launch_rest()
+            _wait_for(self._works())
         except BaseException:
+            works = self._works()
             for work in works:
                 work.cancel()
             _wait_for(works)
-            self._reset()
+            self._give_up()
             raise
         self._finished()
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """Have ``optimizer.step()`` synchronize first, unless that was done since the last step."""
+        """Have ``optimizer.step()`` synchronize first, unless that was done since the last step.
+
+        What looks at gradients or changes them before the step, such as clipping and the ``unscale_``
+        and ``step`` of a ``torch.amp.GradScaler``, has to come after a call of `synchronize`.
+        """
 
         def before(*_: Any) -> None:
             if not self._is_synchronized:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
+from aiodist.training.buckets import Bucket
+from tests.gpu.delays import delay
 from tests.gpu.jobs import run_job
 
 pytestmark = pytest.mark.gpu
@@ -17,6 +20,7 @@ import os
 import torch
 from torch import nn
 from aiodist.training import Compression
+from tests.gpu.delays import delay
 
 COMPRESSION = Compression[os.environ["COMPRESSION"]]
 BUCKET_BYTES = 4096
@@ -28,18 +32,13 @@ model = nn.Sequential(*([unused, *layers] if is_first else [*layers, unused]))
 data = torch.randn(5, 16, 32, generator=torch.Generator().manual_seed(1))
 
 
-# The stream's next work comes late, so that who does not wait for it is found.
-def delay():
-    waste = torch.zeros(1 << 16, device="cuda")
-    for _ in range(100):
-        waste += 1
-
-
 # Raises where the host waits for the device.
 def without_waiting(backward):
     torch.cuda.set_sync_debug_mode("error")
-    backward()
-    torch.cuda.set_sync_debug_mode("default")
+    try:
+        backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def loss_of(model, batch):
@@ -137,3 +136,56 @@ def test_replicas_learn_what_one_process_learns(
     script = tmp_path / "training.py"
     script.write_text(MODEL + (BLOCKING if door == "blocking" else ASYNC))
     assert run_job(script, 2).count("equal") == 2
+
+
+def test_a_row_follows_every_stream_on_which_it_was_written() -> None:
+    parameters = [torch.zeros(1 << 16, device="cuda", requires_grad=True) for _ in range(2)]
+    for number, parameter in enumerate(parameters):
+        parameter.grad = torch.full_like(parameter, number + 1)
+    first, second, third = [torch.cuda.Stream() for _ in range(3)]
+    for _ in range(3):  # what an operator's first use takes would hide what comes too early
+        torch.cuda.synchronize()
+        delay()
+        bucket = Bucket(parameters, torch.float32, 0.5)  # makes the row zero, when it comes to that
+        with torch.cuda.stream(first):
+            bucket.put(0)
+        with torch.cuda.stream(second):
+            delay()
+            bucket.put(1)
+        with torch.cuda.stream(third):
+            bucket.follow()
+            values = bucket.flat.tolist()
+        assert values == [0.5] * (1 << 16) + [1.0] * (1 << 16) + [1, 1]
+
+
+BOTH_DEVICES = """
+import sys
+import torch
+import aiodist.sync as dist
+from aiodist.training.sync import GradientReducer
+
+dist.init_process_group("aiodist")
+sys.setswitchinterval(1e-6)  # the threads of the two devices meet in the middle of all they do
+parameters = [
+    torch.zeros(10 + number, device=device, requires_grad=True)
+    for number in range(30)
+    for device in ("cpu", "cuda")
+]
+reducer = GradientReducer(parameters, bucket_bytes=1)
+for turn in range(10):
+    for parameter in parameters:
+        parameter.grad = None
+    factor = turn + dist.get_rank()
+    sum((factor * parameter).sum().cpu() for parameter in parameters).backward()
+    reducer.synchronize()
+    for parameter in parameters:
+        assert torch.all(parameter.grad == turn + 0.5).item()
+dist.destroy_process_group()
+print("good", flush=True)
+"""
+
+
+def test_backward_has_a_thread_for_each_device(tmp_path: Path) -> None:
+    script = tmp_path / "both.py"
+    script.write_text(BOTH_DEVICES)
+    assert run_job(script, 2).count("good") == 2

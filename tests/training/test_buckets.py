@@ -71,7 +71,7 @@ def test_gradients_stay_in_the_buckets_memory_and_are_taken_from_there() -> None
     assert mine.grad is not None
     mine.grad += 1  # as a backward without zero_grad adds
 
-    bucket.fill()
+    bucket.put(0)
 
     assert bucket.flat.tolist() == [2, 3, 1]
     assert mine.grad.data_ptr() == bucket.flat.data_ptr()
@@ -87,9 +87,47 @@ def test_gradients_of_half_the_size_come_back_as_they_were() -> None:
     assert (mine.grad.dtype, mine.grad.tolist()) == (torch.float32, [1, 3])
 
 
-def test_a_sparse_gradient_is_refused() -> None:
+def test_a_gradient_that_was_handed_out_is_not_reduced_once_more() -> None:
+    left, own = parameter(1, 2), parameter(3)
+    bucket = Bucket([left, own], torch.float32, None)
+    bucket.fill()
+    bucket.flat *= 2  # two ranks
+    bucket.hand_out()
+    bucket.clear()
+    own.grad = torch.tensor([5.0])  # the program's own
+
+    bucket.fill()
+
+    assert bucket.flat.tolist() == [0, 0, 5, 0, 1]
+    bucket.hand_out()
+    assert left.grad is not None
+    assert left.grad.tolist() == [2, 4]
+    bucket.clear()
+    bucket.fill()
+    assert bucket.flat.tolist() == [0, 0, 0, 0, 0]
+
+
+def test_a_gradient_that_a_silent_backward_has_added_to_is_reduced() -> None:
+    mine = parameter(1)
+    bucket = Bucket([mine], torch.float32, None)
+    bucket.fill()
+    bucket.hand_out()
+    bucket.clear()
+    assert mine.grad is not None
+    mine.grad += 1
+    bucket.touched(0)
+
+    bucket.fill()
+
+    assert bucket.flat.tolist() == [2, 1]
+
+
+def test_a_sparse_gradient_is_refused_where_all_ranks_see_it() -> None:
     table = torch.nn.Embedding(4, 2, sparse=True)
     table(torch.tensor([1])).sum().backward()
+    bucket = Bucket([table.weight, parameter(1)], torch.float32, None)
+    bucket.fill()
+    bucket.flat += torch.tensor([0.0] * 9 + [1, 1])  # another rank, whose gradient is not sparse
 
-    with pytest.raises(InvalidUsageError, match="sparse=False"):
-        Bucket([table.weight], torch.float32, None).fill()
+    with pytest.raises(InvalidUsageError, match=r"shape \(4, 2\) is sparse on some rank"):
+        bucket.hand_out()

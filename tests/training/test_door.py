@@ -239,11 +239,32 @@ async def test_a_step_that_failed_may_be_followed_by_one_that_succeeds() -> None
         assert torch.equal(mine, theirs)
 
 
+async def test_a_sparse_gradient_is_told_to_all_and_the_next_step_succeeds() -> None:
+    async def one(rank: int) -> torch.Tensor:
+        table = torch.nn.Embedding(4, 2, sparse=rank == 0)
+        with torch.no_grad():
+            table.weight.fill_(1)
+        reducer = GradientReducer(table.parameters())
+        table(torch.tensor([1])).sum().backward()
+        with pytest.raises(dist.InvalidUsageError, match=r"shape \(4, 2\) is sparse on some rank"):
+            await reducer.synchronize()
+        table.sparse = False
+        table.zero_grad()
+        table(torch.tensor([rank])).sum().backward()
+        await reducer.synchronize()
+        assert table.weight.grad is not None
+        return table.weight.grad
+
+    for grad in await run_ranks(2, one):
+        assert grad.tolist() == [[0.5, 0.5], [0.5, 0.5], [0, 0], [0, 0]]
+
+
 async def test_a_cancelled_step_fails_on_all_ranks_and_the_next_succeeds() -> None:
     async def one(rank: int) -> None:
         model = fresh()
         reducer = GradientReducer(model.parameters(), bucket_bytes=LIMIT)
         part = parts(rank, 2)[0]
+        rows = [bucket.flat for bucket in reducer._buckets]
         if rank == 0:
             loss_of(model, part, extra=True).backward()
             with pytest.raises(TimeoutError):
@@ -255,6 +276,8 @@ async def test_a_cancelled_step_fails_on_all_ranks_and_the_next_succeeds() -> No
             loss_of(model, part, extra=True).backward()
             with pytest.raises(dist.CollectiveCancelledError):
                 await reducer.synchronize()
+        # Where a device may still write, no gradient is put.
+        assert all(new.flat is not old for new, old in zip(reducer._buckets, rows, strict=True))
         model.zero_grad()
         loss_of(model, part, extra=True).backward()
         await reducer.synchronize()

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import StepLR
 
 import aiodist
 import aiodist.sync as dist
-from aiodist.errors import CollectiveMismatchError
+from aiodist.errors import CollectiveMismatchError, InvalidUsageError
 from aiodist.training.sync import Compression, GradientReducer, broadcast_parameters
 from tests.torch_backend.programs.ddp import Net
 from tests.training.replicas import (
@@ -155,6 +155,28 @@ def test_a_step_that_failed_may_be_followed_by_one_that_succeeds(run_threads: Ru
 
     for mine, theirs in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(mine, theirs)
+
+
+def test_a_sparse_gradient_of_one_rank_is_told_to_all_and_the_next_step_succeeds(
+    run_threads: RunThreads,
+) -> None:
+    def one(rank: int) -> torch.Tensor:
+        table = torch.nn.Embedding(4, 2, sparse=rank == 0)
+        with torch.no_grad():
+            table.weight.fill_(1)
+        reducer = GradientReducer(table.parameters())
+        table(torch.tensor([1])).sum().backward()
+        with pytest.raises(InvalidUsageError, match=r"shape \(4, 2\) is sparse on some rank"):
+            reducer.synchronize()
+        table.sparse = False
+        table.zero_grad()
+        table(torch.tensor([rank])).sum().backward()
+        reducer.synchronize()
+        assert table.weight.grad is not None
+        return table.weight.grad
+
+    for grad in run_threads(2, one):
+        assert grad.tolist() == [[0.5, 0.5], [0.5, 0.5], [0, 0], [0, 0]]
 
 
 def _process(rank: int, size: int, folder: str) -> None:

@@ -1,0 +1,12 @@
+"""Work for a stream, so that who does not wait for what comes after it is found."""
+
+from __future__ import annotations
+
+import torch
+
+
+def delay() -> None:
+    """Keep the current stream busy for a while."""
+    waste = torch.zeros(1 << 16, device="cuda")
+    for _ in range(100):
+        waste += 1
