@@ -7,6 +7,7 @@
 // copies alone (contiguous ones, events, views) is left to torch.
 
 #include <ATen/ATen.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/copy_native.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -14,6 +15,8 @@
 #include <c10/util/ParallelGuard.h>
 #include <torch/library.h>
 
+#include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <optional>
 #include <set>
@@ -29,23 +32,32 @@ using at::Tensor;
 using c10::IValue;
 using Values = std::vector<IValue>;
 
+void have_bits_of(const Tensor& changed, const Tensor& tensor) {
+    changed._set_conj(tensor.is_conj());
+    changed._set_neg(tensor.is_neg());
+}
+
 // `tensor` as the device sees it. Keeps no memory alive, as a kernel does not.
 Tensor there(const Tensor& tensor) {
     auto seen = at::from_blob(
         emulated_memory(tensor.data_ptr()), tensor.sizes(), tensor.strides(),
         tensor.options().device(at::kCPU).pinned_memory(false));
-    seen._set_conj(tensor.is_conj());
-    seen._set_neg(tensor.is_neg());
+    have_bits_of(seen, tensor);
     return seen;
 }
 
 // `step`, when the device's current stream has come to it.
-void later(c10::Device device, std::function<void()> step) {
+void later(c10::Device device, const std::string& name, std::function<void()> step) {
     c10::cuda::CUDAGuard guard(device);
-    std::function<void()> kernel = [step = std::move(step)] {
+    std::function<void()> kernel = [name, step = std::move(step)] {
         c10::ParallelGuard alone(true);  // a pool of threads for each stream would be too many
         at::AutoDispatchBelowADInplaceOrView below;
-        step();
+        try {
+            step();
+        } catch (const std::exception& error) {
+            fprintf(stderr, "emulated device: %s has failed: %s\n", name.c_str(), error.what());
+            abort();  // the call is over, and nobody asks
+        }
     };
     emulated_put(c10::cuda::getCurrentCUDAStream(), &kernel);
 }
@@ -54,15 +66,24 @@ void later(c10::Device device, std::function<void()> step) {
 Tensor on_the_host(const Tensor& tensor) {
     c10::cuda::CUDAGuard guard(tensor.device());
     c10::cuda::getCurrentCUDAStream().synchronize();
-    auto seen = there(tensor);
-    auto host = at::empty_strided(seen.sizes(), seen.strides(), seen.options());
-    host._set_conj(seen.is_conj());
-    host._set_neg(seen.is_neg());
-    return host.copy_(seen);
+    int64_t span = tensor.numel() != 0;  // by memory and not by element: some may share theirs
+    for (int64_t i = 0; span && i < tensor.dim(); i++)
+        span += (tensor.size(i) - 1) * tensor.stride(i);
+    auto host = there(tensor.as_strided({span}, {1})).clone().as_strided(tensor.sizes(), tensor.strides());
+    have_bits_of(host, tensor);
+    return host;
+}
+
+// What of the CPU an operator on a device reads: at the call.
+Tensor kept(const Tensor& tensor) {
+    auto copy = tensor.clone();
+    bool is_number = tensor.unsafeGetTensorImpl()->is_wrapped_number();
+    copy.unsafeGetTensorImpl()->set_wrapped_number(is_number);  // whose dtype counts less
+    return copy;
 }
 
 void write(const Tensor& target, const Tensor& values) {
-    later(target.device(), [seen = there(target), values] { seen.copy_(values); });
+    later(target.device(), "a result", [seen = there(target), values] { seen.copy_(values); });
 }
 
 Tensor like(const Tensor& tensor, c10::Device device) {
@@ -81,6 +102,9 @@ std::vector<Tensor> tensors_of(const Values& values) {
 }
 
 class Call {
+    using Change = std::function<Tensor(const Tensor&)>;
+    using Pairs = std::vector<std::pair<Tensor, Tensor>>;
+
   public:
     Call(const c10::OperatorHandle& op, Values arguments) : op(op), arguments(std::move(arguments)) {
         const auto& declared = op.schema().arguments();
@@ -92,6 +116,7 @@ class Call {
     }
 
     Values run() {
+        check_devices();
         auto results = foreseen();
         if (!results) return at_once();
         std::vector<Tensor> targets;
@@ -99,13 +124,13 @@ class Call {
             bool is_own = !result.defined() || was_written(result);
             targets.push_back(is_own ? Tensor() : there(result));
         }
-        auto given = mapped(at::kCPU, [](const Tensor& t) { return t.is_cuda() ? there(t) : t.clone(); });
-        later(*device, [op = op, given, targets] {
+        auto given = mapped(at::kCPU, [](const Tensor& t) { return t.is_cuda() ? there(t) : kept(t); });
+        later(*device, op.schema().name(), [op = op, given, targets] {
             torch::jit::Stack stack(given);
             op.callBoxed(stack);
             auto results = tensors_of(stack);
             for (size_t i = 0; i < targets.size(); i++)
-                if (targets[i].defined()) targets[i].copy_(results[i]);
+                if (targets[i].defined() && results[i].defined()) targets[i].copy_(results[i]);
         });
         return *results;
     }
@@ -124,12 +149,9 @@ class Call {
                 !value.type()->isSubtypeOf(*c10::ListType::ofTensors()))
                 return {};
         if (op.hasTag(at::Tag::nondeterministic_seeded)) return {};
-        std::vector<std::pair<Tensor, Tensor>> pairs;
+        Pairs pairs;
         torch::jit::Stack stack = mapped(at::kMeta, [&](const Tensor& tensor) {
-            if (!tensor.is_cuda()) return tensor;
-            for (auto& [known, meta] : pairs)
-                if (known.is_same(tensor)) return meta;
-            return pairs.emplace_back(tensor, like(tensor, at::kMeta)).second;
+            return once(pairs, tensor, [](const Tensor& t) { return like(t, at::kMeta); });
         });
         TORCH_CHECK(device, "emulated device: ", op.schema().name(), " names none");
         try {
@@ -147,11 +169,9 @@ class Call {
     }
 
     Values at_once() {
-        std::vector<std::pair<Tensor, Tensor>> pairs;
-        torch::jit::Stack stack = mapped(at::kCPU, [&](const Tensor& tensor) {
-            if (!tensor.is_cuda()) return tensor;
-            return pairs.emplace_back(tensor, on_the_host(tensor)).second;
-        });
+        Pairs pairs;
+        torch::jit::Stack stack =
+            mapped(at::kCPU, [&](const Tensor& tensor) { return once(pairs, tensor, on_the_host); });
         op.callBoxed(stack);
         for (auto& [tensor, host] : pairs) {
             if (!was_written(tensor)) continue;
@@ -167,7 +187,25 @@ class Call {
         });
     }
 
-    using Change = std::function<Tensor(const Tensor&)>;
+    // CUDA tensors changed, each once, as often as it is given.
+    static Tensor once(Pairs& pairs, const Tensor& tensor, const Change& change) {
+        if (!tensor.is_cuda()) return tensor;
+        for (auto& [known, changed] : pairs)
+            if (known.is_same(tensor)) return changed;
+        return pairs.emplace_back(tensor, change(tensor)).second;
+    }
+
+    // Raises where CUDA does; numbers, and what tells where to look, may be on the CPU.
+    void check_devices() const {
+        std::string name = op.schema().name();
+        bool may_differ = name.find("index") != std::string::npos || name == "aten::_foreach_copy_";
+        for (const Tensor& tensor : tensors_of(arguments))
+            TORCH_CHECK(
+                !tensor.defined() || tensor.is_cuda() || may_differ ||
+                    (tensor.dim() == 0 && !was_written(tensor)),
+                "Expected all tensors to be on the same device: ", name, " of one on ",
+                tensor.device(), " and one on a device");
+    }
 
     // The arguments, with `change` for each tensor and `place` for the device.
     Values mapped(c10::Device place, const Change& change) {
@@ -233,12 +271,15 @@ bool is_plain(const Tensor& tensor) {
 }
 
 Tensor& copy(Tensor& self, const Tensor& source, bool non_blocking) {
+    TORCH_CHECK(
+        at::is_expandable_to(source.sizes(), self.sizes()), "a tensor of sizes ", source.sizes(),
+        " cannot be copied to ", self.sizes());
     if (!self.numel()) return self;
     if (self.scalar_type() == source.scalar_type() && is_plain(self) && is_plain(source) &&
         self.sizes() == source.sizes())
         return at::native::copy_(self, source, non_blocking);
     if (self.device() == source.device()) {
-        later(self.device(), [to = there(self), from = there(source)] { to.copy_(from); });
+        later(self.device(), "a copy", [to = there(self), from = there(source)] { to.copy_(from); });
         return self;
     }
     // Made alike where the source is, and moved as a whole, as torch does.
