@@ -48,8 +48,7 @@ class Bucket:
         self.launched = False
         self._scale = scale
         self._wire = wire
-        self._touched: set[int] = set()
-        self._handed_out: dict[int, int] = {}  # the addresses of gradients
+        self._given: dict[int, torch.Tensor] = {}  # gradients that no backward has added to
         self._missing = set(range(len(parameters)))
         self.renew()
 
@@ -73,7 +72,7 @@ class Bucket:
 
     def touched(self, index: int) -> None:
         """A backward has made a gradient of this parameter, or added to it."""
-        self._touched.add(index)
+        self._given.pop(index, None)
 
     def put(self, index: int) -> None:
         """Take in the gradient of a parameter."""
@@ -109,14 +108,15 @@ class Bucket:
                 self.put(index)
                 continue
             parameter.grad = parameter.grad.clone()  # type: ignore[union-attr]  # out of the row
-            self._handed_out[index] = parameter.grad.data_ptr()
+            self._given[index] = parameter.grad
             self._put(index, None)
 
     def _is_left(self, index: int, grad: torch.Tensor | None) -> bool:
         """Whether it is what `hand_out` gave, and no backward has added to it."""
-        if grad is None or grad.is_sparse or index in self._touched:
+        given = self._given.get(index)
+        if grad is None or given is None or grad.is_sparse:
             return False
-        return grad.data_ptr() == self._handed_out.get(index)
+        return grad.data_ptr() == given.data_ptr()  # of no other one, as this one is kept
 
     def follow(self) -> None:
         """On a GPU: the current stream goes on after those on which the gradients came."""
@@ -145,8 +145,7 @@ class Bucket:
                 parameter.grad = place.to(parameter.dtype)
             else:
                 parameter.grad.copy_(place)
-            self._handed_out[index] = parameter.grad.data_ptr()
-        self._touched.clear()
+            self._given[index] = parameter.grad
 
     def clear(self) -> None:
         """Ready for the next step."""
