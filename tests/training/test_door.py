@@ -15,6 +15,7 @@ import aiodist as dist
 from aiodist.errors import CollectiveMismatchError, InvalidUsageError
 from aiodist.testing import run_ranks
 from aiodist.training import Compression, GradientReducer, broadcast_parameters, door
+from aiodist.training.buckets import Bucket
 from tests.torch_backend.programs.ddp import Net
 from tests.training.replicas import (
     LIMIT,
@@ -99,6 +100,35 @@ async def test_ranks_may_make_their_gradients_in_different_orders() -> None:
     for index, (one_grad, other) in enumerate(zip(first, second, strict=True)):
         assert torch.equal(one_grad, torch.full((4, 4), 2 * index + 3.0))
         assert torch.equal(one_grad, other)
+
+
+async def test_threads_of_one_backward_launch_buckets_in_their_order() -> None:
+    """Backward has one for each device; here one fills a bucket while one launches that before."""
+    is_launching = threading.Event()
+    order: list[Bucket] = []
+
+    class Slow(GradientReducer):
+        def _start(self, bucket: Bucket) -> None:
+            if bucket is self._buckets[0]:
+                is_launching.set()
+                time.sleep(0.1)
+            order.append(bucket)
+            super()._start(bucket)
+
+    async def on_rank(rank: int) -> None:
+        second, first = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+        reducer = Slow([second, first], bucket_bytes=1)
+
+        def later() -> None:
+            assert is_launching.wait(5)
+            second.sum().backward()
+
+        await asyncio.gather(asyncio.to_thread(first.sum().backward), asyncio.to_thread(later))
+        await reducer.synchronize()
+        assert order == reducer._buckets
+        reducer.close()
+
+    await run_ranks(1, on_rank)
 
 
 async def test_a_bucket_follows_the_stream_of_the_thread_that_made_it(
