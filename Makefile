@@ -5,7 +5,7 @@
 #   make PYTHON=/path/to/python3.12 ...   to choose the interpreter of a new .venv
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format types imported pytest matrix soak fuzz test-gpu test-gpu-emulated bench bench-mpi bench-network clean distclean
+.PHONY: help install demo test lint format types imported pytest matrix soak fuzz test-slurm test-gpu test-gpu-emulated test-torch-versions check-torch-versions bench bench-mpi bench-network recipes clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 # Tests and launchers start hundreds of processes: none of them compiles what another one has.
@@ -25,9 +25,13 @@ help:
 	@echo "make soak       eight ranks at work for five minutes: nothing may grow"
 	@echo "make fuzz       coverage-guided fuzzing of all that reads a stranger's bytes"
 	@echo "make format     let ruff mend what it can"
+	@echo "make test-slurm jobs of a real Slurm on two hosts of network namespaces (root; installs slurm-wlm and munge)"
 	@echo "make test-gpu   the tests that need a GPU, with the python3 of this machine as it is"
 	@echo "make test-gpu-emulated   the same without one, on emulated devices (installs torch for CUDA: gigabytes)"
+	@echo "make test-torch-versions   the torch backend's tests on several versions of torch (gigabytes)"
+	@echo "make check-torch-versions  whether a newer torch has appeared than those"
 	@echo "make bench      compare with Gloo on this machine (bench-mpi: with MPI; bench-network: between hosts)"
+	@echo "make recipes    run every training recipe with 1, 2 and 4 ranks and write docs/recipes.md"
 	@echo "make clean      remove caches and build outputs (make distclean: .venv and .venv-emulated as well)"
 
 # A name on PATH may be a shim with no interpreter behind it, so each candidate is run.
@@ -124,6 +128,19 @@ fuzz: $(STAMP)
 	@$(BIN)/python -m pytest -q -m hypothesis --hypothesis-profile explore
 	@$(BIN)/python -m tests.fuzz
 
+# Root starts the daemons. Where a program is missing and apt-get is not there either, pytest says what it skips.
+SLURM_PROGRAMS := munged slurmctld slurmd srun ip
+test-slurm: $(STAMP)
+	@if ! PATH=$$PATH:/usr/sbin:/sbin which $(SLURM_PROGRAMS) >/dev/null && which apt-get >/dev/null; then \
+		echo "== install: slurm-wlm, munge and iproute2"; \
+		apt-get update -qq; \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+			slurm-wlm munge iproute2 >/dev/null; \
+	fi
+	@echo "== tests: jobs of a real Slurm"
+	@AIODIST_TEST_TIMEOUT_SCALE=$${AIODIST_TEST_TIMEOUT_SCALE:-2} \
+		$(BIN)/python -m pytest -m slurm tests/slurm $(PYTEST_ARGS)
+
 # Nothing is installed: GPU machines may have no network. -c because they may lack pytest's plugins.
 test-gpu:
 	@$(if $(PYTHON),$(PYTHON),python3) -m pytest -c tests/gpu/pytest.ini tests/gpu $(PYTEST_ARGS)
@@ -149,11 +166,51 @@ test-gpu-emulated: $(EMULATED)/.installed
 bench: $(STAMP)
 	@$(BIN)/python -m benchmarks
 
+# The oldest torch that is supported, two in the middle, and the newest: each in an environment of its
+# own, which stays (some gigabytes, as these builds bring CUDA). docs/torch-backend.md has the list too.
+TORCH_VERSIONS := 2.6.0 2.9.1 2.13.0 2.15.0
+TORCH_STAMPS := $(TORCH_VERSIONS:%=.venv-torch-%/.installed)
+
+.venv-torch-%/.installed: pyproject.toml
+	@python=; $(find_python); "$$python" -m venv .venv-torch-$*
+	@echo "== install: torch $*"
+	@.venv-torch-$*/bin/python -m pip install -qq --no-compile --no-cache-dir --disable-pip-version-check \
+		torch==$* pytest pytest-asyncio pytest-timeout hypothesis trustme expecttest -e .
+	@touch $@
+
+test-torch-versions: $(TORCH_STAMPS)
+	@status=0; for version in $(TORCH_VERSIONS); do \
+		echo "== tests: the torch backend on torch $$version"; \
+		AIODIST_TEST_TIMEOUT_SCALE=$${AIODIST_TEST_TIMEOUT_SCALE:-2} \
+			.venv-torch-$$version/bin/python -m pytest -q tests/torch_backend/test_ddp.py \
+			tests/torch_backend/test_programs.py tests/torch_backend/test_registration.py \
+			$(PYTEST_ARGS) || status=1; \
+	done; exit $$status
+
+# By hand, once a week or so: not part of continuous integration, as it asks the package index.
+check-torch-versions: $(STAMP)
+	@newest=$$($(BIN)/python -m pip index versions torch 2>/dev/null | sed -n '1s/^torch (\(.*\))$$/\1/p'); \
+	if [ -z "$$newest" ]; then echo "the package index names no version of torch" >&2; exit 1; fi; \
+	case " $(TORCH_VERSIONS) " in \
+		*" $$newest "*) echo "torch $$newest is the newest, and make test-torch-versions tries it";; \
+		*) echo "torch $$newest has appeared: add it to TORCH_VERSIONS in the Makefile, run" \
+			"make test-torch-versions, and list it in docs/torch-backend.md" >&2; exit 1;; \
+	esac
+
 # Hosts made of network namespaces: the right to administer networks is needed.
 bench-network: $(STAMP)
 	@$(BIN)/python -m benchmarks run --namespaces --ranks 2 --passes 3 \
 		--output docs/performance-network/results.json
 	@$(BIN)/python -m benchmarks page --network docs/performance-network/results.json
+
+# The slow link is made of network namespaces, which only root may make.
+recipes: $(STAMP)
+	@if ! PATH=$$PATH:/usr/sbin:/sbin which ip tc >/dev/null && which apt-get >/dev/null; then \
+		echo "== install: iproute2"; \
+		apt-get update -qq; \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends iproute2 >/dev/null; \
+	fi
+	@PATH=$$PATH:/usr/sbin:/sbin $(BIN)/python -m benchmarks.recipes
 
 bench-mpi: $(STAMP)
 	@$(BIN)/python -m benchmarks run --with-mpi --output docs/performance/results.json
@@ -164,4 +221,4 @@ clean:
 	find . -name __pycache__ -type d -not -path './$(VENV)*/*' -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV) $(EMULATED)
+	rm -rf $(VENV) $(EMULATED) .venv-torch-*

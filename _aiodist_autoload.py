@@ -4,21 +4,86 @@ A module outside the package because an exception here would break ``import torc
 and importing the package would slow it down for those who use torch for something else.
 """
 
+import os
+from collections.abc import Callable, Iterator
 from typing import Any
+
+VARIABLE = "AIODIST_INSTEAD_OF"
+"""Names the backend in whose place programs get aiodist: "gloo", or nothing."""
 
 
 def autoload() -> None:
-    """Let torch know of the backend "aiodist", which is imported when it is first asked for."""
+    """Run `register`, and let torch be imported where that fails."""
     try:
-        from torch.distributed import Backend
-
-        if not hasattr(Backend, "AIODIST"):
-            Backend.register_backend("aiodist", _open, extended_api=True, devices=["cpu", "cuda"])
+        register()
     except Exception:  # noqa: BLE001  # a torch without distributed, or with another registry
         pass
+
+
+def register() -> None:
+    """Let torch know of the backend "aiodist" and of the rendezvous "aiodist://".
+
+    Both are imported when they are first asked for. The second call does nothing.
+    """
+    from torch import distributed
+
+    # Any: torch's annotations say less than there is.
+    torch_dist: Any = distributed
+    backends, c10d = torch_dist.Backend, torch_dist.distributed_c10d
+    if hasattr(backends, "AIODIST"):
+        return
+    backends.register_backend("aiodist", _open, extended_api=True, devices=_devices())
+    torch_dist.register_rendezvous_handler("aiodist", _meet)
+    # Since 2.15 torch attaches its flight recorder to the C++ half of each backend that does not
+    # record by itself, and raises for a group that is written in Python, which has no such half.
+    recording = getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", None)
+    if recording is not None:
+        recording.add("aiodist")
+    if os.environ.get(VARIABLE, "").strip().lower() == "gloo":
+        c10d._new_process_group_helper = replacing_gloo(c10d._new_process_group_helper)
+
+
+def replacing_gloo(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``make``, torch's function behind each new group, with aiodist where it is to use Gloo.
+
+    The group then says that its backend is "aiodist". A list of backends, "cpu:gloo,cuda:nccl",
+    stays as it is: a group of aiodist's would have no place for the other one.
+    """
+
+    def make_instead(
+        size: Any, rank: Any, ranks: Any, backend: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        asked = str(backend).lower()
+        chosen = type(backend)("aiodist") if asked in ("gloo", "cpu:gloo") else backend
+        return make(size, rank, ranks, chosen, *args, **kwargs)
+
+    return make_instead
+
+
+def _devices() -> list[str]:
+    """The kinds of device whose tensors there can be: torch tries all that a backend names."""
+    from torch import cuda
+
+    # NVIDIA's management library answers then. CUDA's own answer would bar forked children from it.
+    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        return ["cpu", "cuda"] if cuda.is_available() else ["cpu"]
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _open(options: Any, backend_options: Any = None) -> Any:
     from aiodist.torch_backend import open_group
 
     return open_group(options, backend_options)
+
+
+def _meet(url: str, **kwargs: Any) -> Iterator[Any]:
+    from aiodist.torch_backend.rendezvous import rendezvous
+
+    return rendezvous(url, **kwargs)

@@ -8,6 +8,7 @@ import sys
 
 from aiodist.api.available import (
     get_node_local_rank,
+    get_node_local_size,
     is_available,
     is_backend_available,
     is_gloo_available,
@@ -21,6 +22,7 @@ from aiodist.api.collectives import (
     all_gather,
     all_gather_coalesced,
     all_gather_into_tensor,
+    all_gather_new,
     all_gather_single,
     all_reduce,
     all_reduce_coalesced,
@@ -28,6 +30,7 @@ from aiodist.api.collectives import (
     all_to_all_single,
     barrier,
     broadcast,
+    broadcast_new,
     gather,
     monitored_barrier,
     reduce,
@@ -59,12 +62,17 @@ from aiodist.api.multigpu import (
     broadcast_multigpu,
     reduce_multigpu,
 )
+from aiodist.api.object_streams import open_stream
 from aiodist.api.objects import (
     all_gather_object,
+    broadcast_object,
     broadcast_object_list,
     gather_object,
+    recv_object,
     recv_object_list,
+    register_type,
     scatter_object_list,
+    send_object,
     send_object_list,
 )
 from aiodist.api.observing import dump_operations, recent_operations
@@ -82,6 +90,7 @@ from aiodist.errors import (
     DistNetworkError,
     DistStoreError,
     GroupClosedError,
+    GroupEndedError,
     GroupRevokedError,
     HandshakeError,
     InvalidUsageError,
@@ -89,11 +98,14 @@ from aiodist.errors import (
     PeerLostError,
     ProtocolError,
     StoreTimeoutError,
+    StreamClosedError,
 )
-from aiodist.groups.backend import Received
+from aiodist.groups.backend import ObjectStream, Received, ReceivedObject
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import Operation
+from aiodist.rank_processes import Cluster as cluster  # noqa: N813  # called like a function
+from aiodist.rank_processes import RanksError
 from aiodist.spawn import spawn
 from aiodist.store import FileStore, MemoryStore, PrefixStore, Store, TcpStore, TcpStoreServer
 from aiodist.types import Backend, ReduceOp, reduce_op
@@ -112,22 +124,27 @@ __all__ = [
     "DistStoreError",
     "FileStore",
     "GroupClosedError",
+    "GroupEndedError",
     "GroupMember",
     "GroupRevokedError",
     "HandshakeError",
     "InvalidUsageError",
     "MemoryStore",
     "NotInitializedError",
+    "ObjectStream",
     "Operation",
     "P2POp",
     "PeerLostError",
     "PrefixStore",
     "ProcessGroup",
     "ProtocolError",
+    "RanksError",
     "Received",
+    "ReceivedObject",
     "ReduceOp",
     "Store",
     "StoreTimeoutError",
+    "StreamClosedError",
     "TcpStore",
     "TcpStoreServer",
     "Work",
@@ -136,6 +153,7 @@ __all__ = [
     "all_gather_coalesced",
     "all_gather_into_tensor",
     "all_gather_multigpu",
+    "all_gather_new",
     "all_gather_object",
     "all_gather_single",
     "all_reduce",
@@ -147,7 +165,10 @@ __all__ = [
     "batch_isend_irecv",
     "broadcast",
     "broadcast_multigpu",
+    "broadcast_new",
+    "broadcast_object",
     "broadcast_object_list",
+    "cluster",
     "destroy_process_group",
     "dump_operations",
     "gather",
@@ -158,6 +179,7 @@ __all__ = [
     "get_global_rank",
     "get_group_rank",
     "get_node_local_rank",
+    "get_node_local_size",
     "get_process_group_ranks",
     "get_rank",
     "get_restart_count",
@@ -179,8 +201,10 @@ __all__ = [
     "new_group",
     "new_subgroups",
     "new_subgroups_by_enumeration",
+    "open_stream",
     "recent_operations",
     "recv",
+    "recv_object",
     "recv_object_list",
     "reduce",
     "reduce_multigpu",
@@ -189,11 +213,13 @@ __all__ = [
     "reduce_scatter_single",
     "reduce_scatter_tensor",
     "register_elastic",
+    "register_type",
     "rejoin",
     "revoke",
     "scatter",
     "scatter_object_list",
     "send",
+    "send_object",
     "send_object_list",
     "shrink",
     "spawn",

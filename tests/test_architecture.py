@@ -34,7 +34,12 @@ LAYERS: tuple[tuple[frozenset[str], ...], ...] = (
         frozenset({"launch", "spawn", "__main__"}),
         frozenset({"testing"}),
     ),
-    (frozenset({"torch_backend"}), frozenset({"training"})),
+    (
+        frozenset({"torch_backend"}),
+        frozenset({"training"}),
+        frozenset({"rank_processes", "notebook", "pytest_plugin"}),
+    ),
+    (frozenset({"horovod"}),),
     (frozenset({""}),),  # aiodist/__init__.py: the names users see, which nothing below imports
 )
 """From the lowest up. Rooms of a layer do not see each other; a room is packages or modules."""
@@ -44,7 +49,7 @@ WITHOUT_IO = frozenset(
 )
 IO_MODULES = frozenset({"asyncio", "socket", "select", "selectors", "uvloop", "threading", "ssl"})
 
-AT_TORCH = frozenset({"tensors", "torch_backend", "training"})
+AT_TORCH = frozenset({"tensors", "torch_backend", "training", "horovod"})
 """Where torch is known: its memory, its process groups, its models."""
 
 _GROUPS = "it runs torch's own process groups, and is imported where a group asks for one"
@@ -60,7 +65,7 @@ TORCH_ELSEWHERE = MappingProxyType[str, str](
         "aiodist.backends.torch_groups.reducing": _GROUPS,
         "aiodist.backends.torch_groups.slots": _GROUPS,
         "aiodist.backends.torch_groups.store": _GROUPS,
-        "aiodist.mesh.rendezvous.agent": "torchrun's agent speaks the protocol of torch's TCPStore",
+        "aiodist.mesh.rendezvous.agent": "torch's TCPStore has a protocol of its own",
         "aiodist.spawn": "it is torch.multiprocessing.spawn with the rendezvous made ready",
     }
 )
@@ -68,6 +73,31 @@ TORCH_ELSEWHERE = MappingProxyType[str, str](
 
 GLOBAL_STATE = MappingProxyType[str, str]({})
 """Modules that rebind a module-level name with ``global``, and why each has to."""
+
+KNOWN_CIRCLES = frozenset(
+    {
+        frozenset(f"aiodist.mesh.{name}" for name in ("inbox", "lanes", "mailbox", "outbox")),
+        frozenset(
+            f"aiodist.groups.{name}"
+            for name in [
+                "blame",
+                "board",
+                "ending",
+                "lines",
+                "messaging",
+                "messenger",
+                "placing",
+                "plane",
+                "process_group",
+                "straight",
+                "succession",
+                "swap",
+                "world",
+            ]
+        ),
+    }
+)
+"""Files that import each other in a circle. No other file may, and these are to come apart."""
 
 MUTABLE_CALLS = frozenset(
     {
@@ -244,6 +274,28 @@ def is_mutable(value: ast.expr) -> bool:
     return isinstance(value, displays)
 
 
+def circles(modules: tuple[Module, ...]) -> set[frozenset[str]]:
+    """Sets of modules that import each other in a circle, imports for types included."""
+    known = names(modules)
+    direct = {
+        m.name: {i.target for i in imports(m, known) if i.target in known} - {m.name}
+        for m in modules
+    }
+    reached = {name: set(targets) for name, targets in direct.items()}
+    waiting = list(reached)
+    while waiting:
+        name = waiting.pop()
+        further = set().union(*(reached[target] for target in reached[name])) - reached[name]
+        if further:
+            reached[name] |= further
+            waiting += [other for other, targets in direct.items() if name in targets]
+    return {
+        frozenset(other for other in reached[name] if name in reached[other])
+        for name in reached
+        if name in reached[name]
+    }
+
+
 def mutable_globals(modules: tuple[Module, ...]) -> list[str]:
     found = []
     for module in modules:
@@ -340,6 +392,20 @@ def test_no_module_rebinds_its_globals() -> None:
 
 def test_large_data_is_copied_in_pieces() -> None:
     assert copies_in_one_go(MODULES) == []
+
+
+def test_files_import_each_other_in_no_new_circle() -> None:
+    assert circles(MODULES) == KNOWN_CIRCLES
+
+
+def test_circles_are_found_also_where_an_import_is_for_types() -> None:
+    modules = (
+        Module("aiodist.wire.a", "from aiodist.wire.b import B"),
+        Module("aiodist.wire.b", "if TYPE_CHECKING:\n    from aiodist.wire.c import C"),
+        Module("aiodist.wire.c", "def f():\n    import aiodist.wire.a"),
+        Module("aiodist.wire.d", "from aiodist.wire import a"),
+    )
+    assert circles(modules) == {frozenset({"aiodist.wire.a", "aiodist.wire.b", "aiodist.wire.c"})}
 
 
 def test_every_file_is_read_at_a_sitting() -> None:

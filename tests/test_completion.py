@@ -39,7 +39,7 @@ def test_a_driver_runs_at_once_to_the_first_wait_and_on_inside_complete() -> Non
     assert outcome.calls == [(42, None)]
 
 
-def test_what_is_done_before_the_wait_costs_no_turn() -> None:
+def test_a_pending_that_is_done_costs_no_loop_turn() -> None:
     outcome = Outcome()
 
     async def body() -> int:
@@ -277,7 +277,7 @@ def test_an_error_at_once_ends_whoever_waits(fails_first: bool) -> None:
     assert ended == ["waits"]
 
 
-def test_what_brought_the_end_about_runs_to_its_next_wait_before_it_is_the_end() -> None:
+def test_the_completing_code_runs_to_its_next_wait_before_the_end_is_seen() -> None:
     """As a send that fails at once, inside the coroutine that sends: it goes on to post receives."""
     begun: Pending[None] = Pending()
     go: Pending[None] = Pending()

@@ -72,6 +72,17 @@ def test_the_tree() -> None:
         assert issubclass(cls, builtin)
     assert issubclass(GroupClosedError, errors.DistBackendError)
     assert issubclass(PeerLostError, errors.DistNetworkError)
+    for ended in (PeerLostError, errors.GroupRevokedError):
+        assert issubclass(ended, errors.GroupEndedError)
+        assert issubclass(ended, CollectiveError)
+    assert not issubclass(GroupClosedError, errors.GroupEndedError)  # it cannot be shrunk
+
+
+def test_a_group_that_ended_names_the_ranks_that_are_gone() -> None:
+    lost = PeerLostError("what happened", rank=3, departure="died")
+    assert (lost.departed, lost.departure) == ((3,), "died")
+    assert errors.GroupRevokedError("what happened", rank=1).departed == ()
+    assert PeerLostError("what happened").departed == ()
 
 
 def test_the_tree_at_the_top_of_the_module_names_every_public_class() -> None:

@@ -147,7 +147,7 @@ def test_the_users_secret_stays(tmp_path, monkeypatch):
         ({"start_method": "thread", "fn": tell}, ValueError, "thread"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(kwargs, error, words):
+def test_invalid_arguments_are_refused(kwargs, error, words):
     with pytest.raises(error, match=words):
         spawn(**({"fn": tell} | kwargs))
 

@@ -103,7 +103,7 @@ def test_every_leak_fails_its_test(suite: pytest.Pytester, monkeypatch: pytest.M
         result.stdout.fnmatch_lines_random([f"ERROR *::test_{name} - *left behind*"])
 
 
-def test_what_is_cleaned_up_passes(suite: pytest.Pytester) -> None:
+def test_a_test_that_cleans_up_passes(suite: pytest.Pytester) -> None:
     run(suite, CLEAN).assert_outcomes(passed=5)
 
 

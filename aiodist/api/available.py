@@ -50,6 +50,27 @@ def is_torchelastic_launched() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
+def get_node_local_size(fallback_size: int | None = None) -> int:
+    """Return how many ranks are on this rank's host, as LOCAL_WORLD_SIZE or the launcher says.
+
+    Where neither says it, the ranks of an initialised world on this host are counted. Without a
+    world, the result is ``fallback_size``. Raises InvalidUsageError if that is None.
+    """
+    local = look_around(os.environ).local_size()
+    if local is not None:
+        return local
+    world = current_world()
+    if world.is_initialized:
+        host = world.endpoint.host_of(world.rank)
+        return sum(world.endpoint.host_of(rank) == host for rank in range(world.size))
+    if fallback_size is None:
+        raise InvalidUsageError(
+            "LOCAL_WORLD_SIZE is not set: start this script by a launcher (aiodist run, torchrun), "
+            "call init_process_group first, or pass fallback_size"
+        )
+    return int(fallback_size)
+
+
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
     """This rank's number on its host, as LOCAL_RANK or the launcher's own variable has it.
 

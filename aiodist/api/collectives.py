@@ -2,7 +2,8 @@
 
 A tensor is a torch.Tensor on the CPU or a numpy.ndarray, contiguous or not, of any size from no
 element up. All members of the group call the same operations in the same order. ``group`` is the
-default group where None; ``timeout`` (seconds or timedelta) the group's where None.
+default group where None; ``timeout`` (seconds or timedelta) the group's where None;
+``math.inf`` is no limit, for a worker that waits for hours in `broadcast` or `recv`: it sleeps.
 
 Raised at the call, before anything is sent, with the group still usable: TypeError and
 InvalidUsageError (a ValueError) for arguments that cannot be meant, NotInitializedError before
@@ -44,6 +45,38 @@ def broadcast(
     pg = current_world().group(group)
     root = check_rank(pg, src, group_src, "src")
     return pg.backend.broadcast(tensor, root, to_seconds(timeout))
+
+
+def broadcast_new(
+    tensor: Tensor | None = None,
+    src: int | None = None,
+    group: Group | None = None,
+    group_src: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Work[Tensor]:
+    """Return ``tensor`` of rank ``src`` (global; or ``group_src``) on all ranks.
+
+    The other ranks pass no tensor: kind (torch or numpy), dtype and shape travel with the data, and
+    their result is a new tensor on the CPU. The result on rank ``src`` is ``tensor`` itself. Errors
+    and cancellation are as for `broadcast`.
+    """
+    pg = current_world().group(group)
+    root = check_rank(pg, src, group_src, "src")
+    if (pg.own_rank == root) == (tensor is None):
+        raise InvalidUsageError("the source of broadcast_new passes a tensor, and only the source")
+    return pg.backend.broadcast_new(tensor, root, to_seconds(timeout))
+
+
+def all_gather_new(
+    tensor: Tensor, group: Group | None = None, *, timeout: Timeout = None
+) -> Work[list[Tensor]]:
+    """Return the tensors of all ranks, by group rank, as new tensors on the CPU.
+
+    Each rank's tensor has a kind, dtype and shape of its own, which travel with the data. Errors
+    and cancellation are as for `all_gather`.
+    """
+    return current_world().group(group).backend.all_gather_new(tensor, to_seconds(timeout))
 
 
 def all_reduce(

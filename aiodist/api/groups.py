@@ -63,7 +63,7 @@ def new_group(
     operations, the default group's where None. ``group_desc``: a name for messages.
     """
     world = current_world()
-    parent = world.group(None)
+    parent = world.group_here(None)
     chosen = check_ranks(parent.ranks if ranks is None else ranks, world.size)
     if sort_ranks:
         chosen = tuple(sorted(chosen))
@@ -98,7 +98,7 @@ def new_subgroups(
     Its result is this rank's own group and the list of all.
     """
     world = current_world()
-    parent = world.group(group)
+    parent = world.group_here(group)
     size = _ranks_per_host(world, parent) if group_size is None else group_size
     if not 0 < size <= parent.n_ranks or parent.n_ranks % size:
         raise InvalidUsageError(
@@ -122,7 +122,7 @@ def new_subgroups_by_enumeration(
     Its result is this rank's own group (`GroupMember.NON_GROUP_MEMBER` if none) and all of them.
     """
     world = current_world()
-    parent = world.group(None)
+    parent = world.group_here(None)
     lists = check_list(ranks_per_subgroup_list, "ranks_per_subgroup_list")
     parts = [sorted(check_ranks(part, world.size)) for part in lists]
     settings = Settings(pg_options)
@@ -143,7 +143,7 @@ def split_group(
     the part that this rank is in, or `GroupMember.NON_GROUP_MEMBER`.
     """
     world = current_world()
-    parent = world.group(parent_pg)
+    parent = world.group_here(parent_pg)
     if not split_ranks:
         raise InvalidUsageError("split_ranks is required: lists of ranks in the parent group")
     parts = []

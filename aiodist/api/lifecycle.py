@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
@@ -14,7 +15,7 @@ from typing import Any
 import msgpack
 
 from aiodist.api.closing import close_world
-from aiodist.api.settings import patience_from, schemes_from, window_from
+from aiodist.api.settings import patience_from, pickle_from, schemes_from, window_from
 from aiodist.api.sharing import SHARED, memory_of, shared_bytes_from
 from aiodist.api.spelling import warn_of_misspelt
 from aiodist.api.streams import streams_from, with_bundles
@@ -29,7 +30,7 @@ from aiodist.groups.world import World, current_world
 from aiodist.mesh.endpoint import DEFAULT_WINDOW, Endpoint
 from aiodist.mesh.interfaces import is_loopback
 from aiodist.mesh.liveness import Heart
-from aiodist.mesh.peer import Card
+from aiodist.mesh.rank_info import Card
 from aiodist.mesh.rendezvous import Rendezvous
 from aiodist.observe.answering import answer_questions
 from aiodist.observe.observer import Observer
@@ -56,6 +57,7 @@ async def init_process_group(
     device_id: Any | None = None,
     *,
     liveness_timeout: float | timedelta | None = None,
+    allow_pickle: bool | None = None,
 ) -> None:
     """Meet the other ranks and make the default group. Returns when all of them are there.
 
@@ -63,9 +65,12 @@ async def init_process_group(
     default: from the environment of ``aiodist run``, torchrun, Slurm, Open MPI, MPICH),
     ``tcp://host:port``, ``file:///path``; or a ``store``, ours or torch's, with ``rank`` and
     ``world_size``. Backend "mpi" takes rank and size from MPI. ``timeout`` is for this call and
-    the default for every operation. ``group_name`` names the default group in messages.
+    the default for every operation; None or ``math.inf``: no limit.
+    ``group_name`` names the default group in messages.
     ``pg_options``: torch's own options, for one of torch's groups. ``device_id``: this rank's GPU,
     for "nccl" (default: the LOCAL_RANK-th).
+    ``allow_pickle``: the default of every operation on objects; None means AIODIST_ALLOW_PICKLE, or
+    False. Unpickling runs code that the sender chose: allow it only where all ranks are trusted.
     ``liveness_timeout``: seconds of silence after which a rank counts as lost, where the kernel
     does not say so at once; None means AIODIST_LIVENESS_TIMEOUT, or 10. 0 turns the watch off.
 
@@ -76,6 +81,11 @@ async def init_process_group(
     open, the ranks that wait for this one are told, and it may be called again.
     """
     world = current_world()
+    if asyncio._get_running_loop() is None:
+        raise InvalidUsageError(
+            "init_process_group needs the event loop of asyncio, and none runs here; with trio, use "
+            "aiodist.sync in a thread (trio.to_thread.run_sync)"
+        )
     world.abandon_if_orphaned()
     if world.is_initialized or world.opening:
         world.check_loop()
@@ -92,6 +102,7 @@ async def init_process_group(
     size_from(os.environ)
     table_from(os.environ)
     patience = patience_from(liveness_timeout, os.environ)
+    world.allow_pickle = pickle_from(allow_pickle, os.environ)
     deadline = Deadline(seconds)
     world.opening = True
     try:
@@ -115,7 +126,8 @@ async def init_process_group(
                 memory = memory_of(met.rank, shared_bytes if met.size > 1 else 0)
                 make = partial(Endpoint, window=window, heart=heart, memory=memory)
                 ways = with_bundles(transports, met.hosts, streams)
-                await _open_world(world, met.rank, met.size, met.store, ways, make, deadline)
+                who = met.rank, met.size, met.store, met.secret
+                await _open_world(world, *who, ways, make, deadline)
                 try:
                     await answer_questions(world.observer, met.store, met.host, deadline)
                     await met.settle(deadline)
@@ -153,7 +165,8 @@ async def open_in_process(
     window = DEFAULT_WINDOW if buffer_bytes is None else buffer_bytes
     memory = memory_of(rank, shared_bytes)
     endpoint = partial(Endpoint, window=window, memory=memory, host=host)
-    await _open_world(world, rank, size, store, [transport], endpoint, Deadline(seconds))
+    secret = job_secret(os.environ)
+    await _open_world(world, rank, size, store, secret, [transport], endpoint, Deadline(seconds))
     await _make_default(world, "", backend_named(backend), seconds, Deadline(seconds))
 
 
@@ -162,6 +175,7 @@ async def _open_world(
     rank: int,
     size: int,
     store: Store,
+    secret: bytes,
     transports: list[Transport],
     make: Callable[[int, int, list[Transport], World], Endpoint],
     deadline: Deadline,
@@ -177,7 +191,7 @@ async def _open_world(
         everybody = [msgpack.unpackb(answer) for answer in answers]
         cards = [Card.decode(card) for card, _, _ in everybody]
         world.choose_by(everybody[0][2])
-        introduce(world, endpoint, cards, everybody[0][1])
+        introduce(world, endpoint, cards, everybody[0][1], secret)
     except BaseException:
         await endpoint.close()
         world.clear()
@@ -185,12 +199,13 @@ async def _open_world(
     world.attach(endpoint)
 
 
-def introduce(world: World, endpoint: Endpoint, cards: Sequence[Card], token: bytes) -> None:
+def introduce(
+    world: World, endpoint: Endpoint, cards: Sequence[Card], token: bytes, secret: bytes
+) -> None:
     """Let ``endpoint`` know all ranks of ``world``, itself among them.
 
-    They prove themselves to each other by the job's secret and the ``token``, which is rank 0's.
+    They prove themselves to each other by the job's ``secret`` and the ``token``, which is rank 0's.
     """
-    secret = job_secret(os.environ)
     key = hmac.new(secret, token, hashlib.sha256).digest()
     world.token = token
     endpoint.meet(cards, key)
@@ -229,7 +244,7 @@ def transports_at(hosts: Sequence[str], schemes: Sequence[str]) -> list[Transpor
 
 def _warn_if_open(met: Rendezvous) -> None:
     """Say what is open to whom where nothing keeps strangers out."""
-    safe = job_secret(os.environ) or Certificates.from_environ(os.environ) or met.is_private
+    safe = met.secret or Certificates.from_environ(os.environ) or met.is_private
     if met.rank != 0 or met.size == 1 or safe or is_loopback(met.host):
         return
     log.warning(

@@ -1,21 +1,40 @@
 """Python objects of the async door: sent as msgpack, every builtin container coming back as it was.
 
-Tensors and arrays travel inside. Objects of other classes raise a TypeError that says where they
-stand; with ``allow_pickle=True`` on all ranks they are pickled. Unpickling runs code that the
-sender chose: allow it only where all ranks are trusted.
+Tensors and arrays travel inside, and instances of classes that all ranks have registered
+(`register_type`). Objects of other classes raise a TypeError that says where they stand; with
+``allow_pickle=True`` on all ranks they are pickled. None, the default, means what
+``init_process_group`` was told, or AIODIST_ALLOW_PICKLE. Unpickling runs code that the sender chose:
+allow it only where all ranks are trusted.
+
+An object that cannot travel raises at the call, and the operation fails on the other ranks too:
+they raise DistBackendError, which says which rank refused what.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
 
 from aiodist.api.collectives import Timeout
 from aiodist.deadline import to_seconds
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.checks import check_list, check_other, check_rank, check_root_list
+from aiodist.groups.backend import ReceivedObject
+from aiodist.groups.checks import (
+    check_list,
+    check_other,
+    check_rank,
+    check_root_list,
+    check_source,
+    check_tag,
+    fill_list,
+)
 from aiodist.groups.process_group import Group
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
+from aiodist.wire.registered_types import current_types
+
+C = TypeVar("C", bound=type)
 
 
 def broadcast_object_list(
@@ -25,7 +44,7 @@ def broadcast_object_list(
     device: Any = None,
     group_src: int | None = None,
     *,
-    allow_pickle: bool = False,
+    allow_pickle: bool | None = None,
     timeout: Timeout = None,
 ) -> Work[None]:
     """Replace the entries of ``object_list`` on all ranks by those of rank ``src`` (default 0).
@@ -35,7 +54,31 @@ def broadcast_object_list(
     pg = current_world().group(group)
     root = check_rank(pg, src, group_src, "src", default=0)
     objects = _mutable(object_list, "object_list")
-    return pg.backend.broadcast_object(objects, root, allow_pickle, to_seconds(timeout))
+    name, finish = "broadcast_object_list", partial(fill_list, objects)
+    return pg.backend.broadcast_object(
+        name, objects, finish, root, pickles(allow_pickle), to_seconds(timeout)
+    )
+
+
+def broadcast_object(
+    obj: Any = None,
+    src: int | None = None,
+    group: Group | None = None,
+    group_src: int | None = None,
+    *,
+    allow_pickle: bool | None = None,
+    timeout: Timeout = None,
+) -> Work[Any]:
+    """Send ``obj`` of rank ``src`` (default 0) to all ranks. The result is that object, on each.
+
+    ``obj`` is ignored on the other ranks; the source gets back its own. On errors and on what
+    must not change meanwhile see `send_object`. Cancelling it fails it on all ranks.
+    """
+    pg = current_world().group(group)
+    root = check_rank(pg, src, group_src, "src", default=0)
+    return pg.backend.broadcast_object(
+        "broadcast_object", obj, _itself, root, pickles(allow_pickle), to_seconds(timeout)
+    )
 
 
 def all_gather_object(
@@ -43,14 +86,14 @@ def all_gather_object(
     obj: Any,
     group: Group | None = None,
     *,
-    allow_pickle: bool = False,
+    allow_pickle: bool | None = None,
     timeout: Timeout = None,
 ) -> Work[None]:
     """Fill ``object_list[r]`` with rank r's ``obj`` on all ranks. Its length is the group's size."""
     pg = current_world().group(group)
     objects = _mutable(object_list, "object_list")
     check_list(objects, "object_list", pg.n_ranks)
-    return pg.backend.all_gather_object(objects, obj, allow_pickle, to_seconds(timeout))
+    return pg.backend.all_gather_object(objects, obj, pickles(allow_pickle), to_seconds(timeout))
 
 
 def gather_object(
@@ -60,7 +103,7 @@ def gather_object(
     group: Group | None = None,
     group_dst: int | None = None,
     *,
-    allow_pickle: bool = False,
+    allow_pickle: bool | None = None,
     timeout: Timeout = None,
 ) -> Work[None]:
     """Fill ``object_gather_list[r]`` on rank ``dst`` (default: the group's first) with rank r's ``obj``."""
@@ -69,7 +112,7 @@ def gather_object(
     objects = check_root_list(object_gather_list, "object_gather_list", pg, root)
     if objects is not None:
         _mutable(object_gather_list, "object_gather_list")
-    return pg.backend.gather_object(obj, objects, root, allow_pickle, to_seconds(timeout))
+    return pg.backend.gather_object(obj, objects, root, pickles(allow_pickle), to_seconds(timeout))
 
 
 def scatter_object_list(
@@ -79,7 +122,7 @@ def scatter_object_list(
     group: Group | None = None,
     group_src: int | None = None,
     *,
-    allow_pickle: bool = False,
+    allow_pickle: bool | None = None,
     timeout: Timeout = None,
 ) -> Work[None]:
     """Put entry r of rank ``src``'s input list into the output list's first place on each rank r."""
@@ -91,7 +134,57 @@ def scatter_object_list(
     inputs = None
     if pg.own_rank == root:
         inputs = check_root_list(scatter_object_input_list, "scatter_object_input_list", pg, root)
-    return pg.backend.scatter_object(output, inputs, root, allow_pickle, to_seconds(timeout))
+    return pg.backend.scatter_object(
+        output, inputs, root, pickles(allow_pickle), to_seconds(timeout)
+    )
+
+
+def send_object(
+    obj: Any,
+    dst: int | None = None,
+    tag: int = 0,
+    group: Group | None = None,
+    group_dst: int | None = None,
+    *,
+    allow_pickle: bool | None = None,
+    timeout: Timeout = None,
+) -> Work[None]:
+    """Send ``obj`` to rank ``dst``, where `recv_object` with an equal ``tag`` receives it.
+
+    Objects and tensors with one tag do not meet: the kind of a message is part of its match.
+    ``obj`` must not change before the operation is done, as a tensor that is sent. A short object
+    without large arrays is read at the call. Errors are those of `send`, and TypeError for a part
+    of ``obj`` that cannot travel. Cancelling it is as for `send`.
+    """
+    pg = current_world().group(group)
+    to = check_other(pg, check_rank(pg, dst, group_dst, "dst"), "dst")
+    return pg.backend.send_object(
+        obj, to, check_tag(tag), pickles(allow_pickle), to_seconds(timeout)
+    )
+
+
+def recv_object(
+    src: int | None = None,
+    tag: int = 0,
+    group: Group | None = None,
+    group_src: int | None = None,
+    *,
+    allow_pickle: bool | None = None,
+    timeout: Timeout = None,
+) -> Work[ReceivedObject]:
+    """Receive an object from rank ``src``, or from any rank where None.
+
+    The result is a `ReceivedObject`: ``obj, source = await recv_object()``, where ``source`` is the
+    sender's global rank. Arrays and tensors inside are new. Errors are those of `recv`, and
+    TypeError for pickled parts without ``allow_pickle`` and for classes that are not registered on
+    this rank; the object is dropped then. After a cancellation or a timeout the object goes to the
+    next receive.
+    """
+    pg = current_world().group(group)
+    source = check_source(pg, src, group_src)
+    return pg.backend.recv_object(
+        ReceivedObject, source, check_tag(tag), pickles(allow_pickle), to_seconds(timeout)
+    )
 
 
 def send_object_list(
@@ -101,14 +194,20 @@ def send_object_list(
     device: Any = None,
     group_dst: int | None = None,
     *,
-    allow_pickle: bool = False,
+    tag: int = 0,
+    allow_pickle: bool | None = None,
     timeout: Timeout = None,
 ) -> Work[None]:
-    """Send a list of objects to rank ``dst``. ``device`` is for GPU backends."""
+    """Send a list of objects to rank ``dst``. ``device`` is for GPU backends.
+
+    `recv_object_list` with an equal ``tag`` receives it. Tensors with that tag do not meet it.
+    """
     pg = current_world().group(group)
     to = check_other(pg, check_rank(pg, dst, group_dst, "dst"), "dst")
-    objects = check_list(object_list, "object_list")
-    return pg.backend.send_object(objects, to, 0, allow_pickle, to_seconds(timeout))
+    objects = list(check_list(object_list, "object_list"))
+    return pg.backend.send_object(
+        objects, to, check_tag(tag), pickles(allow_pickle), to_seconds(timeout)
+    )
 
 
 def recv_object_list(
@@ -118,7 +217,8 @@ def recv_object_list(
     device: Any = None,
     group_src: int | None = None,
     *,
-    allow_pickle: bool = False,
+    tag: int = 0,
+    allow_pickle: bool | None = None,
     timeout: Timeout = None,
 ) -> Work[int]:
     """Receive a list of objects, of the same length, from rank ``src``, or any where None.
@@ -127,10 +227,49 @@ def recv_object_list(
     """
     pg = current_world().group(group)
     objects = _mutable(object_list, "object_list")
-    source = None
-    if src is not None or group_src is not None:
-        source = check_other(pg, check_rank(pg, src, group_src, "src"), "src")
-    return pg.backend.recv_object(objects, source, 0, allow_pickle, to_seconds(timeout))
+
+    def finish(arrived: Any, sender: int) -> int:
+        fill_list(objects, arrived)
+        return sender
+
+    source = check_source(pg, src, group_src)
+    return pg.backend.recv_object(
+        finish, source, check_tag(tag), pickles(allow_pickle), to_seconds(timeout)
+    )
+
+
+def register_type(
+    cls: C,
+    encode: Callable[[Any], Any] | None = None,
+    decode: Callable[[Any], Any] | None = None,
+    *,
+    name: str | None = None,
+) -> C:
+    """Let instances of ``cls`` travel inside objects. Call it on all ranks; returns ``cls``.
+
+    A dataclass, an enum or a namedtuple needs no more, so ``@register_type`` above it will do. Its
+    fields are set on a new instance: neither ``__init__`` nor ``__post_init__`` is called. For any
+    other class ``encode(instance)`` returns an object that can travel, and ``decode`` makes an
+    instance of that. Only exactly ``cls`` is registered, and none of its subclasses.
+
+    ``name``: what stands for the class in messages, the same on all ranks; its module and
+    qualified name where None. A class statement that runs again replaces its class.
+
+    A rank makes instances of the classes alone that its own program has registered. Raises
+    InvalidUsageError where another class has the name, or where ``encode`` and ``decode`` are
+    missing.
+    """
+    current_types().register(cls, encode, decode, name)
+    return cls
+
+
+def pickles(allow_pickle: bool | None) -> bool:
+    """Return ``allow_pickle``; where None, what ``init_process_group`` of this world was told."""
+    return current_world().allow_pickle if allow_pickle is None else allow_pickle
+
+
+def _itself(arrived: Any) -> Any:
+    return arrived
 
 
 def _mutable(objects: Any, name: str) -> list[Any]:

@@ -18,8 +18,8 @@ from aiodist.api.collectives import Timeout
 from aiodist.deadline import to_seconds
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.backend import Received, Tensor
-from aiodist.groups.checks import check_list, check_other, check_rank, check_tag
-from aiodist.groups.process_group import Group, ProcessGroup
+from aiodist.groups.checks import check_list, check_other, check_rank, check_source, check_tag
+from aiodist.groups.process_group import Group
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
 
@@ -58,7 +58,7 @@ def irecv(
     raises InvalidUsageError here and is dropped.
     """
     pg = current_world().group(group)
-    source = _source(pg, src, group_src)
+    source = check_source(pg, src, group_src)
     return pg.backend.recv(tensor, source, check_tag(tag), to_seconds(timeout))
 
 
@@ -116,7 +116,7 @@ def recv(
     if tensor is not None:
         return irecv(tensor, src, group, tag, group_src=group_src, timeout=timeout)
     pg = current_world().group(group)
-    source = _source(pg, src, group_src)
+    source = check_source(pg, src, group_src)
     return pg.backend.recv_new(source, check_tag(tag), to_seconds(timeout))
 
 
@@ -149,7 +149,7 @@ class P2POp:
         if self.sends:
             check_other(pg, check_rank(pg, self.peer, self.group_peer, "dst"), "dst")
         else:
-            _source(pg, self.peer, self.group_peer)
+            check_source(pg, self.peer, self.group_peer)
         check_tag(self.tag)
         pg.backend.check_tensor(self.tensor, writable=not self.sends)
 
@@ -182,9 +182,3 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work[Any]]:
         for number in sorted(range(len(batch)), key=lambda n: batch[n].sends)
     }
     return [works[number] for number in range(len(batch))]
-
-
-def _source(pg: ProcessGroup, src: int | None, group_src: int | None) -> int | None:
-    if src is None and group_src is None:
-        return None
-    return check_other(pg, check_rank(pg, src, group_src, "src"), "src")

@@ -17,7 +17,7 @@ import msgpack
 
 from aiodist.api.closing import close_world
 from aiodist.api.lifecycle import introduce, transports_at
-from aiodist.api.settings import patience_from, schemes_from, window_from
+from aiodist.api.settings import patience_from, pickle_from, schemes_from, window_from
 from aiodist.api.streams import streams_from, with_bundles
 from aiodist.backends.registry import bind
 from aiodist.credentials import Certificates, job_secret
@@ -29,7 +29,7 @@ from aiodist.groups.world import World, current_world
 from aiodist.mesh.endpoint import Endpoint
 from aiodist.mesh.interfaces import choose_hosts, default_address
 from aiodist.mesh.liveness import Heart
-from aiodist.mesh.peer import Card
+from aiodist.mesh.rank_info import Card
 from aiodist.mesh.rendezvous.environments import look_around
 from aiodist.mesh.rendezvous.places import given_place
 from aiodist.observe.answering import answer_here
@@ -100,6 +100,7 @@ async def rejoin(
         )
     own = _own_rank(rank, os.environ)
     deadline = Deadline(timeout)
+    world.allow_pickle = pickle_from(None, os.environ)
     world.opening = True
     try:
         async with meeting_place(world, store, deadline) as place:
@@ -137,7 +138,7 @@ async def _come_in(
     cards = [Card.decode(card) for card in facts["cards"]]
     world.size = len(cards)
     world.choose_by(facts["table"])
-    introduce(world, endpoint, cards, facts["token"])
+    introduce(world, endpoint, cards, facts["token"], job_secret(os.environ))
     answer_here(world.observer)
     for card in cards:
         if card.rank not in facts["ranks"]:

@@ -16,6 +16,7 @@ from aiodist.mesh.liveness import DEFAULT_TIMEOUT as DEFAULT_LIVENESS
 from aiodist.mesh.liveness import SHORTEST
 from aiodist.transport.registry import Transports
 
+PICKLE_VARIABLE = "AIODIST_ALLOW_PICKLE"
 LIVENESS_VARIABLE = "AIODIST_LIVENESS_TIMEOUT"
 _DEFAULT_TRANSPORTS = f"{SHARED},unix,tcp"
 _SECURE_TRANSPORTS = f"{SHARED},unix,tls"
@@ -46,6 +47,17 @@ def schemes_from(environ: Mapping[str, str]) -> list[str]:
             f'"{SHARED},unix" or "{_DEFAULT_TRANSPORTS}"'
         )
     return schemes
+
+
+def pickle_from(argument: bool | None, environ: Mapping[str, str]) -> bool:
+    """Whether objects may be pickled where an operation does not say: False if nothing says so.
+
+    Raises InvalidUsageError where AIODIST_ALLOW_PICKLE is neither 0 nor 1.
+    """
+    text = environ.get(PICKLE_VARIABLE, "").strip()
+    if text not in ("", "0", "1"):
+        raise InvalidUsageError(f"{PICKLE_VARIABLE} must be 0 or 1, not {text!r}")
+    return text == "1" if argument is None else argument
 
 
 def patience_from(argument: float | timedelta | None, environ: Mapping[str, str]) -> float:

@@ -10,6 +10,7 @@ log = logging.getLogger("aiodist")
 VARIABLES = tuple(
     f"AIODIST_{name}"
     for name in (
+        "ALLOW_PICKLE",
         "BUFFER_BYTES",
         "CUDA_IPC",
         "DUMP_DIR",
@@ -30,6 +31,7 @@ VARIABLES = tuple(
         "TLS_CA",
         "TLS_CERT",
         "TLS_KEY",
+        "TORCH_GROUP",
         "TRACE_DIR",
         "TRANSPORT",
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from aiodist.api.collectives import Timeout
 from aiodist.deadline import to_seconds
 from aiodist.groups.backend import Tensor
-from aiodist.groups.checks import check_rank
+from aiodist.groups.checks import check_rank, fill_list
 from aiodist.groups.process_group import Group, ProcessGroup
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
@@ -41,14 +42,16 @@ async def sync_state(
     Raises what ``broadcast`` and ``broadcast_object_list`` raise. Then the state is a mixture:
     call it again on a group that works.
     """
-    pg = current_world().group(group)
+    pg = current_world().group_here(group)
     root = check_rank(pg, src, group_src, "src", default=_healthy(pg))
     seconds = to_seconds(timeout)
     tensors: list[Tensor] = []
     plan: list[Any] = [None]
     if pg.own_rank == root:
         plan[0] = _describe(state_dict, tensors)
-    await pg.backend.broadcast_object(plan, root, False, seconds)
+    fill = partial(fill_list, plan)
+    name, pickle = "broadcast_object_list", pg.world.allow_pickle
+    await pg.backend.broadcast_object(name, plan, fill, root, pickle, seconds)
     if pg.own_rank != root:
         state_dict = _rebuild(plan[0], state_dict, tensors)
     works = [pg.backend.broadcast(tensor, root, seconds) for tensor in tensors]

@@ -13,7 +13,7 @@ from aiodist.groups.process_group import ProcessGroup
 from aiodist.mesh.chute import BOX_BYTES
 from aiodist.observe.recorder import Ended
 from aiodist.tensors import Buffer, Form, encode_meta
-from aiodist.wire.frames import POINT_TO_POINT
+from aiodist.wire.frames import TENSOR
 
 _KEPT = 256
 """Different messages of which one group remembers what they need."""
@@ -51,7 +51,7 @@ class Letters:
         if len(self._known) >= _KEPT:
             self.forget()
         group = self._group
-        where = POINT_TO_POINT, group.id, tag
+        where = TENSOR, group.id, tag
         letter = Letter(what, group.ranks[other], where, encode_meta(buffer), buffer.nbytes)
         self._known[key] = letter, form
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from aiodist.completion import T
 from aiodist.deadline import Deadline
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.backend import CollectiveBackend, Received, Tensor
+from aiodist.groups.backend import CollectiveBackend, ObjectStream, Received, Tensor
 from aiodist.groups.work import Work
 from aiodist.types import ReduceOp
 
@@ -74,14 +75,24 @@ class MixedBackend(CollectiveBackend):
         return self._first.recv_new(src, tag, timeout)
 
     def send_object(
-        self, objects: Sequence[Any], dst: int, tag: int, pickle: bool, timeout: float | None
+        self, obj: Any, dst: int, tag: int, pickle: bool, timeout: float | None
     ) -> Work[None]:
-        return self._first.send_object(objects, dst, tag, pickle, timeout)
+        return self._first.send_object(obj, dst, tag, pickle, timeout)
 
     def recv_object(
-        self, objects: list[Any], src: int | None, tag: int, pickle: bool, timeout: float | None
-    ) -> Work[int]:
-        return self._first.recv_object(objects, src, tag, pickle, timeout)
+        self,
+        finish: Callable[[Any, int], T],
+        src: int | None,
+        tag: int,
+        pickle: bool,
+        timeout: float | None,
+    ) -> Work[T]:
+        return self._first.recv_object(finish, src, tag, pickle, timeout)
+
+    def open_stream(
+        self, peer: int, tag: int, window: int, max_bytes: int, allow_pickle: bool
+    ) -> ObjectStream:
+        return self._first.open_stream(peer, tag, window, max_bytes, allow_pickle)
 
     # -- collectives
 
@@ -154,10 +165,24 @@ class MixedBackend(CollectiveBackend):
         backend = self._for(tensor)
         return backend.all_to_all_single(output, tensor, output_splits, input_splits, timeout)
 
+    def broadcast_new(
+        self, tensor: Tensor | None, root: int, timeout: float | None
+    ) -> Work[Tensor]:
+        return self._first.broadcast_new(tensor, root, timeout)
+
+    def all_gather_new(self, tensor: Tensor, timeout: float | None) -> Work[list[Tensor]]:
+        return self._first.all_gather_new(tensor, timeout)
+
     def broadcast_object(
-        self, objects: list[Any], root: int, pickle: bool, timeout: float | None
-    ) -> Work[None]:
-        return self._first.broadcast_object(objects, root, pickle, timeout)
+        self,
+        name: str,
+        obj: Any,
+        finish: Callable[[Any], T],
+        root: int,
+        pickle: bool,
+        timeout: float | None,
+    ) -> Work[T]:
+        return self._first.broadcast_object(name, obj, finish, root, pickle, timeout)
 
     def all_gather_object(
         self, objects: list[Any], obj: Any, pickle: bool, timeout: float | None

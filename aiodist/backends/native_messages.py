@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from aiodist.backends.calls import Operations
-from aiodist.backends.native_objects import OBJECTS, NativeObjects
+from aiodist.backends.native_objects import NativeObjects
 from aiodist.backends.offers import decline, is_announcement
 from aiodist.backends.turns import write_back_in_turns
 from aiodist.collectives.tables import Tables
@@ -17,7 +17,7 @@ from aiodist.groups.work import Work
 from aiodist.mesh.matching import ANY_SOURCE, Recv
 from aiodist.observe.recorder import Ended
 from aiodist.tensors import Buffer, buffer_of, decode_meta, empty_like_message, encode_meta
-from aiodist.wire.frames import POINT_TO_POINT, Key
+from aiodist.wire.frames import TENSOR, Key
 
 
 class NativeMessages(NativeObjects):
@@ -57,7 +57,7 @@ class NativeMessages(NativeObjects):
     def recv(self, tensor: Tensor, src: int | None, tag: int, timeout: float | None) -> Work[int]:
         group = self._group
         if src is not None and (ended := self._letters.recv(tensor, src, tag, blocks=False)):
-            return group.came(ended, group.ranks[src])
+            return group.came(ended, group.ranks[src], group.ranks[src])
         buffer = buffer_of(tensor, "tensor", writable=True, load=False)
         if src is not None:
             self._letters.keep("recv", buffer, src, tag)
@@ -66,8 +66,8 @@ class NativeMessages(NativeObjects):
             return Recv(key, source, buffer.view, encode_meta(buffer), check)
 
         def check(recv: Recv, src: int, meta: bytes, length: int) -> BaseException | None:
-            if meta == OBJECTS or is_announcement(meta):
-                return objects_came(src) if meta == OBJECTS else decline(self._group, src, meta)
+            if is_announcement(meta):
+                return decline(self._group, src, meta)
             _, dtype, shape = decode_meta(meta)
             if dtype == buffer.dtype and length == buffer.nbytes:
                 return None
@@ -86,7 +86,7 @@ class NativeMessages(NativeObjects):
 
         async def body(line: MessageLine) -> int:
             source = ANY_SOURCE if src is None else group.ranks[src]
-            recv = make((POINT_TO_POINT, group.id, tag), source)
+            recv = make((TENSOR, group.id, tag), source)
             sender = await line.receiving(group.messenger.recv(recv))
             line.matched(sender)
             await write_back_in_turns(group, buffer)
@@ -107,8 +107,8 @@ class NativeMessages(NativeObjects):
             return Recv(key, source, None, b"", check, allocate)
 
         def check(recv: Recv, src: int, meta: bytes, length: int) -> BaseException | None:
-            if meta == OBJECTS or is_announcement(meta):
-                return objects_came(src) if meta == OBJECTS else decline(self._group, src, meta)
+            if is_announcement(meta):
+                return decline(self._group, src, meta)
             _, dtype, shape = decode_meta(meta)
             if math.prod(shape) * dtype.itemsize != length:
                 return ProtocolError(f"rank {src} sent {length} bytes as {dtype.name}{list(shape)}")
@@ -124,10 +124,3 @@ def load_now(buffer: Buffer) -> None:
     """Fill a staged copy that was opened with ``load=False``."""
     for _ in buffer.load_parts(buffer.nbytes + 1):
         pass
-
-
-def objects_came(src: int) -> InvalidUsageError:
-    """The error of a receive of a tensor that got objects."""
-    return InvalidUsageError(
-        f"rank {src} sent objects; receive them with recv_object_list. The message is dropped"
-    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.naming import aside_id
 from aiodist.groups.process_group import ProcessGroup
-from aiodist.wire.frames import POINT_TO_POINT, Key
+from aiodist.wire.frames import TENSOR, Key
 
 _MARK = b"\xfe"
 """No tensor's description starts like it."""
@@ -42,7 +42,7 @@ def words_of(group: ProcessGroup) -> int:
 
 def key_of(words: int, number: int, sender: int, receiver: int) -> Key:
     """Of what the two say about the message. ``words``: see `words_of`; ranks are global."""
-    return (POINT_TO_POINT, words, number * 2 + (sender < receiver))
+    return (TENSOR, words, number * 2 + (sender < receiver))
 
 
 def decline(group: ProcessGroup, src: int, meta: bytes) -> InvalidUsageError:
@@ -65,6 +65,5 @@ def declined(to: int) -> InvalidUsageError:
     """The error of a send that rank ``to`` received in that way."""
     return InvalidUsageError(
         f"rank {to} received the message for another backend of this group than the one that "
-        "serves the tensor that was sent: it wants a tensor on such a device, and no objects. The "
-        "message is dropped"
+        "serves the tensor that was sent: it wants a tensor on such a device. The message is dropped"
     )

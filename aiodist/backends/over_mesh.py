@@ -33,11 +33,11 @@ class OverMesh:
     def collective(self, *args: Any, **options: Any) -> Any:
         return self._group.collective(*args, **options, messenger=self.messenger)
 
-    def send(self, *args: Any) -> Any:
-        return self._group.send(*args, messenger=self.messenger)
+    def send(self, *args: Any, **options: Any) -> Any:
+        return self._group.send(*args, **options, messenger=self.messenger)
 
-    def recv(self, *args: Any) -> Any:
-        return self._group.recv(*args, messenger=self.messenger)
+    def recv(self, *args: Any, **options: Any) -> Any:
+        return self._group.recv(*args, **options, messenger=self.messenger)
 
-    def carried(self, *args: Any) -> Any:
-        return self._group.carried(*args, messenger=self.messenger)
+    def carried(self, *args: Any, **options: Any) -> Any:
+        return self._group.carried(*args, **options, messenger=self.messenger)

@@ -1,28 +1,33 @@
-"""Messages in the order of their calls, also where some have to be copied from a device first."""
+"""Messages in the order of their calls, also where some have to be prepared first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from aiodist.backends.polling import until
 from aiodist.completion import Pending
 from aiodist.groups.lines import MessageLine
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.work import Work
-from aiodist.wire.frames import POINT_TO_POINT
+from aiodist.wire.frames import TENSOR
+
+Start = Callable[[MessageLine], Coroutine[Any, Any, Awaitable[object]]]
+"""Returns when all of a message is on its way; what it returns is done when that has gone."""
 
 
 class Sends:
     """The sends of one group.
 
-    What is sent to a rank with a tag arrives in the order of the calls. A message whose data is on
-    its way from a device lets the loop go on meanwhile, and only those with its rank and tag wait.
+    Messages of one kind to one rank with one tag arrive in the order of the calls. A message that
+    is still being prepared (copied from a device, packed) lets the loop go on meanwhile. Only
+    messages of its own kind, rank and tag wait for it.
     """
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
-        self._last: dict[tuple[int, int], Pending[None]] = {}
-        """By rank and tag, where a message waits: done when the last one is on its way."""
+        self._last: dict[tuple[int, int, int], Pending[None]] = {}
+        """By rank, tag and kind, where a message waits: done when the last one is on its way."""
 
     @property
     def is_idle(self) -> bool:
@@ -37,27 +42,48 @@ class Sends:
         tag: int,
         timeout: float | None,
         is_there: Callable[[], bool] | None = None,
+        kind: int = TENSOR,
     ) -> Work[None]:
         """Start sending to group rank ``dst``; ``is_there()``: whether ``data`` is filled."""
         if is_there is None and not self._last:
-            return self._group.send(data, meta, dst, tag, timeout)
-        group, place = self._group, (dst, tag)
+            return self._group.send(data, meta, dst, tag, timeout, kind=kind)
+        group = self._group
+
+        async def start(line: MessageLine) -> Awaitable[object]:
+            if is_there is not None:
+                await until(group, is_there)
+            key = (kind, group.id, tag)
+            return line.sending(group.messenger.send(group.ranks[dst], key, data, meta))
+
+        return self.in_turn(start, dst, tag, kind, timeout, (meta, len(data)))
+
+    def in_turn(
+        self,
+        start: Start,
+        dst: int,
+        tag: int,
+        kind: int,
+        timeout: float | None,
+        facts: tuple[bytes, int],
+    ) -> Work[None]:
+        """Run ``start(line)`` when earlier messages are on their way, then await what it returns.
+
+        ``facts``: as of `Messaging.carried`.
+        """
+        place = (dst, tag, kind)
         before = self._last.get(place)
 
         async def body(line: MessageLine) -> None:
             try:
                 if before is not None:
                     await before
-                if is_there is not None:
-                    await until(group, is_there)
-                to, key = group.ranks[dst], (POINT_TO_POINT, group.id, tag)
-                message = line.sending(group.messenger.send(to, key, data, meta))
+                rest = await start(line)
             finally:
                 if before is not None and not before.done:
                     before.callback = go_on  # given up: the next one's turn is still not there
                 else:
                     go_on()
-            await message
+            await rest
 
         def go_on() -> None:
             if self._last.get(place) is turn:
@@ -65,4 +91,4 @@ class Sends:
             turn.complete(None)
 
         turn = self._last[place] = Pending[None]()
-        return group.carried("send", dst, tag, body, timeout, (meta, len(data)))
+        return self._group.carried("send", dst, tag, body, timeout, facts, kind=kind)

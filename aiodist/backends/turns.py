@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from dataclasses import replace
 from typing import Any
 
 from aiodist.backends.polling import until
 from aiodist.collectives.channel import Channel
+from aiodist.completion import T
 from aiodist.copying import copy
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.process_group import ProcessGroup
@@ -31,6 +32,17 @@ async def in_turns(
         if start:
             await group.next_turn()
         change(data[start : start + step])
+
+
+async def steps_in_turns(group: ProcessGroup, steps: Generator[None, None, T]) -> T:
+    """Take all ``steps`` and return what they make."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            made: T = stop.value
+            return made
+        await group.next_turn()
 
 
 async def load_in_turns(group: ProcessGroup, *buffers: Buffer) -> None:

@@ -1,8 +1,8 @@
 """All-gather after Bruck, Ho, Kipnis, Upfal and Weathersby (1997).
 
 Steps: each rank lays out the blocks in the order rank, rank+1, ... in scratch memory. In round k
-it sends the first 2^k of them (fewer in the last round) to rank - 2^k and receives as many from
-rank + 2^k behind those it has; ceil(log2 n) rounds for any n. At the end it copies them out.
+it sends the first 2^k of them (fewer in the last round) to rank - 2^k. It receives as many from
+rank + 2^k and appends them. ceil(log2 n) rounds for any n. At the end it copies the blocks out.
 Bytes per rank: (n-1)/n of the total for equal blocks, in ceil(log2 n) messages.
 Best for small blocks, where messages count; costs one copy in and one out.
 """

@@ -1,11 +1,11 @@
 """All-gather over several hosts. All ranks know all lengths, which may differ.
 
-``leaders``: the first rank of each host collects its host's blocks, all-gathers them with the other hosts'
-as one block a host, and its host copies everything. For small data: few messages. ``columns``: the
-ranks of a host gather each other's blocks; the ranks of a column all-gather theirs between the hosts;
-then the ranks of a host copy from each other what came, host by host, all in place. Large blocks go in
-pieces, of which one travels between the hosts while others are copied inside (`pipeline`). For hosts
-with equally many ranks.
+``leaders``: the first rank of each host collects its host's blocks, all-gathers them with the other
+hosts' as one block a host, and its host copies everything. For small data: few messages.
+``columns``: the ranks of a host gather each other's blocks. The ranks of a column all-gather theirs
+between the hosts. Then the ranks of a host copy the received blocks from each other, host by host,
+all in place. Large blocks go in pieces, of which one travels between the hosts while others are
+copied inside (`pipeline`). For hosts with equally many ranks.
 
 Bytes between hosts: those of the all-gather that is chosen there, of N in one block a host
 (``leaders``), or in each column of its own blocks, about N / c.

@@ -33,7 +33,7 @@ async def all_gather_ring(channel: Channel, blocks: Sequence[memoryview]) -> Non
 
 
 async def all_gather_new(channel: Channel, data: memoryview) -> list[memoryview]:
-    """What each rank passes as ``data``, by rank, of lengths that nobody knows beforehand.
+    """Return what each rank passes as ``data``, by rank. No rank knows the lengths beforehand.
 
     The same ring; this rank's entry is its own memory.
     """

@@ -1,11 +1,11 @@
 """All-reduce over shared memory in a row of ranks, for ranks that share cores: each adds its own once.
 
-Steps: S = N / chunk. Rank 0 puts its chunk up; each next rank puts up the sum of the one before and its
-own; what the last one puts up is the result, and all others copy it. A rank begins a few steps before
-it copies the result of one, so that there is work for every core. Bytes: a rank writes N, and reads N
-to reduce and N to copy, 2 N of copies and additions where stripes (all_reduce_stripes.py) take
-3 N (n - 1)/n + N/n, and two waits a step instead of 2 (n - 1). An element is reduced in the order of
-ranks, and its result copied, so the bits are the same, and those of stripes.
+Steps: S = N / chunk. Rank 0 publishes its chunk. Each next rank publishes the sum of the previous
+rank's chunk and its own. The last rank's sum is the result, and all others copy it. A rank begins a
+few steps before it copies the result of one, so that there is work for every core. Bytes: a rank
+writes N, reads N to reduce and N to copy. That is 2 N of copies and additions and two waits a step;
+stripes (all_reduce_stripes.py) take 3 N (n - 1)/n + N/n and 2 (n - 1) waits. An element is reduced in
+the order of ranks, and its result copied, so the bits are the same, and those of stripes.
 
 A result is there after n steps, which ranks that have a core each would wait for: it is for those that
 take turns on a core, and whose work is what counts. It is the chain of pipelined reductions and

@@ -1,7 +1,7 @@
 """All-reduce by recursive doubling, any number of ranks.
 
-Steps: in round k ranks whose places differ in bit k exchange all their data, and both reduce it,
-the lower places' partial result first, so that both compute the same bits. log2 p rounds for
+Steps: in round k ranks whose places differ in bit k exchange all their data, and both reduce it.
+Both take the lower places' partial result first, so they compute the same bits. log2 p rounds for
 p = 2^floor(log2 n); other numbers of ranks are folded (see fold.py), two rounds more.
 Bytes per rank: N * log2 p; folded pairs: the even rank N, the odd one N * (log2 p + 1).
 Best for small data: one exchange for two ranks, few rounds for many.

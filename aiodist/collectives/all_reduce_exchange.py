@@ -1,7 +1,7 @@
-"""All-reduce of two ranks over shared memory: each chunk is put up whole, and both add.
+"""All-reduce of two ranks over shared memory: each publishes whole chunks, and both add.
 
-Steps: S = N / chunk; chunk i + 1 is put up before chunk i is added, so the copy of one rank and the
-reduction of the other run at once. Bytes: each rank writes N, and reads N of the other. Both add in
+Steps: S = N / chunk. A rank publishes chunk i + 1 before it adds chunk i. So the copy of one rank and
+the reduction of the other run at once. Bytes: each rank writes N, and reads N of the other. Both add in
 the order of ranks, so the bits are the same. Halving the data (see all_reduce_stripes.py) would move
 as many bytes, with twice the steps.
 """

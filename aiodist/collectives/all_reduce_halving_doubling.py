@@ -1,7 +1,7 @@
 """All-reduce by recursive halving, then recursive doubling (Rabenseifner 2004).
 
-Steps: in round k ranks whose places differ in bit k split the stretch both still work on; each
-sends the half it gives up and reduces the half it keeps, until every place owns the result of
+Steps: in round k ranks whose places differ in bit k split the stretch both still work on. Each
+sends the half it gives up and reduces the half it keeps. In the end every place owns the result of
 1/p of the data (p = 2^floor(log2 n)). The same rounds backwards gather the results in place.
 Other numbers of ranks are folded (see fold.py). Each element is reduced at one place and copied.
 Bytes per rank: 2 * (p-1)/p * N in 2 * log2 p messages; folded pairs: N more for the odd rank,

@@ -1,11 +1,11 @@
 """All-reduce over several hosts: reduce inside each, all-reduce between them, share inside.
 
 ``stripes``: every host reduces, and each rank in a column is left with one stripe of the host's
-result; the ranks of a column all-reduce their stripe between the hosts; the ranks of a host
-gather the stripes. With c columns a rank sends c times less between hosts than a host has to, and all
-ranks of a host send at once. Large data goes in pieces, of which one travels between the hosts while
-the next is reduced inside (`pipeline`). ``leaders``: the first rank of each host takes part for all. Fewer
-messages and fewer waits, for small data.
+result. The ranks of a column all-reduce their stripe between the hosts. The ranks of a host gather
+the stripes. With c columns a rank sends c times less between hosts than a host has to, and all
+ranks of a host send at once. Large data goes in pieces, of which one travels between the hosts
+while the next is reduced inside (`pipeline`). ``leaders``: the first rank of each host takes part
+for all. Fewer messages and fewer waits, for small data.
 
 Bytes between hosts: those of the all-reduce that is chosen there, among as many ranks as there are
 hosts, of each piece's share of N / c bytes (``leaders``: N, by the first rank of each host alone).

@@ -1,6 +1,6 @@
-"""All-reduce of small data over shared memory: all put up theirs, each adds up all.
+"""All-reduce of small data over shared memory: all publish theirs, each adds up all.
 
-Steps: one. Bytes: each rank writes N and reads (n - 1) * N. Everybody reduces in the order of
+Steps: one. Bytes: each rank writes N and reads (n - 1) * N. Every rank reduces in the order of
 ranks, so the bits are the same everywhere. One step costs a few flags; for small data that is all
 there is.
 """

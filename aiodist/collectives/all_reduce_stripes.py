@@ -1,13 +1,13 @@
 """All-reduce over shared memory: each rank reduces its stripe of every chunk, all copy the others'.
 
-Steps: S = N / chunk, two phases each. A chunk is cut into n stripes. Every rank puts up its chunk,
-but for the stripe that is its own; reduces that stripe out of everybody's memory, in the order of
-ranks; puts the result up in the chunk's place; and copies the other results out. The next
-chunk is put up before the results of one are waited for. Bytes: a rank writes N, reads (n - 1)/n * N
+Steps: S = N / chunk, two phases each. A chunk is cut into n stripes. Every rank publishes its chunk
+without its own stripe. It reduces that stripe out of all ranks' memory, in the order of ranks, and
+publishes the result in the chunk's place. Then it copies the other results out. A rank publishes the
+next chunk before it waits for the results of one. Bytes: a rank writes N, reads (n - 1)/n * N
 to reduce and (n - 1)/n * N to copy. An element is reduced at one place, so the bits are the same.
 
 It is Rabenseifner's all-reduce (reduce-scatter, then all-gather; 2004) with memory in place of
-messages, in chunks that stay in the cache, as MPI libraries have it for ranks of one node (Graham
+messages, in chunks that stay in the cache. MPI libraries do the same for ranks of one node (Graham
 and Shipman, "MPI support for multi-core architectures: optimized shared memory collectives", 2008).
 """
 

@@ -1,7 +1,7 @@
-"""Barrier over shared memory: everyone raises a flag and looks for all others'.
+"""Barrier over shared memory: each rank publishes a flag and waits for all others'.
 
-Steps: one. Bytes: none; n flags, each read by n - 1 ranks. The central counter of textbooks would be
-fewer flags but needs an atomic increment, which Python lacks; flags of their own need none
+Steps: one. Bytes: none; n flags, each read by n - 1 ranks. A central counter would need
+fewer flags, but also an atomic increment, which Python lacks. A flag for each rank needs none
 (Mellor-Crummey and Scott, "Algorithms for scalable synchronization on shared-memory
 multiprocessors", 1991).
 """

@@ -1,11 +1,11 @@
-"""What an algorithm sees of ranks that share memory: a board on which each puts up what others read.
+"""What an algorithm sees of ranks that share memory: each publishes what the others read.
 
 Nothing is sent. A rank writes into memory of its own and raises a flag; the others see the flag and
 read. There are two kinds of place. A *slot* takes one small message for each operation. *Chunks*
-take the steps of a large one, numbered from 0; step i is in chunk ``i % depth`` of its writer, so it
-has to wait until all have let go of step ``i - depth``.
+take the steps of a large one, numbered from 0. Step i is in chunk ``i % depth`` of its writer. So the
+writer waits until all readers have released step ``i - depth``.
 
-Awaiting raises what a `Channel` raises. Afterwards nothing of the board is touched any more.
+Awaiting raises what a `Channel` raises. Afterwards the algorithm does not use the memory any more.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Board(Protocol):
     """What a chunk holds, on all ranks of the group."""
 
     depth: int
-    """Chunks that a rank has: step i waits until step i - depth has been let go of."""
+    """Chunks that a rank has: step i waits until step i - depth is released."""
 
     crowded: bool
     """Whether the ranks have to share cores, as all of them say."""
@@ -37,15 +37,16 @@ class Board(Protocol):
     # -- slots
 
     async def slot(self, nbytes: int) -> memoryview:
-        """Memory for this rank's message, of ``nbytes``; when nobody reads an older one any more."""
+        """Return memory for this rank's message of ``nbytes``, once no peer reads an older one."""
         ...
 
     def put_up(self, nbytes: int) -> None:
-        """The slot is written: ``nbytes`` are there for the others."""
+        """Publish ``nbytes`` of the slot to the peers."""
         ...
 
     def slot_of(self, rank: int, nbytes: int = -1) -> Awaitable[memoryview]:
-        """The message of another rank, when it is there; to be read before the next wait but one.
+        """Return the message of another rank when it is published; read it before the next wait but
+        one.
 
         With ``nbytes`` a message of another length fails the operation with
         CollectiveMismatchError.
@@ -59,7 +60,7 @@ class Board(Protocol):
     # -- chunks
 
     async def enter(self) -> None:
-        """Put up an empty slot. Nothing after `meet`, or where `begin_chunks` has said so."""
+        """Publish an empty slot. Does nothing after `meet`, or if `begin_chunks` was called."""
         ...
 
     def may_begin(self) -> bool:
@@ -67,21 +68,21 @@ class Board(Protocol):
         ...
 
     def has_begun(self) -> bool:
-        """Whether it is there already: this operation has been begun before, and was left."""
+        """Return whether the first chunk is published: this operation has begun before, and was left."""
         ...
 
     async def meet(self, whom: Sequence[int] | None = None) -> None:
-        """Wait for ``whom``, all others where None, to `enter`: before a chunk of theirs is read."""
+        """Wait until ``whom`` (all others where None) have entered; only then read their chunks."""
         ...
 
     def begin_chunks(self) -> None:
-        """As `enter` and `meet`, for ranks that have seen by themselves that the others are there."""
+        """Skip `enter` and `meet`: this rank has seen that the others are in the operation."""
         ...
 
     def free(self, step: int) -> Pending[None]:
-        """Done, if this rank's chunk for ``step`` may be written.
+        """Return a `Pending` that is done if this rank's chunk for ``step`` may be written.
 
-        Else it is when another one of those that still read it has let go: then ask again.
+        Otherwise it completes when one more reader has released the chunk: then ask again.
         """
         ...
 
@@ -94,17 +95,17 @@ class Board(Protocol):
         ...
 
     def posted(self, rank: int, step: int, phase: int = 0) -> Pending[None]:
-        """Done when another rank has posted that."""
+        """Return a `Pending` that is done when ``rank`` has posted that step and phase."""
         ...
 
     def let_go(self, steps: int) -> None:
-        """This rank reads nothing of the first ``steps`` steps any more."""
+        """Release the first ``steps`` steps: this rank reads none of them any more."""
         ...
 
     def let_go_all(self) -> None:
-        """This rank reads no step (any more)."""
+        """Release all steps: this rank reads none (any more)."""
         ...
 
     def turn(self) -> Pending[None]:
-        """Between steps: done when others of this process have had their turn, from time to time."""
+        """Call between steps. From time to time it is done only after the loop has served others."""
         ...

@@ -1,8 +1,8 @@
 """Broadcast as a scatter followed by a ring all-gather (Barnett, van de Geijn et al. 1994).
 
-Steps: the data is cut into n blocks. A binomial tree brings each rank its block (ceil(log2 n)
-rounds, each sending the blocks of a whole subtree in one message, from place to place), then the
-blocks go round the ring (n-1 rounds).
+Steps: the data is cut into n blocks. A binomial tree brings each rank its block in
+ceil(log2 n) rounds; a message holds the blocks of a whole subtree. Then the blocks go round the ring
+(n-1 rounds).
 Bytes per rank: (n-1)/n * N in the ring, and in the tree the blocks of its subtree without its own.
 Best for large data on many ranks, where a chain would be too long.
 """

@@ -1,7 +1,7 @@
-"""Broadcast over shared memory: the root puts its data up, all others copy it.
+"""Broadcast over shared memory: the root publishes its data, all others copy it.
 
 In a slot: one step, and the root does not wait for the others. In chunks: S = N / chunk steps, the
-root a few chunks ahead of the slowest, and it waits for nobody before that. Bytes: the root writes N,
+root a few chunks ahead of the slowest rank, for which it waits then. Bytes: the root writes N,
 each other rank reads N.
 """
 

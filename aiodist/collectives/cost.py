@@ -1,7 +1,7 @@
 """What each algorithm costs: the table of docs/algorithms.md, and the same as exact figures.
 
-The words are for reading; ``traffic`` is what tests hold the algorithms to, message by message and
-byte by byte, and what a model of a network can be fed with.
+The words are for reading. Tests hold the algorithms to ``traffic``, message by message and byte by
+byte. A model of a network can use it too.
 """
 
 from __future__ import annotations

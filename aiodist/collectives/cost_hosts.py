@@ -1,8 +1,8 @@
 """What each algorithm over several hosts sends between them: the table of docs/algorithms.md, exactly.
 
-Between hosts an operation is one of `operations`, among as many ranks as there are hosts, in one column
-or in all, for each of its pieces. So its cost is that of `cost.COSTS` there. What moves inside a host is
-not counted.
+Between hosts an operation is one of `operations`, among as many ranks as there are hosts, in one
+column or in all, for each of its pieces. So its cost is that of `cost.COSTS` there. What moves
+inside a host is not counted.
 """
 
 from __future__ import annotations

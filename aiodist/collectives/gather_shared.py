@@ -1,9 +1,9 @@
-"""Gather and scatter over shared memory: the root copies what others put up, or the reverse.
+"""Gather and scatter over shared memory: the root copies what others publish, or the reverse.
 
-Only the root knows all lengths. In a gather each rank puts its length up in a slot, with its data
-where that fits; longer data follows in chunks, which only the root reads. In a scatter the root's slot has
-the lengths of all blocks, and the blocks where all of them fit; else they follow in chunks that are cut
-into n parts. Bytes: everything is written once and read once.
+Only the root knows all lengths. In a gather each rank publishes its length in a slot, with its data
+where that fits. Longer data follows in chunks, which only the root reads. In a scatter the root's slot
+holds the lengths of all blocks. It holds the blocks as well if all of them fit; otherwise they follow
+in chunks that are cut into n parts. Bytes: everything is written once and read once.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What the ranks of one host do among themselves within a collective of several hosts.
 
 A collective over hosts has several stretches inside a host, one after the other: some before the
-hosts exchange, some after. Where the ranks of the host share memory they use one `Board` for all
-stretches, whose steps are numbered on; where they do not, the messages of the collective's own
-channel. Which of the two it is concerns nobody on other hosts.
+hosts exchange, some after. If the ranks of the host share memory, they use one `Board` for all
+stretches, and its steps are numbered through. Otherwise they use messages of the collective's own
+channel. Ranks on other hosts see no difference.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What a rank does with chunks, said beforehand: a row of moves, each bound to the memory it is about.
+"""The schedule of a collective in chunks: steps in order, each bound to its memory (libNBC's term).
 
-While a chunk is copied everything else leaves the cache, and what a step has to make anew after
-that, a slice, a view, a call with arguments, takes several times as long as in a loop of its own. A
-row of moves has all of it made. Whoever carries out the same on the same memory again may keep it:
-a chunk's place depends on the number of its step alone (`Board.chunk`).
+Copying a chunk evicts everything else from the cache. A slice, a view or a call that is made after it
+takes several times as long as in a loop of its own. A schedule has all of them made. An equal
+collective on the same memory may use the schedule again, because a chunk's place depends on the
+number of its step alone (`Board.chunk`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ PUT, CHANGE, TAKE, TAKE_CHANGED, LET_GO = range(5)
 """What kind of move it is. Plain numbers in plain tuples: a row has thousands, made in the middle of
 the work where it is made for one call alone.
 
-``PUT``: once this rank's chunk of the step is free, write it and post it. ``CHANGE``: post it again, as
-it has become since. ``TAKE``: once the other rank has posted its chunk, read it; ``TAKE_CHANGED``: once it
-has done so again. ``LET_GO``: this rank reads nothing of the first so many steps any more; now others of
-this process may have their turn.
+``PUT``: once this rank's chunk of the step is free, write it and post it. ``CHANGE``: post it
+again, as it has become since. ``TAKE``: once the other rank has posted its chunk, read it;
+``TAKE_CHANGED``: once it has done so again. ``LET_GO``: this rank reads nothing of the first so
+many steps any more; now others of this process may have their turn.
 """
 
 Move = tuple[int, int, int, Sequence[Copy], Sequence[Do]]
@@ -36,9 +36,9 @@ Moves = Iterable[Move]
 
 
 class Row:
-    """Moves on their way: done here and now, as far as nobody has to be waited for.
+    """Steps in progress: carried out in the caller's thread until a peer has to be waited for.
 
-    No coroutine, which would have to be made for each wait whether it is one or not.
+    It is no coroutine, because one would have to be made for each possible wait.
     """
 
     __slots__ = ("_board", "_held", "_moves")
@@ -49,9 +49,10 @@ class Row:
         self._held: Move | None = None  # taken out of them, and not done yet
 
     def begin(self) -> None:
-        """Before others are there: put up what comes first, if it is this rank's and has its place.
+        """Publish the first chunk before the peers have arrived, if it is this rank's and its place
+        is free.
 
-        Whoever comes early has it there when the last one comes.
+        A rank that arrives early then has it ready for the last one.
         """
         first = next(self._moves)
         if first[0] == PUT and self._board.may_begin():
@@ -60,15 +61,15 @@ class Row:
             self._held = first
 
     def go_on(self) -> Pending[None] | None:
-        """Do the moves, in their order, when all are there. What the next one has to wait for, if it does.
+        """Carry out the steps in order, after all ranks have arrived.
 
-        When that is done, go on once more. None: all moves are done.
+        Returns what the next step waits for: call again when that is done. None: all steps are done.
         """
         held, self._held = self._held, None
         return self._do(self._moves if held is None else chain((held,), self._moves))
 
     def drop(self) -> None:
-        """No move is done any more: who keeps this does not keep the memory that ranks share."""
+        """Forget all further steps, so that this object no longer keeps the shared memory mapped."""
         self._moves = iter(())
         self._held = None
 
@@ -102,7 +103,7 @@ class Row:
                 elif kind == CHANGE:
                     board.post(step, 1)
         except BaseException:
-            # Who keeps the error keeps this frame, and is not to keep the memory that ranks share.
+            # The error keeps this frame alive, and must not keep the shared memory mapped with it.
             self.drop()
             moves = move = copies = reductions = into = data = reduction = None  # type: ignore[assignment]
             raise
@@ -110,9 +111,9 @@ class Row:
 
 
 async def carry_out(board: Board, moves: Moves, whom: Sequence[int] | None = None) -> None:
-    """Do all ``moves``, in their order, when all are there; the first one may be done before.
+    """Carry out all ``moves`` in order, after all ranks have arrived; the first one perhaps before.
 
-    ``whom``: the others whose chunks are read, where those are not all; nobody else is waited for.
+    ``whom``: the ranks whose chunks are read, all others where None. No other rank is waited for.
     """
     row, moves = Row(board, moves), ()
     try:
@@ -127,10 +128,10 @@ async def carry_out(board: Board, moves: Moves, whom: Sequence[int] | None = Non
 
 
 def operands_in_order(rank: int, size: int) -> list[tuple[int, slice]]:
-    """For whom ``rank`` waits in turn to reduce what all have posted in the order of ranks.
+    """Return the ranks that ``rank`` waits for in turn, to reduce all chunks in the order of ranks.
 
-    Beside each: which reductions it can do then, where the first one is of the operands of ranks 0
-    and 1, and each later one adds the next rank's. Its own is at hand.
+    Each comes with the reductions that are possible then. The first reduction is of the operands of
+    ranks 0 and 1, and each later one adds the next rank's. The own operand is always there.
     """
     others = [other for other in range(size) if other != rank]
     ends = [following - 1 for following in (*others[1:], size)]

@@ -24,7 +24,8 @@ Step = Callable[[int], Coroutine[Any, Any, None]]
 async def in_pieces(count: int, before: Step, across: Step | None, after: Step) -> None:
     """Run ``before``, ``across`` and ``after`` for each of ``count`` pieces, overlapping.
 
-    ``across`` is None on a rank that exchanges with no other host. The first error ends both sides.
+    Pass None as ``across`` on a rank that does not exchange with other hosts. The first error ends
+    both sides.
     """
     if across is None or count == 1:
         for number in range(count + 1):

@@ -1,10 +1,10 @@
 """Reduce over several hosts.
 
-``leaders``: the first rank of each host, the root in its own, reduces the host's data; the root reduces
-what they have. ``stripes``: a host's ranks reduce a stripe each; the columns reduce their stripes to the
-root's host, whose root copies them: large data in pieces, of which one travels between the hosts while
-the next is reduced inside (`pipeline`). Bytes between hosts: those of the reduce that is chosen there, of
-N (``leaders``) or in each of c columns of N / c bytes.
+``leaders``: the first rank of each host, the root in its own, reduces the host's data; the root
+reduces what they have. ``stripes``: a host's ranks reduce a stripe each; the columns reduce their
+stripes to the root's host, whose root copies them: large data in pieces, of which one travels
+between the hosts while the next is reduced inside (`pipeline`). Bytes between hosts: those of the
+reduce that is chosen there, of N (``leaders``) or in each of c columns of N / c bytes.
 
 Träff and Hunold, "Decomposing MPI collectives for exploiting multi-lane communication" (2020).
 """

@@ -1,8 +1,8 @@
 """Reduce-scatter by recursive halving, for powers of two (Rabenseifner 2004).
 
 Steps: the input is copied into scratch memory. In log2 n rounds, ranks that differ in the highest
-bit left exchange halves of the stretch both still work on, and reduce the half with their own
-block in it, the lower ranks' partial result first.
+bit left exchange halves of the stretch both still work on. Each reduces the half that holds its own
+block, the lower ranks' partial result first.
 Bytes per rank: (n-1)/n of the total for equal blocks, in log2 n messages.
 Best for small data on many ranks.
 """

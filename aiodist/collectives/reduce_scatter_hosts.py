@@ -1,10 +1,11 @@
 """Reduce-scatter over several hosts. All ranks know all lengths, which may differ.
 
-``leaders``: the first rank of each host reduces its host's data, reduces and scatters it with the other
-hosts' as one block a host, and its host copies that block, of which each rank keeps its own. For small
-data. ``columns``: the ranks of a host reduce, for each host, the blocks of their own columns there; the
-ranks of a column reduce and scatter those between the hosts. Large blocks go in pieces, of which one
-travels between the hosts while the next is reduced inside (`pipeline`). For hosts with equally many ranks.
+``leaders``: the first rank of each host reduces its host's data. It reduces and scatters that with
+the other leaders, one block a host. The ranks of the host copy their own parts of the block. For
+small data. ``columns``: the ranks of a host reduce, for each host, the blocks of their own columns
+there; the ranks of a column reduce and scatter those between the hosts. Large blocks go in pieces,
+of which one travels between the hosts while the next is reduced inside (`pipeline`). For hosts with
+equally many ranks.
 
 Bytes between hosts: those of the reduce-scatter that is chosen there, of N in one block a host
 (``leaders``), or in each column of its own blocks, about N / c.

@@ -1,7 +1,7 @@
 """Reduce-scatter around a ring, in chunks: the first half of the ring all-reduce.
 
-Steps: block r's partial result starts at rank r+1 and goes round to rank r, each rank adding its
-part; n-1 steps, with chunks of a block following one another (see ring.py).
+Steps: block r's partial result starts at rank r+1 and goes round to rank r. Each rank adds its part
+on the way. n-1 steps; chunks of a block follow one another (see ring.py).
 Bytes per rank: all blocks but its own, (n-1)/n of the total for equal blocks: the minimum; in
 n-1 messages a segment.
 Best for large data.

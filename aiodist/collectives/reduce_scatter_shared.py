@@ -1,8 +1,9 @@
-"""Reduce-scatter over shared memory: all put their blocks up, each reduces the one that is its own.
+"""Reduce-scatter over shared memory: all publish their blocks, each rank reduces its own one.
 
 In slots: one step. In chunks: a chunk holds a piece of every block, so there are n * b / chunk
-steps for blocks of b bytes; the next chunk is put up before one is reduced. Bytes: a rank writes the
-others' blocks and reads its own block of all others. Operands are taken in the order of ranks.
+steps for blocks of b bytes. A rank publishes the next chunk before it reduces one. Bytes: a rank
+writes the others' blocks and reads its own block of all others. Operands are taken in the order of
+ranks.
 """
 
 from __future__ import annotations

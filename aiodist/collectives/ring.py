@@ -1,9 +1,9 @@
 """The pipelined ring under ring all-reduce and ring reduce-scatter.
 
-Every block is cut into the same number of segments. A segment takes ``steps`` steps round the
-ring: in the first n-1 the partial result of a block arrives from the left, this rank's part is
-added, and it goes on to the right; what arrives at step n-2 is this rank's own block, then
-complete. In n-1 further steps (all-reduce only) results go round and land in place.
+Every block is cut into the same number of segments. A segment takes ``steps`` steps round the ring.
+In the first n-1 steps the partial result of a block arrives from the left, this rank adds its part,
+and sends it on to the right. At step n-2 this rank's own block arrives, then complete. In n-1
+further steps (all-reduce only) results go round and land in place.
 
 WINDOW segments take their steps together, so that one is reduced while others travel; each
 receive that completes lets exactly one send go, which paces all ranks without further rules.

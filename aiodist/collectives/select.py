@@ -1,9 +1,9 @@
 """Which algorithm runs: a table of (operation, ranks, bytes, locality), as data, and its reader.
 
 The facts in a key are equal on all ranks, so all ranks choose alike; nothing else may enter.
-``nbytes`` is: of a broadcast, reduce or all_reduce the data; of an all_gather or reduce_scatter the
-total of all blocks; of a gather, scatter or all_to_all `UNEVEN`, as no rank knows the lengths of all
-blocks: the algorithms for equal ones (binomial, bruck) run only where a caller names them.
+``nbytes`` is the data in a broadcast, reduce or all_reduce, and the total of all blocks in an
+all_gather or reduce_scatter. In a gather, scatter or all_to_all it is `UNEVEN`, as no rank knows all
+lengths: the algorithms for equal blocks (binomial, bruck) run only where a caller names them.
 Rows are read from the top; the first that fits counts. A measured table has the same form: pass it
 as ``rules``.
 """
@@ -145,8 +145,8 @@ RULES: Rules = MappingProxyType(
         "all_to_all": (Rule(MANY, MANY, Choice("pairwise")),),
     }
 )
-"""Up to 8 ranks from measurements, and from a simulated clock (20 us a link, 2.5 GB/s, 20 us of Python
-a message); beyond, from `aiodist simulate` on its networks 10G and 100G.
+"""Up to 8 ranks the rows come from measurements and a simulated clock (20 us a link, 2.5 GB/s, 20 us of
+Python a message). Beyond, they come from `aiodist simulate` on its networks 10G and 100G.
 """
 
 SHARED_RULES: Rules = MappingProxyType(

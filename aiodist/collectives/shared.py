@@ -48,7 +48,7 @@ ALGORITHMS: Mapping[str, Sequence[str]] = MappingProxyType(
 def most_in_slots(operation: str, ranks: int, slot_bytes: int) -> int:
     """The most bytes, as `select` counts them, that ``ranks`` ranks have room for in slots.
 
-    Of an all_gather it counts all blocks, and a slot holds one.
+    In an all_gather it counts all blocks, and a slot holds one.
     """
     return slot_bytes * ranks if operation == "all_gather" else slot_bytes
 

@@ -1,7 +1,7 @@
 """Measured tables of choices: from the figures of a run to rows, and to JSON and back.
 
-A measured row is for the number of ranks it was measured with and no other; behind the measured
-rows of an operation stand those of `select`, so that every question has an answer.
+A measured row holds for the number of ranks it was measured with, and for no other. The rows of
+`select` follow the measured ones, so every question has an answer.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _over_hosts(operation: str, row: Any) -> Rule:
 
 
 def _rule(operation: str, row: Any, whom: str, *more: str) -> Rule:
-    """What ``row`` says for so many ``whom``; ``more`` are the rest of its choice."""
+    """Return the rule in ``row``. ``whom``: what it counts, "ranks" or "hosts". ``more``: further keys."""
     try:
         ranks, algorithm, nbytes = row[whom], row["algorithm"], row["bytes"]
         chunks = [row[name] for name in more]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, Self
 
+from aiodist.completion import T
 from aiodist.deadline import Deadline
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import Ended
@@ -22,6 +23,68 @@ class Received(NamedTuple):
     """Of the sender's kind (torch or numpy), dtype and shape."""
     source: int
     """The sender's global rank."""
+
+
+class ReceivedObject(NamedTuple):
+    """An object that was received."""
+
+    obj: Any
+    source: int
+    """The sender's global rank."""
+
+
+class ObjectStream(ABC):
+    """One rank's end of a stream of objects, as `aiodist.open_stream` returns it.
+
+    ``async with`` closes it. ``await stream.send(x)`` sends, ``async for x in stream`` receives
+    until the peer has ended its direction.
+    """
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    @abstractmethod
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Close the stream; where the block raised, the peer gets StreamClosedError."""
+
+    def __aiter__(self) -> Self:
+        return self
+
+    @abstractmethod
+    async def __anext__(self) -> Any:
+        """Receive the next object; the iteration ends when the peer has ended the stream.
+
+        Several tasks may iterate: each object goes to one of them. Cancelled, it loses no object.
+        Objects that came before the peer closed or died are still received. Then StreamClosedError
+        is raised where the peer gave the stream up, PeerLostError where it is gone. Raises
+        InvalidUsageError after `close`.
+        """
+
+    @abstractmethod
+    async def send(self, obj: Any) -> None:
+        """Send ``obj``: a tensor, an array, or any object. Returns when it may be changed again.
+
+        It waits while the peer's buffer is full, and until the peer has opened the stream.
+        Cancelled, it takes the object back unless all of it has gone; the stream goes on. Raises
+        StreamClosedError when the peer has closed its end, PeerLostError when the peer is gone,
+        TypeError for an object that cannot travel, InvalidUsageError after `end` or `close`.
+        """
+
+    @abstractmethod
+    async def end(self) -> None:
+        """Send the end marker: the peer's iteration ends after the objects before. Idempotent.
+
+        This rank may still receive. Sends that wait come first. Raises PeerLostError when the peer
+        is gone and may have missed objects.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Send the end marker and receive no more. Idempotent; errors are those of `end`.
+
+        Objects that this rank has not read are dropped. A peer that still sends gets
+        StreamClosedError.
+        """
 
 
 class CollectiveBackend(ABC):
@@ -106,13 +169,35 @@ class CollectiveBackend(ABC):
 
     @abstractmethod
     def send_object(
-        self, objects: Sequence[Any], dst: int, tag: int, pickle: bool, timeout: float | None
+        self, obj: Any, dst: int, tag: int, pickle: bool, timeout: float | None
     ) -> Work[None]: ...
 
     @abstractmethod
     def recv_object(
-        self, objects: list[Any], src: int | None, tag: int, pickle: bool, timeout: float | None
-    ) -> Work[int]: ...
+        self,
+        finish: Callable[[Any, int], T],
+        src: int | None,
+        tag: int,
+        pickle: bool,
+        timeout: float | None,
+    ) -> Work[T]:
+        """Receive an object; the result is what ``finish(object, global source)`` returns."""
+
+    @abstractmethod
+    def broadcast_new(
+        self, tensor: Tensor | None, root: int, timeout: float | None
+    ) -> Work[Tensor]:
+        """As `broadcast`, into a new tensor that the root's describes; the root gets its own."""
+
+    @abstractmethod
+    def all_gather_new(self, tensor: Tensor, timeout: float | None) -> Work[list[Tensor]]:
+        """As `all_gather`, into new tensors; each rank's may have a shape of its own."""
+
+    @abstractmethod
+    def open_stream(
+        self, peer: int, tag: int, window: int, max_bytes: int, allow_pickle: bool
+    ) -> ObjectStream:
+        """Open a stream with rank ``peer``; the arguments are those of `aiodist.open_stream`."""
 
     @abstractmethod
     def barrier(self, timeout: float | None) -> Work[None]: ...
@@ -189,8 +274,18 @@ class CollectiveBackend(ABC):
 
     @abstractmethod
     def broadcast_object(
-        self, objects: list[Any], root: int, pickle: bool, timeout: float | None
-    ) -> Work[None]: ...
+        self,
+        name: str,
+        obj: Any,
+        finish: Callable[[Any], T],
+        root: int,
+        pickle: bool,
+        timeout: float | None,
+    ) -> Work[T]:
+        """Send ``obj`` of ``root`` to all; the result is what ``finish(object)`` returns, on each.
+
+        ``name``: that of the operation, on which the ranks have to agree.
+        """
 
     @abstractmethod
     def all_gather_object(

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from aiodist.errors import CollectiveMismatchError, CollectiveTimeoutError, ProtocolError
+from aiodist.errors import (
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    PeerLostError,
+    ProtocolError,
+)
 from aiodist.groups.fingerprint import (
     Fingerprint,
     describe,
@@ -13,9 +19,9 @@ from aiodist.groups.fingerprint import (
     is_elsewhere,
     tensor_in_words,
 )
-from aiodist.groups.naming import aside_id
+from aiodist.groups.naming import aside_id, plural_of
 from aiodist.tensors import decode_meta
-from aiodist.wire.frames import COLLECTIVE, POINT_TO_POINT, Frame, Key
+from aiodist.wire.frames import COLLECTIVE, MESSAGES, Frame, Key
 
 if TYPE_CHECKING:
     from aiodist.groups.process_group import ProcessGroup
@@ -29,6 +35,9 @@ _TAGS = 5
 
 _TOLD = 8
 """Of so many missing ranks it is said what they do."""
+
+_FEW = 2
+"""Groups that an error about a lost rank speaks of."""
 
 
 def mismatch(
@@ -63,6 +72,33 @@ def mismatch(
     )
 
 
+def explained(
+    error: PeerLostError, last: Frame | None, groups: Mapping[int, ProcessGroup], here: int
+) -> PeerLostError:
+    """``error`` with what rank ``here`` knows of the lost rank and the error does not say yet.
+
+    ``last``: the last message that came from that rank. ``groups``: those of ``here``, by their numbers.
+    """
+    if error.rank == here:  # the others gave this rank up
+        return error
+    noticed_by = here if error.noticed_by < 0 else error.noticed_by
+    said = error.last
+    if said:
+        heard = f"it last {said}"
+    elif last is not None:
+        said = last_words(last, groups)
+        heard = f"the last that came from it: {said}"
+    else:  # its collectives may have sent no messages
+        told = (group.last_in_memory(error.rank) for group in groups.values())
+        few = " and ".join(islice(filter(None, told), _FEW))
+        said = f"{few}, in shared memory" if few else ""
+        heard = f"it last {said}" if said else "no message ever came from it"
+    fields = error.fields | {"last": said, "noticed_by": noticed_by}
+    full = PeerLostError(f"{error.message}; {heard}; rank {noticed_by} noticed", **fields)
+    full.__cause__ = error.__cause__
+    return full
+
+
 def last_words(frame: Frame, groups: Mapping[int, ProcessGroup]) -> str:
     """What a rank's message says that it was doing, for the error about its end.
 
@@ -78,7 +114,7 @@ def last_words(frame: Frame, groups: Mapping[int, ProcessGroup]) -> str:
     where = "a group not made here" if group is None else f"{group.group_name!r}"
     if frame.kind == COLLECTIVE:
         return f"{describe(frame.meta)}, operation {frame.channel} of {where}"
-    return f"a message with tag {frame.channel} in {where}"
+    return f"{plural_of(frame.kind)} with tag {frame.channel} in {where}"
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:
@@ -89,14 +125,19 @@ def ranks_in_words(ranks: Sequence[int]) -> str:
 
 
 def unread_in_words(arrived: Iterable[tuple[Key, int]], group: int, sources: Sequence[int]) -> str:
-    """Which messages of ``sources`` in that group wait for a receive: one tag may be a wrong one."""
-    tags = sorted(
-        {key[2] for key, src in arrived if key[:2] == (POINT_TO_POINT, group) and src in sources}
-    )
+    """Which messages of ``sources`` in that group wait for a receive of their kind and tag."""
+    tags: dict[int, set[int]] = {}
+    for (kind, its_group, tag), src in arrived:
+        if kind in MESSAGES and its_group == group and src in sources:
+            tags.setdefault(kind, set()).add(tag)
     if not tags:
         return ""
-    which = ", ".join(map(str, tags[:_TAGS])) + (", ..." if len(tags) > _TAGS else "")
-    return f", from where messages with tag {which} have come that nobody has asked for"
+    which = " and ".join(
+        f"{plural_of(kind)} with tag {', '.join(map(str, sorted(tags[kind])[:_TAGS]))}"
+        + (", ..." if len(tags[kind]) > _TAGS else "")
+        for kind in sorted(tags)
+    )
+    return f", from where {which} have come that nobody has asked for"
 
 
 def missing_of(answers: Answers) -> Answers:

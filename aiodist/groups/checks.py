@@ -9,6 +9,21 @@ from aiodist.errors import InvalidUsageError
 from aiodist.groups.process_group import ProcessGroup
 
 
+def fill_list(objects: list[Any], arrived: Any) -> None:
+    """Replace the entries of ``objects`` by those of ``arrived``, a list of the same length."""
+    if type(arrived) is not list:
+        raise InvalidUsageError(
+            f"the object that arrived is a {type(arrived).__name__} and no list: receive it with "
+            "recv_object"
+        )
+    if len(arrived) != len(objects):
+        raise InvalidUsageError(
+            f"{len(arrived)} objects arrived for a list of {len(objects)}; the lists must "
+            "have one length on all ranks"
+        )
+    objects[:] = arrived
+
+
 def check_rank(
     group: ProcessGroup,
     global_rank: int | None,
@@ -21,6 +36,11 @@ def check_rank(
 
     ``default``: the group rank where neither is given; None: one of them is required.
     """
+    if isinstance(group_rank, bool):
+        raise TypeError(
+            f"group_{name} must be an int, not bool; torch's async_op stands in this place, and the "
+            "async API has none: each operation starts at the call and returns an awaitable Work"
+        )
     if global_rank is not None and group_rank is not None:
         raise InvalidUsageError(f"pass {name} or group_{name}, not both")
     if group_rank is not None:
@@ -51,6 +71,13 @@ def check_other(group: ProcessGroup, rank: int, name: str) -> int:
             f"{name} is this rank itself ({group.global_rank}); a message needs another rank"
         )
     return rank
+
+
+def check_source(group: ProcessGroup, src: int | None, group_src: int | None) -> int | None:
+    """The group rank that ``src`` or ``group_src`` means, None (any rank) where neither is given."""
+    if src is None and group_src is None:
+        return None
+    return check_other(group, check_rank(group, src, group_src, "src"), "src")
 
 
 def check_tag(tag: int) -> int:

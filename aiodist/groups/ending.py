@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -67,7 +68,7 @@ class Ending(ABC):
         self.own_rank = self.ranks.index(world.rank)
         self.n_ranks = len(self.ranks)
         self.backend_name = backend_name
-        self.timeout = timeout
+        self.timeout = None if timeout == math.inf else timeout  # None: no limit
         self.settings = settings
         self.lineage = self.ranks  # with those that were lost since, in the group's order
         self.newcomers: tuple[int, ...] = ()  # members that `grow` took in with this group

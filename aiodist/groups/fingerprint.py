@@ -35,6 +35,9 @@ _OPERATIONS = (
     "new_group",
     *_COALESCED,
     "monitored_barrier",
+    "broadcast_new",
+    "all_gather_new",
+    "broadcast_object",
 )
 _NONE = 255
 _ELSEWHERE = 0x80

@@ -13,7 +13,6 @@ from aiodist.errors import (
     CollectiveMismatchError,
     DistError,
     GroupClosedError,
-    PeerLostError,
 )
 from aiodist.groups.blame import (
     mismatch,
@@ -278,7 +277,7 @@ class CollectiveLine:
         if isinstance(error, GroupClosedError):
             text = f"rank {here} destroyed or aborted the group during {self.describe()}"
             return CollectiveCancelledError(text, **common)
-        if isinstance(error, CollectiveError | PeerLostError):
+        if isinstance(error, CollectiveError):
             return error
         if isinstance(error, asyncio.CancelledError):
             return CollectiveCancelledError(f"rank {here} cancelled {self.describe()}", **common)
@@ -320,7 +319,7 @@ class MessageLine:
     def __init__(
         self, group: Messaging, messenger: Messenger, what: str, other: int, tag: int
     ) -> None:
-        """``what``: send or recv. ``other``: the global rank at the other end, -1 for any."""
+        """``what``: `call_of` the message. ``other``: the global rank at the other end, -1 for any."""
         self._messenger = messenger
         self._group = group
         self._what = what
@@ -332,7 +331,7 @@ class MessageLine:
 
     @property
     def is_send(self) -> bool:
-        return self._what == "send"
+        return self._what.startswith("send")
 
     @property
     def from_anybody(self) -> bool:
@@ -356,7 +355,7 @@ class MessageLine:
         return recv
 
     def describe(self) -> str:
-        direction = "to" if self._what == "send" else "from"
+        direction = "to" if self.is_send else "from"
         whom = "any rank" if self._other < 0 else f"rank {self._other}"
         return f"{self._what} {direction} {whom} with tag {self._tag} in group {self._group.group_name!r}"
 

@@ -7,10 +7,11 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 from aiodist.completion import T
-from aiodist.errors import PeerLostError
+from aiodist.errors import InvalidUsageError, PeerLostError
 from aiodist.groups.ending import Ending, Settings
 from aiodist.groups.lines import MessageLine
 from aiodist.groups.messenger import Messenger, Usher
+from aiodist.groups.naming import call_of
 from aiodist.groups.over import Over
 from aiodist.groups.roll import Rolls
 from aiodist.groups.swap import Glance
@@ -21,7 +22,7 @@ from aiodist.mesh.matching import ANY_SOURCE, Recv
 from aiodist.mesh.outbox import head_of
 from aiodist.observe.recorder import Ended, Facts, Record
 from aiodist.types import Backend
-from aiodist.wire.frames import POINT_TO_POINT, Key, decode
+from aiodist.wire.frames import TENSOR, Key, decode
 
 if TYPE_CHECKING:
     from aiodist.groups.world import World
@@ -83,18 +84,20 @@ class Messaging(Ending):
         tag: int,
         timeout: float | None = None,
         messenger: Messenger | None = None,
+        kind: int = TENSOR,
     ) -> Work[None]:
-        """Start sending to group rank ``dst``."""
+        """Start sending a message of ``kind`` to group rank ``dst``."""
         self._check_open()
         messenger = messenger or self.messenger
         to = self.ranks[dst]
-        record = self.world.recorder.begin(self.label, -1, ("send", to, tag, meta, len(data)))
+        what = call_of("send", kind)
+        record = self.world.recorder.begin(self.label, -1, (what, to, tag, meta, len(data)))
         record.started = record.created
-        message = messenger.send(to, (POINT_TO_POINT, self.id, tag), data, meta)
+        message = messenger.send(to, (kind, self.id, tag), data, meta)
         if message.done and message.error is None:
             record.end()
             return Over(self.world.loop, record, self.endpoint.lookout.turn_is_due(record.finished))
-        line = MessageLine(self, messenger, "send", to, tag)
+        line = MessageLine(self, messenger, what, to, tag)
         line.sending(message)
         work: Work[None] = self._message(line, record)
         work.follow(message, _nothing, self.timeout if timeout is None else timeout)
@@ -108,14 +111,27 @@ class Messaging(Ending):
         if self._error is not None or self._messenger is not None:
             return None
         created = monotonic_ns()
-        world = self.world
-        outbox = world.endpoint.peer(letter.peer).outbox
-        chute = outbox.put(letter.head, data)
-        if chute is not None:
-            chute.see_off(data, world.as_its_loop)
-        elif not world.as_its_loop(outbox.post, letter.head, data):
+        if not self._is_away(letter.peer, letter.head, data):
             return None
-        return world.recorder.ended(self.label, -1, letter.facts, created)
+        return self.world.recorder.ended(self.label, -1, letter.facts, created)
+
+    def send_short(self, key: Key, to: int, data: memoryview) -> Ended | None:
+        """As `send_at_once`, for a message without metadata to global rank ``to``."""
+        if self._error is not None or self._messenger is not None:
+            return None
+        created = monotonic_ns()
+        if not self._is_away(to, head_of(key, b"", len(data)), data):
+            return None
+        facts = (call_of("send", key[0]), to, key[2], b"", len(data))
+        return self.world.recorder.ended(self.label, -1, facts, created)
+
+    def _is_away(self, to: int, head: bytes, data: memoryview) -> bool:
+        outbox = self.world.endpoint.peer(to).outbox
+        chute = outbox.put(head, data)
+        if chute is None:
+            return self.world.as_its_loop(outbox.post, head, data)
+        chute.see_off(data, self.world.as_its_loop)
+        return True
 
     def recv_at_once(self, letter: Letter, into: memoryview, blocks: bool) -> Ended | None:
         """As `send_at_once`. ``blocks``: whoever calls this does nothing else before he has it.
@@ -125,13 +141,17 @@ class Messaging(Ending):
         things to do.
         """
         endpoint, peer = self.world.endpoint, letter.peer
-        if (
-            self._error is not None
-            or self._messenger is not None
-            or not endpoint.inbox.matcher.is_open_to(letter.key, peer)
-        ):
+        matcher = endpoint.inbox.matcher
+        if self._error is not None or self._messenger is not None:
             return None
         created = monotonic_ns()
+        if (letter.key, peer) in matcher.arrived:
+            take = endpoint.inbox.take
+            if self.world.as_its_loop(take, letter.key, peer, letter.frame.meta, into) is None:
+                return None
+            return self.world.recorder.ended(self.label, -1, letter.facts, created)
+        if not matcher.is_open_to(letter.key, peer):
+            return None
         mailbox, glance = endpoint.peer(peer).mailbox, None
         if blocks or (mailbox.is_prompt and endpoint.lookout.active):
             glance = self._glance
@@ -139,6 +159,14 @@ class Messaging(Ending):
         if not mailbox.take(letter.head, letter.frame, into, glance):
             return None
         return self.world.recorder.ended(self.label, -1, letter.facts, created)
+
+    def take_arrived(self, key: Key, src: int) -> memoryview | None:
+        """Take a message without metadata from global rank ``src`` that is here whole.
+
+        None: none is; then receive it by `recv` or `carried`.
+        """
+        self._check_open()
+        return None if self._messenger else self.endpoint.inbox.take(key, src, b"", None)
 
     def recv(
         self,
@@ -148,20 +176,23 @@ class Messaging(Ending):
         tag: int,
         timeout: float | None = None,
         messenger: Messenger | None = None,
+        kind: int = TENSOR,
     ) -> Work[Any]:
-        """Start receiving from group rank ``src``, or from any where None.
+        """Start receiving a message of ``kind`` from group rank ``src``, or from any where None.
 
         ``make(key, global source)`` makes the receive; ``finish(global source)`` the result, which
         is the global source itself where there is none.
         """
         self._check_open()
+        self._check_source(src)
         messenger = messenger or self.messenger
         source = ANY_SOURCE if src is None else self.ranks[src]
-        recv = make((POINT_TO_POINT, self.id, tag), source)
+        recv = make((kind, self.id, tag), source)
         nbytes = -1 if recv.into is None else len(recv.into)
-        what = ("recv", source, tag, recv.expect, nbytes)
-        line = MessageLine(self, messenger, "recv", source, tag)
-        work = self._message(line, self.world.recorder.begin(self.label, -1, what))
+        what = call_of("recv", kind)
+        facts = (what, source, tag, recv.expect, nbytes)
+        line = MessageLine(self, messenger, what, source, tag)
+        work = self._message(line, self.world.recorder.begin(self.label, -1, facts))
         end: Callable[[int], Any] = work.came_from
         if finish is not None:
 
@@ -187,16 +218,20 @@ class Messaging(Ending):
         timeout: float | None = None,
         facts: tuple[bytes, int] = (b"", -1),
         messenger: Messenger | None = None,
+        kind: int = TENSOR,
     ) -> Work[T]:
         """Start a message that the backend carries over means of its own, or in steps of its own.
 
         ``facts``, for the flight recorder: what the message says of itself, and its bytes.
-        ``what``: "send" or "recv". ``other``: the group rank at the other end, None for any.
+        ``what``: "send" or "recv". ``other``: the group rank at the other end, None for any. ``kind``:
+        that of its key, for what is said of it.
         ``body(line)`` awaits only `Pending`; an error of ours (timeout, cancellation, a closed
         group) is raised inside it. A receive says by ``line.matched(global rank)`` whose message
         it has got, as soon as it knows.
         """
         self._check_open()
+        self._check_source(other)
+        what = call_of(what, kind)
         end = ANY_SOURCE if other is None else self.ranks[other]
         line = MessageLine(self, messenger or self.messenger, what, end, tag)
         record = self.world.recorder.begin(self.label, -1, (what, end, tag, *facts))
@@ -213,6 +248,13 @@ class Messaging(Ending):
             self._fail_lonely()
         return work
 
+    def _check_source(self, src: int | None) -> None:
+        """Refuse a receive from any rank where there is no other one."""
+        if src is None and self.n_ranks == 1:
+            raise InvalidUsageError(
+                f"group {self.group_name!r} has no other rank: no message can come"
+            )
+
     def _message(self, line: MessageLine, record: Record) -> Work[Any]:
         work: Work[Any] = Work(self.world.loop, line, record)
         self._messages[line] = work
@@ -228,7 +270,11 @@ class Messaging(Ending):
         for line, work in list(self._messages.items()):
             if line.from_anybody:
                 work.fail(
-                    PeerLostError(f"{line.describe()} waits in vain: all other ranks have left")
+                    PeerLostError(
+                        f"{line.describe()} waits in vain: all other ranks have left",
+                        departed=sorted(self._left),
+                        departure="left",
+                    )
                 )
 
 

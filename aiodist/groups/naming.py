@@ -1,9 +1,11 @@
-"""Numbers of groups and in groups that all ranks compute alike."""
+"""Numbers of groups and in groups that all ranks compute alike, and the names of messages."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+
+from aiodist.wire.frames import STREAM, TENSOR
 
 
 def group_id(name: str, ranks: Sequence[int]) -> int:
@@ -23,6 +25,26 @@ def successor_name(name: str) -> str:
     if mark and number.isdecimal():
         return f"{stem}~{int(number) + 1}"
     return f"{name}~1"
+
+
+def call_of(what: str, kind: int) -> str:
+    """Return the name of the call behind a message of ``kind``; ``what`` is "send" or "recv"."""
+    return what if kind == TENSOR else f"{what}_{'stream' if kind == STREAM else 'object'}"
+
+
+def plural_of(kind: int) -> str:
+    """Return what error messages call several messages of ``kind``."""
+    return _PLURALS[kind] if 0 <= kind < len(_PLURALS) else "messages"
+
+
+_PLURALS = (
+    "messages of collectives",
+    "tensors",
+    "objects",
+    "parts of objects",
+    "messages of streams",
+)
+"""By kind."""
 
 
 def neighbours(number: int, size: int) -> list[int]:

@@ -27,12 +27,14 @@ class Over(Work[T]):
     _timer = None
     _unheard = None
     _retrieved = True
+    _site = None
     _source = -1
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, record: Record | Ended, yields: bool = False
     ) -> None:
         """``yields``: who awaits it lets the loop have a turn, since it has had none for long."""
+        self._asked = False
         self._loop = loop
         self._record = record
         self._yields = yields
@@ -43,17 +45,18 @@ class Over(Work[T]):
         return []
 
     def _heard(self) -> None:
-        """There is no failure to hear of."""
+        self._asked = True
 
     def __await__(self) -> Generator[Any, None, T]:
+        self._asked = True
         if self._yields:
             self._yields = False
             yield
         return self._value  # type: ignore[return-value]  # None where there is no result
 
 
-class Came(Over[int]):
-    """A receive; its result is the global rank that sent the message."""
+class Came(Over[T]):
+    """A receive; ``source`` is the global rank that sent the message."""
 
     __slots__ = ("_source", "_value")
 
@@ -63,6 +66,8 @@ class Came(Over[int]):
         record: Record | Ended,
         yields: bool,
         source: int,
+        value: T,
     ) -> None:
         super().__init__(loop, record, yields)
-        self._value = self._source = source
+        self._source = source
+        self._value = value

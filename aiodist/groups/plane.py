@@ -24,12 +24,11 @@ from typing import TYPE_CHECKING
 
 from aiodist.completion import Pending
 from aiodist.groups.board import STEP_BITS, LineBoard, Wait, stray
+from aiodist.groups.plane_opening import BACKSTOP_SECONDS, Opening
 from aiodist.groups.swap import Glance
 from aiodist.mesh.lookout import Lookout
 from aiodist.shared.area import (
     ASLEEP,
-    CHUNK_BYTES,
-    CROWDED_CHUNK_BYTES,
     PROGRESS,
     SLOTS,
     Area,
@@ -47,21 +46,11 @@ log = logging.getLogger("aiodist")
 LOOK_AGAIN_SECONDS = 1e-3
 """After falling asleep: no store takes longer to be seen."""
 
-OPENING_SECONDS = 5e-4
-"""How often to look, at the first operation, whether all members are there."""
-
-PATIENCE_SECONDS = 0.2
-"""After this long a rank makes a connection itself that is the other's to make, and does without the
-room that a group has which not all of its ranks have destroyed yet."""
-
 SUSPICION_SECONDS = 50e-3
 """After this long a sleeper tells the others what it is in, over the streams."""
 
 AWAKE_SECONDS = 300e-6
 """For so long a rank that waits looks between turns of its loop, giving way, before it sleeps."""
-
-BACKSTOP_SECONDS = 1.0
-"""A sleeper looks this often without being rung for: should ever a bell get lost, nobody hangs."""
 
 _RANK_BITS = 16
 _WHOM = (1 << 32) - 1
@@ -110,6 +99,7 @@ class Plane:
         """Where messages would be that came for an operation of this group."""
         self._memory: SharedMemory | None = memory
         self._id = _area_id(group.id, incarnation)
+        self._opening = Opening(group.endpoint, memory, self._id, self.members, self._ring_member)
         self.peers: list[tuple[int, memoryview]] = []
         self.slots: list[list[memoryview]] = []  # by their number, and by rank
         self.chunks: list[list[memoryview]] = []  # by rank
@@ -119,7 +109,6 @@ class Plane:
         self.current: LineBoard | None = None
         self.queue: deque[tuple[CollectiveLine, Pending[LineBoard | None]]] = deque()
         self._admitting = False
-        self._patient_until = 0.0
         self._wait: Wait | None = None
         self._arming = False
         self._awake_until = 0.0
@@ -176,16 +165,11 @@ class Plane:
         memory = self._memory
         if self.words or memory is None:
             return True
-        if memory.could_share(self.members):
-            memory.lay_out(self._id, patient=self._is_patient, chunk_bytes=self._chunk_bytes)
-            areas = memory.look(self._id, self.members)
-        else:
-            areas = "not all of its ranks can map each other's memory"
-        reached = self._reached()
-        if areas is None or not (isinstance(areas, str) or reached):
-            if areas is None and reached:
-                self._give_up()
-            self._look_again(OPENING_SECONDS, self._admit)
+        areas = self._opening.find()
+        if areas is None:
+            if self._opening.loss is not None and self.queue:
+                self.queue.popleft()[1].fail(self._opening.loss)
+            self._look_again(self._opening.seconds_to_sleep, self._admit)
             return False
         if isinstance(areas, str):
             log.info("group %r uses streams alone: %s", self.group.group_name, areas)
@@ -205,51 +189,13 @@ class Plane:
         self.lookout.crowded = self.group.endpoint.lookout.crowded
         return True
 
-    def _reached(self) -> bool:
-        """Whether there is a connection to each member, whose end tells that the member has died.
-
-        One side of each pair makes it, at first.
-        """
-        endpoint, ranks = self.group.endpoint, self.members
-        missing = [
-            rank
-            for rank in ranks
-            if rank != self.group.global_rank
-            and not endpoint.connected(rank)
-            and endpoint.error_of(rank) is None
-        ]
-        for rank in missing:
-            if ranks.index(rank) > self.rank or not self._is_patient:
-                endpoint.reach(rank)
-        return not missing
-
-    @property
-    def _is_patient(self) -> bool:
-        """Whether the first operation has not waited for long."""
-        now = perf_counter()
-        if not self._patient_until:
-            self._patient_until = now + PATIENCE_SECONDS
-        return now <= self._patient_until
-
-    def _give_up(self) -> None:
-        """Fail the first operation if a member is gone that has never said what it has room for."""
-        endpoint = self.group.endpoint
-        for rank in self.members:
-            error = None if rank == self.group.global_rank else endpoint.error_of(rank)
-            if error is not None and self.queue:
-                self.queue.popleft()[1].fail(error)
-                return
-
     def lay_out(self) -> None:
         """Say what room this rank has, for those that may wait to hear it."""
-        if not self.words and self._memory is not None:
-            self._memory.lay_out(self._id, chunk_bytes=self._chunk_bytes)
-
-    @property
-    def _chunk_bytes(self) -> int:
-        """Of a chunk, where there is room."""
-        crowded = self.group.endpoint.lookout.crowded
-        return CROWDED_CHUNK_BYTES if crowded else CHUNK_BYTES
+        if self.is_opening:
+            self._opening.lay_out()
+            # The bells go behind what the operation sends: a member that is in another one, which
+            # could begin and end in memory, hears of the disagreement first.
+            self.group.world.loop.call_soon(self._tell)
 
     @property
     def is_off(self) -> bool:
@@ -299,6 +245,13 @@ class Plane:
                     self.wake(PROGRESS)
                     break
 
+    def _tell(self) -> None:
+        if self.is_opening:
+            self._opening.tell()
+
+    def _ring_member(self, global_rank: int) -> None:
+        self.group.ring(self.seats[self.members.index(global_rank)])
+
     def wake(self, word: int) -> None:
         """This rank has raised ``word``: ring for those who sleep over it."""
         for rank, words in self.peers:
@@ -342,7 +295,13 @@ class Plane:
             wait.complete(None)
 
     def rung(self) -> None:
-        """Somebody has raised what this rank sleeps over; perhaps not far enough yet."""
+        """A member has said what room it has, or raised what this rank sleeps over; perhaps not far
+        enough yet."""
+        if self.is_opening:
+            # In the next turn: messages of the same read come first, as above.
+            self.group.world.loop.call_soon(self._tell)
+            self.group.world.loop.call_soon(self.poll)
+            return
         self.poll()
         wait = self._wait
         if wait is not None and wait.asleep:
@@ -366,7 +325,7 @@ class Plane:
         if self._wait is not None:
             return [self.members[self._wait.rank]]
         if self._memory is not None and not self.words:
-            return self._memory.silent(self._id, self.members)
+            return self._opening.silent()
         return []
 
     def _fall_asleep(self) -> None:

@@ -194,9 +194,9 @@ class ProcessGroup(Messaging):
             return done
         return Over(self.world.loop, done, self._turn_is_due(done))
 
-    def came(self, ended: Ended, peer: int) -> Work[int]:
-        """As `over`, of a message from global rank ``peer``."""
-        return Came(self.world.loop, ended, self._turn_is_due(ended), peer)
+    def came(self, ended: Ended, peer: int, value: T) -> Work[T]:
+        """As `over`, of a message from global rank ``peer`` that results in ``value``."""
+        return Came(self.world.loop, ended, self._turn_is_due(ended), peer, value)
 
     def _turn_is_due(self, ended: Ended) -> bool:
         return self.world.endpoint.lookout.turn_is_due(ended[-1])

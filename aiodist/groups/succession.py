@@ -14,7 +14,7 @@ from aiodist.errors import CollectiveTimeoutError, PeerLostError, ProtocolError
 from aiodist.groups import agreement as protocol
 from aiodist.groups.agreement import Agreement, Decision
 from aiodist.groups.naming import successor_name
-from aiodist.mesh.peer import Card
+from aiodist.mesh.rank_info import Card
 
 if TYPE_CHECKING:
     from aiodist.groups.process_group import ProcessGroup

@@ -4,59 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
+import math
 import threading
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextvars import Context
 from datetime import timedelta
 from functools import partial
 from time import monotonic_ns
-from typing import Any, Generic, Protocol
+from types import TracebackType
+from typing import Any
 
 from aiodist.completion import Driver, Once, Pending, T
 from aiodist.deadline import to_seconds
-from aiodist.errors import DistError, GroupClosedError, InvalidUsageError
+from aiodist.errors import DistError, InvalidUsageError
 from aiodist.groups.futures import WorkFuture
+from aiodist.groups.operation_context import OperationContext
+from aiodist.groups.unheard import CallSite, Unheard, call_site, warn_never_awaited
 from aiodist.mesh.lookout import SHORTEST, Lookout
-from aiodist.observe.recorder import Ended, Record, opened
-
-log = logging.getLogger("aiodist")
+from aiodist.observe.recorder import Ended, Record, opened, operation
 
 # None where no loop runs, and no exception made for it; exported by asyncio.events.
 _running_loop = asyncio._get_running_loop
 
 
-class Line(Protocol):
-    """The messages of one operation, as its `Work` sees them."""
-
-    def describe(self) -> str:
-        """The operation in words: name, number, group."""
-        ...
-
-    def waiting_for(self) -> Sequence[int]:
-        """Global ranks whose messages have not come, or have not been taken."""
-        ...
-
-    @property
-    def lookout(self) -> Lookout | None:
-        """Who knows how long to look for what is missing; None where nobody does."""
-        ...
-
-    def polls(self) -> Sequence[Callable[[], None]]:
-        """What to call to look for what is missing."""
-        ...
-
-    def over(self, error: BaseException | None) -> BaseException | None:
-        """The operation ended: take back what is left of it. Returns the error to report."""
-        ...
-
-    def expired(self, seconds: float, fail: Callable[[BaseException], None]) -> None:
-        """Time is up: find out who is missing, then ``fail`` with CollectiveTimeoutError."""
-        ...
-
-
-class Work(Generic[T]):
+class Work(Coroutine[Any, Any, T]):
     """An operation that has started. ``await work`` gives what a blocking call would return.
+
+    It is a coroutine to asyncio: ``create_task``, ``gather``, ``wait_for``, ``as_completed`` and
+    ``run_coroutine_threadsafe`` take it. Unlike a coroutine it runs already, and may be awaited more
+    than once. Dropped without an ``await``, a ``wait`` or a question about its end, it warns.
 
     Cancelling a task that awaits it cancels the operation: a point-to-point message is taken
     back where that is still possible, a collective fails on all ranks. ``start``, ``fail``,
@@ -65,6 +41,7 @@ class Work(Generic[T]):
 
     __slots__ = (
         "__weakref__",
+        "_asked",
         "_callbacks",
         "_done",
         "_driver",
@@ -73,6 +50,7 @@ class Work(Generic[T]):
         "_loop",
         "_record",
         "_retrieved",
+        "_site",
         "_source",
         "_timer",
         "_unheard",
@@ -81,8 +59,12 @@ class Work(Generic[T]):
         "outputs",
     )
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, line: Line | None, record: Record) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, line: OperationContext | None, record: Record
+    ) -> None:
         """``record``: what the flight recorder remembers of the operation."""
+        self._asked = False  # whether a caller has awaited it, waited for it or asked for its end
+        self._site: CallSite | None = None
         self._record: Record | Ended = record
         self.outputs: list[Any] | None = None  # for get_future(), where its caller wants them
         self._loop = loop
@@ -119,7 +101,10 @@ class Work(Generic[T]):
         self.record.started = monotonic_ns()
         self._driver = driver
         driver.start()
-        if not self._done and timeout is not None:
+        if self._done:
+            return
+        self._site = call_site(4, self._loop.get_debug())
+        if timeout is not None and timeout < math.inf:
             self._timer = self._loop.call_later(timeout, self.expire, timeout)
 
     def over_at(self, lookout: Lookout) -> None:
@@ -166,10 +151,12 @@ class Work(Generic[T]):
             self.record.fail(self._error, waiting_for)
             if not self._retrieved:
                 self._unheard = Unheard(self._error)
-        self._value = value
-        # _done first, then the callbacks one by one: a thread that appends its own looks at
-        # _done afterwards and takes it back if it is still there, so it is called here or there,
-        # once, and no lock is needed.
+        self._settle(value, self._error)
+
+    def _settle(self, value: T | None, error: BaseException | None) -> None:
+        self._value, self._error = value, error
+        # _done first, then the callbacks: a thread that appends its own looks at _done afterwards and
+        # takes it back if it is still there. So it is called once, here or there, without a lock.
         self._done = True
         callbacks = self._callbacks
         while callbacks:
@@ -181,7 +168,7 @@ class Work(Generic[T]):
                 )
 
     @property
-    def line(self) -> Line | None:
+    def line(self) -> OperationContext | None:
         """For the engine: its messages, None once it has ended."""
         return self._line
 
@@ -218,11 +205,12 @@ class Work(Generic[T]):
 
     def is_completed(self) -> bool:
         """Whether the operation has ended, well or badly. Any thread."""
+        self._asked = True
         return self._done
 
     def is_success(self) -> bool:
         """Whether it has ended well."""
-        return self._done and self._error is None
+        return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
         """The error it ended with, or None. Raises InvalidUsageError while it runs."""
@@ -233,15 +221,16 @@ class Work(Generic[T]):
 
     def result(self) -> T:
         """What it returns, or its error raised. Raises InvalidUsageError while it runs."""
+        self._asked = True
         if self._done and self._error is None:
             return self._value  # type: ignore[return-value]  # done without error: it is set
         error = self.exception()
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error, self  # else the error's traceback would hold this frame, and that it
-        return self._value  # type: ignore[return-value]  # it has ended meanwhile, in another thread
+        if error is None:  # it has ended meanwhile, in another thread
+            return self._value  # type: ignore[return-value]
+        try:
+            raise error
+        finally:
+            del error, self  # else the error's traceback would hold this frame, and that it
 
     def source_rank(self) -> int:
         """The global rank a receive got its message from. Raises InvalidUsageError for others."""
@@ -274,7 +263,7 @@ class Work(Generic[T]):
 
     def done(self) -> bool:
         """The same as `is_completed`, under the name that asyncio's futures have for it."""
-        return self._done
+        return self.is_completed()
 
     def cancelled(self) -> bool:
         """Whether it was given up, by `cancel` or by the cancellation of who awaited it."""
@@ -283,10 +272,8 @@ class Work(Generic[T]):
     def add_done_callback(
         self, callback: Callable[[Work[T]], object], *, context: Context | None = None
     ) -> None:
-        """As a future's: the loop calls ``callback(work)`` soon after it has ended.
-
-        So ``asyncio.wait`` takes works as they are.
-        """
+        """As a future's: the loop calls ``callback(work)`` soon after it has ended."""
+        self._asked = True
         self.when_done(partial(self._tell, callback, context))
 
     def remove_done_callback(self, callback: Callable[[Work[T]], object]) -> int:
@@ -324,6 +311,7 @@ class Work(Generic[T]):
         InvalidUsageError: there, ``await`` it.
         """
         seconds = to_seconds(timeout)
+        self._asked = True
         if not self._done:
             if _running_loop() is self._loop:
                 raise InvalidUsageError(
@@ -359,6 +347,7 @@ class Work(Generic[T]):
         the tensors that a collective writes. It has torch's ``wait``, ``value`` and ``then``, and
         ``asyncio.wrap_future`` makes it awaitable on another loop. It cannot be cancelled.
         """
+        self._asked = True
         future: WorkFuture[Any] = WorkFuture()
         future.set_running_or_notify_cancel()
 
@@ -373,27 +362,11 @@ class Work(Generic[T]):
         return future
 
     def __await__(self) -> Generator[Any, None, T]:
+        self._asked = True
         if not self._done:
-            loop = asyncio.get_running_loop()
-            if loop is not self._loop:
-                raise InvalidUsageError(
-                    "this operation belongs to another event loop; there, use "
-                    "asyncio.wrap_future(work.get_future())"
-                )
-            line = self._line
-            lookout = None if line is None else line.lookout
-            self._yields = (
-                self.spin() and lookout is not None and lookout.turn_is_due(monotonic_ns())
-            )
+            self._look_for_end()
         if not self._done:
-            self.stay_awake()
-            waiter: asyncio.Future[None] = loop.create_future()
-
-            def wake() -> None:
-                if not waiter.done():
-                    waiter.set_result(None)
-
-            self._callbacks.append(wake)
+            waiter = self._wait_in_loop()
             try:
                 yield from waiter
             except asyncio.CancelledError:
@@ -404,6 +377,61 @@ class Work(Generic[T]):
             yield
         return self.result()
 
+    # -- as a coroutine, for tasks: each step looks anew for the end, so any number of them may run it
+
+    def send(self, value: Any) -> Any:
+        """Take a step: what the task has to wait for. Raises StopIteration with the result."""
+        self._asked = True
+        if not self._done:
+            self._look_for_end()
+        if not self._done:
+            waiter = self._wait_in_loop()
+            waiter._asyncio_future_blocking = True  # what a future's own `__await__` tells the task
+            return waiter
+        if self._yields:
+            self._yields = False
+            return None
+        raise StopIteration(self.result())
+
+    def throw(self, typ: Any, val: Any = None, tb: TracebackType | None = None, /) -> Any:
+        """Raise an error where the task waits; CancelledError cancels the operation."""
+        self._asked = True
+        val = val or (typ() if isinstance(typ, type) else typ)
+        if isinstance(val, asyncio.CancelledError):
+            self.cancel()
+        raise val.with_traceback(tb)
+
+    def close(self) -> None:
+        """Give the operation up, as `cancel`: the task will not run it."""
+        self.cancel()
+
+    @property
+    def __name__(self) -> str:  # for the `repr` of a task
+        return operation(self.record).operation
+
+    def _look_for_end(self) -> None:
+        """Look for the end before the task sleeps. Raises InvalidUsageError in another loop."""
+        if asyncio.get_running_loop() is not self._loop:
+            raise InvalidUsageError(
+                "this operation belongs to another event loop; there, use "
+                "asyncio.wrap_future(work.get_future())"
+            )
+        line = self._line
+        lookout = None if line is None else line.lookout
+        self._yields = self.spin() and lookout is not None and lookout.turn_is_due(monotonic_ns())
+
+    def _wait_in_loop(self) -> asyncio.Future[None]:
+        """A future that is done when the operation has ended."""
+        self.stay_awake()
+        waiter: asyncio.Future[None] = self._loop.create_future()
+
+        def wake() -> None:
+            if not waiter.done():
+                waiter.set_result(None)
+
+        self._callbacks.append(wake)
+        return waiter
+
     def __repr__(self) -> str:
         line = self._line
         if not self._done:
@@ -411,25 +439,12 @@ class Work(Generic[T]):
             return f"<Work {what}: running>"
         return f"<Work: {'done' if self._error is None else repr(self._error)}>"
 
+    def __del__(self) -> None:
+        if not self._asked:
+            # What has ended at once keeps no call site: it is mostly dropped where it was called.
+            warn_never_awaited(self.record, self._site or call_site(2, self._loop.get_debug()))
+
     def _heard(self) -> None:
-        self._retrieved = True
+        self._asked = self._retrieved = True
         if self._unheard is not None:
             self._unheard.error = None
-
-
-class Unheard:
-    """Of a `Work` that failed: with its end the log hears of it, unless somebody did before.
-
-    Not in ``Work.__del__``, which each of those that ended well would pay for.
-    """
-
-    __slots__ = ("error",)
-
-    def __init__(self, error: BaseException) -> None:
-        self.error: BaseException | None = error
-
-    def __del__(self) -> None:
-        error = self.error
-        # What this rank did itself is no news to it.
-        if error is not None and not isinstance(error, (asyncio.CancelledError, GroupClosedError)):
-            log.error("an operation failed and nobody awaited it: %s", error)

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
-from itertools import islice
+from copy import copy
 from typing import Any
 
 from aiodist.collectives.tables import OURS, decode
@@ -21,7 +21,8 @@ from aiodist.errors import (
     PeerLostError,
 )
 from aiodist.groups.activity import describe_activity, describe_present
-from aiodist.groups.blame import last_words
+from aiodist.groups.blame import explained
+from aiodist.groups.deferred import deferred
 from aiodist.groups.ending import Ending
 from aiodist.groups.placing import place
 from aiodist.groups.process_group import Group, NonGroupMember, ProcessGroup
@@ -69,11 +70,13 @@ class World:
         self._early_agreements: dict[int, list[tuple[int, int, bytes]]] = {}
         self._names: dict[str, int] = {}
         self._incarnations: dict[int, int] = {}  # how often each group has been made
+        self.allow_pickle = False  # of objects, where an operation does not say
         self.opening = False  # init_process_group is under way
         self.destroyed = False  # its user has closed it, and made no new one since
         self.is_child = False  # of the process that had one, by a fork, and has made none since
         self._on_close: list[Callable[[], Awaitable[None]]] = []
         self._in_child: list[Callable[[], None]] = []
+        self.extras: dict[type, Any] = {}  # by class: what layers above keep until the world closes
 
     # -- life
 
@@ -247,16 +250,35 @@ class World:
         return chosen
 
     def group(self, group: Group | None) -> ProcessGroup:
-        """As `find`, for operations: also refuses a rank outside the group and a foreign loop."""
+        """As `find`, to start operations of the backend; also refuses a rank outside the group.
+
+        Outside the world's event loop the operations start later, in the loop: see `deferred`.
+        """
         if group is None and self.default is not None and self._loop is _running_loop():
             return self.default
+        chosen = self._member(group)
+        # Without a loop ``chosen`` is closed, and says so itself.
+        if self._loop is None or self._loop is _running_loop():
+            return chosen
+        if self._loop.is_closed():
+            self.check_loop()
+        stand_in = copy(chosen)
+        stand_in.backend = deferred(chosen.backend, self._loop, chosen.label)
+        return stand_in
+
+    def group_here(self, group: Group | None) -> ProcessGroup:
+        """As `find`, for what starts now: refuses a rank outside the group, and a foreign loop."""
+        chosen = self._member(group)
+        if self._loop is not None:
+            self.check_loop()
+        return chosen
+
+    def _member(self, group: Group | None) -> ProcessGroup:
         chosen = self.find(group)
         if isinstance(chosen, NonGroupMember):
             raise InvalidUsageError(
                 f"rank {self.rank} is not a member of this group; only its members may call this"
             )
-        if self._loop is not None:  # else chosen is closed, and says so itself
-            self.check_loop()
         return chosen
 
     def default_on(self, loop: asyncio.AbstractEventLoop) -> ProcessGroup | None:
@@ -346,27 +368,7 @@ class World:
             known.rolls.answered(sequence, src, presence)
 
     def explained(self, error: PeerLostError, last: Frame | None) -> PeerLostError:
-        if error.rank == self.rank:  # the others gave this rank up
-            return error
-        noticed_by = self.rank if error.noticed_by < 0 else error.noticed_by
-        said = error.last
-        if said:
-            heard = f"it last {said}"
-        elif last is not None:
-            said = last_words(last, self._groups)
-            heard = f"the last that came from it: {said}"
-        else:
-            said = self._last_in_memory(error.rank)  # where collectives send no messages
-            heard = f"it last {said}" if said else "no message ever came from it"
-        fields = error.fields | {"last": said, "noticed_by": noticed_by}
-        full = PeerLostError(f"{error.message}; {heard}; rank {noticed_by} noticed", **fields)
-        full.__cause__ = error.__cause__
-        return full
-
-    def _last_in_memory(self, rank: int) -> str:
-        told = (group.last_in_memory(rank) for group in self.groups)
-        few = " and ".join(islice(filter(None, told), _FEW))
-        return f"{few}, in shared memory" if few else ""
+        return explained(error, last, self._groups, self.rank)
 
     def activity(self) -> str:
         return describe_activity(self.recorder)
@@ -403,9 +405,6 @@ class World:
         if self.observer is not None and not known:
             self.observer.failed(error, here=here)
 
-
-_FEW = 2
-"""Groups that an error about a lost rank speaks of."""
 
 _MAX_EARLY = 1024
 """Groups, and failures of each, that are remembered before this rank has made them."""

@@ -13,7 +13,7 @@ from aiodist.launch.counting import process_count
 from aiodist.launch.spec import JobSpec
 from aiodist.launch.target import module_program, plain_program, script_program
 
-_COUNT = re.compile(r"(?:-n|--nproc[-_]per[-_]node)(?:$|=|\d)")
+_COUNT = re.compile(r"(?:-np?|--np|--nproc[-_]per[-_]node)(?:$|=|\d)")
 _COUNT_ELSEWHERE = re.compile(r"--?(?:n|np|N|nprocs?|num[-_]proc(?:s|esses)|world[-_]size)$")
 """The option for the number of processes as other launchers spell it."""
 
@@ -77,6 +77,8 @@ def run_parser() -> Parser:
     )
     parser.add_argument(
         "-n",
+        "-np",
+        "--np",
         "--nproc-per-node",
         "--nproc_per_node",
         dest="nproc_per_node",
@@ -98,6 +100,12 @@ def add_nodes(parser: Parser) -> None:
     """The options by which several launchers, one on each node, start one job; see `nodes_of`."""
     nodes = parser.add_argument_group("several nodes (start one launcher on each)")
     nodes.add_argument("--nnodes", default="1", metavar="N", help="nodes of the job (default 1)")
+    nodes.add_argument(
+        "--standalone",
+        action="store_true",
+        help="say that the job has this node alone, and meets at a free port; so it is anyway "
+        "where no other node and no port is named",
+    )
     nodes.add_argument(
         "--node_rank",
         "--node-rank",
@@ -229,6 +237,11 @@ def nodes_of(args: argparse.Namespace, environment: Mapping[str, str]) -> Nodes:
     """What the options of `add_nodes` say. Raises InvalidUsageError where they leave it open."""
     nnodes = _node_count(args.nnodes)
     address, port = args.master_addr, args.master_port
+    if args.standalone and (nnodes > 1 or address or port is not None):
+        raise InvalidUsageError(
+            "--standalone is for a job on this node alone, at a free port: leave it out, or "
+            "--nnodes, --master_addr and --master_port"
+        )
     if nnodes > 1:
         address = address or environment.get("MASTER_ADDR")
         port = port if port is not None else _port_from(environment)

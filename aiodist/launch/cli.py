@@ -14,6 +14,7 @@ from aiodist.errors import DistError, InvalidUsageError
 from aiodist.launch.args import Parser, job_spec, launch_parser, misplaced_count, run_parser
 from aiodist.launch.backends import backends_main
 from aiodist.launch.doctor import doctor_main
+from aiodist.launch.executing import exec_main
 from aiodist.launch.observing import dump_main, run_traced, trace_main, why_main
 from aiodist.launch.simulating import simulate_main
 from aiodist.launch.supervisor import run_job
@@ -23,6 +24,7 @@ USAGE_ERROR = 2
 
 _COMMANDS = MappingProxyType[str, Callable[[Sequence[str]], int]](
     {
+        "exec": exec_main,
         "dump": dump_main,
         "trace": trace_main,
         "why": why_main,
@@ -37,6 +39,7 @@ HELP = """\
 usage: aiodist COMMAND ...
 
   run        start a script in N processes: aiodist run -n 4 train.py
+  exec       run a program of torch's under srun or mpiexec: srun -n 8 aiodist exec python train.py
   doctor     examine this host, or the hosts of a job, and say what to set
   backends   say which backends can run on this machine, and why not the others
   why        ask a running job which rank waits for whom: aiodist why [JOB]

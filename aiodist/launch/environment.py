@@ -22,15 +22,16 @@ send the ranks to a store that is not theirs."""
 
 
 def rank_environment(
-    *, rank: int, local_rank: int, world_size: int, local_world_size: int
+    *, rank: int, local_rank: int | None, world_size: int, local_world_size: int | None
 ) -> dict[str, str]:
-    """What tells one process who it is."""
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(local_rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_WORLD_SIZE": str(local_world_size),
+    """Return what tells one process its place. What is None, since no launcher says it, is left out."""
+    place = {
+        "RANK": rank,
+        "LOCAL_RANK": local_rank,
+        "WORLD_SIZE": world_size,
+        "LOCAL_WORLD_SIZE": local_world_size,
     }
+    return {name: str(value) for name, value in place.items() if value is not None}
 
 
 def meeting_environment(address: str, port: int) -> dict[str, str]:

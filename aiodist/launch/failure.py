@@ -19,8 +19,13 @@ _CHAINED = (
     "The above exception was the direct cause of the following exception:",
 )
 _CONSEQUENCES = re.compile(
-    r"(?:^|\.)(?:PeerLostError|CollectiveCancelledError|GroupRevokedError|GroupClosedError)\b"
+    r"^(?:RuntimeError: (?:Got the following error when running the callback: )?)*"  # as torch wraps it
+    r"(?:\w+\.)*(?:PeerLostError|CollectiveCancelledError|GroupRevokedError|GroupClosedError)"
+    r"(?:$|:(?:.*?\brank (?P<rank>\d+))?)",
+    re.M,
 )
+_TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ", re.M)
+"""What torch.distributed puts before each line of an uncaught exception's traceback."""
 
 
 class Tail:
@@ -36,11 +41,15 @@ class Tail:
             del self._data[: -self._limit]
 
     def text(self) -> str:
-        """What is kept, from the first whole line on; carriage returns end lines."""
+        """Return what is kept, from the first whole line on.
+
+        Carriage returns end lines. torch's "[rank0]: " before the lines of a traceback is left out.
+        """
         data = bytes(self._data[-self._limit :])
         if len(self._data) > self._limit:
             data = data[data.find(b"\n") + 1 :]
-        return data.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+        text = data.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+        return _TORCH_PREFIX.sub("", text)
 
 
 @dataclass(frozen=True)
@@ -54,21 +63,40 @@ class Failure:
     status: int
     stderr: str | None
     """The tail of its stderr; None where the output was not read."""
+    stopped: bool = False
+    """Whether the launcher had asked it to end, because of the failure of another rank."""
 
     @property
     def code(self) -> int:
-        """The exit code a shell would report: 128 + signal for a signal."""
-        return exit_code(self.status)
+        """The exit code a shell would report: 128 + signal for a signal.
+
+        1, Python's own for an exception, where the launcher stopped a rank that had raised.
+        """
+        return 1 if self.stopped else exit_code(self.status)
 
     @property
     def cause(self) -> str:
         """``exit code 1``, ``SIGKILL``."""
-        return describe_status(self.status)
+        ended = describe_status(self.status)
+        return f"an exception, and still ending when stopped: {ended}" if self.stopped else ended
 
     def is_consequence(self) -> bool:
         """Whether it says itself that another rank is to blame: its peer was lost, or cancelled."""
+        return self._consequence() is not None
+
+    def accused(self) -> int | None:
+        """Return the rank that a consequence names as lost; None where it names none."""
+        found = self._consequence()
+        rank = None if found is None else found["rank"]
+        return None if rank is None else int(rank)
+
+    def raised(self) -> bool:
+        """Whether it wrote a traceback that blames no other rank."""
+        return last_traceback(self.stderr or "") is not None and not self.is_consequence()
+
+    def _consequence(self) -> re.Match[str] | None:
         trace = last_traceback(self.stderr or "")
-        return trace is not None and any(_CONSEQUENCES.search(line) for line in _heads(trace))
+        return None if trace is None else _CONSEQUENCES.search(trace)
 
     def summary(self, others: str = "") -> str:
         """Several lines, the traceback last."""
@@ -78,7 +106,7 @@ class Failure:
         ]
         if others:
             lines.append(f"aiodist: {others}")
-        if self.status == -signal.SIGKILL:
+        if self.status == -signal.SIGKILL and not self.stopped:
             lines.append(
                 "aiodist: SIGKILL leaves no trace; often it is the system, for want of memory: "
                 "see dmesg, or the memory limit of the job"
@@ -87,7 +115,8 @@ class Failure:
             lines.append("aiodist: its output was passed through unread; look above for the cause")
             return "\n".join(lines)
         # A process killed by a signal did not end by an exception, whatever it had logged before.
-        trace = last_traceback(self.stderr) if self.status > 0 else None
+        by_exception = self.status > 0 or self.stopped
+        trace = last_traceback(self.stderr) if by_exception else None
         if trace is None and self.stderr.strip():
             kept = self.stderr.rstrip().splitlines()[-LINES_WITHOUT_TRACEBACK:]
             lines.append(f"aiodist: the last it wrote to stderr (rank {self.rank}):")
@@ -124,9 +153,3 @@ def last_traceback(text: str) -> str | None:
     while first > 0 and text[starts[first - 1] : starts[first]].rstrip().endswith(_CHAINED):
         first -= 1
     return text[starts[first] :].rstrip()
-
-
-def _heads(trace: str) -> list[str]:
-    """The lines of a traceback that may name an exception: those at the left margin."""
-    lines = (line.split(":", 1)[0] for line in trace.splitlines())
-    return [line for line in lines if line and not line[0].isspace()]

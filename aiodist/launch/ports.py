@@ -30,6 +30,14 @@ class PortReservation:
         if held is not None:
             held.close()
 
+    def bequeath(self) -> int:
+        """Let the program that this process executes hold the port too; return its number."""
+        if self._held is not None:
+            self._held.set_inheritable(True)
+            self._held.detach()
+            self._held = None
+        return self.port
+
     def __enter__(self) -> PortReservation:
         return self
 

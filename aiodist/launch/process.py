@@ -81,10 +81,13 @@ class RankProcess:
         stdin: int | None,
         stdout: int | None,
         stderr: int | None,
+        replacement: bool = False,
     ) -> None:
         """Descriptors are as in subprocess.Popen. Raises OSError where nothing can be started."""
         self.rank = rank
         self.local_rank = local_rank
+        self.replacement = replacement
+        """Whether it was started alone, in place of a process that failed."""
         self.popen = subprocess.Popen(
             [*helper_command("child.py"), str(os.getpid()), *command],
             env=environment,

@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
+from aiodist.api.rejoining import waiting_at
 from aiodist.credentials import Certificates
 from aiodist.store import PrefixStore, TcpStoreServer
 
@@ -45,9 +46,13 @@ class Restarts:
         """What ``rank`` finds in its environment about this."""
         if self._server is None:
             return {}
+        count = str(self._counts.get(rank, 0))
         found = {
             "AIODIST_REJOIN_STORE": f"{ADDRESS}:{self._server.port}",
-            "AIODIST_RESTART_COUNT": str(self._counts.get(rank, 0)),
+            "AIODIST_RESTART_COUNT": count,
+            # The names that scripts for torchrun read.
+            "TORCHELASTIC_RESTART_COUNT": count,
+            "TORCHELASTIC_MAX_RESTARTS": str(self.limit),
         }
         return found | ({"AIODIST_REPLACEMENT": "1"} if replacement else {})
 
@@ -62,6 +67,10 @@ class Restarts:
         members = self._do(self._registered([rank, *others]))
         self._elastic.update(members)
         return self._elastic.issuperset([rank, *others]) and not members.isdisjoint(others)
+
+    def all_wait(self, ranks: Sequence[int]) -> bool:
+        """Return whether all ``ranks`` wait in ``rejoin()`` to be taken in. False for no ranks."""
+        return bool(ranks and self.used) and self._do(self._wait_in_rejoin(ranks))
 
     def replace(self, rank: int) -> None:
         """``rank`` is started anew."""
@@ -121,6 +130,9 @@ class Restarts:
         """Those whose present process has."""
         store = self._store()
         return {rank for rank in ranks if await store.check([f"elastic/{rank}"])}
+
+    async def _wait_in_rejoin(self, ranks: Sequence[int]) -> bool:
+        return len(await waiting_at(self._store(), ranks)) == len(ranks)
 
     async def _forget(self, ranks: Sequence[int]) -> None:
         """What processes that have ended had written."""

@@ -35,6 +35,9 @@ HEAR = 1.0
 """Seconds that the others get, when a rank fails, to hear of it, write their dumps and tracebacks,
 and end by themselves, before they are asked to."""
 
+WAITING = 0.25
+"""Seconds between looks whether all that still run wait in ``rejoin()`` for others that are gone."""
+
 SETTLE = 2.0
 """Seconds that the others get to show the cause, when the first to fail blames another rank."""
 
@@ -55,12 +58,14 @@ class Launcher:
         self._ranks: list[RankProcess] = []
         self._streams: list[OutputStream] = []
         self._failures: list[Failure] = []
+        self._stopped: list[Failure] = []
         self._returned: list[int] = []
         self._signal: int | None = None
         self._started = False
         self._stop_with: int | None = None
         self._stop_at = math.inf
         self._kill_at = math.inf
+        self._look_at = 0.0
         self._killed = 0
         self._output_lost = False
 
@@ -134,6 +139,7 @@ class Launcher:
             stdin=None if local_rank == 0 else subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
+            replacement=replacement,
         )
         self._ranks.append(process)
         self._watchdog.announce(process.pid)
@@ -170,6 +176,7 @@ class Launcher:
         self._streams = [stream for stream in self._streams if not stream.closed]
         self._reap()
         self._write_out()
+        self._end_waiting(now)
         if now >= self._stop_at:
             self._stop(signal.SIGTERM)
         if now >= self._kill_at:
@@ -183,6 +190,8 @@ class Launcher:
             patience = min(patience, POLL)
         if any(not rank.running and not rank.group_gone for rank in self._ranks):
             patience = min(patience, 1.0)
+        if self._only_replacements_run:
+            patience = min(patience, self._look_at - now)
         patience = min([patience, *(stream.partial_due(now) for stream in self._streams)])
         return max(0.0, patience)
 
@@ -205,9 +214,8 @@ class Launcher:
             self._returned.append(rank.rank)
         if rank.status == 0 or self._signal is not None:
             return
-        if self._stop_with is not None:
-            return  # stopped by us, or failing because of that
-        if self._replace(rank):
+        stopped = self._stop_with is not None
+        if not stopped and self._replace(rank):
             return
         failure = Failure(
             rank=rank.rank,
@@ -216,7 +224,11 @@ class Launcher:
             host=socket.gethostname(),
             status=rank.status,
             stderr=rank.tail.text() if self.spec.prefix else None,
+            stopped=stopped,
         )
+        if stopped:
+            self._stopped.append(failure)
+            return
         self._failures.append(failure)
         if self.spec.keep_going:
             self._go_on_without(rank)
@@ -253,6 +265,29 @@ class Launcher:
         self._start(rank.local_rank, replacement=True)
         return True
 
+    @property
+    def _only_replacements_run(self) -> bool:
+        """Whether no process is left but those that took the place of others, and none is stopped."""
+        running = [rank for rank in self._ranks if rank.running]
+        calm = self._stop_with is None and self._stop_at == math.inf
+        return calm and bool(running) and all(rank.replacement for rank in running)
+
+    def _end_waiting(self, now: float) -> None:
+        """Stop the replacements where all of them wait to be taken in and the members are gone.
+
+        The members have returned by themselves, else the job would be stopping: it has succeeded.
+        """
+        if now < self._look_at or not self._only_replacements_run:
+            return
+        self._look_at = now + WAITING
+        waiting = [rank.rank for rank in self._ranks if rank.running]
+        if self._restarts.all_wait(waiting):
+            self._say(
+                f"aiodist: {_ranks(waiting)} waited in rejoin() to be taken in, and the other ranks "
+                "have returned: stopped"
+            )
+            self._stop(signal.SIGTERM)
+
     def _start_over(self) -> bool:
         """Start all ranks anew after a failure, if any restart is left."""
         if not self._failures or self._restarts.left <= 0 or not self._may_go_on:
@@ -269,7 +304,8 @@ class Launcher:
             stream.finish()
             self._forget(stream.fileno())
         self._release()
-        self._streams, self._ranks, self._failures, self._returned = [], [], [], []
+        self._streams, self._ranks = [], []
+        self._failures, self._stopped, self._returned = [], [], []
         self._stop_with = None
         self._stop_at = self._kill_at = math.inf
         self._start_all()
@@ -374,7 +410,10 @@ class Launcher:
 
     def _first_failure(self) -> Failure:
         causes = [f for f in self._failures if not f.is_consequence()]
-        return (causes or self._failures)[0]
+        accused = {f.accused() for f in self._failures}
+        # One that had raised, told the others by destroying its group, and took long to end.
+        late = [f for f in self._stopped if f.rank in accused and f.raised()]
+        return (causes or late or self._failures)[0]
 
     def _fate_of_others(self, first: Failure) -> str:
         ends: dict[str, list[int]] = {}

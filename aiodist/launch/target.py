@@ -21,7 +21,9 @@ def script_program(path: str) -> tuple[str, ...]:
                 f"{path!r} is a directory without a __main__.py: name a script in it"
             )
     elif not os.path.exists(path):
-        raise InvalidUsageError(f"there is no script {path!r}{_similar_file(path)}")
+        raise InvalidUsageError(
+            f"there is no script {path!r}{_program(path) or _similar_file(path)}"
+        )
     elif not os.access(path, os.R_OK):
         raise InvalidUsageError(f"the script {path!r} may not be read by this user")
     return (sys.executable, path)
@@ -87,6 +89,16 @@ def _find(name: str, places: Sequence[str] | None) -> importlib.machinery.Module
         if spec is not None:
             return spec
     return None
+
+
+def _program(name: str) -> str:
+    """What to do where ``name`` is no script but a program on PATH, such as python; else nothing."""
+    if os.path.dirname(name) or shutil.which(name) is None:
+        return ""
+    return (
+        f"; {name!r} is a program on PATH, which starts with --no_python before it. "
+        "A Python script needs no 'python' before its name"
+    )
 
 
 def _similar_file(path: str) -> str:

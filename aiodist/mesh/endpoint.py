@@ -12,6 +12,7 @@ from functools import partial
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistError, PeerLostError, ProtocolError
+from aiodist.mesh.closing import Doubt, Farewells
 from aiodist.mesh.dialling import introduce, unreachable
 from aiodist.mesh.events import Events
 from aiodist.mesh.forks import close_in_children
@@ -22,10 +23,11 @@ from aiodist.mesh.leaving import FLUSH_SECONDS, Leaving
 from aiodist.mesh.link import Link
 from aiodist.mesh.liveness import Heart, Notice
 from aiodist.mesh.lookout import Lookout
-from aiodist.mesh.losses import LEFT, Doubt, Farewells, outcast, peer_lost, without_frames
+from aiodist.mesh.losses import LEFT, outcast, peer_lost, without_frames
 from aiodist.mesh.matching import Recv
 from aiodist.mesh.outbox import Send
-from aiodist.mesh.peer import Card, Peer, reachable_at
+from aiodist.mesh.peer import Peer, PeerLink
+from aiodist.mesh.rank_info import Card, reachable_at
 from aiodist.mesh.words import Words
 from aiodist.shared.memory import SharedMemory
 from aiodist.transport.base import Connection, Listener, Transport
@@ -141,7 +143,9 @@ class Endpoint(Words):
         if old is not None:
             if old.error is None:  # the others noticed its end, this rank did not
                 why = f"was replaced by process {card.pid} on {card.host}"
-                self._peer_lost(old, peer_lost(old.card, why, last=self._heard_of(old)))
+                self._peer_lost(
+                    old, peer_lost(old.card, why, last=self._heard_of(old), departure="died")
+                )
             for link in old.links:
                 link.connection.abort()
         if self.memory is not None:
@@ -318,7 +322,7 @@ class Endpoint(Words):
         if not certain and self._has_another(peer):
             # Who leaves ends all links at once, and says goodbye on the one that carries.
             if peer.doubt is None:
-                peer.doubt = Doubt(peer, partial(self._lost, peer, error))
+                peer.doubt = Doubt(lambda: peer.bytes_heard, partial(self._lost, peer, error))
             return
         self._lost(peer, error)
 
@@ -334,11 +338,9 @@ class Endpoint(Words):
     def _lost(self, peer: Peer, error: BaseException | None) -> None:
         if peer.error is not None:
             return
-        if peer.said_goodbye:
-            why = LEFT
-        else:
-            why = f"died or was cut off: {error}"
-        lost = peer_lost(peer.card, why, last=self._heard_of(peer))
+        left, heard = peer.said_goodbye, self._heard_of(peer)
+        why = LEFT if left else f"died or was cut off: {error}"
+        lost = peer_lost(peer.card, why, last=heard, departure="left" if left else "died")
         if not isinstance(error, DistError):  # whose text is all there is to say
             lost.__cause__ = without_frames(error)
         self._peer_lost(peer, lost)
@@ -362,7 +364,7 @@ class Endpoint(Words):
         if peer is None or peer.error is not None or peer.card.mark != notice.mark:
             return
         why = f"is lost: {notice.reason}"
-        lost = peer_lost(peer.card, why, notice.noticed_by, notice.last)
+        lost = peer_lost(peer.card, why, notice.noticed_by, notice.last, "died")
         # Should it come back, it shall read this and not wonder why its streams have ended.
         peer.outbox.control(encode(FrameType.OUTCAST, meta=notice.encode()))
         self._peer_lost(peer, lost)
@@ -384,7 +386,7 @@ class Endpoint(Words):
 
     # -- inside
 
-    def _use(self, peer: Peer, link: Link) -> None:
+    def _use(self, peer: Peer, link: PeerLink) -> None:
         if peer.outbox.connection is None and peer.error is None and link.failed is None:
             peer.carry(link)
 
@@ -436,9 +438,9 @@ class Endpoint(Words):
             self._use(peer, peer.links[0])  # it has reached us meanwhile
         elif peer.error is None:
             memory = self.memory
-            peer.said_goodbye = memory is not None and memory.has_left(peer.rank)
-            text = unreachable(tried, left=peer.said_goodbye)
-            self._peer_lost(peer, peer_lost(peer.card, text, last=self._heard_of(peer)))
+            peer.said_goodbye = left = memory is not None and memory.has_left(peer.rank)
+            text, heard = unreachable(tried, left=left), self._heard_of(peer)
+            self._peer_lost(peer, peer_lost(peer.card, text, -1, heard, "left" if left else ""))
 
     async def _dial(
         self, peer: Peer, transport: Transport, address: str, deadline: Deadline

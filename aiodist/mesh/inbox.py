@@ -12,7 +12,7 @@ from aiodist.mesh.mailbox import Mailbox
 from aiodist.mesh.matching import ANY_SOURCE, Arrival, Boxed, Matcher, Reader, Recv
 from aiodist.mesh.outbox import MESSAGE_COST, Outbox
 from aiodist.tensors import scratch
-from aiodist.wire.frames import POINT_TO_POINT, Frame, FrameType, Key, encode
+from aiodist.wire.frames import COLLECTIVE, Frame, FrameType, Key, encode
 
 
 class Source(Protocol):
@@ -72,11 +72,27 @@ class Inbox:
                 continue
             if source.stalled:
                 self._want(source, recv)
-            if recv.key[0] == POINT_TO_POINT and not recv.done:
+            if recv.key[0] != COLLECTIVE and not recv.done:
                 source.mailbox.watch()
                 if recv.done and recv.src == ANY_SOURCE:
                     # Who answers is looked at last by the next one: no rank waits behind another's row.
                     self._sources[source.rank] = self._sources.pop(source.rank)
+
+    def take(self, key: Key, src: int, meta: bytes, into: memoryview | None) -> memoryview | None:
+        """Take the first message for ``key``, whole, of that metadata; copy it ``into`` if that fits.
+
+        Return its memory. None: no such message waits, or it needs a posted receive.
+        """
+        arrival = self.matcher.first(key, src)
+        if arrival is None or arrival.data is None or not arrival.complete or arrival.meta != meta:
+            return None
+        if into is not None:
+            if len(into) != arrival.length:
+                return None
+            copy(into, arrival.data)
+        self.matcher.remove_arrival(arrival)
+        self._refund(self._sources[src], arrival.cost)
+        return arrival.data
 
     def withdraw(self, recv: Recv) -> None:
         """Cancel a receive: its memory is not written any more, its message goes to the next one."""
@@ -190,7 +206,7 @@ class Inbox:
     def eager(self, source: Source, frame: Frame, reader: Reader) -> Recv | Arrival | None:
         """Where an eager payload goes. None drops it."""
         key = frame.key
-        if key[0] == POINT_TO_POINT:
+        if key[0] != COLLECTIVE:
             source.mailbox.overtaken()
         source.last = frame
         cost = frame.length + MESSAGE_COST
@@ -221,7 +237,7 @@ class Inbox:
 
     def request(self, source: Source, frame: Frame) -> None:
         key = frame.key
-        if key[0] == POINT_TO_POINT:
+        if key[0] != COLLECTIVE:
             source.mailbox.overtaken()
         source.last = frame
         source.charged += MESSAGE_COST

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from aiodist.copying import copy
 from aiodist.errors import ProtocolError
 from aiodist.mesh.incoming import Incoming
-from aiodist.wire.frames import POINT_TO_POINT, Frame, decode
+from aiodist.wire.frames import MESSAGES, Frame, decode
 
 if TYPE_CHECKING:
     from aiodist.mesh.harbour import Harbour
@@ -284,7 +284,7 @@ class Mailbox:
     def _read(self, message: memoryview) -> tuple[Frame, int]:
         """What the head of a message says, and where its payload begins."""
         frame, begin = decode(message)
-        if frame.kind != POINT_TO_POINT or frame.length != len(message) - begin:
+        if frame.kind not in MESSAGES or frame.length != len(message) - begin:
             raise ProtocolError(f"rank {self._source.rank} has put into its box what is no message")
         return frame, begin
 

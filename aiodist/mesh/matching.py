@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from aiodist.completion import Pending, T
-from aiodist.wire.frames import POINT_TO_POINT, Key
+from aiodist.wire.frames import COLLECTIVE, Key
 
 ANY_SOURCE = -1
 
@@ -173,6 +173,11 @@ class Matcher:
             recv.turn = arrival.order
         return arrival
 
+    def first(self, key: Key, src: int) -> Arrival | None:
+        """The message that the next receive for ``key`` from rank ``src`` gets; None if none waits."""
+        queue = self._arrived.get((key, src))
+        return None if queue is None else queue[0]
+
     def repost(self, recv: Recv) -> Arrival | None:
         """As `post`, for a receive whose message was withdrawn; it keeps its turn."""
         recv.ticket = recv.send_id = recv.got = 0
@@ -284,7 +289,7 @@ class Matcher:
     def waits_for(self, src: int) -> bool:
         """Whether a receive is posted that a message from rank to rank, of ``src``, could answer."""
         return any(
-            key[0] == POINT_TO_POINT and wanted in (src, ANY_SOURCE) for key, wanted in self._posted
+            key[0] != COLLECTIVE and wanted in (src, ANY_SOURCE) for key, wanted in self._posted
         )
 
     def is_open_to(self, key: Key, src: int) -> bool:

@@ -23,7 +23,7 @@ from aiodist.completion import Pending
 from aiodist.mesh.chute import Chute
 from aiodist.mesh.lanes import LANE_BYTES, Lane
 from aiodist.transport.base import Connection
-from aiodist.wire.frames import POINT_TO_POINT, FrameType, Key, encode
+from aiodist.wire.frames import COLLECTIVE, FrameType, Key, encode
 
 EAGER_BYTES = 1 << 20
 """Messages up to this length go at once. A copy of an unexpected one costs less than a round trip."""
@@ -116,7 +116,7 @@ class Outbox:
             message.fail(self._error)
         elif self._connection is None:
             self._held.append(message)
-        elif message.key[0] == POINT_TO_POINT and self._drop(message):
+        elif message.key[0] != COLLECTIVE and self._drop(message):
             message.complete(None)
         elif self._stalled and message.key in self._wanted:
             self._wanted[message.key] -= 1
@@ -297,7 +297,7 @@ class Outbox:
 
     def _count(self, message: Send) -> None:
         # Before it goes: what that sets off may send the next one.
-        if message.key[0] == POINT_TO_POINT:
+        if message.key[0] != COLLECTIVE:
             self._streamed += 1
 
     def _drop(self, message: Send) -> bool:

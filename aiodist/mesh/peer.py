@@ -3,75 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import Callable, Container
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
-import msgpack
-
-from aiodist.errors import ProtocolError, name_of
 from aiodist.mesh.chute import Chute
+from aiodist.mesh.closing import Doubt
 from aiodist.mesh.lanes import Landing, Lane
 from aiodist.mesh.mailbox import Mailbox
 from aiodist.mesh.outbox import Outbox
+from aiodist.mesh.rank_info import Card
+from aiodist.transport.base import Connection
 from aiodist.wire.frames import Frame
 
 if TYPE_CHECKING:
     from aiodist.mesh.harbour import Harbour
     from aiodist.mesh.inbox import Inbox
-    from aiodist.mesh.link import Link
-    from aiodist.mesh.losses import Doubt
-
-_LOCAL_SCHEMES = ("unix",)
 
 
-@dataclass(frozen=True)
-class Card:
-    """What a rank tells the others about itself when they meet."""
+class PeerLink(Protocol):
+    """What a peer needs of a connection to it whose handshake is done; `mesh.link.Link` is one."""
 
-    rank: int
-    host: str
-    """Host name, for messages."""
-    host_id: str
-    """Equal on ranks that run under one kernel: only those try the transports of one host."""
-    pid: int
-    addresses: tuple[str, ...]
-    """Where it listens, best first."""
-    lifelines: tuple[str, ...] = ()
-    """Where its heart listens, likewise."""
-    segment: str = ""
-    """How to map the memory that it shares with the ranks of its host; empty where it has none."""
-
-    def encode(self) -> bytes:
-        places = [list(self.addresses), list(self.lifelines)]
-        fields = [self.rank, self.host, self.host_id, self.pid, self.segment, *places]
-        packed: bytes = msgpack.packb(fields)
-        return packed
+    connection: Connection
+    peer_window: int
+    """Bytes that the peer buffers of what this rank sends."""
+    failed: BaseException | None
+    """Why it was closed, None while it is open."""
 
     @property
-    def mark(self) -> bytes:
-        """Tells this process from another that has, had, or will have its rank."""
-        return hashlib.blake2b(self.encode(), digest_size=8).digest()
+    def bytes_heard(self) -> int:
+        """How many bytes it has read."""
 
-    @classmethod
-    def decode(cls, data: bytes) -> Card:
-        try:
-            rank, host, host_id, pid, segment, *places = msgpack.unpackb(data)
-            addresses, lifelines = (tuple(map(str, place)) for place in places)
-            who = int(rank), str(host), str(host_id), int(pid)
-            return cls(*who, addresses, lifelines, str(segment))
-        except (ValueError, TypeError, msgpack.UnpackException) as error:
-            raise ProtocolError("a rank introduced itself in a form nobody understands") from error
-
-    def __str__(self) -> str:
-        return name_of(self.rank, self.host, self.pid)
-
-
-def reachable_at(address: str, there: Card, here: Card, schemes: Container[str]) -> bool:
-    """Whether ``here`` can try ``address`` of ``there``, having transports for ``schemes``."""
-    scheme = address.partition(":")[0]
-    return scheme in schemes and (scheme not in _LOCAL_SCHEMES or there.host_id == here.host_id)
+    def abort(self, error: BaseException) -> None:
+        """Close it at once, because of ``error``."""
 
 
 class Peer:
@@ -93,7 +56,7 @@ class Peer:
         self.said_goodbye = False
         self.last: Frame | None = None  # the last message that it began to send
         self.error: BaseException | None = None
-        self.links: list[Link] = []
+        self.links: list[PeerLink] = []
         self.doubt: Doubt | None = None  # one of two links ended without a word
         self.watch: asyncio.TimerHandle | None = None  # a receive waits, and nobody ever connected
         self.connecting: asyncio.Task[Any] | None = None
@@ -101,7 +64,7 @@ class Peer:
         self.mailbox = Mailbox(self, inbox, harbour, self._broken)
         self._harbour = harbour
 
-    def carry(self, link: Link) -> None:
+    def carry(self, link: PeerLink) -> None:
         """``link`` carries from now on what this rank sends."""
         harbour, lane, chute = self._harbour, None, None
         if harbour.memory is not None and harbour.memory.could_share([self.rank]):

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from aiodist.credentials import Certificates
 from aiodist.errors import DistError, GroupRevokedError
-from aiodist.mesh.peer import Card
+from aiodist.mesh.rank_info import Card
 from aiodist.observe.folder import write_part
 from aiodist.observe.part import SO_FAR, ClockSample, Identity, Observed, Part, part_of
 from aiodist.observe.recorder import TRACE_VARIABLE

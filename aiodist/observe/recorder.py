@@ -166,8 +166,10 @@ class Operation:
         """What was called, in words; equal on ranks that agree."""
         facts = []
         if self.peer >= 0:
-            facts.append(f"{'to' if self.operation == 'send' else 'from'} rank {self.peer}")
-        elif self.operation == "recv":
+            facts.append(
+                f"{'to' if self.operation.startswith('send') else 'from'} rank {self.peer}"
+            )
+        elif self.operation.startswith("recv"):
             facts.append("from any rank")
         if self.count >= 0:
             facts.append(f"{self.count} x {self.dtype}")

@@ -77,7 +77,7 @@ def _waits(part: Part, parts: Mapping[int, Part]) -> Iterable[Wait]:
             ended = operation.finished
         else:
             continue
-        if operation.operation == "recv" and operation.peer < 0:
+        if operation.operation.startswith("recv") and operation.peer < 0:
             continue  # from any rank: no one of them is to blame
         absent = _absent(part, operation, parts)
         on = absent or tuple(rank for rank in operation.waiting_for if rank != part.rank)

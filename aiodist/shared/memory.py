@@ -194,6 +194,11 @@ class SharedMemory:
             for rank, offset, shape in found
         ]
 
+    def is_settled(self, area: int) -> bool:
+        """Whether this rank has said what room it has under this id, also that it has none."""
+        listing = self._lists.get(self.rank)
+        return listing is None or listing.refuses(area) or listing.state(area) is not None
+
     def silent(self, area: int, ranks: Sequence[int]) -> list[int]:
         """Those of ``ranks`` that have laid out nothing under this id so far."""
         return [rank for rank in ranks if self._state(rank, area) is None]

@@ -13,6 +13,7 @@ from aiodist.errors import DistStoreError
 from aiodist.store.addresses import show
 from aiodist.store.base import Store
 from aiodist.store.tcp_connect import Stream, connect
+from aiodist.store.tcp_greeting import Learn
 from aiodist.store.tcp_wire import FAREWELL, MAX_FRAME, close_inherited, pack, read_message
 from aiodist.store.waiting import check_value, closed, limit, timed_out
 
@@ -57,19 +58,21 @@ class TcpStore(Store):
         max_frame: int = MAX_FRAME,
         certificates: Certificates | None = None,
         once: bool = False,
+        learn: Learn | None = None,
     ) -> TcpStore:
         """Connect to ``host``:``port``; tries until ``deadline`` if no server is there yet, or ``once``.
 
         ``secret``: the job's, as the server's. ``call_timeout``: seconds after which a call that
         does not wait for keys counts as failed. ``certificates``: the server has some too, and the
-        connection is by TLS.
+        connection is by TLS. ``learn``: ask the server for its credential, and take what this returns
+        in the place of ``secret``; its DistStoreError ends the attempts.
 
         Raises DistStoreError at once if the name does not resolve or what answers there is no
         aiodist store of this job, and StoreTimeoutError, with the last attempt's reason (as its cause
         where there was an answer), at the deadline.
         """
         seconds = to_seconds(call_timeout) or CALL_SECONDS
-        stream = await connect(host, port, deadline, secret, certificates, once=once)
+        stream = await connect(host, port, deadline, secret, certificates, once=once, learn=learn)
         return cls(show(host, port), stream, seconds, max_frame)
 
     async def set(self, key: str, value: bytes) -> None:

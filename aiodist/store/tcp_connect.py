@@ -11,7 +11,14 @@ from aiodist.credentials import Certificates
 from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError, StoreTimeoutError
 from aiodist.store.addresses import Address, resolve, show
-from aiodist.store.tcp_greeting import MAGIC, StrangerError, describe_stranger, greet_server
+from aiodist.store.tcp_greeting import (
+    MAGIC,
+    Learn,
+    StrangerError,
+    ask_server,
+    describe_stranger,
+    greet_server,
+)
 from aiodist.store.waiting import limit, pauses
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -41,6 +48,7 @@ async def connect(
     certificates: Certificates | None,
     *,
     once: bool = False,
+    learn: Learn | None = None,
 ) -> Stream:
     """A greeted connection. Errors as for `TcpStore.connect`; leaves nothing open when it fails."""
     context = None if certificates is None else certificates.client_context()
@@ -50,7 +58,7 @@ async def connect(
         failures: list[_TryAgain] = []
         for address in addresses:
             try:
-                return await _attempt(host, port, address, deadline, secret, context)
+                return await _attempt(host, port, address, deadline, secret, context, learn)
             except _TryAgain as failure:
                 failures.append(failure)
         mute = mute + 1 if any(failure.mute for failure in failures) else 0
@@ -76,6 +84,7 @@ async def _attempt(
     deadline: Deadline,
     secret: bytes,
     context: ssl.SSLContext | None,
+    learn: Learn | None,
 ) -> Stream:
     family, socket_address = address
     try:
@@ -99,6 +108,8 @@ async def _attempt(
     try:
         try:
             async with asyncio.timeout(_greeting_seconds(deadline)):
+                if learn is not None:
+                    secret = await learn(await ask_server(reader, writer))
                 await greet_server(reader, writer, secret)
         except TimeoutError:
             raise _TryAgain(

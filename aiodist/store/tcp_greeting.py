@@ -8,6 +8,13 @@
 
 Each side proves that it knows the job's secret without showing it (RFC 2104 with SHA-256; nonces
 of 32 bytes). The empty secret is everybody's. Nothing else is read from a stranger.
+
+A client that was told no secret may ask for it before it greets::
+
+    client -> server   the line "AIODIST-STORE secret"
+    server -> client   the line "AIODIST-STORE <version>", two bytes of length, a credential
+
+The credential is empty, or the secret as only the job's own processes can read it.
 """
 
 from __future__ import annotations
@@ -16,13 +23,16 @@ import asyncio
 import hashlib
 import hmac
 import os
+from collections.abc import Awaitable, Callable
 
 from aiodist.errors import DistStoreError
 
 MAGIC = b"AIODIST-STORE "
 VERSION = 1
 GREETING = MAGIC + b"%d\n" % VERSION
+_QUESTION = MAGIC + b"secret\n"
 _LONGEST = 64
+_LONGEST_CREDENTIAL = 4096
 _NONCE = 32
 _PROOF = hashlib.sha256().digest_size
 
@@ -31,10 +41,26 @@ _HTTP = (b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"DELE", b"CONN", b"PATC",
 _TORCH_MAGIC = 0x3C85F7CE
 
 
+Seal = Callable[[], Awaitable[bytes]]
+"""The server's: the secret as a credential, empty where it tells none."""
+Learn = Callable[[bytes], Awaitable[bytes]]
+"""The client's: the secret in a credential. Raises DistStoreError for one that it does not trust."""
+
+
 class StrangerError(DistStoreError):
     """The other side is not of this job. ``first``: its first bytes, empty if it said nothing."""
 
     first: bytes
+
+
+async def ask_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """Return the server's credential. Raises StrangerError, OSError or IncompleteReadError."""
+    writer.write(_QUESTION)
+    await _expect_greeting(reader)
+    length = int.from_bytes(await reader.readexactly(2), "big")
+    if length > _LONGEST_CREDENTIAL:
+        raise StrangerError(f"it tells a credential of {length} bytes", first=GREETING)
+    return await reader.readexactly(length)
 
 
 async def greet_server(
@@ -53,11 +79,19 @@ async def greet_server(
 
 
 async def greet_client(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    secret: bytes,
+    seal: Seal | None = None,
 ) -> None:
     """The server's part. Raises StrangerError, OSError or IncompleteReadError."""
+    first = await read_greeting(reader)
+    if first == _QUESTION:
+        credential = b"" if seal is None else await seal()
+        writer.write(GREETING + len(credential).to_bytes(2, "big") + credential)
+        first = await read_greeting(reader)
     try:
-        await _expect_greeting(reader)
+        _check_greeting(first)
     except StrangerError:
         # Also to a client of another version, so that it can say so on its side.
         writer.write(GREETING)
@@ -78,7 +112,10 @@ async def greet_client(
 
 
 async def _expect_greeting(reader: asyncio.StreamReader) -> None:
-    first = await read_greeting(reader)
+    _check_greeting(await read_greeting(reader))
+
+
+def _check_greeting(first: bytes) -> None:
     if first != GREETING:
         raise StrangerError(describe_stranger(first), first=first)
 

@@ -12,7 +12,7 @@ from aiodist.errors import DistStoreError
 from aiodist.store.addresses import listen, resolve, show
 from aiodist.store.memory import MemoryStore
 from aiodist.store.table import KeyTable
-from aiodist.store.tcp_greeting import StrangerError, greet_client
+from aiodist.store.tcp_greeting import Seal, StrangerError, greet_client
 from aiodist.store.tcp_requests import Client
 from aiodist.store.tcp_wire import MAX_FRAME, close_inherited, read_message
 
@@ -34,12 +34,19 @@ class TcpStoreServer:
     """
 
     def __init__(
-        self, host: str, port: int, secret: bytes, expected_clients: int | None, max_frame: int
+        self,
+        host: str,
+        port: int,
+        secret: bytes,
+        expected_clients: int | None,
+        max_frame: int,
+        seal: Seal | None,
     ) -> None:
         """Not for users: `start` makes one that listens."""
         self.host = host
         self.port = port
         self._secret = secret
+        self._seal = seal
         self._expected = expected_clients
         self._max_frame = max_frame
         self._table = KeyTable()
@@ -60,6 +67,7 @@ class TcpStoreServer:
         expected_clients: int | None = None,
         max_frame: int = MAX_FRAME,
         certificates: Certificates | None = None,
+        seal: Seal | None = None,
     ) -> TcpStoreServer:
         """Listen at ``host``, an address or a name of this machine, and no other address.
 
@@ -69,6 +77,7 @@ class TcpStoreServer:
         server, and nobody of the next job meets this one. ``secret``: the job's; without one
         every aiodist client may come. ``max_frame``: bytes of the longest message.
         ``certificates``: clients must come by TLS, with a certificate of the same authority.
+        ``seal``: the secret as a credential, for clients that ask for it; None tells them nothing.
 
         Raises DistStoreError for a name that does not resolve, a port in use, a foreign address.
         """
@@ -79,7 +88,7 @@ class TcpStoreServer:
             tls["ssl_shutdown_timeout"] = _FLUSH_SECONDS
         addresses = await resolve(host, port, Deadline.never(), to_listen=True)
         sockets = listen(host, port, addresses)
-        server = cls(host, sockets[0].getsockname()[1], secret, expected_clients, max_frame)
+        server = cls(host, sockets[0].getsockname()[1], secret, expected_clients, max_frame, seal)
         try:
             for sock in sockets:
                 server._listeners.append(
@@ -196,7 +205,7 @@ class TcpStoreServer:
     ) -> bool:
         try:
             async with asyncio.timeout(_GREETING_SECONDS):
-                await greet_client(reader, writer, self._secret)
+                await greet_client(reader, writer, self._secret, self._seal)
         except TimeoutError:
             why = f"it did not greet within {_GREETING_SECONDS:g} s"
         except StrangerError as error:

@@ -7,6 +7,7 @@ loop; the operations run in a thread of their own.
 
 from aiodist.api.available import (
     get_node_local_rank,
+    get_node_local_size,
     is_available,
     is_backend_available,
     is_gloo_available,
@@ -27,6 +28,7 @@ from aiodist.api.groups import (
     get_world_size,
     group,
 )
+from aiodist.api.objects import register_type
 from aiodist.api.observing import dump_operations, recent_operations
 from aiodist.api.p2p import P2POp
 from aiodist.api.rejoining import get_restart_count, is_replacement
@@ -40,6 +42,7 @@ from aiodist.errors import (
     DistNetworkError,
     DistStoreError,
     GroupClosedError,
+    GroupEndedError,
     GroupRevokedError,
     HandshakeError,
     InvalidUsageError,
@@ -48,7 +51,7 @@ from aiodist.errors import (
     ProtocolError,
     StoreTimeoutError,
 )
-from aiodist.groups.backend import Received
+from aiodist.groups.backend import Received, ReceivedObject
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import Operation
@@ -57,6 +60,7 @@ from aiodist.sync.collectives import (
     all_gather,
     all_gather_coalesced,
     all_gather_into_tensor,
+    all_gather_new,
     all_gather_single,
     all_reduce,
     all_reduce_coalesced,
@@ -64,6 +68,7 @@ from aiodist.sync.collectives import (
     all_to_all_single,
     barrier,
     broadcast,
+    broadcast_new,
     gather,
     monitored_barrier,
     reduce,
@@ -91,10 +96,13 @@ from aiodist.sync.multigpu import (
 )
 from aiodist.sync.objects import (
     all_gather_object,
+    broadcast_object,
     broadcast_object_list,
     gather_object,
+    recv_object,
     recv_object_list,
     scatter_object_list,
+    send_object,
     send_object_list,
 )
 from aiodist.sync.p2p import batch_isend_irecv, irecv, isend, recv, send
@@ -115,6 +123,7 @@ __all__ = [
     "DistStoreError",
     "FileStore",
     "GroupClosedError",
+    "GroupEndedError",
     "GroupMember",
     "GroupRevokedError",
     "HandshakeError",
@@ -128,6 +137,7 @@ __all__ = [
     "ProcessGroup",
     "ProtocolError",
     "Received",
+    "ReceivedObject",
     "ReduceOp",
     "Store",
     "StoreTimeoutError",
@@ -138,6 +148,7 @@ __all__ = [
     "all_gather_coalesced",
     "all_gather_into_tensor",
     "all_gather_multigpu",
+    "all_gather_new",
     "all_gather_object",
     "all_gather_single",
     "all_reduce",
@@ -149,6 +160,8 @@ __all__ = [
     "batch_isend_irecv",
     "broadcast",
     "broadcast_multigpu",
+    "broadcast_new",
+    "broadcast_object",
     "broadcast_object_list",
     "default_pg_timeout",
     "destroy_process_group",
@@ -161,6 +174,7 @@ __all__ = [
     "get_global_rank",
     "get_group_rank",
     "get_node_local_rank",
+    "get_node_local_size",
     "get_process_group_ranks",
     "get_rank",
     "get_restart_count",
@@ -184,6 +198,7 @@ __all__ = [
     "new_subgroups_by_enumeration",
     "recent_operations",
     "recv",
+    "recv_object",
     "recv_object_list",
     "reduce",
     "reduce_multigpu",
@@ -192,11 +207,13 @@ __all__ = [
     "reduce_scatter_single",
     "reduce_scatter_tensor",
     "register_elastic",
+    "register_type",
     "rejoin",
     "revoke",
     "scatter",
     "scatter_object_list",
     "send",
+    "send_object",
     "send_object_list",
     "shrink",
     "split_group",

@@ -40,6 +40,28 @@ def broadcast(
     return work
 
 
+@mirrors(api.broadcast_new)
+def broadcast_new(
+    tensor: Tensor | None = None,
+    src: int | None = None,
+    group: Group | None = None,
+    group_src: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Tensor:
+    """Broadcast a tensor whose shape only its source knows; None on a rank outside the group."""
+    return start(False, api.broadcast_new, (tensor, src), group, timeout, group_src=group_src)
+
+
+@mirrors(api.all_gather_new)
+def all_gather_new(
+    tensor: Tensor, group: Group | None = None, *, timeout: Timeout = None
+) -> list[Tensor]:
+    """Gather tensors of any shapes on all ranks; no tensors on a rank outside the group."""
+    gathered: list[Tensor] | None = start(False, api.all_gather_new, (tensor,), group, timeout)
+    return [] if gathered is None else gathered
+
+
 @mirrors(api.all_reduce)
 def all_reduce(
     tensor: Tensor,

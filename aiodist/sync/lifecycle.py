@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,6 +13,7 @@ from aiodist.api.lifecycle import init_process_group as init_async
 from aiodist.groups.process_group import Group
 from aiodist.groups.world import World, current_world
 from aiodist.observe.answering import heed_signal
+from aiodist.sync import torch_group as default_of_torch
 from aiodist.sync.adapter import mirrors
 from aiodist.sync.portal import portal
 from aiodist.sync.stores import Store
@@ -51,12 +53,20 @@ def init_process_group(
     device_id: Any | None = None,
     *,
     liveness_timeout: float | timedelta | None = None,
+    allow_pickle: bool | None = None,
+    torch_group: bool | None = None,
 ) -> None:
     """Meet the other ranks and make the default group.
+
+    ``torch_group``: whether torch's default group is made over the same ranks, for
+    DistributedDataParallel, DistributedSampler and the like. None means AIODIST_TORCH_GROUP, or
+    where torch is imported and has no default group: then torch's own ``init_process_group``
+    may still replace it. `destroy_process_group` of either API closes both.
 
     Starts the thread that runs the event loop, and ends it if this fails. A program that ends
     without `destroy_process_group` sends what is queued and says goodbye, within some seconds.
     """
+    asked = default_of_torch.wanted(torch_group, os.environ)
     door = portal()
     member = Member(current_world(), store)
     place = store.inner if isinstance(store, Store) else store
@@ -74,9 +84,15 @@ def init_process_group(
             pg_options,
             device_id,
             liveness_timeout=liveness_timeout,
+            allow_pickle=allow_pickle,
         )
         door.settle(member)
         heed_signal(member.world.observer)
+        try:
+            default_of_torch.make(member.world, asked)
+        except BaseException:
+            destroy_process_group()
+            raise
     finally:
         door.leave()
 
@@ -101,3 +117,4 @@ def _close(close: Callable[[Group | None], Coroutine[Any, Any, None]], group: Gr
     finally:
         if not world.is_initialized:
             door.unsettle(Member(world))
+            default_of_torch.forget(world)

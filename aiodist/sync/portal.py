@@ -6,8 +6,10 @@ import asyncio
 import atexit
 import os
 import socket
+import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from multiprocessing import util
@@ -15,6 +17,8 @@ from typing import Any, Protocol, TypeVar
 
 from aiodist.api.again import Again, Done
 from aiodist.errors import InvalidUsageError, NotInitializedError
+from aiodist.groups.deferred import DeferredWork
+from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
 from aiodist.sync.hop import Hop, gate_of
 from aiodist.sync.loan import Loan
@@ -89,10 +93,11 @@ class Portal:
         for such as say nothing by their result; it is None then.
         """
         if _running_loop() is not None:
-            refuse_in_loop(function)
+            with blocking_in_cell(function):
+                return self.apply(function, blocks, args, kwargs, again)
         loop, loan = self._loop, self._loan
         if loop is None:
-            return function(*args, **kwargs)  # nothing is initialised, as it will say
+            return _beside_async(function(*args, **kwargs), blocks)
         interrupts = loan.interrupts
         # First: struck with the loop in its hands, nobody would get it back.
         held = interrupts.hold()
@@ -198,7 +203,9 @@ class Portal:
 
         Interrupted by Ctrl-C, the coroutine is cancelled.
         """
-        refuse_in_loop(function)
+        if _running_loop() is not None:
+            with blocking_in_cell(function):
+                return self.run(function, *args, **kwargs)
         loop = self.enter()
         try:
             future = asyncio.run_coroutine_threadsafe(function(*args, **kwargs), loop)
@@ -321,6 +328,19 @@ class Portal:
                     sock.close()
 
 
+def _beside_async(started: Any, blocks: bool) -> Any:
+    """What was called with no portal's loop: on a world that lives on an async program's loop.
+
+    Where there is no such world either, the call has said so.
+    """
+    if isinstance(started, DeferredWork):
+        started.start_soon()
+    if not blocks or not isinstance(started, Work):
+        return started
+    started.wait()
+    return started.result()
+
+
 def _hand_over(loop: asyncio.AbstractEventLoop, start: Callable[[], None], loan: Loan) -> None:
     loan.expect()
     try:
@@ -330,14 +350,32 @@ def _hand_over(loop: asyncio.AbstractEventLoop, start: Callable[[], None], loan:
         raise NotInitializedError(_CLOSED) from None
 
 
-def refuse_in_loop(function: Callable[..., Any]) -> None:
-    """Raise InvalidUsageError in a thread that runs an event loop: a blocking call would stop it."""
-    if _running_loop() is not None:
+@contextmanager
+def blocking_in_cell(function: Callable[..., Any]) -> Iterator[None]:
+    """Let a notebook's cell block, although the loop of its kernel runs in this thread.
+
+    A cell is expected to block until it is done. In any other running loop a blocking call is a
+    mistake that would stop it: raises InvalidUsageError.
+    """
+    loop = _running_loop()
+    if not _in_notebook():
         name = getattr(function, "__name__", "this")
         raise InvalidUsageError(
             f"{name} of aiodist.sync would block the event loop that runs in this thread; use the "
-            f"async door here: import aiodist as dist; await dist.{name}(...)"
+            f"async API here: import aiodist as dist; await dist.{name}(...)"
         )
+    _set_running_loop(None)
+    try:
+        yield
+    finally:
+        _set_running_loop(loop)
+
+
+def _in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None
 
 
 async def _leave(residents: list[Resident]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -11,6 +12,7 @@ from aiodist.api import rejoining, state
 from aiodist.api.collectives import Timeout
 from aiodist.groups.process_group import Group, ProcessGroup
 from aiodist.groups.world import current_world
+from aiodist.sync import torch_group
 from aiodist.sync.adapter import mirrors
 from aiodist.sync.lifecycle import Member
 from aiodist.sync.portal import portal
@@ -27,7 +29,10 @@ def revoke(group: Group | None = None) -> None:
 @mirrors(api.shrink)
 def shrink(group: Group | None = None, timeout: Timeout = None) -> ProcessGroup:
     """A working group of the members that are left."""
-    return portal().run(api.shrink, group, timeout)
+    successor = portal().run(api.shrink, group, timeout)
+    if successor is current_world().default:
+        torch_group.remake(current_world())
+    return successor
 
 
 @mirrors(api.grow)
@@ -35,7 +40,11 @@ def grow(
     store: Any | None = None, ranks: Sequence[int] = (), timeout: Timeout = None
 ) -> ProcessGroup:
     """Take in the processes that wait to replace lost ranks."""
-    return portal().run(api.grow, _inner(store), ranks, timeout)
+    before = current_world().default
+    group = portal().run(api.grow, _inner(store), ranks, timeout)
+    if group is not before:
+        torch_group.remake(current_world())
+    return group
 
 
 @mirrors(rejoining.rejoin)
@@ -51,6 +60,7 @@ def rejoin(
     try:
         group = door.run(rejoining.rejoin, _inner(store), rank, timeout)
         door.settle(member)
+        torch_group.make(member.world, torch_group.wanted(None, os.environ))
     finally:
         door.leave()
     return group

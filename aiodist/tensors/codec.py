@@ -15,18 +15,21 @@ from typing import Any
 import numpy as np
 
 from aiodist.errors import ProtocolError
+from aiodist.tensors.codes import (
+    ARRAY,
+    NUMPY_DTYPE,
+    SCALAR,
+    TENSOR,
+    TORCH_DEVICE,
+    Encoded,
+)
 from aiodist.tensors.meta import MAX_DIMENSIONS
-
-ARRAY, SCALAR, NUMPY_DTYPE, TENSOR, TORCH_SIZE, TORCH_DTYPE, TORCH_DEVICE = range(64, 71)
-"""Codes on the wire; never renumber, only append."""
 
 # What numpy may be asked to parse: numbers, bytes, text, dates and raw bytes, of either byte order.
 _DESCRIPTION = re.compile(
     r"(\?|[<>|]?[bBhHiIlLqQefdgFDGcuSUVmMO]\d{0,9}(\[\d{0,9}[A-Za-z]{1,7}\])?)"
 )
 _LAST_OWN_NUM = 23  # of numpy's own types; later ones belong to other packages
-
-Encoded = tuple[int, bytes, memoryview | None]
 
 
 class TensorExtension:
@@ -51,10 +54,10 @@ class TensorExtension:
             return torch_codec.encode(obj)
         return None
 
-    def decode(self, code: int, data: bytes, memory: memoryview | None) -> Any:
+    def decode(self, code: int, data: bytes, memory: memoryview | None, owned: bool) -> Any:
         """As the codec's Extension; ProtocolError for bytes that no `encode` makes."""
         if code == ARRAY:
-            return _decode_array(data, memory)
+            return _decode_array(data, memory, owned)
         if code == SCALAR:
             return _decode_scalar(data)
         if code == NUMPY_DTYPE:
@@ -62,7 +65,7 @@ class TensorExtension:
         if TENSOR <= code <= TORCH_DEVICE:
             from aiodist.tensors import torch_codec
 
-            return torch_codec.decode(code, data, memory)
+            return torch_codec.decode(code, data, memory, owned)
         return NotImplemented
 
 
@@ -72,7 +75,7 @@ def _encode_array(array: np.ndarray[Any, Any]) -> Encoded:
     return ARRAY, data, np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-def _decode_array(data: bytes, memory: memoryview | None) -> np.ndarray[Any, Any]:
+def _decode_array(data: bytes, memory: memoryview | None, owned: bool) -> np.ndarray[Any, Any]:
     dtype, tail = _parse(data)
     ndim = len(tail) // 8
     if memory is None or len(tail) % 8 or ndim > MAX_DIMENSIONS:
@@ -80,7 +83,8 @@ def _decode_array(data: bytes, memory: memoryview | None) -> np.ndarray[Any, Any
     shape = struct.unpack(f"<{ndim}Q", tail)
     if prod(shape) * dtype.itemsize != len(memory):
         raise ProtocolError(f"{len(memory)} bytes are no array of shape {shape}")
-    return np.frombuffer(memory, np.uint8).copy().view(dtype).reshape(shape)
+    flat = np.frombuffer(memory, np.uint8)
+    return (flat if owned else flat.copy()).view(dtype).reshape(shape)
 
 
 def _encode_scalar(scalar: np.generic) -> Encoded:

@@ -10,8 +10,9 @@ import torch
 from aiodist.copying import copy
 from aiodist.errors import ProtocolError
 from aiodist.tensors.buffer import buffer_of, empty_like_message
-from aiodist.tensors.codec import TENSOR, TORCH_DEVICE, TORCH_DTYPE, TORCH_SIZE, Encoded
+from aiodist.tensors.codes import TENSOR, TORCH_DEVICE, TORCH_DTYPE, TORCH_SIZE, Encoded
 from aiodist.tensors.meta import decode_meta, encode_meta
+from aiodist.tensors.torch_memory import TORCH_DTYPES
 
 _REQUIRES_GRAD, _PARAMETER = 1, 2
 _SIZE = re.compile(rb"(-?[0-9]{1,19}(,-?[0-9]{1,19})*)?")
@@ -34,10 +35,10 @@ def encode(obj: Any) -> Encoded | None:
     return None
 
 
-def decode(code: int, data: bytes, memory: memoryview | None) -> Any:
+def decode(code: int, data: bytes, memory: memoryview | None, owned: bool) -> Any:
     """As `TensorExtension.decode`, for the codes of torch's objects."""
     if code == TENSOR:
-        return _decode_tensor(data, memory)
+        return _decode_tensor(data, memory, owned)
     if code == TORCH_SIZE:
         if not _SIZE.fullmatch(data):
             raise ProtocolError("a torch.Size has the wrong form")
@@ -54,15 +55,20 @@ def decode(code: int, data: bytes, memory: memoryview | None) -> Any:
         raise ProtocolError(f"{text!r} is no device of this torch") from exc
 
 
-def _decode_tensor(data: bytes, memory: memoryview | None) -> torch.Tensor:
+def _decode_tensor(data: bytes, memory: memoryview | None, owned: bool) -> torch.Tensor:
     flags = data[0] if data else 0
     kind, dtype, shape = decode_meta(data[1:])
     nbytes = torch.Size(shape).numel() * dtype.itemsize
     if kind != "torch" or memory is None or nbytes != len(memory):
         raise ProtocolError(f"a tensor of shape {shape} has {nbytes} bytes of memory")
-    buffer = empty_like_message("torch", dtype, shape)
-    copy(buffer.view, memory)
-    tensor: torch.Tensor = buffer.owner
+    tensor: torch.Tensor
+    own_dtype = TORCH_DTYPES.get(dtype)
+    if owned and nbytes and own_dtype is not None:
+        tensor = torch.frombuffer(memory, dtype=own_dtype).reshape(shape)
+    else:
+        buffer = empty_like_message("torch", dtype, shape)
+        copy(buffer.view, memory)
+        tensor = buffer.owner
     requires_grad = bool(flags & _REQUIRES_GRAD)
     if requires_grad and not (tensor.is_floating_point() or tensor.is_complex()):
         raise ProtocolError(f"a {dtype.name} tensor cannot require grad")

@@ -52,6 +52,36 @@ async def run_ranks(
     error says which rank it was. TypeError for a ``size`` that is no int and an ``fn`` that is no
     async function.
     """
+    results, failures = await collect_ranks(
+        size,
+        fn,
+        transport,
+        timeout=timeout,
+        buffer_bytes=buffer_bytes,
+        wrap=wrap,
+        backend=backend,
+        hosts=hosts,
+    )
+    for failure in failures:
+        raise failure
+    return results
+
+
+async def collect_ranks(
+    size: int,
+    fn: Callable[[int], Awaitable[T]],
+    transport: str = "inproc",
+    *,
+    timeout: float | timedelta | None = 60.0,
+    buffer_bytes: int | None = None,
+    wrap: Callable[[int, Transport], Transport] | None = None,
+    backend: str | None = None,
+    hosts: Sequence[int] = (),
+) -> tuple[list[T], list[BaseException]]:
+    """Do as `run_ranks`, and return the errors of the ranks in the order of their times.
+
+    Returns the results by rank and no error, or no results and at least one error.
+    """
     check_int(size, "size")
     if not callable(fn):
         raise TypeError(f"fn must be an async function to call as fn(rank), not {fn!r}")
@@ -101,10 +131,8 @@ async def run_ranks(
     await asyncio.wait(tasks)
     for task in tasks:
         if not task.cancelled():
-            task.exception()  # looked at: only the first is raised
-    for failure in failures:
-        raise failure
-    return [task.result() for task in tasks]
+            task.exception()  # looked at, so that asyncio does not log it
+    return ([] if failures else [task.result() for task in tasks]), failures
 
 
 def _called(fn: Callable[[int], Awaitable[T]], rank: int) -> Awaitable[T]:

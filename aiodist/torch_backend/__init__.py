@@ -4,9 +4,9 @@ Importing this registers the backend with torch. Where aiodist is installed, ``i
 so by itself; where it is only on the path, ``import aiodist`` after torch does.
 """
 
-from aiodist.torch_backend.opening import open_group
-from aiodist.torch_backend.registration import register
+from _aiodist_autoload import register
+from aiodist.torch_backend.opening import connect, open_group
 
-__all__ = ["open_group", "register"]
+__all__ = ["connect", "open_group", "register"]
 
 register()

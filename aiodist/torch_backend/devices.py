@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,19 +24,22 @@ class Devices:
     """
 
     def __init__(self, group: Any) -> None:
-        self._group = group
-        self._others: dict[str, str] | None = None
+        self._group = weakref.ref(group)  # a group that is dropped goes at once, with no collection
+        self._known: dict[str, str] | None = None
 
     @property
     def served(self) -> list[torch.device]:
         """Those kinds, as torch asks for them."""
-        others = self._named_for_others()
-        return [torch.device(kind) for kind in DEVICES if kind not in others]
+        named = self._named()
+        return [torch.device(kind) for kind in DEVICES if named.get(kind) == "aiodist"]
 
     def check(self, device: torch.device) -> None:
         """Raise InvalidUsageError where a tensor on ``device`` is not for this group."""
-        other = self._named_for_others().get(device.type)
-        if other is None:
+        named = self._named()
+        if device.type not in {*DEVICES, *named}:
+            return  # the engine refuses it
+        other = named.get(device.type, "")
+        if other == "aiodist":
             return
         if not other:
             raise InvalidUsageError(
@@ -48,20 +52,16 @@ class Devices:
             'or name "aiodist" for both'
         )
 
-    def _named_for_others(self) -> dict[str, str]:
-        """The kinds that are not for this group, each with the backend named for it, or ""."""
-        if self._others is None:
+    def _named(self) -> dict[str, str]:
+        """The backend named for each kind; for "aiodist" alone, the kinds that there are here."""
+        if self._known is None:
+            group: Any = self._group()
             # torch enters a group there when it has it; what `splitGroup` made, never.
-            config = torch_dist.distributed_c10d._world.pg_backend_config.get(self._group)
+            config = torch_dist.distributed_c10d._world.pg_backend_config.get(group)
             if config is None:
-                return {}
-            named = dict(pair.split(":") for pair in config.split(",") if ":" in pair)
-            self._others = {
-                kind: named.get(kind, "")
-                for kind in {*DEVICES, *named}
-                if named.get(kind) != "aiodist"
-            }
-        return self._others
+                return dict.fromkeys(torch_dist.Backend.backend_capability["aiodist"], "aiodist")
+            self._known = dict(pair.split(":") for pair in config.split(",") if ":" in pair)
+        return self._known
 
 
 def accelerators_of(tensors: Sequence[Any]) -> list[int | str | torch.device]:

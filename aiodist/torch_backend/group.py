@@ -25,9 +25,11 @@ from aiodist.groups.work import Work
 from aiodist.torch_backend.membership import Membership, Tensor
 from aiodist.torch_backend.options import reduce_op, single, splits
 from aiodist.torch_backend.sparse import all_reduce_sparse
+from aiodist.torch_backend.tracing import untraced
 from aiodist.torch_backend.work import TorchReceive, TorchWork
 
 
+@untraced
 class TorchGroup(Membership):
     """What ``init_process_group("aiodist")`` and ``new_group`` of torch give.
 
@@ -38,7 +40,7 @@ class TorchGroup(Membership):
 
     # -- all to all ranks
 
-    def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> TorchWork:
+    def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> c10d.Work:
         op = reduce_op(opts)
         if any(tensor.is_sparse for tensor in tensors):
             tensor = single(tensors, "tensors")
@@ -54,7 +56,7 @@ class TorchGroup(Membership):
 
         return self._start("all_reduce", start, tensors, opts)
 
-    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> TorchWork:
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> c10d.Work:
         op = reduce_op(opts)
 
         def start(group: ProcessGroup, timeout: float | None) -> Work[Any]:
@@ -64,7 +66,7 @@ class TorchGroup(Membership):
 
     def allgather(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
-    ) -> TorchWork:
+    ) -> c10d.Work:
         def start(group: ProcessGroup, timeout: float | None) -> list[Work[Any]]:
             rows = [check_list(row, "tensor_list", group.n_ranks) for row in outputs]
             pairs = zip(rows, inputs, strict=True)
@@ -74,7 +76,7 @@ class TorchGroup(Membership):
 
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
-    ) -> TorchWork:
+    ) -> c10d.Work:
         def start(group: ProcessGroup, timeout: float | None) -> Work[Any]:
             rows = check_list(outputs, "output_tensor_lists", group.n_ranks)
             for row in rows:
@@ -85,12 +87,12 @@ class TorchGroup(Membership):
             "all_gather_coalesced", start, [tensor for row in outputs for tensor in row], opts
         )
 
-    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> TorchWork:
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> c10d.Work:
         return self.all_gather_single_coalesced([output], [tensor], opts)
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
-    ) -> TorchWork:
+    ) -> c10d.Work:
         def start(group: ProcessGroup, timeout: float | None) -> list[Work[Any]]:
             pairs = zip(outputs, inputs, strict=True)
             return [group.backend.all_gather_into(out, tensor, timeout) for out, tensor in pairs]
@@ -99,7 +101,7 @@ class TorchGroup(Membership):
 
     def reduce_scatter(
         self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any = None
-    ) -> TorchWork:
+    ) -> c10d.Work:
         op = reduce_op(opts)
 
         def start(group: ProcessGroup, timeout: float | None) -> list[Work[Any]]:
@@ -109,12 +111,12 @@ class TorchGroup(Membership):
 
         return self._start("reduce_scatter", start, outputs, opts)
 
-    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> TorchWork:
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> c10d.Work:
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
-    ) -> TorchWork:
+    ) -> c10d.Work:
         op = reduce_op(opts)
 
         def start(group: ProcessGroup, timeout: float | None) -> list[Work[Any]]:
@@ -128,7 +130,7 @@ class TorchGroup(Membership):
 
     def alltoall(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
-    ) -> TorchWork:
+    ) -> c10d.Work:
         def start(group: ProcessGroup, timeout: float | None) -> Work[Any]:
             check_list(outputs, "output_tensor_list", group.n_ranks)
             check_list(inputs, "input_tensor_list", group.n_ranks)
@@ -143,7 +145,7 @@ class TorchGroup(Membership):
         output_split_sizes: Sequence[int],
         input_split_sizes: Sequence[int],
         opts: Any = None,
-    ) -> TorchWork:
+    ) -> c10d.Work:
         def start(group: ProcessGroup, timeout: float | None) -> Work[Any]:
             return group.backend.all_to_all_single(
                 output, tensor, splits(output_split_sizes), splits(input_split_sizes), timeout
@@ -151,7 +153,7 @@ class TorchGroup(Membership):
 
         return self._start("all_to_all_single", start, [output], opts)
 
-    def barrier(self, opts: Any = None) -> TorchWork:
+    def barrier(self, opts: Any = None) -> c10d.Work:
         return self._start(
             "barrier", lambda group, timeout: group.backend.barrier(timeout), [], opts
         )
@@ -167,12 +169,13 @@ class TorchGroup(Membership):
         options = c10d.BarrierOptions()
         if timeout is not None:
             options.timeout = timeout
-        options.asyncOp = False
+        if hasattr(options, "asyncOp"):  # since torch 2.7
+            options.asyncOp = False
         self.barrier(options).wait()
 
     # -- one to all, all to one
 
-    def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> TorchWork:
+    def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> c10d.Work:
         given_root = opts.rootRank
 
         def start(group: ProcessGroup, timeout: float | None) -> list[Work[Any]]:
@@ -181,7 +184,7 @@ class TorchGroup(Membership):
 
         return self._start("broadcast", start, tensors, opts)
 
-    def reduce(self, tensors: Sequence[Tensor], opts: Any) -> TorchWork:
+    def reduce(self, tensors: Sequence[Tensor], opts: Any) -> c10d.Work:
         given_root, op = opts.rootRank, reduce_op(opts)
 
         def start(group: ProcessGroup, timeout: float | None) -> list[Work[Any]]:
@@ -192,7 +195,7 @@ class TorchGroup(Membership):
 
     def gather(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any
-    ) -> TorchWork:
+    ) -> c10d.Work:
         given_root = opts.rootRank
 
         def start(group: ProcessGroup, timeout: float | None) -> Work[Any]:
@@ -205,7 +208,7 @@ class TorchGroup(Membership):
 
     def scatter(
         self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any
-    ) -> TorchWork:
+    ) -> c10d.Work:
         given_root = opts.rootRank
 
         def start(group: ProcessGroup, timeout: float | None) -> Work[Any]:
@@ -218,7 +221,7 @@ class TorchGroup(Membership):
 
     # -- point to point
 
-    def send(self, tensors: Sequence[Tensor], dst: int, tag: int) -> TorchWork:
+    def send(self, tensors: Sequence[Tensor], dst: int, tag: int) -> c10d.Work:
         def start() -> Work[Any]:
             self._check_device(tensors)
             to = check_other(self._group, check_rank(self._group, None, dst, "dst"), "dst")
@@ -228,7 +231,7 @@ class TorchGroup(Membership):
         operation = self._submit("send", start)
         return self._handed(TorchWork(operation, tensors, None))
 
-    def recv(self, tensors: Sequence[Tensor], src: int | None, tag: int) -> TorchWork:
+    def recv(self, tensors: Sequence[Tensor], src: int | None, tag: int) -> c10d.Work:
         def start() -> Work[Any]:
             self._check_device(tensors)
             source = src
@@ -242,7 +245,7 @@ class TorchGroup(Membership):
         numbers = {rank: number for number, rank in enumerate(self._group.ranks)}
         return self._handed(TorchReceive(operation, tensors, numbers))
 
-    def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> TorchWork:
+    def recv_anysource(self, tensors: Sequence[Tensor], tag: int) -> c10d.Work:
         return self.recv(tensors, None, tag)
 
     # -- older names for the same

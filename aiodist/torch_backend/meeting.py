@@ -37,7 +37,7 @@ def meet(options: Any, name: str) -> tuple[TorchWorld, Any | None]:
     prefixes = ("default_pg", f"{options.group_id}/")  # as torch has put them in front
     may_be_old = tcp is not None and _was_here(store, _for_us(_in_front(tcp, *prefixes)), rank)
     try:
-        return TorchWorld(store, rank, size, timeout, name), None
+        return TorchWorld.met(store, rank, size, timeout, name), None
     except DistStoreError as error:
         if tcp is None or not may_be_old or isinstance(error, StoreTimeoutError):
             raise
@@ -45,7 +45,7 @@ def meet(options: Any, name: str) -> tuple[TorchWorld, Any | None]:
     registered.set_timeout(timeout)
     store = _for_us(registered)
     store.add(_visits(rank), 1)
-    world = TorchWorld(store, rank, size, _left(deadline), name)
+    world = TorchWorld.met(store, rank, size, _left(deadline), name)
     world.whole.timeout = timeout.total_seconds()
     return world, registered
 

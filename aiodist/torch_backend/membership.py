@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Self
@@ -13,12 +14,15 @@ from torch._C import _distributed_c10d as c10d
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.work import Work
+from aiodist.sync.torch_group import SharedWorld
 from aiodist.tensors.streams import on_callers_stream
 from aiodist.torch_backend.devices import DEVICES, Devices
 from aiodist.torch_backend.futures import Completions, level_here
 from aiodist.torch_backend.operation import Operation, Several, Started
 from aiodist.torch_backend.options import seconds_of
+from aiodist.torch_backend.ownership import caller_keeps, work_of_cpp
 from aiodist.torch_backend.profiling import record
+from aiodist.torch_backend.tracing import untraced
 from aiodist.torch_backend.work import TorchWork, together
 from aiodist.torch_backend.worlds import TorchWorld
 
@@ -30,6 +34,7 @@ Start = Callable[[ProcessGroup, float | None], Work[Any] | Sequence[Work[Any]]]
 _Base: Any = c10d.ProcessGroup
 
 
+@untraced
 class Membership(_Base):  # type: ignore[misc]  # see above
     """A place in a group of the engine, as torch sees it; `TorchGroup` adds the operations."""
 
@@ -39,6 +44,8 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         self._world = world
         self._group = group
         self._owns_world = owns_world
+        self.shared: SharedWorld | None = None
+        """The world of ``aiodist.sync``, where this group stands for its default group."""
         self._pid = os.getpid()
         self._group_name = ""
         self._group_desc = ""
@@ -46,10 +53,14 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         self._coalesced: list[TorchWork] | None = None
         self._parts: list[Self] = []
         self._devices = Devices(self)
+        self._on_drop = weakref.finalize(
+            self, _forsake, world, None if owns_world else group, self._levels, self._pid
+        )
+        self._on_drop.atexit = False  # the world's own end is in order then
 
     # -- how they start
 
-    def _start(self, name: str, start: Start, tensors: Sequence[Tensor], opts: Any) -> TorchWork:
+    def _start(self, name: str, start: Start, tensors: Sequence[Tensor], opts: Any) -> c10d.Work:
         """Start collectives; ``tensors`` are what they write."""
         completions = self._completions()
         completions.settle()
@@ -98,10 +109,11 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         known = self._levels.get(level)
         return known or self._levels.setdefault(level, Completions(level))
 
-    def _handed(self, work: TorchWork) -> TorchWork:
+    def _handed(self, work: TorchWork) -> c10d.Work:
+        """Return what the caller of a group's method gets for ``work``."""
         if self._coalesced is not None:
             self._coalesced.append(work)
-        return work
+        return work if caller_keeps(type(self)) else work_of_cpp(work)
 
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalesced = []
@@ -114,10 +126,18 @@ class Membership(_Base):  # type: ignore[misc]  # see above
     # -- the group
 
     # torch asks a group's backend for a device what it can do; here the group itself answers.
-    supports_splitting = False
+    supports_splitting = True
     supports_coalescing = False
     supports_time_estimate = False
     supports_shrinking = False
+
+    # torch calls these two of a group that supports splitting, where it was given a device.
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """Do nothing: ranks connect on first use."""
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """Do nothing: only members take part in a split."""
 
     @property
     def _device_types(self) -> list[torch.device]:
@@ -150,6 +170,10 @@ class Membership(_Base):  # type: ignore[misc]  # see above
     def setGroupDesc(self, desc: str) -> None:  # noqa: N802
         self._group_desc = desc
 
+    def members(self, ranks: Sequence[int]) -> list[int]:
+        """Return the engine's global ranks of some ranks of this group."""
+        return [self._group.ranks[rank] for rank in ranks]
+
     def subgroup(self, name: str, ranks: Sequence[int], timeout: timedelta | None) -> Self:
         """A group of some global ranks, over the same connections; the group's timeout if None."""
         seconds = self._group.timeout if timeout is None else timeout.total_seconds()
@@ -167,7 +191,7 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         """The group of some of this one's ranks; only they need to call it."""
         if self.rank() not in ranks:
             return None
-        chosen = [self._group.ranks[rank] for rank in sorted(ranks)]
+        chosen = self.members(sorted(ranks))
         label = name or f"{self._group.group_name}:split"
         part = self.subgroup(label, chosen, timeout)
         part.setGroupName(label)
@@ -188,6 +212,7 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         self._close(0.0)
 
     def _close(self, *seconds: float) -> None:
+        self._on_drop.detach()
         if os.getpid() == self._pid:
             if self._owns_world:
                 self._world.close(*seconds)
@@ -195,3 +220,16 @@ class Membership(_Base):  # type: ignore[misc]  # see above
                 self._world.remove([self._group], *seconds)
         for completions in list(self._levels.values()):
             completions.close()
+
+
+def _forsake(
+    world: TorchWorld, part: ProcessGroup | None, levels: dict[int, Completions], pid: int
+) -> None:
+    """Begin to close a group that is no longer referred to, or its world where ``part`` is None.
+
+    A finalizer: it runs in any thread, the event loop's too, and waits for nothing.
+    """
+    if os.getpid() == pid:
+        world.forsake(part)
+    for completions in list(levels.values()):
+        completions.close(join=False)

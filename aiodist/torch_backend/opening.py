@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as torch_dist
 
+from aiodist.sync.torch_group import SharedWorld
 from aiodist.torch_backend.group import TorchGroup
 from aiodist.torch_backend.meeting import meet, register_store
 from aiodist.torch_backend.worlds import TorchWorld
+from aiodist.types import DEFAULT_TIMEOUT
 
 
 def open_group(options: Any, backend_options: Any = None) -> TorchGroup:
@@ -17,20 +20,48 @@ def open_group(options: Any, backend_options: Any = None) -> TorchGroup:
     Sub-groups share the connections of the default group; where that one is not ours, or for the
     default group itself, the members meet at the store. Errors: those of
     ``aiodist.init_process_group``.
+
+    ``backend_options``: a `SharedWorld` for the default group that stands for that of
+    ``aiodist.sync``, else without meaning.
     """
     ranks = list(options.global_ranks_in_group)
     whole = torch_dist.group.WORLD
     if ranks and isinstance(whole, TorchGroup):
-        return whole.subgroup(options.group_id, ranks, options.timeout)
+        return whole.subgroup(options.group_id, whole.members(ranks), options.timeout)
+    if isinstance(backend_options, SharedWorld):
+        return _stand_for(backend_options)
     unnamed = not ranks and options.group_id == "0"  # torch's number for it says nothing
     name = "" if unnamed else options.group_id
     if ranks:
-        world = TorchWorld(
-            options.store, options.group_rank, options.group_size, options.timeout, name
-        )
-        return TorchGroup(world, world.whole, owns_world=True)
+        return connect(options.store, options.group_rank, options.group_size, options.timeout, name)
     world, store = meet(options, name)
     group = TorchGroup(world, world.whole, owns_world=True)
     if store is not None:
         register_store(group, store)
     return group
+
+
+def _stand_for(shared: SharedWorld) -> TorchGroup:
+    """Return a group whose operations are those of the default group of ``aiodist.sync``."""
+    world = TorchWorld(shared.world)
+    shared.release = world.release
+    group = TorchGroup(world, world.whole, owns_world=True)
+    group.shared = shared
+    return group
+
+
+def connect(
+    store: Any, rank: int, size: int, timeout: timedelta = DEFAULT_TIMEOUT, name: str = ""
+) -> TorchGroup:
+    """Make a group of ``size`` ranks that meet at ``store``, apart from torch's default group.
+
+    It is a ``torch.distributed.ProcessGroup`` with connections of its own, for programs that make
+    and replace their groups themselves, as torchft does. ``store``: one of torch's, or
+    `aiodist.Store`, with a ``PrefixStore`` in front for each group that is made at it. ``timeout``
+    holds for the meeting and for each operation. ``name`` is for errors.
+
+    The group closes by ``shutdown()``, at once by ``abort()``, and when it is no longer referred
+    to. Errors: those of ``aiodist.init_process_group``.
+    """
+    world = TorchWorld.met(store, rank, size, timeout, name)
+    return TorchGroup(world, world.whole, owns_world=True)

@@ -13,8 +13,10 @@ from torch._C import _distributed_c10d as c10d
 from aiodist.torch_backend.devices import accelerators_of
 from aiodist.torch_backend.futures import Completions
 from aiodist.torch_backend.operation import Operation, Operations
+from aiodist.torch_backend.tracing import untraced
 
 
+@untraced
 class TorchWork(c10d.Work):
     """A ``torch.distributed.Work`` over an `Operation`."""
 
@@ -95,8 +97,11 @@ class TorchWork(c10d.Work):
         An error is raised inside ``then``: ``set_exception`` on a future that C++ waits for ends
         the process.
         """
+        return self.future(ordered=_called_from_python())
+
+    def future(self, *, ordered: bool) -> torch.futures.Future[Any]:
+        """`get_future`; ``ordered``: the group's next collective waits for the callbacks."""
         if self._future is None:
-            from_python = _called_from_python()
             devices = accelerators_of(self.tensors)
             root: torch.futures.Future[Any] = torch.futures.Future(devices=devices)
             operation, tensors = self.operation, self.tensors
@@ -109,7 +114,7 @@ class TorchWork(c10d.Work):
             self._root = root
             self._future = root.then(outcome)
             if self._completions is not None:
-                self._completions.add(operation, root, ordered=from_python)
+                self._completions.add(operation, root, ordered=ordered)
             else:
                 alone = Completions()
                 alone.add(operation, root, ordered=False)
@@ -117,6 +122,7 @@ class TorchWork(c10d.Work):
         return self._future
 
 
+@untraced
 class TorchReceive(TorchWork):
     """The handle of a receive, which knows its sender."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 from aiodist.api import closing
 from aiodist.api.lifecycle import init_process_group
 from aiodist.backends.registry import bind
+from aiodist.errors import NotInitializedError
 from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.world import World, use_world
 from aiodist.mesh.leaving import FLUSH_SECONDS
@@ -26,20 +28,32 @@ _running_loop = asyncio._get_running_loop
 
 
 class TorchWorld:
-    """A world of the engine for torch's groups, apart from the one that ``aiodist.sync`` has."""
+    """A world of the engine, as torch's groups use it."""
 
-    def __init__(
-        self, store: Any, rank: int, size: int, timeout: timedelta | None, name: str
-    ) -> None:
-        """Meet the others at torch's ``store``. Errors: those of ``aiodist.init_process_group``."""
-        self._world = World()
+    def __init__(self, world: World) -> None:
+        """``world``: one that lives on the portal's loop, or will soon."""
+        self._world = world
+        self._closing: set[asyncio.Task[Any]] = set()
         self._context = contextvars.copy_context()
-        self._context.run(use_world, self._world)
+        self._context.run(use_world, world)
         self._portal = portal()
-        member = Member(self._world, store)
-        self._portal.enter()
+        self._is_released = False
+
+    @classmethod
+    def met(
+        cls, store: Any, rank: int, size: int, timeout: timedelta | None, name: str
+    ) -> TorchWorld:
+        """Return a world of torch's own, of the ranks that meet at torch's ``store``.
+
+        It is another one than that of ``aiodist.sync``. Errors: those of
+        ``aiodist.init_process_group``.
+        """
+        own = World()
+        made = cls(own)
+        member = Member(own, store)
+        made._portal.enter()
         try:
-            self._run(
+            made._run(
                 init_process_group,
                 Backend.AIODIST,
                 None,
@@ -49,10 +63,15 @@ class TorchWorld:
                 store,
                 name,
             )
-            self._portal.settle(member)
-            heed_signal(self._world.observer)
+            made._portal.settle(member)
+            heed_signal(own.observer)
         finally:
-            self._portal.leave()
+            made._portal.leave()
+        return made
+
+    def release(self) -> None:
+        """Leave the world open when `close` is called: it has another owner."""
+        self._is_released = True
 
     @property
     def is_open(self) -> bool:
@@ -87,12 +106,33 @@ class TorchWorld:
 
     def close(self, seconds: float = FLUSH_SECONDS) -> None:
         """Close all groups and the connections, after ``seconds`` for what is under way."""
-        if not self.is_open:
+        if self._is_released or not self.is_open:
             return
         try:
             self._run(closing.close_world, self._world, seconds)
+            self._world.destroyed = True
         finally:
             self._portal.unsettle(Member(self._world))
+
+    def forsake(self, group: ProcessGroup | None = None) -> None:
+        """Begin to close ``group``, or where None all groups and the connections; wait for nothing.
+
+        For finalizers: any thread, the loop's own too.
+        """
+        if group is None:
+            if not self._is_released:
+                self._portal.depart(Member(self._world))
+            return
+
+        def close() -> None:
+            task = asyncio.get_running_loop().create_task(
+                closing.close_groups(self._world, [group])
+            )
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+        with contextlib.suppress(NotInitializedError):
+            self.post(close)
 
     @property
     def can_block(self) -> bool:

@@ -3,67 +3,66 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import torch
 
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.work import Work
 from aiodist.tensors.streams import Marks
+from aiodist.training.rows import Row
 
 
-def arrange(tensors: Iterable[torch.Tensor], limit: int) -> list[list[torch.Tensor]]:
-    """In the given order, one dtype and device a list, each of at most ``limit`` bytes.
-
-    A tensor that is larger is alone in its list. Equal tensors on all ranks give equal lists.
-    """
-    lists: list[list[torch.Tensor]] = []
-    latest: dict[tuple[torch.dtype, torch.device], tuple[list[torch.Tensor], int]] = {}
-    for tensor in tensors:
-        kind = (tensor.dtype, tensor.device)
-        members, room = latest.get(kind, ([], 0))
-        if tensor.nbytes > room:
-            members, room = [], limit
-            lists.append(members)
-        members.append(tensor)
-        latest[kind] = (members, room - tensor.nbytes)
-    return lists
-
-
-class Bucket:
+class Bucket(Row):
     """Gradients of some parameters in one row of memory, which one all_reduce sums.
 
-    Behind the gradients stands a number for each parameter: how many ranks have used it. So
-    ranks need not agree beforehand on what they use, and what nobody has used keeps no gradient.
-    NaN stands there where a rank has a gradient that cannot be summed, so that all ranks learn of it.
+    A number for each parameter stands behind the gradients: how many ranks have used it. So ranks
+    need not agree beforehand on what they use, and what no rank has used keeps no gradient. The number
+    is infinite if the gradient is sparse on some rank, and NaN if it is and the bucket refuses that.
     """
 
     def __init__(
-        self, parameters: list[torch.Tensor], wire: torch.dtype, scale: float | None
+        self,
+        parameters: Sequence[torch.Tensor],
+        wire: torch.dtype,
+        scale: float | None = None,
+        *,
+        sparse_as_dense: bool = False,
     ) -> None:
-        """``scale``: a factor for gradients before they are summed."""
+        """``wire``: the dtype to travel in. ``scale``: a factor for gradients before they are summed.
+
+        ``sparse_as_dense``: take sparse gradients, too; all ranks then get a sparse one.
+        """
         self.parameters = parameters
-        self.work: Work[None] | None = None
-        self.error: Exception | None = None
         self.launched = False
         self._scale = scale
         self._wire = wire
+        self._sparse_as_dense = sparse_as_dense
         self._given: dict[int, torch.Tensor] = {}  # gradients that no backward has added to
+        self._sent: dict[int, tuple[torch.Tensor, int]] = {}  # by index: gradient and version
+        self._passes = [0] * len(parameters)
         self._missing = set(range(len(parameters)))
-        self.renew()
+        sizes = [parameter.numel() for parameter in parameters]
+        starts = torch.tensor([0, *sizes]).cumsum(0)[:-1]
+        self._starts = starts.to(parameters[0].device)
+        self._first: torch.Tensor  # as sent: the first number of each gradient
+        super().__init__(self._make_row())
 
-    def renew(self) -> None:
-        """Take other memory: operations that were given up may still write to the one there was."""
+    def _make_row(self) -> torch.Tensor:
         sizes = [parameter.numel() for parameter in self.parameters]
         device = self.parameters[0].device
-        self.flat = torch.zeros(sum(sizes) + len(sizes), dtype=self._wire, device=device)
-        *parts, self._users = torch.split(self.flat, [*sizes, len(sizes)])
+        flat = torch.zeros(sum(sizes) + len(sizes), dtype=self._wire, device=device)
+        *parts, self._users = torch.split(flat, [*sizes, len(sizes)])
         self._places = [
             part.view(parameter.shape)
             for part, parameter in zip(parts, self.parameters, strict=True)
         ]
         self._marks = Marks(device)
         self._marks.mark()
+        return flat
+
+    def renew(self) -> None:
+        """Take other memory: operations that were given up may still write to the old one."""
+        self.flat = self._make_row()
 
     @property
     def is_full(self) -> bool:
@@ -71,30 +70,47 @@ class Bucket:
         return not self._missing
 
     def touched(self, index: int) -> None:
-        """A backward has made a gradient of this parameter, or added to it."""
+        """Note that a backward has made a gradient of this parameter, or has added to it."""
         self._given.pop(index, None)
+
+    def passed(self, index: int) -> int:
+        """Count a backward of this parameter and return how many there were in this step."""
+        self._passes[index] += 1
+        return self._passes[index]
 
     def put(self, index: int) -> None:
         """Take in the gradient of a parameter."""
-        self._put(index, self.parameters[index].grad)
+        parameter, place = self.parameters[index], self._places[index]
+        grad = parameter.grad
+        if grad is not None and not grad.is_sparse and grad.data_ptr() == place.data_ptr():
+            # The sum is going to be written here, and the program may look at its own gradient until
+            # it synchronizes: so `changed` can tell what the program has done to it.
+            parameter.grad = grad = grad.clone()
+        if grad is not None:
+            self._sent[index] = grad, grad._version
+        self._put(index, grad)
 
     def _put(self, index: int, grad: torch.Tensor | None) -> None:
         place = self._places[index]
         self._marks.follow()
         users = 0.0 if grad is None else 1.0
         with torch.no_grad():
+            if grad is not None and grad.is_sparse:
+                users = math.inf if self._sparse_as_dense else math.nan
+                grad = grad.to_dense() if self._sparse_as_dense else None
             if grad is None:
                 place.zero_()
-            elif grad.is_sparse:
-                place.zero_()
-                users = math.nan
-            elif self._scale is not None:
-                torch.mul(grad, self._scale, out=place)
-            elif grad.data_ptr() != place.data_ptr():
-                place.copy_(grad)
+            else:
+                self._scaled(grad, place)
             self._users[index].fill_(users)  # assigned, it would have the host wait for a GPU
         self._marks.mark()
         self._missing.discard(index)
+
+    def _scaled(self, grad: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        """Write ``grad`` into ``place`` as it travels, and return ``place``."""
+        if self._scale is None:
+            return place.copy_(grad)
+        return torch.mul(grad, self._scale, out=place)
 
     def fill(self) -> None:
         """Take in what has not come by itself, of parameters that this rank has not used.
@@ -107,48 +123,96 @@ class Bucket:
             if not self._is_left(index, parameter.grad):
                 self.put(index)
                 continue
-            parameter.grad = parameter.grad.clone()  # type: ignore[union-attr]  # out of the row
-            self._given[index] = parameter.grad
+            if not parameter.grad.is_sparse:  # type: ignore[union-attr]  # left: it is there
+                parameter.grad = parameter.grad.clone()  # type: ignore[union-attr]  # out of the row
+            self._given[index] = parameter.grad  # type: ignore[assignment]
+            self._put(index, None)
+
+    def fill_with_nothing(self) -> None:
+        """Take part in a step without a gradient, whatever the parameters have."""
+        for index in range(len(self.parameters)):
             self._put(index, None)
 
     def _is_left(self, index: int, grad: torch.Tensor | None) -> bool:
-        """Whether it is what `hand_out` gave, and no backward has added to it."""
+        """Return whether it is what `hand_out` gave, and no backward has added to it."""
         given = self._given.get(index)
-        if grad is None or given is None or grad.is_sparse:
+        if grad is None or given is None:
             return False
+        if grad.is_sparse or given.is_sparse:
+            return grad is given
         return grad.data_ptr() == given.data_ptr()  # of no other one, as this one is kept
 
-    def follow(self) -> None:
-        """On a GPU: the current stream goes on after those on which the gradients came."""
+    def seal(self) -> None:
+        """Get ready to be sent: no gradient comes any more.
+
+        On a GPU the current stream goes on after those on which the gradients came.
+        """
+        self.launched = True
         self._marks.follow()
+        self._first = self.flat[self._starts]  # the sum is about to overwrite it
+        self._marks.mark()
 
-    def hand_out(self) -> None:
-        """Give each parameter its reduced gradient; without compression, the bucket's own memory.
+    def changed(self) -> torch.Tensor | None:
+        """Return a parameter whose gradient is no longer the one that was sent, or None.
 
-        Raises InvalidUsageError, on all ranks, where a gradient of some rank is sparse.
+        Operators count versions, but GradScaler's divides gradients and leaves the version as it was.
+        So the first number of each gradient is compared, too.
+        """
+        self._marks.follow()  # of the streams on which the gradients came, and were looked at
+        indices, numbers = [], []
+        for index, (grad, version) in self._sent.items():
+            parameter = self.parameters[index]
+            if parameter.grad is not grad or grad._version != version:
+                return parameter
+            if grad.numel() and not grad.is_sparse:
+                indices.append(index)
+                numbers.append(grad[(0,) * grad.dim()])
+        if not indices:
+            return None
+        sent = self._first[indices]
+        with torch.no_grad():
+            now = self._scaled(torch.stack(numbers), torch.empty_like(sent))
+        differ = ((now != sent) & (sent == sent)).tolist()  # NaN is no change
+        return next(
+            (
+                self.parameters[index]
+                for index, differs in zip(indices, differ, strict=True)
+                if differs
+            ),
+            None,
+        )
+
+    def hand_out(self, factor: float | None = None) -> None:
+        """Give each parameter its reduced gradient, times ``factor``.
+
+        Without compression and factor it is a view of the bucket's own memory.
+        Raises InvalidUsageError, on all ranks, where a gradient of some rank is sparse and refused.
         """
         users = self._users.tolist()
         for parameter, count in zip(self.parameters, users, strict=True):
             if count != count:
                 raise InvalidUsageError(
                     f"the gradient of a parameter of shape {tuple(parameter.shape)} is sparse on some "
-                    "rank, and those cannot be reduced in buckets; make the layer with sparse=False, "
-                    "or leave its parameters out"
+                    "rank; make the reducer with sparse_as_dense=True, or the layer with sparse=False"
                 )
         for index, parameter in enumerate(self.parameters):
             if not users[index]:
                 continue
-            place = self._places[index]
-            if place.dtype is parameter.dtype:
-                parameter.grad = place
-            elif parameter.grad is None:
-                parameter.grad = place.to(parameter.dtype)
+            reduced = self._places[index].to(parameter.dtype)
+            if factor is not None:
+                reduced = reduced * factor
+            if abs(users[index]) == math.inf:
+                parameter.grad = reduced.to_sparse(1)
+            elif reduced is self._places[index] or parameter.grad is None:
+                parameter.grad = reduced
             else:
-                parameter.grad.copy_(place)
+                parameter.grad.copy_(reduced)
             self._given[index] = parameter.grad
 
     def clear(self) -> None:
-        """Ready for the next step."""
+        """Get ready for the next step."""
         self.work = self.error = None
         self.launched = False
+        self._sent.clear()
+        self._passes = [0] * len(self.parameters)
         self._missing = set(range(len(self.parameters)))

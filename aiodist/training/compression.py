@@ -24,3 +24,11 @@ class Compression(Enum):
         if self is Compression.none or dtype not in (torch.float32, torch.float64):
             return dtype
         return torch.float16 if self is Compression.fp16 else torch.bfloat16
+
+    def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
+        """Return ``tensor`` as it travels, and what `decompress` needs."""
+        return tensor.to(self.on_wire(tensor.dtype)), tensor.dtype
+
+    def decompress(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return what has travelled in the dtype that it had."""
+        return tensor.to(dtype)

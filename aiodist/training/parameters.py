@@ -1,39 +1,82 @@
-"""Making the parameters of all ranks equal before the first step."""
+"""Making the replicas of all ranks equal: parameters, buffers, the state of optimizers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from aiodist.training.buckets import arrange
+from aiodist.errors import InvalidUsageError
 
 _BYTES = 4 << 20
 
-Parameters = torch.nn.Module | Mapping[str, Any] | Iterable[torch.Tensor]
+Parameters = (
+    torch.nn.Module
+    | Mapping[str, Any]
+    | Iterable[torch.Tensor]
+    | Iterable[tuple[str, torch.Tensor]]
+)
 
 
-def rows_of(parameters: Parameters) -> list[tuple[list[torch.Tensor], torch.Tensor]]:
-    """Tensors that travel together, and the row of memory that they travel in.
+def tensors_of(parameters: Parameters) -> list[torch.Tensor]:
+    """Return the tensors to broadcast.
 
-    Of a module: its parameters and buffers. Of a mapping: the tensors in it; what else is in it
-    stays as it is. Equal on all ranks.
+    A module has its parameters and buffers. A mapping and named tensors are sorted by name; values
+    of a mapping that are no tensors are left out. Tensors without names stay in their order.
     """
     if isinstance(parameters, torch.nn.Module):
-        parameters = [*parameters.parameters(), *parameters.buffers()]
-    elif isinstance(parameters, Mapping):
-        parameters = [value for value in parameters.values() if isinstance(value, torch.Tensor)]
-    return [
-        (several, torch.cat([tensor.detach().flatten() for tensor in several]))
-        for several in arrange(parameters, _BYTES)
-    ]
+        return [*parameters.parameters(), *parameters.buffers()]
+    several: list[Any] = list(parameters.items() if isinstance(parameters, Mapping) else parameters)
+    named = [each for each in several if isinstance(each, tuple)]
+    if not named:
+        return several
+    if len(named) != len(several):
+        raise InvalidUsageError("parameters are tensors, or pairs of name and tensor, not both")
+    by_name = sorted(named, key=lambda pair: str(pair[0]))
+    return [tensor for _, tensor in by_name if isinstance(tensor, torch.Tensor)]
 
 
-def unpack(rows: Iterable[tuple[list[torch.Tensor], torch.Tensor]]) -> None:
-    """Copy what has come in the rows into the tensors."""
+def arrange(tensors: Iterable[torch.Tensor], limit: int) -> list[list[torch.Tensor]]:
+    """Return the tensors in lists, in the given order: one dtype and device a list.
+
+    Each list has at most ``limit`` bytes; a tensor that is larger is alone in its list. Equal tensors
+    on all ranks give equal lists.
+    """
+    lists: list[list[torch.Tensor]] = []
+    latest: dict[tuple[torch.dtype, torch.device], tuple[list[torch.Tensor], int]] = {}
+    for tensor in tensors:
+        kind = (tensor.dtype, tensor.device)
+        members, room = latest.get(kind, ([], 0))
+        if tensor.nbytes > room:
+            members, room = [], limit
+            lists.append(members)
+        members.append(tensor)
+        latest[kind] = (members, room - tensor.nbytes)
+    return lists
+
+
+def lists_of(parameters: Parameters) -> list[list[torch.Tensor]]:
+    """Return the tensors that travel together, in lists that are equal on all ranks."""
+    return arrange(tensors_of(parameters), _BYTES)
+
+
+def pack(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return a flat copy of ``tensors``, one after the other."""
+    return torch.cat([tensor.detach().flatten() for tensor in tensors])
+
+
+def unpack(tensors: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
+    """Copy into ``tensors`` what stands in ``flat``, as `pack` laid it out."""
     with torch.no_grad():
-        for several, row in rows:
-            parts = torch.split(row, [tensor.numel() for tensor in several])
-            for tensor, part in zip(several, parts, strict=True):
-                tensor.copy_(part.view(tensor.shape))
+        parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+        for tensor, part in zip(tensors, parts, strict=True):
+            tensor.copy_(part.view(tensor.shape))
+
+
+def root_of(src: int | None, root_rank: int | None) -> int:
+    """Return the global rank that ``src`` or ``root_rank`` gives, or 0 without either."""
+    if src is not None and root_rank is not None and src != root_rank:
+        raise InvalidUsageError(f"src is {src} and root_rank is {root_rank}: pass one of them")
+    chosen = src if src is not None else root_rank
+    return 0 if chosen is None else chosen

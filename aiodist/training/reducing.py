@@ -1,9 +1,9 @@
-"""What the reducers of both doors share: hooks, buckets, and the order in which they leave."""
+"""What the reducers of both APIs share: hooks, buckets, and the order in which they leave."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from threading import Lock
@@ -15,8 +15,10 @@ from aiodist.errors import InvalidUsageError
 from aiodist.groups.process_group import Group, NonGroupMember
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
-from aiodist.training.buckets import Bucket, arrange
+from aiodist.training.buckets import Bucket
 from aiodist.training.compression import Compression
+from aiodist.training.parameters import arrange
+from aiodist.training.rows import Attendance, BufferRow, Row
 from aiodist.types import RedOpType, ReduceOp
 
 BUCKET_BYTES = 4 << 20
@@ -26,12 +28,14 @@ class Reducer(ABC):
     """Averages the gradients of parameters over the ranks, bucket by bucket, during backward.
 
     A bucket leaves when backward has made all its gradients. Buckets leave in the same order on
-    all ranks, from the last parameters to the first, which is about the order in which backward
-    makes them (as in Li et al., PyTorch Distributed, VLDB 2020). Parameters and their order must
-    be equal on all ranks; which of them a step uses may differ, and a parameter that no rank has
-    used keeps the gradient it has, or None.
+    all ranks, from the last parameters to the first. That is about the order in which backward
+    makes them (as in Li et al., PyTorch Distributed, VLDB 2020).
 
-    ``backward()`` runs once a step; to add up several, run all but the last under `no_sync`.
+    All ranks pass the same parameters in the same order. A step may use other parameters on each rank.
+    A parameter that no rank has used keeps the gradient it has, or None.
+
+    ``backward()`` runs ``backward_passes_per_step`` times a step. To add up more, or a varying number,
+    run all but the last under `no_sync`.
     """
 
     def __init__(
@@ -42,34 +46,88 @@ class Reducer(ABC):
         compression: Compression = Compression.none,
         bucket_bytes: int = BUCKET_BYTES,
         group: Group | None = None,
+        buffers: Iterable[torch.Tensor] = (),
+        backward_passes_per_step: int = 1,
+        gradient_predivide_factor: float | None = None,
+        sparse_as_dense: bool = False,
     ) -> None:
-        """``parameters``: those of a model, ``model.parameters()``; what needs no gradient is left out.
+        """Register hooks with the parameters.
 
-        ``op``: AVG or SUM over the ranks of ``group``, the default group where None. A bucket
-        has ``bucket_bytes`` of gradients at most, or one parameter.
+        ``parameters``: those of a model, ``model.parameters()``; what needs no gradient is left out.
 
-        Raises InvalidUsageError where there is nothing to train, for another ``op``, and on a rank
-        outside the group; NotInitializedError before ``init_process_group``.
+        ``op``: AVG or SUM over the ranks of ``group``, the default group if None.
+
+        ``compression``: how gradients travel.
+
+        ``bucket_bytes``: the most gradients in a bucket; a larger parameter has its own bucket.
+
+        ``buffers``: with each step they become those of the first rank of the group, for example
+        ``model.buffers()``: the statistics of BatchNorm, which otherwise differ between ranks.
+
+        ``backward_passes_per_step``: a gradient is sent when so many backward passes have added to it.
+        They are not divided by the number of passes.
+
+        ``gradient_predivide_factor``: with AVG, divide gradients by it before the sum and by the rest of
+        the number of ranks after the sum. None divides by the number of ranks before the sum.
+
+        ``sparse_as_dense``: take sparse gradients, too. They travel as dense ones, and all ranks get a
+        sparse gradient back.
+
+        Raises InvalidUsageError where there is nothing to train, for another ``op``, for numbers that are
+        not positive, and on a rank outside the group; NotInitializedError before ``init_process_group``.
         """
         kind = ReduceOp.of(op).kind
         if kind not in (RedOpType.AVG, RedOpType.SUM):
             raise InvalidUsageError(f"gradients are reduced by AVG or SUM, not by {op}")
+        if backward_passes_per_step < 1:
+            raise InvalidUsageError(
+                f"backward_passes_per_step is {backward_passes_per_step}, and has to be 1 or more"
+            )
+        if gradient_predivide_factor is not None and kind is not RedOpType.AVG:
+            raise InvalidUsageError(f"gradient_predivide_factor is for AVG, and op is {op}")
+        if gradient_predivide_factor is not None and gradient_predivide_factor <= 0:
+            raise InvalidUsageError("gradient_predivide_factor has to be more than 0")
         members = current_world().find(group)
         if isinstance(members, NonGroupMember):
             raise InvalidUsageError("this rank is not in the group that is to train")
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         if not trained:
             raise InvalidUsageError("no parameter needs a gradient: there is nothing to train")
-        scale = 1 / members.n_ranks if kind is RedOpType.AVG else None
+        self._prepare()
         self._group = group
+        self._own_rank = members.own_rank
+        self._n_ranks = members.n_ranks
+        self._ranks = members.ranks  # global
+        self.backward_passes_per_step = backward_passes_per_step
+        """May be set between two steps."""
+        self._factor: float | None = None  # of gradients after the sum
+        scale = None
+        self._averages = kind is RedOpType.AVG
+        if self._averages:
+            divisor = gradient_predivide_factor or members.n_ranks
+            scale = 1 / divisor
+            if divisor != members.n_ranks:
+                self._factor = divisor / members.n_ranks
+        self._trained = trained
         self._silent = False
         self._is_synchronized = False
         self._lock = Lock()
         self._next = 0
         self._buckets = [
-            Bucket(several, compression.on_wire(several[0].dtype), scale)
+            Bucket(
+                several,
+                compression.on_wire(several[0].dtype),
+                scale,
+                sparse_as_dense=sparse_as_dense,
+            )
             for several in arrange(reversed(trained), bucket_bytes)
         ]
+        self._buffers = arrange(buffers, BUCKET_BYTES)
+        self._buffer_rows: list[BufferRow] = []
+        self._number = 0  # in a join: this reducer's, from 1 on
+        self._divides_by_all = True
+        self._attendance: Attendance | None = None
+        self._restart_join()
         self._hooks: list[Any] = []
         for bucket in self._buckets:
             for index, parameter in enumerate(bucket.parameters):
@@ -79,7 +137,7 @@ class Reducer(ABC):
 
     @property
     def bytes_per_step(self) -> int:
-        """What a rank hands to all_reduce in each step."""
+        """The bytes that a rank hands to all_reduce in each step."""
         return sum(bucket.flat.nbytes for bucket in self._buckets)
 
     @contextmanager
@@ -97,6 +155,16 @@ class Reducer(ABC):
             hook.remove()
         self._hooks.clear()
 
+    # -- what the two APIs do differently
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Remember what the calling thread has and the threads of backward have not."""
+
+    @abstractmethod
+    def _start(self, row: Row) -> None:
+        """Begin the operation of ``row``, after all that began before."""
+
     # -- during backward, in the thread that runs it
 
     def _arrived(self, bucket: Bucket, index: int, parameter: torch.Tensor) -> None:
@@ -107,26 +175,30 @@ class Reducer(ABC):
             if bucket.launched:
                 raise InvalidUsageError(
                     "backward() made a gradient that is being reduced already: call synchronize() "
-                    "after each backward(), and run all but the last of several under no_sync()"
+                    "after each backward(), and run all but the last of several under no_sync(), or "
+                    "make the reducer with backward_passes_per_step"
                 )
             self._is_synchronized = False
+            if bucket.passed(index) < self.backward_passes_per_step:
+                return
             bucket.put(index)
             while self._next < len(self._buckets) and self._buckets[self._next].is_full:
                 self._launch()
 
     def _launch(self) -> None:
+        if self._next == 0 and self._number:
+            self._attendance = self._attend(self._number)
+            self._begin(self._attendance)
         bucket = self._buckets[self._next]
         self._next += 1
-        bucket.launched = True
-        bucket.follow()
-        try:
-            self._start(bucket)
-        except Exception as error:  # noqa: BLE001  # raised by synchronize, as those of the operation
-            bucket.error = error
+        bucket.seal()
+        self._begin(bucket)
 
-    @abstractmethod
-    def _start(self, bucket: Bucket) -> None:
-        """Begin the sum of ``bucket.flat`` over the ranks, after all that began before."""
+    def _begin(self, row: Row) -> None:
+        try:
+            self._start(row)
+        except Exception as error:  # noqa: BLE001  # raised by synchronize, as those of the operation
+            row.error = error
 
     # -- after it
 
@@ -135,22 +207,51 @@ class Reducer(ABC):
             while self._next < len(self._buckets):
                 self._buckets[self._next].fill()
                 self._launch()
+            self._launch_buffers()
+
+    def _launch_buffers(self) -> None:
+        # All ranks know the ranks of the step before; those of this step are still on their way.
+        self._buffer_rows = [BufferRow(several, self._active[0]) for several in self._buffers]
+        for row in self._buffer_rows:
+            self._begin(row)
+
+    def _check_unchanged(self) -> None:
+        for bucket in self._buckets:
+            parameter = bucket.changed()
+            if parameter is not None:
+                raise InvalidUsageError(
+                    f"the gradient of a parameter of shape {tuple(parameter.shape)} has changed since "
+                    "backward() made it: call synchronize() before what changes gradients, such as "
+                    "clipping, zero_grad(), and unscale_() or step() of a GradScaler"
+                )
 
     def _finished(self) -> None:
         """All works have ended: hand the gradients out, or raise the first error."""
-        errors = [error for bucket in self._buckets if (error := _error_of(bucket)) is not None]
         try:
-            if errors:
-                raise errors[0]
+            self._raise_first_error()
+            factor = self._factor
+            if self._attendance is not None:
+                self._steps += 1
+                self._active = _ranks_in(self._attendance.numbers())
+                if self._averages and not self._divides_by_all:
+                    factor = (factor or 1.0) * self._n_ranks / len(self._active)
             for bucket in self._buckets:
-                bucket.hand_out()
+                bucket.hand_out(factor)
+            for row in self._buffer_rows:
+                row.hand_out()
         except BaseException:
             self._give_up()
             raise
-        finally:
-            del errors
         self._is_synchronized = True
         self._begin_anew()
+
+    def _raise_first_error(self) -> None:
+        errors = [error for row in self._rows() if (error := row.failure()) is not None]
+        try:
+            if errors:
+                raise errors[0]
+        finally:
+            del errors  # else the error's traceback would hold this frame, and that the errors
 
     def _give_up(self) -> None:
         for bucket in self._buckets:
@@ -159,14 +260,70 @@ class Reducer(ABC):
 
     def _begin_anew(self) -> None:
         self._next = 0
+        self._attendance = None
+        self._buffer_rows = []
         for bucket in self._buckets:
             bucket.clear()
 
+    def _rows(self) -> list[Row]:
+        """Return what travels in this step, in the order in which it started."""
+        attendance = [] if self._attendance is None else [self._attendance]
+        return [*attendance, *self._buckets, *self._buffer_rows]
+
     def _works(self) -> list[Work[None]]:
-        return [bucket.work for bucket in self._buckets if bucket.work is not None]
+        return [row.work for row in self._rows() if row.work is not None]
+
+    # -- uneven batches: ranks without data stand in for themselves with zeros
+
+    def _attend(self, number: int) -> Attendance:
+        device = self._trained[0].device
+        return Attendance(self._n_ranks, device, self._own_rank, number)
+
+    def enter_join(self, number: int, divide_by_initial_world_size: bool = True) -> None:
+        """Announce each step to ranks without data from now on; `join_all` is the end of such a phase.
+
+        ``number``: of this reducer among those of the group, from 1 on, equal on all ranks.
+        Raises InvalidUsageError inside of another join.
+        """
+        if self._number:
+            raise InvalidUsageError("join() is in use for this reducer already")
+        self._number = number
+        self._divides_by_all = divide_by_initial_world_size
+        self._restart_join()
+
+    def _restart_join(self) -> None:
+        self._steps = 0  # of this rank, since all ranks had data
+        self._active = list(range(self._n_ranks))  # the group ranks that made the latest step
+
+    def _leave_join(self) -> None:
+        self._number = 0
+        self._divides_by_all = True
+
+    def _launch_nothing(self) -> None:
+        """Take part in a step of the others without gradients of this rank's own."""
+        with self._lock:
+            for bucket in self._buckets:
+                bucket.fill_with_nothing()
+                bucket.seal()
+                self._begin(bucket)
+            self._launch_buffers()
+
+    def _stood_in(self, numbers: Sequence[int]) -> None:
+        """All works of the others' step have ended: forget its gradients, or raise the first error."""
+        try:
+            self._raise_first_error()
+            for row in self._buffer_rows:
+                row.hand_out()
+        except BaseException:
+            self._give_up()
+            raise
+        self._active = _ranks_in(numbers)
+        self._begin_anew()
+
+    def _replica(self) -> list[torch.Tensor]:
+        """Return what is equal on all ranks: the parameters that are trained, and the buffers."""
+        return [*self._trained, *(buffer for several in self._buffers for buffer in several)]
 
 
-def _error_of(bucket: Bucket) -> BaseException | None:
-    if bucket.error is not None or bucket.work is None:
-        return bucket.error
-    return bucket.work.exception()
+def _ranks_in(numbers: Sequence[int]) -> list[int]:
+    return [rank for rank, number in enumerate(numbers) if number]

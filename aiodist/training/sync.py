@@ -1,24 +1,33 @@
-"""The blocking door's training functions: ``from aiodist.training.sync import GradientReducer``."""
+"""The blocking API's training functions: ``from aiodist.training.sync import GradientReducer``."""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterable
-from typing import Any
+from asyncio import CancelledError
+from collections.abc import Iterator, Sequence
 
 import torch
 
+from aiodist.errors import InvalidUsageError
 from aiodist.groups.process_group import Group
 from aiodist.groups.work import Work
+from aiodist.groups.world import current_world
 from aiodist.sync.collectives import all_reduce, broadcast
-from aiodist.training.buckets import Bucket
+from aiodist.sync.objects import broadcast_object_list
 from aiodist.training.compression import Compression
-from aiodist.training.parameters import Parameters, rows_of, unpack
-from aiodist.training.reducing import BUCKET_BYTES, Reducer
+from aiodist.training.parameters import Parameters, lists_of, pack, root_of, unpack
+from aiodist.training.reducing import Reducer
+from aiodist.training.rows import Row
 from aiodist.types import ReduceOp
 
-__all__ = ["Compression", "GradientReducer", "broadcast_parameters"]
+__all__ = [
+    "Compression",
+    "GradientReducer",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "join_all",
+]
 
 
 class GradientReducer(Reducer):
@@ -28,32 +37,96 @@ class GradientReducer(Reducer):
     `synchronize` after ``backward()``, for what comes between, such as clipping.
     """
 
-    def __init__(
-        self,
-        parameters: Iterable[torch.Tensor],
-        *,
-        op: ReduceOp = ReduceOp.AVG,
-        compression: Compression = Compression.none,
-        bucket_bytes: int = BUCKET_BYTES,
-        group: Group | None = None,
-    ) -> None:
-        """As `Reducer`."""
+    def _prepare(self) -> None:
         # Backward's threads may have a context of their own, without this rank's world.
         self._context = contextvars.copy_context()
-        super().__init__(
-            parameters, op=op, compression=compression, bucket_bytes=bucket_bytes, group=group
-        )
+        self._optimizers: list[torch.optim.Optimizer] = []
+        self._steps_synchronize = True
 
     def synchronize(self) -> None:
         """Wait until the gradients are those of all ranks. Call it on all ranks, once a step.
 
-        It takes part also where this rank has run no backward. Raises what ``all_reduce`` does;
-        gradients then hold anything, and the next step may be tried. Interrupted by Ctrl-C, the
-        step's collectives fail on all ranks.
+        It takes part also where this rank has run no backward. Raises what ``all_reduce`` does, and
+        InvalidUsageError if the program has changed a gradient since ``backward()`` made it; gradients
+        then hold anything, and the next step may be tried. Interrupted by Ctrl-C, the step's
+        collectives fail on all ranks.
         """
-        try:
+        with self._cancelled_if_it_fails():
             self._launch_rest()
+            self._check_unchanged()
             _wait_for(self._works())
+        self._finished()
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have ``optimizer.step()`` synchronize first, unless that was done since the last step.
+
+        What looks at gradients or changes them before the step, such as clipping and the ``unscale_``
+        and ``step`` of a ``torch.amp.GradScaler``, has to come after a call of `synchronize`. Else the
+        step raises InvalidUsageError.
+        """
+        self._optimizers.append(optimizer)
+        self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
+        self._hooks.append(optimizer.register_step_post_hook(self._after_step))
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """In here, the step of an attached optimizer does not synchronize."""
+        self._steps_synchronize = False
+        try:
+            yield
+        finally:
+            self._steps_synchronize = True
+
+    @contextlib.contextmanager
+    def join(self, *, divide_by_initial_world_size: bool = True) -> Iterator[None]:
+        """In here, ranks may make different numbers of steps: ``with reducer.join(): ...``.
+
+        Use it on all ranks around the loop over batches. A rank that leaves the block takes part in
+        the others' steps with zeros until all have left it. In the end all ranks get the parameters, the
+        buffers and the state of the attached optimizers of a rank that made the last step.
+
+        A step's gradients are divided by the number of all ranks, or by the number of those that make it
+        if ``divide_by_initial_world_size`` is False. Each step has one more small all_reduce.
+
+        Raises what ``all_reduce`` does. An exception in the block ends it at once on this rank alone.
+        """
+        self.enter_join(1, divide_by_initial_world_size)
+        try:
+            yield
+            join_all([self])
+        finally:
+            self._leave_join()
+
+    def _start(self, row: Row) -> None:
+        if row.source is None:
+            row.work = self._context.copy().run(
+                all_reduce, row.flat, ReduceOp.SUM, self._group, async_op=True
+            )
+        else:
+            row.work = broadcast(row.flat, group=self._group, async_op=True, group_src=row.source)
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if not self._steps_synchronize or self._is_synchronized:
+            return
+        # A GradScaler leaves the division to a fused optimizer, and tells it whether this rank's own
+        # gradients are finite: ranks would not agree on whether to make the step.
+        if getattr(optimizer, "found_inf", None) is not None:
+            with self._cancelled_if_it_fails():
+                self._launch_rest()
+                raise InvalidUsageError(
+                    "a GradScaler has looked at gradients of this rank alone: call synchronize() "
+                    "before the scaler's step()"
+                )
+        self.synchronize()
+
+    def _after_step(self, *_: object) -> None:
+        self._is_synchronized = False
+
+    @contextlib.contextmanager
+    def _cancelled_if_it_fails(self) -> Iterator[None]:
+        """If the block raises, the step's collectives fail on all ranks, and the next step may follow."""
+        try:
+            yield
         except BaseException:
             works = self._works()
             for work in works:
@@ -61,47 +134,98 @@ class GradientReducer(Reducer):
             _wait_for(works)
             self._give_up()
             raise
-        self._finished()
 
-    def attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """Have ``optimizer.step()`` synchronize first, unless that was done since the last step.
+    def _stand_in(self, numbers: Sequence[int]) -> None:
+        """Take part with zeros in a step that the ranks with ``numbers`` make."""
+        with self._cancelled_if_it_fails():
+            self._launch_nothing()
+            _wait_for(self._works())
+        self._stood_in(numbers)
 
-        What looks at gradients or changes them before the step, such as clipping and the ``unscale_``
-        and ``step`` of a ``torch.amp.GradScaler``, has to come after a call of `synchronize`.
-        """
+    def _copy_replica(self, source: int) -> None:
+        rank = self._ranks[source]
+        broadcast_parameters(self._replica(), rank, self._group)
+        for optimizer in self._optimizers:
+            broadcast_optimizer_state(optimizer, rank, self._group)
 
-        def before(*_: Any) -> None:
-            if not self._is_synchronized:
-                self.synchronize()
+    def _count(self, number: int) -> list[int]:
+        """Return the ``number`` of each group rank."""
+        row = self._attend(number)
+        all_reduce(row.flat, ReduceOp.SUM, self._group)
+        return row.numbers()
 
-        def after(*_: Any) -> None:
-            self._is_synchronized = False
 
-        self._hooks.append(optimizer.register_step_pre_hook(before))
-        self._hooks.append(optimizer.register_step_post_hook(after))
+def join_all(reducers: Sequence[GradientReducer]) -> int:
+    """Take part with zeros in the steps of other ranks until no rank makes another.
 
-    def _start(self, bucket: Bucket) -> None:
-        bucket.work = self._context.copy().run(
-            all_reduce, bucket.flat, ReduceOp.SUM, self._group, async_op=True
-        )
+    ``reducers``: all of one group, each in a join under its number in this list, from 1 on. Call it on
+    all ranks, each when it has no data left. In the end the replicas of all ranks are equal. Returns the
+    group rank that has made the most steps, the first one of several.
+    """
+    first = reducers[0]
+    while any(numbers := first._count(0)):
+        reducers[max(numbers) - 1]._stand_in(numbers)
+    counts = first._count(sum(reducer._steps for reducer in reducers))
+    source = counts.index(max(counts))
+    for reducer in reducers:
+        if min(counts) < max(counts):
+            reducer._copy_replica(source)
+        reducer._restart_join()
+    return source
 
 
 def _wait_for(works: list[Work[None]]) -> None:
-    """Until all have ended, well or badly."""
+    """Return when all have ended, well or badly."""
     for work in works:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception, CancelledError):  # which is no Exception
             work.wait()
 
 
-def broadcast_parameters(parameters: Parameters, src: int = 0, group: Group | None = None) -> None:
-    """Give all ranks the values that rank ``src`` (global) has, in place.
+def broadcast_parameters(
+    parameters: Parameters,
+    src: int | None = None,
+    group: Group | None = None,
+    *,
+    root_rank: int | None = None,
+) -> None:
+    """Give all ranks the values that rank ``src`` (global, default 0) has, in place.
 
-    ``parameters``: a module (its parameters and buffers), a ``state_dict()``, or tensors; of
-    equal shapes and dtypes on all ranks. Raises what ``broadcast`` does.
+    ``parameters``: a module (its parameters and buffers), a ``state_dict()``, ``named_parameters()``,
+    or tensors; of equal names, shapes and dtypes on all ranks. Tensors without names are in the same
+    order on all ranks. ``root_rank`` is Horovod's name for ``src``. Raises what ``broadcast`` does, and
+    InvalidUsageError if the two differ.
     """
-    rows = rows_of(parameters)
-    works = [broadcast(row, src, group, async_op=True) for _, row in rows]
+    root = root_of(src, root_rank)
+    lists = lists_of(parameters)
+    flats = [pack(several) for several in lists]
+    works = [broadcast(flat, root, group, async_op=True) for flat in flats]
     for work in works:
-        if work is not None:  # as it is, with a warning, on a rank outside the group
-            work.wait()
-    unpack(rows)
+        if (
+            work is None
+        ):  # a rank outside the group: it was warned, and its tensors stay as they are
+            return
+        work.wait()
+    for several, flat in zip(lists, flats, strict=True):
+        unpack(several, flat)
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    src: int | None = None,
+    group: Group | None = None,
+    *,
+    root_rank: int | None = None,
+    allow_pickle: bool | None = None,
+) -> None:
+    """Give the optimizers of all ranks the state and the options that rank ``src``'s has.
+
+    ``src``: a global rank, default 0; ``root_rank`` is Horovod's name for it. Parameters and their
+    groups are in the same order on all ranks. ``allow_pickle``: for options of your own classes, see
+    ``broadcast_object_list``, whose errors it raises.
+    """
+    root = root_of(src, root_rank)
+    is_root = current_world().rank == root
+    state = [optimizer.state_dict() if is_root else None]
+    broadcast_object_list(state, root, group, allow_pickle=allow_pickle)
+    if state[0] is not None and not is_root:
+        optimizer.load_state_dict(state[0])

@@ -95,8 +95,16 @@ _ANNOUNCING = frozenset({4, 18})  # REQUEST, PLACED: ``length`` is of bytes else
 
 COLLECTIVE = 0
 """Kind of a key whose channel is the sequence number of a collective."""
-POINT_TO_POINT = 1
-"""Kind of a key whose channel is the user's tag."""
+TENSOR = 1
+"""Kind of a key whose channel is the tag of a tensor's message."""
+OBJECT = 2
+"""Kind of a key whose channel is the tag of an object's message."""
+PART = 3
+"""Kind of a key whose channel is the number that a sender gave to a part of an object."""
+STREAM = 4
+"""Kind of a key whose channel is the tag of a stream."""
+MESSAGES = frozenset({TENSOR, OBJECT, PART, STREAM})
+"""The kinds of messages from one rank to another, outside of collectives."""
 
 Key = tuple[int, int, int]
 """(kind, group id, sequence number or tag): with the source rank, what a message is matched by."""

@@ -135,6 +135,9 @@ _RECORDS = (
 DICT_CODE = 40
 """Of the record for a dict whose keys msgpack cannot have: key, value, key, value, ..."""
 
+CLASS_CODE = 41
+"""Of the record for an instance of a registered class: its name, and what it is encoded as."""
+
 BY_TYPE: Mapping[type, Record] = MappingProxyType({r.cls: r for r in _RECORDS})
 BY_CODE: Mapping[int, Record] = MappingProxyType(
     {r.code: r for r in _RECORDS}

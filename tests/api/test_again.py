@@ -83,7 +83,7 @@ async def test_an_equal_call_is_over_where_the_others_are_there(kind: Callable[.
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-async def test_what_has_not_been_called_before_is_left_to_others(kind: Callable[..., Any]) -> None:
+async def test_a_first_call_is_left_to_the_general_path(kind: Callable[..., Any]) -> None:
     """Nothing is started: the group's next operation is the one that would have been."""
 
     async def main(rank: int) -> None:
@@ -164,7 +164,7 @@ async def test_arguments_are_refused_as_ever() -> None:
     await run_ranks(2, main, "shm", timeout=20)
 
 
-async def test_who_sleeps_is_woken_without_a_running_loop() -> None:
+async def test_a_sleeping_peer_is_woken_without_a_running_loop() -> None:
     """A frame is sent for that, and what sends it may ask which loop runs."""
 
     async def main(rank: int) -> None:

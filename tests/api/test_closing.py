@@ -11,7 +11,7 @@ import aiodist as dist
 from aiodist.testing import run_ranks
 
 
-async def test_what_nobody_awaited_is_told_when_its_group_goes(
+async def test_an_unawaited_failure_is_logged_when_its_group_closes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def forgetful(rank: int) -> None:
@@ -28,16 +28,17 @@ async def test_what_nobody_awaited_is_told_when_its_group_goes(
 
 
 @pytest.mark.parametrize("how", ["awaited", "ended by itself", "aborted"])
-async def test_what_is_awaited_or_over_is_not_told(
+async def test_awaited_and_completed_operations_are_not_logged_at_close(
     how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main(rank: int) -> None:
         if how == "ended by itself":
-            dist.all_reduce(np.ones(3))
+            dist.all_reduce(np.ones(3)).is_completed()
             return
         work = dist.recv(np.zeros(1), 1 - rank)
         if how == "aborted":
             await dist.abort_process_group()
+            assert work.is_completed()
             return
         task = asyncio.ensure_future(work)
         await asyncio.sleep(0)

@@ -80,8 +80,8 @@ def test_after_such_a_loop_all_starts_anew() -> None:
 async def test_calls_from_elsewhere_are_told_where_the_group_lives() -> None:
     async def main(rank: int) -> None:
         with pytest.raises(dist.InvalidUsageError, match="called outside any event loop"):
-            await asyncio.to_thread(dist.barrier)
-        with pytest.raises(dist.InvalidUsageError, match="called in another event loop"):
+            await asyncio.to_thread(dist.new_group)
+        with pytest.raises(dist.InvalidUsageError, match="belongs to another event loop"):
             await asyncio.to_thread(asyncio.run, call())
 
     async def call() -> None:

@@ -171,7 +171,7 @@ async def test_an_operation_takes_its_number_at_the_call() -> None:
     assert await run_ranks(2, on_rank) == [[4.0, 10.0]] * 2
 
 
-async def test_what_others_do_wrong_reaches_it() -> None:
+async def test_a_peers_error_fails_a_multigpu_operation() -> None:
     async def on_rank(rank: int) -> str:
         tensors = [torch.ones(2 + rank), torch.ones(2 + rank)]
         with pytest.raises(dist.CollectiveMismatchError) as caught:
@@ -322,7 +322,9 @@ async def test_refused_at_once(
     await check_refused(call, error, words)
 
 
-async def test_it_ends_when_the_local_copies_have(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_multigpu_operation_completes_with_its_local_copies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """On GPUs they run in the background: here a gate is their end."""
     gate, told = asyncio.Event(), several.begin
 

@@ -181,7 +181,7 @@ async def test_the_first_chunk_is_written_once_while_the_others_are_looked_for(
     await run_ranks(2, main, "shm", timeout=20)
 
 
-async def test_of_an_all_to_all_nothing_is_there_before_all_agree_how_long_blocks_are() -> None:
+async def test_all_to_all_publishes_nothing_before_all_agree_on_block_lengths() -> None:
     called = asyncio.Event()
 
     async def main(rank: int) -> None:
@@ -257,7 +257,7 @@ async def add_up(rank: int, size: int, count: int, op: dist.ReduceOp, calls: int
         (4, 5, True, dist.ReduceOp.AVG),
     ],
 )
-async def test_what_is_long_goes_along_a_chain_where_ranks_outnumber_cores(
+async def test_long_data_uses_the_chain_where_ranks_outnumber_cores(
     monkeypatch: pytest.MonkeyPatch,
     chains: list[int],
     size: int,
@@ -330,7 +330,7 @@ async def test_the_last_to_call_has_done_what_it_can_when_the_call_returns(kind:
 
 
 @pytest.mark.parametrize("seconds", [5.0, 0.0])
-async def test_who_needs_nothing_of_the_others_has_ended_but_lets_the_loop_turn(
+async def test_a_root_that_waits_for_no_peer_completes_and_lets_the_loop_turn(
     seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The root of a broadcast that fits into its chunks; each other rank needs the root alone."""
@@ -356,7 +356,9 @@ async def test_who_needs_nothing_of_the_others_has_ended_but_lets_the_loop_turn(
     await run_ranks(3, main, "shm", timeout=20)
 
 
-async def test_so_has_it_where_it_had_to_wait_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_collective_that_waited_for_its_turn_has_the_timeout_of_its_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Of the root and of another rank, while the third has not begun."""
     create = SharedMemory.create
     monkeypatch.setattr(SharedMemory, "create", lambda rank, _: create(rank, 32 << 20))
@@ -421,7 +423,7 @@ async def begin(rank: int, called: asyncio.Event, timeout: float = 10) -> dist.W
     return work
 
 
-async def test_it_holds_its_tensor_until_its_end() -> None:
+async def test_a_chunked_collective_keeps_its_tensor_until_its_end() -> None:
     called = asyncio.Event()
 
     async def main(rank: int) -> None:
@@ -463,7 +465,7 @@ async def test_cancelled_it_fails_on_all_ranks() -> None:
     await run_ranks(2, main, "shm", timeout=20)
 
 
-async def test_it_has_the_timeout_of_its_call() -> None:
+async def test_a_chunked_collective_has_the_timeout_of_its_call() -> None:
     called = asyncio.Event()
 
     async def main(rank: int) -> None:
@@ -479,7 +481,9 @@ async def test_it_has_the_timeout_of_its_call() -> None:
     await run_ranks(2, main, "shm", timeout=20)
 
 
-async def test_what_it_raises_is_the_operations_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_of_a_chunked_collective_is_the_operations_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def broken(*_: object) -> None:
         raise ArithmeticError("no such sum")
 

@@ -19,7 +19,7 @@ from aiodist.groups.world import World, current_world
 from aiodist.mesh import lookout as lookouts
 from aiodist.tensors import buffer_of, encode_meta
 from aiodist.testing.in_process import run_ranks
-from aiodist.wire.frames import POINT_TO_POINT
+from aiodist.wire.frames import TENSOR
 from tests.backends.inside import native
 from tests.engine.conftest import outcome, until, without_loop
 
@@ -131,7 +131,7 @@ async def test_the_async_door_looks_only_for_what_may_come_promptly(
     await run_ranks(2, main, "shm", timeout=20)
 
 
-async def test_what_is_not_there_or_not_alike_is_left_to_others() -> None:
+async def test_an_absent_or_different_message_is_left_to_the_general_path() -> None:
     async def main(rank: int) -> None:
         one = torch.ones(2)
         assert send(one, 1 - rank) is None  # none was sent before
@@ -219,10 +219,39 @@ async def test_over_a_stream_the_tensor_is_the_callers_at_once(transport: str) -
             await dist.barrier()
         else:
             for number in range(count):
-                assert recv(one, 0) is None
-                assert await dist.recv(one, 0) == 0
+                if recv(one, 0) is None:
+                    assert await dist.recv(one, 0) == 0
                 assert one[0] == one[-1] == number
             await dist.barrier()
+
+    await run_ranks(2, main, transport, timeout=20, buffer_bytes=1 << 20)
+
+
+@pytest.mark.parametrize("transport", ["inproc", "tcp"])
+async def test_a_message_that_came_over_a_stream_is_received_at_once(transport: str) -> None:
+    async def main(rank: int) -> None:
+        one, other = torch.zeros(3), torch.zeros(4)
+        await warm(rank, one, one)
+        if rank == 0:
+            for number in (1, 2):
+                await dist.send(torch.full((3,), float(number)), 1)
+            await dist.send_object("object", 1)
+            await dist.barrier()
+            await dist.barrier()
+            return
+        await dist.barrier()
+        if transport == "tcp":
+            await dist.recv_object(0)  # what came before it is here, too
+        assert recv(one, 0) is not None
+        assert one.tolist() == [1, 1, 1]
+        work = dist.irecv(one, 0)
+        assert work.is_completed()
+        assert (await work, work.source_rank()) == (0, 0)
+        assert one.tolist() == [2, 2, 2]
+        assert recv(one, 0) is None
+        with pytest.raises(dist.CollectiveTimeoutError):
+            await dist.recv(other, 0, timeout=0.01)
+        await dist.barrier()
 
     await run_ranks(2, main, transport, timeout=20, buffer_bytes=1 << 20)
 
@@ -247,7 +276,7 @@ async def test_short_and_long_messages_keep_their_order() -> None:
     await run_ranks(2, main, "shm", timeout=20)
 
 
-async def test_who_sleeps_in_a_receive_is_woken_without_a_running_loop() -> None:
+async def test_a_sleeping_receiver_is_woken_without_a_running_loop() -> None:
     async def main(rank: int) -> None:
         one = torch.ones(2)
         await warm(rank, one, one)
@@ -374,7 +403,7 @@ async def test_nothing_overtakes_a_receive_or_a_message_that_waits() -> None:
         worlds[rank] = current_world()
         await dist.barrier()
         if rank == 1:
-            key = (POINT_TO_POINT, default().id, 0)
+            key = (TENSOR, default().id, 0)
 
             def come(number: int) -> None:
                 """At once, so that the loop of this rank has no turn to look."""
@@ -404,7 +433,7 @@ async def test_nothing_overtakes_a_receive_or_a_message_that_waits() -> None:
     await run_ranks(2, main, "shm", timeout=20)
 
 
-async def test_so_many_different_ones_are_kept_and_no_more() -> None:
+async def test_the_message_plan_cache_is_bounded() -> None:
     async def main(rank: int) -> None:
         backend = native(default())
         buffer = buffer_of(torch.ones(2), "x", writable=False)

@@ -63,7 +63,7 @@ async def test_a_message_to_the_other_backends_tensor_is_refused() -> None:
         two = torch.ones(2)
         other = "another backend of this group"
         if rank == 0:
-            for tag in (0, 1, 2):
+            for tag in (0, 1):
                 with pytest.raises(dist.InvalidUsageError, match="rank 1 received the message"):
                     await dist.send(two, 1, tag=tag)
             await native.send(two, 1, 8, None)  # it has left: its end is no concern of the sender
@@ -72,8 +72,6 @@ async def test_a_message_to_the_other_backends_tensor_is_refused() -> None:
                 await native.recv(torch.zeros(2), 0, 0, None)
             with pytest.raises(dist.InvalidUsageError, match=other):
                 await native.recv_new(0, 1, None)
-            with pytest.raises(dist.InvalidUsageError, match=other):
-                await native.recv_object([None], 0, 2, False, None)
             with pytest.raises(dist.InvalidUsageError, match=other):
                 await dist.recv(torch.zeros(2), 0, tag=8)
         await dist.barrier()
@@ -133,7 +131,8 @@ def test_each_operation_asks_the_device_and_hands_on_all_arguments() -> None:
             for name in names
         ]
         is_about_tensors = any(each is tensor or each == [tensor] for each in args)
-        if "object" in operation or operation == "recv_new":
+        if "object" in operation or operation.endswith("_new"):
+            # One backend on all ranks, whose tensors may be on different devices.
             is_about_tensors = False
         found = getattr(mixed, operation)(*args)
         assert found == ("meta" if is_about_tensors else "cpu", operation, tuple(args), {})

@@ -32,7 +32,7 @@ async def test_pauses_grow_with_the_time_that_passes() -> None:
     assert len(loop.pauses) < 200
 
 
-async def test_what_the_question_raises_is_the_end() -> None:
+async def test_an_error_of_the_question_ends_polling() -> None:
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[BaseException | None] = loop.create_future()
 
@@ -43,7 +43,7 @@ async def test_what_the_question_raises_is_the_end() -> None:
     assert str(await ended) == "the device fell off"
 
 
-async def test_it_ends_when_the_answer_is_yes() -> None:
+async def test_polling_ends_when_the_answer_is_true() -> None:
     loop = asyncio.get_running_loop()
     answers = iter([False, False, True])
     ended: asyncio.Future[BaseException | None] = loop.create_future()

@@ -223,7 +223,7 @@ def test_a_row_that_has_to_wait_says_so_and_goes_on_where_it_was() -> None:
     assert row.go_on() is None
 
 
-def test_what_a_row_waits_for_may_fail_and_nothing_more_is_done() -> None:
+def test_a_failed_wait_ends_the_schedule() -> None:
     board, memory = Alone(), bytearray(4)
     board.waits["posted"] = lost = Pending[None]()
     moves = [(TAKE, 1, 0, [(memoryview(memory), memoryview(b"data"))], ())]
@@ -255,7 +255,7 @@ def test_an_error_holds_no_memory() -> None:
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_who_keeps_an_error_and_the_row_holds_no_memory(waits: bool) -> None:
+def test_an_error_and_its_schedule_keep_no_shared_memory(waits: bool) -> None:
     board, memory = Alone(fails=True), bytearray(4)
     copies = [(memoryview(memory), memoryview(b"data"))]
     moves: list[Move] = [(TAKE, 1, 0, copies, ()), (TAKE, 1, 1, copies, ())]

@@ -46,7 +46,7 @@ def test_names_of_no_backend(name: str) -> None:
         Backend(name)
 
 
-def test_what_cannot_run_here_says_why() -> None:
+def test_an_unavailable_backend_says_why() -> None:
     for name in Backend.backend_list:
         if name not in OFFERS and name != Backend.UNDEFINED:
             assert why_not(name)

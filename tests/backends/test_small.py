@@ -535,7 +535,7 @@ def begin_a_broadcast(data: npt.NDArray[np.float32], there: int, copied: int) ->
 
 
 @pytest.mark.parametrize("copied", [PIECE_BYTES, PIECE_BYTES - 1, 5 * PIECE_BYTES])
-async def test_who_has_begun_with_a_piece_and_gets_no_more_waits_for_all_of_it(
+async def test_a_reader_whose_next_piece_is_late_waits_for_all_of_them(
     monkeypatch: pytest.MonkeyPatch, copied: int
 ) -> None:
     """``copied``: what rank 0 claims to have put up; there is one piece of it, and it has four."""
@@ -563,7 +563,7 @@ async def test_who_has_begun_with_a_piece_and_gets_no_more_waits_for_all_of_it(
     await run_ranks(2, main, "shm", timeout=20)
 
 
-async def test_who_has_all_pieces_waits_for_nothing_more() -> None:
+async def test_a_reader_with_all_pieces_waits_for_nothing_more() -> None:
     """Also if the root has not come to say yet that all of it is there."""
     data = np.arange(PIECE_BYTES // 2, dtype=np.float32)  # two pieces
     begun, ended = asyncio.Event(), asyncio.Event()

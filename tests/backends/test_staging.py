@@ -92,7 +92,7 @@ async def test_a_broadcast_loads_at_the_root_and_stores_elsewhere(engine: Engine
     assert sorted(engine.asked) == [("load", 4), ("store", 4)]
 
 
-async def test_what_the_copy_raises_is_the_operations_error(engine: Engine) -> None:
+async def test_an_error_of_the_staging_copy_is_the_operations_error(engine: Engine) -> None:
     async def body(rank: int) -> None:
         tensor = torch.zeros(4)
         work = dist.all_reduce(tensor)

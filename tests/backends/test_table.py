@@ -45,7 +45,7 @@ def test_every_operation_and_every_backend_has_its_place() -> None:
     "backend", [name for name, device in COLUMNS if device == "cpu" and name != "mpi"]
 )
 @pytest.mark.parametrize("function", list(FUNCTIONS))
-async def test_what_the_table_says(backend: str, function: str) -> None:
+async def test_the_backend_table_matches_the_backends(backend: str, function: str) -> None:
     """On the CPU; the column of MPI is tested under ``mpiexec`` in ``tests/backends/mpi``."""
     assert FUNCTIONS[function][COLUMNS.index((backend, "cpu"))] == YES
     wrong: list[str] = []

@@ -21,7 +21,7 @@ from benchmarks.cli import main
         ("--fast", "unrecognized arguments: --fast"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(
+def test_invalid_arguments_are_refused(
     words: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -32,7 +32,7 @@ def test_every_operation_is_right(floors_of_two: Report) -> None:
     assert LONG // 4 > WHOLE
 
 
-def test_it_is_of_two_ranks() -> None:
+def test_the_tcp_floor_takes_two_ranks() -> None:
     peer = FloorTcp()
     peer.open(Place(0, 3, HashStore()))
 

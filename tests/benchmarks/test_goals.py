@@ -72,7 +72,7 @@ def test_the_worst_size_and_door_decide() -> None:
     assert not found.out_of_reach
 
 
-def test_what_no_library_misses_too_is_out_of_reach() -> None:
+def test_a_goal_that_the_bare_program_misses_is_out_of_reach() -> None:
     case = ("all_reduce", 2, 100 * MIB)
     for floor, beyond in ((19.0, False), (23.0, True)):
         of = report({case: {"gloo": 100.0, "async": 30.0, "blocking": 31.0, "floor": floor}})
@@ -188,7 +188,7 @@ def test_every_goal_is_about_cases_of_the_suites_and_peers_there_are() -> None:
                 assert Case(target.operation, target.ranks, size) in cases
 
 
-def test_what_backend_mpi_adds_is_shown_where_it_was_measured() -> None:
+def test_the_overhead_of_backend_mpi_is_shown_where_measured() -> None:
     assert list(overhead_rows(report({("barrier", 2, 0): {"gloo": 1.0}}))) == []
     of = report(
         {

@@ -12,7 +12,7 @@ from benchmarks import mpi_leftovers
 from benchmarks.mpi_leftovers import swept
 
 
-def test_what_a_job_has_left_goes_and_what_is_in_use_stays(
+def test_leftovers_of_a_job_are_removed_and_used_segments_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mpi_leftovers, "FOLDER", tmp_path)

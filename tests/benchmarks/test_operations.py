@@ -47,9 +47,7 @@ SPLITS = {"reduce_scatter", "all_to_all"}
 
 @pytest.mark.parametrize("operation", DATA)
 @pytest.mark.parametrize(("ranks", "count"), [(2, 2), (2, 256), (4, 64), (8, 1024), (2, 3 * CHUNK)])
-def test_what_is_expected_is_what_the_operation_does(
-    operation: str, ranks: int, count: int
-) -> None:
+def test_the_expected_result_equals_the_operations(operation: str, ranks: int, count: int) -> None:
     made = calls(operation, ranks, count)
     perform(made)
 
@@ -115,7 +113,7 @@ def test_chunks_in_wrong_places_are_noticed() -> None:
         check(np.roll(array, CHUNK), segments, "wrong")
 
 
-def test_what_all_peers_are_measured_on_has_no_better_pages() -> None:
+def test_all_peers_are_measured_on_equal_pages() -> None:
     """numpy's own large arrays have: "hg" among the flags of their memory, for huge pages."""
     usual, numpys = in_usual_pages(1 << 21), np.empty(1 << 21, np.float32)
     assert len(usual) == len(numpys)

@@ -79,7 +79,7 @@ def test_slots_reach_no_further_than_they_hold_nor_than_they_were_measured() -> 
     assert shared_rows_of("all_reduce", 4, []) == []
 
 
-def test_of_an_all_gather_a_slot_holds_a_block() -> None:
+def test_a_slot_of_an_all_gather_holds_one_block() -> None:
     most = 4 * LARGEST_SLOT_BYTES
     rows = shared_rows_of("all_gather", 4, [(most, SLOTS), (2 * most, Choice("chunks"))])
     assert [rule.nbytes for rule in rows] == [most, MANY]
@@ -155,6 +155,6 @@ def _hosts(**changed: object) -> str:
         (_hosts(chunk=0), "does not exist here"),
     ],
 )
-def test_what_is_no_table(text: str, said: str) -> None:
+def test_a_malformed_table_is_refused(text: str, said: str) -> None:
     with pytest.raises(InvalidUsageError, match=said):
         decode(text)

@@ -222,7 +222,7 @@ async def test_a_rank_that_never_said_anything(inproc: RunRanks) -> None:
     assert "no message ever came from it; rank 0 noticed" in str(error)
 
 
-async def test_what_a_rank_did_last_in_shared_memory_is_said() -> None:
+async def test_an_error_names_a_lost_ranks_last_collective_in_shared_memory() -> None:
     """There collectives send no messages, so that none has come."""
 
     async def main(rank: int) -> dist.PeerLostError | None:
@@ -241,7 +241,7 @@ async def test_what_a_rank_did_last_in_shared_memory_is_said() -> None:
     assert f"; it last {last}; rank 0 noticed" in str(error)
 
 
-async def test_of_what_failed_nobody_says_that_a_rank_has_finished_it() -> None:
+async def test_a_failed_operation_is_not_reported_as_finished() -> None:
     over = asyncio.Barrier(2)
 
     async def main(rank: int) -> list[str]:

@@ -167,7 +167,7 @@ async def test_two_roots_and_nothing_after_them_is_said_when_the_group_ends(
 
 
 @pytest.mark.parametrize("kind", [dist.CollectiveMismatchError, dist.CollectiveCancelledError])
-async def test_of_what_failed_elsewhere_afterwards_a_disagreement_alone_is_said_at_the_end(
+async def test_closing_reports_a_late_failure_only_if_it_is_a_disagreement(
     inproc: RunRanks, kind: type[dist.CollectiveError]
 ) -> None:
     async def main(rank: int) -> None:
@@ -182,7 +182,7 @@ async def test_of_what_failed_elsewhere_afterwards_a_disagreement_alone_is_said_
     await inproc(2, main)
 
 
-async def test_who_comes_last_sees_that_both_were_roots_before_it_is_over() -> None:
+async def test_the_last_rank_sees_two_roots_before_the_operation_completes() -> None:
     """Its barrier could be over at once; the other one waits in it, and sees the same when it has it."""
 
     async def main(rank: int) -> BaseException | None:
@@ -233,7 +233,7 @@ async def test_a_root_that_uses_its_slot_again_sees_that_another_was_root_there(
     assert "root 1" in str(error)
 
 
-async def test_who_has_raised_a_disagreement_takes_what_it_put_up_away() -> None:
+async def test_a_rank_that_raised_a_disagreement_removes_its_fingerprint() -> None:
     """Nobody that was through before is to find it in its next operation, once more."""
 
     async def main(rank: int) -> None:
@@ -532,6 +532,7 @@ async def test_a_rank_whose_connections_are_cut_is_lost_to_all(
         assert results[rank]
         for error in results[rank]:
             assert isinstance(error, dist.PeerLostError), results
+            assert (error.departed, error.departure) == ((error.rank,), "died")
     assert any("rank 2" in str(error) for error in results[0])
 
 
@@ -578,6 +579,7 @@ async def test_a_rank_may_leave_while_others_work_on(ranks: RunRanks) -> None:
             into = np.zeros(LARGE)
             error = await outcome(dist.irecv(into, 2, tag=1))
             assert isinstance(error, dist.PeerLostError)
+            assert (error.departed, error.departure) == ((error.rank,), "left")
             assert "has left" in str(error)
         else:
             await dist.send(np.ones(2), 0)

@@ -179,7 +179,7 @@ async def test_many_at_once() -> None:
 
 
 @pytest.mark.parametrize("late", [0, 1, 2, 3])
-async def test_who_comes_late_finds_what_the_others_said_meanwhile(late: int) -> None:
+async def test_a_late_rank_receives_the_error_that_the_others_sent(late: int) -> None:
     """Those of its host have slept for so long that they said over the streams what they are in."""
 
     async def main(rank: int) -> None:
@@ -325,7 +325,7 @@ async def test_every_collective_does_what_it_does_on_one_host(
     await run_ranks(size, main, "shm", hosts=hosts, timeout=30)
 
 
-async def test_who_is_left_shrinks_and_goes_on_over_the_hosts() -> None:
+async def test_survivors_on_several_hosts_shrink_and_continue() -> None:
     async def main(rank: int) -> None:
         await dist.barrier()
         if rank == 1:

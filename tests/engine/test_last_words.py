@@ -75,7 +75,7 @@ async def test_a_first_send_to_a_rank_that_has_left(transport: str) -> None:
     assert ("probably" in told) == (transport != "shm")
 
 
-async def test_who_gives_an_operation_up_hears_no_more_of_it(
+async def test_a_cancelled_operation_receives_no_status(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def leave(rank: int) -> None:
@@ -87,6 +87,7 @@ async def test_who_gives_an_operation_up_hears_no_more_of_it(
             await ended.wait()
             assert first.is_completed()
             assert not first.cancel()
+            assert second.is_completed()
 
     await run_ranks(2, leave)
     complaints = [r for r in caplog.records if "nobody awaited" in r.getMessage()]

@@ -290,7 +290,7 @@ async def test_rejoin_says_when_nobody_takes_it_in(store: dist.Store) -> None:
     await newcomer(alone)
 
 
-async def test_what_is_missing_is_said(
+async def test_a_missing_argument_of_rejoin_is_named(
     inproc: RunRanks, store: dist.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("RANK", "AIODIST_REJOIN_STORE"):

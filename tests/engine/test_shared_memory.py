@@ -258,7 +258,7 @@ async def test_a_rank_that_leaves_before_its_first_operation_is_missed() -> None
     await run_ranks(2, main, "shm", timeout=10)
 
 
-async def test_who_comes_late_finds_what_the_others_said_meanwhile() -> None:
+async def test_a_late_rank_receives_the_error_that_the_others_sent() -> None:
     """They have slept for so long that they said over the streams what they are in."""
 
     async def main(rank: int) -> None:

@@ -134,7 +134,9 @@ async def test_a_revoked_group_without_any_dead_gets_a_successor_of_all(ranks: R
     await ranks(3, main)
 
 
-async def test_who_does_not_come_is_named_and_may_come_later(inproc: RunRanks) -> None:
+async def test_a_member_that_does_not_call_shrink_is_named_and_may_call_later(
+    inproc: RunRanks,
+) -> None:
     given_up = asyncio.Barrier(3)  # whoever calls again may bring in one who has not given up
 
     async def main(rank: int) -> None:
@@ -189,10 +191,10 @@ async def test_a_rank_that_closed_the_group_is_left_out(ranks: RunRanks) -> None
     await ranks(3, main)
 
 
-async def test_what_was_under_way_on_the_old_group_has_failed(inproc: RunRanks) -> None:
+async def test_operations_in_progress_on_the_old_group_fail(inproc: RunRanks) -> None:
     async def main(rank: int) -> None:
         waits = dist.irecv(np.zeros(1), 1 - rank)
-        dist.isend(np.zeros(1), 1 - rank, tag=3)
+        await dist.isend(np.zeros(1), 1 - rank, tag=3)
         group = await dist.shrink()
         assert isinstance(await outcome(waits), dist.GroupRevokedError)
         stray = dist.irecv(np.ones(1), 1 - rank, group, tag=3)  # not the message to the old group

@@ -12,25 +12,25 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 
+Command = Callable[..., str]
 Launch = Callable[..., str]
 
 
 @pytest.fixture
-def launch(scaled: Callable[[float], float], tmp_path: Path) -> Launch:
-    """``launch(ranks, script, *arguments)``: what the job printed; a job that fails is an error.
+def command(scaled: Callable[[float], float], tmp_path: Path) -> Command:
+    """``command(program, *arguments, code=0)``: what it printed; another exit code is an error.
 
-    ``options``: the launcher's own.
+    It runs in ``tmp_path``, and nothing of a job around the tests reaches it.
     """
 
-    def run(ranks: int, script: Path, *arguments: str, options: Sequence[str] = ()) -> str:
+    def run(*arguments: str, code: int = 0) -> str:
         kept = {
             name: value
             for name, value in os.environ.items()
             if not name.startswith(("AIODIST_", "TORCHELASTIC_", "MASTER_"))
         }
-        launcher = (sys.executable, "-m", "aiodist", "run", "-n", str(ranks), *options)
         job = subprocess.run(
-            [*launcher, str(script), *arguments],
+            arguments,
             cwd=tmp_path,
             env=kept | {"PYTHONPATH": str(REPOSITORY)},
             stdin=subprocess.DEVNULL,
@@ -39,7 +39,23 @@ def launch(scaled: Callable[[float], float], tmp_path: Path) -> Launch:
             timeout=scaled(100),
             check=False,
         )
-        assert job.returncode == 0, job.stdout + job.stderr
+        assert job.returncode == code, job.stdout + job.stderr
         return job.stdout + job.stderr
+
+    return run
+
+
+@pytest.fixture
+def launch(command: Command) -> Launch:
+    """``launch(ranks, script, *arguments)``: what the job printed; a job that fails is an error.
+
+    ``options``: the launcher's own. ``code``: the exit code that the job has to have.
+    """
+
+    def run(
+        ranks: int, script: Path, *arguments: str, options: Sequence[str] = (), code: int = 0
+    ) -> str:
+        launcher = (sys.executable, "-m", "aiodist", "run", "-n", str(ranks), *options)
+        return command(*launcher, str(script), *arguments, code=code)
 
     return run

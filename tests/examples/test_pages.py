@@ -25,7 +25,7 @@ def test_blocks_were_found() -> None:
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_what_a_block_uses_exists(block: str) -> None:
+def test_names_used_in_code_blocks_exist(block: str) -> None:
     tree = ast.parse(block)
     modules = {"dist": importlib.import_module("aiodist")}  # what a block without imports means
     for node in ast.walk(tree):

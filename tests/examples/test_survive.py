@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "survive.py"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
-def test_it_survives(launch: Callable[..., str]) -> None:
+def test_the_example_survives_a_killed_rank(launch: Callable[..., str]) -> None:
     output = launch(4, SCRIPT, options=["--max-restarts", "2"])
     for rank, number in ((2, 1), (0, 2)):
         replaced = f"rank {rank} has failed: SIGKILL; another process takes its place"

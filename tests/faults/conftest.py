@@ -1,4 +1,4 @@
-"""The nursery that runs the cells of the matrix, and which of them run by default."""
+"""The nursery that runs the cells of the matrix."""
 
 from __future__ import annotations
 
@@ -18,19 +18,6 @@ from tests.faults.nursery import AT_ONCE
 from tests.faults.report import Measured, write_results
 
 ROOT = Path(__file__).parents[2]
-BY_REQUEST = ("matrix", "soak")
-"""Marks of tests that run only where ``-m`` names them: they take minutes."""
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    asked = config.option.markexpr
-    unasked = [mark for mark in BY_REQUEST if mark not in asked]
-    dropped = [item for item in items if any(item.get_closest_marker(mark) for mark in unasked)]
-    if dropped:
-        config.hook.pytest_deselected(items=dropped)
-        items[:] = [item for item in items if item not in set(dropped)]
-
-
 REPORT_VARIABLE = "AIODIST_FAULT_REPORT"
 """Where it names a file, what the cells measured is written there."""
 

@@ -17,7 +17,7 @@ def test_waits_are_late_less_what_the_ranks_ran_themselves() -> None:
     assert lateness(before, after) == {0: 1.5 + 0.5, 1: 0.5 + 1.5}
 
 
-def test_who_computes_or_sleeps_is_not_late() -> None:
+def test_a_computing_or_sleeping_rank_is_not_late() -> None:
     before = {0: {"10": (0.0, 0.0)}, 1: {"20": (0.0, 0.0)}}
     computing = {0: {"10": (1.5, 1.5)}, 1: {"20": (1.5, 1.5)}}  # in turns, on one core
     assert lateness(before, computing) == {0: 0.0, 1: 0.0}

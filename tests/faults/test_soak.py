@@ -76,7 +76,7 @@ def _samples(count: int, **slopes: float) -> list[Sample]:
     ]
 
 
-def test_what_is_flat_is_called_flat() -> None:
+def test_flat_figures_are_called_flat() -> None:
     assert verdict(_samples(40)) == []
     assert verdict(_samples(2)) == []
     assert verdict(_samples(40, descriptors=-0.5)) == []
@@ -86,7 +86,7 @@ def test_what_is_flat_is_called_flat() -> None:
     ("what", "slope"),
     [("descriptors", 0.5), ("segments", 1), ("threads", 1), ("tasks", 1), ("rss_bytes", 1e6)],
 )
-def test_what_grows_is_found(what: str, slope: float) -> None:
+def test_growth_is_found(what: str, slope: float) -> None:
     grown = verdict(_samples(40, **{what: slope}))
     assert len(grown) == 1
     assert ("memory" if what == "rss_bytes" else what) in grown[0]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from types import MappingProxyType
 
 from aiodist.errors import DistError, DistStoreError, HandshakeError, ProtocolError
-from aiodist.mesh.peer import Card
+from aiodist.mesh.rank_info import Card
 from aiodist.store.tcp_greeting import greet_client, greet_server
 from aiodist.store.tcp_wire import read_message
 from aiodist.wire.failures import decode_error

@@ -124,5 +124,5 @@ def test_streams_futures_and_both_devices(tmp_path: Path) -> None:
         ("parallel:autograd", 3),
     ],
 )
-def test_what_runs_on_the_cpu_runs_on_the_gpu(program: str, size: int) -> None:
+def test_programs_of_the_cpu_run_on_the_gpu(program: str, size: int) -> None:
     assert run_job(PROGRAM, size, program).count("good") == size

@@ -108,7 +108,7 @@ def test_those_that_were_dead_before_are_not_among_the_members() -> None:
     assert net.decisions() == {Decision((1, 3), "of 1")}
 
 
-def test_what_one_knows_of_the_dead_the_others_believe() -> None:
+def test_a_death_known_to_one_member_is_believed_by_all() -> None:
     net = Net(3, random.Random(1), {2: {1}})
     net.dead.add(1)
     for rank in (0, 2):

@@ -18,7 +18,7 @@ from aiodist.groups.blame import (
 from aiodist.groups.fingerprint import Fingerprint, differ_in_device_alone
 from aiodist.mesh.events import Presence
 from aiodist.tensors import dtype_named
-from aiodist.wire.frames import COLLECTIVE, POINT_TO_POINT
+from aiodist.wire.frames import COLLECTIVE, TENSOR
 
 ELSEWHERE = Presence(False, "barrier(), operation 3", "is in no operation")
 
@@ -38,7 +38,7 @@ def test_those_that_do_not_answer() -> None:
     assert said.endswith("is in no operation), and ranks 2, 5 do not answer")
 
 
-def test_of_many_missing_ranks_some_say_what_they_do() -> None:
+def test_a_few_of_many_missing_ranks_report_their_activity() -> None:
     said = who_keeps_it(dict.fromkeys(range(20), ELSEWHERE), [])
     assert ", 18, 19 did not enter it (rank 0 " in said
     assert said.count("is in no operation") == 8
@@ -58,12 +58,12 @@ def test_those_it_waits_for_where_all_are_there() -> None:
 
 
 def test_messages_that_nobody_has_asked_for() -> None:
-    arrived = [((POINT_TO_POINT, 9, tag), 1) for tag in (7, 5)]
-    others = [((POINT_TO_POINT, 8, 1), 1), ((COLLECTIVE, 9, 2), 1), ((POINT_TO_POINT, 9, 3), 2)]
+    arrived = [((TENSOR, 9, tag), 1) for tag in (7, 5)]
+    others = [((TENSOR, 8, 1), 1), ((COLLECTIVE, 9, 2), 1), ((TENSOR, 9, 3), 2)]
     assert unread_in_words(others, 9, [1]) == ""
     said = unread_in_words([*arrived, *others], 9, [1])
-    assert said == ", from where messages with tag 5, 7 have come that nobody has asked for"
-    many = [((POINT_TO_POINT, 9, tag), 1) for tag in range(9)]
+    assert said == ", from where tensors with tag 5, 7 have come that nobody has asked for"
+    many = [((TENSOR, 9, tag), 1) for tag in range(9)]
     assert "tag 0, 1, 2, 3, 4, ... have" in unread_in_words(many, 9, [1])
 
 
@@ -76,7 +76,7 @@ CPU = Fingerprint("broadcast", dtype_named("float32"), root=0, count=4)
 
 
 @pytest.mark.parametrize("here", [False, True])
-def test_what_is_on_another_device_and_equal_else_is_told_apart(here: bool) -> None:
+def test_fingerprints_that_differ_in_the_device_alone_are_recognised(here: bool) -> None:
     one, other = replace(CPU, elsewhere=here), replace(CPU, elsewhere=not here)
     assert differ_in_device_alone(one.encoded, other.encoded)
     assert not differ_in_device_alone(one.encoded, one.encoded)
@@ -97,7 +97,9 @@ def test_the_way_of_the_tensors_is_not_said_where_it_is_the_same(mine: bool, the
         (False, True, f"root 0), rank 1 called broadcast(5 x float32, root 0){WAY}"),
     ],
 )
-def test_it_is_said_of_the_one_that_goes_another(mine: bool, theirs: bool, said: str) -> None:
+def test_the_error_names_the_rank_that_takes_another_path(
+    mine: bool, theirs: bool, said: str
+) -> None:
     assert disagreement(mine, theirs).endswith(said)
 
 

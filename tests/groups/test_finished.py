@@ -24,7 +24,7 @@ def test_the_last_of_them_are_known_by_number() -> None:
     assert len(finished.ring) == REMEMBERED
 
 
-def test_what_is_taken_out_is_not_known_any_more() -> None:
+def test_a_popped_operation_is_forgotten() -> None:
     finished = Finished()
     finished.add(7, BARRIER)
     assert finished.pop(7 + REMEMBERED) is None

@@ -21,16 +21,17 @@ async def over(*, yields: bool = False) -> Over:
     return Over(asyncio.get_running_loop(), record, yields)
 
 
-async def test_whatever_a_work_looks_at_is_there() -> None:
+async def test_a_completed_work_has_every_attribute_of_a_work() -> None:
     work = await over()
     for name in Work.__slots__:
         if name != "__weakref__":
             getattr(work, name)
     assert weakref.ref(work)() is work
     assert repr(work) == "<Work: done>"
+    await work
 
 
-async def test_it_has_ended_well() -> None:
+async def test_a_completed_work_has_succeeded() -> None:
     work = await over()
     assert work.is_completed()
     assert work.done()
@@ -52,7 +53,7 @@ async def test_it_has_ended_well() -> None:
     assert await asyncio.wait_for(work, 1) is None
 
 
-async def test_who_asks_to_be_told_is_told() -> None:
+async def test_callbacks_of_a_completed_work_are_called() -> None:
     work = await over()
     told: list[object] = []
     work.when_done(lambda: told.append("now"))
@@ -95,8 +96,7 @@ async def test_its_record_is_made_when_somebody_asks() -> None:
     assert [record.sequence for record in recorder.records()] == [2, 3]
     assert [record.sequence for record in recorder.latest(1)] == [3]
     assert recorder.count == 4
-    assert [each.sequence for each in recent(recorder, [Work(work._loop, None, running)])] == [
-        0,
-        2,
-        3,
-    ]
+    await work
+    living: Work[None] = Work(work._loop, None, running)
+    assert [each.sequence for each in recent(recorder, [living])] == [0, 2, 3]
+    assert not living.is_completed()

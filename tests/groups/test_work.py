@@ -13,14 +13,14 @@ from aiodist.groups.work import Work
 from aiodist.testing import run_ranks
 
 
-async def test_asyncio_waits_for_works_as_for_futures() -> None:
+async def test_asyncio_waits_for_the_first_of_several_works() -> None:
     async def main(rank: int) -> None:
         if rank == 1:
             await dist.send(np.ones(3), 0, tag=1)
             await dist.barrier()
             await dist.send(np.ones(3), 0, tag=2)
             return
-        works = {dist.irecv(np.zeros(3), 1, tag=tag) for tag in (1, 2)}
+        works = {asyncio.ensure_future(dist.irecv(np.zeros(3), 1, tag=tag)) for tag in (1, 2)}
         done, rest = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
         assert len(done) == len(rest) == 1
         (first,), (second,) = done, rest

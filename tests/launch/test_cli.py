@@ -48,6 +48,12 @@ def specs(monkeypatch) -> list[JobSpec]:
 MISTAKES = [
     (["run", "trian.py"], "there is no script 'trian.py': did you mean 'train.py'?"),
     (["run", "no/such.py"], "there is no script 'no/such.py' (there is no folder 'no')"),
+    (
+        ["run", "sh", "train.sh"],
+        "no script 'sh'; 'sh' is a program on PATH, which starts with --no_py",
+    ),
+    (["run", "--standalone", "--nnodes=2", "train.py"], "--standalone is for a job on this node"),
+    (["run", "--standalone", "--master_port=29500", "train.py"], "--standalone is for a job"),
     (["run", "folder"], "'folder' is a directory without a __main__.py"),
     (["run", "-n", "0", "train.py"], "must be at least 1, not 0"),
     (["run", "-n", "-3", "train.py"], "must be at least 1, not -3"),
@@ -114,6 +120,16 @@ def test_only_node_0_needs_the_port(capfd):
         options = ["--nnodes=2", "--master-addr=127.0.0.1", "--master-port", port]
         assert cli.main(["run", *options, "--node-rank=1", "--no-python", "true"]) == 0
         assert cli.main(["run", *options, "--node-rank=0", "--no-python", "true"]) == 2
+
+
+@pytest.mark.parametrize(
+    "options", [["-np", "3"], ["--np=3"], ["--standalone", "-n", "3"], ["-n3"]], ids=" ".join
+)
+def test_options_of_other_launchers_are_taken(options, specs):
+    assert cli.main(["run", *options, "train.py", "-np", "5"]) == 0
+    (spec,) = specs
+    assert (spec.nproc, spec.nnodes, spec.master_port) == (3, 1, None)
+    assert spec.arguments == ("-np", "5")
 
 
 def test_a_count_after_the_script_is_noticed(specs, capfd):

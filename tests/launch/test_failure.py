@@ -32,6 +32,13 @@ LOST = """Traceback (most recent call last):
   File "a.py", line 1, in <module>
 aiodist.errors.PeerLostError: rank 2 is gone"""
 
+LOST_IN_A_CALLBACK = """Traceback (most recent call last):
+  File "a.py", line 1, in <module>
+RuntimeError: Got the following error when running the callback: PeerLostError: rank 1 has left
+
+At:
+  aiodist/torch_backend/work.py(106): outcome"""
+
 
 def failure(stderr: str | None, status: int = 1) -> Failure:
     return Failure(rank=3, local_rank=1, pid=42, host="here", status=status, stderr=stderr)
@@ -68,7 +75,7 @@ def test_a_signal_is_named_and_old_tracebacks_are_not_blamed_for_it():
     assert told.endswith("handled")
 
 
-def test_what_kills_without_a_trace_is_said_to_be_often_the_lack_of_memory():
+def test_a_sigkill_without_trace_suggests_the_oom_killer():
     assert "for want of memory" in failure("", -9).summary()
     assert "memory" not in failure("", -15).summary()
 
@@ -90,6 +97,26 @@ def test_a_lost_peer_is_a_consequence():
         'Traceback (most recent call last):\nValueError: "PeerLostError"'
     ).is_consequence()
     assert not failure(None).is_consequence()
+
+
+def test_a_lost_peer_in_the_error_of_a_callback_of_torch_is_a_consequence():
+    assert failure(LOST_IN_A_CALLBACK).is_consequence()
+    assert failure(
+        "Traceback (most recent call last):\nRuntimeError: PeerLostError: x"
+    ).is_consequence()
+    assert not failure(
+        "Traceback (most recent call last):\nRuntimeError: no PeerLostError: x"
+    ).is_consequence()
+
+
+def test_the_rank_that_torch_puts_before_each_line_is_left_out():
+    tail = Tail()
+    for line in LOST_IN_A_CALLBACK.splitlines():
+        tail.feed(f"[rank11]: {line}\n".encode() if line else b"\n")
+    assert tail.text() == f"{LOST_IN_A_CALLBACK}\n"
+    tail = Tail()
+    tail.feed(b"[rank0]:[W1123 a.cpp:12] a warning of torch's\nsaid [rank0]: x\n")
+    assert tail.text() == "[rank0]:[W1123 a.cpp:12] a warning of torch's\nsaid [rank0]: x\n"
 
 
 def test_a_tail_keeps_whole_lines_of_the_end():

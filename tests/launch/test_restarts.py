@@ -16,6 +16,8 @@ from tests.certificates import tls_files
 
 ONCE = (
     "count = int(os.environ['AIODIST_RESTART_COUNT'])\n"
+    "assert count == int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
+    "assert int(os.environ['TORCHELASTIC_MAX_RESTARTS']) >= 1\n"
     "print('start', count, os.environ.get('AIODIST_REPLACEMENT'), flush=True)\n"
     "if RANK == '1' and count < {times}:\n"
     "    raise SystemExit(7)\n"
@@ -56,9 +58,14 @@ def test_without_the_option_nothing_starts_anew(sandbox, run_command):
     script = sandbox.script(
         "assert 'AIODIST_RESTART_COUNT' not in os.environ\n"
         "assert 'AIODIST_REJOIN_STORE' not in os.environ\n"
+        "assert 'TORCHELASTIC_RESTART_COUNT' not in os.environ\n"
         "sys.exit(RANK == '1' and 7)\n"
     )
-    env = {"AIODIST_RESTART_COUNT": "3", "AIODIST_REJOIN_STORE": "elsewhere:1"}
+    env = {
+        "AIODIST_RESTART_COUNT": "3",
+        "TORCHELASTIC_RESTART_COUNT": "3",
+        "AIODIST_REJOIN_STORE": "elsewhere:1",
+    }
     code, _, err = sandbox.run(*run_command, "-n", "2", script, env=env)
     assert code == 7
     assert "anew" not in err
@@ -128,6 +135,31 @@ def test_only_the_dead_rank_starts_anew_where_all_are_elastic(sandbox, run_comma
     assert "anew" not in err
 
 
+@pytest.mark.timeout(120)
+def test_the_job_ends_when_the_members_finish_while_a_replacement_waits(sandbox, run_command):
+    sandbox.limit *= 3
+    script = sandbox.script(
+        "import aiodist.sync as dist\n"
+        "if dist.is_replacement():\n"
+        "    print('comes', flush=True)\n"
+        "    dist.rejoin()\n"
+        "dist.init_process_group()\n"
+        "dist.register_elastic()\n"
+        "dist.barrier()\n"
+        "if RANK == '1':\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "try:\n"
+        "    dist.barrier()\n"
+        "except (dist.PeerLostError, dist.GroupRevokedError):\n"
+        "    print('left', len(dist.shrink().ranks), flush=True)\n"
+        "dist.destroy_process_group()\n"
+    )
+    code, out, err = sandbox.run(*run_command, "-n", "3", "--max-restarts", "2", script)
+    assert code == 0, err + out
+    assert sorted(out.splitlines()) == ["[0] left 2", "[1] comes", "[2] left 2"]
+    assert "rank 1 waited in rejoin() to be taken in, and the other ranks have returned" in err
+
+
 def test_one_rank_that_is_not_elastic_makes_all_start_anew(sandbox, run_command):
     sandbox.limit *= 3
     script = sandbox.script(
@@ -158,7 +190,7 @@ def test_a_signal_to_the_launcher_starts_nothing_anew(sandbox, run_command):
     assert "anew" not in err
 
 
-def test_what_cannot_be_meant_is_refused():
+def test_invalid_arguments_are_refused():
     with pytest.raises(InvalidUsageError, match="one node"):
         JobSpec(program=("x",), nnodes=2, max_restarts=1)
     with pytest.raises(InvalidUsageError, match="0 or more"):

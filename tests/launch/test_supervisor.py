@@ -43,7 +43,7 @@ def test_ranks_learn_their_place(sandbox, run_command):
     assert run_id.count("-") == 4
 
 
-def test_what_the_user_set_stays(sandbox, run_command):
+def test_variables_set_by_the_user_are_kept(sandbox, run_command):
     script = sandbox.script(
         "E = os.environ\n"
         "print(E['OMP_NUM_THREADS'], E['AIODIST_SECRET'], E['AIODIST_RUN_ID'], E['MASTER_PORT'])\n"
@@ -197,6 +197,54 @@ def test_a_rank_that_blames_a_peer_does_not_hide_the_cause(sandbox, run_command)
     assert err.splitlines()[-1] == "ValueError: the cause"
 
 
+@pytest.mark.timeout(120)
+def test_a_rank_that_loses_a_peer_in_ddp_does_not_hide_the_cause(sandbox, run_command):
+    """torch prefixes each line of a traceback, and DDP wraps the error of a future."""
+    sandbox.limit *= 4
+    script = sandbox.script(
+        "import atexit, torch, torch.distributed as dist\n"
+        "open('pid' + RANK, 'w').write(str(os.getpid()))\n"
+        "dist.init_process_group('aiodist')\n"
+        "net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))\n"
+        "def outlive():\n"
+        "    dist.destroy_process_group()\n"
+        "    try:\n"
+        "        while True:\n"
+        "            os.kill(int(open('pid0').read()), 0)\n"
+        "            time.sleep(0.01)\n"
+        "    except ProcessLookupError:\n"
+        "        pass\n"
+        "if RANK == '1':\n"
+        "    atexit.register(outlive)\n"
+        "    raise ValueError('the cause')\n"
+        "net(torch.ones(1, 2)).sum().backward()\n",
+    )
+    code, _, err = sandbox.run(*run_command, "-n", "2", script)
+    assert code == 1
+    assert "callback: PeerLostError" in err
+    assert "aiodist: rank 1 failed first: " in err
+    assert "aiodist: its traceback (rank 1):\nTraceback (most" in err
+    assert err.endswith("\nValueError: the cause\n")
+
+
+def test_a_rank_that_raised_and_is_slow_to_end_is_the_cause(sandbox, run_command):
+    """It destroys its group at its exit, which is how the others lose it before it has ended."""
+    script = sandbox.script(
+        "from aiodist.errors import PeerLostError\n"
+        "import atexit, traceback\n"
+        "while RANK == '0' and not os.path.exists('raises'): time.sleep(0.01)\n"
+        "if RANK == '0': raise PeerLostError('rank 1 (process 7 on here) has left', rank=1)\n"
+        "if RANK == '2': traceback.print_exception(KeyError('handled'))\n"
+        "atexit.register(time.sleep, 60)\n"
+        "if RANK == '1': open('raises', 'w')\n"
+        "raise ValueError('the cause')\n"
+    )
+    code, _, err = sandbox.run(*run_command, "-n", "3", script)
+    assert code == 1
+    assert "rank 1 failed first: an exception, and still ending when stopped: SIGTERM" in err
+    assert err.splitlines()[-1] == "ValueError: the cause"
+
+
 def test_a_rank_deaf_to_sigterm_is_killed_after_the_grace(sandbox, run_command):
     script = sandbox.script(
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -293,7 +341,7 @@ def test_a_child_whose_launcher_is_gone_already_does_not_start(sandbox):
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, b"")
 
 
-def test_what_ranks_leave_running_is_ended_with_the_job(sandbox, run_command):
+def test_processes_left_by_ranks_end_with_the_job(sandbox, run_command):
     """It holds the rank's output open: a launcher that waited for its end would wait for ever."""
     script = sandbox.script(GRANDCHILD + "print('done')\n")
     code, out, _ = sandbox.run(*run_command, script)

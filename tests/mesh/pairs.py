@@ -11,7 +11,8 @@ from aiodist.mesh.link import Link
 from aiodist.mesh.lookout import Lookout
 from aiodist.mesh.matching import Recv
 from aiodist.mesh.outbox import Send
-from aiodist.mesh.peer import Card, Peer
+from aiodist.mesh.peer import Peer
+from aiodist.mesh.rank_info import Card
 from aiodist.shared.memory import SharedMemory
 from aiodist.transport.base import Connection, OnSent, Receiver
 from aiodist.wire.frames import Frame, Key

@@ -53,7 +53,7 @@ async def test_the_owner_is_told_in_its_loop() -> None:
     await aside.close()
 
 
-def test_it_knows_when_its_owners_loop_is_closed() -> None:
+def test_a_loop_thread_notices_that_its_owners_loop_is_closed() -> None:
     async def main() -> None:
         while not aside.is_orphaned:  # noqa: ASYNC110  # as whoever lives there looks
             await asyncio.sleep(0.001)

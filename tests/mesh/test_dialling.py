@@ -33,5 +33,5 @@ def test_where_anything_else_stops_it_nothing_is_known() -> None:
     assert "no transport" in unreachable({}, left=False)
 
 
-def test_who_has_said_so_has_left() -> None:
+def test_a_rank_that_said_goodbye_has_left() -> None:
     assert unreachable({"tcp:h:1": REFUSED}, left=True).startswith("has left: ")

@@ -73,7 +73,7 @@ class Rank:
         return len(calls)
 
 
-def test_what_can_be_done_is_done_at_once_and_forgotten() -> None:
+def test_a_source_that_can_progress_does_so_at_once_and_is_dropped() -> None:
     rank = Rank()
     docks = [FakeDock(3, 3), FakeDock(5, 5)]
     for dock in docks:
@@ -96,7 +96,7 @@ def test_a_dock_that_waits_sleeps_at_once_where_ranks_share_cores() -> None:
     assert not dock.must
 
 
-def test_it_looks_for_the_next_piece_where_each_rank_has_a_core() -> None:
+def test_progress_spins_for_the_next_piece_where_each_rank_has_a_core() -> None:
     rank = Rank(active=True)
     dock = FakeDock(1, 2)
 
@@ -130,7 +130,7 @@ def test_the_loop_gets_its_turn_in_the_middle() -> None:
     assert not rank.soon
 
 
-def test_what_is_enlisted_from_inside_a_step_is_done_as_well() -> None:
+def test_a_source_added_during_progress_makes_progress_too() -> None:
     rank = Rank()
     second = FakeDock(4, 4)
 

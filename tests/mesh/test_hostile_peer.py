@@ -96,7 +96,7 @@ async def conversation(
 @example([(FrameType.EAGER, 0, "default", 0, 0, b"", 0, None)], "inproc")
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(frames(), max_size=12), st.sampled_from(["inproc", "shm"]))
-def test_whatever_a_rank_sends_every_operation_ends(
+def test_every_operation_ends_whatever_a_peer_sends(
     specs: list[tuple[Any, ...]], transport: str
 ) -> None:
     for error in asyncio.run(conversation(specs, transport)):

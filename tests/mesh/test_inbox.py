@@ -7,11 +7,11 @@ import pytest
 from aiodist.errors import ProtocolError
 from aiodist.mesh.matching import ANY_SOURCE, Arrival, Recv
 from aiodist.mesh.outbox import CHUNK_BYTES, EAGER_BYTES, MESSAGE_COST
-from aiodist.wire.frames import COLLECTIVE, POINT_TO_POINT, FrameType, Key, encode
+from aiodist.wire.frames import COLLECTIVE, TENSOR, FrameType, Key, encode
 from tests.mesh.pairs import Pair
 
-TAG = (POINT_TO_POINT, 9, 1)
-OTHER = (POINT_TO_POINT, 9, 2)
+TAG = (TENSOR, 9, 1)
+OTHER = (TENSOR, 9, 2)
 STEP = (COLLECTIVE, 9, 5)
 
 SMALL = bytes(range(200)) * 50
@@ -97,7 +97,7 @@ def test_a_receive_posted_while_its_message_arrives_can_be_cancelled() -> None:
     assert not third.done
 
 
-def test_what_nobody_has_asked_for_is_shown_to_who_watches() -> None:
+def test_a_watcher_sees_unexpected_messages() -> None:
     pair, seen = Pair(64 << 20), []
 
     def send(key: Key, data: bytes) -> None:
@@ -317,7 +317,7 @@ def test_late_messages_are_dropped_reported_and_paid_back() -> None:
 def test_a_closed_group_keeps_nothing() -> None:
     pair = Pair(64 << 20)
     sends = [pair.a.send(key, data) for key in (TAG, OTHER, STEP) for data in (SMALL, LARGE)]
-    elsewhere = (POINT_TO_POINT, 10, 1)
+    elsewhere = (TENSOR, 10, 1)
     pair.a.send(elsewhere, b"stays")
     pair.settle()
     pair.b.inbox.forget_group(9)

@@ -13,12 +13,12 @@ from aiodist.mesh.lanes import LANE_BYTES
 from aiodist.mesh.matching import ANY_SOURCE, Recv
 from aiodist.mesh.outbox import CHUNK_BYTES, EAGER_BYTES
 from aiodist.shared import lane as lanes
-from aiodist.wire.frames import POINT_TO_POINT, FrameType, encode
+from aiodist.wire.frames import TENSOR, FrameType, encode
 from tests.mesh.conftest import SetClock
 from tests.mesh.pairs import Pair, Side
 
-TAG = (POINT_TO_POINT, 9, 1)
-OTHER = (POINT_TO_POINT, 9, 2)
+TAG = (TENSOR, 9, 1)
+OTHER = (TENSOR, 9, 2)
 CHUNK = 64 << 10
 MIB = 1 << 20
 
@@ -147,7 +147,7 @@ def test_a_receive_cancelled_half_way_is_not_written_and_the_next_one_gets_all(
 
 
 @pytest.mark.parametrize("size", [EAGER_BYTES, 3 * MIB], ids=["eager", "rendezvous"])
-def test_what_is_thrown_away_half_way_gives_its_chunks_back(pair: Pair, size: int) -> None:
+def test_a_message_dropped_half_way_releases_its_chunks(pair: Pair, size: int) -> None:
     recv = half_way(pair, size)
     pair.b.inbox.drop(recv)
     pair.b.inbox.forget_group(9)
@@ -277,7 +277,7 @@ def test_a_receiver_that_lies_is_cut_off(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("frame", [PLACED, encode(FrameType.FILLED)])
-def test_who_shares_no_memory_cannot_speak_of_it(frame: bytes) -> None:
+def test_a_peer_without_shared_memory_may_not_name_it(frame: bytes) -> None:
     pair = Pair(64 << 20)
     pair.b.recv(TAG, 200_000)
     pair.a.stream.send([frame])
@@ -286,14 +286,14 @@ def test_who_shares_no_memory_cannot_speak_of_it(frame: bytes) -> None:
 
 
 @pytest.mark.parametrize("length", [0, EAGER_BYTES + 1])
-def test_what_is_placed_is_an_eager_message(pair: Pair, length: int) -> None:
+def test_a_placed_message_is_an_eager_message(pair: Pair, length: int) -> None:
     pair.a.stream.send([encode(FrameType.PLACED, TAG, length=length, meta=b"m")])
     with pytest.raises(ProtocolError, match="an eager message of"):
         pair.a.stream.push(1 << 40)
 
 
 @pytest.mark.usefixtures("pair")
-def test_whatever_stands_in_the_words_every_message_ends(set_clock: SetClock) -> None:
+def test_every_message_ends_whatever_the_shared_words_say(set_clock: SetClock) -> None:
     """Garbage in what rank 0 has written: rank 1 takes what fits, or cuts it off."""
     set_clock(3e-4)  # a turn ends after few pieces, so that there is a time to lie between them
     cut = 0

@@ -9,10 +9,10 @@ import pytest
 
 from aiodist.deadline import Deadline
 from aiodist.errors import PeerLostError
-from aiodist.mesh import losses
+from aiodist.mesh import closing
 from aiodist.mesh.endpoint import Endpoint
 from aiodist.mesh.link import Link
-from aiodist.mesh.peer import Card
+from aiodist.mesh.rank_info import Card
 from aiodist.transport.base import Connection
 from aiodist.transport.inproc import InprocHub, InprocTransport
 from aiodist.wire.frames import Key
@@ -115,7 +115,7 @@ async def test_one_of_two_streams_is_cut_and_the_other_stands_still(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rank 1 is given up, and learns it from the end of the stream that was not cut."""
-    monkeypatch.setattr(losses, "QUIET_SECONDS", 0.01)
+    monkeypatch.setattr(closing, "QUIET_SECONDS", 0.01)
     met = Met()
     await met.open()
     (_, cut), (far, _) = met.streams
@@ -128,7 +128,7 @@ async def test_one_of_two_streams_is_cut_and_the_other_stands_still(
 async def test_a_stream_broken_by_what_came_on_it_is_no_farewell(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(losses, "QUIET_SECONDS", 1e6)
+    monkeypatch.setattr(closing, "QUIET_SECONDS", 1e6)
     met = Met()
     await met.open()
     (_, broken), (far, _) = met.streams
@@ -141,15 +141,10 @@ async def test_a_stream_broken_by_what_came_on_it_is_no_farewell(
 async def test_nobody_is_given_up_as_long_as_something_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(losses, "QUIET_SECONDS", 0)
+    monkeypatch.setattr(closing, "QUIET_SECONDS", 0)
     heard = iter([1, 2, 2, 3, 3, 3])  # at the beginning and the end of each wait
 
-    class Talking:
-        @property
-        def bytes_heard(self) -> int:
-            return next(heard)
-
     given_up = asyncio.Event()
-    losses.Doubt(Talking(), given_up.set)  # type: ignore[arg-type]
+    closing.Doubt(lambda: next(heard), given_up.set)
     await given_up.wait()
     assert list(heard) == []

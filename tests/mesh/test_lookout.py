@@ -38,7 +38,7 @@ async def test_looks_until_done(monkeypatch) -> None:
     assert len(polled) == 3
 
 
-async def test_what_is_due_soon_is_done_by_who_looks(monkeypatch) -> None:
+async def test_callbacks_that_are_due_soon_run_during_the_spin(monkeypatch) -> None:
     """The loop has no turn meanwhile. What is left over at the end goes to the loop."""
     lookout, clock = make(monkeypatch)
     done: list[str] = []
@@ -56,7 +56,9 @@ async def test_what_is_due_soon_is_done_by_who_looks(monkeypatch) -> None:
     assert done[-1] == "loop"
 
 
-async def test_what_is_due_when_the_look_ends_is_left_to_the_loop(monkeypatch) -> None:
+async def test_callbacks_that_are_due_at_the_end_of_the_spin_are_left_to_the_loop(
+    monkeypatch,
+) -> None:
     lookout, _ = make(monkeypatch)
     done: list[str] = []
 
@@ -108,7 +110,7 @@ async def test_long_waits_make_it_look_less_and_short_ones_more(monkeypatch) -> 
     lookout.end()
 
 
-async def test_what_is_heard_while_nobody_waits_teaches_nothing(monkeypatch) -> None:
+async def test_bytes_that_arrive_without_a_waiter_do_not_change_the_spin_time(monkeypatch) -> None:
     lookout, clock = make(monkeypatch)
     clock.now += 1.0
     lookout.hear()

@@ -6,7 +6,7 @@ import pytest
 
 from aiodist.errors import CollectiveError, DistError, PeerLostError
 from aiodist.mesh.losses import outcast, own_loss, peer_lost
-from aiodist.mesh.peer import Card
+from aiodist.mesh.rank_info import Card
 
 
 def card(rank: int) -> Card:

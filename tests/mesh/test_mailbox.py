@@ -14,11 +14,11 @@ from aiodist.mesh.outbox import EAGER_BYTES, Send, head_of
 from aiodist.shared import box as boxes
 from aiodist.shared import memory as memories
 from aiodist.shared.box import BoxIn, BoxOut
-from aiodist.wire.frames import COLLECTIVE, HEADER_BYTES, POINT_TO_POINT, decode
+from aiodist.wire.frames import COLLECTIVE, HEADER_BYTES, TENSOR, decode
 from tests.mesh.pairs import Pair, Side
 
-TAG = (POINT_TO_POINT, 9, 1)
-OTHER = (POINT_TO_POINT, 9, 2)
+TAG = (TENSOR, 9, 1)
+OTHER = (TENSOR, 9, 2)
 WINDOW = 8 << 20
 LONG = bytes(range(251)) * (BOX_BYTES // 250)
 
@@ -140,7 +140,7 @@ def test_nothing_overtakes_what_waits_for_credit() -> None:
         pair.close()
 
 
-def test_what_nobody_has_asked_for_waits_in_the_box_and_costs_no_credit(pair: Pair) -> None:
+def test_an_unexpected_message_waits_in_the_ring_and_costs_no_credit(pair: Pair) -> None:
     credit = pair.a.peer.outbox._credit
     for number in range(boxes.DEPTH):
         assert pair.a.send(TAG, bytes_of(number, 100)).done
@@ -164,7 +164,7 @@ def test_a_closed_group_gives_the_room_back(pair: Pair) -> None:
     assert waiting(pair.a) == 0
     pair.a.send(TAG, b"two")
     pair.b.over.add(TAG)
-    pair.b.recv((POINT_TO_POINT, 10, 1), 0)
+    pair.b.recv((TENSOR, 10, 1), 0)
     assert waiting(pair.a) == 0
     assert pair.b.late == [(TAG, 0, b"m", 3)]
 
@@ -185,7 +185,7 @@ def test_a_cancelled_receive_leaves_the_message_to_the_next(pair: Pair) -> None:
     assert content(pair.b.recv(TAG, 3)) == b"now"
 
 
-def test_who_sleeps_is_rung_for_once_for_a_row_of_messages(pair: Pair) -> None:
+def test_a_sleeping_receiver_is_woken_once_for_several_messages(pair: Pair) -> None:
     recvs = [pair.b.recv(TAG, 1) for _ in range(4)]
     pair.run_soon()
     for letter in b"abcd":
@@ -266,7 +266,7 @@ def asleep(pair: Pair, pieces: int) -> tuple[bytes, Recv]:
     return data, recv
 
 
-def test_who_sleeps_is_woken_for_a_long_message_before_it_is_there(
+def test_a_sleeping_receiver_is_woken_by_the_head_of_a_long_message(
     pair: Pair, steps: Steps
 ) -> None:
     """And copies out what has come while more is copied in."""
@@ -293,9 +293,7 @@ def test_who_sleeps_is_woken_for_a_long_message_before_it_is_there(
     assert content(after) == b"x"
 
 
-def test_who_waits_in_the_middle_of_a_message_is_rung_for_at_its_end(
-    pair: Pair, steps: Steps
-) -> None:
+def test_a_receiver_that_waits_in_a_message_is_woken_at_its_end(pair: Pair, steps: Steps) -> None:
     data, recv = asleep(pair, 2)
     steps.between = lambda pieces: pieces == 1 and pair.a.stream.push(1 << 40)
     pair.a.send(TAG, data)
@@ -304,7 +302,7 @@ def test_who_waits_in_the_middle_of_a_message_is_rung_for_at_its_end(
     assert content(recv) == data
 
 
-def test_who_falls_asleep_in_the_middle_of_a_message_looks_once_more(
+def test_a_receiver_that_falls_asleep_in_a_message_looks_once_more(
     pair: Pair, steps: Steps, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sender may have looked whether it sleeps just before."""
@@ -440,7 +438,9 @@ def test_a_sender_lost_in_the_middle_of_a_message(pair: Pair, steps: Steps, last
     assert isinstance(pair.b.recv(TAG, 1).error, ConnectionError)
 
 
-def test_what_follows_over_the_stream_comes_after_it(pair: Pair, steps: Steps) -> None:
+def test_a_later_message_over_the_stream_comes_after_one_in_the_ring(
+    pair: Pair, steps: Steps
+) -> None:
     data = bytes_of(3, 2 * PIECE_BYTES)
     recvs = [pair.b.recv(TAG, len(data)), pair.b.recv(TAG, 1)]
     pair.run_soon()
@@ -493,7 +493,7 @@ def test_a_sender_that_lies_in_the_middle_of_a_message_is_cut_off(
     assert [type(error) for error in pair.b.lost] == [ProtocolError]
 
 
-def test_it_is_prompt_while_nobody_has_to_sleep(pair: Pair) -> None:
+def test_messages_are_prompt_while_the_receiver_is_awake(pair: Pair) -> None:
     mailbox = pair.b.peer.mailbox
     assert not mailbox.is_prompt
     pair.a.send(TAG, b"x")
@@ -510,7 +510,7 @@ def test_it_is_prompt_while_nobody_has_to_sleep(pair: Pair) -> None:
     assert not mailbox.is_prompt
 
 
-def test_who_was_rung_for_before_the_stream_brought_what_goes_first_looks_again(pair: Pair) -> None:
+def test_a_receiver_woken_before_an_earlier_stream_message_looks_again(pair: Pair) -> None:
     """The bell was for the first message; for the last one nobody rings any more."""
     recvs = [pair.b.recv(TAG, 1) for _ in range(3)]
     pair.run_soon()
@@ -548,7 +548,7 @@ def test_a_message_that_is_sent_on_from_within_another(pair: Pair) -> None:
     assert got == [bytes([number]) for number in reversed(range(count))]
 
 
-def test_what_one_message_sets_off_does_not_end_in_looking_at_the_next(pair: Pair) -> None:
+def test_taking_one_message_does_not_recurse_into_the_next(pair: Pair) -> None:
     """Else the stack would grow with each of a row."""
     done: list[bool] = []
 
@@ -565,7 +565,9 @@ def test_what_one_message_sets_off_does_not_end_in_looking_at_the_next(pair: Pai
     assert done == [False] * 5
 
 
-def test_who_falls_asleep_looks_once_more(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_receiver_that_falls_asleep_looks_once_more(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The sender may have looked whether it sleeps just before."""
     nap = BoxIn.nap
 
@@ -581,7 +583,7 @@ def test_who_falls_asleep_looks_once_more(pair: Pair, monkeypatch: pytest.Monkey
     assert content(recv) == b"x"
 
 
-def test_what_came_whole_outlives_its_sender(pair: Pair) -> None:
+def test_a_complete_message_outlives_its_sender(pair: Pair) -> None:
     pair.a.send(TAG, b"looked at")
     pair.b.recv(OTHER, 0)
     pair.a.send(TAG, b"not yet")
@@ -648,7 +650,7 @@ def test_a_lie_found_by_a_message_of_the_stream_ends_that_one_too(pair: Pair) ->
     assert pair.b.inbox.matcher.withdraw(anybody)
 
 
-def test_who_looks_polls_the_box(pair: Pair) -> None:
+def test_a_spinning_receiver_polls_the_ring(pair: Pair) -> None:
     recv = pair.b.recv(TAG, 1)
     pair.a.send(TAG, b"x")
     assert not recv.done
@@ -657,7 +659,7 @@ def test_who_looks_polls_the_box(pair: Pair) -> None:
     assert content(recv) == b"x"
 
 
-def test_what_is_as_long_as_a_lanes_is_not_posted() -> None:
+def test_a_message_for_the_bulk_ring_is_not_written_to_the_eager_ring() -> None:
     pair = Pair(WINDOW)
     outbox = pair.a.peer.outbox
     for length, posted in ((LANE_BYTES - 1, True), (LANE_BYTES, False)):

@@ -89,30 +89,30 @@ def test_one_that_sleeps_or_is_gone_has_none() -> None:
     assert running_on(sleeper.pid) == -1
 
 
-def test_it_moves_and_may_go_where_it_might_before(core: int, moves: list[set[int]]) -> None:
+def test_a_rank_moves_to_a_free_core_and_keeps_its_affinity(
+    core: int, moves: list[set[int]]
+) -> None:
     allowed = os.sched_getaffinity(0)
     assert move_from(core, [])
     assert moves == [allowed - {core}, allowed]
     assert os.sched_getaffinity(0) == allowed
 
 
-def test_it_stays_where_all_cores_are_taken(moves: list[set[int]]) -> None:
+def test_a_rank_stays_where_all_cores_are_taken(moves: list[set[int]]) -> None:
     allowed = os.sched_getaffinity(0)
     assert not move_from(min(allowed), list(allowed))
     assert moves == []
 
 
 @pytest.mark.usefixtures("on_core")
-def test_who_sits_with_a_neighbour_has_nowhere_to_go_when_pinned(
-    spinner: int, moves: list[set[int]]
-) -> None:
+def test_a_pinned_rank_stays_beside_its_neighbour(spinner: int, moves: list[set[int]]) -> None:
     neighbours = Neighbours()
     neighbours.meet([spinner, os.getpid()])
     neighbours.step_aside(1.0)
     assert moves == []
 
 
-def test_it_steps_aside_ever_more_seldom(
+def test_a_rank_moves_less_often_where_it_does_not_help(
     spinner: int,
     core: int,
     on_core: set[int],

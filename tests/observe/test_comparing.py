@@ -42,7 +42,7 @@ def test_other_words_for_the_same_failure_are_no_difference() -> None:
     assert story.first_difference is None
 
 
-def test_what_has_been_forgotten_is_no_difference() -> None:
+def test_forgotten_operations_are_no_difference() -> None:
     parts = {
         0: part(0, op(0, "done"), op(1, "done"), size=2, started=2),
         1: part(1, op(1, "done"), size=2, started=2),

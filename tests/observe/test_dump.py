@@ -206,7 +206,7 @@ async def test_a_dump_is_about_a_lost_rank_and_not_about_the_revocation_that_cam
     assert await run_ranks(1, main) == ["rank 1 is lost"]
 
 
-async def test_who_goes_on_without_a_lost_rank_leaves_the_dump_about_it(
+async def test_survivors_leave_the_dump_about_a_lost_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """shrink() revokes a group that has ended already, which is no second failure."""
@@ -232,7 +232,7 @@ async def test_who_goes_on_without_a_lost_rank_leaves_the_dump_about_it(
     await run_ranks(3, main)
 
 
-async def test_what_is_kept_does_not_replace_what_was_written_at_the_end(
+async def test_an_earlier_dump_does_not_replace_the_last_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIODIST_TRACE_DIR", str(tmp_path))

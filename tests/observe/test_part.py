@@ -42,7 +42,7 @@ def broken(**changes: object) -> bytes:
         broken(standpoint={"place": 5, "stuck": 0.0}),
     ],
 )
-def test_what_is_no_part_is_refused(data: bytes) -> None:
+def test_a_malformed_part_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode_part(data)
 

@@ -89,7 +89,7 @@ async def test_collectives_and_messages_are_recorded() -> None:
     await run_ranks(2, main)
 
 
-async def test_what_is_under_way_says_for_whom_it_waits_and_is_never_forgotten() -> None:
+async def test_an_operation_in_progress_names_its_peers_and_is_never_forgotten() -> None:
     async def main(rank: int) -> None:
         current_world().recorder = Recorder(2)
         if rank == 1:

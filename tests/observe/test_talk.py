@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from aiodist.errors import HandshakeError, ProtocolError
-from aiodist.mesh.peer import Card
+from aiodist.mesh.rank_info import Card
 from aiodist.observe.asking import Place, ask_job, jobs_here
 from aiodist.observe.clock import align
 from aiodist.observe.observer import Observer
@@ -90,7 +90,7 @@ async def test_a_rank_answers_here_and_there() -> None:
         assert json.loads(ranks)[1]["host"] == "host there"
 
 
-async def test_who_does_not_know_the_key_gets_nothing() -> None:
+async def test_a_question_without_the_key_gets_no_answer() -> None:
     one = observer(0)
     with answering(one) as (server,):
         with pytest.raises(HandshakeError):
@@ -110,7 +110,7 @@ async def test_by_tls_where_the_job_has_certificates() -> None:
         assert await elsewhere(ask_there, server.address, one.trust, {"ask": "clock"}, 5)
 
 
-async def test_whoever_listens_on_the_way_reads_nothing() -> None:
+async def test_an_eavesdropper_reads_nothing() -> None:
     one = observer(0, environ=tls_environ())
     passed: list[bytes] = []
 
@@ -153,7 +153,7 @@ async def test_closing_ends_a_connection_that_is_secured() -> None:
         await hanging
 
 
-async def test_who_answers_without_the_key_is_not_believed_nor_asked() -> None:
+async def test_an_answer_without_the_key_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def impostor() -> bytes:

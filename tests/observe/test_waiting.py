@@ -92,7 +92,7 @@ def test_a_rank_whose_loop_is_stuck_is_the_root_whatever_it_waits_for() -> None:
     assert "is at train.py:9 in compute, its event loop has not turned for 0.5 s" in told
 
 
-def test_what_nobody_awaits_and_what_may_come_from_anybody_keeps_no_rank() -> None:
+def test_unawaited_and_any_source_receives_wait_for_no_rank() -> None:
     parts = {
         0: part(0, op(0, name="recv", peer=1, waiting_for=[1], awaited=False)),
         1: part(1, op(0, name="recv", waiting_for=[0, 2])),
@@ -119,7 +119,7 @@ def test_a_rank_that_does_not_answer_is_named() -> None:
     ]
 
 
-def test_what_has_just_failed_still_says_what_it_waited_for() -> None:
+def test_a_failed_operation_still_names_its_peers() -> None:
     parts = {
         0: part(0, op(0, "failed", waiting_for=[1], error="CollectiveTimeoutError: late"), size=2),
         1: part(1, size=2),

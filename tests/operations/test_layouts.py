@@ -132,7 +132,7 @@ async def exchanged(rank: int, make: Input) -> None:
         exchanged,
     ],
 )
-async def test_what_is_only_read_may_be_expanded_or_read_only(
+async def test_inputs_may_be_expanded_or_read_only(
     program: Callable[[int, Input], Awaitable[None]], make: Input
 ) -> None:
     await run_ranks(SIZE, lambda rank: program(rank, make), timeout=20)

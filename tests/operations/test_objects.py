@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -73,6 +74,13 @@ async def broadcast(rank: int, make: Callable[[int], Any], pickle: bool) -> None
     assert same(objects, [make(0), make(1)])
 
 
+async def broadcast_one(rank: int, make: Callable[[int], Any], pickle: bool) -> None:
+    mine = make(0) if rank == ROOT else None
+    arrived = await dist.broadcast_object(mine, ROOT, allow_pickle=pickle)
+    assert same(arrived, make(0))
+    assert (arrived is mine) == (rank == ROOT)
+
+
 async def all_gather(rank: int, make: Callable[[int], Any], pickle: bool) -> None:
     objects: list[Any] = [None] * SIZE
     await dist.all_gather_object(objects, make(rank), allow_pickle=pickle)
@@ -102,8 +110,17 @@ async def send(rank: int, make: Callable[[int], Any], pickle: bool) -> None:
         assert same(objects, [make(sender), sender])
 
 
+def plain(number: int) -> Any:
+    return number
+
+
+def late(number: int) -> Any:
+    """Refused when more than a step of it has been packed."""
+    return [*([[number]] * 100_000), Custom(number)]
+
+
 Program = Callable[[int, Callable[[int], Any], bool], Awaitable[None]]
-PROGRAMS: list[Program] = [broadcast, all_gather, gather, scatter, send]
+PROGRAMS: list[Program] = [broadcast, broadcast_one, all_gather, gather, scatter, send]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -115,6 +132,7 @@ async def test_builtin_objects_come_back_as_they_went(program: Program) -> None:
                 return {"of": number, "what": (name, value)}
 
             await program(rank, make, False)
+            await dist.barrier()  # no rank is a value ahead where any rank's is received
 
     await run_ranks(SIZE, on_rank, timeout=20)
 
@@ -139,24 +157,54 @@ async def test_own_classes_where_pickle_is_allowed(program: Program, make: Any) 
     await run_ranks(SIZE, lambda rank: program(rank, make, True), timeout=20)
 
 
-@pytest.mark.parametrize("make", [Custom, lambda n: [Custom(n)], lambda n: Made(a=n)])
+@pytest.mark.parametrize("transport", ["inproc", "tcp"])
+@pytest.mark.parametrize("make", [Custom, lambda n: [Custom(n)], late], ids=["own", "in", "late"])
 @pytest.mark.parametrize("program", PROGRAMS)
-async def test_own_classes_are_refused_otherwise(program: Program, make: Any) -> None:
-    """On the ranks that would send one, and no unpickling anywhere."""
-    senders = []
+async def test_an_object_that_one_rank_refuses_fails_on_all_ranks(
+    program: Program, make: Any, transport: str
+) -> None:
+    """The sender raises why, those that wait for it are told, and the next operation works."""
+    refusing = ROOT if program in (broadcast, broadcast_one, scatter) else 0
+    told = []
 
     async def on_rank(rank: int) -> None:
-        sends = program is all_gather or program is gather or (rank == ROOT) != (program is send)
-        if sends:
+        if rank == refusing:
             with pytest.raises(TypeError, match="allow_pickle=True"):
                 await program(rank, make, False)
-            senders.append(rank)
+        else:
+            try:
+                await program(rank, plain, False)
+            except dist.DistBackendError as error:
+                told.append((rank, error))
         one = torch.ones(1)
         await dist.all_reduce(one)
         assert one.item() == SIZE
 
-    await run_ranks(SIZE, on_rank, timeout=20)
-    assert senders
+    await run_ranks(SIZE, on_rank, transport, timeout=20)
+    waiting = {gather: [ROOT], send: [ROOT]}.get(program, [r for r in range(SIZE) if r != refusing])
+    assert {rank for rank, _ in told} >= set(waiting)
+    for _, error in told:
+        assert re.search(r"rank \d.*TypeError.*allow_pickle=True", str(error))
+        assert error.rank == refusing
+
+
+async def test_an_object_that_is_refused_keeps_its_place_among_the_messages() -> None:
+    async def on_rank(rank: int) -> None:
+        if rank == 0:
+            await dist.send_object_list(["first"], 1)
+            with pytest.raises(TypeError):
+                dist.send_object_list([Custom(2)], 1)
+            await dist.send_object_list(["third"], 1)
+            return
+        objects = [None]
+        await dist.recv_object_list(objects, 0)
+        assert objects == ["first"]
+        with pytest.raises(dist.DistBackendError, match="rank 0 could not send an object: TypeE"):
+            await dist.recv_object_list(objects, 0)
+        await dist.recv_object_list(objects, 0)
+        assert objects == ["third"]
+
+    await run_ranks(2, on_rank, timeout=20)
 
 
 async def test_pickle_has_to_be_allowed_by_the_receiver_too() -> None:

@@ -131,7 +131,7 @@ def test_a_message_that_has_begun_is_not_there_before_its_last_byte(ends: Ends) 
     assert ends.take() == data
 
 
-def test_it_is_full_by_number_and_by_bytes(ends: Ends) -> None:
+def test_the_ring_is_full_by_messages_and_by_bytes(ends: Ends) -> None:
     for _ in range(boxes.DEPTH):
         assert ends.put(b"x")
     assert not ends.put(b"x")
@@ -160,7 +160,7 @@ def test_a_message_behind_one_of_the_stream_waits_for_it(ends: Ends) -> None:
     assert ends.take(turn=2) == b"late"
 
 
-def test_who_sleeps_is_rung_for_once(ends: Ends) -> None:
+def test_a_sleeping_reader_is_woken_once(ends: Ends) -> None:
     ends.put(b"x")
     assert not ends.out.must_ring()
     ends.into.nap()

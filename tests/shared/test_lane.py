@@ -61,7 +61,7 @@ def test_pieces_come_out_in_order_and_make_room() -> None:
     close(memories)
 
 
-def test_who_naps_is_rung_once() -> None:
+def test_a_napping_reader_is_woken_once() -> None:
     memories = met(2, 16 * MIB)
     out, into = lane(memories)
     one = memoryview(b"1")

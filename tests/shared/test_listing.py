@@ -14,7 +14,7 @@ def listing() -> tuple[Listing, Listing]:
     return Listing(head), Listing(head)
 
 
-def test_what_the_owner_says_is_what_others_read() -> None:
+def test_peers_read_what_the_owner_wrote() -> None:
     own, other = listing()
     assert other.state(5) is None
     own.add(5, 8 * 4096, SHAPE)
@@ -41,7 +41,7 @@ def test_entries_that_are_over_are_used_anew_the_oldest_first() -> None:
     assert not any(other.refuses(area) for area in range(BUCKETS))
 
 
-def test_what_was_refused_stays_so_and_the_rest_is_listed_when_entries_are_free() -> None:
+def test_a_refused_area_stays_refused_and_others_use_freed_entries() -> None:
     own, other = listing()
     assert all(own.add(area, 4096, SHAPE) for area in range(1, MAX_ENTRIES + 1))
     refused = MAX_ENTRIES + 1
@@ -58,7 +58,7 @@ def test_what_was_refused_stays_so_and_the_rest_is_listed_when_entries_are_free(
     assert other.state(refused + 1) == State.OPEN
 
 
-def test_what_is_listed_stays_so_when_its_bucket_is_shut() -> None:
+def test_a_listed_area_stays_listed_when_its_bucket_is_shut() -> None:
     own, other = listing()
     assert all(own.add(area, 4096, SHAPE) for area in range(1, MAX_ENTRIES + 1))
     assert not own.add(7 + BUCKETS, 4096, SHAPE)

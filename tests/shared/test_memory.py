@@ -172,7 +172,7 @@ def test_patience_waits_for_room_that_is_about_to_come_back() -> None:
     close(memories)
 
 
-def test_who_has_died_looks_at_nothing() -> None:
+def test_a_dead_peer_holds_no_area() -> None:
     memory = SharedMemory.create(0, 2 * MIB)
     program = """
 mine.lay_out(1)

@@ -67,7 +67,7 @@ def test_a_segment_cannot_be_cut_short() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["", "1:2", "x:1:00", "-1:-1:00"])
-def test_what_describes_no_segment_is_refused(wrong: str) -> None:
+def test_a_malformed_segment_description_is_refused(wrong: str) -> None:
     with pytest.raises(OSError, match=r"."):
         Segment.open(wrong)
 
@@ -157,7 +157,7 @@ def test_one_without_room_is_one_too_few_for_all() -> None:
     close(memories)
 
 
-def test_who_cannot_be_mapped_is_left_out_by_all() -> None:
+def test_a_peer_that_cannot_be_mapped_is_left_out_by_all() -> None:
     memories = [SharedMemory.create(rank, MIB) for rank in range(3)]
     descriptions = {memory.rank: memory.description for memory in memories}
     wrong = dict(descriptions)

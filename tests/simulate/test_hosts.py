@@ -54,7 +54,7 @@ def test_the_table_chooses_well(operation: str, network: str) -> None:
 
 
 @pytest.mark.parametrize(("operation", "name"), [c for c in CROSSINGS if c[1] != "leaders"])
-def test_what_is_done_inside_hides_behind_what_travels(
+def test_work_inside_a_host_overlaps_with_traffic_between_hosts(
     operation: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places, nbytes = hosts_of(8, 4), 64 << 20
@@ -124,7 +124,7 @@ def test_flags_take_their_time_and_a_chunk_is_free_when_all_have_let_go() -> Non
     assert network.ranks[1].clock == pytest.approx(reader + 4 * 400 * R)
 
 
-def test_what_cannot_be_simulated() -> None:
+def test_unknown_cases_are_refused() -> None:
     with pytest.raises(InvalidUsageError, match="no algorithm 'rings' over several hosts"):
         simulate_hosts("all_reduce", "rings", hosts_of(4, 2), 4, NETWORKS["10G"])
 

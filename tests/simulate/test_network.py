@@ -93,7 +93,7 @@ def test_an_error_of_a_rank_is_raised() -> None:
         Network(2, MODEL).run(program)
 
 
-def test_what_no_network_is() -> None:
+def test_a_malformed_network_is_refused() -> None:
     with pytest.raises(InvalidUsageError, match="at least"):
         Network(0, NETWORKS["host"])
     with pytest.raises(InvalidUsageError, match="latency"):

@@ -80,7 +80,7 @@ def test_the_table_chooses_well_where_nobody_can_measure(
         assert seconds[choice.algorithm] <= 2.5 * min(seconds.values()), (nbytes, choice, seconds)
 
 
-def test_what_cannot_be_simulated() -> None:
+def test_unknown_cases_are_refused() -> None:
     (chain,) = (a for a in algorithms_of("broadcast") if a.name == "chain")
     (ring,) = (a for a in algorithms_of("broadcast") if a.name == "scatter_ring")
     (halving,) = (a for a in algorithms_of("reduce_scatter") if a.name == "halving")

@@ -306,7 +306,7 @@ def test_a_handle_that_nobody_closed_goes_with_its_loop(path):
     del store  # and the fixture that looks for descriptors finds none
 
 
-async def test_what_a_forked_child_gives_back_is_no_farewell(path):
+async def test_a_forked_childs_close_is_no_goodbye(path):
     async with await FileStore.open(path, 0) as other, await FileStore.open(path, 1) as store:
         store.close_in_child()
         assert store._log._fd < 0

@@ -220,6 +220,55 @@ async def test_other_secret_is_refused_on_both_sides(caplog, ours, theirs):
         await until(lambda: "shown that it knows this job's secret" in caplog.text)
 
 
+async def test_client_without_the_secret_asks_for_its_credential():
+    async def seal():
+        return b"sealed"
+
+    async def learn(credential):
+        assert credential == b"sealed"
+        return b"ours"
+
+    async with await TcpStoreServer.start("127.0.0.1", secret=b"ours", seal=seal) as server:
+        async with await TcpStore.connect("127.0.0.1", server.port, soon(), learn=learn) as store:
+            await store.set("k", b"v")
+        async with await TcpStore.connect(
+            "127.0.0.1", server.port, soon(), secret=b"ours"
+        ) as store:
+            assert await store.get("k", soon()) == b"v"
+
+
+async def test_server_that_seals_nothing_tells_an_empty_credential(server):
+    told = []
+
+    async def learn(credential):
+        told.append(credential)
+        return b""
+
+    async with await TcpStore.connect("127.0.0.1", server.port, soon(), learn=learn) as store:
+        await store.set("k", b"v")
+    assert told == [b""]
+
+
+async def test_credential_over_the_limit_is_refused():
+    async def seal():
+        return b"x" * 4097
+
+    async def learn(credential):
+        return credential
+
+    async with await TcpStoreServer.start("127.0.0.1", seal=seal) as server:
+        with pytest.raises(DistStoreError, match="a credential of 4097 bytes"):
+            await TcpStore.connect("127.0.0.1", server.port, soon(), learn=learn)
+
+
+async def test_credential_that_is_not_trusted_ends_the_attempts(server):
+    async def learn(credential):
+        raise DistStoreError("not trusted")
+
+    with pytest.raises(DistStoreError, match=r"^not trusted$"):
+        await TcpStore.connect("127.0.0.1", server.port, soon(), learn=learn)
+
+
 async def test_client_that_guesses_a_proof_gets_nothing(caplog):
     async with await TcpStoreServer.start("127.0.0.1", secret=b"ours") as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)

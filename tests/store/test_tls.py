@@ -11,7 +11,7 @@ from aiodist.testing.check_store import check_store
 from tests.certificates import tls_files
 
 
-async def test_it_keeps_a_stores_promises() -> None:
+async def test_a_tls_store_conforms() -> None:
     files = tls_files()
     async with await TcpStoreServer.start("127.0.0.1", secret=b"s", certificates=files) as server:
 

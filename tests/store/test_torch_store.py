@@ -123,7 +123,7 @@ def test_the_package_does_not_import_torch():
 LATE_SECONDS = 0.1
 
 
-async def test_what_was_set_far_away_is_there_for_everyone_when_set_returns():
+async def test_a_remote_set_is_visible_when_it_returns():
     """torch's TCPStore sends a value and waits for nothing; here it comes late to the server."""
     master = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 

@@ -55,7 +55,7 @@ def door() -> Iterator[Door]:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_what_is_over_is_not_begun(door: Door) -> None:
+def test_an_operation_that_completed_at_once_is_not_started_again(door: Door) -> None:
     asked: list[Any] = []
 
     def again(*given: Any) -> tuple[int]:
@@ -66,7 +66,7 @@ def test_what_is_over_is_not_begun(door: Door) -> None:
     assert asked == [(GROUP, (2, 3), {}, None)]
 
 
-def test_what_is_not_over_goes_the_usual_way(door: Door) -> None:
+def test_an_operation_that_cannot_complete_at_once_takes_the_general_path(door: Door) -> None:
     for _ in range(2):
         assert door.call(lambda *_: None) == "the usual way"
 

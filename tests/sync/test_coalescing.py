@@ -13,7 +13,7 @@ import aiodist.sync as dist
 Run = Callable[..., list[Any]]
 
 
-def test_what_starts_inside_has_ended_after_the_block(run_threads: Run) -> None:
+def test_coalesced_operations_have_completed_after_the_block(run_threads: Run) -> None:
     def main(rank: int) -> None:
         sums = [np.full(n, float(rank)) for n in (1, 5, 300_000)]
         gathered = np.zeros(4)

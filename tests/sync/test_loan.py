@@ -104,7 +104,7 @@ def test_recalled_it_goes_on_at_once_and_is_not_lent_again(
     assert not loan.borrow()
 
 
-def test_it_does_not_stand_while_a_call_is_on_its_way(loop: asyncio.AbstractEventLoop) -> None:
+def test_the_loop_does_not_park_while_a_call_arrives(loop: asyncio.AbstractEventLoop) -> None:
     loan = Loan()
     loan.expect()
     stood = threading.Event()
@@ -192,7 +192,7 @@ def test_a_handler_of_the_programs_own_stays_and_waits_likewise(
     assert came == [signal.SIGINT] * 2
 
 
-def test_who_ignores_ctrl_c_goes_on_ignoring_it(interrupts: Interrupts) -> None:
+def test_an_ignored_ctrl_c_stays_ignored(interrupts: Interrupts) -> None:
     replaced = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         assert interrupts.hold()

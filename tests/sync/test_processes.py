@@ -30,6 +30,55 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
+def test_a_receive_times_out_and_is_cancelled_in_the_callers_thread(
+    script: Script, tmp_path: Path
+) -> None:
+    """By its own timeout, in ``synchronize()``, by the timeout of ``wait()``, and by ``cancel()``."""
+    source = (
+        START
+        + """
+    import threading
+    def timed_out(wait):
+        try:
+            wait()
+        except dist.CollectiveTimeoutError as error:
+            return "after 0.01 s" in str(error)
+    if rank == 0:
+        into = np.zeros(1)
+        print(timed_out(lambda: dist.recv(into, 1, tag=1, timeout=0.01)))
+        work = dist.irecv(into, 1, tag=2, timeout=0.01)
+        print(timed_out(work.synchronize), work.is_completed())
+        work = dist.irecv(into, 1, tag=3)
+        print(work.is_completed(), timed_out(lambda: work.wait(timeout=0.01)))
+        work = dist.irecv(into, 1, tag=4)
+        called, late = threading.Event(), threading.Event()
+        work.when_done(called.set)
+        print(work.cancel(), called.wait(5), work.cancel())
+        print(isinstance(work.exception(), BaseException))
+        work.when_done(late.set)
+        print(late.is_set())
+    dist.barrier()
+    dist.destroy_process_group()
+    """
+    )
+    first, second = (script(source, tmp_path / "store", rank) for rank in range(2))
+    code, out, err = finish(first)
+    assert code == 0, err
+    assert out.split() == [
+        "True",
+        "True",
+        "True",
+        "False",
+        "True",
+        "True",
+        "True",
+        "False",
+        "True",
+        "True",
+    ]
+    assert finish(second)[0] == 0
+
+
 def test_leaving_without_destroy_delivers_what_was_sent_and_says_goodbye(
     script: Script, tmp_path: Path
 ) -> None:
@@ -39,9 +88,13 @@ def test_leaving_without_destroy_delivers_what_was_sent_and_says_goodbye(
     big = np.arange(1 << 20, dtype=np.float64)
     if rank == 0:
         dist.recv(np.zeros(1), 1)           # the other is up
-        dist.isend(big, 1, tag=1)           # too large for one go; nobody waits for it here
-        dist.isend(np.ones(1), 1)
-        dist.irecv(np.zeros(1), 1, tag=9)   # never comes
+        works = [
+            dist.isend(big, 1, tag=1),          # too large for one go; no call waits for it here
+            dist.isend(np.ones(1), 1),
+            dist.irecv(np.zeros(1), 1, tag=9),  # never comes
+        ]
+        for work in works:
+            work.is_completed()                 # asked once, so that no warning is due
         if sys.argv[3] == "exit":
             sys.exit(3)
         if sys.argv[3] == "error":

@@ -26,7 +26,13 @@ ADDED = {
         if "async_op" in inspect.signature(getattr(dist, name)).parameters and name != "barrier"
     },
     **{(name, "timeout"): TIMEOUT for name in ("isend", "irecv", "send", "recv")},
+    **{
+        (name, "tag"): "torch sends objects with tag 0 alone"
+        for name in ("send_object_list", "recv_object_list")
+    },
     ("init_process_group", "liveness_timeout"): "torch's Gloo notices no rank that is stopped",
+    ("init_process_group", "allow_pickle"): "the default of what each operation on objects takes",
+    ("init_process_group", "torch_group"): "torch's own call makes torch's group",
     **{
         (name, added): why
         for name in FUNCTIONS
@@ -67,6 +73,8 @@ ONCE = {
 }
 # Functions that aiodist has and torch has not.
 OURS = {
+    "broadcast_object": "torch has it for lists alone",
+    "get_node_local_size": "torch has the rank alone",
     "get_restart_count": "torch's launcher has only a variable for it",
     "grow": "recovery is aiodist's own",
     "is_replacement": "recovery is aiodist's own",
@@ -77,6 +85,11 @@ OURS = {
     "shrink": "recovery is aiodist's own; torch's shrink_group is told whom to leave out",
     "abort_process_group": "torch has it as a method of some groups",
     "dump_operations": "the flight recorder is aiodist's own",
+    "all_gather_new": "torch's receivers know the shapes beforehand",
+    "broadcast_new": "torch's receivers know the shape beforehand",
+    "recv_object": "torch sends lists of objects alone",
+    "send_object": "torch sends lists of objects alone",
+    "register_type": "torch pickles objects",
     "recent_operations": "the flight recorder is aiodist's own",
 }
 
@@ -149,6 +162,11 @@ def test_functions_of_torch_that_are_absent_have_a_reason() -> None:
 
 ASYNC_ONLY = {
     "spawn": "torch has it in torch.multiprocessing; both doors use aiodist.spawn",
+    "cluster": "it is awaited; in a script `aiodist run` and `aiodist.spawn` start ranks",
+    "open_stream": "its calls are awaited; blocking code has send_object and recv_object",
+    "ObjectStream": "what open_stream returns",
+    "StreamClosedError": "of a stream",
+    "RanksError": "of aiodist.cluster",
     "MemoryStore": "HashStore",
     "TcpStore": "TCPStore",
     "TcpStoreServer": "TCPStore(is_master=True)",
@@ -168,6 +186,8 @@ def test_both_doors_have_the_same_signatures(name: str) -> None:
     theirs = parameters(getattr(aiodist, name))
     if ours.pop("async_op", None) is not None:
         assert "group" in theirs
+    if name == "init_process_group":  # which torch's modules, that block, go with
+        assert ours.pop("torch_group").default is None
     if name == "barrier":  # where torch itself has a timeout, by position
         assert ours.pop("timeout").default is theirs.pop("timeout").default
     assert [(p.name, p.kind, p.default) for p in ours.values()] == [

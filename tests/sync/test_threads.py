@@ -46,6 +46,28 @@ def test_messages_and_objects(run_threads: RunThreads) -> None:
     run_threads(2, main)
 
 
+def test_single_objects_and_tensors_of_unknown_shapes(run_threads: RunThreads) -> None:
+    rows = [[number] for number in range(20_000)]
+
+    def main(rank: int) -> None:
+        if rank == 0:
+            dist.send_object({"array": np.ones(1 << 20, np.uint8)}, 1, tag=3)
+            dist.send_object(rows, 1)
+            dist.send_object("short", 1)
+        else:
+            obj, source = dist.recv_object(0, tag=3)
+            assert obj["array"].sum() == 1 << 20
+            assert source == 0
+            assert dist.recv_object() == (rows, 0)
+            assert dist.recv_object(0) == ("short", 0)
+        found = dist.broadcast_new(np.arange(3) if rank == 0 else None, 0)
+        assert found.tolist() == [0, 1, 2]
+        gathered = dist.all_gather_new(np.full(rank + 1, rank))
+        assert [each.tolist() for each in gathered] == [[0], [1, 1]]
+
+    run_threads(2, main)
+
+
 def test_groups_of_some_ranks_and_a_rank_outside(run_threads: RunThreads) -> None:
     def main(rank: int) -> list[float]:
         group = dist.new_group([1, 0])

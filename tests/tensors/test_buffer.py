@@ -239,7 +239,7 @@ def test_a_tensor_can_be_resized_afterwards():
 
 
 @pytest.mark.parametrize("obj", [[1.0], (torch.ones(1),), 3, None, b"abc", "x", np.float32(1)])
-def test_what_is_no_tensor_is_a_type_error(obj):
+def test_other_objects_than_tensors_are_a_type_error(obj):
     with pytest.raises(
         TypeError, match=r"gather_list must be a torch\.Tensor or numpy\.ndarray, not"
     ):

@@ -35,7 +35,7 @@ def test_the_memory_is_the_tensors_own() -> None:
         assert tensor.flatten()[0] == 7
 
 
-def test_what_was_made_for_an_address_is_kept() -> None:
+def test_a_view_of_an_address_is_cached() -> None:
     form, tensor = known(torch.zeros(3)), torch.zeros(3)
     assert form.memory(tensor) is form.memory(tensor)
     assert form.memory(tensor[:]) is form.memory(tensor)
@@ -84,7 +84,7 @@ OTHERS: dict[str, Callable[[], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_what_has_no_plain_memory_is_left_to_others(other: str) -> None:
+def test_a_tensor_without_plain_memory_has_no_cached_view(other: str) -> None:
     form = known(torch.zeros(4))
     with warnings.catch_warnings(action="ignore"):
         tensor = OTHERS[other]()
@@ -100,7 +100,7 @@ def test_conjugates_are_left_to_others() -> None:
     assert form.memory(torch.zeros(4, dtype=torch.complex64).conj()) is None
 
 
-def test_what_only_a_device_can_copy_has_no_form() -> None:
+def test_a_device_tensor_has_no_cached_view() -> None:
     with copied_by_thread(1 << 10):
         assert form_of(torch.zeros(3)) is None
     assert form_of(torch.zeros(3)) is not None

@@ -19,7 +19,7 @@ def test_round_trip(kind, dtype, shape):
     assert decode_meta(pack_meta(kind, dtype, shape)) == (kind, dtype, shape)
 
 
-def test_of_a_buffer():
+def test_metadata_of_a_buffer():
     array = np.zeros((2, 3), np.int16)
     kind, dtype, shape = decode_meta(encode_meta(buffer_of(array, "tensor", writable=False)))
     assert (kind, dtype.name, shape) == ("numpy", "int16", (2, 3))

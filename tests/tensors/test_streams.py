@@ -17,7 +17,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     return made
 
 
-def test_it_is_the_function_itself_where_nobody_uses_cuda(cuda: Cuda) -> None:
+def test_without_cuda_the_function_is_not_wrapped(cuda: Cuda) -> None:
     cuda.used = False
     assert on_callers_stream(len) is len
 

@@ -26,7 +26,7 @@ async def test_a_body_may_destroy_its_group_as_a_script_does() -> None:
         (2, lambda rank: 7, r"fn\(0\) returned 7, which cannot be awaited: write `async def`"),
     ],
 )
-async def test_what_cannot_be_run_is_said(size: Any, fn: Any, words: str) -> None:
+async def test_functions_that_cannot_run_are_refused(size: Any, fn: Any, words: str) -> None:
     with pytest.raises(TypeError, match=words):
         await run_ranks(size, fn)
 

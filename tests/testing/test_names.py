@@ -36,6 +36,6 @@ async def _double(rank: int) -> int:
     return 2 * rank
 
 
-def test_it_brings_in_neither_torch_nor_pytest() -> None:
+def test_the_testing_package_imports_neither_torch_nor_pytest() -> None:
     script = "import sys, aiodist.testing; sys.exit(bool({'torch', 'pytest'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

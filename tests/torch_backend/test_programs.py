@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+import torch
+from torch.torch_version import TorchVersion
 
 pytestmark = pytest.mark.timeout(120)
+
+TORCH = TorchVersion(torch.__version__)
+
+
+def since(version: str, program: str, size: int) -> Any:
+    """A program of what torch has, or has without errors of its own, since ``version``."""
+    late = pytest.mark.skipif(version > TORCH, reason=f"needs torch {version}, this is {TORCH}")
+    return pytest.param(program, size, marks=late)
 
 
 @pytest.mark.parametrize(
@@ -22,6 +33,7 @@ pytestmark = pytest.mark.timeout(120)
         ("operations:coalescing", 3),
         ("operations:functional_collectives", 3),
         ("compiled:traced", 2),
+        ("compiled:replicas", 2),
         ("operations:futures", 3),
         ("operations:errors", 2),
         ("devices:served", 2),
@@ -29,23 +41,26 @@ pytestmark = pytest.mark.timeout(120)
         ("devices:staged_training", 3),
         ("groups:answers", 2),
         ("groups:subgroups", 4),
-        ("groups:splitting", 4),
+        since("2.7", "groups:splitting", 4),
+        since("2.14", "groups:split_by_torch", 4),
         ("groups:again", 2),
         ("groups:after_workers_that_died", 3),
         ("groups:back_before_rank_0", 3),
         ("groups:beside_gloo", 3),
         ("groups:destroyed", 2),
+        ("groups:dropped", 2),
+        ("groups:part_dropped", 2),
         ("groups:monitored_barrier", 3),
         ("groups:forked", 2),
         ("groups:in_an_event_loop", 2),
-        ("sharded:fsdp", 3),
+        since("2.7", "sharded:fsdp", 3),
         ("sharded:redistribution", 3),
         ("sharded:two_dimensions", 4),
         ("sharded:zero", 3),
         ("sharded:checkpoints", 3),
-        ("parallel:pipeline", 3),
+        since("2.7", "parallel:pipeline", 3),
         ("parallel:tensor_parallel", 2),
-        ("parallel:sharded_replicas", 4),
+        since("2.7", "parallel:sharded_replicas", 4),
         ("parallel:autograd", 3),
     ],
 )
@@ -54,6 +69,7 @@ def test_program(program: str, size: int, run_ranks: Callable[..., None]) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(TORCH < "2.7", reason="needs settings of torch's compiler that came with 2.7")
 @pytest.mark.skipif(
     shutil.which("g++") is None, reason="torch.compile makes C++, and there is no compiler here"
 )

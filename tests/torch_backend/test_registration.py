@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as torch_dist
 
 import _aiodist_autoload
@@ -45,7 +46,8 @@ def test_importing_torch_registers_it_and_does_not_import_aiodist(run: Run) -> N
         print(torch.distributed.Backend.backend_capability["aiodist"])
         import aiodist.torch_backend
     """
-    assert run("-c", source) == "aiodist False\n['cpu', 'cuda']\n"
+    kinds = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    assert run("-c", source) == f"aiodist False\n{kinds}\n"
 
 
 def test_where_autoload_is_off_importing_aiodist_after_torch_registers_it(run: Run) -> None:
@@ -75,6 +77,124 @@ def test_autoload_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     _aiodist_autoload.autoload()
     monkeypatch.delattr(torch_dist, "Backend")  # as in a torch without distributed
     _aiodist_autoload.autoload()
+
+
+HARD_CODED = """
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+    pair = dist.new_group(backend="cpu:gloo")
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor, group=pair)
+    print(dist.get_backend(), dist.get_backend(pair), type(dist.group.WORLD).__name__)
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("autoload", ["0", "1"])
+def test_a_program_that_asks_for_gloo_gets_aiodist_where_the_variable_says_so(
+    run: Run, autoload: str
+) -> None:
+    source = HARD_CODED if autoload == "1" else f"{HARD_CODED[:17]}, aiodist{HARD_CODED[17:]}"
+    said = run("-c", source, AIODIST_INSTEAD_OF="gloo", TORCH_DEVICE_BACKEND_AUTOLOAD=autoload)
+    assert said == "aiodist aiodist TorchGroup\n"
+
+
+def test_a_program_that_asks_for_gloo_gets_gloo_without_the_variable(run: Run) -> None:
+    assert run("-c", HARD_CODED).startswith("gloo")
+
+
+def test_other_backends_stay_what_they_are() -> None:
+    seen = []
+    make = _aiodist_autoload.replacing_gloo(lambda *args, **kwargs: seen.append((args, kwargs)))
+    for asked in ("gloo", "cpu:gloo", "nccl", "cpu:gloo,cuda:nccl", "undefined"):
+        make(2, 0, [], asked, "store", group_name="name")
+    assert [args[3] for args, _ in seen] == [
+        "aiodist",
+        "aiodist",
+        "nccl",
+        "cpu:gloo,cuda:nccl",
+        "undefined",
+    ]
+    assert all(kwargs == {"group_name": "name"} for _, kwargs in seen)
+
+
+MEETS = """
+    import torch
+    import torch.distributed as dist
+
+    for _ in range(2):
+        dist.init_process_group("aiodist", init_method="aiodist://")
+        t = torch.tensor([dist.get_rank() + 1.0])
+        dist.all_reduce(t)
+        if dist.get_rank() == 0:
+            print("sum", t.item(), flush=True)
+        dist.destroy_process_group()
+"""
+
+SLURM = {
+    "SLURM_NTASKS": "2",
+    "SLURM_JOB_ID": "{port}",
+    "SLURM_STEP_NODELIST": "localhost",
+    "SLURM_LOCALID": "{rank}",
+    "SLURM_PROCID": "{rank}",
+}
+MPICH = {
+    "PMI_SIZE": "2",
+    "PMI_RANK": "{rank}",
+    "MPI_LOCALRANKID": "{rank}",
+    "MPI_LOCALNRANKS": "2",
+}
+
+
+@pytest.mark.parametrize("variables", [SLURM, MPICH], ids=["srun", "mpiexec"])
+def test_ranks_of_other_launchers_meet_with_nothing_passed(
+    variables: dict[str, str], tmp_path: Path, scaled: Callable[[float], float]
+) -> None:
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(MEETS)],
+            env={
+                **os.environ,
+                "TMPDIR": str(tmp_path),
+                "OMP_NUM_THREADS": "1",
+                **{
+                    name: text.format(rank=rank, port=os.getpid())
+                    for name, text in variables.items()
+                },
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [process.communicate(timeout=scaled(25)) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+    assert [process.returncode for process in started] == [0, 0], outputs
+    assert outputs[0][0] == "sum 3.0\nsum 3.0\n"
+
+
+def test_aiodist_urls_take_rank_and_size_and_no_place(run: Run) -> None:
+    source = """
+        import torch.distributed as dist
+        dist.init_process_group("aiodist", init_method="aiodist://", rank=0, world_size=1)
+        print(dist.get_world_size())
+        dist.destroy_process_group()
+        try:
+            dist.init_process_group("aiodist", init_method="aiodist://host")
+        except RuntimeError as error:
+            print(error)
+    """
+    assert run("-c", source).splitlines() == [
+        "1",
+        "init_method 'aiodist://host' names a place: write \"aiodist://\" alone",
+    ]
 
 
 # Knows of torch only, and leaves without destroy_process_group.

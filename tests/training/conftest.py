@@ -1,4 +1,4 @@
-"""One thread for torch: the ranks share the cores. Ranks of the blocking door as in tests/sync."""
+"""One thread for torch: the ranks share the cores. Ranks of the blocking API as in tests/sync."""
 
 from __future__ import annotations
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import pytest
 import torch
 
+from aiodist.errors import InvalidUsageError
 from aiodist.testing import run_ranks
-from aiodist.training import broadcast_parameters
+from aiodist.training import broadcast_optimizer_state, broadcast_parameters
 from aiodist.training import sync as blocking
 from tests.torch_backend.programs.ddp import Net
 from tests.training.replicas import seeded
@@ -50,10 +53,97 @@ async def test_the_tensors_of_a_mapping_are_broadcast() -> None:
     check(await run_ranks(2, one), made(0).state_dict())
 
 
-def test_the_blocking_door_does_the_same(run_threads: Callable[..., list[Any]]) -> None:
+def test_training_keeps_parameters_equal_and_a_broadcast_makes_buffers_equal(
+    run_threads: Callable[..., list[Any]],
+) -> None:
+    """BatchNorm's statistics follow the part of the batch that the rank has."""
+
+    def one(rank: int) -> tuple[Any, list[torch.Tensor], list[torch.Tensor]]:
+        model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4))
+        blocking.broadcast_parameters(model)
+        reducer = blocking.GradientReducer(model.parameters())
+        with seeded(rank):
+            part = torch.randn(4, 8)
+        model(part).square().mean().backward()
+        reducer.synchronize()
+        torch.optim.SGD(model.parameters(), 0.1).step()
+        trained = [parameter.detach().clone() for parameter in model.parameters()]
+        own = [buffer.clone() for buffer in model.buffers()]
+        blocking.broadcast_parameters(model)
+        return model, trained, own
+
+    (first, trained_first, own_first), (second, trained_second, own_second) = run_threads(2, one)
+    assert all(map(torch.equal, trained_first, trained_second))
+    assert all(map(torch.equal, first.state_dict().values(), second.state_dict().values()))
+    mean, variance, count = map(torch.equal, own_first, own_second)
+    assert (mean, variance, count) == (False, False, True)
+
+
+def test_the_blocking_api_does_the_same(run_threads: Callable[..., list[Any]]) -> None:
     def one(rank: int) -> dict[str, Any]:
         model = made(rank)
         blocking.broadcast_parameters(model)
         return model.state_dict()
 
     check(run_threads(2, one), made(0).state_dict())
+
+
+@pytest.mark.parametrize("rank_name", ["src", "root_rank"])
+async def test_named_parameters_may_come_in_any_order(rank_name: str) -> None:
+    async def one(rank: int) -> dict[str, Any]:
+        model = made(rank)
+        named = list(model.state_dict().items())
+        await broadcast_parameters(reversed(named) if rank else named, **{rank_name: 1})
+        return model.state_dict()
+
+    check(await run_ranks(2, one), made(1).state_dict())
+
+
+def test_parameters_are_named_or_not_but_not_both(run_threads: Callable[..., list[Any]]) -> None:
+    def one(rank: int) -> None:
+        mixed: list[Any] = [("one", torch.ones(1)), torch.ones(1)]
+        with pytest.raises(InvalidUsageError, match="not both"):
+            blocking.broadcast_parameters(mixed)
+        with pytest.raises(InvalidUsageError, match="src is 0 and root_rank is 1"):
+            blocking.broadcast_parameters([torch.ones(1)], 0, root_rank=1)
+
+    run_threads(1, one)
+
+
+def trained(rank: int, make: Callable[..., torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    """Return an optimizer after ``rank`` steps, with options of this rank."""
+    model = made(0)
+    optimizer = make(model.parameters(), lr=0.1 + rank)
+    for _ in range(rank):
+        model(torch.ones(4, 8), True).sum().backward()
+        optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    "make", [torch.optim.Adam, torch.optim.SGD, partial(torch.optim.SGD, momentum=0.9)]
+)
+def test_an_optimizer_gets_the_state_and_the_options_of_another(
+    make: Callable[..., torch.optim.Optimizer], run_threads: Callable[..., list[Any]]
+) -> None:
+    def one(rank: int) -> dict[str, Any]:
+        optimizer = trained(rank, make)
+        blocking.broadcast_optimizer_state(optimizer, root_rank=1)
+        return optimizer.state_dict()
+
+    expected = trained(1, make).state_dict()
+    for state in run_threads(3, one):
+        assert state["param_groups"] == expected["param_groups"]
+        assert state["state"].keys() == expected["state"].keys()
+        for number, values in expected["state"].items():
+            for name, value in values.items():
+                assert torch.equal(torch.as_tensor(state["state"][number][name]), value)
+
+
+async def test_a_coroutine_does_the_same_to_an_optimizer() -> None:
+    async def one(rank: int) -> float:
+        optimizer = trained(rank, torch.optim.Adam)
+        await broadcast_optimizer_state(optimizer)
+        return optimizer.param_groups[0]["lr"]
+
+    assert await run_ranks(2, one) == [0.1, 0.1]

@@ -1,4 +1,4 @@
-"""Training in the blocking door: ranks as threads, and as processes."""
+"""Training in the blocking API: ranks as threads, and as processes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_compression_learns_about_the_same(run_threads: RunThreads) -> None:
     check(models, by_one_process(2, always), atol=5e-3)
 
 
-def test_what_comes_between_synchronize_and_step_is_kept(run_threads: RunThreads) -> None:
+def test_changes_between_synchronize_and_step_are_kept(run_threads: RunThreads) -> None:
     """Clipping, and a schedule; the step does not reduce a second time."""
 
     def learn(

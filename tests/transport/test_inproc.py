@@ -26,7 +26,7 @@ async def test_hubs_do_not_see_each_other() -> None:
         await InprocTransport(InprocHub()).connect(listener.address, Deadline(1))
 
 
-async def test_what_is_no_address_is_refused() -> None:
+async def test_a_malformed_address_is_refused() -> None:
     with pytest.raises(InvalidUsageError, match="inproc:N"):
         await InprocTransport(InprocHub()).connect("tcp://host:1", Deadline(1))
 

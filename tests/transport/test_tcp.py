@@ -58,7 +58,7 @@ def test_addresses_are_read_and_written_back(address: str, expected: tuple[str, 
         "host:80",
     ],
 )
-async def test_what_is_no_address_is_refused(address: str) -> None:
+async def test_a_malformed_address_is_refused(address: str) -> None:
     with pytest.raises(InvalidUsageError, match="tcp://host:port"):
         await TcpTransport("127.0.0.1").connect(address, Deadline(1))
 
@@ -89,7 +89,7 @@ async def test_a_host_name_is_resolved() -> None:
     await asyncio.get_running_loop().shutdown_default_executor()
 
 
-async def test_it_listens_on_its_own_interface_only() -> None:
+async def test_a_listener_binds_its_own_interface_only() -> None:
     listener = await TcpTransport("127.0.0.1").listen(lambda connection: connection.abort())
     assert listener.address.startswith("tcp://127.0.0.1:")
     assert listener._sock.getsockname()[0] == "127.0.0.1"

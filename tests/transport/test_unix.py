@@ -93,7 +93,7 @@ async def test_other_users_are_refused_on_both_sides(
 
 
 @pytest.mark.parametrize("address", ["", "unix:", "unix:@", "unix:relative", "tcp://host:1"])
-async def test_what_is_no_address_is_refused(address: str) -> None:
+async def test_a_malformed_address_is_refused(address: str) -> None:
     with pytest.raises(InvalidUsageError, match="unix:/path"):
         await UnixTransport().connect(address, Deadline(1))
 

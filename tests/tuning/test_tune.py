@@ -173,7 +173,7 @@ async def test_a_run_goes_by_its_choice() -> None:
     await run_ranks(2, rank, "shm", timeout=20)
 
 
-async def test_what_a_groups_slots_are_too_small_for_goes_in_chunks() -> None:
+async def test_data_larger_than_the_groups_slots_uses_chunks() -> None:
     """Whatever is asked for: a segment may have had little room."""
 
     async def rank(number: int) -> None:

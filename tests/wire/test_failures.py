@@ -49,7 +49,7 @@ def test_a_peer_lost_error_arrives_with_its_own_fields() -> None:
     ],
     ids=lambda error: error.message[:25],
 )
-def test_whatever_an_error_holds_it_travels_and_is_short(error: DistError) -> None:
+def test_any_error_travels_and_is_short(error: DistError) -> None:
     data = encode_error(error)
     assert len(data) < MAX_ABORT_BYTES
     arrived = decode_error(data, 0)

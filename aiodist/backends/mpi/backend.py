@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
+from typing import Any
 
 from aiodist.backends.mpi.agreement import Agreement, checks
 from aiodist.backends.mpi.gate import Gate
@@ -13,7 +15,8 @@ from aiodist.backends.mpi.operations import MpiOperations
 from aiodist.backends.mpi.poller import Poller
 from aiodist.backends.mpi.reductions import MpiReduction
 from aiodist.backends.native import NativeBackend
-from aiodist.completion import Driver
+from aiodist.backends.object_streams import Stream
+from aiodist.completion import Driver, T
 from aiodist.deadline import Deadline
 from aiodist.errors import CollectiveTimeoutError, DistBackendError, InvalidUsageError
 from aiodist.groups.backend import Received, Tensor
@@ -150,3 +153,26 @@ class MpiBackend(NativeBackend):
     def recv_new(self, src: int | None, tag: int, timeout: float | None) -> Work[Received]:
         self._messenger.check_tag(tag)
         return super().recv_new(src, tag, timeout)
+
+    def send_object(
+        self, obj: Any, dst: int, tag: int, pickle: bool, timeout: float | None
+    ) -> Work[None]:
+        self._messenger.check_tag(tag)
+        return super().send_object(obj, dst, tag, pickle, timeout)
+
+    def recv_object(
+        self,
+        finish: Callable[[Any, int], T],
+        src: int | None,
+        tag: int,
+        pickle: bool,
+        timeout: float | None,
+    ) -> Work[T]:
+        self._messenger.check_tag(tag)
+        return super().recv_object(finish, src, tag, pickle, timeout)
+
+    def open_stream(
+        self, peer: int, tag: int, window: int, max_bytes: int, allow_pickle: bool
+    ) -> Stream:
+        self._messenger.check_tag(tag)
+        return super().open_stream(peer, tag, window, max_bytes, allow_pickle)

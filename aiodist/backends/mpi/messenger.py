@@ -3,8 +3,8 @@
 MPI delivers bytes under an int; our messages have metadata, 64-bit keys, and receivers that do not
 know the length. So a message begins with a head, which carries metadata and, if it is short, the
 payload; a long payload follows straight from and into the tensors' memory, under a tag that the
-head names. One communicator has three kinds of MPI tags: heads of tagged messages, heads of
-collectives, long payloads.
+head names. One communicator has a kind of MPI tags for heads of each kind of message, and one for
+long payloads.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from aiodist.mesh.lookout import Lookout
 from aiodist.mesh.matching import ANY_SOURCE, Arrival, Recv
 from aiodist.mesh.outbox import Send
 from aiodist.tensors import scratch
-from aiodist.wire.frames import POINT_TO_POINT, Key
+from aiodist.wire.frames import COLLECTIVE, PART, Key
 
 SHORT = 4096
 """Bytes of payload that travel with the head: a copy costs less than a second message."""
 
 _HEAD = struct.Struct("<QIH")  # payload bytes, tag of a long payload, metadata bytes
 _MOST_META = 1024
-_KINDS = 3
+_LONG = 5
+"""The kind of tags of long payloads, beside the kinds of keys, which are 0 to 4."""
+_KINDS = 6
 
 
 class _Posted:
@@ -119,7 +121,7 @@ class MpiMessenger:
         request = comm.Isend([head, mpi.BYTE], to, self._tag_of(message.key))
         last = poller.watch(request)
         if long:
-            tag = self._tag(2, number)
+            tag = self._tag(_LONG, number)
             last = poller.watch(comm.Isend([data, mpi.BYTE], to, tag), len(data))
         last.callback = lambda: _hand_over(last, message)
         if last.done:
@@ -182,7 +184,7 @@ class MpiMessenger:
         else:
             # Also where it is not wanted: the sender waits until somebody has taken it.
             into = recv.into if error is None and recv.into is not None else scratch(length)
-            mpi, tag = self._gate.mpi, self._tag(2, number)
+            mpi, tag = self._gate.mpi, self._tag(_LONG, number)
             request = self._gate.comm.Irecv([into, mpi.BYTE], source, tag)
             watched = self._gate.poller.watch(request, length)
             if error is None:
@@ -197,10 +199,11 @@ class MpiMessenger:
 
     def _tag_of(self, key: Key) -> int:
         kind, _, number = key
-        if kind == POINT_TO_POINT:
+        if kind in (COLLECTIVE, PART):  # of these few are under way at a time
+            number %= self._gate.most_tag // _KINDS
+        else:
             self.check_tag(number)
-            return self._tag(0, number)
-        return self._tag(1, number % (self._gate.most_tag // _KINDS))
+        return self._tag(kind, number)
 
     def _tag(self, kind: int, number: int) -> int:
         return _KINDS * number + kind

@@ -21,8 +21,6 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from aiodist.backends.native_messages import objects_came
-from aiodist.backends.native_objects import OBJECTS
 from aiodist.backends.offers import (
     ELSEWHERE,
     announcement,
@@ -39,7 +37,7 @@ from aiodist.groups.process_group import ProcessGroup
 from aiodist.mesh.inbox import Inbox
 from aiodist.mesh.matching import Recv
 from aiodist.tensors import scratch
-from aiodist.wire.frames import POINT_TO_POINT, Key
+from aiodist.wire.frames import TENSOR, Key
 
 READY, GO, COMMIT, WITHDRAWN, REFUSED = (bytes((code,)) for code in range(5))
 
@@ -106,7 +104,7 @@ class Transfers:
         """
         endpoint, here = self._group.endpoint, self._group.global_rank
         number = self._next = self._next + 1
-        place, said = (POINT_TO_POINT, self._group.id, tag), announcement(number, meta)
+        place, said = (TENSOR, self._group.id, tag), announcement(number, meta)
         message = endpoint.send(to, place, memoryview(b""), said)
         transfer.announced = lambda: not message.done and endpoint.withdraw_send(to, message)
         key = key_of(self._words, number, here, to)
@@ -138,7 +136,7 @@ class Transfers:
         endpoint, here = self._group.endpoint, self._group.global_rank
         while True:
             recv = Recv(
-                (POINT_TO_POINT, self._group.id, tag),
+                (TENSOR, self._group.id, tag),
                 source,
                 None,
                 b"",
@@ -186,9 +184,7 @@ class Transfers:
 
 
 def _check_offered(src: int, meta: bytes) -> BaseException | None:
-    if is_announcement(meta):
-        return None
-    return objects_came(src) if meta == OBJECTS else other_device(src)
+    return None if is_announcement(meta) else other_device(src)
 
 
 def _withdraw(inbox: Inbox, recv: Recv) -> bool:

@@ -15,19 +15,19 @@ from functools import partial
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistError, DistNetworkError
+from aiodist.mesh.closing import Farewells
 from aiodist.mesh.dialling import introduce
 from aiodist.mesh.liveness.lifeline import Lifeline
 from aiodist.mesh.liveness.notice import Notice, shorten
 from aiodist.mesh.liveness.ring import neighbours, ring_order
 from aiodist.mesh.liveness.vigil import Vigil
-from aiodist.mesh.losses import Farewells
-from aiodist.mesh.peer import Card, reachable_at
+from aiodist.mesh.rank_info import Card, reachable_at
 from aiodist.transport.base import Connection, Listener, Transport
 from aiodist.transport.strangers import SPARE, Strangers
 from aiodist.wire.frames import Frame, FrameType
 from aiodist.wire.handshake import Handshake
 
-BEATS = 10
+BEATS = 8
 """Beats within the timeout."""
 
 GRACE_SECONDS = 0.25
@@ -211,11 +211,20 @@ class Circle:
     def _beat(self) -> None:
         if self._over:
             return
-        self._timer = self._loop.call_later(self._interval, self._beat)
+        self._timer = self._loop.call_later(self._until_next_beat(), self._beat)
         self._judge()
         pulse = self._pulse()
         for line in [*self._lines.values(), *self._returned.values()]:
             line.tell(FrameType.BEAT, pulse)
+
+    def _until_next_beat(self) -> float:
+        """Seconds to the next multiple of the interval on the host's clock, half an interval or more.
+
+        So the ranks of a host beat together, and each wakes once or twice for the beats of all its
+        neighbours, not once for each.
+        """
+        seconds = self._interval - time.monotonic() % self._interval
+        return seconds if seconds > self._interval / 2 else seconds + self._interval
 
     def _pulse(self) -> bytes:
         return shorten(self._vitals()).encode()

@@ -13,7 +13,7 @@ from aiodist.errors import DistError
 from aiodist.mesh.aside import Aside
 from aiodist.mesh.liveness.circle import Circle
 from aiodist.mesh.liveness.notice import Notice
-from aiodist.mesh.peer import Card
+from aiodist.mesh.rank_info import Card
 from aiodist.transport.base import Transport
 
 DEFAULT_TIMEOUT = 10.0

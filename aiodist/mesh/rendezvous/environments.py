@@ -12,7 +12,7 @@ from pathlib import Path
 
 from aiodist.errors import InvalidUsageError
 from aiodist.mesh.rendezvous import mpi
-from aiodist.mesh.rendezvous.slurm import expand_nodelist, job_port
+from aiodist.mesh.rendezvous.slurm import expand_nodelist, job_port, tasks_on_this_node
 
 Environ = Mapping[str, str]
 
@@ -30,12 +30,16 @@ class Number:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where a launcher lets its ranks meet. ``missing``: variables that would have to be set."""
+    """Where a launcher lets its ranks meet. ``missing``: variables that would have to be set.
+
+    ``by_munge``: whether ranks without a secret may share one by MUNGE, see `munge`.
+    """
 
     host: str | None = None
     port: Number | None = None
     file: Path | None = None
     missing: tuple[str, ...] = ()
+    by_munge: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ class Launcher:
     marker_value: str | None = None
     agent: bool = False
     """Whether the launcher itself serves a torch TCPStore at MASTER_PORT."""
+    count_local: Callable[[Environ], int | None] | None = None
+    """How many ranks are on this host, where no variable alone says it."""
 
     def started(self, environ: Environ) -> bool:
         if not all(environ.get(marker) for marker in self.markers):
@@ -95,6 +101,8 @@ class Surroundings:
 
     def local_size(self) -> int | None:
         number = _first_number(self.environ, "LOCAL_WORLD_SIZE", self.launcher.local_size)
+        if number is None and self.launcher.count_local is not None:
+            return self.launcher.count_local(self.environ)
         return None if number is None else number.value
 
     def meeting(self) -> Meeting:
@@ -161,7 +169,7 @@ def _meet_in_slurm(environ: Environ, launcher: Launcher) -> Meeting:
             port = Number(job_port(job, step), "the port derived from SLURM_JOB_ID")
         else:
             missing.append("SLURM_JOB_ID")
-    return Meeting(host, port, missing=tuple(missing))
+    return Meeting(host, port, missing=tuple(missing), by_munge=True)
 
 
 def _meet_in_mpi(environ: Environ, launcher: Launcher) -> Meeting:
@@ -201,6 +209,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
     Launcher(
         "Slurm", ("SLURM_PROCID",),
         "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", None, _meet_in_slurm,
+        count_local=tasks_on_this_node,
     ),
     # A PMI without local numbers (srun --mpi=pmi2 is already taken by the row above).
     Launcher(

@@ -7,15 +7,17 @@ import logging
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import msgpack
 
+from aiodist.credentials import job_secret
 from aiodist.deadline import Deadline
 from aiodist.errors import DistError, DistStoreError, InvalidUsageError, StoreTimeoutError
 from aiodist.mesh.interfaces import choose_hosts, default_address
+from aiodist.mesh.rendezvous.agent import torchs_store
 from aiodist.mesh.rendezvous.attendance import Attendance, check_alone, keeper_lost
 from aiodist.mesh.rendezvous.environments import look_around
 from aiodist.mesh.rendezvous.places import Place, given_place, open_place
@@ -38,7 +40,7 @@ class Rendezvous:
     ``host``: this rank's own address, by which the others reach it; listeners bind to it.
     ``hosts``: all addresses of its own that streams are dealt to, ``host`` first.
     ``local_rank``: its number on this host, None where nothing tells. ``source``: who told rank
-    and size, for messages.
+    and size, for messages. ``secret``: the job's, empty where it has none.
     """
 
     rank: int
@@ -48,6 +50,7 @@ class Rendezvous:
     hosts: tuple[str, ...]
     local_rank: int | None
     source: str
+    secret: bytes = field(repr=False)
     _place: Place = field(repr=False)
     _attendance: Attendance = field(repr=False)
     _left: bool = field(default=False, init=False, repr=False)
@@ -162,9 +165,22 @@ async def rendezvous(
         own = plan_with_store(rank=rank, size=size, environ=environ)
         with _patience(own, "the store given"):
             return await _meet(own, given_place(store), environ, deadline, patience)
-    own = plan(init_method, rank=rank, size=size, environ=environ)
+    own = _beside_torch(plan(init_method, rank=rank, size=size, environ=environ))
     with _patience(own, f"the file {own.file}" if own.master is None else str(own.master)):
         return await _find(own, environ, deadline, patience)
+
+
+def _beside_torch(own: Plan) -> Plan:
+    """Return ``own``, with torch's store as its place where torch's ranks have met at the same port.
+
+    torch's rank 0 listens there then, so ours cannot.
+    """
+    torchs = torchs_store()
+    if own.master is None or own.master.server or torchs is None:
+        return own
+    master, rank, size = torchs
+    same = (own.master.port, own.rank, own.size) == (master.port, rank, size)
+    return replace(own, master=replace(own.master, server=master.server)) if same else own
 
 
 @contextmanager
@@ -263,7 +279,8 @@ async def _meet(
     except BaseException:
         await place.close()
         raise
-    who = own.rank, own.size, part, hosts[0], hosts, own.local_rank, own.source
+    secret = place.secret or job_secret(environ)
+    who = own.rank, own.size, part, hosts[0], hosts, own.local_rank, own.source, secret
     return Rendezvous(*who, _place=place, _attendance=attendance)
 
 

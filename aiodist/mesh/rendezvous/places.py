@@ -11,7 +11,7 @@ from typing import Any
 
 from aiodist.credentials import Certificates, job_secret
 from aiodist.deadline import Deadline
-from aiodist.errors import DistNetworkError, StoreTimeoutError
+from aiodist.errors import DistNetworkError, DistStoreError, StoreTimeoutError
 from aiodist.mesh.interfaces import (
     choose_hosts,
     default_address,
@@ -21,7 +21,9 @@ from aiodist.mesh.interfaces import (
 )
 from aiodist.mesh.rendezvous.agent import agent_client
 from aiodist.mesh.rendezvous.assembly import assemble
-from aiodist.mesh.rendezvous.plan import Master, Plan
+from aiodist.mesh.rendezvous.munge import Munge, StepSecret
+from aiodist.mesh.rendezvous.node_address import address_of_node
+from aiodist.mesh.rendezvous.plan import TORCH_GROUP, Master, Plan
 from aiodist.mesh.rendezvous.watch import Opening, in_file, over_tcp, over_tcp_served
 from aiodist.store import (
     FileStore,
@@ -51,7 +53,8 @@ class Place:
 
     ``serves``: this rank keeps the store alive for the others. ``once``: the others lose it with
     the process that serves it, so meeting there may be tried anew. ``private``: strangers cannot
-    read what is in it. ``watch``: where ranks can beat meanwhile, see `watch`.
+    read what is in it. ``watch``: where ranks can beat meanwhile, see `watch`. ``secret``: the job's,
+    empty where the store was opened without it.
     """
 
     store: Store
@@ -63,6 +66,7 @@ class Place:
     once: bool = False
     private: bool = False
     watch: Opening | None = None
+    secret: bytes = b""
     join: Callable[[Store, int, int, Deadline], Awaitable[Store]] = join
 
 
@@ -76,8 +80,8 @@ async def open_place(plan: Plan, environ: Mapping[str, str], deadline: Deadline)
     if plan.master is None:
         store = MemoryStore()
         return Place(store, "this process", store.close, route="127.0.0.1", private=True)
-    if plan.master.agent:
-        return await _at_agent(plan.master, environ, deadline)
+    if plan.master.server:
+        return await _at_torchs_store(plan, plan.master, environ, deadline)
     return await _at_master(plan, plan.master, environ, deadline)
 
 
@@ -109,11 +113,19 @@ async def _at_master(
     addresses = await numeric_addresses(master, plan.one_host, environ, deadline)
     route = _routed(addresses, master)
     secret, certificates = job_secret(environ), Certificates.from_environ(environ)
+    shared = None
+    if plan.by_munge and not secret and certificates is None and plan.size > 1:
+        shared = StepSecret(Munge.find(environ))
     if plan.rank != 0:
         host = addresses[0] if len(addresses) == 1 else master.host
         try:
             client = await TcpStore.connect(
-                host, master.port, deadline, secret=secret, certificates=certificates
+                host,
+                master.port,
+                deadline,
+                secret=secret,
+                certificates=certificates,
+                learn=None if shared is None else shared.learn,
             )
         except StoreTimeoutError as error:
             raise StoreTimeoutError(
@@ -121,9 +133,19 @@ async def _at_master(
                 f"{error.message}",
                 **error.fields,
             ) from None
+        secret = secret if shared is None else shared.value
         watch = over_tcp(host, secret, certificates)
         given_back = client.close_in_child
-        return Place(client, str(master), client.close, route, given_back, once=True, watch=watch)
+        return Place(
+            client,
+            str(master),
+            client.close,
+            route,
+            given_back,
+            once=True,
+            watch=watch,
+            secret=secret,
+        )
     own = [address for address in addresses if _is_own(address)]
     where = str(master)
     if own == addresses and len(own) > 1:
@@ -134,6 +156,9 @@ async def _at_master(
         # Behind address translation the host itself does not know the address others see.
         host = route = (choose_hosts(None, environ) or (default_address(),))[0]
         where = f"{host} (since {master} is no address of rank 0's own host), port {master.port}"
+    if shared is not None:
+        await shared.make()
+        secret = shared.value
     # Everybody connected: the port is free for a next job, which then cannot meet this one.
     server = await TcpStoreServer.start(
         host,
@@ -141,11 +166,21 @@ async def _at_master(
         secret=secret,
         expected_clients=plan.size - 1,
         certificates=certificates,
+        seal=None if shared is None else shared.seal,
     )
     # Where the address is another host's that passes connections on, it may pass on no second port.
     offered = over_tcp_served(host, secret, certificates) if own else None
     given_back = server.close_in_child
-    return Place(server.store(), where, server.close, route, given_back, serves=True, watch=offered)
+    return Place(
+        server.store(),
+        where,
+        server.close,
+        route,
+        given_back,
+        serves=True,
+        watch=offered,
+        secret=secret,
+    )
 
 
 async def numeric_addresses(
@@ -156,7 +191,16 @@ async def numeric_addresses(
     Many hosts give their own name the address 127.0.1.1 or 127.0.0.1. Served there, nobody else
     would reach it: unless all ranks are on one host, the address that others know takes its place.
     """
-    found = [str(address[0]) for _, address in await resolve(master.host, master.port, deadline)]
+    try:
+        known = await resolve(master.host, master.port, deadline)
+    except StoreTimeoutError:
+        raise
+    except DistStoreError:
+        host = await asyncio.to_thread(address_of_node, master.host, environ)
+        if host == master.host:
+            raise
+        known = await resolve(host, master.port, deadline)
+    found = [str(address[0]) for _, address in known]
     local = master.host.lower() in _LOCAL_NAMES or master.host.lower().endswith(".localhost")
     if one_host or local or _is_numeric(master.host):
         return found
@@ -199,14 +243,18 @@ def _is_own(address: str) -> bool:
     return True
 
 
-async def _at_agent(master: Master, environ: Mapping[str, str], deadline: Deadline) -> Place:
-    """torchrun's agent owns the port, with a torch TCPStore: be its client, as torch is."""
-    addresses = await numeric_addresses(master, False, environ, deadline)
+async def _at_torchs_store(
+    plan: Plan, master: Master, environ: Mapping[str, str], deadline: Deadline
+) -> Place:
+    """Be a client of the torch TCPStore that torchrun's agent or torch's default group serves."""
+    addresses = await numeric_addresses(master, plan.one_host, environ, deadline)
     route = _routed(addresses, master)
     loop = asyncio.get_running_loop()
     client = await loop.run_in_executor(None, partial(agent_client, master, deadline))
     adapter = TorchStore(client)
     store = PrefixStore(f"aiodist/{environ.get('TORCHELASTIC_RUN_ID', '')}", adapter)
-    where = f"torchrun's store at {master}"
+    # torch's store ends when rank 0 destroys torch's group, so rank 0 stays until all have met.
+    serves = plan.rank == 0 and master.server == TORCH_GROUP
     # Not by counting: the agents of several nodes count attempts differently.
-    return Place(store, where, adapter.close, route, join=assemble)
+    where = f"{master.server} at {master}"
+    return Place(store, where, adapter.close, route, serves=serves, join=assemble)

@@ -19,16 +19,22 @@ from aiodist.mesh.rendezvous.methods import InitMethod, parse
 UNSET = -1
 """What rank and world_size are where the caller left them out, as in torch."""
 
+AGENT = "torchrun's store"
+TORCH_GROUP = "the store of torch's default group"
+
 _UNSET_IS = f"(rank={UNSET} or world_size={UNSET} means that it is not given)"
 
 
 @dataclass(frozen=True)
 class Master:
-    """Where rank 0 serves the store. ``agent``: torchrun's agent serves it, a torch TCPStore."""
+    """Where a store is served. ``server``: what serves a torch TCPStore there, for messages.
+
+    Without one, rank 0 serves a store of ours.
+    """
 
     host: str
     port: int
-    agent: bool = False
+    server: str = ""
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -38,7 +44,8 @@ class Master:
 class Plan:
     """At most one of ``master`` and ``file`` is set; with neither, the rank is alone or was
     handed a store. ``source``: who told all that, for messages. ``one_host``: whether the launcher
-    says that all ranks are on this host."""
+    says that all ranks are on this host. ``by_munge``: whether ranks without a secret may share one
+    by MUNGE."""
 
     rank: int
     size: int
@@ -47,6 +54,7 @@ class Plan:
     one_host: bool = False
     master: Master | None = None
     file: Path | None = None
+    by_munge: bool = False
 
 
 def plan(init_method: str | None, *, rank: int, size: int, environ: Mapping[str, str]) -> Plan:
@@ -69,7 +77,8 @@ def plan(init_method: str | None, *, rank: int, size: int, environ: Mapping[str,
     master = None
     if meeting.host is not None and meeting.port is not None:
         host = meeting.host.removeprefix("[").removesuffix("]")
-        master = Master(host, meeting.port.value, _is_agents(host, meeting.port, method, here))
+        server = AGENT if _is_agents(host, meeting.port, method, here) else ""
+        master = Master(host, meeting.port.value, server)
     return Plan(
         own_rank.value,
         own_size.value,
@@ -78,6 +87,7 @@ def plan(init_method: str | None, *, rank: int, size: int, environ: Mapping[str,
         one_host=here.local_size() == own_size.value,
         master=master,
         file=meeting.file,
+        by_munge=meeting.by_munge,
     )
 
 

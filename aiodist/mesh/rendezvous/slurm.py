@@ -1,16 +1,18 @@
-"""Slurm's way of naming hosts, ``node[01-04,7],gpu3``, and a port all ranks of a job agree on."""
+"""What Slurm's variables say of a step: its hosts, ``node[01-04,7],gpu3``, its tasks on each, a port."""
 
 from __future__ import annotations
 
 import itertools
 import re
 import zlib
+from collections.abc import Mapping
 
 from aiodist.errors import InvalidUsageError
 
 _FIRST_PORT, _PORTS = 10_000, 20_000
 """Below 32768, where Linux takes the ports of outgoing connections from."""
 
+_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
@@ -33,6 +35,27 @@ def expand_nodelist(text: str) -> list[str]:
 def job_port(job: str, step: str) -> int:
     """A port from 10000 to 29999, the same on every rank of a job's step."""
     return _FIRST_PORT + zlib.crc32(f"{job}.{step}".encode()) % _PORTS
+
+
+def tasks_on_this_node(environ: Mapping[str, str]) -> int | None:
+    """Return how many tasks of the step run on this node, None where Slurm does not say."""
+    node = environ.get("SLURM_NODEID", "")
+    counts = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or ""
+    try:
+        return expand_counts(counts)[int(node)]
+    except (ValueError, IndexError):
+        return None
+
+
+def expand_counts(text: str) -> list[int]:
+    """``2(x3),1`` -> 2 2 2 1. Raises ValueError where ``text`` is no such list."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = _COUNT.fullmatch(part)
+        if match is None:
+            raise ValueError(f"{text!r} is no list of tasks per node such as '2(x3),1'")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
 
 
 def _split(text: str) -> list[str]:

@@ -232,7 +232,9 @@ async def test_a_rank_that_is_given_more_than_it_expects_says_so(
     await run_ranks(2, body)
 
 
-async def test_what_is_refused_at_the_call(memories: Callable[..., MemfdMemory]) -> None:
+async def test_invalid_arguments_are_refused_at_the_call(
+    memories: Callable[..., MemfdMemory],
+) -> None:
     async def body(rank: int) -> None:
         install(memories())
         for call, message in (

@@ -49,7 +49,7 @@ async def test_a_machine_with_a_driver_gets_it(
     await run_ranks(2, body)
 
 
-async def test_it_is_made_at_the_first_cuda_tensor() -> None:
+async def test_the_device_backend_is_made_at_the_first_cuda_tensor() -> None:
     async def body(rank: int) -> None:
         backend = NativeOnDevices(dist.group.WORLD)
         assert isinstance(backend._for(torch.ones(1)), NativeBackend)

@@ -136,7 +136,9 @@ async def test_a_barrier_waits_for_all() -> None:
         ),
     ],
 )
-async def test_what_is_refused_at_the_call(call: Callable[[], Any], message: str) -> None:
+async def test_invalid_arguments_are_refused_at_the_call(
+    call: Callable[[], Any], message: str
+) -> None:
     async def body(rank: int) -> None:
         if rank == 1:  # of a broadcast not the root
             with pytest.raises(dist.InvalidUsageError, match=message):
@@ -179,7 +181,7 @@ async def test_ranks_that_disagree_about_lengths_all_say_so(call: Callable[[int]
     await run_ranks(3, body, backend="torch:gloo")
 
 
-async def test_what_is_called_after_lengths_are_compared_keeps_its_order() -> None:
+async def test_operations_after_a_comparison_of_lengths_keep_their_order() -> None:
     async def body(rank: int) -> None:
         for turn in range(20):
             places = [torch.zeros(other + 1) for other in range(3)] if rank == 1 else None

@@ -129,12 +129,9 @@ async def test_a_message_that_does_not_fit_is_dropped_and_its_sender_goes_on() -
     async def body(rank: int) -> None:
         if rank == 0:
             await dist.send(torch.ones(3), 1)
-            await dist.send_object_list(["text"], 1)
             await dist.send(torch.ones(2), 1)
         else:
             with pytest.raises(dist.InvalidUsageError, match=r"rank 0 sent float32\[3\]"):
-                await dist.recv(torch.zeros(2), 0)
-            with pytest.raises(dist.InvalidUsageError, match="recv_object_list"):
                 await dist.recv(torch.zeros(2), 0)
             await dist.recv(torch.zeros(2), 0)
         await dist.barrier()

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import aiodist.sync as dist
 
-dist.init_process_group("torch:gloo", timeout=40)
+dist.init_process_group("torch:gloo", timeout=40, torch_group=False)
 rank, size = dist.get_rank(), dist.get_world_size()
 """
 

@@ -14,7 +14,7 @@ from aiodist.mesh.liveness.circle import Circle
 from aiodist.mesh.liveness.lifeline import Lifeline
 from aiodist.mesh.liveness.notice import MAX_TEXT, Notice
 from aiodist.mesh.liveness.ring import neighbours
-from aiodist.mesh.peer import Card
+from aiodist.mesh.rank_info import Card
 from aiodist.transport.tcp import TcpTransport
 from tests.limits import scaled
 
@@ -159,7 +159,7 @@ async def test_a_rank_that_hears_of_its_own_death_reports_it_and_falls_silent(ma
     assert len(ranks[1].reports) == 1
 
 
-async def test_who_leaves_is_mourned_by_nobody(make: Make) -> None:
+async def test_a_leaving_rank_is_not_reported_lost(make: Make) -> None:
     ranks = await make(6)
     for number in (1, 2, 5):
         await ranks[number].circle.leave()
@@ -187,7 +187,7 @@ async def test_a_lifeline_that_was_cut_is_mended(make: Make) -> None:
     assert all(rank.reports == [] for rank in ranks)
 
 
-async def test_of_two_that_give_each_other_up_the_first_word_counts(make: Make) -> None:
+async def test_the_first_notice_counts_when_two_ranks_give_each_other_up(make: Make) -> None:
     ranks = await make(4)
     circle = ranks[2].circle
     circle._lost(Notice(0, ranks[2].mark(0), 1, "a", ""), None)

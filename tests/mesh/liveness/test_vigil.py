@@ -18,7 +18,7 @@ def looks(vigil: Vigil, start: float, end: float, heard: int | None = None) -> d
     return found
 
 
-def test_who_is_silent_is_found_within_the_timeout_and_who_beats_is_not() -> None:
+def test_only_a_silent_rank_is_found_within_the_timeout() -> None:
     vigil = Vigil(10, 1, 0)
     vigil.watch(3, 0.5)
     vigil.watch(4, 0.5)
@@ -47,7 +47,7 @@ def test_an_end_that_the_kernel_reports_shortens_the_time_and_a_beat_restores_it
     assert 3 in looks(vigil, 2, 12)
 
 
-def test_who_could_not_look_blames_nobody() -> None:
+def test_a_rank_that_could_not_look_blames_no_peer() -> None:
     """Stopped for a minute: the others' beats lie in the sockets, unread."""
     vigil = Vigil(10, 1, 0)
     vigil.watch(3, 0)

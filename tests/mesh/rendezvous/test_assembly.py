@@ -62,7 +62,7 @@ async def test_a_rank_that_starts_again_while_the_others_wait() -> None:
     await check_one_part(list(parts))
 
 
-async def test_who_did_not_come() -> None:
+async def test_absent_ranks_are_named() -> None:
     results = await asyncio.gather(
         *(assemble(MemoryStore(), 0, 2, Deadline(0.02)) for _ in range(1)),
         return_exceptions=True,

@@ -213,7 +213,7 @@ async def test_a_rank_that_fails_after_the_others_have_come_tells_them(port: int
     assert first.not_arrived == ()
 
 
-async def test_what_comes_after_all_have_met_is_none_of_its_business(port: int) -> None:
+async def test_events_after_the_meeting_are_ignored(port: int) -> None:
     ranks = await asyncio.gather(*(meet(f"tcp://127.0.0.1:{port}", rank, 2) for rank in range(2)))
 
     async def settle(found: Rendezvous) -> None:

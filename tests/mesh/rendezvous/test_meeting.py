@@ -304,7 +304,7 @@ async def test_names_of_interfaces(port: int) -> None:
         await meet(f"tcp://127.0.0.1:{port}", 0, 2, environ={"AIODIST_SOCKET_IFNAME": "nonesuch0"})
 
 
-async def test_who_did_not_come(port: int) -> None:
+async def test_absent_ranks_are_named(port: int) -> None:
     url = f"tcp://127.0.0.1:{port}"
     results = await asyncio.gather(
         meet(url, 0, 4, seconds=0.3), meet(url, 2, 4, seconds=5), return_exceptions=True

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aiodist.errors import InvalidUsageError
-from aiodist.mesh.rendezvous.plan import Master, Plan, plan, plan_with_store
+from aiodist.mesh.rendezvous.plan import AGENT, Master, Plan, plan, plan_with_store
 from aiodist.mesh.rendezvous.slurm import job_port
 
 PLAIN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node7", "MASTER_PORT": "29500"}
@@ -62,7 +62,7 @@ def test_local_numbers_and_one_host() -> None:
 def test_torchrun_with_its_agents_store() -> None:
     found = go(TORCHRUN)
     assert found.source == "torchrun"
-    assert found.master == Master("node7", 29500, agent=True)
+    assert found.master == Master("node7", 29500, AGENT)
 
 
 def test_torchrun_without_its_agents_store() -> None:
@@ -72,15 +72,21 @@ def test_torchrun_without_its_agents_store() -> None:
 def test_a_url_with_the_agents_port_means_the_agents_store() -> None:
     ours = go(TORCHRUN, "tcp://node7:29500").master
     other = go(TORCHRUN, "tcp://node7:29501").master
-    assert ours == Master("node7", 29500, agent=True)
+    assert ours == Master("node7", 29500, AGENT)
     assert other == Master("node7", 29501)
 
 
 def test_slurm() -> None:
     port = job_port("4711", "2")
-    assert go(SLURM) == Plan(3, 8, 1, "Slurm", master=Master("node01", port))
+    assert go(SLURM) == Plan(3, 8, 1, "Slurm", master=Master("node01", port), by_munge=True)
     assert go(SLURM | {"SLURM_STEP_NODELIST": "node[03-04]"}).master == Master("node03", port)
     assert go(SLURM | MASTER).master == Master("node7", 29500)
+
+
+def test_a_step_on_one_node_is_one_host() -> None:
+    step = {"SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}
+    assert not go(SLURM | step).one_host
+    assert go(SLURM | {"SLURM_NODEID": "0", "SLURM_STEP_TASKS_PER_NODE": "8"}).one_host
 
 
 def test_slurm_lacks() -> None:

@@ -1,11 +1,16 @@
-"""Slurm's node lists, and the port made from a job's number."""
+"""Slurm's node lists, its tasks on each node, and the port made from a job's number."""
 
 from __future__ import annotations
 
 import pytest
 
 from aiodist.errors import InvalidUsageError
-from aiodist.mesh.rendezvous.slurm import expand_nodelist, job_port
+from aiodist.mesh.rendezvous.slurm import (
+    expand_counts,
+    expand_nodelist,
+    job_port,
+    tasks_on_this_node,
+)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +33,30 @@ def test_expansion(text: str, hosts: list[str]) -> None:
 def test_nonsense_is_refused_with_what_to_do(text: str) -> None:
     with pytest.raises(InvalidUsageError, match=r"not a Slurm node list .* set MASTER_ADDR"):
         expand_nodelist(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"), [("4", [4]), ("2,1", [2, 1]), ("2(x3),1", [2, 2, 2, 1])]
+)
+def test_tasks_per_node(text: str, counts: list[int]) -> None:
+    assert expand_counts(text) == counts
+    for node, count in enumerate(counts):
+        step = {"SLURM_NODEID": str(node), "SLURM_STEP_TASKS_PER_NODE": text}
+        assert tasks_on_this_node({"SLURM_TASKS_PER_NODE": "9"} | step) == count
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"SLURM_NODEID": "0"},
+        {"SLURM_NODEID": "0", "SLURM_TASKS_PER_NODE": "four"},
+        {"SLURM_NODEID": "1", "SLURM_TASKS_PER_NODE": "4"},
+        {"SLURM_NODEID": "x", "SLURM_TASKS_PER_NODE": "4"},
+    ],
+)
+def test_tasks_on_this_node_may_be_unknown(environ: dict[str, str]) -> None:
+    assert tasks_on_this_node(environ) is None
 
 
 def test_ports_differ_by_job_and_step_and_stay_below_the_ephemeral_ones() -> None:

@@ -174,7 +174,7 @@ async def test_where_a_second_port_is_refused_a_rank_goes_on_unwatched(
     assert losses.empty()
 
 
-async def test_who_has_come_is_told_and_who_leaves_is_not_missed(begin: Begin) -> None:
+async def test_arrivals_are_reported_and_leaving_ranks_are_not_missed(begin: Begin) -> None:
     served = over_tcp_served("127.0.0.1", b"of the job", None)
     joined = over_tcp("127.0.0.1", b"of the job", None)
     hub, told, losses = await begin(0, served, patience=5.0)
@@ -214,7 +214,7 @@ async def test_a_silent_rank_is_lost_also_where_nobody_can_be_told() -> None:
     await watch.end()
 
 
-async def test_who_is_missing_in_a_file_is_known_before_it_is_out_of_reach(tmp_path: Path) -> None:
+async def test_missing_ranks_are_read_before_the_file_is_out_of_reach(tmp_path: Path) -> None:
     """A stopped process may hold its lock."""
     watch = Watch(in_file(tmp_path / "meeting", 0), 0, 3, 60.0, lambda _: None, star=False)
     try:

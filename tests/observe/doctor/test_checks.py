@@ -85,7 +85,7 @@ def test_an_ill_is_found_and_something_can_be_done(
     assert advice in hits[0].advice
 
 
-def test_what_concerns_other_hosts_only_is_no_ill_of_one() -> None:
+def test_findings_between_hosts_are_not_reported_for_one_host() -> None:
     alone = replace(HEALTHY, resolved=("127.0.0.1",), chosen=("127.0.0.1",), has_secret=False)
     assert worst(examine(alone, several=False)) == OK
 

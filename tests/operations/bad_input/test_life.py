@@ -37,6 +37,7 @@ CALLS_BEFORE_INIT: dict[str, Callable[[], object]] = {
     "new_subgroups": lambda: dist.new_subgroups(1),
     "new_subgroups_by_enumeration": lambda: dist.new_subgroups_by_enumeration([[0]]),
     "recv": lambda: dist.recv(src=0),
+    "recv_object": lambda: dist.recv_object(0),
     "recv_object_list": lambda: dist.recv_object_list([None], 0),
     "reduce": lambda: dist.reduce(t(4), 0),
     "reduce_scatter": lambda: dist.reduce_scatter(t(4), ts(4)),
@@ -44,6 +45,7 @@ CALLS_BEFORE_INIT: dict[str, Callable[[], object]] = {
     "scatter": lambda: dist.scatter(t(4), ts(4), 0),
     "scatter_object_list": lambda: dist.scatter_object_list([None], [1], 0),
     "send": lambda: dist.send(t(4), 0),
+    "send_object": lambda: dist.send_object(1, 0),
     "send_object_list": lambda: dist.send_object_list([1], 0),
     "split_group": lambda: dist.split_group(None, [[0]]),
 }

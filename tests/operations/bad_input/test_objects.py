@@ -1,4 +1,8 @@
-"""Objects, and the lists they go into."""
+"""The lists that objects go into.
+
+An object that cannot travel is no bad argument of one rank alone: the others are told, see
+tests/operations/test_objects.py.
+"""
 
 from __future__ import annotations
 
@@ -12,30 +16,7 @@ from tests.operations.bad_input.calls import (
     each,
 )
 
-
-class Custom:
-    pass
-
-
 ENTRIES: list[Entry] = [
-    (
-        "a class of one's own",
-        lambda h: dist.broadcast_object_list([1, Custom()], ME),
-        TypeError,
-        "Custom.*allow_pickle=True",
-    ),
-    (
-        "a class of one's own to send",
-        lambda h: dist.send_object_list([Custom()], 0),
-        TypeError,
-        "allow_pickle=True",
-    ),
-    (
-        "a class of one's own deep inside",
-        lambda h: dist.all_gather_object([None] * 3, {"a": [0, Custom()]}),
-        TypeError,
-        r"\['a'\]\[1\].*allow_pickle=True",
-    ),
     (
         "a tuple to fill",
         lambda h: dist.broadcast_object_list((1, 2), 0),

@@ -1,12 +1,16 @@
-"""Functional collectives inside functions that torch.compile has compiled."""
+"""Functional collectives and DDP under torch.compile."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed import _functional_collectives as functional
+from torch.nn.parallel import DistributedDataParallel
 
 
 def traced(rank: int, size: int) -> None:
@@ -49,3 +53,28 @@ def to_cpp(rank: int, size: int) -> None:
                 2.0 * size * (total + r + number) + 1 for r in range(size) for _ in range(5)
             ]
             assert got.tolist() == expected
+
+
+def replicas(rank: int, size: int) -> None:
+    """DDP inside torch.compile, and a compiled module inside DDP, train as plain DDP does."""
+    plain = _trained(rank, lambda wrapped: wrapped)
+    assert torch.equal(_trained(rank, partial(torch.compile, backend="aot_eager")), plain)
+
+    def in_place(wrapped: DistributedDataParallel) -> nn.Module:
+        wrapped.compile(backend="aot_eager")
+        return wrapped
+
+    assert torch.equal(_trained(rank, in_place), plain)
+
+
+def _trained(rank: int, compiled: Callable[[DistributedDataParallel], nn.Module]) -> torch.Tensor:
+    """The weights after a few steps; each rank has rows of its own."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+    model = compiled(DistributedDataParallel(layers))
+    steps = torch.optim.SGD(layers.parameters(), lr=0.05)
+    for step in range(3):  # the reducer lays its buckets out anew after the first
+        steps.zero_grad()
+        model(torch.full((4, 8), float(rank + step))).sum().backward()
+        steps.step()
+    return torch.cat([weights.detach().flatten() for weights in layers.parameters()])

@@ -27,7 +27,7 @@ def served(rank: int, size: int) -> None:
     cpu, cuda, meta = (torch.device(kind) for kind in ("cpu", "cuda", "meta"))
     for number, (backend, kinds) in enumerate(
         [
-            ("aiodist", {cpu, cuda}),
+            ("aiodist", {cpu, cuda} if torch.cuda.is_available() else {cpu}),
             ("cpu:aiodist,cuda:aiodist", {cpu, cuda}),
             ("cuda:aiodist,cpu:aiodist", {cpu, cuda}),
             ("cpu:aiodist", {cpu}),

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 from datetime import timedelta
+from time import perf_counter, sleep
 
 import torch
 import torch.distributed as dist
+from torch.torch_version import TorchVersion
 
 import aiodist.sync
+from aiodist.torch_backend import connect
 from aiodist.torch_backend.group import TorchGroup
 from tests.torch_backend.programs.ddp import error_of
 
@@ -71,6 +74,25 @@ def splitting(rank: int, size: int) -> None:
     part.allreduce([t]).wait()
     assert t.item() == sum(half)
     part.shutdown()
+
+
+def split_by_torch(rank: int, size: int) -> None:
+    """torch's own function for it, from the default group and from a group made so."""
+    halves = [[r for r in range(size) if r % 2 == parity] for parity in (0, 1)]
+    part = dist.split_group(None, halves)
+    mine = halves[rank % 2]
+    assert dist.get_process_group_ranks(part) == mine
+    t = torch.tensor([float(rank)])
+    dist.all_reduce(t, group=part)
+    assert t.item() == sum(mine)
+    single = dist.split_group(part, [[0]])
+    if rank == mine[0]:
+        assert dist.get_process_group_ranks(single) == [rank]
+        dist.all_reduce(t, group=single)
+        assert t.item() == sum(mine)
+        dist.destroy_process_group(single)
+    dist.destroy_process_group(part)
+    dist.barrier()
 
 
 def again(rank: int, size: int) -> None:
@@ -213,7 +235,8 @@ def destroyed(rank: int, size: int) -> None:
     dist.barrier()
     whole = dist.group.WORLD
     dist.destroy_process_group()
-    error_of(whole.allreduce([torch.ones(1)]).wait)
+    if TorchVersion(torch.__version__) >= "2.7":  # before, torch tells the group nothing
+        error_of(whole.allreduce([torch.ones(1)]).wait)
 
 
 def forked(rank: int, size: int) -> None:
@@ -245,3 +268,56 @@ def in_an_event_loop(rank: int, size: int) -> None:
         return t.item()
 
     assert asyncio.run(cell()) == size
+
+
+def dropped(rank: int, size: int) -> None:
+    """A group whose last reference goes is closed: peers fail at once, and nothing stays open."""
+    files = dist.FileStore(f"{os.environ['TEST_FOLDER']}/dropped", -1)
+
+    def group(number: int) -> TorchGroup:
+        store = dist.PrefixStore(f"{number}/", files)
+        made = connect(store, rank, size, timeout=timedelta(seconds=50))
+        t = torch.ones(1)
+        made.allreduce([t]).wait()
+        assert t.item() == size
+        return made
+
+    before = what_is_open()
+    for number in range(3):
+        first, second = group(2 * number), group(2 * number + 1)
+        if rank == 0:
+            del first
+            gone = perf_counter()
+        else:
+            gone = perf_counter()
+            said = error_of(first.allreduce([torch.ones(1)]).wait)
+            assert "rank 0" in said, said
+            assert perf_counter() - gone < 25, "the others waited for the timeout"
+            del first
+        second.allreduce([torch.ones(1)]).wait()
+        del second
+    end = perf_counter() + 25
+    while (left := what_is_open()) > before and perf_counter() < end:
+        sleep(0.01)
+    assert left <= before, (before, left)
+
+
+def what_is_open() -> tuple[int, int]:
+    """The numbers of descriptors and threads."""
+    return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+
+def part_dropped(rank: int, size: int) -> None:
+    """The same for a group over the default group's connections, which stay."""
+    store = dist.distributed_c10d._get_default_store()
+    part = dist.group.WORLD.subgroup("part", list(range(size)), None)
+    part.allreduce([torch.ones(1)]).wait()
+    names = [group.group_name for group in part._world._world.groups]
+    engine = part._group
+    del part
+    end = perf_counter() + 25
+    while engine in engine.world.groups and perf_counter() < end:
+        sleep(0.01)
+    assert engine not in engine.world.groups, names
+    store.set(f"dropped {rank}", "")
+    dist.barrier()

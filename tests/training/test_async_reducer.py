@@ -1,4 +1,4 @@
-"""Training in the async door: ranks of one loop, each with a model of its own."""
+"""Training in the async API: ranks of one loop, each with a model of its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 import aiodist as dist
 from aiodist.errors import CollectiveMismatchError, InvalidUsageError
 from aiodist.testing import run_ranks
-from aiodist.training import Compression, GradientReducer, broadcast_parameters, door
+from aiodist.training import Compression, GradientReducer, async_reducer, broadcast_parameters
 from aiodist.training.buckets import Bucket
 from tests.torch_backend.programs.ddp import Net
 from tests.training.replicas import (
@@ -156,7 +156,7 @@ async def test_a_bucket_follows_the_stream_of_the_thread_that_made_it(
         assert parameter.grad.tolist() == [3, 3]  # type: ignore[union-attr]
         reducer.close()
 
-    monkeypatch.setattr(door, "on_callers_stream", noting)
+    monkeypatch.setattr(async_reducer, "on_callers_stream", noting)
     await run_ranks(1, on_rank)
 
 
@@ -245,7 +245,8 @@ async def test_a_second_backward_before_synchronize_is_refused() -> None:
         loss_of(model, parts(rank, 1)[0], extra=True).backward()
         with pytest.raises(InvalidUsageError, match="under no_sync"):
             loss_of(model, parts(rank, 1)[0], extra=True).backward()
-        await reducer.synchronize()
+        with pytest.raises(InvalidUsageError, match="has changed"):
+            await reducer.synchronize()
 
     await run_ranks(1, one)
 
@@ -315,7 +316,7 @@ async def test_a_cancelled_step_fails_on_all_ranks_and_the_next_succeeds() -> No
     await run_ranks(2, one)
 
 
-async def test_it_takes_part_at_the_call() -> None:
+async def test_synchronize_takes_part_at_the_call() -> None:
     """A collective that is called before it is awaited comes after it on all ranks."""
 
     async def one(rank: int) -> float:
@@ -345,7 +346,7 @@ async def test_after_close_the_parameters_are_left_alone() -> None:
     await run_ranks(1, one)
 
 
-async def test_what_cannot_be_meant_is_refused() -> None:
+async def test_invalid_arguments_are_refused() -> None:
     async def one(rank: int) -> None:
         frozen = fresh().requires_grad_(False)
         with pytest.raises(InvalidUsageError, match="nothing to train"):

@@ -1,0 +1,49 @@
+"""Streams of objects between two ranks."""
+
+from __future__ import annotations
+
+from aiodist.api.objects import pickles
+from aiodist.errors import InvalidUsageError
+from aiodist.groups.backend import ObjectStream
+from aiodist.groups.checks import check_int, check_other, check_rank, check_tag
+from aiodist.groups.process_group import Group
+from aiodist.groups.world import current_world
+
+DEFAULT_MAX_BYTES = 64 << 20
+
+
+def open_stream(
+    peer: int | None = None,
+    tag: int = 0,
+    window: int = 8,
+    group: Group | None = None,
+    group_peer: int | None = None,
+    *,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    allow_pickle: bool | None = None,
+) -> ObjectStream:
+    """Open a stream of objects between this rank and rank ``peer`` (global; or ``group_peer``).
+
+    Both ranks open it with the same ``tag``, and both may send and receive::
+
+        async with dist.open_stream(1) as stream:
+            await stream.send(x)                 # rank 0
+
+        async with dist.open_stream(0) as stream:
+            async for x in stream: ...           # rank 1
+
+    Objects arrive in the order in which they were sent: tensors, arrays, and what `send_object`
+    takes. This rank buffers up to ``window`` objects and ``max_bytes`` bytes that it has not read
+    yet; a sender that is further ahead waits. One object may be longer than ``max_bytes``: it
+    travels when nothing else is buffered. Each rank chooses its own limits.
+
+    A stream may idle for any time: no timeout applies to it, so use ``asyncio.timeout`` around a
+    call that needs one. Raises InvalidUsageError while a stream with that peer and tag is open.
+    """
+    pg = current_world().group(group)
+    to = check_other(pg, check_rank(pg, peer, group_peer, "peer"), "peer")
+    for name, value in (("window", window), ("max_bytes", max_bytes)):
+        check_int(value, name)
+        if value < 1:
+            raise InvalidUsageError(f"{name} must be at least 1, not {value}")
+    return pg.backend.open_stream(to, check_tag(tag), window, max_bytes, pickles(allow_pickle))

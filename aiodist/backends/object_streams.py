@@ -1,0 +1,409 @@
+"""Streams of objects between two ranks: in order, with back-pressure, and with an end.
+
+Both directions of a stream use messages of kind STREAM with the stream's tag. Their metadata says
+what they are:
+
+    GRANT    how many items and bytes the receiver buffers; the first message of each side
+    ITEMS    items, each a u32 length and an envelope; they use up the credit of the grant
+    CREDIT   items and bytes that have left the receiver's buffer: the credit for them comes back
+    STOP     the receiver reads no more: what comes is thrown away
+    END      the sender sends no items any more; the payload says why, where it gave up
+    DONE     the receiver has got the END: it sends neither CREDIT nor STOP any more
+
+An item with long parts travels alone, and its parts as those of `object_messages`. Each side sends
+one END and one DONE. A closed stream takes messages until both have come from the peer, so that
+none is left for the next stream with that tag.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import struct
+from collections import deque
+from typing import Any
+
+from aiodist.backends.object_messages import ObjectMessages, Parcel, WithdrawnError
+from aiodist.completion import Driver, Pending
+from aiodist.errors import InvalidUsageError, ProtocolError, StreamClosedError
+from aiodist.groups.backend import ObjectStream
+from aiodist.groups.lines import MessageLine
+from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.work import Work
+from aiodist.mesh.matching import Recv
+from aiodist.tensors import scratch
+from aiodist.wire.frames import STREAM, Key
+from aiodist.wire.objects import ObjectCodec, Packed, read_envelope, short_head
+
+GRANT, ITEMS, CREDIT, STOP, END, DONE = b"G", b"I", b"C", b"S", b"E", b"D"
+_AMOUNT = struct.Struct("<QQ")
+_LENGTH = struct.Struct("<I")
+
+BATCH_BYTES = 1 << 16
+BATCH_ITEMS = 64
+"""Short items that are sent in one turn of the loop go in one message, up to here."""
+
+
+class Stream(ObjectStream):
+    """One rank's end of a stream, over the messages of a group."""
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        messages: ObjectMessages,
+        codec: ObjectCodec,
+        peer: int,
+        tag: int,
+        window: int,
+        max_bytes: int,
+        allow_pickle: bool,
+    ) -> None:
+        """Arguments as for `aiodist.open_stream`; ``peer`` is a group rank."""
+        self._group = group
+        self._messages = messages
+        self._codec = codec
+        self._to = group.ranks[peer]
+        self._peer = peer
+        self._key: Key = (STREAM, group.id, tag)
+        self._allow_pickle = allow_pickle
+        self._error: BaseException | None = None  # that of the group, or of the peer
+        # receiving
+        self._window = window
+        self._max_bytes = max_bytes
+        self._buffer: deque[tuple[Parcel | memoryview, int]] = deque()
+        self._room = window  # items that the peer may still send
+        self._owed_items = 0  # read, and not yet returned to the peer as credit
+        self._owed_bytes = 0
+        self._readers: deque[asyncio.Future[None]] = deque()
+        self._reading = True
+        self._peer_ended = False
+        self._why_ended = ""
+        # sending
+        self._granted = 0  # items that the peer buffers; 0: it has not opened the stream yet
+        self._items = 0  # credit
+        self._bytes = 0
+        self._writers: deque[asyncio.Future[None]] = deque()
+        self._turn = asyncio.Lock()  # of sends that have to wait, so that none overtakes another
+        self._batch: list[bytes] = []  # lengths and envelopes, in turn
+        self._batch_bytes = 0
+        self._ended = False
+        self._peer_reads = True
+        self._peer_is_done = False
+        self.over: Pending[None] = Pending()
+        """Done when nothing of this stream is under way any more."""
+        self._work: Work[None] | None = None
+
+    def start(self, before: Pending[None] | None) -> None:
+        """Begin to take messages, after ``before``: an earlier stream with the same peer and tag."""
+        self._work = self._group.carried(
+            "recv",
+            self._peer,
+            self._key[2],
+            lambda line: self._take_messages(line, before),
+            math.inf,
+            kind=STREAM,
+        )
+        self._work.is_completed()  # asked once: no caller ever awaits it, so no warning is due
+
+    # -- for users
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            await self.close()
+        else:
+            self._stop(f"{type(error).__name__}: {error}")
+
+    async def __anext__(self) -> Any:
+        while True:
+            if self._buffer:
+                item, size = self._buffer.popleft()
+                if isinstance(item, Parcel):
+                    return await self._read(item, size)
+                try:
+                    return self._codec.load_short(item, allow_pickle=self._allow_pickle)
+                finally:
+                    self._has_left(size)
+            if not self._reading:
+                raise InvalidUsageError("this rank has closed the stream: it receives no more")
+            if self._peer_ended:
+                if self._why_ended:
+                    raise StreamClosedError(
+                        f"rank {self._to} gave the stream up: {self._why_ended}"
+                    )
+                raise StopAsyncIteration
+            self._check_error()
+            self._return_credit()
+            await self._wait(self._readers)
+
+    async def send(self, obj: Any) -> None:
+        self._check_sends()
+        if not self._turn.locked():
+            short = self._codec.dump_short(obj, allow_pickle=self._allow_pickle)
+            if short is not None:
+                if not self._may_send(len(short)):
+                    async with self._turn:
+                        await self._send(Packed(short, []))
+                    return
+                self._add(short)
+                if len(self._batch) >= 2 * BATCH_ITEMS or self._batch_bytes >= BATCH_BYTES:
+                    self._flush()
+                    await asyncio.sleep(0)
+                return
+        steps = self._codec.dump_steps(obj, allow_pickle=self._allow_pickle)
+        async with self._turn:
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as stop:
+                    await self._send(stop.value)
+                    return
+                await asyncio.sleep(0)
+
+    async def end(self) -> None:
+        async with self._turn:  # sends that wait come first
+            if not self._ended and not self._peer_ended:
+                self._check_error()
+            self._end("")
+
+    async def close(self) -> None:
+        await self.end()
+        self._stop("")
+
+    # -- sending
+
+    def _check_sends(self) -> None:
+        self._check_error()
+        if self._ended:
+            raise InvalidUsageError("this rank has ended the stream: it sends no more")
+        if not self._peer_reads:
+            raise StreamClosedError(f"rank {self._to} has closed the stream: it receives no more")
+
+    def _may_send(self, size: int) -> bool:
+        """Return whether the credit covers an item; the only one under way may have any size."""
+        return self._items > 0 and (self._bytes >= size or self._items == self._granted)
+
+    async def _send(self, packed: Packed) -> None:
+        size = len(packed.envelope) + sum(map(len, packed.parts))
+        while not self._may_send(size):
+            self._flush()
+            await self._wait(self._writers)
+            self._check_sends()
+        if not packed.parts:
+            self._add(packed.envelope)
+            return
+        self._flush()
+        self._items -= 1
+        self._bytes -= size
+        number = self._messages.next_part.to_bytes(8, "little")
+        self._say(ITEMS + number, _LENGTH.pack(len(packed.envelope)) + packed.envelope)
+        parts = self._messages.start_parts(self._to, packed.parts)
+        gone = self._group.world.loop.create_future()
+
+        def on_done(_: None, error: BaseException | None) -> None:
+            if not gone.done():
+                gone.set_result(None) if error is None else gone.set_exception(error)
+
+        driver = Driver(self._messages.parts_sent(self._to, parts), on_done)
+        driver.start()
+        try:
+            await gone
+        except asyncio.CancelledError as cancelled:
+            driver.throw(cancelled)
+            raise
+
+    def _check_error(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _add(self, envelope: bytes) -> None:
+        self._items -= 1
+        self._bytes -= len(envelope)
+        if not self._batch:
+            self._group.world.loop.call_soon(self._flush)
+        self._batch += (_LENGTH.pack(len(envelope)), envelope)
+        self._batch_bytes += len(envelope)
+
+    def _flush(self) -> None:
+        if self._batch and self._error is None:
+            batch, self._batch = self._batch, []
+            self._batch_bytes = 0
+            self._say(ITEMS, b"".join(batch))
+
+    def _say(self, meta: bytes, payload: bytes = b"") -> None:
+        self._group.messenger.send(self._to, self._key, memoryview(payload), meta)
+
+    def _end(self, why: str) -> None:
+        if not self._ended:
+            self._ended = True
+            if self._error is None:
+                self._flush()
+                self._say(END, why.encode(errors="replace"))
+
+    def _stop(self, why: str) -> None:
+        """Send the end marker, and take no more items. ``why``: the reason for giving up."""
+        self._end(why)
+        if self._reading:
+            self._reading = False
+            self._buffer.clear()
+            if self._error is None and not self._peer_ended:
+                self._say(STOP)
+        self._wake(self._readers)
+        self._wake(self._writers)
+
+    # -- receiving
+
+    async def _read(self, parcel: Parcel, size: int) -> Any:
+        try:
+            memory = [part.into for part in parcel.parts if part.into is not None]
+            steps = self._codec.load_steps(parcel.envelope, memory, allow_pickle=self._allow_pickle)
+            while True:
+                try:
+                    next(steps)
+                except StopIteration as stop:
+                    return stop.value
+                await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self._buffer.appendleft((parcel, size))
+            size = -1
+            self._wake(self._readers)
+            raise
+        finally:
+            if size >= 0:
+                self._has_left(size)
+
+    def _has_left(self, size: int) -> None:
+        """An item has left the buffer: return credit, in large amounts."""
+        self._owed_items += 1
+        self._owed_bytes += size
+        if 2 * self._owed_items >= self._window or 2 * self._owed_bytes >= self._max_bytes:
+            self._return_credit()
+
+    def _return_credit(self) -> None:
+        if self._owed_items and self._error is None and not self._peer_ended:
+            self._room += self._owed_items
+            self._say(CREDIT, _AMOUNT.pack(self._owed_items, self._owed_bytes))
+            self._owed_items = self._owed_bytes = 0
+
+    async def _take_messages(self, line: MessageLine, before: Pending[None] | None) -> None:
+        try:
+            if before is not None:
+                await before
+            self._say(GRANT, _AMOUNT.pack(self._window, self._max_bytes))
+            while not (self._peer_ended and self._peer_is_done):
+                recv = Recv(self._key, self._to, None, b"", _take_any, lambda _, n: scratch(n))
+                await line.receiving(self._group.messenger.recv(recv))
+                assert recv.into is not None  # allocated when the message was accepted
+                await self._take(recv.meta, recv.into)
+        except BaseException as error:  # noqa: BLE001  # those that send and receive raise it
+            self._error = error
+        finally:
+            self.over.complete(None)
+            self._wake(self._readers)
+            self._wake(self._writers)
+
+    async def _take(self, meta: bytes, data: memoryview) -> None:
+        what = meta[:1]
+        if what == ITEMS:
+            await self._take_items(meta[1:], data)
+            self._wake(self._readers)
+        elif what in (GRANT, CREDIT) and len(data) == _AMOUNT.size:
+            items, size = _AMOUNT.unpack(data)
+            if what == GRANT:
+                self._granted = items
+            self._items += items
+            self._bytes += size
+            self._wake(self._writers)
+        elif what == STOP:
+            self._peer_reads = False
+            self._wake(self._writers)
+        elif what == END:
+            self._peer_ended = True
+            self._why_ended = bytes(data).decode(errors="replace")
+            self._say(DONE)
+            self._wake(self._readers)
+        elif what == DONE:
+            self._peer_is_done = True
+        else:
+            raise ProtocolError(f"rank {self._to} sent {meta[:8]!r} into a stream")
+
+    async def _take_items(self, number: bytes, data: memoryview) -> None:
+        at, end = 0, len(data)
+        while at < end:
+            if end - at < _LENGTH.size:
+                raise ProtocolError(f"rank {self._to} sent a part of an item into a stream")
+            (length,) = _LENGTH.unpack_from(data, at)
+            at += _LENGTH.size
+            item = data[at : at + length]
+            at += length
+            if not self._room:
+                raise ProtocolError(f"rank {self._to} sent more items than it may")
+            self._room -= 1
+            if (head := short_head(item)) is not None:
+                if self._reading:
+                    self._buffer.append((head, length))
+                continue
+            envelope = read_envelope(item)
+            size = length + sum(envelope.part_sizes)
+            parcel = self._messages.parcel(self._to, envelope, number)
+            try:
+                for part in parcel.parts:
+                    await part
+            except WithdrawnError:  # its send was cancelled
+                self._has_left(size)
+                continue
+            if self._reading:
+                self._buffer.append((parcel, size))
+
+    # -- waiting
+
+    async def _wait(self, waiters: deque[asyncio.Future[None]]) -> None:
+        waiter = self._group.world.loop.create_future()
+        waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            if waiter in waiters:
+                waiters.remove(waiter)
+
+    def _wake(self, waiters: deque[asyncio.Future[None]]) -> None:
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether this rank neither sends nor receives any more."""
+        return self._ended and not self._reading
+
+    def __repr__(self) -> str:
+        state = "closed" if self.is_closed else "ended" if self._ended else "open"
+        return f"<Stream with rank {self._to}, tag {self._key[2]}: {state}>"
+
+
+class Streams:
+    """The streams of one group. At most one at a time has the same peer and tag."""
+
+    def __init__(self, group: ProcessGroup, messages: ObjectMessages, codec: ObjectCodec) -> None:
+        self._group = group
+        self._messages = messages
+        self._codec = codec
+        self._last: dict[tuple[int, int], Stream] = {}
+
+    def open(self, peer: int, tag: int, window: int, max_bytes: int, allow_pickle: bool) -> Stream:
+        """Open a stream with group rank ``peer``. Raises InvalidUsageError if one is open."""
+        last = self._last.get((peer, tag))
+        if last is not None and not last.is_closed:
+            raise InvalidUsageError(
+                f"a stream with rank {self._group.ranks[peer]} and tag {tag} is open: close it "
+                "first, or pass another tag"
+            )
+        stream = Stream(
+            self._group, self._messages, self._codec, peer, tag, window, max_bytes, allow_pickle
+        )
+        stream.start(None if last is None or last.over.done else last.over)
+        self._last[peer, tag] = stream
+        return stream
+
+
+def _take_any(recv: Recv, src: int, meta: bytes, length: int) -> None:
+    """Accept a message of any length."""

@@ -1,0 +1,122 @@
+"""Operations that are called outside the event loop of their world, and start in it later.
+
+``asyncio.run_coroutine_threadsafe(dist.all_reduce(x), loop)`` calls the operation in a thread that has
+no loop, and only then hands it to the loop. Such a `Work` starts when a task of that loop takes its
+first step, or when a thread waits for it. Operations take their sequence numbers in the order in which
+they start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from time import monotonic_ns
+from typing import Any, cast
+
+from aiodist.completion import T
+from aiodist.errors import GroupClosedError
+from aiodist.groups.backend import CollectiveBackend
+from aiodist.groups.unheard import call_site
+from aiodist.groups.work import Work
+from aiodist.observe.recorder import GroupLabel, Record
+
+
+def deferred(
+    backend: CollectiveBackend, loop: asyncio.AbstractEventLoop, group: GroupLabel
+) -> CollectiveBackend:
+    """A stand-in for ``backend`` that starts operations later, in ``loop``; checks pass through."""
+    return cast(CollectiveBackend, _DeferredBackend(backend, loop, group))
+
+
+class _DeferredBackend:
+    """Makes a `DeferredWork` of each operation."""
+
+    def __init__(
+        self, backend: CollectiveBackend, loop: asyncio.AbstractEventLoop, group: GroupLabel
+    ) -> None:
+        self._backend = backend
+        self._loop = loop
+        self._group = group
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._backend, name)
+        starts = name in CollectiveBackend.__abstractmethods__ and name != "check_tensor"
+        return partial(self._defer, name, method) if starts else method
+
+    def _defer(
+        self, name: str, method: Callable[..., Work[T]], *args: Any, **kwargs: Any
+    ) -> Work[T]:
+        return DeferredWork(self._loop, self._group, name, partial(method, *args, **kwargs))
+
+
+class DeferredWork(Work[T]):
+    """An operation that starts once its outcome is wanted."""
+
+    __slots__ = ("_begin", "_begun")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        group: GroupLabel,
+        name: str,
+        begin: Callable[[], Work[T]],
+    ) -> None:
+        """``begin()`` starts it; it is called once, on ``loop``."""
+        super().__init__(loop, None, Record(-1, group, -1, (name, -1, -1, b"", -1), monotonic_ns()))
+        self._site = call_site(3, loop.get_debug())
+        self._begin: Callable[[], Work[T]] | None = begin
+        self._begun: Work[T] | None = None
+
+    def start_soon(self) -> None:
+        """Have the loop start it. Any thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._start)
+        except RuntimeError:  # the loop was closed meanwhile
+            self._start_failed(GroupClosedError("the event loop of this group has ended"))
+
+    def fail(self, error: BaseException) -> None:
+        if self._begun is not None:
+            self._begun.fail(error)
+        elif self._begin is not None:
+            self._start_failed(error)
+
+    def expire(self, seconds: float) -> None:
+        if self._begun is not None:
+            self._begun.expire(seconds)
+
+    def waiting_for(self) -> Sequence[int]:
+        return () if self._begun is None else self._begun.waiting_for()
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        super().when_done(callback)
+        self.start_soon()
+
+    def __await__(self) -> Generator[Any, None, T]:
+        self._start_here()
+        return super().__await__()
+
+    def send(self, value: Any) -> Any:
+        self._start_here()
+        return super().send(value)
+
+    # -- inside
+
+    def _start_here(self) -> None:
+        if asyncio._get_running_loop() is self._loop:  # in another loop the await raises
+            self._start()
+
+    def _start(self) -> None:
+        begin, self._begin = self._begin, None
+        if begin is None:
+            return
+        try:
+            self._begun = begun = begin()
+        except Exception as error:  # noqa: BLE001  # raised where its outcome is asked for
+            self._settle(None, error)
+            return
+        begun.when_done(lambda: self._settle(begun._value, begun.exception()))
+
+    def _start_failed(self, error: BaseException) -> None:
+        self._begin = None
+        self._settle(None, error)

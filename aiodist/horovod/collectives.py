@@ -1,0 +1,238 @@
+"""Blocking collectives that autograd goes through: each has a collective as its backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from aiodist.horovod import ranks as job
+from aiodist.horovod.async_collectives import (
+    Average,
+    Op,
+    Sum,
+    allgather_async,
+    allreduce_async,
+    alltoall_async,
+    broadcast_async,
+    engine_op,
+    grouped_allreduce_async,
+    reducescatter_async,
+)
+from aiodist.horovod.process_sets import ProcessSet, global_process_set
+from aiodist.training.compression import Compression
+
+
+class Compressor(Protocol):
+    """What makes a tensor smaller before it travels: `Compression.fp16`, or a class of your own."""
+
+    def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
+        """Return what travels, and what `decompress` needs."""
+
+    def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
+        """Return what a travelled tensor stands for."""
+
+
+class _AllReduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, options: dict[str, Any], *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.options = options
+        return tuple(grouped_allreduce_async(tensors, **options).wait())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *grouped_allreduce_async(grads, **ctx.options).wait()
+
+
+class _AllGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, process_set: ProcessSet) -> Tensor:
+        ctx.shape, ctx.process_set = tensor.shape, process_set
+        output: Tensor = allgather_async(tensor, None, process_set).wait()
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        mean: Tensor = allreduce_async(grads[0], process_set=ctx.process_set).wait()
+        rows = ctx.shape[0] if ctx.shape else 1
+        counts = allgather_async(torch.tensor([rows]), None, ctx.process_set).wait().tolist()
+        return torch.split(mean, counts)[ctx.process_set.rank()].reshape(ctx.shape), None
+
+
+class _Broadcast(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, root_rank: int, process_set: ProcessSet) -> Tensor:
+        ctx.root_rank, ctx.process_set = root_rank, process_set
+        output: Tensor = broadcast_async(tensor, root_rank, None, process_set).wait()
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        mean: Tensor = allreduce_async(grads[0], process_set=ctx.process_set).wait()
+        return mean if job.rank() == ctx.root_rank else torch.zeros_like(mean), None, None
+
+
+class _AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: Tensor, splits: Any, process_set: ProcessSet
+    ) -> tuple[Tensor, Tensor]:
+        output, received = alltoall_async(tensor, splits, None, process_set).wait()
+        ctx.received, ctx.process_set = received, process_set
+        ctx.mark_non_differentiable(received)
+        return output, received
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        grad, _ = alltoall_async(grads[0], ctx.received, None, ctx.process_set).wait()
+        return grad, None, None
+
+
+class _ReduceScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: Tensor, op: Op, process_set: ProcessSet, *factors: float
+    ) -> Tensor:
+        ctx.op, ctx.process_set, ctx.factors = op, process_set, factors
+        output: Tensor = reducescatter_async(tensor, None, op, process_set, *factors).wait()
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad: Tensor = allgather_async(grads[0], None, ctx.process_set).wait()
+        scale = ctx.factors[0] * ctx.factors[1]
+        if (
+            ctx.op is Sum
+        ):  # as Horovod has it: a mean over the ranks, unless it is asked for the sum
+            scale *= ctx.process_set.size()
+        return grad * scale, None, None, None, None
+
+
+def grouped_allreduce(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Compressor = Compression.none,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Tensor]:
+    """Return several tensors reduced over all ranks.
+
+    ``op``: Average (the default), Sum, Min, Max or Product. Tensors are multiplied by
+    ``prescale_factor`` before the reduction, and by ``postscale_factor`` after it; they travel as
+    ``compression`` makes them. The gradient is reduced in the same way.
+    """
+    engine_op(op, average)
+    packed = [compression.compress(tensor) for tensor in tensors]
+    options = {
+        "op": (Average if average else Sum) if average is not None else op,
+        "prescale_factor": prescale_factor,
+        "postscale_factor": postscale_factor,
+        "process_set": process_set,
+    }
+    reduced = _AllReduce.apply(options, *(tensor for tensor, _ in packed))  # type: ignore[no-untyped-call]
+    return [
+        compression.decompress(tensor, ctx)
+        for tensor, (_, ctx) in zip(reduced, packed, strict=True)
+    ]
+
+
+def allreduce(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Compressor = Compression.none,
+    op: Op | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Tensor:
+    """Return a tensor reduced over all ranks, as `grouped_allreduce` does."""
+    return grouped_allreduce(
+        [tensor], average, name, compression, op, prescale_factor, postscale_factor, process_set
+    )[0]
+
+
+def allgather(
+    tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Tensor:
+    """Return the tensors of all ranks, concatenated along the first dimension, of any length there.
+
+    Its gradient is the mean of the ranks' gradients. Errors are those of `allgather_async`.
+    """
+    output: Tensor = _AllGather.apply(tensor, process_set)  # type: ignore[no-untyped-call]
+    return output
+
+
+def grouped_allgather(
+    tensors: Sequence[Tensor],
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[Tensor]:
+    """Return `allgather` of several tensors."""
+    return [allgather(tensor, name, process_set) for tensor in tensors]
+
+
+def broadcast(
+    tensor: Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Tensor:
+    """Return the tensor of global rank ``root_rank``. Its gradient is the mean of the ranks' there."""
+    output: Tensor = _Broadcast.apply(tensor, root_rank, process_set)  # type: ignore[no-untyped-call]
+    return output
+
+
+def alltoall(
+    tensor: Tensor,
+    splits: Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Send each rank its rows of ``tensor`` and return the received ones.
+
+    With ``splits`` it also returns how many rows each rank has sent, as Horovod does. Parameters and
+    errors are those of `alltoall_async`.
+    """
+    output, received = _AllToAll.apply(tensor, splits, process_set)  # type: ignore[no-untyped-call]
+    return output if splits is None else (output, received)
+
+
+def reducescatter(
+    tensor: Tensor,
+    name: str | None = None,
+    compression: Compressor = Compression.none,
+    op: Op = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Tensor:
+    """Reduce a tensor over all ranks and return this rank's part of the rows.
+
+    Parameters and errors are those of `reducescatter_async`.
+    """
+    packed, ctx = compression.compress(tensor)
+    factors = (prescale_factor, postscale_factor)
+    output: Tensor = _ReduceScatter.apply(packed, op, process_set, *factors)  # type: ignore[no-untyped-call]
+    return compression.decompress(output, ctx)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Tensor],
+    name: str | None = None,
+    compression: Compressor = Compression.none,
+    op: Op = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Tensor]:
+    """Return `reducescatter` of several tensors."""
+    return [
+        reducescatter(tensor, name, compression, op, process_set, prescale_factor, postscale_factor)
+        for tensor in tensors
+    ]

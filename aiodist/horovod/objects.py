@@ -1,0 +1,55 @@
+"""Equal replicas at the start, and Python objects between ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import aiodist.sync as dist
+from aiodist.horovod import ranks as job
+from aiodist.horovod.process_sets import ProcessSet, global_process_set
+from aiodist.training import sync as training
+from aiodist.training.parameters import Parameters
+
+
+def broadcast_parameters(
+    params: Parameters, root_rank: int, process_set: ProcessSet = global_process_set
+) -> None:
+    """Give all ranks the values of global rank ``root_rank``, in place.
+
+    ``params``: a ``state_dict()``, ``named_parameters()``, tensors, or a module.
+    """
+    training.broadcast_parameters(params, root_rank, process_set.group())
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: torch.nn.Module | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Give the optimizers of all ranks state and options of rank ``root_rank``'s; ``model`` is not used."""
+    training.broadcast_optimizer_state(optimizer, root_rank, process_set.group(), allow_pickle=True)
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Return the object of global rank ``root_rank``. Objects of other classes are pickled."""
+    objects = [obj if job.rank() == root_rank else None]
+    dist.broadcast_object_list(objects, root_rank, process_set.group(), allow_pickle=True)
+    return obj if job.rank() == root_rank else objects[0]
+
+
+def allgather_object(
+    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """Return the objects of all ranks, by rank. Objects of other classes are pickled."""
+    group = process_set.group()
+    objects: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(objects, obj, group, allow_pickle=True)
+    return objects

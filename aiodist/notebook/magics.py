@@ -1,0 +1,113 @@
+"""``%%ranks``: a cell on every rank, with output, results, errors and plots by rank."""
+
+from __future__ import annotations
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics, line_cell_magic, magics_class
+from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+from IPython.display import Image, display
+
+from aiodist.notebook.cells import CellResult, run_cell
+from aiodist.rank_processes import Cluster
+from aiodist.sync.portal import portal
+
+DEFAULT_RANKS = 2
+
+
+@magics_class
+class RanksMagics(Magics):
+    """Keeps the rank processes of a notebook: they live from the first cell to the end of its kernel."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        """``shell``: IPython's, as its extensions get it."""
+        super().__init__(shell)
+        self._cluster: Cluster | None = None
+        self._size = 0
+        self._cells = 0
+        self._resident = _Resident(self)
+
+    @magic_arguments()
+    @argument("-n", type=int, help=f"how many ranks; {DEFAULT_RANKS}, or as many as there are")
+    @argument("-r", default="", help="only these ranks execute the cell: -r 0,2")
+    @argument("--close", action="store_true", help="end the ranks")
+    @line_cell_magic
+    def ranks(self, line: str, cell: str | None = None) -> None:
+        """Execute the cell on every rank; ``%ranks -n 4`` alone starts ranks, ``%ranks --close``
+        ends them.
+
+        Names live on from cell to cell on each rank. The ranks' default group is initialised, and
+        ``import aiodist as dist`` (with a top-level ``await``) and ``import aiodist.sync as dist``
+        both use it. Another number of ranks than before starts new processes.
+        """
+        options = parse_argstring(self.ranks, line)
+        if options.close:
+            self.close()
+            return
+        cluster = self._open(options.n)
+        if cell is None:
+            return
+        chosen = self._chosen(options.r)
+        self._cells += 1
+        results = portal().run(cluster.run_on, chosen, run_cell, cell, self._cells)
+        for rank, result in zip(chosen, results, strict=True):
+            _show(rank, result)
+
+    def close(self) -> None:
+        """End the ranks. Without ranks it does nothing."""
+        cluster, self._cluster = self._cluster, None
+        if cluster is not None:
+            try:
+                portal().run(cluster.close)
+            finally:
+                portal().unsettle(self._resident)
+
+    async def leave(self) -> None:
+        """End the ranks on the portal's loop, as the process ends."""
+        cluster, self._cluster = self._cluster, None
+        if cluster is not None:
+            await cluster.close()
+
+    def _open(self, size: int | None) -> Cluster:
+        """Return the ranks: those that there are if ``size`` fits, else new ones."""
+        if self._cluster is not None and size in (None, self._size):
+            return self._cluster
+        self.close()
+        size = DEFAULT_RANKS if size is None else size
+        cluster = Cluster(size, env={"MPLBACKEND": "agg"})
+        portal().settle(self._resident)  # first: the loop that starts the processes must go on
+        try:
+            portal().run(cluster.start)
+        except BaseException:
+            portal().unsettle(self._resident)
+            raise
+        self._cluster, self._size = cluster, size
+        return cluster
+
+    def _chosen(self, text: str) -> list[int]:
+        try:
+            return [int(part) for part in text.split(",")] if text else list(range(self._size))
+        except ValueError:
+            raise UsageError(f"-r takes ranks with commas, such as -r 0,2; not {text!r}") from None
+
+
+class _Resident:
+    """Keeps the portal's loop running while there are ranks: it reads their output between cells."""
+
+    def __init__(self, magics: RanksMagics) -> None:
+        self._magics = magics
+
+    async def leave(self) -> None:
+        """Do as `RanksMagics.leave`."""
+        await self._magics.leave()
+
+    def close_in_child(self) -> None:
+        """Do nothing: the descriptors are closed on exec, and a forked child has no use for them."""
+
+
+def _show(rank: int, result: CellResult) -> None:
+    if result.text:
+        print(f"[{rank}] {result.text}")  # noqa: T201  # what a cell shows is printed
+    for picture in result.pictures:
+        print(f"[{rank}]")  # noqa: T201
+        display(Image(picture))

@@ -1,0 +1,317 @@
+"""`Cluster`: rank processes on this host that execute functions of an interactive program."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+from aiodist.deadline import to_seconds
+from aiodist.errors import InvalidUsageError, PeerLostError
+from aiodist.groups.checks import check_int
+from aiodist.launch.environment import (
+    INHERITED_FROM_AN_OUTER_JOB,
+    job_identity,
+    meeting_environment,
+    rank_environment,
+)
+from aiodist.launch.ports import reserve_port
+from aiodist.rank_processes import worker
+from aiodist.rank_processes.control import FrameKind, pickler
+from aiodist.rank_processes.process import Answer, Output, RankProcess
+
+ADDRESS = "127.0.0.1"
+
+_GRACE_SECONDS = 1.0
+"""How long after the first error the other ranks may take to learn of it by themselves."""
+
+_END_SECONDS = 5.0
+"""How long ranks may take to end a call that was interrupted, and to end themselves."""
+
+
+class RanksError(ExceptionGroup[Exception]):
+    """Errors of the ranks in one call, the first culprit first.
+
+    ``by_rank``: the error of each rank that failed. ``results``: what the other ranks returned.
+    """
+
+    by_rank: Mapping[int, Exception]
+    results: Mapping[int, Any]
+
+    def derive(self, errors: Sequence[Exception], /) -> RanksError:  # type: ignore[override]  # only errors of ranks are in it
+        """Return an error of this class with ``errors``, as ``split`` and ``subgroup`` need it."""
+        group = RanksError(self.message, errors)
+        group.by_rank, group.results = self.by_rank, self.results
+        return group
+
+
+class InterruptedCallError(RuntimeError):
+    """A rank's call was ended because another rank failed, or the caller was interrupted."""
+
+
+class Cluster:
+    """Ranks 0 to ``n`` - 1, each a process on this host, with an initialised default group.
+
+    An async context manager: the processes live from its begin to its end. They end by themselves if
+    this process ends in any other way.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        *,
+        backend: str | None = None,
+        timeout: float | None = None,
+        threads: int = 1,
+        env: Mapping[str, str] | None = None,
+        output: Output | None = None,
+    ) -> None:
+        """``n``: how many ranks. ``backend``: as for ``init_process_group``.
+
+        ``timeout``: seconds of each operation; the default of ``init_process_group`` where None.
+        ``threads``: OMP_NUM_THREADS of each rank. ``env``: further variables of theirs. ``output``:
+        what takes their output; where None, it is printed line by line behind the rank's number.
+
+        Raises InvalidUsageError for ``n`` below 1, ImportError without the package cloudpickle.
+        """
+        check_int(n, "n")
+        if n < 1:
+            raise InvalidUsageError(f"n must be at least 1, not {n}")
+        self._size = n
+        self._first_call: tuple[Callable[..., None], tuple[Any, ...], dict[str, Any]] = (
+            worker.open_group,
+            (backend, to_seconds(timeout)),
+            {},
+        )
+        self._variables = {"OMP_NUM_THREADS": str(threads), **(env or {})}
+        self._output = output or _print
+        self._dumps, self._loads = pickler()
+        self._ranks: list[RankProcess] = []
+        self._stale = False  # a call failed, so ranks may be at different operations
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process ids, by rank."""
+        return tuple(rank.pid for rank in self._ranks)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Start the processes and wait until they have met. ``async with`` calls it.
+
+        Raises what ``init_process_group`` raises on the ranks, as `RanksError`; then, and cancelled,
+        no process is left.
+        """
+        with reserve_port() as reservation:
+            shared = {
+                name: value
+                for name, value in os.environ.items()
+                if name not in INHERITED_FROM_AN_OUTER_JOB
+            }
+            shared |= (
+                job_identity({}) | meeting_environment(ADDRESS, reservation.port) | self._variables
+            )
+            try:
+                for rank in range(self._size):
+                    own = rank_environment(
+                        rank=rank,
+                        local_rank=rank,
+                        world_size=self._size,
+                        local_world_size=self._size,
+                    )
+                    self._ranks.append(await RankProcess.start(rank, shared | own, self._output))
+                await self._everywhere(*self._first_call)
+            except BaseException:
+                await self._kill(self._ranks)
+                self._ranks = []
+                raise
+
+    async def close(self) -> None:
+        """End the processes. Idempotent. Cancelled, it kills them."""
+        ranks, self._ranks = self._ranks, []
+        living = [rank for rank in ranks if rank.is_alive]
+        try:
+            async with asyncio.timeout(_END_SECONDS):
+                await _settled(
+                    rank.call(self._dumps((worker.close_group, (), {})))
+                    for rank in living
+                    if not rank.is_busy
+                )
+        except TimeoutError:
+            pass
+        finally:
+            await self._kill(ranks)
+
+    async def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        """Call ``fn(*args, **kwargs)`` on every rank; return the results, by rank.
+
+        ``fn`` may be a coroutine function over ``aiodist``, or an ordinary function over
+        ``aiodist.sync``; both use the same groups. Functions and closures of a notebook's cells
+        travel by value. Arguments and results travel as pickles.
+
+        Raises `RanksError` if a rank fails: one second later the calls of the others are
+        interrupted. If all processes live, the default group is made anew before the next call. A
+        rank whose process has ended appears with PeerLostError. Cancelled, it interrupts the call
+        on all ranks, which live on.
+        """
+        return await self._call(range(self._size), fn, args, kwargs)
+
+    async def run_on(
+        self, ranks: Iterable[int], fn: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> list[Any]:
+        """Do as `run`, on ``ranks`` alone; return the results in their order."""
+        chosen = list(ranks)
+        for rank in chosen:
+            check_int(rank, "a rank")
+            if not 0 <= rank < self._size:
+                raise InvalidUsageError(f"there is no rank {rank} among {self._size}")
+        return await self._call(chosen, fn, args, kwargs)
+
+    def kill(self, rank: int) -> None:
+        """Kill the process of ``rank`` by SIGKILL, to see what a lost rank does to a program."""
+        self._ranks[rank].signal(signal.SIGKILL)
+
+    async def _call(
+        self, chosen: Sequence[int], fn: Callable[..., Any], args: Any, kwargs: Any
+    ) -> list[Any]:
+        if not self._ranks:
+            raise InvalidUsageError("the cluster is closed, or not open yet: use `async with`")
+        for rank in self._ranks:
+            if rank.is_busy:
+                raise InvalidUsageError(
+                    f"rank {rank.number} (pid {rank.pid}) has not ended the call before; wait for it, or "
+                    f"end it by kill({rank.number})"
+                )
+        if self._stale and all(rank.is_alive for rank in self._ranks):
+            await self._everywhere(worker.renew_group, (), {})
+        self._stale = False
+        return await self._carry_out([self._ranks[rank] for rank in chosen], fn, args, kwargs)
+
+    async def _everywhere(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> list[Any]:
+        return await self._carry_out(self._ranks, fn, args, kwargs)
+
+    async def _carry_out(
+        self, ranks: Sequence[RankProcess], fn: Callable[..., Any], args: Any, kwargs: Any
+    ) -> list[Any]:
+        call = self._dumps((fn, args, kwargs))
+        context = contextvars.copy_context()
+        for rank in self._ranks:
+            rank.context = (
+                context  # a notebook shows output below the cell in whose context it is printed
+            )
+        order: list[RankProcess] = []  # in which ranks failed
+        tasks = {rank.call(call): rank for rank in ranks}
+        try:
+            await self._answers(tasks, order)
+        except BaseException:
+            self._stale = True
+            await self._interrupt(tasks)
+            raise
+        results, errors = {}, {}
+        for task, rank in tasks.items():
+            if not task.done() or _has_failed(task):
+                errors[rank.number] = self._error(rank, task)
+            else:
+                results[rank.number] = self._loads(task.result()[1])
+        if errors:
+            self._stale = True
+            first = [rank.number for rank in order]
+            raise _ranks_error(errors, results, first, self._size)
+        return [results[rank.number] for rank in ranks]
+
+    async def _answers(
+        self,
+        tasks: dict[Answer, RankProcess],
+        order: list[RankProcess],
+    ) -> None:
+        """Wait for the answers of all ranks; of the others for some time once one has failed."""
+        pending = set(tasks)
+        until = None
+        loop = asyncio.get_running_loop()
+        while pending:
+            seconds = None if until is None else max(0.0, until - loop.time())
+            done, pending = await asyncio.wait(
+                pending, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+            order += [tasks[task] for task in done if _has_failed(task)]
+            if order and until is None:
+                until = loop.time() + _GRACE_SECONDS
+            elif until is not None and not done:
+                await self._interrupt({task: tasks[task] for task in pending})
+                order += [tasks[task] for task in pending]
+                return
+
+    async def _interrupt(self, tasks: Mapping[Answer, RankProcess]) -> None:
+        """Interrupt the calls that are in progress, and wait some time for their ends."""
+        running = {task: rank for task, rank in tasks.items() if not task.done()}
+        for rank in running.values():
+            rank.signal(signal.SIGINT)
+        if running:  # a rank that does not end its call in time stays busy
+            await asyncio.wait(running, timeout=_END_SECONDS)
+
+    def _error(self, rank: RankProcess, task: Answer) -> Exception:
+        """Return why the call on ``rank`` has no result."""
+        if not task.done():
+            return InterruptedCallError("the call was interrupted, and has not ended yet")
+        lost = task.exception()
+        if isinstance(lost, Exception):
+            return lost
+        error: BaseException
+        error, text = self._loads(task.result()[1])
+        if isinstance(error, KeyboardInterrupt):
+            error = InterruptedCallError("the call was interrupted, because another rank failed")
+        elif not isinstance(error, Exception):
+            error = RuntimeError(f"{type(error).__name__}: {error}")
+        error.add_note(f"rank {rank.number} of {self._size} raised this:\n\n{text.rstrip()}")
+        return error
+
+    async def _kill(self, ranks: Sequence[RankProcess]) -> None:
+        await _settled(rank.end() for rank in ranks)
+
+
+def _has_failed(task: Answer) -> bool:
+    return task.exception() is not None or task.result()[0] is FrameKind.ERROR
+
+
+def _print(rank: int, text: str, stream: TextIO) -> None:
+    for line in text.splitlines():
+        stream.write(f"[{rank}] {line}\n")
+    stream.flush()
+
+
+def _ranks_error(
+    errors: Mapping[int, Exception], results: Mapping[int, Any], first: Sequence[int], size: int
+) -> RanksError:
+    """Return the error of a call: culprits before ranks that were interrupted or lost a peer."""
+
+    def place(rank: int) -> tuple[bool, int]:
+        error = errors[rank]
+        lost_another = isinstance(error, PeerLostError) and error.rank != rank
+        return lost_another or isinstance(error, InterruptedCallError), first.index(rank)
+
+    ordered = sorted(errors, key=place)
+    who = "rank" if len(ordered) == 1 else "ranks"
+    group = RanksError(
+        f"{who} {', '.join(map(str, ordered))} of {size} failed", [errors[rank] for rank in ordered]
+    )
+    group.by_rank, group.results = {rank: errors[rank] for rank in ordered}, dict(results)
+    return group
+
+
+async def _settled(coroutines: Iterable[Awaitable[Any]]) -> None:
+    """Wait for all; whatever they raise is of no interest any more."""
+    await asyncio.gather(*coroutines, return_exceptions=True)

@@ -1,0 +1,53 @@
+"""Frames on the socket between an interactive program and one of its rank processes.
+
+A frame is a kind, a length and as many bytes: a pickle of cloudpickle's, so that functions of a
+notebook's cells travel too. Both ends are processes of one user, on a socket pair that no other
+process can open.
+"""
+
+from __future__ import annotations
+
+import importlib
+import struct
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any
+
+_HEAD = struct.Struct("<BQ")
+HEAD_BYTES = _HEAD.size
+
+END_MARK = b"\0aiodist: end of call\0\n"
+"""What a rank writes to stdout and stderr after each call: all output of the call stands before it."""
+
+
+class FrameKind(IntEnum):
+    """What a frame is."""
+
+    CALL = 1
+    """Call a function: ``(fn, args, kwargs)``."""
+    RESULT = 2
+    """What the function returned."""
+    ERROR = 3
+    """What the function raised: ``(exception, its traceback as text)``."""
+
+
+def pickler() -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
+    """Return cloudpickle's ``dumps`` and ``loads``. Raises ImportError with what to install."""
+    try:
+        module = importlib.import_module("cloudpickle")
+    except ImportError as error:
+        raise ImportError(
+            "rank processes need the package cloudpickle: pip install 'aiodist[notebook]'"
+        ) from error
+    return module.dumps, module.loads
+
+
+def encode(kind: FrameKind, payload: bytes) -> bytes:
+    """Return the frame of ``kind`` with ``payload``."""
+    return _HEAD.pack(kind, len(payload)) + payload
+
+
+def decode_head(head: bytes) -> tuple[FrameKind, int]:
+    """Return the kind of the frame that begins with ``head``, and the bytes of its payload."""
+    kind, length = _HEAD.unpack(head)
+    return FrameKind(kind), length

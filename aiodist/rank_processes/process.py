@@ -1,0 +1,152 @@
+"""One rank's process: its socket, its output, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TextIO
+
+from aiodist.errors import PeerLostError
+from aiodist.rank_processes import worker
+from aiodist.rank_processes.control import END_MARK, HEAD_BYTES, FrameKind, decode_head, encode
+
+Answer = asyncio.Task[tuple[FrameKind, bytes]]
+"""Waits for the answer of a call: its kind and its payload."""
+
+Output = Callable[[int, str, TextIO], None]
+"""Called with a rank, a piece of its output that ends with a line feed, and the stream it belongs to."""
+
+_END_SECONDS = 5.0
+"""How long the tasks of a process that was killed may take to end."""
+
+_READ_BYTES = 1 << 16
+
+
+class RankProcess:
+    """One rank's process, its socket and its output."""
+
+    def __init__(
+        self,
+        number: int,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        output: Output,
+    ) -> None:
+        self.number = number
+        self.pid = process.pid
+        self.context = contextvars.copy_context()
+        self.is_busy = False
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._output = output
+        self._marks: list[asyncio.Queue[None]] = []
+        self._pumps = [
+            asyncio.create_task(self._pump(stream, target))
+            for stream, target in ((process.stdout, "stdout"), (process.stderr, "stderr"))
+            if stream is not None
+        ]
+        self._answering: Answer | None = None
+
+    @classmethod
+    async def start(cls, number: int, environment: dict[str, str], output: Output) -> RankProcess:
+        """Start the process of rank ``number``. Cancelled, no process is left."""
+        mine, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-c",
+                f"from {worker.__name__} import main; main({theirs.fileno()})",
+                env=environment,
+                pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                # A notebook interrupts all processes of its kernel's group; ranks get it from `run`.
+                start_new_session=True,
+            )
+        reader, writer = await asyncio.open_connection(sock=mine)
+        return cls(number, process, reader, writer, output)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process has not ended, as far as is known."""
+        return self._process.returncode is None
+
+    def call(self, call: bytes) -> Answer:
+        """Have ``call`` executed; return the task that waits for the frame of its answer.
+
+        The rank is busy until that task is done. It raises PeerLostError if the process ends.
+        """
+        self.is_busy = True
+        self._marks = [asyncio.Queue() for _ in self._pumps]
+        self._answering = asyncio.create_task(self._answer(call))
+        return self._answering
+
+    def signal(self, number: int) -> None:
+        """Send signal ``number`` to the process, if it lives."""
+        with suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    async def end(self) -> None:
+        """Kill the process and free all that belongs to it."""
+        if self.is_alive:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+        await self._process.wait()
+        self._writer.close()
+        tasks: list[asyncio.Task[Any]] = list(self._pumps)
+        if self._answering is not None:
+            tasks.append(self._answering)
+        await asyncio.wait(tasks, timeout=_END_SECONDS)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        with suppress(OSError):
+            await self._writer.wait_closed()
+
+    async def _answer(self, call: bytes) -> tuple[FrameKind, bytes]:
+        try:
+            self._writer.write(encode(FrameKind.CALL, call))
+            await self._writer.drain()
+            kind, length = decode_head(await self._reader.readexactly(HEAD_BYTES))
+            payload = await self._reader.readexactly(length)
+        except (OSError, asyncio.IncompleteReadError):
+            code = await self._process.wait()
+            how = (
+                f"was killed by {signal.Signals(-code).name}"
+                if code < 0
+                else f"ended with exit code {code}"
+            )
+            text = f"rank {self.number} (pid {self.pid}) {how}"
+            raise PeerLostError(text, rank=self.number, pid=self.pid) from None
+        finally:
+            self.is_busy = False
+        # All that the rank wrote before its answer is shown before its result.
+        await asyncio.gather(*(mark.get() for mark in self._marks))
+        return kind, payload
+
+    async def _pump(self, stream: asyncio.StreamReader, target: str) -> None:
+        """Show whole lines of ``stream``, and report each `END_MARK`."""
+        which = 0 if target == "stdout" else 1
+        held = b""
+        while data := await stream.read(_READ_BYTES):
+            held += data
+            *calls, held = held.split(END_MARK)
+            for text in calls:
+                self._show(text + b"\n" if text and not text.endswith(b"\n") else text, target)
+                self._marks[which].put_nowait(None)
+            whole, line_feed, held = held.rpartition(b"\n")
+            self._show(whole + line_feed, target)
+        self._show(held + b"\n" if held else b"", target)
+
+    def _show(self, text: bytes, target: str) -> None:
+        if text:
+            stream: TextIO = getattr(sys, target)
+            self.context.run(self._output, self.number, text.decode(errors="replace"), stream)

@@ -1,0 +1,152 @@
+"""The rank process: `main` executes the calls that come on a socket, one by one.
+
+The main thread executes them, so that Ctrl-C reaches them. A second thread reads the socket, and ends
+the process when the program at the other end is gone, whatever the main thread does.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import queue
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from threading import Thread
+from types import FrameType, TracebackType
+from typing import Any
+
+from aiodist import sync as dist
+from aiodist.rank_processes.control import (
+    END_MARK,
+    HEAD_BYTES,
+    FrameKind,
+    decode_head,
+    encode,
+    pickler,
+)
+from aiodist.sync.portal import portal
+
+_OWN_PACKAGES = (
+    "aiodist.rank_processes",
+    "aiodist.notebook",
+    "aiodist.sync",
+    "asyncio",
+    "concurrent.futures",
+)
+"""Their frames stand between a call and the user's function, and say nothing about it."""
+
+ORPHANED = 1
+"""The exit code of a rank whose program has ended without closing it."""
+
+
+def main(descriptor: int) -> None:
+    """Execute the calls that come on the socket ``descriptor`` until it is closed."""
+    os.set_inheritable(descriptor, False)
+    worker = Worker(socket.socket(fileno=descriptor))
+    signal.signal(signal.SIGINT, worker.interrupt)
+    worker.serve()
+
+
+def open_group(backend: str | None, timeout: float | None) -> None:
+    """Meet the other ranks; the first call that each rank gets."""
+    if timeout is None:
+        dist.init_process_group(backend)
+    else:
+        dist.init_process_group(backend, timeout=timeout)
+
+
+def renew_group() -> None:
+    """Make the default group anew: after a failed call its ranks may be at different operations."""
+    dist.shrink()
+
+
+def close_group() -> None:
+    """Leave in good order; the last call that each rank gets."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class Worker:
+    """Executes calls in the main thread."""
+
+    def __init__(self, control: socket.socket) -> None:
+        """``control``: the socket to the program that started this process."""
+        self._control = control
+        self._dumps, self._loads = pickler()
+        self._calls: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._executing = False
+
+    def serve(self) -> None:
+        """Execute each call that comes. Never returns: `_read` ends the process."""
+        Thread(target=self._read, name="aiodist-calls", daemon=True).start()
+        while True:
+            answer = self._execute(self._calls.get())
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+                os.write(stream.fileno(), END_MARK)
+            self._control.sendall(answer)
+
+    def interrupt(self, number: int, frame: FrameType | None) -> None:
+        """Handle SIGINT: end the call in progress; between calls do nothing."""
+        if self._executing:
+            raise KeyboardInterrupt
+
+    def _execute(self, call: bytes) -> bytes:
+        """Return the frame that answers ``call``."""
+        try:
+            fn, args, kwargs = self._loads(call)
+            self._executing = True
+            try:
+                result = _call(fn, args, kwargs)
+            finally:
+                self._executing = False
+            return encode(FrameKind.RESULT, self._dumps(result))
+        except BaseException as error:  # noqa: BLE001  # also SystemExit and KeyboardInterrupt: they end the call, not the rank
+            return encode(FrameKind.ERROR, self._portable(error))
+
+    def _portable(self, error: BaseException) -> bytes:
+        """Return ``error`` and its traceback as bytes, without what cannot be pickled."""
+        text = "".join(
+            traceback.format_exception(error.with_traceback(_of_user(error.__traceback__)))
+        )
+        error.__traceback__ = error.__cause__ = error.__context__ = None
+        try:
+            packed = self._dumps((error, text))
+            self._loads(packed)  # an exception whose arguments do not fit its class fails only here
+        except Exception:  # noqa: BLE001  # whatever a class of the user's raises when it is pickled
+            packed = self._dumps((RuntimeError(f"{type(error).__name__}: {error}"), text))
+        return packed
+
+    def _read(self) -> None:
+        while head := self._receive(HEAD_BYTES):
+            _, length = decode_head(head)
+            self._calls.put(self._receive(length))
+        os._exit(ORPHANED)  # the main thread may be anywhere
+
+    def _receive(self, count: int) -> bytes:
+        """Return ``count`` bytes; none at the end of the stream."""
+        data = bytearray()
+        while len(data) < count:
+            piece = self._control.recv(min(count - len(data), 1 << 20))
+            if not piece:
+                return b""
+            data += piece
+        return bytes(data)
+
+
+def _of_user(trace: TracebackType | None) -> TracebackType | None:
+    """Return what of ``trace`` is behind this package's own frames; all of it where nothing is."""
+    inner = trace
+    while inner is not None and inner.tb_frame.f_globals.get("__package__") in _OWN_PACKAGES:
+        inner = inner.tb_next
+    return inner or trace
+
+
+def _call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call ``fn``: a coroutine function on the loop on which the rank's world lives."""
+    if inspect.iscoroutinefunction(fn):
+        return portal().run(fn, *args, **kwargs)
+    return fn(*args, **kwargs)

@@ -1,0 +1,61 @@
+"""``init_method="aiodist://"``: torch's ranks meet where their launcher lets them.
+
+torch's own ``env://`` knows the variables of torchrun alone. This one knows all that
+``aiodist.init_process_group`` knows, those of srun and mpiexec too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from torch._C import _distributed_c10d as c10d
+
+from aiodist.errors import InvalidUsageError
+from aiodist.mesh.rendezvous.plan import UNSET, Plan, plan
+from aiodist.types import DEFAULT_TIMEOUT
+
+Met = tuple[Any, int, int]
+"""A store of torch's, the rank, and the number of ranks."""
+
+
+def rendezvous(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **kwargs: Any) -> Iterator[Met]:
+    """Yield the store, rank and size of the calling process, once.
+
+    torch calls it for ``aiodist://`` and puts ``rank`` and ``world_size`` into the query, where
+    its caller has given them. ``kwargs``: more from torch, without meaning here. Raises
+    InvalidUsageError that says which variables are missing, and what torch's stores raise.
+    """
+    parts = urlsplit(url)
+    if parts.netloc or parts.path:
+        raise InvalidUsageError(f'init_method {url!r} names a place: write "aiodist://" alone')
+    given = dict(parse_qsl(parts.query))
+    rank, size = (int(given.get(name, UNSET)) for name in ("rank", "world_size"))
+    found = plan(None, rank=rank, size=size, environ=os.environ)
+    yield _store(found, timeout), found.rank, found.size
+    raise RuntimeError("a rendezvous by aiodist:// cannot be repeated: destroy the process group")
+
+
+def _store(found: Plan, timeout: timedelta) -> Any:
+    if found.file is not None:
+        # torch's store has a format of its own, so it takes a file beside the engine's.
+        return c10d.FileStore(f"{found.file}.torch", found.size)
+    if found.master is None:
+        return c10d.HashStore()
+    master = found.master
+    store = c10d.TCPStore(
+        master.host,
+        master.port,
+        found.size,
+        is_master=found.rank == 0 and not master.server,
+        timeout=timeout,
+        multi_tenant=True,
+    )
+    if not master.server:
+        return store
+    # torchrun's agent serves the same store to the workers of each attempt.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return c10d.PrefixStore(f"/aiodist/attempt_{attempt}", store)

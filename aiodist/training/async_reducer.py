@@ -1,0 +1,192 @@
+"""The async API's training functions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import torch
+
+from aiodist.api.collectives import all_reduce, broadcast
+from aiodist.api.objects import broadcast_object_list
+from aiodist.groups.process_group import Group
+from aiodist.groups.work import Work
+from aiodist.groups.world import current_world
+from aiodist.tensors.streams import on_callers_stream
+from aiodist.training.parameters import Parameters, lists_of, pack, root_of, unpack
+from aiodist.training.reducing import Reducer
+from aiodist.training.rows import Row
+from aiodist.types import ReduceOp
+
+
+class GradientReducer(Reducer):
+    """Averages gradients over the ranks while backward runs, for a program with an event loop.
+
+    ``backward()`` stops the loop of the thread it runs in, and with it the messages: run it in
+    another thread, ``await asyncio.to_thread(step)``, and the buckets travel meanwhile. Then
+    ``await reducer.synchronize()`` before the optimizer's step. Make it in the event loop that
+    ``init_process_group`` ran in.
+    """
+
+    def _prepare(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        # Backward's threads have a context of their own, without this rank's world.
+        self._context = contextvars.copy_context()
+        self._outgoing: deque[tuple[Row, Callable[[], Work[None]]]] = deque()
+
+    def synchronize(self) -> Coroutine[Any, Any, None]:
+        """Await it after ``backward()``: the gradients are then those of all ranks.
+
+        It takes part at the call, also where this rank has run no backward; await what it returns.
+        Raises what ``all_reduce`` does, and InvalidUsageError if the program has changed a gradient
+        since ``backward()`` made it; gradients then hold anything, and the next step may be tried.
+        Cancelled, the step's collectives fail on all ranks.
+        """
+        self._launch_rest()
+        self._send()  # what another thread has left, if its call has not come yet
+        return self._finish()
+
+    @contextlib.asynccontextmanager
+    async def join(
+        self, *optimizers: torch.optim.Optimizer, divide_by_initial_world_size: bool = True
+    ) -> AsyncIterator[None]:
+        """In here, ranks may make different numbers of steps: ``async with reducer.join(): ...``.
+
+        Use it on all ranks around the loop over batches. A rank that leaves the block takes part in
+        the others' steps with zeros until all have left it. In the end all ranks get the parameters, the
+        buffers and the state of the ``optimizers`` of a rank that made the last step.
+
+        A step's gradients are divided by the number of all ranks, or by the number of those that make it
+        if ``divide_by_initial_world_size`` is False. Each step has one more small all_reduce.
+
+        Raises what ``all_reduce`` does. An exception in the block ends it at once on this rank alone.
+        Cancelled, the collectives that it is in fail on all ranks.
+        """
+        self.enter_join(1, divide_by_initial_world_size)
+        try:
+            yield
+            while any(numbers := await self._count(0)):
+                self._launch_nothing()
+                await self._wait_for_all()
+                self._stood_in(numbers)
+            counts = await self._count(self._steps)
+            if min(counts) < max(counts):
+                source = self._ranks[counts.index(max(counts))]
+                await broadcast_parameters(self._replica(), source, self._group)
+                for optimizer in optimizers:
+                    await broadcast_optimizer_state(optimizer, source, self._group)
+        finally:
+            self._leave_join()
+
+    async def _count(self, number: int) -> list[int]:
+        """Return the ``number`` of each group rank."""
+        row = self._attend(number)
+        await all_reduce(row.flat, ReduceOp.SUM, self._group)
+        return row.numbers()
+
+    async def _finish(self) -> None:
+        await self._wait_for_all(self._check_unchanged)
+        self._finished()
+
+    async def _wait_for_all(self, check: Callable[[], None] = lambda: None) -> None:
+        """Return when all works have ended. If ``check`` raises, or cancelled, they fail on all ranks."""
+        works = self._works()
+        try:
+            check()
+            for work in works:
+                with contextlib.suppress(Exception):  # raised when all have ended
+                    await work
+        except BaseException:
+            for work in works:
+                work.cancel()
+            self._give_up()
+            raise
+
+    def _start(self, row: Row) -> None:
+        def begin() -> Work[None]:
+            if row.source is None:
+                return all_reduce(row.flat, ReduceOp.SUM, self._group)
+            return broadcast(row.flat, group=self._group, group_src=row.source)
+
+        # After what this thread's stream still has to do to the gradients, whatever the loop's has.
+        self._outgoing.append((row, on_callers_stream(begin)))
+        if asyncio._get_running_loop() is self._loop:
+            self._send()
+        else:
+            self._loop.call_soon_threadsafe(self._send, context=self._context)
+
+    def _send(self) -> None:
+        while self._outgoing:
+            row, begin = self._outgoing.popleft()
+            try:
+                row.work = begin()
+            except Exception as error:  # noqa: BLE001  # raised by synchronize
+                row.error = error
+
+
+def broadcast_parameters(
+    parameters: Parameters,
+    src: int | None = None,
+    group: Group | None = None,
+    *,
+    root_rank: int | None = None,
+) -> Coroutine[Any, Any, None]:
+    """Give all ranks the values that rank ``src`` (global, default 0) has, in place.
+
+    ``parameters``: a module (its parameters and buffers), a ``state_dict()``, ``named_parameters()``,
+    or tensors; of equal names, shapes and dtypes on all ranks. Tensors without names are in the same
+    order on all ranks. ``root_rank`` is Horovod's name for ``src``. Starts at the call; await what it
+    returns. Raises what ``broadcast`` does, and InvalidUsageError if ``src`` and ``root_rank`` differ.
+    """
+    root = root_of(src, root_rank)
+    lists = lists_of(parameters)
+    flats = [pack(several) for several in lists]
+    works = [broadcast(flat, root, group) for flat in flats]
+    return _received(works, lists, flats)
+
+
+async def _received(
+    works: list[Work[None]], lists: list[list[torch.Tensor]], flats: list[torch.Tensor]
+) -> None:
+    try:
+        for work in works:
+            await work
+    except BaseException:
+        for work in works:
+            work.cancel()
+        raise
+    for several, flat in zip(lists, flats, strict=True):
+        unpack(several, flat)
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    src: int | None = None,
+    group: Group | None = None,
+    *,
+    root_rank: int | None = None,
+    allow_pickle: bool | None = None,
+) -> Coroutine[Any, Any, None]:
+    """Give the optimizers of all ranks the state and the options that rank ``src``'s has.
+
+    ``src``: a global rank, default 0; ``root_rank`` is Horovod's name for it. Parameters and their
+    groups are in the same order on all ranks. ``allow_pickle``: for options of your own classes, see
+    ``broadcast_object_list``, whose errors it raises. Starts at the call; await what it returns.
+    """
+    root = root_of(src, root_rank)
+    is_root = current_world().rank == root
+    state = [optimizer.state_dict() if is_root else None]
+    work = broadcast_object_list(state, root, group, allow_pickle=allow_pickle)
+    return _loaded(work, state, None if is_root else optimizer)
+
+
+async def _loaded(
+    work: Work[None], state: list[Any], optimizer: torch.optim.Optimizer | None
+) -> None:
+    await work
+    if optimizer is not None:
+        optimizer.load_state_dict(state[0])

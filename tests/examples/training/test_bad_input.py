@@ -1,0 +1,87 @@
+"""Bad input ends all ranks with exit code 2, and rank 0 says why in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.examples.training.conftest import RECIPES, Ended, write_images
+
+Recipes = Callable[..., list[Ended]]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+def sentence(ended: Ended) -> str:
+    """Return what rank 0 says; every rank has exit code 2, and no other one says anything."""
+    assert ended.codes == [2, 2]
+    assert ended.errors[1] == ""
+    said = [line for line in ended.errors[0].splitlines() if "error:" in line]
+    assert len(said) == 1, ended.errors[0]
+    assert "Traceback" not in ended.errors[0]
+    return said[0].partition("error: ")[2]
+
+
+def test_bad_input_ends_all_ranks(recipes: Recipes, tmp_path: Path) -> None:
+    for name in ("good", "empty", "broken", "cut", "lonely"):
+        write_images(tmp_path / name, ("one", "two"), 6)
+    for file in (tmp_path / "empty" / "train" / "two").iterdir():
+        file.unlink()
+    broken = tmp_path / "broken" / "train" / "two" / "3.jpg"
+    broken.write_text("no image")
+    cut = tmp_path / "cut" / "val" / "one" / "4.png"
+    cut.write_bytes(cut.read_bytes()[:200])
+    (tmp_path / "lonely" / "train" / "two").rename(tmp_path / "lonely" / "train" / "three")
+    (tmp_path / "text.pth.tar").write_text("no checkpoint")
+    latest = tmp_path / "2-0" / "checkpoint.pth.tar"
+
+    def distributed(data: str, *arguments: str) -> list[str]:
+        size = ("--image-size", "16", "-b", "4", "--epochs", "1", "-p", "1", "--arch", "mlp")
+        return ["distributed.py", "--data", str(tmp_path / data), *size, *arguments]
+
+    def resuming(file: object, *arguments: str) -> list[str]:
+        return distributed("good", "--resume", str(file), *arguments)
+
+    nowhere, two = tmp_path / "nowhere" / "train", tmp_path / "empty" / "train" / "two"
+    of_rank_1 = tmp_path / "2-1" / "checkpoint.pth.tar"  # where "nowhere" has written nothing
+    expected = [
+        (distributed("nowhere"), f"there is no folder {nowhere};"),
+        (distributed("empty"), f"the class {two} has no image"),
+        (distributed("broken"), f"{broken} cannot be read as an image"),
+        (distributed("broken", "--dist-backend", "gloo", "-j", "1"), f"{broken} cannot be read"),
+        (distributed("cut"), f"{cut} cannot be read as an image"),
+        (distributed("lonely"), "has the class three in one of train and val alone"),
+        (
+            distributed("good", "--arch", "vgg"),
+            "--arch vgg is unknown; there are mlp, cnn, cnn_bn,",
+        ),
+        (
+            distributed("good", "-b", "1"),
+            "--batch-size 1 is of all ranks together, so 2 ranks need",
+        ),
+        (resuming(latest, "--arch", "cnn"), f"--resume {latest} is of --arch mlp, not cnn"),
+        (
+            resuming(latest, "--image-size", "20"),
+            f"--resume {latest}: its state_dict does not fit (",
+        ),
+        (resuming(tmp_path / "nothing.pth.tar"), "nothing.pth.tar is not there;"),
+        (resuming(tmp_path / "text.pth.tar"), "text.pth.tar cannot be read as a checkpoint ("),
+        (
+            resuming(tmp_path / "2-RANK" / "checkpoint.pth.tar"),
+            f"rank 1: --resume {of_rank_1} is not there;",
+        ),
+    ]
+    expected.append((["evaluate.py"], "--resume FILE is needed: the checkpoint to evaluate"))
+    good, *bad = recipes(2, [distributed("good"), *(run for run, _ in expected)])
+    assert good.codes == [0, 0], good.errors
+    for (_, text), ended in zip(expected, bad, strict=True):
+        assert text in sentence(ended)
+
+
+def test_the_job_has_exit_code_2(launch: Callable[..., str]) -> None:
+    output = launch(2, RECIPES / "distributed.py", "--arch", "vgg", code=2)
+    assert output.count("[0] distributed.py: error: --arch vgg is unknown") == 1
+    assert "[1] " not in output
+    assert "Traceback" not in output

@@ -1,0 +1,70 @@
+"""The recipes beside distributed.py learn, and their replicas stay equal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from aiodist.launch.ports import reserve_port
+from tests.examples.training.conftest import RECIPES, Ended
+
+Recipes = Callable[..., list[Ended]]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+def test_they_learn_what_one_process_learns(recipes: Recipes, tmp_path: Path) -> None:
+    quick = ("--arch", "mlp", "--lr", "0.2", "--epochs", "4")
+    half = str(tmp_path / "2-1" / "checkpoint.pth.tar")
+    runs = recipes(
+        2,
+        [
+            ["mixed_precision.py", *quick],
+            ["mixed_precision.py", *quick, "--epochs", "2"],
+            ["mixed_precision.py", *quick, "--resume", half],
+            ["from_scratch.py", *quick],
+            ["from_scratch.py", *quick, "--own-ring"],
+            ["from_scratch.py", *quick, "--dist-backend", "torch:gloo"],
+            ["mixed_precision.py", *quick, "--epochs", "1", "--compression", "bf16"],
+        ],
+    )
+    (one,) = recipes(1, [["dataparallel.py", *quick]])
+    assert one.summary["top1"] > 90
+    assert [each.codes for each in runs] == [[0, 0]] * 7
+    mixed, _, resumed, scratch, ring, gloo, bf16 = (each.summary for each in runs)
+    for summary in (mixed, scratch, ring, gloo):
+        assert summary["top1"] == pytest.approx(one.summary["top1"], abs=1)
+    assert mixed["bytes_per_step"] == bf16["bytes_per_step"] == scratch["bytes_per_step"] / 2
+    assert resumed["sha256"] == mixed["sha256"]
+    assert ring["sha256"] == scratch["sha256"]  # the sum of two numbers has no order
+
+
+def test_spawn_starts_the_ranks_of_two_machines(
+    command: Callable[..., str], tmp_path: Path
+) -> None:
+    few = ("--multiprocessing-distributed", "--nprocs", "1", "--epochs", "1", "--limit", "256")
+
+    def machine(rank: int) -> str:
+        meet = ("--world-size", "2", "--rank", str(rank), "--dist-url", f"tcp://127.0.0.1:{port}")
+        script = str(RECIPES / "spawned.py")
+        folder = ("--checkpoint-dir", str(tmp_path / str(rank)))
+        job = ("env", "AIODIST_SECRET=known to both", sys.executable, script)
+        return command(*job, *few, *meet, *folder)
+
+    with reserve_port() as reserved, ThreadPoolExecutor(2) as machines:
+        port = reserved.port
+        first, second = machines.map(machine, range(2))
+    assert "bitwise the same on 2 ranks" in first
+    assert "bitwise" not in second
+    assert (tmp_path / "0" / "checkpoint.pth.tar").exists()
+    assert not (tmp_path / "1").exists()  # rank 0 alone writes
+
+
+def test_spawn_hands_on_the_exit_code(command: Callable[..., str]) -> None:
+    output = command(sys.executable, str(RECIPES / "spawned.py"), "--arch", "vgg", code=2)
+    assert output.count("error: --arch vgg is unknown") == 1
+    assert "Traceback" not in output

@@ -1,0 +1,129 @@
+"""Operations that are called in a thread without the loop, and start in the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist as dist
+import aiodist.sync as sync
+from aiodist.groups.world import World, use_world
+from aiodist.testing import run_ranks
+
+
+async def test_run_coroutine_threadsafe_takes_an_operation_called_in_a_thread() -> None:
+    async def main(rank: int) -> None:
+        loop = asyncio.get_running_loop()
+        x = np.full(3, rank + 1.0)
+
+        def in_thread() -> Any:
+            asyncio.run_coroutine_threadsafe(dist.all_reduce(x), loop).result(60)
+            message = dist.send(x, 1) if rank == 0 else dist.irecv(np.zeros(3), 0)
+            return asyncio.run_coroutine_threadsafe(message, loop).result(60)
+
+        assert await asyncio.to_thread(in_thread) == (None if rank == 0 else 0)
+        assert x.tolist() == [3.0] * 3
+        await dist.barrier()
+
+    await run_ranks(2, main)
+
+
+async def test_it_is_waited_for_as_any_other() -> None:
+    async def main(rank: int) -> None:
+        loop = asyncio.get_running_loop()
+        x = np.ones(3)
+
+        def in_thread() -> dist.Work[None]:
+            assert dist.all_reduce(x).wait(60)
+            dist.all_reduce(x).get_future().result(60)
+            return dist.all_reduce(x)
+
+        work = await asyncio.to_thread(in_thread)
+        assert not work.is_completed()
+        await work
+        assert work.is_success()
+        assert x.tolist() == [8.0] * 3
+
+        async def elsewhere() -> None:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(dist.barrier(), loop))
+
+        await asyncio.to_thread(asyncio.run, elsewhere())
+
+    await run_ranks(2, main)
+
+
+async def test_errors_of_the_call_are_raised_where_it_is_waited_for() -> None:
+    async def main(rank: int) -> None:
+        loop = asyncio.get_running_loop()
+
+        def in_thread() -> None:
+            with pytest.raises(dist.InvalidUsageError, match="out of range"):
+                dist.send(np.ones(1), 7)  # what needs no loop is checked at the call
+            broken = dist.all_reduce([1.0])
+            with pytest.raises(TypeError):
+                asyncio.run_coroutine_threadsafe(broken, loop).result(60)
+            with pytest.raises(dist.CollectiveTimeoutError):
+                dist.irecv(np.zeros(1), 1 - rank).wait(0.05)
+            given_up = dist.irecv(np.zeros(1), 1 - rank)
+            assert given_up.cancel()
+
+        await asyncio.to_thread(in_thread)
+        await dist.barrier()
+
+    await run_ranks(2, main)
+
+
+async def test_one_that_never_starts_warns() -> None:
+    async def main(rank: int) -> None:
+        await asyncio.to_thread(forget)
+        await dist.barrier()
+
+    def forget() -> None:
+        dist.barrier()
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", RuntimeWarning)
+        await run_ranks(1, main)
+        gc.collect()
+    assert [str(each.message) for each in found] == ["barrier() was never awaited or waited for"]
+
+
+async def test_blocking_calls_in_a_thread_join_the_world_of_the_loop() -> None:
+    async def main(rank: int) -> None:
+        x = np.full(3, rank + 1.0)
+
+        def forward() -> int:
+            sync.all_reduce(x)
+            work = sync.all_reduce(x, async_op=True)
+            assert work is not None
+            assert work.wait(60)
+            if rank == 0:
+                sync.send(x, 1)
+                return -1
+            return sync.recv(np.zeros(3), 0)
+
+        assert await asyncio.to_thread(forward) == (-1 if rank == 0 else 0)
+        assert x.tolist() == [6.0] * 3
+        await dist.barrier()
+
+    await run_ranks(2, main)
+
+
+def test_a_runner_takes_works_one_by_one() -> None:
+    def on(runner: asyncio.Runner, call: Callable[[], Any]) -> Any:
+        return runner.run(call())
+
+    use_world(World())
+    x = np.ones(3)
+    with asyncio.Runner() as runner:
+        on(runner, lambda: dist.init_process_group(rank=0, world_size=1))
+        on(runner, lambda: dist.all_reduce(x))
+        on(runner, dist.barrier)
+        on(runner, dist.destroy_process_group)
+    use_world(World())

@@ -1,0 +1,115 @@
+"""``%%ranks`` and the blocking API in a real kernel."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+Execute = Callable[..., list[Any]]
+
+
+@pytest.fixture
+def execute(tmp_path: Path, scaled: Callable[[float], float]) -> Execute:
+    """Execute cells in a new kernel; return their outputs, one list a cell."""
+
+    def run(*sources: str) -> list[Any]:
+        source, target = tmp_path / "in.ipynb", tmp_path / "out.ipynb"
+        cells = [nbformat.v4.new_code_cell(text) for text in sources]
+        nbformat.write(nbformat.v4.new_notebook(cells=cells), source)
+        done = subprocess.run(
+            [sys.executable, str(Path(__file__).with_name("cells.py")), str(source), str(target)],
+            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=scaled(100),
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return [cell.outputs for cell in nbformat.read(target, as_version=4).cells]
+
+    return run
+
+
+def text_of(outputs: Any) -> list[str]:
+    """Return the lines that the cell wrote to stdout, sorted: ranks write in any order."""
+    text = "".join(output.text for output in outputs if output.get("name") == "stdout")
+    return sorted(text.splitlines())
+
+
+def test_a_cell_runs_on_every_rank_and_names_live_on(execute: Execute) -> None:
+    outputs = execute(
+        "%load_ext aiodist.notebook",
+        "%%ranks -n 3\n"
+        "import os, numpy as np\n"
+        "import aiodist.sync as blocking\n"
+        "data = np.ones(2) * blocking.get_rank()\n"
+        "blocking.all_reduce(data)\n"
+        "print('pid', os.getpid() > 0)\n"
+        "data.tolist()",
+        "%%ranks -r 0,2\nimport aiodist as dist\ndata[0] + dist.get_rank()",
+        "%%ranks\nmore = np.ones(1)\nimport aiodist\nawait aiodist.all_reduce(more)\nmore.tolist()",
+        "%%ranks -n 3 -r 1\n1 / 0",
+        "%%ranks\ndata[0]",
+        "%ranks --close",
+    )
+    assert text_of(outputs[1]) == [
+        "[0] [3.0, 3.0]", "[0] pid True",
+        "[1] [3.0, 3.0]", "[1] pid True",
+        "[2] [3.0, 3.0]", "[2] pid True",
+    ]  # fmt: skip
+    assert text_of(outputs[2]) == ["[0] np.float64(3.0)", "[2] np.float64(5.0)"]
+    assert text_of(outputs[3]) == ["[0] [3.0]", "[1] [3.0]", "[2] [3.0]"]
+    shown = str(outputs[4])  # IPython writes groups of exceptions to stderr
+    assert "RanksError: rank 1 of 3 failed" in shown
+    assert 'File "<cell 4>", line 1' in shown
+    assert "ZeroDivisionError: division by zero" in shown
+    assert text_of(outputs[5]) == [f"[{rank}] np.float64(3.0)" for rank in range(3)]
+    assert text_of(outputs[6]) == []
+
+
+def test_plots_come_back_as_pictures(execute: Execute) -> None:
+    outputs = execute(
+        "%load_ext aiodist.notebook",
+        "%%ranks -n 2 -r 1\nimport matplotlib.pyplot as plt\nplt.plot([1, 2]);",
+        "%%ranks -r one\n1",
+    )
+    assert [output for output in outputs[1] if "image/png" in output.get("data", {})]
+    assert "-r takes ranks with commas" in str(outputs[2])
+
+
+def test_a_cell_may_block_by_the_blocking_api(execute: Execute) -> None:
+    outputs = execute(
+        "import asyncio, torch\n"
+        "import aiodist.sync as dist\n"
+        "dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)\n"
+        "data = torch.ones(3)\n"
+        "dist.all_reduce(data)\n"
+        "work = dist.barrier(async_op=True)\n"
+        "work.wait()\n"
+        "dist.destroy_process_group()\n"
+        "print(data.tolist(), asyncio.get_running_loop().is_running())",
+    )
+    assert text_of(outputs[0]) == ["[1.0, 1.0, 1.0] True"], outputs
+
+
+def test_the_cluster_is_awaited_in_a_cell(execute: Execute) -> None:
+    outputs = execute(
+        "import aiodist\nranks = await aiodist.cluster(2).__aenter__()",
+        "base = 10\ndef number():\n    import aiodist.sync as dist\n    print('here')\n"
+        "    return base + dist.get_rank()\nprint(await ranks.run(number))",
+        "await ranks.close()\nprint('closed')",
+    )
+    assert text_of(outputs[1]) == ["[0] here", "[10, 11]", "[1] here"]
+    assert text_of(outputs[2]) == ["closed"]

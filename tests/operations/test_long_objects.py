@@ -1,0 +1,231 @@
+"""Long objects: their parts travel as tensors do, and the event loop goes on turning."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import aiodist as dist
+from aiodist.testing.in_process import run_ranks
+from aiodist.wire.frames import PART
+
+TRANSPORTS = ["inproc", "tcp", "shm"]
+MIB = 1 << 20
+
+
+def large(number: int) -> dict[str, Any]:
+    """Return an object of parts of many sizes: eager ones, long ones, and some in the envelope."""
+    return {
+        "small": torch.full((3,), number),
+        "middle": np.full(100_000, number, np.uint8),
+        "eager": torch.full((MIB // 8,), float(number), dtype=torch.float64),
+        "long": np.full((3, MIB), number, np.uint8),
+        "text": bytes([number]) * (2 * MIB),
+        "rows": [{"id": n, "of": number} for n in range(5000)],
+    }
+
+
+def check(obj: Any, number: int) -> None:
+    expected = large(number)
+    assert list(obj) == list(expected)
+    for name, value in expected.items():
+        assert type(obj[name]) is type(value)
+        if isinstance(value, (torch.Tensor, np.ndarray)):
+            assert (obj[name] == value).all()
+            assert obj[name].shape == value.shape
+        else:
+            assert obj[name] == value
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_long_objects_travel_by_messages_and_collectives(transport: str) -> None:
+    async def on_rank(rank: int) -> None:
+        root = 1
+        if rank == 0:
+            await dist.send_object_list([large(7), "and"], root)
+        elif rank == root:
+            objects: list[Any] = [None, None]
+            assert await dist.recv_object_list(objects) == 0
+            check(objects[0], 7)
+            assert objects[1] == "and"
+        objects = [large(root)] if rank == root else [None]
+        mine = objects[0]
+        await dist.broadcast_object_list(objects, root)
+        check(objects[0], root)
+        if rank == root:
+            assert objects[0] is mine
+        given = large(rank) if rank else "nothing long"
+        objects = [None] * 3
+        await dist.all_gather_object(objects, given)
+        assert objects[0] == "nothing long"
+        for number in (1, 2):
+            check(objects[number], number)
+        if rank:
+            assert not np.shares_memory(objects[rank]["long"], given["long"])
+        gathered: list[Any] | None = [None] * 3 if rank == root else None
+        await dist.gather_object(given, gathered, root)
+        if gathered is not None:
+            check(gathered[1], 1)
+            check(gathered[2], 2)
+            assert gathered[1]["eager"].data_ptr() != given["eager"].data_ptr()
+        output: list[Any] = [None]
+        inputs = ["nothing", large(1), large(2)] if rank == root else None
+        await dist.scatter_object_list(output, inputs, root)
+        check(output[0], rank) if rank else None
+        if inputs is not None:
+            output[0]["long"].fill(99)
+            check(inputs[1], 1)
+
+    await run_ranks(3, on_rank, transport, timeout=60)
+
+
+@asynccontextmanager
+async def counted_turns() -> AsyncIterator[list[int]]:
+    """Count the turns of the loop, which another task would have had."""
+    turns = [0]
+
+    async def turn() -> None:
+        while True:
+            await asyncio.sleep(0)
+            turns[0] += 1
+
+    task = asyncio.create_task(turn())
+    try:
+        yield turns
+    finally:
+        task.cancel()
+
+
+@pytest.mark.parametrize(
+    ("obj", "least"),
+    [
+        ([{"id": n, "name": "x", "value": n / 2} for n in range(100_000)], 150),
+        (bytes(64 * MIB), 64),
+        (torch.zeros(8 * MIB, dtype=torch.float64), 4),
+        ("x" * (16 * MIB), 64),
+    ],
+    ids=["rows", "bytes", "tensor", "text"],
+)
+async def test_the_loop_turns_while_a_long_object_travels(obj: Any, least: int) -> None:
+    """Of 100,000 rows it turns at each few hundred, of bytes at each MiB."""
+
+    async def on_rank(rank: int) -> None:
+        if rank == 0:
+            await dist.send_object_list([obj], 1)
+        else:
+            objects: list[Any] = [None]
+            await dist.recv_object_list(objects, 0)
+            same = objects[0] == obj
+            assert same.all() if isinstance(same, torch.Tensor) else same
+
+    async with counted_turns() as turns:
+        await run_ranks(2, on_rank, timeout=60)
+    assert turns[0] >= least
+
+
+async def test_a_later_object_does_not_overtake_one_that_is_being_packed() -> None:
+    rows = [[n, [n]] for n in range(50_000)]
+
+    async def on_rank(rank: int) -> None:
+        if rank == 0:
+            first = dist.send_object_list([rows], 1)
+            second = dist.send_object_list(["short"], 1)
+            other = dist.send_object_list(["other tag"], 1, tag=1)
+            await other
+            assert not first.is_completed()
+            await first
+            await second
+        else:
+            objects: list[Any] = [None]
+            await dist.recv_object_list(objects, 0, tag=1)
+            assert objects == ["other tag"]
+            await dist.recv_object_list(objects, 0)
+            assert objects == [rows]
+            await dist.recv_object_list(objects, 0)
+            assert objects == ["short"]
+
+    await run_ranks(2, on_rank, timeout=60)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_cancelled_receive_hands_its_object_on(transport: str) -> None:
+    """The envelope has come, its long part has not: the next receive gets all of it."""
+
+    async def on_rank(rank: int) -> None:
+        if rank == 0:
+            await dist.barrier()
+            await dist.send_object_list([large(5)], 1)
+            await dist.send_object_list([large(6)], 1)
+            await dist.barrier()
+            return
+        objects = [[None] for _ in range(3)]
+        first = asyncio.create_task(wait_for(dist.recv_object_list(objects[0], 0)))
+        second = asyncio.create_task(wait_for(dist.recv_object_list(objects[1])))
+        await asyncio.sleep(0)
+        await dist.barrier()
+        while not parts_are_expected():  # noqa: ASYNC110  # nothing says so
+            await asyncio.sleep(0)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert await second == 0
+        check(objects[1][0], 5)
+        assert await dist.recv_object_list(objects[2], 0) == 0
+        check(objects[2][0], 6)
+        assert objects[0] == [None]
+        await dist.barrier()
+
+    async def wait_for(work: Any) -> Any:
+        return await work
+
+    def parts_are_expected() -> bool:
+        inbox = dist.group.WORLD.endpoint.inbox
+        posted = [key for key, _ in inbox.matcher._posted]
+        promised = [recv.key for recv in inbox._tickets.values()]
+        return any(key[0] == PART for key in posted + promised)
+
+    await run_ranks(2, on_rank, transport, timeout=60)
+
+
+async def test_a_cancelled_send_is_taken_back_also_when_its_envelope_has_gone() -> None:
+    async def on_rank(rank: int) -> None:
+        if rank == 0:
+            work = dist.send_object_list([large(5)], 1)
+            await dist.barrier()  # the envelope is there, and the long part was announced
+            work.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await work
+            await dist.barrier()
+            await dist.send_object_list(["next"], 1)
+        else:
+            await dist.barrier()
+            await dist.barrier()
+            objects: list[Any] = [None]
+            assert await dist.recv_object_list(objects) == 0
+            assert objects == ["next"]
+
+    await run_ranks(2, on_rank, timeout=60)
+
+
+async def test_a_timeout_of_a_receive_leaves_the_object_for_the_next() -> None:
+    async def on_rank(rank: int) -> None:
+        if rank == 0:
+            await dist.barrier()
+            await dist.send_object_list([large(3)], 1)
+            await dist.barrier()
+            return
+        with pytest.raises(dist.CollectiveTimeoutError, match="recv_object from rank 0"):
+            await dist.recv_object_list([None], 0, timeout=0.01)
+        await dist.barrier()
+        objects: list[Any] = [None]
+        await dist.recv_object_list(objects, 0)
+        check(objects[0], 3)
+        await dist.barrier()
+
+    await run_ranks(2, on_rank, timeout=60)

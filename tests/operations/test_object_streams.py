@@ -1,0 +1,336 @@
+"""Streams of objects between two ranks."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import aiodist as dist
+from aiodist.testing.in_process import run_ranks
+
+TRANSPORTS = ["inproc", "tcp", "shm"]
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_objects_arrive_in_order_until_the_end(transport: str) -> None:
+    def item(number: int) -> Any:
+        return [
+            {"number": number},
+            torch.full((3,), number),
+            np.full(2 * MIB, number, np.uint8),
+            "text" * number,
+            [[n] for n in range(10_000)] if number % 50 == 3 else None,
+        ][number % 5]
+
+    async def on_rank(rank: int) -> None:
+        if rank == 0:
+            async with dist.open_stream(1) as stream:
+                for number in range(100):
+                    await stream.send(item(number))
+            return
+        count = 0
+        async with dist.open_stream(0) as stream:
+            async for got in stream:
+                expected = item(count)
+                assert type(got) is type(expected)
+                same = got == expected
+                assert same if isinstance(same, bool) else same.all()
+                count += 1
+        assert count == 100
+
+    await run_ranks(2, on_rank, transport, timeout=60)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_both_ranks_send_and_receive_at_once(transport: str) -> None:
+    async def on_rank(rank: int) -> None:
+        async with dist.open_stream(1 - rank, tag=3, window=2) as stream:
+
+            async def send() -> None:
+                for number in range(200):
+                    await stream.send((rank, number))
+                await stream.end()
+
+            async def receive() -> list[Any]:
+                return [item async for item in stream]
+
+            _, got = await asyncio.gather(send(), receive())
+            assert got == [(1 - rank, number) for number in range(200)]
+
+    await run_ranks(2, on_rank, transport, timeout=60)
+
+
+async def ahead(stream: dist.ObjectStream, obj: Any, most: int) -> int:
+    """Send ``obj`` again and again until a send has to wait; return how many have gone."""
+    sent = 0
+    while sent <= most:
+        try:
+            async with asyncio.timeout(0.2):
+                await stream.send(obj)
+        except TimeoutError:
+            break
+        sent += 1
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("window", "max_bytes", "obj", "expected"),
+    [
+        (1, MIB, "x", 1),
+        (5, MIB, "x", 5),
+        (100, MIB, "x", 100),
+        (100, MIB, bytes(300_000), 3),
+        (100, 1000, bytes(MIB), 1),
+        (3, 100 * MIB, bytes(3 * MIB), 3),
+    ],
+)
+async def test_a_sender_waits_when_the_receiver_buffers_enough(
+    window: int, max_bytes: int, obj: Any, expected: int
+) -> None:
+    """The limits are those of the receiver, in items and in bytes."""
+
+    async def on_rank(rank: int) -> None:
+        if rank == 0:
+            async with dist.open_stream(1) as stream:
+                assert await ahead(stream, obj, expected) == expected
+                await dist.barrier()
+                await stream.send(obj)
+                await stream.send("last")
+            return
+        async with dist.open_stream(0, window=window, max_bytes=max_bytes) as stream:
+            await dist.barrier()
+            got = [item async for item in stream]
+            assert got == [obj] * (expected + 1) + ["last"]
+
+    await run_ranks(2, on_rank, timeout=60)
+
+
+async def test_a_sender_waits_until_the_peer_opens_the_stream() -> None:
+    async def on_rank(rank: int) -> None:
+        if rank == 0:
+            async with dist.open_stream(1) as stream:
+                assert await ahead(stream, 1, 10) == 0
+                await dist.barrier()
+                await stream.send(2)
+        else:
+            await dist.barrier()
+            async with dist.open_stream(0) as stream:
+                assert [item async for item in stream] == [2]
+
+    await run_ranks(2, on_rank, timeout=60)
+
+
+async def test_a_cancelled_send_takes_its_object_back() -> None:
+    """Also one whose long part was announced and not sent yet."""
+
+    async def on_rank(rank: int) -> None:
+        if rank == 0:
+            async with dist.open_stream(1) as stream:
+                await stream.send("first")
+                for obj in ("short", np.zeros(4 * MIB)):
+                    with pytest.raises(TimeoutError):
+                        async with asyncio.timeout(0.05):
+                            await stream.send(obj)
+                await dist.barrier()
+                task = asyncio.create_task(stream.send(np.zeros(4 * MIB)))
+                await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.wait([task])
+                await stream.send("last")
+            return
+        async with dist.open_stream(0, window=1) as stream:
+            await dist.barrier()
+            got = [item async for item in stream]
+            assert got[0] == "first"
+            assert got[-1] == "last"
+            assert len(got) <= 3
+            assert "short" not in [item for item in got if isinstance(item, str)]
+
+    await run_ranks(2, on_rank, timeout=60)
+
+
+async def test_a_cancelled_receive_loses_no_object() -> None:
+    long = [[n] for n in range(50_000)]
+
+    async def on_rank(rank: int) -> None:
+        if rank == 0:
+            async with dist.open_stream(1) as stream:
+                for number in range(20):
+                    await stream.send([number, long])
+                    await asyncio.sleep(0.001)
+            return
+        got = []
+        async with dist.open_stream(0) as stream:
+            cancelled = 0
+            while True:
+                task = asyncio.ensure_future(anext(stream))
+                for _ in range(3):
+                    await asyncio.sleep(0)
+                task.cancel()
+                try:
+                    got.append((await task)[0])
+                except asyncio.CancelledError:
+                    cancelled += 1
+                    if cancelled % 3 == 0:
+                        try:
+                            got.append((await anext(stream))[0])
+                        except StopAsyncIteration:
+                            break
+                except StopAsyncIteration:
+                    break
+        assert got == list(range(20))
+        assert cancelled
+
+    await run_ranks(2, on_rank, timeout=60)
+
+
+async def test_several_tasks_share_a_stream() -> None:
+    async def on_rank(rank: int) -> None:
+        async with dist.open_stream(1 - rank) as stream:
+            if rank == 0:
+                await asyncio.gather(*(send(stream, first) for first in (0, 100, 200)))
+                return
+            parts = await asyncio.gather(*(receive(stream) for _ in range(3)))
+            assert sorted(chain.from_iterable(parts)) == [
+                *range(10),
+                *range(100, 110),
+                *range(200, 210),
+            ]
+
+    async def send(stream: dist.ObjectStream, first: int) -> None:
+        for number in range(first, first + 10):
+            await stream.send(number)
+
+    async def receive(stream: dist.ObjectStream) -> list[Any]:
+        return [item async for item in stream]
+
+    await run_ranks(2, on_rank, timeout=60)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_receiver_that_closes_stops_the_sender(transport: str) -> None:
+    async def on_rank(rank: int) -> None:
+        for _ in range(3):  # what an old stream has left is not in the way of a new one
+            if rank == 0:
+                async with dist.open_stream(1) as stream:
+                    with pytest.raises(dist.StreamClosedError, match="rank 1 has closed the str"):
+                        await ahead(stream, np.zeros(200_000), 10_000)
+            else:
+                async with dist.open_stream(0) as stream:
+                    async for item in stream:
+                        assert item.shape == (200_000,)
+                        break
+        stream = dist.open_stream(1 - rank)
+        if rank == 0:
+            await stream.send("new")
+        else:
+            assert await anext(stream) == "new"
+        await stream.close()
+
+    await run_ranks(2, on_rank, transport, timeout=60)
+
+
+async def test_a_sender_that_fails_is_told_from_one_that_ends() -> None:
+    async def on_rank(rank: int) -> None:
+        if rank == 0:
+            with pytest.raises(ZeroDivisionError):
+                await fail()
+            return
+        got: list[Any] = []
+        async with dist.open_stream(0) as stream:
+            with pytest.raises(dist.StreamClosedError, match="rank 0 gave the stream up: ZeroDiv"):
+                await read(stream, got)
+        assert got == [1]
+
+    async def fail() -> None:
+        async with dist.open_stream(1) as stream:
+            await stream.send(1)
+            await stream.send(1 / 0)
+
+    async def read(stream: dist.ObjectStream, got: list[Any]) -> None:
+        async for item in stream:
+            got.append(item)
+
+    await run_ranks(2, on_rank, timeout=60)
+
+
+async def test_a_peer_that_leaves_fails_the_stream_after_what_it_has_sent() -> None:
+    async def on_rank(rank: int) -> None:
+        stream = dist.open_stream(1 - rank)
+        if rank == 0:
+            await stream.send("before")
+            await dist.barrier()
+            return  # without closing
+        await dist.barrier()
+        assert await anext(stream) == "before"
+        with pytest.raises(dist.PeerLostError):
+            await anext(stream)
+        with pytest.raises(dist.PeerLostError):
+            await stream.send(1)
+        with pytest.raises(dist.PeerLostError):
+            await stream.close()
+
+    await run_ranks(2, on_rank, timeout=60)
+
+
+async def test_a_group_that_is_closed_ends_its_streams() -> None:
+    async def on_rank(rank: int) -> None:
+        group = await dist.new_group([0, 1])
+        stream = dist.open_stream(1 - rank, group=group)
+        waiting = asyncio.ensure_future(anext(stream))
+        await dist.barrier()
+        await dist.destroy_process_group(group)
+        with pytest.raises(dist.DistError):
+            await waiting
+
+    await run_ranks(2, on_rank, timeout=60)
+
+
+async def test_objects_that_do_not_travel_leave_the_stream_as_it_was() -> None:
+    async def on_rank(rank: int) -> None:
+        async with dist.open_stream(1 - rank, allow_pickle=rank == 0) as stream:
+            if rank == 0:
+                await stream.send(1)
+                with pytest.raises(TypeError, match="cannot be pickled"):
+                    await stream.send(lambda: 0)
+                await stream.send(object())
+                await stream.send(2)
+            else:
+                assert await anext(stream) == 1
+                with pytest.raises(TypeError, match="allow_pickle"):
+                    await anext(stream)
+                assert await anext(stream) == 2
+
+    await run_ranks(2, on_rank, timeout=60)
+
+
+async def test_misuse_of_streams() -> None:
+    async def on_rank(rank: int) -> None:
+        peer = 1 - rank
+        for arguments in ({"window": 0}, {"max_bytes": 0}):
+            with pytest.raises(dist.InvalidUsageError, match="must be at least 1"):
+                dist.open_stream(peer, **arguments)
+        with pytest.raises(dist.InvalidUsageError, match="is this rank itself"):
+            dist.open_stream(rank)
+        stream = dist.open_stream(peer)
+        with pytest.raises(dist.InvalidUsageError, match="tag 0 is open: close it first"):
+            dist.open_stream(peer)
+        other = dist.open_stream(peer, tag=1)
+        await stream.end()
+        with pytest.raises(dist.InvalidUsageError, match="has ended the stream"):
+            await stream.send(1)
+        await stream.close()
+        await stream.close()
+        with pytest.raises(dist.InvalidUsageError, match="has closed the stream"):
+            await anext(stream)
+        await other.close()
+        assert "closed" in repr(stream)
+        await dist.barrier()
+
+    await run_ranks(2, on_rank, timeout=60)

@@ -1,0 +1,148 @@
+"""``@pytest.mark.ranks``: tests on several ranks, in runs of pytest of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+RunPytest = Callable[..., str]
+
+INI = "[pytest]\nfilterwarnings = error\n{more}"
+ASYNCIO = "asyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\n"
+
+
+@pytest.fixture
+def run_pytest(tmp_path: Path, scaled: Callable[[float], float]) -> RunPytest:
+    """Run pytest on a file with the given tests; return what it printed."""
+
+    def run(source: str, *options: str) -> str:
+        file = tmp_path / "test_it.py"
+        file.write_text("import asyncio, os, pytest\nimport aiodist as dist\n" + source)
+        (tmp_path / "pytest.ini").write_text(
+            INI.format(more="" if "no:asyncio" in options else ASYNCIO)
+        )
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, str(file)],
+            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=scaled(100),
+            check=False,
+        )
+        return done.stdout + done.stderr
+
+    return run
+
+
+def test_async_and_blocking_tests_run_on_every_rank(run_pytest: RunPytest) -> None:
+    output = run_pytest(
+        """
+import numpy as np
+
+@pytest.fixture
+def value():
+    return 2.0
+
+@pytest.mark.ranks(3)
+async def test_async(value):
+    data = np.full(2, value)
+    await dist.all_reduce(data)
+    assert data[0] == 6 and dist.get_world_size() == 3
+
+@pytest.mark.ranks(2, transport="tcp")
+async def test_tcp():
+    await dist.barrier()
+
+@pytest.mark.ranks(2)
+def test_blocking(value):
+    import aiodist.sync
+    data = np.full(2, value)
+    aiodist.sync.all_reduce(data)
+    assert data[0] == 4
+
+@pytest.mark.ranks(2, processes=True)
+async def test_async_in_processes():
+    pids = [0, 0]
+    await dist.all_gather_object(pids, os.getpid())
+    assert pids[0] != pids[1]
+
+async def test_without_ranks():
+    assert not dist.is_initialized()
+""",
+        "-v",
+    )
+    assert "5 passed" in output, output
+
+
+def test_the_errors_of_all_ranks_are_shown_with_the_culprit_first(run_pytest: RunPytest) -> None:
+    output = run_pytest(
+        """
+@pytest.mark.ranks(3)
+async def test_it():
+    if dist.get_rank() == 1:
+        raise ValueError("rank 1 is the culprit")
+    await dist.barrier()
+
+@pytest.mark.ranks(2)
+def test_blocking():
+    assert aiodist.sync.get_rank() == 0, "not rank 0"
+import aiodist.sync
+"""
+    )
+    assert "2 failed" in output, output
+    assert "ranks failed" in output
+    assert "ValueError: rank 1 is the culprit" in output
+    assert "AssertionError: not rank 0" in output
+    assert "rank 1 of 2 raised this" in output
+
+
+def test_wrong_marks_are_refused_when_tests_are_collected(run_pytest: RunPytest) -> None:
+    assert "at least one rank, not 0" in run_pytest(
+        "@pytest.mark.ranks(0)\nasync def test_it():\n    pass\n"
+    )
+    assert "a blocking test needs processes" in run_pytest(
+        "@pytest.mark.ranks(2, processes=False)\ndef test_it():\n    pass\n"
+    )
+
+
+def test_the_mark_works_beside_xdist_and_strict_markers(run_pytest: RunPytest) -> None:
+    output = run_pytest(
+        """
+@pytest.mark.ranks(2)
+async def test_it():
+    await dist.barrier()
+""",
+        "-n",
+        "2",
+        "--strict-markers",
+    )
+    assert "1 passed" in output, output
+
+
+def test_the_mark_works_with_anyio(run_pytest: RunPytest) -> None:
+    output = run_pytest(
+        """
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+@pytest.mark.anyio
+@pytest.mark.ranks(2)
+async def test_it():
+    await dist.barrier()
+""",
+        "-p",
+        "no:asyncio",
+    )
+    assert "1 passed" in output, output

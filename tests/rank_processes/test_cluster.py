@@ -1,0 +1,225 @@
+"""Rank processes that execute functions of an interactive program."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from typing import Any, NoReturn, TextIO
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+import aiodist
+from aiodist.errors import InvalidUsageError, PeerLostError
+from aiodist.rank_processes import Cluster, RanksError
+from aiodist.rank_processes.cluster import InterruptedCallError
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(120),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+Shown = list[tuple[int, str, str]]
+
+
+class Ranks(Cluster):
+    """A cluster that keeps what its ranks write."""
+
+    def __init__(self, n: int) -> None:
+        self.shown: Shown = []
+        self.changed = asyncio.Event()
+        super().__init__(n, output=self._keep)
+
+    def _keep(self, rank: int, text: str, stream: TextIO) -> None:
+        name = "stderr" if stream is sys.stderr else "stdout"
+        self.shown += [(rank, name, line) for line in text.splitlines()]
+        self.changed.set()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def ranks() -> AsyncIterator[Ranks]:
+    async with Ranks(2) as cluster:
+        yield cluster
+
+
+def blocking_sum(value: float, *, times: int = 1) -> float:
+    import aiodist.sync as dist
+
+    data = np.full(3, value * (dist.get_rank() + 1))
+    dist.all_reduce(data)
+    return float(data[0]) * times
+
+
+async def async_sum(value: float) -> float:
+    data = np.full(3, value)
+    await aiodist.all_reduce(data)
+    return float(data[0])
+
+
+async def test_blocking_and_async_functions_use_one_group(ranks: Ranks) -> None:
+    assert await ranks.run(blocking_sum, 2.0, times=10) == [60.0, 60.0]
+    assert await ranks.run(async_sum, 2.0) == [4.0, 4.0]
+
+
+async def test_closures_travel_and_results_come_by_rank(ranks: Ranks) -> None:
+    factor = 100
+
+    def number() -> int:
+        import aiodist.sync as dist
+
+        return factor + dist.get_rank()
+
+    assert await ranks.run(number) == [100, 101]
+    assert await ranks.run_on([1], number) == [101]
+
+
+async def test_output_comes_by_rank_and_stream_before_the_result(ranks: Ranks) -> None:
+    def speak() -> None:
+        import aiodist.sync as dist
+
+        rank = dist.get_rank()
+        print(f"out of {rank}\nand more", end="")
+        print(f"err of {rank}", file=sys.stderr)
+
+    ranks.shown.clear()
+    await ranks.run(speak)
+    for rank in range(2):
+        out = [text for who, name, text in ranks.shown if (who, name) == (rank, "stdout")]
+        err = [text for who, name, text in ranks.shown if (who, name) == (rank, "stderr")]
+        assert (out, err) == ([f"out of {rank}", "and more"], [f"err of {rank}"])
+
+
+async def test_an_error_names_its_rank_and_the_next_call_works(ranks: Ranks) -> None:
+    def fail_on_1() -> str:
+        import aiodist.sync as dist
+
+        if dist.get_rank() == 1:
+            raise ValueError("not today")
+        dist.barrier()  # rank 1 never comes
+        return "never"
+
+    with pytest.raises(RanksError) as caught:
+        await ranks.run(fail_on_1)
+    culprit, consequence = caught.value.exceptions
+    assert isinstance(culprit, ValueError)
+    assert isinstance(consequence, InterruptedCallError)
+    assert list(caught.value.by_rank) == [1, 0]
+    assert caught.value.results == {}
+    (note,) = culprit.__notes__
+    assert note.startswith("rank 1 of 2 raised this:")
+    assert 'raise ValueError("not today")' in note
+    assert "worker.py" not in note
+    assert await ranks.run(async_sum, 1.0) == [2.0, 2.0]
+
+
+async def test_other_ranks_results_come_with_the_error(ranks: Ranks) -> None:
+    def fail_on_0() -> str:
+        import aiodist.sync as dist
+
+        if dist.get_rank() == 0:
+            sys.exit(3)
+        return "fine"
+
+    with pytest.raises(RanksError, match=r"rank 0 of 2 failed") as caught:
+        await ranks.run(fail_on_0)
+    assert caught.value.results == {1: "fine"}
+    assert str(caught.value.exceptions[0]) == "SystemExit: 3"
+
+
+@pytest.mark.parametrize("returns_it", [True, False], ids=["result", "exception"])
+async def test_a_value_that_cannot_be_pickled_is_an_error_of_its_rank(
+    ranks: Ranks, returns_it: bool
+) -> None:
+    def give() -> Any:
+        if returns_it:
+            return threading.Lock()
+        raise OSError(threading.Lock())
+
+    with pytest.raises(RanksError) as caught:
+        await ranks.run(give)
+    assert len(caught.value.exceptions) == 2
+    assert "lock" in str(caught.value.exceptions[0]).lower()
+    assert await ranks.run(async_sum, 1.0) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("kind", ["blocking", "async"])
+async def test_a_cancelled_call_is_interrupted_and_the_ranks_live_on(
+    ranks: Ranks, kind: str
+) -> None:
+    def wait_blocking() -> NoReturn:
+        print("waiting", flush=True)
+        time.sleep(1000)
+        raise AssertionError
+
+    async def wait_async() -> NoReturn:
+        print("waiting", flush=True)
+        await asyncio.sleep(1000)
+        raise AssertionError
+
+    pids = ranks.pids
+    ranks.shown.clear()
+    call = asyncio.create_task(ranks.run(wait_blocking if kind == "blocking" else wait_async))
+    while len(ranks.shown) < 2:
+        ranks.changed.clear()
+        await ranks.changed.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert await ranks.run(async_sum, 1.0) == [2.0, 2.0]
+    assert ranks.pids == pids
+
+
+async def test_a_second_call_at_the_same_time_is_refused(ranks: Ranks) -> None:
+    call = asyncio.create_task(ranks.run(time.sleep, 0.5))
+    await asyncio.sleep(0)
+    with pytest.raises(
+        InvalidUsageError, match=r"rank 0 \(pid \d+\) has not ended the call before"
+    ):
+        await ranks.run(time.sleep, 0)
+    await call
+
+
+async def test_wrong_arguments_are_refused_at_once(ranks: Ranks) -> None:
+    with pytest.raises(InvalidUsageError, match="no rank 2 among 2"):
+        await ranks.run_on([2], time.sleep, 0)
+    with pytest.raises(InvalidUsageError, match="at least 1, not 0"):
+        Cluster(0)
+    with pytest.raises(TypeError, match="n must be"):
+        Cluster("4")  # type: ignore[arg-type]
+    with pytest.raises(InvalidUsageError, match="async with"):
+        await Cluster(2).run(time.sleep, 0)
+
+
+async def test_a_killed_rank_is_named_first_and_the_others_shrink() -> None:
+    async with Ranks(3) as cluster:
+        cluster.kill(1)
+        with pytest.raises(RanksError) as caught:
+            await cluster.run(blocking_sum, 1.0)
+        first = caught.value.exceptions[0]
+        assert isinstance(first, PeerLostError)
+        assert str(first) == f"rank 1 (pid {cluster.pids[1]}) was killed by SIGKILL"
+        assert await cluster.run_on([0, 2], shrunk) == [(0, 2), (0, 2)]
+        assert await cluster.run_on([0, 2], async_sum, 1.0) == [2.0, 2.0]
+
+
+def shrunk() -> tuple[int, ...]:
+    import aiodist.sync as dist
+
+    return tuple(dist.shrink().ranks)
+
+
+async def test_ranks_that_cannot_meet_say_why_and_leave_no_process() -> None:
+    cluster = Ranks(2)
+    cluster._first_call = (_fail_to_open, (), {})
+    with pytest.raises(RanksError, match="failed"):
+        await cluster.start()
+    assert cluster.pids == ()
+
+
+def _fail_to_open() -> NoReturn:
+    raise RuntimeError("no network")

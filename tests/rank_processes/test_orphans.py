@@ -1,0 +1,47 @@
+"""Rank processes end with the program that started them, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+
+PROGRAM = """
+import asyncio, time
+import aiodist
+
+async def main():
+    async with aiodist.cluster(2) as ranks:
+        print(*ranks.pids, flush=True)
+        await ranks.run(time.sleep, 1000)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_ranks_end_when_their_program_is_killed(scaled: Callable[[float], float]) -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        text=True,
+    )
+    assert program.stdout is not None
+    pids = [int(word) for word in program.stdout.readline().split()]
+    program.send_signal(signal.SIGKILL)
+    program.communicate()
+    assert len(pids) == 2
+    limit = time.monotonic() + scaled(10)
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < limit, pids
+        time.sleep(0.05)

@@ -1,0 +1,123 @@
+"""A gradient that changes between its arrival and synchronize() would get lost: it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from aiodist.errors import InvalidUsageError
+from aiodist.testing import run_ranks
+from aiodist.training import GradientReducer as AsyncReducer
+from aiodist.training.sync import Compression, GradientReducer
+from tests.training.replicas import LIMIT, fresh, loss_of, optimizer_of, parts
+
+RunThreads = Callable[..., list[Any]]
+Change = Callable[[torch.nn.Module, torch.optim.Optimizer, torch.amp.GradScaler], None]
+
+REFUSED = r"shape \(.*\) has changed since backward\(\) made it: call synchronize\(\)"
+
+
+def clip(model: torch.nn.Module, *_: object) -> None:
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.001)
+
+
+def unscale(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
+) -> None:
+    scaler.unscale_(optimizer)
+
+
+def replace(model: torch.nn.Module, *_: object) -> None:
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+
+
+def zero(model: torch.nn.Module, *_: object) -> None:
+    model.zero_grad()
+
+
+def leave_alone(*_: object) -> None:
+    pass
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("compression", [Compression.none, Compression.bf16])
+@pytest.mark.parametrize("change", [clip, unscale, replace, zero, leave_alone])
+def test_a_change_before_the_step_raises_unless_it_comes_after_synchronize(
+    change: Change, compression: Compression, set_to_none: bool, run_threads: RunThreads
+) -> None:
+    def on_rank(rank: int) -> None:
+        model = fresh()
+        optimizer = optimizer_of(model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=100)
+        reducer = GradientReducer(model.parameters(), bucket_bytes=LIMIT, compression=compression)
+        reducer.attach(optimizer)
+
+        def backward() -> None:
+            optimizer.zero_grad(set_to_none=set_to_none)
+            scaler.scale(loss_of(model, parts(rank, 2)[0], extra=True)).backward()
+
+        backward()
+        reducer.synchronize()
+        change(model, optimizer, scaler)
+        optimizer.step()
+        if change is unscale:
+            scaler.update()
+        backward()
+        change(model, optimizer, scaler)
+        if change is leave_alone:
+            optimizer.step()
+        else:
+            before = [parameter.detach().clone() for parameter in model.parameters()]
+            with pytest.raises(InvalidUsageError, match=REFUSED):
+                optimizer.step()
+            for parameter, value in zip(model.parameters(), before, strict=True):
+                assert torch.equal(parameter, value)
+        backward()
+        optimizer.step()
+
+    run_threads(2, on_rank)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_grad_scaler_that_steps_without_synchronize_raises(
+    fused: bool, run_threads: RunThreads
+) -> None:
+    def on_rank(rank: int) -> None:
+        model = fresh()
+        optimizer = torch.optim.Adam(model.parameters(), fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        reducer = GradientReducer(model.parameters())
+        reducer.attach(optimizer)
+        scaler.scale(loss_of(model, parts(rank, 2)[0], extra=True)).backward()
+        with pytest.raises(InvalidUsageError, match=r"GradScaler"):
+            scaler.step(optimizer)
+
+    run_threads(2, on_rank)
+
+
+def test_not_a_number_is_no_change(run_threads: RunThreads) -> None:
+    def on_rank(rank: int) -> list[float]:
+        weights = torch.nn.Parameter(torch.ones(3))
+        reducer = GradientReducer([weights])
+        (weights * torch.tensor([float("nan"), 1, 2])).sum().backward()
+        reducer.synchronize()
+        assert weights.grad is not None
+        return weights.grad.tolist()[1:]
+
+    assert run_threads(2, on_rank) == [[1, 2]] * 2
+
+
+async def test_the_async_reducer_raises_too() -> None:
+    async def on_rank(rank: int) -> None:
+        model = fresh()
+        reducer = AsyncReducer(model.parameters(), bucket_bytes=LIMIT)
+        loss_of(model, parts(rank, 2)[0], extra=True).backward()
+        clip(model)
+        with pytest.raises(InvalidUsageError, match=REFUSED):
+            await reducer.synchronize()
+
+    await run_ranks(2, on_rank)
