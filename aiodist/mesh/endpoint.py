@@ -23,7 +23,7 @@ from aiodist.mesh.leaving import FLUSH_SECONDS, Leaving
 from aiodist.mesh.link import Link
 from aiodist.mesh.liveness import Heart, Notice
 from aiodist.mesh.lookout import Lookout
-from aiodist.mesh.losses import LEFT, outcast, peer_lost, without_frames
+from aiodist.mesh.losses import ENDED, LEFT, outcast, peer_lost, without_frames
 from aiodist.mesh.matching import Recv
 from aiodist.mesh.outbox import Send
 from aiodist.mesh.peer import Peer, PeerLink
@@ -339,7 +339,7 @@ class Endpoint(Words):
         if peer.error is not None:
             return
         left, heard = peer.said_goodbye, self._heard_of(peer)
-        why = LEFT if left else f"died or was cut off: {error}"
+        why = LEFT if left else f"{ENDED}: {error}"
         lost = peer_lost(peer.card, why, last=heard, departure="left" if left else "died")
         if not isinstance(error, DistError):  # whose text is all there is to say
             lost.__cause__ = without_frames(error)

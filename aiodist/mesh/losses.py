@@ -10,6 +10,9 @@ _GIVEN_UP = "is this rank, and was given up by the others"
 LEFT = "has left: it destroyed its process group or ended"
 """Of a rank that said so. As below, what follows its name."""
 
+ENDED = "died, ended without destroy_process_group, or was cut off"
+"""Of a rank whose connection has ended without a goodbye."""
+
 
 def peer_lost(
     card: Card, why: str, noticed_by: int = -1, last: str = "", departure: str = ""

@@ -21,6 +21,7 @@ from aiodist.mesh.liveness.lifeline import Lifeline
 from aiodist.mesh.liveness.notice import Notice, shorten
 from aiodist.mesh.liveness.ring import neighbours, ring_order
 from aiodist.mesh.liveness.vigil import Vigil
+from aiodist.mesh.losses import ENDED
 from aiodist.mesh.rank_info import Card, reachable_at
 from aiodist.transport.base import Connection, Listener, Transport
 from aiodist.transport.strangers import SPARE, Strangers
@@ -203,7 +204,7 @@ class Circle:
         if self._over or rank in self._gone:
             return
         why = "the kernel closed its connection" if error is None else str(error)
-        self._ended(rank, f"it died or was cut off: {why}")
+        self._ended(rank, f"it {ENDED}: {why}")
         self._dial(rank)
 
     # -- judgement
@@ -318,7 +319,7 @@ class Circle:
             while rank not in self._lines and rank in self._vigil and not self._over:
                 refusals = await self._try_addresses(rank)
                 if refusals:
-                    self._ended(rank, f"it died: {refusals}")
+                    self._ended(rank, f"it {ENDED}: {refusals}")
                 if rank not in self._lines:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(_REDIAL_SECONDS):

@@ -63,6 +63,7 @@ class Attendance:
         self._host, self._pid = socket.gethostname(), os.getpid()
         self._loss: DistError | None = None
         self._gave_up = False
+        self._is_complete = False  # all ranks have met; what is left is to leave the store
         self._interrupt: Callable[[], None] = _nothing
         self._task: asyncio.Task[None] | None = None
         self._watch: Watch | None = None
@@ -111,6 +112,14 @@ class Attendance:
                 raise self._loss from None
             await self._give_up(error)
             raise
+
+    def complete(self) -> None:
+        """Note that all ranks have met, and this rank only has to leave the store.
+
+        Rank 0 may return from ``init_process_group`` and end while this rank leaves: that is no loss
+        inside ``init_process_group``. The first operation that needs rank 0 reports it.
+        """
+        self._is_complete = True
 
     async def told(self) -> None:
         """Return when the others have been told of a silent rank: before the store is given back,
@@ -186,7 +195,7 @@ class Attendance:
                 await self._part.set(_VERDICT, encode_error(told))
         except DistError:
             lost = keeper_lost(self._place, self._rank, self._size, self.absent)
-            if lost is None:
+            if lost is None or self._is_complete:
                 return  # whoever needs the store finds out
             told = lost
         self._loss = told

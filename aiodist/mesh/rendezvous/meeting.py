@@ -78,6 +78,7 @@ class Rendezvous:
         if self._left or self._place.serves:
             return
         self._left = True
+        self._attendance.complete()
         try:
             await leave(self.store, self.rank, self.size, _farewell(), name=_FAREWELL)
         except DistError:

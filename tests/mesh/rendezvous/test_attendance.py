@@ -226,3 +226,60 @@ async def test_events_after_the_meeting_are_ignored(port: int) -> None:
     async with ranks[0].heeding():
         await asyncio.sleep(0)
     await ranks[0].close()
+
+
+ENDS_EARLY = """
+import asyncio, contextlib, os, select, sys
+import aiodist as dist
+from aiodist.deadline import Deadline
+from aiodist.errors import DistError
+from aiodist.mesh.rendezvous import meeting
+from tests.mesh.rendezvous.forks import fork_ranks
+
+url = sys.argv[1]
+reading, writing = os.pipe()
+
+async def main(rank):
+    await dist.init_process_group(init_method=url, rank=rank, world_size=2, timeout=60)
+    if rank == 1:
+        await dist.barrier()
+
+def live(rank, say):
+    if rank == 0:
+        os.write(writing, os.getpid().to_bytes(8, "big"))
+        asyncio.run(main(0))
+        os._exit(0)
+    leave = meeting.leave
+
+    async def leave_when_rank_0_has_ended(store, *args, **more):
+        await leave(store, *args, **more)
+        process = os.pidfd_open(int.from_bytes(os.read(reading, 8), "big"))
+        await asyncio.to_thread(select.select, [process], [], [])
+        os.close(process)
+        with contextlib.suppress(DistError):  # its store is known to be gone
+            await store.get("never", Deadline(60))
+        await asyncio.sleep(0.01)
+
+    meeting.leave = leave_when_rank_0_has_ended
+    asyncio.run(main(1))
+
+fork_ranks([0, 1], live)
+"""
+
+
+def test_a_rank_that_ends_right_after_init_is_not_lost_inside_init(
+    port: int, scaled: Callable[[float], float]
+) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", ENDS_EARLY, f"tcp://127.0.0.1:{port}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=scaled(25),
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr
+    said = json.loads(found.stdout)[1]
+    assert (said["error"], said["fields"]["rank"]) == ("PeerLostError", 0)
+    assert "inside init_process_group" not in said["text"]
+    assert "died, ended without destroy_process_group, or was cut off" in said["text"]
