@@ -15,14 +15,21 @@ from typing import Any
 import msgpack
 
 from aiodist.api.closing import close_world
-from aiodist.api.settings import patience_from, pickle_from, schemes_from, window_from
+from aiodist.api.settings import (
+    init_timeout_from,
+    patience_from,
+    pickle_from,
+    schemes_from,
+    timeout_from,
+    window_from,
+)
 from aiodist.api.sharing import SHARED, memory_of, shared_bytes_from
 from aiodist.api.spelling import warn_of_misspelt
 from aiodist.api.streams import streams_from, with_bundles
 from aiodist.api.table import table_from
 from aiodist.backends.registry import backend_named, bind, rendezvous_for
 from aiodist.credentials import Certificates, job_secret
-from aiodist.deadline import Deadline, to_seconds
+from aiodist.deadline import Deadline
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.ending import NO_SETTINGS, Settings
 from aiodist.groups.process_group import ProcessGroup
@@ -56,6 +63,7 @@ async def init_process_group(
     pg_options: Any | None = None,
     device_id: Any | None = None,
     *,
+    init_timeout: float | timedelta | None = None,
     liveness_timeout: float | timedelta | None = None,
     allow_pickle: bool | None = None,
 ) -> None:
@@ -64,8 +72,9 @@ async def init_process_group(
     ``backend``: "aiodist" (the default), which "gloo" names too. ``init_method``: ``env://`` (the
     default: from the environment of ``aiodist run``, torchrun, Slurm, Open MPI, MPICH),
     ``tcp://host:port``, ``file:///path``; or a ``store``, ours or torch's, with ``rank`` and
-    ``world_size``. Backend "mpi" takes rank and size from MPI. ``timeout`` is for this call and
-    the default for every operation; None or ``math.inf``: no limit.
+    ``world_size``. Backend "mpi" takes rank and size from MPI. ``timeout``: seconds or a
+    timedelta, the default of every operation; None means 30 minutes, ``math.inf`` no limit.
+    ``init_timeout``: how long the ranks have to meet; None means AIODIST_INIT_TIMEOUT, or ``timeout``.
     ``group_name`` names the default group in messages.
     ``pg_options``: torch's own options, for one of torch's groups. ``device_id``: this rank's GPU,
     for "nccl" (default: the LOCAL_RANK-th).
@@ -94,7 +103,7 @@ async def init_process_group(
             "destroy_process_group() first"
         )
     chosen = backend_named(backend)
-    seconds = to_seconds(timeout)
+    seconds = timeout_from(timeout)
     # Before the ranks meet: the others would wait for one that finds its mistake afterwards.
     schemes, window = schemes_from(os.environ), window_from(os.environ)
     shared_bytes = shared_bytes_from(os.environ, schemes)
@@ -103,7 +112,7 @@ async def init_process_group(
     table_from(os.environ)
     patience = patience_from(liveness_timeout, os.environ)
     world.allow_pickle = pickle_from(allow_pickle, os.environ)
-    deadline = Deadline(seconds)
+    deadline = Deadline(init_timeout_from(init_timeout, os.environ, timeout))
     world.opening = True
     try:
         met = await rendezvous_for(chosen)(
@@ -161,7 +170,7 @@ async def open_in_process(
     ranks with different ones share no memory.
     """
     world = current_world()
-    seconds = to_seconds(timeout)
+    seconds = timeout_from(timeout)
     window = DEFAULT_WINDOW if buffer_bytes is None else buffer_bytes
     memory = memory_of(rank, shared_bytes)
     endpoint = partial(Endpoint, window=window, memory=memory, host=host)

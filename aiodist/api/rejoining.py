@@ -17,7 +17,13 @@ import msgpack
 
 from aiodist.api.closing import close_world
 from aiodist.api.lifecycle import introduce, transports_at
-from aiodist.api.settings import patience_from, pickle_from, schemes_from, window_from
+from aiodist.api.settings import (
+    init_timeout_from,
+    patience_from,
+    pickle_from,
+    schemes_from,
+    window_from,
+)
 from aiodist.api.streams import streams_from, with_bundles
 from aiodist.backends.registry import bind
 from aiodist.credentials import Certificates, job_secret
@@ -77,7 +83,7 @@ async def register_elastic() -> bool:
 async def rejoin(
     store: Any | None = None,
     rank: int = -1,
-    timeout: float | timedelta | None = DEFAULT_TIMEOUT,
+    timeout: float | timedelta | None = None,
 ) -> ProcessGroup:
     """Take the place of ``rank``, which was lost, in place of ``init_process_group``.
 
@@ -85,7 +91,7 @@ async def rejoin(
     backend and timeout are theirs. Then `sync_state` brings the model's state. ``store``: one of
     ours or torch's that outlives the ranks, the same that the members pass to ``grow``; where None,
     the one of ``aiodist run --max-restarts``. ``rank``: from the environment where left out.
-    ``timeout`` (seconds or timedelta): for this call.
+    ``timeout`` (seconds or timedelta): for this call; None means AIODIST_INIT_TIMEOUT, or 30 minutes.
 
     Raises StoreTimeoutError when nobody has taken it in by then; InvalidUsageError for an
     initialised world, and where rank or store are not known; DistStoreError. Cancelled or failed,
@@ -99,7 +105,7 @@ async def rejoin(
             "init_process_group()"
         )
     own = _own_rank(rank, os.environ)
-    deadline = Deadline(timeout)
+    deadline = Deadline(init_timeout_from(timeout, os.environ, DEFAULT_TIMEOUT))
     world.allow_pickle = pickle_from(None, os.environ)
     world.opening = True
     try:

@@ -15,8 +15,10 @@ from aiodist.mesh.endpoint import DEFAULT_WINDOW
 from aiodist.mesh.liveness import DEFAULT_TIMEOUT as DEFAULT_LIVENESS
 from aiodist.mesh.liveness import SHORTEST
 from aiodist.transport.registry import Transports
+from aiodist.types import DEFAULT_TIMEOUT
 
 PICKLE_VARIABLE = "AIODIST_ALLOW_PICKLE"
+INIT_TIMEOUT_VARIABLE = "AIODIST_INIT_TIMEOUT"
 LIVENESS_VARIABLE = "AIODIST_LIVENESS_TIMEOUT"
 _DEFAULT_TRANSPORTS = f"{SHARED},unix,tcp"
 _SECURE_TRANSPORTS = f"{SHARED},unix,tls"
@@ -58,6 +60,37 @@ def pickle_from(argument: bool | None, environ: Mapping[str, str]) -> bool:
     if text not in ("", "0", "1"):
         raise InvalidUsageError(f"{PICKLE_VARIABLE} must be 0 or 1, not {text!r}")
     return text == "1" if argument is None else argument
+
+
+def timeout_from(argument: float | timedelta | None) -> float | None:
+    """Return the seconds of each operation: 30 minutes where None, ``math.inf`` for no limit.
+
+    Raises TypeError and ValueError as `to_seconds` does.
+    """
+    return to_seconds(DEFAULT_TIMEOUT if argument is None else argument)
+
+
+def init_timeout_from(
+    argument: float | timedelta | None,
+    environ: Mapping[str, str],
+    otherwise: float | timedelta | None,
+) -> float | None:
+    """Return the seconds that ranks have to meet: ``otherwise`` where nothing says it.
+
+    Raises TypeError and ValueError as `to_seconds` does, and InvalidUsageError where
+    AIODIST_INIT_TIMEOUT is not a positive number.
+    """
+    if argument is not None:
+        return to_seconds(argument)
+    text = environ.get(INIT_TIMEOUT_VARIABLE, "").strip()
+    if not text:
+        return timeout_from(otherwise)
+    try:
+        return to_seconds(float(text))
+    except ValueError:
+        raise InvalidUsageError(
+            f"{INIT_TIMEOUT_VARIABLE} must be a positive number of seconds, or inf, not {text!r}"
+        ) from None
 
 
 def patience_from(argument: float | timedelta | None, environ: Mapping[str, str]) -> float:

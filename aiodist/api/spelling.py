@@ -15,6 +15,7 @@ VARIABLES = tuple(
         "CUDA_IPC",
         "DUMP_DIR",
         "HOST_ID",
+        "INIT_TIMEOUT",
         "LIVENESS_TIMEOUT",
         "MPI_CHECK",
         "RECORDER_SIZE",

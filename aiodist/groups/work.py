@@ -333,7 +333,7 @@ class Work(Coroutine[Any, Any, T]):
         gate = threading.Lock()
         gate.acquire()
         self.when_done(gate.release)
-        if seconds is None:
+        if seconds is None or seconds > threading.TIMEOUT_MAX:
             gate.acquire()
         elif not gate.acquire(timeout=seconds):
             with contextlib.suppress(RuntimeError):  # closed: then all operations have ended

@@ -52,6 +52,7 @@ def init_process_group(
     pg_options: Any | None = None,
     device_id: Any | None = None,
     *,
+    init_timeout: float | timedelta | None = None,
     liveness_timeout: float | timedelta | None = None,
     allow_pickle: bool | None = None,
     torch_group: bool | None = None,
@@ -83,6 +84,7 @@ def init_process_group(
             group_name,
             pg_options,
             device_id,
+            init_timeout=init_timeout,
             liveness_timeout=liveness_timeout,
             allow_pickle=allow_pickle,
         )

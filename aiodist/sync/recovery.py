@@ -17,7 +17,6 @@ from aiodist.sync.adapter import mirrors
 from aiodist.sync.lifecycle import Member
 from aiodist.sync.portal import portal
 from aiodist.sync.stores import Store
-from aiodist.types import DEFAULT_TIMEOUT
 
 
 @mirrors(api.revoke)
@@ -51,7 +50,7 @@ def grow(
 def rejoin(
     store: Any | None = None,
     rank: int = -1,
-    timeout: float | timedelta | None = DEFAULT_TIMEOUT,
+    timeout: float | timedelta | None = None,
 ) -> ProcessGroup:
     """Take the place of a rank that was lost, in place of ``init_process_group``."""
     door = portal()

@@ -72,8 +72,8 @@ class Store:
         return self._run(self.inner.num_keys)
 
     def set_timeout(self, timeout: float | timedelta) -> None:
-        """How long `get` and `wait` wait for keys."""
-        self._timeout = timedelta(seconds=to_seconds(timeout) or 0)
+        """Set how long `get` and `wait` wait for keys; ``math.inf`` is no limit."""
+        self._timeout = _as_timedelta(timeout)
 
     @property
     def timeout(self) -> timedelta:
@@ -92,14 +92,13 @@ class _Opened(Store):
 
     def __init__(self, opening: Callable[[], Coroutine[Any, Any, _Resident]], timeout: Any) -> None:
         owner = portal()
-        seconds = to_seconds(timeout) or 0
         owner.enter()
         try:
             resident = owner.run(opening)
             owner.settle(resident)
         finally:
             owner.leave()
-        super().__init__(resident.store, timedelta(seconds=seconds), owner)
+        super().__init__(resident.store, _as_timedelta(timeout), owner)
         self._resident = resident
         self._forgotten = weakref.finalize(self, _close_soon, owner, resident)
         self._forgotten.atexit = False  # the portal's end takes care of it
@@ -150,14 +149,15 @@ class TCPStore(_Opened):
         port: int,
         world_size: int | None = None,
         is_master: bool = False,
-        timeout: float | timedelta = STORE_TIMEOUT,
+        timeout: float | timedelta | None = STORE_TIMEOUT,
         wait_for_workers: bool = True,
     ) -> None:
         """Serve at ``host_name``:``port`` if ``is_master``, else connect there.
 
         ``port`` 0 takes a free one, see `port`. The master waits until ``world_size`` stores
         (its own counts) have been made, unless ``wait_for_workers`` is False or no
-        ``world_size`` given. ``timeout`` is for this and for calls that wait for keys.
+        ``world_size`` given. ``timeout`` is for this and for calls that wait for keys:
+        None means 5 minutes, ``math.inf`` no limit.
 
         Raises DistStoreError for a port in use or a name that does not resolve,
         StoreTimeoutError where no server or too few others come in time.
@@ -165,7 +165,7 @@ class TCPStore(_Opened):
         waits = is_master and wait_for_workers
 
         async def opening() -> _Resident:
-            deadline = Deadline(timeout)
+            deadline = Deadline(STORE_TIMEOUT if timeout is None else timeout)
             secret = job_secret(os.environ)
             certificates = Certificates.from_environ(os.environ)
             if is_master:
@@ -263,3 +263,12 @@ def _bytes(value: Any) -> bytes:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     raise InvalidUsageError(f"a store's value must be str or bytes, not {type(value).__name__}")
+
+
+def _as_timedelta(timeout: float | timedelta | None) -> timedelta:
+    """Return a store's timeout as torch has it: `STORE_TIMEOUT` where None, and no limit as the longest."""
+    seconds = to_seconds(STORE_TIMEOUT if timeout is None else timeout)
+    longest = timedelta.max
+    if seconds is None or seconds >= longest.total_seconds():
+        return longest
+    return timedelta(seconds=seconds)

@@ -149,7 +149,7 @@ class Operation:
         """Wait for the end. After ``seconds`` the operation itself fails, on all its ranks."""
         if self._done:
             return
-        if seconds is None:
+        if seconds is None or seconds > threading.TIMEOUT_MAX:
             self._gate.acquire()
         elif not self._gate.acquire(timeout=seconds):
             self._try(partial(self._expire, seconds))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 
@@ -23,6 +24,8 @@ from aiodist.testing import run_ranks
         ("AIODIST_STREAMS", "65", "a number from 1 to 64"),
         ("AIODIST_BUFFER_BYTES", "64M", "a number of bytes, at least 65536"),
         ("AIODIST_BUFFER_BYTES", "1000", "a number of bytes, at least 65536"),
+        ("AIODIST_INIT_TIMEOUT", "soon", "a positive number of seconds, or inf, not 'soon'"),
+        ("AIODIST_INIT_TIMEOUT", "0", "a positive number of seconds, or inf, not '0'"),
     ],
 )
 async def test_a_wrong_setting_is_found_before_the_ranks_meet(
@@ -35,9 +38,34 @@ async def test_a_wrong_setting_is_found_before_the_ranks_meet(
     assert not dist.is_initialized()
 
 
+async def test_ranks_have_their_own_time_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def meet_alone(**timeouts: float) -> None:
+        store = dist.MemoryStore()
+        await dist.init_process_group(store=store, rank=0, world_size=2, timeout=90, **timeouts)
+
+    with pytest.raises(dist.StoreTimeoutError, match=r"within 0\.1 s"):
+        await meet_alone(init_timeout=0.1)
+    monkeypatch.setenv("AIODIST_INIT_TIMEOUT", "0.2")
+    with pytest.raises(dist.StoreTimeoutError, match=r"within 0\.2 s"):
+        await meet_alone()
+    with pytest.raises(dist.StoreTimeoutError, match=r"within 0\.1 s"):
+        await meet_alone(init_timeout=0.1)
+
+
+async def test_the_time_to_meet_is_no_limit_of_operations() -> None:
+    await dist.init_process_group(rank=0, world_size=1, timeout=None, init_timeout=50)
+    assert dist.group.WORLD is not None
+    assert dist.group.WORLD.timeout == 30 * 60
+    await dist.destroy_process_group()
+    await dist.init_process_group(rank=0, world_size=1, timeout=math.inf, init_timeout=math.inf)
+    assert dist.group.WORLD.timeout is None
+    await dist.destroy_process_group()
+
+
 async def test_an_empty_setting_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIODIST_TRANSPORT", "")
     monkeypatch.setenv("AIODIST_BUFFER_BYTES", "")
+    monkeypatch.setenv("AIODIST_INIT_TIMEOUT", "")
     await dist.init_process_group(rank=0, world_size=1)
     await dist.destroy_process_group()
 

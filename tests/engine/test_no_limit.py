@@ -35,6 +35,18 @@ async def test_an_operation_without_limit_outlives_the_timeout_of_its_group(
     await ranks(2, main, timeout=SHORT)
 
 
+async def test_a_thread_waits_without_limit(ranks: RunRanks) -> None:
+    async def main(rank: int) -> None:
+        if rank == 0:
+            await dist.send(np.ones(2), 1)
+            return
+        x = np.zeros(2)
+        assert await asyncio.to_thread(dist.irecv(x, 0).wait, math.inf)
+        assert x.tolist() == [1.0, 1.0]
+
+    await ranks(2, main)
+
+
 async def test_a_group_without_limit_has_operations_with_one(ranks: RunRanks) -> None:
     async def main(rank: int) -> None:
         group = await dist.new_group(timeout=math.inf)

@@ -30,6 +30,10 @@ ADDED = {
         (name, "tag"): "torch sends objects with tag 0 alone"
         for name in ("send_object_list", "recv_object_list")
     },
+    (
+        "init_process_group",
+        "init_timeout",
+    ): "how long ranks have to meet, beside the operations' timeout",
     ("init_process_group", "liveness_timeout"): "torch's Gloo notices no rank that is stopped",
     ("init_process_group", "allow_pickle"): "the default of what each operation on objects takes",
     ("init_process_group", "torch_group"): "torch's own call makes torch's group",
@@ -48,7 +52,7 @@ MISSING = {
 }
 # Other defaults.
 DEFAULTS = {
-    ("init_process_group", "timeout"): "torch's None means the backend's, 30 minutes for Gloo",
+    ("init_process_group", "timeout"): "the default shows what None means, 30 minutes",
     ("recv", "tensor"): "without a tensor, recv() makes one",
     ("get_process_group_ranks", "group"): "torch takes None and has no default",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -52,6 +53,10 @@ def test_every_method(store: dist.Store) -> None:
     assert store.delete_key("fresh")
     assert not store.delete_key("fresh")
     store.wait(["text"], timedelta(seconds=1))
+    store.wait(["text"], math.inf)
+    store.set_timeout(math.inf)
+    assert store.timeout == timedelta.max
+    assert store.get("counter") == b"7"
     store.set_timeout(timedelta(milliseconds=20))
     assert store.timeout == timedelta(milliseconds=20)
     with pytest.raises(dist.StoreTimeoutError, match="absent"):
@@ -116,4 +121,14 @@ def test_a_prefix_needs_a_store_of_this_door() -> None:
     part.set("b", "c")
     assert store.get("a/b") == b"c"
     assert part.underlying_store is store
+    store.close()
+
+
+def test_a_store_without_a_timeout_has_the_usual_one() -> None:
+    store = dist.TCPStore("127.0.0.1", 0, None, True, timeout=None)
+    assert store.timeout == timedelta(minutes=5)
+    store.close()
+    store = dist.TCPStore("127.0.0.1", 0, None, True, timeout=math.inf)
+    store.set("key", b"value")
+    assert store.get("key") == b"value"
     store.close()
