@@ -4,8 +4,12 @@ A module outside the package because an exception here would break ``import torc
 and importing the package would slow it down for those who use torch for something else.
 """
 
+import contextlib
+import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 VARIABLE = "AIODIST_INSTEAD_OF"
@@ -39,6 +43,7 @@ def register() -> None:
     recording = getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", None)
     if recording is not None:
         recording.add("aiodist")
+    _leave_untraced()
     if os.environ.get(VARIABLE, "").strip().lower() == "gloo":
         c10d._new_process_group_helper = replacing_gloo(c10d._new_process_group_helper)
 
@@ -75,6 +80,47 @@ def _devices() -> list[str]:
             del os.environ[name]
         else:
             os.environ[name] = before
+
+
+_TRACE_RULES = "torch._dynamo.trace_rules"
+
+
+def _leave_untraced() -> None:
+    """Have torch.compile call the functions of aiodist as they are, and trace none of them.
+
+    Each call from a compiled function is then a graph break. torch's compiler takes seconds to import,
+    so the rule is set only when a program imports it.
+    """
+    if _TRACE_RULES in sys.modules:
+        _add_rule(sys.modules[_TRACE_RULES])
+    else:
+        sys.meta_path.insert(0, _TraceRulesFinder())
+
+
+def _add_rule(trace_rules: Any) -> None:
+    with contextlib.suppress(Exception):  # not torch's public API: the compiler works without it
+        trace_rules.add("aiodist")
+
+
+class _TraceRulesFinder:
+    """Find torch's module of rules for the compiler, and add the rule once that module has run."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Return None for every other module: the next finder looks for it."""
+        if name != _TRACE_RULES:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        loader: Any = spec and spec.loader
+        if loader is not None:
+            execute = loader.exec_module
+
+            def execute_and_add(module: Any) -> None:
+                execute(module)
+                _add_rule(module)
+
+            loader.exec_module = execute_and_add
+        return spec
 
 
 def _open(options: Any, backend_options: Any = None) -> Any:

@@ -165,6 +165,41 @@ def test_torchs_group_is_the_blocking_apis_own(job: Job) -> None:
     assert said == [f"[{rank}] mismatch" for rank in (0, 1) for _ in range(3)]
 
 
+@pytest.mark.slow
+def test_compiled_functions_call_the_blocking_api_without_warnings(job: Job) -> None:
+    said = job(
+        """
+        import warnings
+        from torch._dynamo.utils import counters
+
+        def step(x):
+            total = x * x
+            dist.all_reduce(total)
+            parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+            dist.all_gather(parts, total + dist.get_rank())
+            work = dist.all_reduce(x, async_op=True)
+            work.wait()
+            whole = torch.stack(parts)
+            dist.broadcast(whole, 0)
+            dist.barrier()
+            return whole.sum() + x + dist.broadcast_object(dist.get_rank() + 1, 1)
+
+        dist.init_process_group()
+        compiled = torch.compile(step, backend="eager")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for number in range(3):
+                given = torch.arange(4.0) + dist.get_rank() + number
+                assert torch.equal(compiled(given.clone()), step(given.clone()))
+        assert counters["graph_break"]
+        assert not any("portal" in reason for reason in counters["graph_break"])
+        dist.destroy_process_group()
+        print("done")
+        """
+    )
+    assert said == ["[0] done", "[1] done"]
+
+
 def test_torchs_group_can_be_declined_and_asked_for(job: Job) -> None:
     said = job(
         """

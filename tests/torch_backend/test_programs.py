@@ -55,6 +55,7 @@ def since(version: str, program: str, size: int) -> Any:
         ("groups:in_an_event_loop", 2),
         since("2.7", "sharded:fsdp", 3),
         ("sharded:redistribution", 3),
+        ("sharded:gathered", 3),
         ("sharded:two_dimensions", 4),
         ("sharded:zero", 3),
         ("sharded:checkpoints", 3),

@@ -31,6 +31,7 @@ def served(rank: int, size: int) -> None:
             ("cpu:aiodist,cuda:aiodist", {cpu, cuda}),
             ("cuda:aiodist,cpu:aiodist", {cpu, cuda}),
             ("cpu:aiodist", {cpu}),
+            ("cpu:aiodist,cuda:nccl", {cpu}),
             ("cpu:aiodist,cuda:gloo", {cpu}),
         ]
     ):

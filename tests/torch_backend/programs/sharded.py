@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
 from torch import nn
+from torch.distributed._shard import sharded_tensor
+from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -64,6 +66,20 @@ def redistribution(rank: int, size: int) -> None:
     left = distribute_tensor(whole, mesh, [Shard(0)])
     right = distribute_tensor(whole.T.contiguous(), mesh, [Replicate()])
     torch.testing.assert_close((left @ right).full_tensor(), whole @ whole.T)
+
+
+def gathered(rank: int, size: int) -> None:
+    """A sharded tensor on the CPU is gathered on one rank."""
+    device = torch.get_default_device().type
+    spec = ChunkShardingSpec(dim=0, placements=[f"rank:{r}/{device}" for r in range(size)])
+    sharded = sharded_tensor.empty(spec, 7, 5)
+    for shard in sharded.local_shards():
+        first = shard.metadata.shard_offsets[0] * 5
+        shard.tensor.copy_(torch.arange(first, first + shard.tensor.numel()).view(-1, 5))
+    whole = torch.zeros(7, 5) if rank == 1 else None
+    sharded.gather(1, whole)
+    if whole is not None:
+        assert torch.equal(whole, torch.arange(35.0).view(7, 5))
 
 
 def two_dimensions(rank: int, size: int) -> None:
