@@ -38,11 +38,10 @@ def register() -> None:
         return
     backends.register_backend("aiodist", _open, extended_api=True, devices=_devices())
     torch_dist.register_rendezvous_handler("aiodist", _meet)
-    # Since 2.15 torch attaches its flight recorder to the C++ half of each backend that does not
-    # record by itself, and raises for a group that is written in Python, which has no such half.
-    recording = getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", None)
-    if recording is not None:
-        recording.add("aiodist")
+    if hasattr(c10d, "_maybe_attach_flight_recorder"):  # since torch 2.15
+        c10d._maybe_attach_flight_recorder = _skipping_own_groups(
+            c10d._maybe_attach_flight_recorder
+        )
     _leave_untraced()
     if os.environ.get(VARIABLE, "").strip().lower() == "gloo":
         c10d._new_process_group_helper = replacing_gloo(c10d._new_process_group_helper)
@@ -80,6 +79,20 @@ def _devices() -> list[str]:
             del os.environ[name]
         else:
             os.environ[name] = before
+
+
+def _skipping_own_groups(attach: Callable[..., None]) -> Callable[..., None]:
+    """Return ``attach``, which gives each new group torch's flight recorder, for groups of others alone.
+
+    It raises for a group that is written in Python, which has no C++ half to record. Such a group takes
+    the place of all backends that were named, "cpu:aiodist,cuda:nccl" too.
+    """
+
+    def attach_to_others(group: Any, backend_config: Any, ranks: list[int]) -> None:
+        if "aiodist" not in backend_config.get_device_backend_map().values():
+            attach(group, backend_config, ranks)
+
+    return attach_to_others
 
 
 _TRACE_RULES = "torch._dynamo.trace_rules"
