@@ -6,6 +6,7 @@ import gc
 import math
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,10 @@ SELF_FD = PROC / "self" / "fd"
 settings.register_profile("steady", derandomize=True, deadline=None)
 settings.register_profile("explore", derandomize=False, deadline=None, print_blob=True)
 settings.load_profile("steady")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell ignores Ctrl-C for what it starts in the background, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def timeout_scale() -> float:
