@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -146,7 +145,7 @@ def _run(suite: Suite, peers: Sequence[str], output: Path, options: argparse.Nam
     from rich.console import Console
 
     from benchmarks.hosts import NoNamespacesError
-    from benchmarks.processes import RankFailedError
+    from benchmarks.processes import RankFailedError, exit_on_sigterm
     from benchmarks.results import save
     from benchmarks.run import run
     from benchmarks.table import print_report
@@ -163,8 +162,7 @@ def _run(suite: Suite, peers: Sequence[str], output: Path, options: argparse.Nam
         from benchmarks.mpi import mpi_peers
 
         others = mpi_peers(console.print)
-    # So that the ranks are ended too: leaving the run does it.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    exit_on_sigterm()
     try:
         report = run(
             suite,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from benchmarks.cases import Case
@@ -152,3 +153,16 @@ def environment(interface: str = "lo") -> dict[str, str]:
         PYTHONPATH=os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH")])),
     )
     return environ
+
+
+def exit_on_sigterm() -> None:
+    """Have SIGTERM raise SystemExit in the main thread, so that leaving the blocks ends the ranks.
+
+    The exit code is 143. Further ones are ignored: they would interrupt what ends the ranks.
+    """
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
