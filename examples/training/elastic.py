@@ -110,6 +110,7 @@ def run(options: argparse.Namespace, ranks: common.Ranks) -> None:
     if ranks.rank == 0 and not IS_FIRST_START:
         print(f"restarted      with step {training.made['steps']}", flush=True)
     replica = DistributedDataParallel(training.model)
+    common.settle_buckets(replica, training.data)  # so that a restarted run has the same bits
     traffic = common.Traffic()
     replica.register_comm_hook(None, traffic.measured())
 

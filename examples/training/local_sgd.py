@@ -99,13 +99,13 @@ def run(options: argparse.Namespace, ranks: common.Ranks, device: torch.device) 
     replica: nn.Module = model
     if options.synchronous:
         replica = DistributedDataParallel(model)
+        common.settle_buckets(replica, data)  # so that a resumed run has the same bits
         replica.register_comm_hook(None, traffic.measured())
 
     trained = result = None
     for epoch in range(start, 0 if options.evaluate else options.epochs):
         sampler.set_epoch(epoch)
-        meters = common.Meters()
-        title = f"epoch {epoch + 1}/{options.epochs}"
+        meters, title = common.Meters(), f"epoch {epoch + 1}/{options.epochs}"
         rows = common.progress(batches, meters, ranks, title, options.print_freq)
         for step, (images, labels) in enumerate(rows, 1):
             images, labels = images.to(device), labels.to(device)
