@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.hosts import NoNamespacesError
-from benchmarks.processes import ROOT
+from benchmarks.processes import ROOT, exit_on_sigterm
 from benchmarks.recipes import page, plot
 from benchmarks.recipes.run import RecipeFailedError, Settings, run
 
@@ -34,6 +34,7 @@ def main() -> None:
     if given.pop("page_only"):
         report = json.loads(file.read_text())
     else:
+        exit_on_sigterm()
         settings = Settings(**{name: _tuple(value) for name, value in given.items()})
         try:
             report = run(settings, lambda line: print(line, flush=True))

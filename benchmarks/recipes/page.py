@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.machine import busy
-from benchmarks.recipes.plan import ALONE, FOLDER, GLOO, OURS, SLOW_LINK
+from benchmarks.recipes.plan import ALONE, FOLDER, GLOO, OURS, SLOW_LINK, UNDER_SLURM
 from benchmarks.recipes.plot import FIGURE
 from benchmarks.recipes.run import Settings
 from benchmarks.table import NOTHING, markdown_row, time_text
@@ -21,6 +21,7 @@ Row = dict[str, Any]
 def render(report: dict[str, Any], folder: str) -> str:
     """The page as Markdown; its figure and its data are in ``folder`` beside it."""
     settings, rows = report["settings"], report["rows"]
+    measured = {row["recipe"].partition(" ")[0] for row in rows}
     parts = [
         "# Training recipes",
         f"Made by `{_command(settings)}` out of [{folder}/results.json]({folder}/results.json) and the "
@@ -30,13 +31,14 @@ def render(report: dict[str, Any], folder: str) -> str:
         "default, and on a folder of images by class with `--data DIR`. They need "
         "`pip install 'aiodist[examples]'`.",
         "## The recipes",
-        *_recipes({row["recipe"].partition(" ")[0] for row in rows}),
+        *_recipes(measured),
         "## The machine",
         "\n".join(_machine(report)),
         "## How it is measured",
         f"Every rank has one thread. A run has {settings['epochs']} epochs. aiodist (A) and Gloo (B) take "
         f"turns in the same processes: {' '.join(['A B'] * settings['passes'])}. A run whose replicas are "
         "not bitwise equal at its end fails, and then there is no page.",
+        "`aiodist run` starts the ranks, and `spawned.py` its own." + _slurm_words(measured),
         "- **images/s**: of all ranks together, in the last epoch; the median of its runs.\n"
         "- **accuracy**: top-1 over the images that are held out.\n"
         "- **bytes a step**: what a rank gives to all_reduce, on average over the steps.\n"
@@ -61,12 +63,13 @@ def render(report: dict[str, Any], folder: str) -> str:
 
 
 def _command(settings: dict[str, Any]) -> str:
-    """Return what made the report: fewer passes than usual show in the command."""
-    passes = settings["passes"]
-    usual = "make recipes"
-    return (
-        usual if passes == Settings().passes else f"python -m benchmarks.recipes --passes {passes}"
-    )
+    """Return what made the report: settings that are not the usual ones show in the command."""
+    names = ("passes", "epochs")
+    usual = Settings()
+    other = [
+        f" --{name} {settings[name]}" for name in names if settings[name] != getattr(usual, name)
+    ]
+    return f"python -m benchmarks.recipes{''.join(other)}" if other else "make recipes"
 
 
 def _recipes(measured: set[str]) -> Iterator[str]:
@@ -86,6 +89,17 @@ def _recipes(measured: set[str]) -> Iterator[str]:
     unmeasured = {file.name for file in FOLDER.glob("*.py")} - measured
     if unmeasured:
         yield f"Not measured below: {', '.join(sorted(unmeasured))}."
+    if UNDER_SLURM in unmeasured:
+        yield f"`{UNDER_SLURM}` is measured where Slurm is installed; `make test-slurm` installs it."
+
+
+def _slurm_words(measured: set[str]) -> str:
+    if UNDER_SLURM not in measured:
+        return ""
+    return (
+        f" `srun` starts those of `{UNDER_SLURM}`, on one node of a real Slurm that "
+        "`tests/slurm/cluster.py` starts on this machine."
+    )
 
 
 def _machine(report: dict[str, Any]) -> Iterator[str]:

@@ -14,6 +14,11 @@ ALONE = "dataparallel.py"
 CHECKPOINTED = "distributed.py"
 """The recipe whose checkpoint the evaluation reads."""
 
+LAUNCHER, ITSELF, SLURM = "aiodist run", "the script itself", "srun"
+"""What starts the ranks of a recipe."""
+UNDER_SLURM = "slurm.py"
+"""The recipe that is measured where Slurm is installed."""
+
 _STOCK = ("--dist-backend", "gloo")
 _OVER_TORCH = ("--dist-backend", "torch:gloo")  # aiodist's own APIs over torch's Gloo
 
@@ -28,8 +33,8 @@ class Recipe:
     """What has it use Gloo; None where it cannot."""
     title: str = ""
     """What the page calls it, where one script is measured in several ways."""
-    starts_ranks: bool = False
-    """Whether the script starts its ranks itself."""
+    started_by: str = LAUNCHER
+    """`LAUNCHER`, `ITSELF` or `SLURM`."""
 
     @property
     def name(self) -> str:
@@ -48,7 +53,7 @@ class Recipe:
 
 RECIPES = (
     Recipe("distributed.py"),
-    Recipe("spawned.py", ("--multiprocessing-distributed",), starts_ranks=True),
+    Recipe("spawned.py", ("--multiprocessing-distributed",), started_by=ITSELF),
     Recipe("mixed_precision.py"),
     Recipe("horovod_style.py", gloo=_OVER_TORCH),
     Recipe("from_scratch.py", gloo=_OVER_TORCH),
@@ -58,6 +63,7 @@ RECIPES = (
     Recipe("elastic.py"),
     Recipe("elastic_shrink.py", gloo=None),
     Recipe("evaluate.py", ("--evaluate",)),
+    Recipe(UNDER_SLURM, gloo=_OVER_TORCH, started_by=SLURM),
 )
 
 SYNCHRONOUS = Recipe("local_sgd.py", ("--synchronous",), title="local_sgd.py --synchronous")

@@ -14,22 +14,21 @@ import sys
 import traceback
 from pathlib import Path
 
-from benchmarks.recipes.plan import ALONE, FOLDER
+from benchmarks.recipes.plan import ALONE, FOLDER, UNDER_SLURM
 
 
 def run(number: int, folder: Path, script: str, *arguments: str) -> None:
     """Run ``script``. Print what it wrote, and end this process, if it fails."""
-    rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
     # A meeting place of its own for each run: at a TCP store the next run could meet ranks of this one.
-    meet = (
-        "--dist-url",
-        f"file://{folder / f'meet-{number}'}",
-        "--rank",
-        rank,
-        "--world-size",
-        size,
-    )
-    sys.argv = [script, *(() if script == ALONE else meet), *arguments]
+    file = folder / f"meet-{number}"
+    if script == ALONE:
+        meet = []
+    elif script == UNDER_SLURM:
+        meet = ["--dist-file", str(file)]
+    else:
+        rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+        meet = ["--dist-url", file.as_uri(), "--rank", rank, "--world-size", size]
+    sys.argv = [script, *meet, *arguments]
     written = io.StringIO()
     try:
         with contextlib.redirect_stdout(written), contextlib.redirect_stderr(written):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,14 +23,20 @@ from benchmarks.recipes.plan import (
     CHECKPOINTED,
     FOLDER,
     GLOO,
+    ITSELF,
+    LAUNCHER,
     OURS,
     SLOW_LINK,
+    SLURM,
+    UNDER_SLURM,
     Recipe,
     measured,
 )
 
 Row = dict[str, Any]
 LINK_RANKS = 2
+STOP_SECONDS = 15.0
+"""How long a job that is told to end may take."""
 
 
 class RecipeFailedError(RuntimeError):
@@ -40,7 +49,7 @@ class Settings:
 
     ranks: tuple[int, ...] = (1, 2, 4)
     passes: int = 2
-    epochs: int = 2
+    epochs: int = 4
     limit: int | None = None
     rate: str | None = "20mbit"
     """What each host may send at over the slow link, in tc's words; None: leave the slow link out."""
@@ -61,14 +70,14 @@ def run(settings: Settings, progress: Callable[[str], None]) -> dict[str, Any]:
     """
     before, began = machine.describe(), time.monotonic()
     rows: list[Row] = []
-    for ranks in settings.ranks:
-        orders = _orders(ranks, settings)
-        rows += _job(orders, settings, _launcher(ranks))
-        for recipe, backend, number in (
-            each for each in _turns(ranks, settings) if each[0].starts_ranks
-        ):
-            rows += _job([(recipe, backend, ranks, number)], settings, None)
-        progress(f"{ranks} ranks: {time.monotonic() - began:.0f} s so far")
+    with _slurm(settings, progress) as slurm:
+        for ranks in settings.ranks:
+            launched = {LAUNCHER: _launcher(ranks)} | ({SLURM: slurm(ranks)} if slurm else {})
+            for started_by, start in launched.items():
+                rows += _job(_orders(ranks, settings, started_by), settings, start)
+            for order in _orders(ranks, settings, ITSELF):
+                rows += _job([order], settings, None)
+            progress(f"{ranks} ranks: {time.monotonic() - began:.0f} s so far")
     link = _slow_link(settings) if settings.rate is not None else []
     return {
         "format": 1,
@@ -89,39 +98,74 @@ Order = tuple[Recipe, str, int, int]
 """A recipe, its backend, the number of ranks and of the pass."""
 
 
-def _turns(ranks: int, settings: Settings) -> Iterator[tuple[Recipe, str, int]]:
-    for recipe in measured(settings.only):
-        for number in range(settings.passes):
-            for backend in recipe.backends(ranks):
-                yield recipe, backend, number
+Start = Callable[[list[str]], list[list[str]]]
+"""From the program of a rank to what is executed: one command for each environment of the job."""
 
 
-def _orders(ranks: int, settings: Settings) -> list[Order]:
-    turns = [
+def _orders(ranks: int, settings: Settings, started_by: str) -> list[Order]:
+    """Return what to run with ranks that ``started_by`` starts; the backends take turns."""
+    alone = Recipe(ALONE, gloo=None)
+    recipes = [alone] if ranks == 1 and started_by == LAUNCHER else []
+    recipes += [each for each in measured(settings.only) if each.started_by == started_by]
+    return [
         (recipe, backend, ranks, number)
-        for recipe, backend, number in _turns(ranks, settings)
-        if not recipe.starts_ranks
+        for recipe in recipes
+        for number in range(settings.passes)
+        for backend in recipe.backends(ranks)
     ]
-    alone = [(Recipe(ALONE), OURS, 1, number) for number in range(settings.passes)]
-    return [*(alone if ranks == 1 else []), *turns]
 
 
-def _launcher(ranks: int) -> Callable[[list[str]], list[list[str]]]:
+def _launcher(ranks: int) -> Start:
     launcher = [sys.executable, "-m", "aiodist", "run", "-n", str(ranks), "--no_python"]
     return lambda program: [[*launcher, *program]]
+
+
+@contextmanager
+def _slurm(
+    settings: Settings, progress: Callable[[str], None]
+) -> Iterator[Callable[[int], Start] | None]:
+    """Run a Slurm cluster of the tests during the block, if a recipe needs it; None without Slurm.
+
+    The value takes the number of ranks. They run on one of the cluster's nodes.
+    """
+    if not any(recipe.started_by == SLURM for recipe in measured(settings.only)):
+        yield None
+        return
+    from tests.slurm.cluster import cluster, missing
+
+    if why := missing():
+        progress(f"without {UNDER_SLURM}: {why}")
+        yield None
+        return
+    with cluster() as slurm:
+        names = ("SLURM_CONF", "PATH")
+        finds = ["env", *(f"{name}={slurm.environ[name]}" for name in names)]
+        yield (
+            lambda ranks: (
+                lambda program: [
+                    [
+                        *finds,
+                        *slurm.command(
+                            "srun", "-N1", f"-n{ranks}", "--kill-on-bad-exit=1", *program
+                        ),
+                    ]
+                ]
+            )
+        )
 
 
 def _job(
     orders: Sequence[Order],
     settings: Settings,
-    start: Callable[[list[str]], list[list[str]]] | None,
+    start: Start | None,
     environments: Sequence[dict[str, str]] = ({},),
 ) -> list[Row]:
     """Run ``orders`` in one job and return a row for each.
 
-    ``start``: from the program of a rank to what is executed, one command for each environment; None: the
-    recipe starts its ranks itself.
+    ``start``: None where the recipe starts its ranks itself.
     """
+    if not orders:
+        return []
     with tempfile.TemporaryDirectory(prefix="aiodist-recipes-") as name:
         folder = Path(name)
         commands = [
@@ -180,7 +224,13 @@ def _execute(
         for program, more, output in zip(programs, environments, outputs, strict=True):
             environ = environment() | {"PYTHONPATH": str(ROOT)} | more
             processes.append(
-                subprocess.Popen(program, env=environ, stdout=output, stderr=subprocess.STDOUT)
+                subprocess.Popen(
+                    program,
+                    env=environ,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # a group of its own, for `_end`
+                )
             )
         codes = [process.wait() for process in processes]
         if any(codes):
@@ -188,10 +238,23 @@ def _execute(
             raise RecipeFailedError("\n".join([f"exit codes {codes}", *texts]))
     finally:
         for process in processes:
-            process.kill()
-            process.wait()
+            _end(process)
         for output in outputs:
             output.close()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End ``process`` and its ranks. A launcher ends its ranks; others are in the process's group."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        pass
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _slow_link(settings: Settings) -> list[Row]:

@@ -5,9 +5,9 @@
     srun -N 2 -n 4 python examples/training/slurm.py --dist-file /shared/meeting
     sbatch examples/training/train.sbatch --epochs 10
 
-aiodist reads rank, number of ranks and meeting place from the variables of the step. The ranks share a
-secret by MUNGE, as Slurm's own daemons do. With ``--dist-file`` they meet in a file that all nodes see,
-which serves where nodes do not resolve each other's names. ``train.sbatch`` goes on where a job was
+The variables of the step say rank, number of ranks and meeting place, and aiodist reads them. The ranks
+share a secret by MUNGE, as Slurm's own daemons do. With ``--dist-file`` they meet in a file that all nodes
+see, which serves where nodes do not resolve each other's names. ``train.sbatch`` goes on where a job was
 stopped. The gradients are averaged by aiodist's own reducer while backward runs.
 """
 

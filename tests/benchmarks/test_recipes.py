@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.processes import ROOT
 from benchmarks.recipes import page, plot
 from benchmarks.recipes.plan import ALONE, FOLDER, GLOO, OURS, Recipe
 from benchmarks.recipes.run import RecipeFailedError, Settings, _job, _launcher, run
@@ -46,6 +53,47 @@ def test_a_recipe_that_fails_ends_the_run_with_what_it_wrote() -> None:
     order = (Recipe("distributed.py", ("--arch", "vgg")), OURS, 2, 0)
     with pytest.raises(RecipeFailedError, match="--arch vgg is unknown"):
         _job([order], SMALL, _launcher(2))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("script", ["distributed.py", "spawned.py"])
+def test_sigterm_ends_the_ranks_too(
+    script: str, tmp_path: Path, scaled: Callable[[float], float]
+) -> None:
+    output = tmp_path / "page" / "recipes.md"
+    endless = ("--ranks", "2", "--epochs", "100000", "--limit", "64", "--no-link")
+    command = [sys.executable, "-m", "benchmarks.recipes", *endless, "--only", script]
+    run = subprocess.Popen(
+        [*command, "--output", str(output)],
+        env=os.environ | {"TMPDIR": str(tmp_path)},  # by it the processes are found
+        cwd=ROOT,
+    )
+    limit = time.monotonic() + scaled(120)
+    while not list(tmp_path.glob(f"aiodist-recipes-*/{script}/checkpoint.pth.tar")):
+        assert run.poll() is None
+        assert time.monotonic() < limit
+        time.sleep(0.1)
+    assert len(_processes_with(f"TMPDIR={tmp_path}")) >= 3  # this one and two ranks
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(scaled(60)) == 143
+    while _processes_with(f"TMPDIR={tmp_path}") and time.monotonic() < limit:
+        time.sleep(0.1)  # the kernel takes a moment to end what was killed
+    assert _processes_with(f"TMPDIR={tmp_path}") == []
+    assert not list(tmp_path.glob("aiodist-recipes-*"))
+    assert not output.exists()
+
+
+def _processes_with(variable: str) -> list[str]:
+    """Return the command lines of the processes whose environment has ``variable``."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if variable.encode() in (process / "environ").read_bytes().split(b"\0"):
+                found.append((process / "cmdline").read_text().replace("\0", " "))
+        except OSError:
+            continue  # it has ended, or is another user's
+    return found
 
 
 def row(recipe: str, backend: str, ranks: int, **more: Any) -> dict[str, Any]:
