@@ -77,6 +77,8 @@ from aiodist.api.objects import (
 )
 from aiodist.api.observing import dump_operations, recent_operations
 from aiodist.api.p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
+from aiodist.api.process_group import ProcessGroup
+from aiodist.api.process_group_context import process_group
 from aiodist.api.recovery import grow, revoke, shrink
 from aiodist.api.rejoining import get_restart_count, is_replacement, register_elastic, rejoin
 from aiodist.api.state import sync_state
@@ -101,7 +103,6 @@ from aiodist.errors import (
     StreamClosedError,
 )
 from aiodist.groups.backend import ObjectStream, Received, ReceivedObject
-from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import Operation
 from aiodist.rank_processes import Cluster as cluster  # noqa: N813  # called like a function
@@ -202,6 +203,7 @@ __all__ = [
     "new_subgroups",
     "new_subgroups_by_enumeration",
     "open_stream",
+    "process_group",
     "recent_operations",
     "recv",
     "recv_object",

@@ -8,7 +8,8 @@ import logging
 from collections.abc import Sequence
 
 from aiodist.errors import GroupClosedError
-from aiodist.groups.process_group import Group, NonGroupMember, ProcessGroup
+from aiodist.groups.handle import Group
+from aiodist.groups.process_group import NonGroupMember, ProcessGroup
 from aiodist.groups.world import World, current_world
 from aiodist.mesh.leaving import FLUSH_SECONDS
 

@@ -22,7 +22,7 @@ from aiodist.deadline import to_seconds
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.backend import Tensor
 from aiodist.groups.checks import check_distinct, check_list, check_rank, check_root_list
-from aiodist.groups.process_group import Group
+from aiodist.groups.handle import Group
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
 from aiodist.types import ReduceOp

@@ -8,6 +8,7 @@ from typing import Any
 import msgpack
 
 from aiodist.api.collectives import Timeout
+from aiodist.api.process_group import Group, ProcessGroup, handle_of
 from aiodist.backends.registry import backend_named, bind, default_backend, served
 from aiodist.collectives.all_gather_ring import all_gather_new
 from aiodist.deadline import to_seconds
@@ -15,8 +16,10 @@ from aiodist.errors import CollectiveMismatchError, InvalidUsageError
 from aiodist.groups.checks import check_list, check_ranks
 from aiodist.groups.ending import Settings
 from aiodist.groups.fingerprint import Fingerprint
+from aiodist.groups.handle import Group as AnyGroup
 from aiodist.groups.lines import CollectiveLine
-from aiodist.groups.process_group import NON_GROUP_MEMBER, Group, NonGroupMember, ProcessGroup
+from aiodist.groups.process_group import NON_GROUP_MEMBER, NonGroupMember
+from aiodist.groups.process_group import ProcessGroup as GroupEngine
 from aiodist.groups.work import Work
 from aiodist.groups.world import World, current_world
 
@@ -26,7 +29,8 @@ class _Worlds(type):
     def WORLD(cls) -> ProcessGroup | None:  # noqa: N802  # torch's name
         # None and not an error where there is none yet: scripts have it as a default argument,
         # which Python looks up before they can have initialised anything.
-        return current_world().default if current_world().is_initialized else None
+        default = current_world().default
+        return None if default is None else handle_of(default)
 
 
 class GroupMember(metaclass=_Worlds):
@@ -77,8 +81,9 @@ def new_group(
             )
         group = make(plan)
         assert isinstance(group, ProcessGroup)  # this rank is a member
-        body = _agreed(group, lambda _: [plan], lambda _: group)
-        return group.collective(Fingerprint("new_group"), body)
+        engine = group._engine
+        body = _agreed(engine, lambda _: [plan], lambda _: group)
+        return engine.collective(Fingerprint("new_group"), body)
     plans_of = _named(parent, group_desc or "group", [chosen])
     body = _agreed(parent, plans_of, lambda plans: make(plans[0]))
     return parent.collective(Fingerprint("new_group"), body)
@@ -86,7 +91,7 @@ def new_group(
 
 def new_subgroups(
     group_size: int | None = None,
-    group: Group | None = None,
+    group: AnyGroup | None = None,
     timeout: Timeout = None,
     backend: str | None = None,
     pg_options: Any | None = None,
@@ -130,7 +135,7 @@ def new_subgroups_by_enumeration(
 
 
 def split_group(
-    parent_pg: Group | None = None,
+    parent_pg: AnyGroup | None = None,
     split_ranks: Sequence[Sequence[int]] | None = None,
     timeout: Timeout = None,
     pg_options: Any | None = None,
@@ -159,24 +164,24 @@ def split_group(
     return parent.collective(Fingerprint("new_group"), _agreed(parent, plans_of, finish))
 
 
-def get_rank(group: Group | None = None) -> int:
+def get_rank(group: AnyGroup | None = None) -> int:
     """This process's number in ``group`` (default: the world); -1 if it is not a member."""
     chosen = current_world().find(group)
-    return chosen.own_rank if isinstance(chosen, ProcessGroup) else -1
+    return chosen.own_rank if isinstance(chosen, GroupEngine) else -1
 
 
-def get_world_size(group: Group | None = None) -> int:
+def get_world_size(group: AnyGroup | None = None) -> int:
     """How many ranks ``group`` has (default: the world); -1 if this rank is not a member."""
     chosen = current_world().find(group)
-    return chosen.n_ranks if isinstance(chosen, ProcessGroup) else -1
+    return chosen.n_ranks if isinstance(chosen, GroupEngine) else -1
 
 
-def get_backend(group: Group | None = None) -> str:
+def get_backend(group: AnyGroup | None = None) -> str:
     """The name of the group's backend, as it was asked for."""
     return str(_member(group).backend_name)
 
 
-def get_backend_config(group: Group | None = None) -> str:
+def get_backend_config(group: AnyGroup | None = None) -> str:
     """The backend of each kind of device that the group serves: ``"cpu:aiodist,cuda:nccl"``."""
     by_device = served(_member(group).backend_name)
     return ",".join(f"{device}:{backend}" for device, backend in by_device.items())
@@ -197,17 +202,17 @@ def get_default_backend_for_device(device: Any) -> str:
     return str(by_device[kind])
 
 
-def get_process_group_ranks(group: Group | None = None) -> list[int]:
+def get_process_group_ranks(group: AnyGroup | None = None) -> list[int]:
     """The group's global ranks, in its own order."""
     return list(_member(group).ranks)
 
 
-def get_group_rank(group: Group, global_rank: int) -> int:
+def get_group_rank(group: AnyGroup, global_rank: int) -> int:
     """A global rank's number in ``group``. Raises InvalidUsageError if it is not a member."""
     return _member(group).group_rank(global_rank)
 
 
-def get_global_rank(group: Group, group_rank: int) -> int:
+def get_global_rank(group: AnyGroup, group_rank: int) -> int:
     """The global rank of a number in ``group``. Raises InvalidUsageError if out of range."""
     chosen = _member(group)
     if not 0 <= group_rank < chosen.n_ranks:
@@ -217,7 +222,7 @@ def get_global_rank(group: Group, group_rank: int) -> int:
     return chosen.ranks[group_rank]
 
 
-def _member(group: Group | None) -> ProcessGroup:
+def _member(group: AnyGroup | None) -> GroupEngine:
     chosen = current_world().find(group)
     if isinstance(chosen, NonGroupMember):
         raise InvalidUsageError("this rank is not a member of that group")
@@ -226,7 +231,7 @@ def _member(group: Group | None) -> ProcessGroup:
 
 def _subgroups(
     world: World,
-    parent: ProcessGroup,
+    parent: GroupEngine,
     parts: list[list[int]],
     timeout: Timeout,
     backend: str | None,
@@ -244,7 +249,7 @@ def _subgroups(
 
 
 def _named(
-    parent: ProcessGroup, stem: str, parts: Sequence[Sequence[int]]
+    parent: GroupEngine, stem: str, parts: Sequence[Sequence[int]]
 ) -> Callable[[int], list[Plan]]:
     """The plans for ``parts`` of ``parent``, by the sequence number of the call that makes them.
 
@@ -271,7 +276,7 @@ def _own(groups: Sequence[Group]) -> Group:
 
 
 def _maker(
-    world: World, parent: ProcessGroup, timeout: Timeout, backend: str | None, settings: Settings
+    world: World, parent: GroupEngine, timeout: Timeout, backend: str | None, settings: Settings
 ) -> Callable[[Plan], Group]:
     name = parent.backend_name if backend is None else backend_named(backend)
     seconds = parent.timeout if timeout is None else to_seconds(timeout)
@@ -281,16 +286,16 @@ def _maker(
     def make(plan: Plan) -> Group:
         if world.rank not in plan[1]:
             return NON_GROUP_MEMBER
-        group = ProcessGroup(world, plan[0], plan[1], name, seconds, settings)
-        bind(group)
-        world.add(group)
-        return group
+        engine = GroupEngine(world, plan[0], plan[1], name, seconds, settings)
+        bind(engine)
+        world.add(engine)
+        return handle_of(engine)
 
     return make
 
 
 def _agreed(
-    parent: ProcessGroup,
+    parent: GroupEngine,
     plans_of: Callable[[int], Sequence[Plan]],
     finish: Callable[[Sequence[Plan]], Any],
 ) -> Callable[[CollectiveLine], Coroutine[Any, Any, Any]]:
@@ -319,7 +324,7 @@ def _words(plans: bytes | memoryview) -> str:
     return ", ".join(f"{name} = {ranks}" for name, ranks in msgpack.unpackb(plans))
 
 
-def _ranks_per_host(world: World, parent: ProcessGroup) -> int:
+def _ranks_per_host(world: World, parent: GroupEngine) -> int:
     hosts: dict[str, int] = {}
     for rank in parent.ranks:
         host = world.endpoint.host_of(rank)

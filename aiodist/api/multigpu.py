@@ -20,7 +20,8 @@ from aiodist.errors import InvalidUsageError
 from aiodist.groups.backend import Tensor
 from aiodist.groups.checks import check_index, check_list, check_rank
 from aiodist.groups.following import following
-from aiodist.groups.process_group import Group, ProcessGroup
+from aiodist.groups.handle import Group
+from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
 from aiodist.tensors import several

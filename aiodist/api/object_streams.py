@@ -6,7 +6,7 @@ from aiodist.api.objects import pickles
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.backend import ObjectStream
 from aiodist.groups.checks import check_int, check_other, check_rank, check_tag
-from aiodist.groups.process_group import Group
+from aiodist.groups.handle import Group
 from aiodist.groups.world import current_world
 
 DEFAULT_MAX_BYTES = 64 << 20

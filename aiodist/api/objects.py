@@ -29,7 +29,7 @@ from aiodist.groups.checks import (
     check_tag,
     fill_list,
 )
-from aiodist.groups.process_group import Group
+from aiodist.groups.handle import Group
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
 from aiodist.wire.registered_types import current_types

@@ -19,7 +19,7 @@ from aiodist.deadline import to_seconds
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.backend import Received, Tensor
 from aiodist.groups.checks import check_list, check_other, check_rank, check_source, check_tag
-from aiodist.groups.process_group import Group
+from aiodist.groups.handle import Group
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
 

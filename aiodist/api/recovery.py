@@ -13,12 +13,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aiodist.api.collectives import Timeout
+from aiodist.api.process_group import ProcessGroup, handle_of
 from aiodist.api.rejoining import meeting_place, waiting_at, welcome
 from aiodist.deadline import Deadline, to_seconds
 from aiodist.errors import CollectiveTimeoutError, DistStoreError, InvalidUsageError
 from aiodist.groups.agreement import Decision
 from aiodist.groups.checks import check_ranks
-from aiodist.groups.process_group import Group, NonGroupMember, ProcessGroup
+from aiodist.groups.handle import Group
+from aiodist.groups.process_group import NonGroupMember
+from aiodist.groups.process_group import ProcessGroup as GroupEngine
 from aiodist.groups.succession import Comer, changes, comers_of, follow
 from aiodist.groups.world import current_world
 from aiodist.store import Store
@@ -53,7 +56,7 @@ async def shrink(group: Group | None = None, timeout: Timeout = None) -> Process
     for a group that was destroyed or aborted; PeerLostError if the others took this very rank for
     dead. Cancelled or timed out, it may be called again, and its outcome is the same on all ranks.
     """
-    return await _member(group).shrink(to_seconds(timeout))
+    return handle_of(await _member(group).shrink(to_seconds(timeout)))
 
 
 async def grow(
@@ -88,14 +91,14 @@ async def grow(
             for comer in comers_of(decision):  # every member, since any of them may die
                 with contextlib.suppress(DistStoreError):
                     await welcome(place, comer, successor)
-            return successor
+            return handle_of(successor)
         if decision.value[1]:
             raise _nobody_came(pg, decision.value[1], deadline)
-        return pg
+        return handle_of(pg)
 
 
 async def _agree(
-    group: ProcessGroup, place: Store, wanted: Sequence[int], deadline: Deadline
+    group: GroupEngine, place: Store, wanted: Sequence[int], deadline: Deadline
 ) -> Decision:
     scouts: list[asyncio.Task[None]] = []
 
@@ -112,7 +115,7 @@ async def _agree(
 
 
 async def _look(
-    group: ProcessGroup,
+    group: GroupEngine,
     place: Store,
     wanted: Sequence[int],
     deadline: Deadline,
@@ -134,7 +137,7 @@ async def _look(
 
 
 def _nobody_came(
-    group: ProcessGroup, missing: Sequence[int], deadline: Deadline
+    group: GroupEngine, missing: Sequence[int], deadline: Deadline
 ) -> CollectiveTimeoutError:
     ranks = ", ".join(map(str, missing))
     return CollectiveTimeoutError(
@@ -147,7 +150,7 @@ def _nobody_came(
     )
 
 
-def _member(group: Group | None) -> ProcessGroup:
+def _member(group: Group | None) -> GroupEngine:
     chosen = current_world().find(group)
     if isinstance(chosen, NonGroupMember):
         raise InvalidUsageError("this rank is not a member of that group")

@@ -17,6 +17,7 @@ import msgpack
 
 from aiodist.api.closing import close_world
 from aiodist.api.lifecycle import introduce, transports_at
+from aiodist.api.process_group import ProcessGroup, handle_of
 from aiodist.api.settings import (
     init_timeout_from,
     patience_from,
@@ -29,7 +30,7 @@ from aiodist.backends.registry import bind
 from aiodist.credentials import Certificates, job_secret
 from aiodist.deadline import Deadline
 from aiodist.errors import InvalidUsageError, PeerLostError, StoreTimeoutError
-from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.process_group import ProcessGroup as GroupEngine
 from aiodist.groups.succession import Comer
 from aiodist.groups.world import World, current_world
 from aiodist.mesh.endpoint import Endpoint
@@ -111,7 +112,7 @@ async def rejoin(
     try:
         async with meeting_place(world, store, deadline) as place:
             launcher = None if store is not None else _launchers_host(os.environ)
-            return await _come_in(world, own, place, launcher, deadline)
+            return handle_of(await _come_in(world, own, place, launcher, deadline))
     except BaseException:
         await close_world(world, 0.0)
         raise
@@ -121,7 +122,7 @@ async def rejoin(
 
 async def _come_in(
     world: World, rank: int, place: Store, launcher: str | None, deadline: Deadline
-) -> ProcessGroup:
+) -> GroupEngine:
     schemes, window = schemes_from(os.environ), window_from(os.environ)
     hosts = choose_hosts(launcher, os.environ) or (default_address(),)
     world.open(rank, -1, None)
@@ -157,9 +158,9 @@ async def _come_in(
     return group
 
 
-def _group_of(world: World, facts: dict[str, Any]) -> ProcessGroup:
+def _group_of(world: World, facts: dict[str, Any]) -> GroupEngine:
     backend, timeout = Backend(facts["backend"]), facts["timeout"]
-    group = ProcessGroup(world, facts["name"], facts["ranks"], backend, timeout)
+    group = GroupEngine(world, facts["name"], facts["ranks"], backend, timeout)
     group.lineage = tuple(facts["lineage"])
     group.generation = facts["generation"]
     group.newcomers = tuple(facts["newcomers"])
@@ -230,7 +231,7 @@ async def waiting_at(place: Store, ranks: Sequence[int]) -> list[Comer]:
     return comers
 
 
-async def welcome(place: Store, comer: Comer, group: ProcessGroup) -> None:
+async def welcome(place: Store, comer: Comer, group: GroupEngine) -> None:
     """Tell ``comer`` all it needs to know as a member of ``group``. Any member may, all do."""
     facts = {
         "cards": [card.encode() for card in group.endpoint.cards()],

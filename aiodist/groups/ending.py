@@ -70,6 +70,7 @@ class Ending(ABC):
         self.backend_name = backend_name
         self.timeout = None if timeout == math.inf else timeout  # None: no limit
         self.settings = settings
+        self.handle: object = None  # what the program holds of this group
         self.lineage = self.ranks  # with those that were lost since, in the group's order
         self.newcomers: tuple[int, ...] = ()  # members that `grow` took in with this group
         self.generation = 0  # how many groups this one follows on

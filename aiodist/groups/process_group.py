@@ -406,5 +406,3 @@ class NonGroupMember:
 
 
 NON_GROUP_MEMBER = NonGroupMember()
-
-Group = ProcessGroup | NonGroupMember

@@ -24,8 +24,9 @@ from aiodist.groups.activity import describe_activity, describe_present
 from aiodist.groups.blame import explained
 from aiodist.groups.deferred import deferred
 from aiodist.groups.ending import Ending
+from aiodist.groups.handle import Group, GroupHandle
 from aiodist.groups.placing import place
-from aiodist.groups.process_group import Group, NonGroupMember, ProcessGroup
+from aiodist.groups.process_group import NonGroupMember, ProcessGroup
 from aiodist.groups.succession import GONE
 from aiodist.groups.work import Work
 from aiodist.mesh.endpoint import Endpoint
@@ -232,16 +233,18 @@ class World:
             return NotInitializedError(_CHILD)
         return NotInitializedError(_DESTROYED if self.destroyed else _NO_INIT)
 
-    def find(self, group: Group | None) -> Group:
+    def find(self, group: Group | None) -> ProcessGroup | NonGroupMember:
         """``group``, or the default one where None; for questions about it.
 
         Raises NotInitializedError, InvalidUsageError for another world's group, and TypeError.
         """
-        chosen = self.default_group() if group is None else group
-        if isinstance(chosen, NonGroupMember):
-            return chosen
-        if not isinstance(chosen, ProcessGroup):
-            raise TypeError(f"group must be a ProcessGroup, not {type(chosen).__name__}")
+        if group is None:
+            return self.default_group()
+        if isinstance(group, NonGroupMember):
+            return group
+        if not isinstance(group, GroupHandle):
+            raise TypeError(f"group must be a ProcessGroup, not {type(group).__name__}")
+        chosen = group._engine
         if chosen.world is not self:
             raise InvalidUsageError(
                 f"group {chosen.group_name!r} was made by another rank of this process, or before "

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import aiodist.sync as dist
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.process_group import Group
+from aiodist.groups.handle import Group
 from aiodist.groups.work import Work
 from aiodist.horovod import ranks as job
 from aiodist.horovod.process_sets import ProcessSet, global_process_set

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 import aiodist.sync as dist
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.process_group import Group
+from aiodist.groups.handle import Group
 from aiodist.horovod import ranks as job
 from aiodist.horovod.async_collectives import Average, Op, engine_op
 from aiodist.horovod.process_sets import ProcessSet, global_process_set

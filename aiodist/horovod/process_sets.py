@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import aiodist.sync as dist
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.process_group import Group
+from aiodist.groups.handle import Group
 from aiodist.horovod import ranks as job
 
 

@@ -31,6 +31,7 @@ from aiodist.api.groups import (
 from aiodist.api.objects import register_type
 from aiodist.api.observing import dump_operations, recent_operations
 from aiodist.api.p2p import P2POp
+from aiodist.api.process_group import ProcessGroup
 from aiodist.api.rejoining import get_restart_count, is_replacement
 from aiodist.errors import (
     CollectiveCancelledError,
@@ -52,7 +53,6 @@ from aiodist.errors import (
     StoreTimeoutError,
 )
 from aiodist.groups.backend import Received, ReceivedObject
-from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import Operation
 from aiodist.sync.coalescing import _coalescing_manager as _coalescing_manager

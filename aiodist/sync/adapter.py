@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 from aiodist.api.again import Again
 from aiodist.api.collectives import Timeout, gather
 from aiodist.api.p2p import irecv, isend
-from aiodist.groups.process_group import Group, NonGroupMember
+from aiodist.groups.handle import Group
+from aiodist.groups.process_group import NonGroupMember
 from aiodist.groups.straight import hurried
 from aiodist.groups.world import current_world
 from aiodist.sync.coalescing import coalescing

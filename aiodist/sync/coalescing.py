@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
-from aiodist.groups.process_group import Group
+from aiodist.groups.handle import Group
 from aiodist.groups.work import Work
 
 

@@ -14,7 +14,7 @@ from aiodist.api import again
 from aiodist.api import collectives as api
 from aiodist.api.collectives import Timeout
 from aiodist.groups.backend import Tensor
-from aiodist.groups.process_group import Group
+from aiodist.groups.handle import Group
 from aiodist.groups.work import Work
 from aiodist.sync.adapter import mirrors, start
 from aiodist.types import ReduceOp

@@ -7,7 +7,7 @@ from typing import Any
 
 from aiodist.api import groups as api
 from aiodist.api.collectives import Timeout
-from aiodist.groups.process_group import Group
+from aiodist.groups.handle import Group
 from aiodist.sync.adapter import mirrors
 from aiodist.sync.portal import portal
 

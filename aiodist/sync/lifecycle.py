@@ -10,7 +10,7 @@ from typing import Any
 
 from aiodist.api import closing
 from aiodist.api.lifecycle import init_process_group as init_async
-from aiodist.groups.process_group import Group
+from aiodist.groups.handle import Group
 from aiodist.groups.world import World, current_world
 from aiodist.observe.answering import heed_signal
 from aiodist.sync import torch_group as default_of_torch

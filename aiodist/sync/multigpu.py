@@ -8,7 +8,7 @@ from __future__ import annotations
 from aiodist.api import multigpu as api
 from aiodist.api.collectives import Timeout
 from aiodist.groups.backend import Tensor
-from aiodist.groups.process_group import Group
+from aiodist.groups.handle import Group
 from aiodist.sync.adapter import mirrors, start
 from aiodist.sync.collectives import Done
 from aiodist.types import ReduceOp

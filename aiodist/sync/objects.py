@@ -12,7 +12,7 @@ from typing import Any
 from aiodist.api import objects as api
 from aiodist.api.collectives import Timeout
 from aiodist.groups.backend import ReceivedObject
-from aiodist.groups.process_group import Group
+from aiodist.groups.handle import Group
 from aiodist.sync.adapter import mirrors, start
 
 

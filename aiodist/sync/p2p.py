@@ -13,7 +13,7 @@ from aiodist.api import again
 from aiodist.api import p2p as api
 from aiodist.api.collectives import Timeout
 from aiodist.groups.backend import Received, Tensor
-from aiodist.groups.process_group import Group
+from aiodist.groups.handle import Group
 from aiodist.groups.work import Work
 from aiodist.sync.adapter import mirrors, start
 from aiodist.sync.portal import portal

@@ -10,7 +10,8 @@ from typing import Any
 from aiodist.api import recovery as api
 from aiodist.api import rejoining, state
 from aiodist.api.collectives import Timeout
-from aiodist.groups.process_group import Group, ProcessGroup
+from aiodist.api.process_group import ProcessGroup
+from aiodist.groups.handle import Group
 from aiodist.groups.world import current_world
 from aiodist.sync import torch_group
 from aiodist.sync.adapter import mirrors
@@ -29,7 +30,7 @@ def revoke(group: Group | None = None) -> None:
 def shrink(group: Group | None = None, timeout: Timeout = None) -> ProcessGroup:
     """A working group of the members that are left."""
     successor = portal().run(api.shrink, group, timeout)
-    if successor is current_world().default:
+    if successor._engine is current_world().default:
         torch_group.remake(current_world())
     return successor
 
@@ -41,7 +42,7 @@ def grow(
     """Take in the processes that wait to replace lost ranks."""
     before = current_world().default
     group = portal().run(api.grow, _inner(store), ranks, timeout)
-    if group is not before:
+    if group._engine is not before:
         torch_group.remake(current_world())
     return group
 

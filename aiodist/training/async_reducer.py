@@ -13,7 +13,7 @@ import torch
 
 from aiodist.api.collectives import all_reduce, broadcast
 from aiodist.api.objects import broadcast_object_list
-from aiodist.groups.process_group import Group
+from aiodist.groups.handle import Group
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
 from aiodist.tensors.streams import on_callers_stream

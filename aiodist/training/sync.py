@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.process_group import Group
+from aiodist.groups.handle import Group
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
 from aiodist.sync.collectives import all_reduce, broadcast

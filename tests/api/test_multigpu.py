@@ -358,7 +358,7 @@ async def test_between_the_ranks_goes_the_first_tensor_alone(
 
     async def on_rank(rank: int) -> None:
         carried: list[Any] = []
-        backend = dist.group.WORLD.backend
+        backend = dist.group.WORLD._engine.backend
         broadcast = backend.broadcast
 
         def noting(tensor: Any, *rest: Any) -> Any:

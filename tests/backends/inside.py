@@ -12,5 +12,5 @@ SHORT_WAYS = ("again", "again_between", "again_of_nothing", "send_again", "recv_
 
 def native(group: Any) -> Any:
     """The backend of tensors on the CPU; with NVIDIA's driver there it lies in one for all devices."""
-    backend = group.backend
+    backend = getattr(group, "_engine", group).backend  # a handle or an engine
     return backend._by_device["cpu"] if isinstance(backend, MixedBackend) else backend

@@ -24,7 +24,7 @@ async def test_every_operation_on_the_cpu_goes_to_its_backend() -> None:
 
     async def body(rank: int) -> None:
         group = dist.group.WORLD
-        assert isinstance(group.backend, MixedBackend)
+        assert isinstance(group._engine.backend, MixedBackend)
         assert dist.get_backend() == MIX
         assert dist.get_backend_config() == MIX
         # Only torch's group refuses this.
@@ -57,7 +57,7 @@ async def test_a_message_to_the_other_backends_tensor_is_refused() -> None:
 
     async def body(rank: int) -> None:
         group = dist.group.WORLD
-        mixed = group.backend
+        mixed = group._engine.backend
         assert isinstance(mixed, MixedBackend)
         native = mixed._by_device["cuda"]
         two = torch.ones(2)
@@ -93,7 +93,7 @@ async def test_a_collective_of_different_devices_is_refused_on_all_ranks(
 
     async def body(rank: int) -> None:
         group = await dist.new_group(backend=MIX)
-        mixed = group.backend
+        mixed = group._engine.backend
         assert isinstance(mixed, MixedBackend)
         backend = mixed._by_device["cuda" if rank == 1 else "cpu"]
         with pytest.raises(dist.CollectiveMismatchError, match="on GPUs on all"):

@@ -344,7 +344,7 @@ ROUNDS = """
         dist.all_to_all_single(two, one)
         for other, block in enumerate(two.chunk(size)):
             assert (block == torch.arange(count)[mine] + number + 10 * other).all(), "all_to_all"
-    backend = dist.group.WORLD.backend
+    backend = dist.group.WORLD._engine.backend
     # With NVIDIA's driver there it is one for all devices.
     kept = getattr(backend, "_by_device", {}).get("cpu", backend)._small._seat.programs
     # Three tensors and a maximum, reduce, broadcast, and the three that have blocks.

@@ -110,8 +110,8 @@ async def test_a_group_tells_its_backend_of_its_end() -> None:
 
     async def body(rank: int) -> None:
         group = await dist.new_group()
-        made.append(Recording(group))
-        group.backend = made[-1]
+        made.append(Recording(group._engine))
+        group._engine.backend = made[-1]
         await dist.barrier(group)
         await dist.destroy_process_group(group)
 
@@ -124,20 +124,20 @@ async def test_a_message_carried_by_other_means() -> None:
         group = dist.group.WORLD
 
         async def carry(line: MessageLine) -> str:
-            await group.next_turn()
+            await group._engine.next_turn()
             line.matched(1)
             return "there"
 
-        work = group.carried("recv", None, 7, carry)
+        work = group._engine.carried("recv", None, 7, carry)
         assert not work.is_completed()
         assert await work == "there"
         assert work.source_rank() == 1
 
         async def never(line: MessageLine) -> None:
             while True:
-                await group.next_turn()
+                await group._engine.next_turn()
 
-        late = group.carried("send", 1 - rank, 0, never, timeout=0.01)
+        late = group._engine.carried("send", 1 - rank, 0, never, timeout=0.01)
         with pytest.raises(dist.CollectiveTimeoutError, match=f"send to rank {1 - rank}"):
             await late
 

@@ -192,11 +192,14 @@ async def test_the_last_rank_sees_two_roots_before_the_operation_completes() -> 
         group = dist.group.WORLD
         assert isinstance(group, dist.ProcessGroup)
         if rank == 1:
-            plane = group.plane
+            plane = group._engine.plane
             assert plane is not None
-            word, there = SLOT_TAGS[group.n_started % SLOTS], group.n_started + 1 << STEP_BITS
+            word, there = (
+                SLOT_TAGS[group._engine.n_started % SLOTS],
+                group._engine.n_started + 1 << STEP_BITS,
+            )
             await until(lambda: plane.words[0][word] == there)
-            assert group.backend.again_of_nothing() is None
+            assert group._engine.backend.again_of_nothing() is None
         error = await outcome(dist.barrier())
         await next_works(rank, 2)
         return error
@@ -240,7 +243,7 @@ async def test_a_rank_that_raised_a_disagreement_removes_its_fingerprint() -> No
         await dist.barrier()
         group = dist.group.WORLD
         assert isinstance(group, dist.ProcessGroup)
-        plane, word = group.plane, SLOT_TAGS[group.n_started % SLOTS]
+        plane, word = group._engine.plane, SLOT_TAGS[group._engine.n_started % SLOTS]
         assert plane is not None
         error = await outcome(dist.all_reduce(np.ones(3 + rank)))
         assert isinstance(error, dist.CollectiveMismatchError)
@@ -267,7 +270,7 @@ async def test_a_message_that_tells_of_another_operation_spoils_the_next(
         assert isinstance(group, dist.ProcessGroup)
         if rank == 0:
             work = dist.barrier() if under_way else None
-            group.came_late(0, 1, other, 0 if group.plane is None else 8)
+            group._engine.came_late(0, 1, other, 0 if group._engine.plane is None else 8)
             await asyncio.sleep(0)
             work = work or dist.barrier()
         else:
@@ -476,7 +479,7 @@ async def test_after_destroy_everything_is_refused(ranks: RunRanks) -> None:
         posted = dist.irecv(np.zeros(1), 1 - rank, group)
         await dist.destroy_process_group(group)
         assert isinstance(await outcome(posted), dist.GroupClosedError)
-        backend = group.backend  # type: ignore[union-attr]
+        backend = group._engine.backend  # type: ignore[union-attr]
         with pytest.raises(dist.GroupClosedError, match="was destroyed; make a new one"):
             backend.barrier(None)
         with pytest.raises(dist.GroupClosedError):
@@ -647,7 +650,7 @@ async def test_a_failure_in_a_group_that_is_made_later_is_not_lost(
             monkeypatch.undo()
             await gave_up.wait()
             await asyncio.sleep(0.05)
-            real(world, group)  # type: ignore[arg-type]
+            real(world, group._engine)  # type: ignore[union-attr]
         else:
             group = await dist.new_group([0, 1])
             work = dist.barrier(group=group)

@@ -237,7 +237,7 @@ async def test_grow_without_anybody_waiting_is_the_same_group(
     async def main(rank: int) -> None:
         for _ in range(3):
             group = await dist.grow(store)
-            assert group is current_world().default_group()
+            assert group._engine is current_world().default_group()
             assert group.generation == 0
             await dist.barrier()
 

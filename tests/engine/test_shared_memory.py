@@ -53,7 +53,7 @@ async def test_a_segment_with_little_room(monkeypatch: pytest.MonkeyPatch, nbyte
     monkeypatch.setattr(in_process, "_SHARED_BYTES", nbytes)
 
     async def main(rank: int) -> None:
-        groups = [current_world().default_group()]
+        groups = [dist.group.WORLD]
         for _ in range(6):
             made = await dist.new_group()
             assert isinstance(made, dist.ProcessGroup)
@@ -62,7 +62,9 @@ async def test_a_segment_with_little_room(monkeypatch: pytest.MonkeyPatch, nbyte
             data = np.arange(1_000_003, dtype=np.float32)
             await dist.all_reduce(data, group=group)
             assert (data == 3 * np.arange(1_000_003, dtype=np.float32)).all()
-        shared = [group.plane is not None and not group.plane.is_off for group in groups]
+        shared = [
+            group._engine.plane is not None and not group._engine.plane.is_off for group in groups
+        ]
         assert shared[0]
         assert not shared[-1]
 
@@ -85,8 +87,8 @@ async def test_groups_made_and_destroyed_a_thousand_times_share_to_the_last(
                 data[0] = rank
                 await dist.all_reduce(data, group=group)
                 assert data[0] == 1
-                assert group.plane is not None
-                assert group.plane.words, number
+                assert group._engine.plane is not None
+                assert group._engine.plane.words, number
             await dist.destroy_process_group(group)
         large = np.full(300_001, rank, np.float32)
         await dist.all_reduce(large, group=await dist.new_group())
@@ -113,7 +115,7 @@ async def test_groups_share_again_after_more_at_once_than_can_be_listed(
         for work in works:
             await work
         assert all((array == 2).all() for array in arrays)
-        planes = [group.plane for group in groups if isinstance(group, dist.ProcessGroup)]
+        planes = [group._engine.plane for group in groups if isinstance(group, dist.ProcessGroup)]
         assert any(found is None or found.is_off for found in planes)
         for group in groups:
             await dist.destroy_process_group(group)
@@ -121,8 +123,8 @@ async def test_groups_share_again_after_more_at_once_than_can_be_listed(
             group = await dist.new_group()
             assert isinstance(group, dist.ProcessGroup)
             await dist.all_reduce(arrays[0], group=group)
-            assert group.plane is not None
-            assert group.plane.words
+            assert group._engine.plane is not None
+            assert group._engine.plane.words
             await dist.destroy_process_group(group)
 
     await run_ranks(2, main, "shm", timeout=20)
@@ -353,8 +355,8 @@ BETWEEN_PIECES = """
         of_all, SmallBroadcast.fill_piece = SmallBroadcast.fill_piece, fill_piece
     else:  # not before the root has begun: it would hear that somebody waits, and go another way
         group = dist.group.WORLD
-        word = SLOT_TAGS[group.n_started % SLOTS] + COPIED
-        words, begun = group.plane.words[0], group.n_started + 1 << STEP_BITS
+        word = SLOT_TAGS[group._engine.n_started % SLOTS] + COPIED
+        words, begun = group._engine.plane.words[0], group._engine.n_started + 1 << STEP_BITS
         while words[word] < begun:
             time.sleep(0.001)
     try:

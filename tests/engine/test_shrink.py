@@ -50,7 +50,7 @@ async def test_the_others_go_on_without_the_dead(ranks: RunRanks, dead: int) -> 
         else:
             error = await outcome(dist.all_reduce(np.ones(3)))
             assert isinstance(error, (dist.PeerLostError, dist.GroupRevokedError))
-            old = current_world().default_group()
+            old = dist.group.WORLD
             group = await dist.shrink()
             assert group.group_name == "default_pg~1"
             assert await dist.shrink(old) is group

@@ -30,20 +30,20 @@ def choose(way: str) -> str:
     group = dist.group.WORLD
     if way == "memfd":
         memory = MemfdMemory(host_id(), str(os.getpid()))
-        group.backend = DeviceBackend(group, lambda device: memory, "cpu", HALF)
+        group._engine.backend = DeviceBackend(group._engine, lambda device: memory, "cpu", HALF)
         return "cpu"
     if way == "ipc-in-steps":
-        group.backend = DeviceBackend(
+        group._engine.backend = DeviceBackend(
             group, lambda device: CudaMemory(device, host_id()), "cuda", HALF
         )
     if way == "staging":
-        group.backend = NativeBackend(group)
+        group._engine.backend = NativeBackend(group._engine)
     return "cuda"
 
 
 def areas_of(group: Any) -> int:
     """How many ranks' memory the group has mapped."""
-    backend = group.backend
+    backend = group._engine.backend
     if not isinstance(backend, NativeBackend):  # of a device each
         backend = backend._for(torch.zeros(1, device="cuda"))
     return sum(len(areas.of) for areas in getattr(backend, "_areas", {}).values())

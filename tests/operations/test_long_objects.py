@@ -185,7 +185,7 @@ async def test_a_cancelled_receive_hands_its_object_on(transport: str) -> None:
         return await work
 
     def parts_are_expected() -> bool:
-        inbox = dist.group.WORLD.endpoint.inbox
+        inbox = dist.group.WORLD._engine.endpoint.inbox
         posted = [key for key, _ in inbox.matcher._posted]
         promised = [recv.key for recv in inbox._tickets.values()]
         return any(key[0] == PART for key in posted + promised)

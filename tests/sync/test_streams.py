@@ -18,13 +18,13 @@ def test_blocking_calls_start_on_the_callers_stream(monkeypatch: pytest.MonkeyPa
     dist.init_process_group(store=store, rank=0, world_size=1)
     group = dist.group.WORLD
     assert group is not None
-    barrier = group.backend.barrier
+    barrier = group._engine.backend.barrier
 
     def look(timeout: float | None) -> Any:
         found.append(cuda.current_stream())
         return barrier(timeout)
 
-    group.backend = SimpleNamespace(  # type: ignore[assignment]
+    group._engine.backend = SimpleNamespace(  # type: ignore[assignment]
         barrier=look, again_of_nothing=lambda: None, close=lambda: None
     )
     try:

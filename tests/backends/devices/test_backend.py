@@ -23,7 +23,7 @@ def install(memory: MemfdMemory, half: int = HALF) -> None:
     """Have the default group use ``memory`` for tensors on the CPU."""
     group = dist.group.WORLD
     assert group is not None
-    group.backend = DeviceBackend(group, lambda device: memory, "cpu", half)
+    group._engine.backend = DeviceBackend(group._engine, lambda device: memory, "cpu", half)
 
 
 @pytest.fixture
@@ -164,7 +164,7 @@ async def test_where_one_rank_cannot_map_all_go_through_the_host(step: str) -> N
     async def body(rank: int) -> None:
         install(memories[rank])
         await compare(rank)
-        assert [areas.of for areas in dist.group.WORLD.backend._areas.values()] == [[]]
+        assert [areas.of for areas in dist.group.WORLD._engine.backend._areas.values()] == [[]]
 
     await run_ranks(3, body)
     for memory in memories:

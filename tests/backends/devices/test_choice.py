@@ -31,7 +31,7 @@ async def test_a_machine_with_a_driver_gets_it(
 
     async def body(rank: int) -> None:
         group = dist.group.WORLD
-        assert type(group.backend) is (NativeOnDevices if has_driver else NativeBackend)
+        assert type(group._engine.backend) is (NativeOnDevices if has_driver else NativeBackend)
         assert dist.get_backend() == "aiodist"
         tensor, array = torch.ones(3), np.ones(3)
         await dist.all_reduce(tensor)
@@ -44,14 +44,14 @@ async def test_a_machine_with_a_driver_gets_it(
             dist.all_reduce(torch.zeros(1, device="meta"))
         # The short ways of the CPU's tensors are the same, with a driver and without.
         for name in SHORT_WAYS:
-            assert getattr(group.backend, name) == getattr(native(group), name)
+            assert getattr(group._engine.backend, name) == getattr(native(group), name)
 
     await run_ranks(2, body)
 
 
 async def test_the_device_backend_is_made_at_the_first_cuda_tensor() -> None:
     async def body(rank: int) -> None:
-        backend = NativeOnDevices(dist.group.WORLD)
+        backend = NativeOnDevices(dist.group.WORLD._engine)
         assert isinstance(backend._for(torch.ones(1)), NativeBackend)
         cuda = SimpleNamespace(device=SimpleNamespace(type="cuda"))
         made = backend._for(cuda)

@@ -234,7 +234,7 @@ async def test_torch_may_ask_its_store_long_after_the_group_was_built(
 
     async def body(rank: int) -> None:
         group = await dist.new_group(backend="torch:gloo")
-        await group.backend.ready(Deadline(10))
+        await group._engine.backend.ready(Deadline(10))
         gc.collect()
         tensor = torch.ones(3)
         await dist.all_reduce(tensor, group=group)
@@ -247,7 +247,7 @@ async def test_nothing_goes_past_torch() -> None:
     """Half of the ranks would, by aiodist's own short ways, and wait for those that do not."""
 
     async def body(rank: int) -> None:
-        backend = dist.group.WORLD.backend
+        backend = dist.group.WORLD._engine.backend
         for name in SHORT_WAYS:
             assert getattr(backend, name).__func__ is getattr(CollectiveBackend, name)
 
@@ -262,7 +262,7 @@ async def test_a_receive_follows_what_its_caller_had_asked_of_the_device(
         if rank == 0:
             followed: list[str] = []
             stream = ["the caller's"]
-            kind = dist.group.WORLD.backend._kind
+            kind = dist.group.WORLD._engine.backend._kind
 
             def here(device: torch.device) -> Any:
                 return functools.partial(follow, followed, stream[0])

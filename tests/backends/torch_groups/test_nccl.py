@@ -126,7 +126,7 @@ async def test_every_operation(size: int, monkeypatch: pytest.MonkeyPatch) -> No
 
     async def body(rank: int) -> None:
         group = await dist.new_group()
-        group.backend = TorchBackend(group, OnTheHost())
+        group._engine.backend = TorchBackend(group._engine, OnTheHost())
         for dtype in (torch.float32, torch.int64):
             for count in (0, 7):
                 expected = await every_operation("cpu", dtype, count)

@@ -81,7 +81,7 @@ async def _another_backend(rank: int) -> None:
 async def _a_backend_for_each_device(rank: int) -> None:
     """MPI has the tensors of its device, and nothing of the others'."""
     group = await dist.new_group(backend="cpu:mpi,cuda:aiodist")
-    mixed = group.backend
+    mixed = group._engine.backend
     assert isinstance(mixed, MixedBackend)
     tensor = np.full(3, rank + 1.0)
     await dist.all_reduce(tensor, group=group)

@@ -1,0 +1,54 @@
+"""``process_group``: the default group for the length of an ``async with`` block."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import wraps
+from typing import ParamSpec
+
+from aiodist.api.closing import abort_process_group, destroy_process_group
+from aiodist.api.lifecycle import init_process_group
+from aiodist.api.process_group import ProcessGroup, handle_of
+from aiodist.groups.world import current_world
+
+P = ParamSpec("P")
+
+
+def _around(
+    init: Callable[P, Awaitable[None]],
+) -> Callable[P, AbstractAsyncContextManager[ProcessGroup]]:
+    """Return ``process_group`` with the parameters of ``init``."""
+
+    @asynccontextmanager
+    @wraps(init)
+    async def process_group(*args: P.args, **kwargs: P.kwargs) -> AsyncIterator[ProcessGroup]:
+        await init(*args, **kwargs)
+        world = current_world()
+        try:
+            yield handle_of(world.default_group())
+        except BaseException:
+            if world.is_initialized:
+                await abort_process_group()
+            raise
+        if world.is_initialized:  # the block may have destroyed it
+            await destroy_process_group()
+
+    process_group.__name__ = process_group.__qualname__ = "process_group"
+    process_group.__module__ = __name__
+    process_group.__doc__ = _DOC
+    return process_group
+
+
+_DOC = """Meet the other ranks, and destroy all groups at the end of the block::
+
+        async with aiodist.process_group() as group:
+            await group.all_reduce(x)
+
+    Takes the parameters of `init_process_group` and raises its errors. ``group`` is the default group.
+    At the end of the block it does as `destroy_process_group`. If the block raises, or is cancelled,
+    it does as `abort_process_group`: the other ranks do not wait for this one, and their operations
+    raise GroupRevokedError or CollectiveCancelledError, which name this rank.
+    """
+
+process_group = _around(init_process_group)

@@ -1,0 +1,108 @@
+"""What a program holds of a group: its facts, and how to end it."""
+
+from __future__ import annotations
+
+from aiodist.groups.process_group import NonGroupMember
+from aiodist.groups.process_group import ProcessGroup as GroupEngine
+
+
+class GroupHandle:
+    """The public side of a group. `aiodist.ProcessGroup` adds the operations.
+
+    The engine behind it, with all that carries operations out, is `_engine`.
+    """
+
+    __slots__ = ("__weakref__", "_engine")
+
+    def __init__(self, engine: GroupEngine) -> None:
+        """``engine``: carries the group's operations out. Each has one handle."""
+        self._engine = engine
+
+    # -- numbers
+
+    @property
+    def group_name(self) -> str:
+        """The name of the group in messages, equal on all its ranks."""
+        return self._engine.group_name
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The global ranks of the members; ``ranks[i]`` is that of group rank i."""
+        return self._engine.ranks
+
+    @property
+    def global_rank(self) -> int:
+        """This process's global rank."""
+        return self._engine.global_rank
+
+    @property
+    def own_rank(self) -> int:
+        """This process's number in the group, as `rank`."""
+        return self._engine.own_rank
+
+    @property
+    def n_ranks(self) -> int:
+        """How many ranks the group has, as `size`."""
+        return self._engine.n_ranks
+
+    @property
+    def timeout(self) -> float | None:
+        """The seconds that each operation has where it gives no timeout; None where there is no limit."""
+        return self._engine.timeout
+
+    @property
+    def generation(self) -> int:
+        """How many groups this one follows on: 0 until `shrink` or `grow` has made it."""
+        return self._engine.generation
+
+    @property
+    def lineage(self) -> tuple[int, ...]:
+        """The global ranks of the members and of those that were lost since, in the group's order."""
+        return self._engine.lineage
+
+    @property
+    def newcomers(self) -> tuple[int, ...]:
+        """The global ranks of the members that `grow` took in with this group."""
+        return self._engine.newcomers
+
+    def rank(self) -> int:
+        """Return this process's number in the group."""
+        return self._engine.own_rank
+
+    def size(self) -> int:
+        """Return how many ranks the group has."""
+        return self._engine.n_ranks
+
+    def name(self) -> str:
+        """Return the name of the group's backend, as it was asked for."""
+        return self._engine.name()
+
+    def group_rank(self, global_rank: int) -> int:
+        """Return the group's number of ``global_rank``. Raises InvalidUsageError for a rank outside."""
+        return self._engine.group_rank(global_rank)
+
+    # -- its end
+
+    def revoke(self) -> None:
+        """End the group on all its ranks, as MPI_Comm_revoke of ULFM.
+
+        What is under way and what comes later raises GroupRevokedError there, naming this rank.
+        `shrink` makes a working group of it again. Any thread; a second call does nothing.
+        """
+        self._engine.revoke()
+
+    def abort(self) -> None:
+        """End the group now: an operation that waits on this rank raises GroupClosedError.
+
+        The other members get CollectiveCancelledError for what is under way and GroupRevokedError
+        for what comes later, both naming this rank. Nothing is flushed. Any thread; a second
+        call does nothing.
+        """
+        self._engine.abort()
+
+    def __repr__(self) -> str:
+        return repr(self._engine)
+
+
+Group = GroupHandle | NonGroupMember
+"""What functions take as ``group``, beside None for the default group."""

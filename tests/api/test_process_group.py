@@ -1,0 +1,151 @@
+"""The public `ProcessGroup`: its names, its methods, and ``async with process_group()``."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+
+import numpy as np
+import pytest
+
+import aiodist as dist
+from aiodist.groups.world import World, use_world
+from aiodist.testing import run_ranks
+from tests.limits import scaled
+
+NOT_BOUND = {"broadcast_multigpu", "all_reduce_multigpu", "reduce_multigpu", "all_gather_multigpu"}
+"""torch 1's operations, which nothing new is written with."""
+
+QUESTIONS = {
+    name
+    for name in dist.__all__
+    if name.startswith("get_") or name in ("revoke", "shrink", "new_subgroups")
+} | {"destroy_process_group", "abort_process_group", "P2POp"}
+"""Take a group and start no operation on it."""
+
+OPERATIONS = sorted(
+    name
+    for name in dist.__all__
+    if inspect.isfunction(getattr(dist, name))
+    and "group" in inspect.signature(getattr(dist, name)).parameters
+    and name not in NOT_BOUND | QUESTIONS
+)
+
+FACTS = {
+    "abort",
+    "generation",
+    "global_rank",
+    "group_name",
+    "group_rank",
+    "lineage",
+    "n_ranks",
+    "name",
+    "newcomers",
+    "own_rank",
+    "rank",
+    "ranks",
+    "revoke",
+    "shrink",
+    "size",
+    "timeout",
+}
+
+
+def test_a_group_has_public_names_only() -> None:
+    names = {name for name in dir(dist.ProcessGroup) if not name.startswith("_")}
+    assert names == FACTS | set(OPERATIONS)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_method_has_the_parameters_of_its_function(name: str) -> None:
+    function, method = getattr(dist, name), getattr(dist.ProcessGroup, name)
+    expected = [p for p in inspect.signature(function).parameters.values() if p.name != "group"]
+    assert list(inspect.signature(method).parameters.values())[1:] == expected
+    assert f"`aiodist.{function.__name__}`" in inspect.getdoc(method)
+
+
+async def test_methods_work_on_their_group() -> None:
+    async def main(rank: int) -> None:
+        world = dist.group.WORLD
+        assert world is not None
+        assert world is dist.group.WORLD
+        half = await dist.new_group([0, 1])
+        x = np.full(2, rank + 1.0)
+        if isinstance(half, dist.ProcessGroup):
+            await half.all_reduce(x)
+            assert x.tolist() == [3.0, 3.0]
+            if half.rank() == 0:
+                await half.send(x, 1, tag=4)
+                await half.send_object({"a": 1}, group_dst=1)
+            else:
+                assert await half.recv(np.zeros(2), 0, 4) == 0
+                assert (await half.recv_object(0)).obj == {"a": 1}
+        with pytest.raises(dist.InvalidUsageError):
+            world.broadcast(x, 7)
+        await world.barrier()
+
+    await run_ranks(3, main, timeout=scaled(20))
+
+
+async def test_a_shrunk_group_is_a_group_with_methods() -> None:
+    async def main(rank: int) -> None:
+        world = dist.group.WORLD
+        assert world is not None
+        smaller = await world.shrink()
+        assert smaller is dist.group.WORLD
+        assert (smaller.generation, smaller.size()) == (1, 2)
+        await smaller.barrier()
+
+    await run_ranks(2, main, timeout=scaled(20))
+
+
+async def ranks_of(size: int, main: object) -> list[object]:
+    """Run ``main(rank, store)`` in a world of its own for each rank; results and errors."""
+    store = dist.MemoryStore()
+
+    async def one(rank: int) -> object:
+        use_world(World())
+        return await main(rank, store)  # type: ignore[operator]
+
+    tasks = [asyncio.create_task(one(rank)) for rank in range(size)]
+    async with asyncio.timeout(scaled(30)):
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_block_has_a_group_and_destroys_it() -> None:
+    async def main(rank: int, store: dist.Store) -> float:
+        async with dist.process_group(store=store, rank=rank, world_size=2, timeout=20) as group:
+            assert group is dist.group.WORLD
+            x = np.ones(1)
+            await group.all_reduce(x)
+        assert not dist.is_initialized()
+        return float(x[0])
+
+    assert await ranks_of(2, main) == [2.0, 2.0]
+
+
+async def test_a_block_that_raises_frees_the_other_ranks() -> None:
+    async def main(rank: int, store: dist.Store) -> None:
+        async with dist.process_group(store=store, rank=rank, world_size=2) as group:
+            await group.barrier()
+            if rank == 0:
+                raise KeyError("its own")
+            await group.recv(np.zeros(1), 0)  # has 30 minutes
+
+    own, freed = await ranks_of(2, main)
+    assert isinstance(own, KeyError)
+    assert isinstance(freed, dist.GroupRevokedError | dist.PeerLostError)
+    assert freed.rank == 0
+    assert not dist.is_initialized()
+
+
+async def test_a_block_may_destroy_its_group() -> None:
+    async with dist.process_group(rank=0, world_size=1):
+        await dist.destroy_process_group()
+    assert not dist.is_initialized()
+
+
+def test_the_block_shows_the_parameters_of_init() -> None:
+    expected = inspect.signature(dist.init_process_group).parameters
+    assert inspect.signature(dist.process_group).parameters == expected
+    assert "end of the block" in inspect.getdoc(dist.process_group)
