@@ -83,6 +83,7 @@ KNOWN_CIRCLES = frozenset(
                 "blame",
                 "board",
                 "ending",
+                "handle",
                 "lines",
                 "messaging",
                 "messenger",
