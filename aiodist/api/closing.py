@@ -33,7 +33,7 @@ async def destroy_process_group(group: Group | None = None) -> None:
     if chosen is None:
         return
     groups = world.groups if chosen is world.default else [chosen]
-    lonely = [(w, w.describe()) for each in groups for w in each.under_way() if not w.is_awaited]
+    lonely = [(w, w._describe()) for each in groups for w in each.under_way() if not w._is_awaited]
     if chosen is world.default:
         world.check_loop()
         error = await close_world(world)
@@ -120,7 +120,7 @@ async def _quiet(groups: Sequence[ProcessGroup], seconds: float = FLUSH_SECONDS)
             done.set()
 
     for work in works:
-        work.when_done(one_less)
+        work._when_done(one_less)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await done.wait()

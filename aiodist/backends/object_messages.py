@@ -165,7 +165,7 @@ class ObjectMessages:
         def heard() -> None:
             told.exception()
 
-        told.when_done(heard)  # no caller waits for it
+        told._when_done(heard)  # no caller waits for it
 
     def _start(self, line: MessageLine, packed: Packed, dst: int, key: Key) -> Awaitable[object]:
         messenger, to = self._group.messenger, self._group.ranks[dst]

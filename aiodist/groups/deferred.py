@@ -68,29 +68,29 @@ class DeferredWork(Work[T]):
         self._begin: Callable[[], Work[T]] | None = begin
         self._begun: Work[T] | None = None
 
-    def start_soon(self) -> None:
+    def _start_soon(self) -> None:
         """Have the loop start it. Any thread."""
         try:
             self._loop.call_soon_threadsafe(self._start)
         except RuntimeError:  # the loop was closed meanwhile
             self._start_failed(GroupClosedError("the event loop of this group has ended"))
 
-    def fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         if self._begun is not None:
-            self._begun.fail(error)
+            self._begun._fail(error)
         elif self._begin is not None:
             self._start_failed(error)
 
-    def expire(self, seconds: float) -> None:
+    def _expire(self, seconds: float) -> None:
         if self._begun is not None:
-            self._begun.expire(seconds)
+            self._begun._expire(seconds)
 
-    def waiting_for(self) -> Sequence[int]:
-        return () if self._begun is None else self._begun.waiting_for()
+    def _waiting_for(self) -> Sequence[int]:
+        return () if self._begun is None else self._begun._waiting_for()
 
-    def when_done(self, callback: Callable[[], None]) -> None:
-        super().when_done(callback)
-        self.start_soon()
+    def _when_done(self, callback: Callable[[], None]) -> None:
+        super()._when_done(callback)
+        self._start_soon()
 
     def __await__(self) -> Generator[Any, None, T]:
         self._start_here()
@@ -115,7 +115,7 @@ class DeferredWork(Work[T]):
         except Exception as error:  # noqa: BLE001  # raised where its outcome is asked for
             self._settle(None, error)
             return
-        begun.when_done(lambda: self._settle(begun._value, begun.exception()))
+        begun._when_done(lambda: self._settle(begun._value, begun.exception()))
 
     def _start_failed(self, error: BaseException) -> None:
         self._begin = None

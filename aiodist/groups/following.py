@@ -27,8 +27,8 @@ def following(
         await line.ended
         return await finish()
 
-    both: Work[T] = Work(loop, line, work.record)
-    both.start(body(), None)
+    both: Work[T] = Work(loop, line, work._recorded)
+    both._start_body(body(), None)
     return both
 
 
@@ -39,9 +39,9 @@ class _Following:
 
     def __init__(self, first: Work[Any]) -> None:
         self._first = first
-        self._words = first.line.describe() if first.line is not None else "an operation"
+        self._words = first._line.describe() if first._line is not None else "an operation"
         self.ended: Pending[None] = Pending()
-        first.when_done(self._pass_on)
+        first._when_done(self._pass_on)
 
     def _pass_on(self) -> None:
         error = self._first.exception()
@@ -54,15 +54,15 @@ class _Following:
         return self._words
 
     def waiting_for(self) -> Sequence[int]:
-        return self._first.waiting_for()
+        return self._first._waiting_for()
 
     @property
     def lookout(self) -> Lookout | None:
-        line = self._first.line
+        line = self._first._line
         return None if line is None else line.lookout
 
     def polls(self) -> Sequence[Callable[[], None]]:
-        line = self._first.line
+        line = self._first._line
         return () if line is None else line.polls()
 
     def over(self, error: BaseException | None) -> BaseException | None:
@@ -71,4 +71,4 @@ class _Following:
         return error
 
     def expired(self, seconds: float, fail: Callable[[BaseException], None]) -> None:
-        self._first.expire(seconds)
+        self._first._expire(seconds)

@@ -100,7 +100,7 @@ class Messaging(Ending):
         line = MessageLine(self, messenger, what, to, tag)
         line.sending(message)
         work: Work[None] = self._message(line, record)
-        work.follow(message, _nothing, self.timeout if timeout is None else timeout)
+        work._follow(message, _nothing, self.timeout if timeout is None else timeout)
         return work
 
     def send_at_once(self, letter: Letter, data: memoryview) -> Ended | None:
@@ -193,18 +193,18 @@ class Messaging(Ending):
         facts = (what, source, tag, recv.expect, nbytes)
         line = MessageLine(self, messenger, what, source, tag)
         work = self._message(line, self.world.recorder.begin(self.label, -1, facts))
-        end: Callable[[int], Any] = work.came_from
+        end: Callable[[int], Any] = work._came_from
         if finish is not None:
 
             def end(sender: int) -> Any:
                 result = finish(sender)
-                work.came_from(sender)
+                work._came_from(sender)
                 return result
 
         recv = line.receiving(messenger.recv(recv))
-        work.follow(recv, end, self.timeout if timeout is None else timeout)
+        work._follow(recv, end, self.timeout if timeout is None else timeout)
         if recv.done:
-            work.over_at(self.endpoint.lookout)
+            work._over_at(self.endpoint.lookout)
         if self._left and src is None:
             self._fail_lonely()
         return work
@@ -240,10 +240,10 @@ class Messaging(Ending):
         async def run() -> T:
             result = await body(line)
             if not line.is_send and not line.from_anybody:
-                work.came_from(line.other)
+                work._came_from(line.other)
             return result
 
-        work.start(run(), self.timeout if timeout is None else timeout)
+        work._start_body(run(), self.timeout if timeout is None else timeout)
         if self._left and line.from_anybody:
             self._fail_lonely()
         return work
@@ -269,7 +269,7 @@ class Messaging(Ending):
             return
         for line, work in list(self._messages.items()):
             if line.from_anybody:
-                work.fail(
+                work._fail(
                     PeerLostError(
                         f"{line.describe()} waits in vain: all other ranks have left",
                         departed=sorted(self._left),

@@ -38,7 +38,7 @@ class Over(Work[T]):
         self._loop = loop
         self._record = record
         self._yields = yields
-        self.outputs: list[Any] | None = None
+        self._outputs: list[Any] | None = None
 
     @property
     def _callbacks(self) -> list[Callable[[], None]]:  # type: ignore[override]

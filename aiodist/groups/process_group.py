@@ -100,7 +100,7 @@ class ProcessGroup(Messaging):
         failed = self._failures.pop(sequence, None)
         if failed is not None:
             self._heard.add(sequence)
-            work.fail(failed)
+            work._fail(failed)
         else:
             plane = self.plane
             if shares:
@@ -116,7 +116,7 @@ class ProcessGroup(Messaging):
                 line.listen()
             usher = self._usher if messenger is None else None
             run = body(line) if usher is None else ushered(usher, line, body)
-            work.start(run, self.timeout if timeout is None else timeout)
+            work._start_body(run, self.timeout if timeout is None else timeout)
         return work
 
     def at_once(
@@ -183,9 +183,9 @@ class ProcessGroup(Messaging):
         work: Work[None] = Work(self.world.loop, line, record)
         self._active[sequence] = work
         line.take_up(begun.board)
-        work.start(begun.rest(owner), self.timeout if timeout is None else timeout)
+        work._start_body(begun.rest(owner), self.timeout if timeout is None else timeout)
         if self._error is not None:  # since it began
-            work.fail(self._error.again())
+            work._fail(self._error.again())
         return work
 
     def over(self, done: Ended | Work[None]) -> Work[None]:
@@ -267,7 +267,7 @@ class ProcessGroup(Messaging):
         """Fail a collective in the next turn, whatever message it waits for."""
         work = self._active.get(sequence)
         if work is not None:
-            self.world.loop.call_soon(work.fail, error)
+            self.world.loop.call_soon(work._fail, error)
 
     def late(self, sequence: int, src: int, meta: bytes) -> DistError | None:
         """Rank ``src`` was in another collective than the one of that number, which is over here.
@@ -314,7 +314,7 @@ class ProcessGroup(Messaging):
     def _spoil(self, error: DistError) -> None:
         """Fail the first collective that is under way, or else the next."""
         for work in self._active.values():
-            work.fail(error)
+            work._fail(error)
             return
         self._missed, self._trouble = self._next, error
 
@@ -328,7 +328,7 @@ class ProcessGroup(Messaging):
                 self._revoke(error, heard=True)
         elif work is not None:
             self._heard.add(sequence)
-            work.fail(error)
+            work._fail(error)
         elif sequence >= self._next:
             self._failures.setdefault(sequence, error)
         else:
@@ -353,7 +353,7 @@ class ProcessGroup(Messaging):
         self._left.add(rank)
         if self.plane is not None:
             self.plane.poll()  # it may have left everything there before
-        if any(rank in work.waiting_for() for work in self._active.values()):
+        if any(rank in work._waiting_for() for work in self._active.values()):
             self.peer_lost(error)
         else:
             self._fail_lonely()
@@ -379,7 +379,7 @@ class ProcessGroup(Messaging):
 
     def _fail_all(self, error: DistError) -> None:
         for work in [*self._active.values(), *self._messages.values()]:
-            work.fail(error.again())
+            work._fail(error.again())
         if self.plane is not None:
             self.plane.close()
 

@@ -35,8 +35,9 @@ class Work(Coroutine[Any, Any, T]):
     than once. Dropped without an ``await``, a ``wait`` or a question about its end, it warns.
 
     Cancelling a task that awaits it cancels the operation: a point-to-point message is taken
-    back where that is still possible, a collective fails on all ranks. ``start``, ``fail``,
-    ``expire`` and ``came_from`` belong to the loop's thread; the rest may be called in any.
+    back where that is still possible, a collective fails on all ranks. Methods may
+    be called in any thread. The engine's own begin with an underscore; of these ``_start_body``,
+    ``_fail``, ``_expire`` and ``_came_from`` belong to the loop's thread.
     """
 
     __slots__ = (
@@ -48,6 +49,7 @@ class Work(Coroutine[Any, Any, T]):
         "_error",
         "_line",
         "_loop",
+        "_outputs",
         "_record",
         "_retrieved",
         "_site",
@@ -56,7 +58,6 @@ class Work(Coroutine[Any, Any, T]):
         "_unheard",
         "_value",
         "_yields",
-        "outputs",
     )
 
     def __init__(
@@ -66,7 +67,7 @@ class Work(Coroutine[Any, Any, T]):
         self._asked = False  # whether a caller has awaited it, waited for it or asked for its end
         self._site: CallSite | None = None
         self._record: Record | Ended = record
-        self.outputs: list[Any] | None = None  # for get_future(), where its caller wants them
+        self._outputs: list[Any] | None = None  # for get_future(), where its caller wants them
         self._loop = loop
         self._line = line
         self._done = False
@@ -81,52 +82,52 @@ class Work(Coroutine[Any, Any, T]):
         self._driver: Driver[T] | Once[T] | None = None
 
     @property
-    def record(self) -> Record:
+    def _recorded(self) -> Record:
         """What the flight recorder remembers of it."""
         return opened(self._record)
 
     # -- for whoever runs the operation
 
-    def start(self, body: Coroutine[Any, Any, T], timeout: float | None) -> None:
+    def _start_body(self, body: Coroutine[Any, Any, T], timeout: float | None) -> None:
         """Run ``body`` (it awaits only `Pending`) up to its first wait, now."""
         self._run(Driver(body, self._ended), timeout)
 
-    def follow(
+    def _follow(
         self, pending: Pending[Any], finish: Callable[[Any], T], timeout: float | None
     ) -> None:
         """End with what ``finish(value of pending)`` returns; now, if ``pending`` is done."""
         self._run(Once(pending, finish, self._ended), timeout)
 
     def _run(self, driver: Driver[T] | Once[T], timeout: float | None) -> None:
-        self.record.started = monotonic_ns()
+        self._recorded.started = monotonic_ns()
         self._driver = driver
         driver.start()
         if self._done:
             return
         self._site = call_site(4, self._loop.get_debug())
         if timeout is not None and timeout < math.inf:
-            self._timer = self._loop.call_later(timeout, self.expire, timeout)
+            self._timer = self._loop.call_later(timeout, self._expire, timeout)
 
-    def over_at(self, lookout: Lookout) -> None:
+    def _over_at(self, lookout: Lookout) -> None:
         """It has ended before anybody could await it: whoever does is to let the loop turn at times."""
         self._yields = lookout.turn_is_due(monotonic_ns())
 
-    def fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         """Raise ``error`` inside the operation."""
         if self._driver is not None:
             self._driver.throw(error)
         else:
             self._ended(None, error)
 
-    def describe(self) -> str:
+    def _describe(self) -> str:
         """The operation in words: name, number, group."""
         line = self._line
         return "an operation that is ending" if line is None else line.describe()
 
-    def expire(self, seconds: float) -> None:
+    def _expire(self, seconds: float) -> None:
         """Fail with the line's timeout error: it has not ended within ``seconds``."""
         if self._line is not None:
-            self._line.expired(seconds, self.fail)
+            self._line.expired(seconds, self._fail)
 
     def _ended(self, value: T | None, error: BaseException | None) -> None:
         line, self._line = self._line, None
@@ -146,9 +147,9 @@ class Work(Coroutine[Any, Any, T]):
         except Exception as failed:  # noqa: BLE001  # the stream that brought us here goes on
             self._error = failed
         if self._error is None:
-            self.record.end()
+            self._recorded.end()
         else:
-            self.record.fail(self._error, waiting_for)
+            self._recorded.fail(self._error, waiting_for)
             if not self._retrieved:
                 self._unheard = Unheard(self._error)
         self._settle(value, self._error)
@@ -167,21 +168,16 @@ class Work(Coroutine[Any, Any, T]):
                     {"message": "a done callback of an operation raised", "exception": raised}
                 )
 
-    @property
-    def line(self) -> OperationContext | None:
-        """For the engine: its messages, None once it has ended."""
-        return self._line
-
-    def waiting_for(self) -> Sequence[int]:
+    def _waiting_for(self) -> Sequence[int]:
         """Global ranks without which it cannot end; none once it has."""
         return () if self._line is None else self._line.waiting_for()
 
     @property
-    def is_awaited(self) -> bool:
+    def _is_awaited(self) -> bool:
         """Whether somebody waits until it ends. Any thread."""
         return bool(self._callbacks)
 
-    def spin(self, longest: float = SHORTEST) -> bool:
+    def _spin(self, longest: float = SHORTEST) -> bool:
         """Look for the end before sleeping, for at most ``longest`` seconds in which the loop does
         nothing else; whether it has come. In the loop's thread, or one that drives the loop; not in
         a callback.
@@ -194,12 +190,12 @@ class Work(Coroutine[Any, Any, T]):
             lookout.look(polls, self.is_completed, min(longest, lookout.window), longest)
         return self._done
 
-    def stay_awake(self) -> None:
+    def _stay_awake(self) -> None:
         """Somebody waits for the end: the loop looks for it a while before it sleeps."""
         line = self._line
         if line is not None and (lookout := line.lookout) is not None:
             lookout.begin()
-            self.when_done(lookout.end)
+            self._when_done(lookout.end)
 
     # -- for users
 
@@ -238,7 +234,7 @@ class Work(Coroutine[Any, Any, T]):
             raise InvalidUsageError("source_rank() is for a receive that has finished")
         return self._source
 
-    def came_from(self, rank: int) -> int:
+    def _came_from(self, rank: int) -> int:
         """For the engine: the receive got its message from global rank ``rank``. Returns that."""
         self._source = rank
         return rank
@@ -253,10 +249,10 @@ class Work(Coroutine[Any, Any, T]):
             return False
         error = asyncio.CancelledError()
         if _running_loop() is self._loop:
-            self.fail(error)
+            self._fail(error)
             return True
         try:
-            self._loop.call_soon_threadsafe(self.fail, error)
+            self._loop.call_soon_threadsafe(self._fail, error)
         except RuntimeError:  # the loop was closed meanwhile, and all its operations ended
             return False
         return True
@@ -274,7 +270,7 @@ class Work(Coroutine[Any, Any, T]):
     ) -> None:
         """As a future's: the loop calls ``callback(work)`` soon after it has ended."""
         self._asked = True
-        self.when_done(partial(self._tell, callback, context))
+        self._when_done(partial(self._tell, callback, context))
 
     def remove_done_callback(self, callback: Callable[[Work[T]], object]) -> int:
         """Take back what `add_done_callback` was given; how often it was there."""
@@ -290,7 +286,7 @@ class Work(Coroutine[Any, Any, T]):
     def _tell(self, callback: Callable[[Work[T]], object], context: Context | None) -> None:
         self._loop.call_soon(callback, self, context=context)
 
-    def when_done(self, callback: Callable[[], None]) -> None:
+    def _when_done(self, callback: Callable[[], None]) -> None:
         """For the engine: call ``callback()`` in the very step that ends it; now if it has ended."""
         if not self._done:
             self._callbacks.append(callback)
@@ -332,12 +328,12 @@ class Work(Coroutine[Any, Any, T]):
         # A bare lock is a third of the price of threading.Event.
         gate = threading.Lock()
         gate.acquire()
-        self.when_done(gate.release)
+        self._when_done(gate.release)
         if seconds is None or seconds > threading.TIMEOUT_MAX:
             gate.acquire()
         elif not gate.acquire(timeout=seconds):
             with contextlib.suppress(RuntimeError):  # closed: then all operations have ended
-                self._loop.call_soon_threadsafe(self.expire, seconds)
+                self._loop.call_soon_threadsafe(self._expire, seconds)
             gate.acquire()
 
     def get_future(self) -> WorkFuture[Any]:
@@ -356,9 +352,9 @@ class Work(Coroutine[Any, Any, T]):
             if self._error is not None:
                 future.set_exception(self._error)
             else:
-                future.set_result(self._value if self.outputs is None else self.outputs)
+                future.set_result(self._value if self._outputs is None else self._outputs)
 
-        self.when_done(resolve)
+        self._when_done(resolve)
         return future
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -407,7 +403,7 @@ class Work(Coroutine[Any, Any, T]):
 
     @property
     def __name__(self) -> str:  # for the `repr` of a task
-        return operation(self.record).operation
+        return operation(self._recorded).operation
 
     def _look_for_end(self) -> None:
         """Look for the end before the task sleeps. Raises InvalidUsageError in another loop."""
@@ -418,11 +414,11 @@ class Work(Coroutine[Any, Any, T]):
             )
         line = self._line
         lookout = None if line is None else line.lookout
-        self._yields = self.spin() and lookout is not None and lookout.turn_is_due(monotonic_ns())
+        self._yields = self._spin() and lookout is not None and lookout.turn_is_due(monotonic_ns())
 
     def _wait_in_loop(self) -> asyncio.Future[None]:
         """A future that is done when the operation has ended."""
-        self.stay_awake()
+        self._stay_awake()
         waiter: asyncio.Future[None] = self._loop.create_future()
 
         def wake() -> None:
@@ -442,7 +438,7 @@ class Work(Coroutine[Any, Any, T]):
     def __del__(self) -> None:
         if not self._asked:
             # What has ended at once keeps no call site: it is mostly dropped where it was called.
-            warn_never_awaited(self.record, self._site or call_site(2, self._loop.get_debug()))
+            warn_never_awaited(self._recorded, self._site or call_site(2, self._loop.get_debug()))
 
     def _heard(self) -> None:
         self._asked = self._retrieved = True

@@ -249,12 +249,12 @@ class UnderWay(Protocol):
     """An operation that has not ended; `groups.work.Work` is one. Any thread may ask it."""
 
     @property
-    def record(self) -> Record: ...
+    def _recorded(self) -> Record: ...
 
     @property
-    def is_awaited(self) -> bool: ...
+    def _is_awaited(self) -> bool: ...
 
-    def waiting_for(self) -> Sequence[int]: ...
+    def _waiting_for(self) -> Sequence[int]: ...
 
 
 def operation(record: Record, work: UnderWay | None = None) -> Operation:
@@ -292,8 +292,8 @@ def operation(record: Record, work: UnderWay | None = None) -> Operation:
         finished=record.finished,
         state=record.state,
         error=str(record.error or ""),
-        waiting_for=tuple(record.waiting_for if work is None else work.waiting_for()),
-        awaited=work is not None and work.is_awaited,
+        waiting_for=tuple(record.waiting_for if work is None else work._waiting_for()),
+        awaited=work is not None and work._is_awaited,
     )
 
 
@@ -301,10 +301,10 @@ def recent(
     recorder: Recorder, works: Sequence[UnderWay], limit: int | None = None
 ) -> list[Operation]:
     """The last operations, ``limit`` at most, and all ``works`` under way; oldest first."""
-    living = {work.record.number: work for work in works}
+    living = {work._recorded.number: work for work in works}
     kept = recorder.records() if limit is None else recorder.latest(limit)
     records = {record.number: record for record in kept}
-    records.update({number: work.record for number, work in living.items()})
+    records.update({number: work._recorded for number, work in living.items()})
     return [operation(records[number], living.get(number)) for number in sorted(records)]
 
 

@@ -56,13 +56,13 @@ def start(
     manager = coalescing()
     if manager is not None:
         work = _begin(function, args, kwargs)
-        work.outputs = _outputs(function, args)
+        work._outputs = _outputs(function, args)
         manager.append(work)
         return work if async_op else None
     if not async_op:
         return portal().apply(function, True, args, kwargs, again)
     started = _begin(function, args, kwargs)
-    started.outputs = _outputs(function, args)
+    started._outputs = _outputs(function, args)
     return started
 
 

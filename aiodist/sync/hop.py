@@ -16,8 +16,8 @@ def gate_of(work: Any, loan: Loan) -> threading.Lock:
     """What to wait for in a thread that has driven the loop, until ``work`` has ended elsewhere."""
     gate = threading.Lock()
     gate.acquire()
-    work.stay_awake()
-    work.when_done(partial(_open, gate, loan))
+    work._stay_awake()
+    work._when_done(partial(_open, gate, loan))
     loan.resume()
     return gate
 
@@ -59,13 +59,13 @@ class Hop:
         if returned is None or not self._blocks:
             self.gate.release()
             return
-        returned.spin()
+        returned._spin()
         if returned.is_completed():
             self.gate.release()
             _stand(self._loan)  # now: in a later turn the caller's next call would be here before
             return
-        returned.stay_awake()
-        returned.when_done(partial(_open, self.gate, self._loan))
+        returned._stay_awake()
+        returned._when_done(partial(_open, self.gate, self._loan))
 
     def _begin(self) -> Any:
         """Call the function; what it returned, or None where it raised."""

@@ -119,7 +119,7 @@ class Portal:
                 try:
                     if work is None:
                         work = function(*args, **kwargs)
-                    is_over = blocks and (work.is_completed() or work.spin(_DRIVE_SECONDS))
+                    is_over = blocks and (work.is_completed() or work._spin(_DRIVE_SECONDS))
                 except BaseException:
                     loan.resume()
                     raise
@@ -334,7 +334,7 @@ def _beside_async(started: Any, blocks: bool) -> Any:
     Where there is no such world either, the call has said so.
     """
     if isinstance(started, DeferredWork):
-        started.start_soon()
+        started._start_soon()
     if not blocks or not isinstance(started, Work):
         return started
     started.wait()

@@ -21,7 +21,7 @@ class Several:
         self._works = works
         self._left = 0
 
-    def when_done(self, callback: Callable[[], None]) -> None:
+    def _when_done(self, callback: Callable[[], None]) -> None:
         """Call ``callback()`` when all have ended. Once only, in the loop's thread."""
         self._left = len(self._works)
 
@@ -31,7 +31,7 @@ class Several:
                 callback()
 
         for work in self._works:
-            work.when_done(one_less)
+            work._when_done(one_less)
 
     def is_completed(self) -> bool:
         """Whether all have ended."""
@@ -51,17 +51,17 @@ class Several:
     def spin(self, longest: float = SHORTEST) -> None:
         """Look for the end of each before sleeping, for at most ``longest`` seconds each."""
         for work in self._works:
-            work.spin(longest)
+            work._spin(longest)
 
     def stay_awake(self) -> None:
         """Somebody waits: the loop looks for the end of each a while before it sleeps."""
         for work in self._works:
-            work.stay_awake()
+            work._stay_awake()
 
-    def expire(self, seconds: float) -> None:
+    def _expire(self, seconds: float) -> None:
         """Fail those that have not ended within ``seconds``."""
         for work in self._works:
-            work.expire(seconds)
+            work._expire(seconds)
 
     def cancel(self) -> bool:
         """Give all of them up. False if all had ended."""
@@ -125,7 +125,7 @@ class Operation:
         except BaseException as error:  # noqa: BLE001  # raised in the thread that waits
             self.end(error)
             return
-        work.when_done(lambda: self.end(work.exception()))
+        work._when_done(lambda: self.end(work.exception()))
 
     # -- any thread
 
@@ -178,7 +178,7 @@ class Operation:
 
     def _expire(self, seconds: float) -> None:
         if self._work is not None:
-            self._work.expire(seconds)
+            self._work._expire(seconds)
 
     def _cancel(self) -> None:
         if self._work is not None:

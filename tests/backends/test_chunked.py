@@ -402,7 +402,7 @@ async def test_a_root_has_no_more_on_its_way_than_it_has_chunks() -> None:
             for _ in range(20):
                 await asyncio.sleep(1e-3)
             assert not work.is_completed()
-            assert work.waiting_for() == [1]
+            assert work._waiting_for() == [1]
             called.set()
             await work
         else:

@@ -705,8 +705,8 @@ async def test_done_callbacks_that_raise_harm_nobody(inproc: RunRanks) -> None:
         def bad() -> None:
             raise ValueError("mine")
 
-        work.when_done(bad)
-        work.when_done(lambda: called.append(1))
+        work._when_done(bad)
+        work._when_done(lambda: called.append(1))
         await work
         assert called == [1]
         await next_works(rank, 2)

@@ -83,7 +83,7 @@ async def test_a_cancelled_operation_receives_no_status(
         if rank == 0:
             ended = asyncio.Event()
             first, second = (dist.irecv(np.zeros(3), 1) for _ in range(2))
-            second.when_done(ended.set)
+            second._when_done(ended.set)
             await ended.wait()
             assert first.is_completed()
             assert not first.cancel()

@@ -37,16 +37,16 @@ async def test_a_completed_work_has_succeeded() -> None:
     assert work.done()
     assert work.is_success()
     assert not work.cancelled()
-    assert not work.is_awaited
+    assert not work._is_awaited
     assert work.exception() is None
     assert work.result() is None
     assert work.wait()
-    assert work.waiting_for() == ()
+    assert work._waiting_for() == ()
     assert not work.cancel()
     assert work.is_success()
-    work.expire(1.0)
-    assert work.spin()
-    work.stay_awake()
+    work._expire(1.0)
+    assert work._spin()
+    work._stay_awake()
     with pytest.raises(InvalidUsageError):
         work.source_rank()
     assert await work is None
@@ -56,7 +56,7 @@ async def test_a_completed_work_has_succeeded() -> None:
 async def test_callbacks_of_a_completed_work_are_called() -> None:
     work = await over()
     told: list[object] = []
-    work.when_done(lambda: told.append("now"))
+    work._when_done(lambda: told.append("now"))
     assert told == ["now"]
     work.add_done_callback(told.append)
     assert told == ["now"]  # as of a future: in the loop's next turn
@@ -66,7 +66,7 @@ async def test_callbacks_of_a_completed_work_are_called() -> None:
     assert not pending
     assert work.remove_done_callback(told.append) == 0
     assert work.get_future().result() is None
-    work.outputs = [1, 2]
+    work._outputs = [1, 2]
     assert work.get_future().result() == [1, 2]
 
 
@@ -90,9 +90,9 @@ async def test_its_record_is_made_when_somebody_asks() -> None:
     for sequence in (1, 2, 3):
         ended = recorder.ended(LABEL, sequence, SENT, sequence)
     work = Over(asyncio.get_running_loop(), ended)
-    assert (work.record.number, work.record.sequence, work.record.state) == (3, 3, "done")
-    assert work.record.created == work.record.started == 3
-    assert work.record.finished >= 3
+    assert (work._recorded.number, work._recorded.sequence, work._recorded.state) == (3, 3, "done")
+    assert work._recorded.created == work._recorded.started == 3
+    assert work._recorded.finished >= 3
     assert [record.sequence for record in recorder.records()] == [2, 3]
     assert [record.sequence for record in recorder.latest(1)] == [3]
     assert recorder.count == 4

@@ -72,3 +72,25 @@ async def test_a_timeout_that_is_none_is_refused_also_when_it_has_ended(
         assert work.wait(5)
 
     await run_ranks(2, main)
+
+
+def test_a_work_has_public_names_only() -> None:
+    names = {name for name in dir(dist.Work) if not name.startswith("_")}
+    assert names == {
+        "add_done_callback",
+        "cancel",
+        "cancelled",
+        "close",
+        "done",
+        "exception",
+        "get_future",
+        "is_completed",
+        "is_success",
+        "remove_done_callback",
+        "result",
+        "send",
+        "source_rank",
+        "synchronize",
+        "throw",
+        "wait",
+    }
