@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from typing import Any, overload
 
 from aiodist.api import object_streams, objects, p2p, state
@@ -28,9 +29,12 @@ class ProcessGroup(GroupCollectives):
 
     __slots__ = ()
 
-    async def shrink(self, timeout: Timeout = None) -> ProcessGroup:
-        """Return a working group of those members that are left. See `aiodist.shrink`."""
-        return handle_of(await self._engine.shrink(timeout))
+    def shrink(self, timeout: Timeout = None) -> Coroutine[Any, Any, ProcessGroup]:
+        """Return a working group of those members that are left: await it. See `aiodist.shrink`.
+
+        Raises InvalidUsageError at the call outside the event loop of the group.
+        """
+        return _handle_of_result(self._engine.shrink(timeout))
 
     # -- messages
 
@@ -365,3 +369,7 @@ def handle_of(engine: GroupEngine) -> ProcessGroup:
     if not isinstance(handle, ProcessGroup):
         handle = engine.handle = ProcessGroup(engine)
     return handle
+
+
+async def _handle_of_result(successor: Coroutine[Any, Any, GroupEngine]) -> ProcessGroup:
+    return handle_of(await successor)
