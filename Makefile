@@ -5,7 +5,7 @@
 #   make PYTHON=/path/to/python3.12 ...   to choose the interpreter of a new .venv
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format types imported pytest matrix soak fuzz test-slurm test-gpu test-gpu-emulated test-torch-versions check-torch-versions bench bench-mpi bench-network recipes clean distclean
+.PHONY: help install demo test lint format types imported pytest matrix soak fuzz test-slurm test-gpu test-gpu-emulated test-torch-versions check-torch-versions test-install test-ecosystem bench bench-mpi bench-network recipes clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 # Tests and launchers start hundreds of processes: none of them compiles what another one has.
@@ -30,6 +30,8 @@ help:
 	@echo "make test-gpu-emulated   the same without one, on emulated devices (installs torch for CUDA: gigabytes)"
 	@echo "make test-torch-versions   the torch backend's tests on several versions of torch (gigabytes)"
 	@echo "make check-torch-versions  whether a newer torch has appeared than those"
+	@echo "make test-install   an environment of pip install aiodist alone, with the torch it brings, trains by DDP (gigabytes)"
+	@echo "make test-ecosystem  programs of other packages over aiodist: Accelerate, Trainer, Lightning, Ray Train, Dask, torchft"
 	@echo "make bench      compare with Gloo on this machine (bench-mpi: with MPI; bench-network: between hosts)"
 	@echo "make recipes    run every training recipe with 1, 2 and 4 ranks and write docs/recipes.md"
 	@echo "make clean      remove caches and build outputs (make distclean: .venv and .venv-emulated as well)"
@@ -169,13 +171,15 @@ bench: $(STAMP)
 # The oldest torch that is supported, two in the middle, and the newest: each in an environment of its
 # own, which stays (some gigabytes, as these builds bring CUDA). docs/torch-backend.md has the list too.
 TORCH_VERSIONS := 2.6.0 2.9.1 2.13.0 2.15.0
+# pytest and the plugins that tests/conftest.py and pyproject.toml name.
+BACKEND_TESTS_NEED := pytest pytest-asyncio pytest-timeout hypothesis trustme expecttest
 TORCH_STAMPS := $(TORCH_VERSIONS:%=.venv-torch-%/.installed)
 
 .venv-torch-%/.installed: pyproject.toml
 	@python=; $(find_python); "$$python" -m venv .venv-torch-$*
 	@echo "== install: torch $*"
 	@.venv-torch-$*/bin/python -m pip install -qq --no-compile --no-cache-dir --disable-pip-version-check \
-		torch==$* pytest pytest-asyncio pytest-timeout hypothesis trustme expecttest -e .
+		torch==$* $(BACKEND_TESTS_NEED) -e .
 	@touch $@
 
 test-torch-versions: $(TORCH_STAMPS)
@@ -196,6 +200,34 @@ check-torch-versions: $(STAMP)
 		*) echo "torch $$newest has appeared: add it to TORCH_VERSIONS in the Makefile, run" \
 			"make test-torch-versions, and list it in docs/torch-backend.md" >&2; exit 1;; \
 	esac
+
+# The wheel alone, with whatever torch pip brings: neither constraints.txt nor the repository plays a part.
+INSTALLED := .venv-installed
+test-install:
+	@python=; $(find_python); "$$python" -m venv --clear $(INSTALLED)
+	@echo "== install: the wheel of aiodist, and what it asks for"
+	@wheel=$$(mktemp -d) && trap 'rm -rf "$$wheel"' EXIT && \
+		$(INSTALLED)/bin/python -m pip wheel -qq --no-deps --disable-pip-version-check -w "$$wheel" . && \
+		$(INSTALLED)/bin/python -m pip install -qq --no-compile --no-cache-dir --disable-pip-version-check \
+			"$$wheel"/aiodist-*.whl && \
+		program=$(CURDIR)/tests/install/ddp.py bin=$(CURDIR)/$(INSTALLED)/bin && cd "$$wheel" && \
+		echo "== DDP on two ranks: aiodist run" && $$bin/aiodist run -n 2 "$$program" && \
+		echo "== DDP on two ranks: torchrun" && $$bin/torchrun --standalone --nproc-per-node 2 "$$program"
+
+# An environment of its own, with the packages whose programs it runs.
+ECOSYSTEM := .venv-ecosystem
+
+$(ECOSYSTEM)/.installed: pyproject.toml constraints.txt tests/ecosystem/requirements.txt
+	@python=; $(find_python); "$$python" -m venv --clear $(ECOSYSTEM)
+	@echo "== install: the packages of tests/ecosystem/requirements.txt"
+	@$(ECOSYSTEM)/bin/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt \
+		torch -r tests/ecosystem/requirements.txt $(BACKEND_TESTS_NEED) -e .
+	@touch $@
+
+test-ecosystem: $(ECOSYSTEM)/.installed
+	@echo "== tests: programs of other packages"
+	@AIODIST_TEST_TIMEOUT_SCALE=$${AIODIST_TEST_TIMEOUT_SCALE:-2} \
+		$(ECOSYSTEM)/bin/python -m pytest -q -m ecosystem tests/ecosystem $(PYTEST_ARGS)
 
 # Hosts made of network namespaces: the right to administer networks is needed.
 bench-network: $(STAMP)
@@ -221,4 +253,4 @@ clean:
 	find . -name __pycache__ -type d -not -path './$(VENV)*/*' -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV) $(EMULATED) .venv-torch-*
+	rm -rf $(VENV) $(EMULATED) $(ECOSYSTEM) $(INSTALLED) .venv-torch-*

@@ -47,8 +47,8 @@ def timeout_scale() -> float:
     return scale
 
 
-BY_REQUEST = ("matrix", "soak", "slurm")
-"""Marks of tests that run only where ``-m`` names them: they take minutes, or need Slurm's daemons."""
+BY_REQUEST = ("matrix", "soak", "slurm", "ecosystem")
+"""Marks of tests that run only where ``-m`` names them: they take minutes, or need other programs."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

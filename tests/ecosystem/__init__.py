@@ -1,0 +1,1 @@
+"""Programs that others wrote, from their packages; ``make test-ecosystem`` runs them."""
