@@ -45,7 +45,7 @@ def since(version: str, program: str, size: int) -> Any:
         since("2.14", "groups:split_by_torch", 4),
         ("groups:again", 2),
         ("groups:after_workers_that_died", 3),
-        ("groups:back_before_rank_0", 3),
+        since("2.7", "groups:back_before_rank_0", 3),
         ("groups:beside_gloo", 3),
         ("groups:destroyed", 2),
         ("groups:dropped", 2),
