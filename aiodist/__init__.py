@@ -1,7 +1,7 @@
 """torch.distributed that you can await.
 
-The async door: every operation starts at the call and returns an awaitable `Work`. The blocking
-door, with the API of torch.distributed, is ``import aiodist.sync as dist``.
+The async API: every operation starts at the call and returns an awaitable `Work`. The blocking
+API, with the API of torch.distributed, is ``import aiodist.sync as dist``.
 """
 
 import sys
@@ -105,7 +105,7 @@ from aiodist.errors import (
 from aiodist.groups.backend import ObjectStream, Received, ReceivedObject
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import Operation
-from aiodist.rank_processes import Cluster as cluster  # noqa: N813  # called like a function
+from aiodist.rank_processes import Cluster as cluster  # noqa: N813    # called like a function
 from aiodist.rank_processes import RanksError
 from aiodist.spawn import spawn
 from aiodist.store import FileStore, MemoryStore, PrefixStore, Store, TcpStore, TcpStoreServer

@@ -49,7 +49,7 @@ def goal_words(report: Report) -> str:
     )
     text = (
         "A goal is a ratio of medians in this run, and what counts is the worst of its sizes and "
-        f"doors. Of {len(found)} goals: {total}."
+        f"APIs. Of {len(found)} goals: {total}."
     )
     where = where_of(report)
     floor = FLOOR_AT[where]
@@ -104,7 +104,7 @@ def _what(goal: Goal) -> str:
     target = goal.target
     if isinstance(target, StepTarget):
         return f"communication of {DDP_STEP}, {target.ranks} ranks, {target.model.name}"
-    doors = " and ".join(label(peer).removeprefix("aiodist, ") for peer in target.peers)
+    apis = " and ".join(label(peer).removeprefix("aiodist, ") for peer in target.peers)
     parts = [target.operation, f"{target.ranks} ranks"]
     if target.sizes is None:
         parts += [] if target.operation == "barrier" else ["every size"]
@@ -112,7 +112,7 @@ def _what(goal: Goal) -> str:
         parts.append(f"{size_text(target.sizes[0])} to {size_text(target.sizes[-1])}")
     else:
         parts.append(" and ".join(map(size_text, target.sizes)))
-    return f"{', '.join(parts)} ({doors})"
+    return f"{', '.join(parts)} ({apis})"
 
 
 def _where(worst: Worst) -> str:

@@ -14,7 +14,7 @@ from benchmarks.table import NOTHING, markdown_row, ratio_text, time_text
 def overhead_words() -> str:
     """How to read the table."""
     return (
-        "The async door over backend `mpi`, and the same MPI called directly through mpi4py, in "
+        "The async API over backend `mpi`, and the same MPI called directly through mpi4py, in "
         "the same processes and in turn: medians, at the smallest and the largest size of the run."
     )
 

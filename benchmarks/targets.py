@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from benchmarks.cases import KIB, MIB, OPERATIONS
 from benchmarks.steps.cases import LARGE, Model
 
-DOORS = ("async", "blocking")
+APIS = ("async", "blocking")
 HOST, NETWORK = "one host", "two hosts"
 
 
@@ -44,14 +44,14 @@ TARGETS: tuple[Target | StepTarget, ...] = (
     Target("all_reduce", ("blocking",), "gloo", 0.05, (4,)),
     Target("barrier", ("blocking",), "gloo", 0.05),
     Target("all_reduce", ("async",), "gloo", 0.12, (4,)),
-    Target("all_reduce", DOORS, "gloo", 0.2, MIDDLE),
-    Target("all_reduce", DOORS, "gloo", 0.25, (16 * MIB,)),
-    Target("all_reduce", DOORS, "openmpi", 1.1, (MIB, 4 * MIB, 16 * MIB)),
-    Target("all_reduce", DOORS, "gloo", 0.2, (100 * MIB,)),
-    Target("all_reduce", DOORS, "openmpi", 0.35, (100 * MIB,)),
-    Target("all_reduce", DOORS, "floor-shared", 1.6, (100 * MIB,)),
-    *(Target(name, DOORS, "gloo", 0.5, (MIB, 100 * MIB)) for name in SPLIT_OR_SENT),
-    *(Target(name, DOORS, "gloo", 0.3, ranks=4) for name in COLLECTIVES),
+    Target("all_reduce", APIS, "gloo", 0.2, MIDDLE),
+    Target("all_reduce", APIS, "gloo", 0.25, (16 * MIB,)),
+    Target("all_reduce", APIS, "openmpi", 1.1, (MIB, 4 * MIB, 16 * MIB)),
+    Target("all_reduce", APIS, "gloo", 0.2, (100 * MIB,)),
+    Target("all_reduce", APIS, "openmpi", 0.35, (100 * MIB,)),
+    Target("all_reduce", APIS, "floor-shared", 1.6, (100 * MIB,)),
+    *(Target(name, APIS, "gloo", 0.5, (MIB, 100 * MIB)) for name in SPLIT_OR_SENT),
+    *(Target(name, APIS, "gloo", 0.3, ranks=4) for name in COLLECTIVES),
     *(
         Target(name, ("async-tcp", "blocking-tcp"), "gloo", 0.9, where=NETWORK)
         for name in OPERATIONS

@@ -12,9 +12,9 @@ import pytest
 
 from aiodist.alignment import EVERY, LEAD, SHORT
 from aiodist.collectives.slot_blocks import starts_of
-from aiodist.shared.memory import SharedMemory
-from tests.shared.test_memory import share
-from tests.shared.test_segment import close, met
+from aiodist.shm.shared_memory import SharedMemory
+from tests.shm.test_segment import close, met
+from tests.shm.test_shared_memory import share
 
 PAGE = 4096
 MIB = 1 << 20
@@ -72,7 +72,7 @@ def test_slots_and_chunks(memories: list[SharedMemory], user: int) -> None:
 
 @pytest.mark.parametrize("user", USERS.values(), ids=USERS)
 def test_pieces_of_lanes(memories: list[SharedMemory], user: int) -> None:
-    out, into = memories[0].lane_to(1), memories[1].lane_from(0)
+    out, into = memories[0].bulk_writer_to(1), memories[1].bulk_reader_from(0)
     assert out is not None
     assert into is not None
     for _ in range(3):
@@ -87,7 +87,7 @@ def test_pieces_of_lanes(memories: list[SharedMemory], user: int) -> None:
 @pytest.mark.parametrize("head", [1, 51, 64, 128, 129, 300])
 def test_messages_in_boxes(memories: list[SharedMemory], head: int, user: int) -> None:
     """All of a row of them, whichever follow each other."""
-    out, into = memories[0].box_to(1), memories[1].box_from(0)
+    out, into = memories[0].eager_writer_to(1), memories[1].eager_reader_from(0)
     assert out is not None
     assert into is not None
     for length in (SHORT + 1, 1, 10_000, SHORT, SHORT + 64):
@@ -105,7 +105,7 @@ def test_messages_in_boxes(memories: list[SharedMemory], head: int, user: int) -
 def test_begins_suit_bytes_as_well(memories: list[SharedMemory]) -> None:
     """Pickled objects are sent so, 32 bytes behind the begin of what holds them."""
     area = share(memories, 1)[0][0]
-    out, into = memories[0].box_to(1), memories[1].box_from(0)
+    out, into = memories[0].eager_writer_to(1), memories[1].eager_reader_from(0)
     assert out is not None
     assert into is not None
     assert out.put(0, bytes(51), memoryview(bytes(SHORT + 1)), MIB)

@@ -7,7 +7,7 @@ import os
 from aiodist.backends.registry import backend_named
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.world import current_world
-from aiodist.mesh.rendezvous.environments import look_around
+from aiodist.rendezvous.environments import look_around
 from aiodist.types import Backend
 
 

@@ -8,10 +8,10 @@ import logging
 from collections.abc import Sequence
 
 from aiodist.errors import GroupClosedError
+from aiodist.groups.group_engine import GroupEngine, NonGroupMember
 from aiodist.groups.handle import Group
-from aiodist.groups.process_group import NonGroupMember, ProcessGroup
 from aiodist.groups.world import World, current_world
-from aiodist.mesh.leaving import FLUSH_SECONDS
+from aiodist.p2p.departure import FLUSH_SECONDS
 
 log = logging.getLogger("aiodist")
 
@@ -52,7 +52,7 @@ async def abort_process_group(group: Group | None = None) -> None:
 
     Whoever waits for an operation is freed now, with GroupClosedError; the other members get
     CollectiveCancelledError or GroupRevokedError that names this rank. What was still to be sent
-    may be lost. `ProcessGroup.abort` does the first half and may be called in any thread.
+    may be lost. `GroupEngine.abort` does the first half and may be called in any thread.
     """
     world, chosen = _chosen(group)
     if chosen is None:
@@ -70,7 +70,7 @@ async def abort_process_group(group: Group | None = None) -> None:
     world.destroyed = True
 
 
-def _chosen(group: Group | None) -> tuple[World, ProcessGroup | None]:
+def _chosen(group: Group | None) -> tuple[World, GroupEngine | None]:
     """This task's world, and what of it is to be closed: None where there is nothing to close."""
     world = current_world()
     if world.abandon_if_orphaned():
@@ -92,11 +92,11 @@ async def close_world(world: World, seconds: float = FLUSH_SECONDS) -> Exception
 
 
 async def close_groups(
-    world: World, groups: Sequence[ProcessGroup], seconds: float = FLUSH_SECONDS
+    world: World, groups: Sequence[GroupEngine], seconds: float = FLUSH_SECONDS
 ) -> Exception | None:
     """Close some of ``world``'s groups, after ``seconds`` for what is under way in them.
 
-    Returns the first `ProcessGroup.disagreement` of theirs, if there is any.
+    Returns the first `GroupEngine.disagreement` of theirs, if there is any.
     """
     await _quiet(groups, seconds)
     errors = [error for each in groups if (error := each.disagreement()) is not None]
@@ -105,7 +105,7 @@ async def close_groups(
     return errors[0] if errors else None
 
 
-async def _quiet(groups: Sequence[ProcessGroup], seconds: float = FLUSH_SECONDS) -> None:
+async def _quiet(groups: Sequence[GroupEngine], seconds: float = FLUSH_SECONDS) -> None:
     """Let sends and collectives under way finish, for a bounded time."""
     done = asyncio.Event()
     works = [work for group in groups for work in group.unfinished()]

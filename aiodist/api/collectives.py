@@ -1,4 +1,4 @@
-"""Collectives of the async door. Each starts at the call and returns an awaitable `Work`.
+"""Collectives of the async API. Each starts at the call and returns an awaitable `Work`.
 
 A tensor is a torch.Tensor on the CPU or a numpy.ndarray, contiguous or not, of any size from no
 element up. All members of the group call the same operations in the same order. ``group`` is the

@@ -14,12 +14,11 @@ from aiodist.collectives.all_gather_ring import all_gather_new
 from aiodist.deadline import to_seconds
 from aiodist.errors import CollectiveMismatchError, InvalidUsageError
 from aiodist.groups.checks import check_list, check_ranks
-from aiodist.groups.ending import Settings
+from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.fingerprint import Fingerprint
+from aiodist.groups.group_engine import NON_GROUP_MEMBER, GroupEngine, NonGroupMember
+from aiodist.groups.group_lifecycle import Settings
 from aiodist.groups.handle import Group as AnyGroup
-from aiodist.groups.lines import CollectiveLine
-from aiodist.groups.process_group import NON_GROUP_MEMBER, NonGroupMember
-from aiodist.groups.process_group import ProcessGroup as GroupEngine
 from aiodist.groups.work import Work
 from aiodist.groups.world import World, current_world
 
@@ -298,10 +297,10 @@ def _agreed(
     parent: GroupEngine,
     plans_of: Callable[[int], Sequence[Plan]],
     finish: Callable[[Sequence[Plan]], Any],
-) -> Callable[[CollectiveLine], Coroutine[Any, Any, Any]]:
+) -> Callable[[CollectiveContext], Coroutine[Any, Any, Any]]:
     """A collective that ends with ``finish(plans)`` if all ranks of ``parent`` have equal plans."""
 
-    async def body(line: CollectiveLine) -> Any:
+    async def body(line: CollectiveContext) -> Any:
         plans = plans_of(line.sequence)
         mine = msgpack.packb(plans)
         everybody = await all_gather_new(line, memoryview(mine))

@@ -15,6 +15,7 @@ from typing import Any
 import msgpack
 
 from aiodist.api.closing import close_world
+from aiodist.api.rule_table import table_from
 from aiodist.api.settings import (
     init_timeout_from,
     patience_from,
@@ -26,22 +27,21 @@ from aiodist.api.settings import (
 from aiodist.api.sharing import SHARED, memory_of, shared_bytes_from
 from aiodist.api.spelling import warn_of_misspelt
 from aiodist.api.streams import streams_from, with_bundles
-from aiodist.api.table import table_from
 from aiodist.backends.registry import backend_named, bind, rendezvous_for
 from aiodist.credentials import Certificates, job_secret
 from aiodist.deadline import Deadline
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.ending import NO_SETTINGS, Settings
-from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.group_engine import GroupEngine
+from aiodist.groups.group_lifecycle import NO_SETTINGS, Settings
 from aiodist.groups.world import World, current_world
-from aiodist.mesh.endpoint import DEFAULT_WINDOW, Endpoint
-from aiodist.mesh.interfaces import is_loopback
-from aiodist.mesh.liveness import Heart
-from aiodist.mesh.rank_info import Card
-from aiodist.mesh.rendezvous import Rendezvous
+from aiodist.links.interfaces import is_loopback
+from aiodist.links.rank_info import RankInfo
+from aiodist.liveness import HeartbeatThread
 from aiodist.observe.answering import answer_questions
 from aiodist.observe.observer import Observer
 from aiodist.observe.recorder import size_from
+from aiodist.p2p.endpoint import DEFAULT_WINDOW, Endpoint
+from aiodist.rendezvous import Rendezvous
 from aiodist.store import Store, exchange
 from aiodist.transport.base import Transport
 from aiodist.transport.registry import Transports
@@ -131,9 +131,11 @@ async def init_process_group(
                 if met.rank == 0:  # the others were given the same, most likely
                     warn_of_misspelt(os.environ)
                 watched = patience > 0 and met.size > 1
-                heart = Heart(met.rank, met.size, transports, patience) if watched else None
+                heartbeat = (
+                    HeartbeatThread(met.rank, met.size, transports, patience) if watched else None
+                )
                 memory = memory_of(met.rank, shared_bytes if met.size > 1 else 0)
-                make = partial(Endpoint, window=window, heart=heart, memory=memory)
+                make = partial(Endpoint, window=window, heartbeat=heartbeat, memory=memory)
                 ways = with_bundles(transports, met.hosts, streams)
                 who = met.rank, met.size, met.store, met.secret
                 await _open_world(world, *who, ways, make, deadline)
@@ -192,15 +194,15 @@ async def _open_world(
     world.open(rank, size, store)
     endpoint = make(rank, size, transports, world)
     try:
-        card = await endpoint.open()
+        rank_info = await endpoint.open()
         token = os.urandom(32) if rank == 0 else b""
         table = table_from(os.environ) if rank == 0 else b""
-        mine = msgpack.packb([card.encode(), token, table])
+        mine = msgpack.packb([rank_info.encode(), token, table])
         answers = await exchange(store, rank, size, mine, deadline, name="cards")
         everybody = [msgpack.unpackb(answer) for answer in answers]
-        cards = [Card.decode(card) for card, _, _ in everybody]
+        rank_infos = [RankInfo.decode(rank_info) for rank_info, _, _ in everybody]
         world.choose_by(everybody[0][2])
-        introduce(world, endpoint, cards, everybody[0][1], secret)
+        introduce(world, endpoint, rank_infos, everybody[0][1], secret)
     except BaseException:
         await endpoint.close()
         world.clear()
@@ -209,7 +211,7 @@ async def _open_world(
 
 
 def introduce(
-    world: World, endpoint: Endpoint, cards: Sequence[Card], token: bytes, secret: bytes
+    world: World, endpoint: Endpoint, rank_infos: Sequence[RankInfo], token: bytes, secret: bytes
 ) -> None:
     """Let ``endpoint`` know all ranks of ``world``, itself among them.
 
@@ -217,8 +219,8 @@ def introduce(
     """
     key = hmac.new(secret, token, hashlib.sha256).digest()
     world.token = token
-    endpoint.meet(cards, key)
-    world.observer = Observer(world, world.rank, cards, key, os.environ)
+    endpoint.meet(rank_infos, key)
+    world.observer = Observer(world, world.rank, rank_infos, key, os.environ)
 
 
 async def _make_default(
@@ -230,7 +232,7 @@ async def _make_default(
     settings: Settings = NO_SETTINGS,
 ) -> None:
     ranks = range(world.size)
-    group = ProcessGroup(world, name or DEFAULT_GROUP, ranks, backend, timeout, settings)
+    group = GroupEngine(world, name or DEFAULT_GROUP, ranks, backend, timeout, settings)
     bind(group)
     world.add(group)
     try:

@@ -19,12 +19,12 @@ from aiodist.deadline import to_seconds
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.backend import Tensor
 from aiodist.groups.checks import check_index, check_list, check_rank
-from aiodist.groups.following import following
+from aiodist.groups.following_work import following
+from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.handle import Group
-from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
-from aiodist.tensors import several
+from aiodist.tensors import tensor_lists
 from aiodist.tensors.streams import on_callers_stream
 from aiodist.types import RedOpType, ReduceOp
 
@@ -46,12 +46,12 @@ def broadcast_multigpu(
     seconds = to_seconds(timeout)
     pg.backend.check_tensor(first, writable=True)
     if pg.own_rank == root and src_tensor:
-        several.assign(first, tensors[src_tensor])
+        tensor_lists.assign(first, tensors[src_tensor])
     work = pg.backend.broadcast(first, root, seconds)
 
     def spread() -> None:
         for target in others:
-            several.assign(target, first)
+            tensor_lists.assign(target, first)
 
     return _then(pg, work, spread, tensors)
 
@@ -70,7 +70,7 @@ def all_reduce_multigpu(
     pg = current_world().group(group)
     op = ReduceOp.of(op)
     tensors = _check(tensor_list, "tensor_list")
-    result = several.reduced(tensors, op)
+    result = tensor_lists.reduced(tensors, op)
     work = pg.backend.all_reduce(result, _between_ranks(op), to_seconds(timeout))
     total = pg.n_ranks * len(tensors)
     return _then(pg, work, lambda: _hand_over(result, op, total, tensors), tensors)
@@ -94,7 +94,7 @@ def reduce_multigpu(
     op = ReduceOp.of(op)
     tensors = _check(tensor_list, "tensor_list")
     check_index(dst_tensor, "dst_tensor", len(tensors), "tensor_list")
-    result = several.reduced(tensors, op)
+    result = tensor_lists.reduced(tensors, op)
     work = pg.backend.reduce(result, root, _between_ranks(op), to_seconds(timeout))
     targets = [tensors[dst_tensor]] if pg.own_rank == root else []
     total = pg.n_ranks * len(tensors)
@@ -129,25 +129,25 @@ def all_gather_multigpu(
                 f"{name} has {len(row)} tensors; it must have {n * pg.n_ranks}: {n} (as "
                 f"input_tensor_list) for each of the group's {pg.n_ranks} ranks"
             )
-        several.check_alike([inputs[0], *row], f"[input_tensor_list[0], *{name}]")
+        tensor_lists.check_alike([inputs[0], *row], f"[input_tensor_list[0], *{name}]")
     first, *others = outputs
     rows = [first[k * n : (k + 1) * n] for k in range(pg.n_ranks)]
-    given = several.together(inputs)
+    given = tensor_lists.together(inputs)
     work = pg.backend.all_gather_coalesced(rows, given, to_seconds(timeout))
 
     def copy() -> None:
         for row in others:
             for target, source in zip(row, first, strict=True):
-                several.assign(target, source)
+                tensor_lists.assign(target, source)
 
     return _then(pg, work, copy, [target for row in others for target in row])
 
 
 def _then(
-    pg: ProcessGroup, work: Work[None], job: Callable[[], None], targets: Sequence[Tensor]
+    pg: GroupEngine, work: Work[None], job: Callable[[], None], targets: Sequence[Tensor]
 ) -> Work[None]:
     """``work``, and ``job()`` after it, which fills ``targets``: on GPUs, by the caller's stream."""
-    begin = on_callers_stream(several.begin)
+    begin = on_callers_stream(tensor_lists.begin)
 
     async def finish() -> None:
         await until(pg, begin(job, targets))
@@ -159,7 +159,7 @@ def _check(tensors: Any, name: str) -> list[Tensor]:
     checked = check_list(tensors, name)
     if not checked:
         raise InvalidUsageError(f"{name} is empty; it must have a tensor for each device")
-    several.check_alike(checked, name)
+    tensor_lists.check_alike(checked, name)
     return checked
 
 
@@ -171,6 +171,6 @@ def _between_ranks(op: ReduceOp) -> ReduceOp:
 def _hand_over(result: Tensor, op: ReduceOp, total: int, targets: Sequence[Tensor]) -> None:
     """The reduction over all ranks is in ``result``: finish it, and copy it to ``targets``."""
     if op.kind is RedOpType.AVG and targets:
-        several.divide(result, total)
+        tensor_lists.divide(result, total)
     for target in targets:
-        several.assign(target, result)
+        tensor_lists.assign(target, result)

@@ -1,4 +1,4 @@
-"""Python objects of the async door: sent as msgpack, every builtin container coming back as it was.
+"""Python objects of the async API: sent as msgpack, every builtin container coming back as it was.
 
 Tensors and arrays travel inside, and instances of classes that all ranks have registered
 (`register_type`). Objects of other classes raise a TypeError that says where they stand; with

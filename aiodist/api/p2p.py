@@ -1,4 +1,4 @@
-"""Point-to-point messages of the async door, with tags, from a given rank or from any.
+"""Point-to-point messages of the async API, with tags, from a given rank or from any.
 
 Messages between two ranks with equal group and tag arrive in the order in which they were sent.
 ``dst`` and ``src`` are global ranks, ``group_dst`` and ``group_src`` numbers in the group.
@@ -71,7 +71,7 @@ def send(
     *,
     timeout: Timeout = None,
 ) -> Work[None]:
-    """The same as `isend`: in the async door every operation starts at the call."""
+    """The same as `isend`: in the async API every operation starts at the call."""
     return isend(tensor, dst, group, tag, group_dst=group_dst, timeout=timeout)
 
 

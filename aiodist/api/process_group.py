@@ -10,8 +10,7 @@ from aiodist.api.collectives import Timeout
 from aiodist.api.group_collectives import GroupCollectives
 from aiodist.api.object_streams import DEFAULT_MAX_BYTES
 from aiodist.groups.backend import ObjectStream, Received, ReceivedObject, Tensor
-from aiodist.groups.process_group import NonGroupMember
-from aiodist.groups.process_group import ProcessGroup as GroupEngine
+from aiodist.groups.group_engine import GroupEngine, NonGroupMember
 from aiodist.groups.work import Work
 
 
@@ -77,7 +76,7 @@ class ProcessGroup(GroupCollectives):
         *,
         timeout: Timeout = None,
     ) -> Work[None]:
-        """The same as `isend`: in the async door every operation starts at the call.
+        """The same as `isend`: in the async API every operation starts at the call.
 
         As `aiodist.send`, on this group.
         """

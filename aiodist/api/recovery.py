@@ -1,4 +1,4 @@
-"""Going on without the dead, of the async door: revoke, shrink, grow.
+"""Going on without the dead, of the async API: revoke, shrink, grow.
 
 The names and what they mean are those of User-Level Failure Mitigation, the extension of MPI
 (Bland et al., "Post-failure recovery of MPI communication capability", 2013).
@@ -19,10 +19,9 @@ from aiodist.deadline import Deadline, to_seconds
 from aiodist.errors import CollectiveTimeoutError, DistStoreError, InvalidUsageError
 from aiodist.groups.agreement import Decision
 from aiodist.groups.checks import check_ranks
+from aiodist.groups.group_engine import GroupEngine, NonGroupMember
 from aiodist.groups.handle import Group
-from aiodist.groups.process_group import NonGroupMember
-from aiodist.groups.process_group import ProcessGroup as GroupEngine
-from aiodist.groups.succession import Comer, changes, comers_of, follow
+from aiodist.groups.succession import Newcomer, changes, follow, newcomers_of
 from aiodist.groups.world import current_world
 from aiodist.store import Store
 from aiodist.store.waiting import pauses
@@ -88,9 +87,9 @@ async def grow(
         decision = await _agree(pg, place, wanted, deadline)
         if decision.value is None or changes(pg, decision):
             successor = await follow(pg, decision, deadline)
-            for comer in comers_of(decision):  # every member, since any of them may die
+            for newcomer in newcomers_of(decision):  # every member, since any of them may die
                 with contextlib.suppress(DistStoreError):
-                    await welcome(place, comer, successor)
+                    await welcome(place, newcomer, successor)
             return handle_of(successor)
         if decision.value[1]:
             raise _nobody_came(pg, decision.value[1], deadline)
@@ -122,18 +121,20 @@ async def _look(
     offer: Callable[[Any], None],
 ) -> None:
     """The coordinator's part: who waits at the store, and who of ``wanted`` does not."""
-    comers: list[Comer] = []
+    newcomers: list[Newcomer] = []
     missing = list(wanted)
     try:
         for pause in pauses():
-            comers = await waiting_at(place, [r for r in group.lineage if r not in group.ranks])
-            missing = [rank for rank in wanted if rank not in {comer.rank for comer in comers}]
+            newcomers = await waiting_at(place, [r for r in group.lineage if r not in group.ranks])
+            missing = [
+                rank for rank in wanted if rank not in {newcomer.rank for newcomer in newcomers}
+            ]
             if not missing or deadline.expired():
                 break
             await asyncio.sleep(min(pause, deadline.remaining()))
     except DistStoreError as error:
         log.warning("nobody can be taken in: %s", error)
-    offer([[list(comer) for comer in comers], missing])
+    offer([[list(newcomer) for newcomer in newcomers], missing])
 
 
 def _nobody_came(

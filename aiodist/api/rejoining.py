@@ -1,4 +1,4 @@
-"""How a process takes the place of a rank that was lost: it leaves its card at a store, and waits.
+"""How a process takes the place of a rank that was lost: it leaves its rank info at a store, and waits.
 
 The members that call `grow` find it there, agree on it, and each of them leaves the same welcome:
 who the ranks are, and what the newcomer needs to know of the group.
@@ -30,16 +30,16 @@ from aiodist.backends.registry import bind
 from aiodist.credentials import Certificates, job_secret
 from aiodist.deadline import Deadline
 from aiodist.errors import InvalidUsageError, PeerLostError, StoreTimeoutError
-from aiodist.groups.process_group import ProcessGroup as GroupEngine
-from aiodist.groups.succession import Comer
+from aiodist.groups.group_engine import GroupEngine
+from aiodist.groups.succession import Newcomer
 from aiodist.groups.world import World, current_world
-from aiodist.mesh.endpoint import Endpoint
-from aiodist.mesh.interfaces import choose_hosts, default_address
-from aiodist.mesh.liveness import Heart
-from aiodist.mesh.rank_info import Card
-from aiodist.mesh.rendezvous.environments import look_around
-from aiodist.mesh.rendezvous.places import given_place
+from aiodist.links.interfaces import choose_hosts, default_address
+from aiodist.links.rank_info import RankInfo
+from aiodist.liveness import HeartbeatThread
 from aiodist.observe.answering import answer_here
+from aiodist.p2p.endpoint import Endpoint
+from aiodist.rendezvous.environments import look_around
+from aiodist.rendezvous.meeting_stores import given_place
 from aiodist.store import PrefixStore, Store, TcpStore
 from aiodist.store.waiting import pauses
 from aiodist.types import DEFAULT_TIMEOUT, Backend
@@ -127,14 +127,14 @@ async def _come_in(
     hosts = choose_hosts(launcher, os.environ) or (default_address(),)
     world.open(rank, -1, None)
     transports, patience = transports_at(hosts, schemes), patience_from(None, os.environ)
-    heart = Heart(rank, -1, transports, patience) if patience else None
+    heartbeat = HeartbeatThread(rank, -1, transports, patience) if patience else None
     ways = with_bundles(transports, hosts, streams_from(os.environ, schemes))
-    endpoint = Endpoint(rank, -1, ways, world, window=window, heart=heart)
+    endpoint = Endpoint(rank, -1, ways, world, window=window, heartbeat=heartbeat)
     world.attach(endpoint)
-    comer = Comer(rank, (await endpoint.open()).encode(), os.urandom(12))
-    await place.set(_place_of(rank), msgpack.packb(list(comer)))
+    newcomer = Newcomer(rank, (await endpoint.open()).encode(), os.urandom(12))
+    await place.set(_place_of(rank), msgpack.packb(list(newcomer)))
     try:
-        told = await place.get(_welcome_of(comer), deadline)
+        told = await place.get(_welcome_of(newcomer), deadline)
     except StoreTimeoutError as error:
         raise StoreTimeoutError(
             f"rank {rank}: nobody has taken this process in within {deadline.timeout:g} s; the "
@@ -142,15 +142,15 @@ async def _come_in(
             **error.fields,
         ) from None
     facts = msgpack.unpackb(told)
-    cards = [Card.decode(card) for card in facts["cards"]]
-    world.size = len(cards)
+    rank_infos = [RankInfo.decode(rank_info) for rank_info in facts["cards"]]
+    world.size = len(rank_infos)
     world.choose_by(facts["table"])
-    introduce(world, endpoint, cards, facts["token"], job_secret(os.environ))
+    introduce(world, endpoint, rank_infos, facts["token"], job_secret(os.environ))
     answer_here(world.observer)
-    for card in cards:
-        if card.rank not in facts["ranks"]:
-            text = f"{card} was lost before rank {rank} came"
-            endpoint.give_up(card.rank, PeerLostError(text, rank=card.rank))
+    for rank_info in rank_infos:
+        if rank_info.rank not in facts["ranks"]:
+            text = f"{rank_info} was lost before rank {rank} came"
+            endpoint.give_up(rank_info.rank, PeerLostError(text, rank=rank_info.rank))
     group = _group_of(world, facts)
     await _greeted(endpoint, [r for r in group.ranks if r not in group.newcomers])
     await group.backend.ready(deadline)
@@ -220,21 +220,21 @@ async def _launchers_store(world: World, deadline: Deadline) -> Store:
     return place
 
 
-async def waiting_at(place: Store, ranks: Sequence[int]) -> list[Comer]:
+async def waiting_at(place: Store, ranks: Sequence[int]) -> list[Newcomer]:
     """Those that wait to be one of ``ranks``."""
-    comers = []
+    newcomers = []
     for rank in ranks:
         if await place.check([_place_of(rank)]):
             packed = await place.get(_place_of(rank), Deadline.never())
             if packed:
-                comers.append(Comer(*msgpack.unpackb(packed)))
-    return comers
+                newcomers.append(Newcomer(*msgpack.unpackb(packed)))
+    return newcomers
 
 
-async def welcome(place: Store, comer: Comer, group: GroupEngine) -> None:
-    """Tell ``comer`` all it needs to know as a member of ``group``. Any member may, all do."""
+async def welcome(place: Store, newcomer: Newcomer, group: GroupEngine) -> None:
+    """Tell ``newcomer`` all it needs to know as a member of ``group``. Any member may, all do."""
     facts = {
-        "cards": [card.encode() for card in group.endpoint.cards()],
+        "cards": [rank_info.encode() for rank_info in group.endpoint.rank_infos()],
         "token": group.world.token,
         "table": group.world.table,
         "name": group.group_name,
@@ -245,17 +245,17 @@ async def welcome(place: Store, comer: Comer, group: GroupEngine) -> None:
         "backend": str(group.backend_name),
         "timeout": group.timeout,
     }
-    await place.set(_welcome_of(comer), msgpack.packb(facts))
+    await place.set(_welcome_of(newcomer), msgpack.packb(facts))
     # It waits no more; another one that came meanwhile does.
-    await place.compare_set(_place_of(comer.rank), msgpack.packb(list(comer)), b"")
+    await place.compare_set(_place_of(newcomer.rank), msgpack.packb(list(newcomer)), b"")
 
 
 def _place_of(rank: int) -> str:
     return f"waits/{rank}"
 
 
-def _welcome_of(comer: Comer) -> str:
-    return f"welcome/{comer.name.hex()}"
+def _welcome_of(newcomer: Newcomer) -> str:
+    return f"welcome/{newcomer.name.hex()}"
 
 
 def _launchers_host(environ: Mapping[str, str]) -> str:

@@ -11,9 +11,9 @@ from aiodist.credentials import VARIABLES as TLS_VARIABLES
 from aiodist.credentials import Certificates
 from aiodist.deadline import to_seconds
 from aiodist.errors import InvalidUsageError
-from aiodist.mesh.endpoint import DEFAULT_WINDOW
-from aiodist.mesh.liveness import DEFAULT_TIMEOUT as DEFAULT_LIVENESS
-from aiodist.mesh.liveness import SHORTEST
+from aiodist.liveness import DEFAULT_TIMEOUT as DEFAULT_LIVENESS
+from aiodist.liveness import SHORTEST
+from aiodist.p2p.endpoint import DEFAULT_WINDOW
 from aiodist.transport.registry import Transports
 from aiodist.types import DEFAULT_TIMEOUT
 

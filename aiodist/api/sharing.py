@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from aiodist.errors import InvalidUsageError
-from aiodist.shared.memory import DEFAULT_BYTES, MIN_BYTES, SharedMemory
+from aiodist.shm.shared_memory import DEFAULT_BYTES, MIN_BYTES, SharedMemory
 
 log = logging.getLogger("aiodist")
 

@@ -9,8 +9,8 @@ from aiodist.api.collectives import Timeout
 from aiodist.deadline import to_seconds
 from aiodist.groups.backend import Tensor
 from aiodist.groups.checks import check_rank, fill_list
+from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.handle import Group
-from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
 from aiodist.tensors import buffer_of, decode_meta, empty_like_message, encode_meta, is_tensor
@@ -60,7 +60,7 @@ async def sync_state(
     return state_dict
 
 
-def _healthy(group: ProcessGroup) -> int:
+def _healthy(group: GroupEngine) -> int:
     """The first member that has been there before the last `grow`."""
     for number, rank in enumerate(group.ranks):
         if rank not in group.newcomers:

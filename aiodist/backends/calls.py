@@ -12,11 +12,11 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from aiodist.collectives import hosts, operations, shared
-from aiodist.collectives.board import Board
+from aiodist.collectives import host_operations, operations, shm_operations
 from aiodist.collectives.channel import Channel
+from aiodist.collectives.multi_host import MultiHostContext
 from aiodist.collectives.select import Choice, Rules
-from aiodist.collectives.spread import Hosts
+from aiodist.collectives.shm_context import ShmContext
 from aiodist.tensors import Reduction, scratch
 
 Run = Coroutine[Any, Any, None]
@@ -40,10 +40,10 @@ class Call(ABC):
         """``choice``: of an algorithm; None for the usual one."""
 
     @abstractmethod
-    def in_memory(self, board: Board, rules: Rules) -> Run:
+    def in_memory(self, shm: ShmContext, rules: Rules) -> Run:
         """In memory that all ranks share. ``rules``: by which the algorithm is chosen."""
 
-    def over_hosts(self, among: Hosts, rules: Rules) -> Run | None:
+    def over_hosts(self, among: MultiHostContext, rules: Rules) -> Run | None:
         """Inside each host first; None where there is nothing to win by it.
 
         ``rules``: by which the algorithm over hosts is chosen.
@@ -66,11 +66,11 @@ class Barrier(Call):
     def over_messages(self, channel: Channel, choice: Choice | None = None) -> Run:
         return operations.barrier(channel, choice)
 
-    def in_memory(self, board: Board, rules: Rules) -> Run:
-        return shared.barrier(board)
+    def in_memory(self, shm: ShmContext, rules: Rules) -> Run:
+        return shm_operations.barrier(shm)
 
-    def over_hosts(self, among: Hosts, rules: Rules) -> Run:
-        return hosts.barrier(among)
+    def over_hosts(self, among: MultiHostContext, rules: Rules) -> Run:
+        return host_operations.barrier(among)
 
 
 @dataclass(slots=True)
@@ -88,11 +88,11 @@ class Broadcast(Call):
     def over_messages(self, channel: Channel, choice: Choice | None = None) -> Run:
         return operations.broadcast(channel, self.root, self.data, choice)
 
-    def in_memory(self, board: Board, rules: Rules) -> Run:
-        return shared.broadcast(board, self.root, self.data, rules)
+    def in_memory(self, shm: ShmContext, rules: Rules) -> Run:
+        return shm_operations.broadcast(shm, self.root, self.data, rules)
 
-    def over_hosts(self, among: Hosts, rules: Rules) -> Run:
-        return hosts.broadcast(among, self.root, self.data, rules)
+    def over_hosts(self, among: MultiHostContext, rules: Rules) -> Run:
+        return host_operations.broadcast(among, self.root, self.data, rules)
 
 
 @dataclass(slots=True)
@@ -111,11 +111,11 @@ class Reduce(Call):
     def over_messages(self, channel: Channel, choice: Choice | None = None) -> Run:
         return operations.reduce(channel, self.root, self.data, self.op, scratch, choice)
 
-    def in_memory(self, board: Board, rules: Rules) -> Run:
-        return shared.reduce(board, self.root, self.data, self.op, rules)
+    def in_memory(self, shm: ShmContext, rules: Rules) -> Run:
+        return shm_operations.reduce(shm, self.root, self.data, self.op, rules)
 
-    def over_hosts(self, among: Hosts, rules: Rules) -> Run:
-        return hosts.reduce(among, self.root, self.data, self.op, rules)
+    def over_hosts(self, among: MultiHostContext, rules: Rules) -> Run:
+        return host_operations.reduce(among, self.root, self.data, self.op, rules)
 
 
 @dataclass(slots=True)
@@ -133,11 +133,11 @@ class AllReduce(Call):
     def over_messages(self, channel: Channel, choice: Choice | None = None) -> Run:
         return operations.all_reduce(channel, self.data, self.op, scratch, choice)
 
-    def in_memory(self, board: Board, rules: Rules) -> Run:
-        return shared.all_reduce(board, self.data, self.op, rules)
+    def in_memory(self, shm: ShmContext, rules: Rules) -> Run:
+        return shm_operations.all_reduce(shm, self.data, self.op, rules)
 
-    def over_hosts(self, among: Hosts, rules: Rules) -> Run:
-        return hosts.all_reduce(among, self.data, self.op, rules)
+    def over_hosts(self, among: MultiHostContext, rules: Rules) -> Run:
+        return host_operations.all_reduce(among, self.data, self.op, rules)
 
 
 @dataclass(slots=True)
@@ -154,11 +154,11 @@ class AllGather(Call):
     def over_messages(self, channel: Channel, choice: Choice | None = None) -> Run:
         return operations.all_gather(channel, self.blocks, scratch, choice)
 
-    def in_memory(self, board: Board, rules: Rules) -> Run:
-        return shared.all_gather(board, self.blocks, rules)
+    def in_memory(self, shm: ShmContext, rules: Rules) -> Run:
+        return shm_operations.all_gather(shm, self.blocks, rules)
 
-    def over_hosts(self, among: Hosts, rules: Rules) -> Run:
-        return hosts.all_gather(among, self.blocks, rules)
+    def over_hosts(self, among: MultiHostContext, rules: Rules) -> Run:
+        return host_operations.all_gather(among, self.blocks, rules)
 
 
 @dataclass(slots=True)
@@ -177,11 +177,11 @@ class ReduceScatter(Call):
     def over_messages(self, channel: Channel, choice: Choice | None = None) -> Run:
         return operations.reduce_scatter(channel, self.blocks, self.out, self.op, scratch, choice)
 
-    def in_memory(self, board: Board, rules: Rules) -> Run:
-        return shared.reduce_scatter(board, self.blocks, self.out, self.op, rules)
+    def in_memory(self, shm: ShmContext, rules: Rules) -> Run:
+        return shm_operations.reduce_scatter(shm, self.blocks, self.out, self.op, rules)
 
-    def over_hosts(self, among: Hosts, rules: Rules) -> Run:
-        return hosts.reduce_scatter(among, self.blocks, self.out, self.op, rules)
+    def over_hosts(self, among: MultiHostContext, rules: Rules) -> Run:
+        return host_operations.reduce_scatter(among, self.blocks, self.out, self.op, rules)
 
 
 @dataclass(slots=True)
@@ -196,8 +196,8 @@ class Gather(Call):
     def over_messages(self, channel: Channel, choice: Choice | None = None) -> Run:
         return operations.gather(channel, self.root, self.data, self.blocks, scratch, choice)
 
-    def in_memory(self, board: Board, rules: Rules) -> Run:
-        return shared.gather(board, self.root, self.data, self.blocks)
+    def in_memory(self, shm: ShmContext, rules: Rules) -> Run:
+        return shm_operations.gather(shm, self.root, self.data, self.blocks)
 
 
 @dataclass(slots=True)
@@ -212,8 +212,8 @@ class Scatter(Call):
     def over_messages(self, channel: Channel, choice: Choice | None = None) -> Run:
         return operations.scatter(channel, self.root, self.blocks, self.out, scratch, choice)
 
-    def in_memory(self, board: Board, rules: Rules) -> Run:
-        return shared.scatter(board, self.root, self.blocks, self.out)
+    def in_memory(self, shm: ShmContext, rules: Rules) -> Run:
+        return shm_operations.scatter(shm, self.root, self.blocks, self.out)
 
 
 @dataclass(slots=True)
@@ -227,5 +227,5 @@ class AllToAll(Call):
     def over_messages(self, channel: Channel, choice: Choice | None = None) -> Run:
         return operations.all_to_all(channel, self.inputs, self.outputs, scratch, choice)
 
-    def in_memory(self, board: Board, rules: Rules) -> Run:
-        return shared.all_to_all(board, self.inputs, self.outputs)
+    def in_memory(self, shm: ShmContext, rules: Rules) -> Run:
+        return shm_operations.all_to_all(shm, self.inputs, self.outputs)

@@ -29,11 +29,11 @@ class MixedBackend(CollectiveBackend):
         self.why_fixed = next((b.why_fixed for b in self._all if b.why_fixed), "")
         if host := by_device.get("cpu"):
             # Straight there. It remembers tensors of the CPU, and leaves those elsewhere alone.
-            self.again = host.again  # type: ignore[method-assign]
-            self.again_between = host.again_between  # type: ignore[method-assign]
-            self.again_of_nothing = host.again_of_nothing  # type: ignore[method-assign]
-            self.send_again = host.send_again  # type: ignore[method-assign]
-            self.recv_again = host.recv_again  # type: ignore[method-assign]
+            self.run_cached = host.run_cached  # type: ignore[method-assign]
+            self.run_cached_between = host.run_cached_between  # type: ignore[method-assign]
+            self.run_cached_without_tensor = host.run_cached_without_tensor  # type: ignore[method-assign]
+            self.send_cached = host.send_cached  # type: ignore[method-assign]
+            self.recv_cached = host.recv_cached  # type: ignore[method-assign]
 
     def _serve(self, device: str, backend: CollectiveBackend) -> None:
         """From now on ``backend`` has the tensors of ``device``."""

@@ -24,17 +24,17 @@ from aiodist.backends.calls import (
     ReduceScatter,
     Scatter,
 )
-from aiodist.backends.native_messages import NativeMessages
-from aiodist.backends.programs import Blocks, Data
-from aiodist.backends.sizes import split_bytes
-from aiodist.backends.turns import (
-    copy_in_turns,
+from aiodist.backends.gradual_copy import (
+    copy_gradually,
+    gradually,
     in_parts,
-    in_turns,
-    load_in_turns,
+    load_gradually,
     through_host,
-    write_back_in_turns,
+    write_back_gradually,
 )
+from aiodist.backends.native_messages import NativeMessages
+from aiodist.backends.sizes import split_bytes
+from aiodist.backends.view_cache import BlocksView, DataView
 from aiodist.collectives.channel import Channel
 from aiodist.groups.backend import Tensor
 from aiodist.groups.fingerprint import Fingerprint
@@ -56,13 +56,13 @@ class NativeBackend(NativeMessages):
     # -- one to all, all to one
 
     def broadcast(self, tensor: Tensor, root: int, timeout: float | None) -> Work[None]:
-        if ended := self._small.again("broadcast", tensor, root, timeout):
+        if ended := self._plans.run_cached("broadcast", tensor, root, timeout):
             return self._group.over(ended)
         is_root = self._group.own_rank == root
         buffer = buffer_of(tensor, "tensor", writable=not is_root, load=False)
-        small = self._small.broadcast(buffer, root)
+        small = self._plans.broadcast(buffer, root)
         if not buffer.is_staged and (
-            work := self._small.at_once(small, Data(buffer.view), timeout, buffer)
+            work := self._plans.at_once(small, DataView(buffer.view), timeout, buffer)
         ):
             return work
 
@@ -77,40 +77,40 @@ class NativeBackend(NativeMessages):
                 )
                 return
             if is_root:
-                await load_in_turns(self._group, buffer)
+                await load_gradually(self._group, buffer)
             await self._run(channel, Broadcast(root, buffer.view))
             if not is_root:
-                await write_back_in_turns(self._group, buffer)
+                await write_back_gradually(self._group, buffer)
 
         if buffer.staging is not None:
             return in_parts(self._group, small.fingerprint, buffer, body, timeout, self._shares)
         return self._group.collective(small.fingerprint, body, timeout, shares=self._shares)
 
     def reduce(self, tensor: Tensor, root: int, op: ReduceOp, timeout: float | None) -> Work[None]:
-        if ended := self._small.again("reduce", tensor, (root, id(op.kind)), timeout):
+        if ended := self._plans.run_cached("reduce", tensor, (root, id(op.kind)), timeout):
             return self._group.over(ended)
         is_root = self._group.own_rank == root
         buffer = buffer_of(tensor, "tensor", writable=is_root, load=False)
-        small = self._small.reduce(buffer, op, root)
+        small = self._plans.reduce(buffer, op, root)
         if not buffer.is_staged and (
-            work := self._small.at_once(small, Data(buffer.view), timeout, buffer)
+            work := self._plans.at_once(small, DataView(buffer.view), timeout, buffer)
         ):
             return work
         reduce = small.reduce
 
         async def body(channel: Channel) -> None:
-            await load_in_turns(self._group, buffer)
+            await load_gradually(self._group, buffer)
             data = buffer.view
             if reduce.needs_prepare:
                 if not is_root:  # only the root's tensor changes
                     data = scratch(buffer.nbytes)
-                    await copy_in_turns(self._group, data, buffer.view)
-                await in_turns(self._group, reduce.prepare, data, reduce.itemsize)
+                    await copy_gradually(self._group, data, buffer.view)
+                await gradually(self._group, reduce.prepare, data, reduce.itemsize)
             await self._run(channel, Reduce(root, data, reduce))
             if is_root:
                 if reduce.needs_finish:
-                    await in_turns(self._group, reduce.finish, data, reduce.itemsize)
-                await write_back_in_turns(self._group, buffer)
+                    await gradually(self._group, reduce.finish, data, reduce.itemsize)
+                await write_back_gradually(self._group, buffer)
 
         return self._group.collective(small.fingerprint, body, timeout, shares=self._shares)
 
@@ -121,10 +121,10 @@ class NativeBackend(NativeMessages):
         places = to_write(outputs or (), "gather_list", buffer)
 
         async def body(channel: Channel) -> None:
-            await load_in_turns(self._group, buffer)
+            await load_gradually(self._group, buffer)
             blocks = [place.view for place in places]
             await self._run(channel, Gather(root, buffer.view, blocks or None))
-            await write_back_in_turns(self._group, *places)
+            await write_back_gradually(self._group, *places)
 
         if places:
             check_own(places[self._group.own_rank], buffer, "gather_list")
@@ -142,10 +142,10 @@ class NativeBackend(NativeMessages):
         sources = to_read(inputs or (), "scatter_list", buffer)
 
         async def body(channel: Channel) -> None:
-            await load_in_turns(self._group, *sources)
+            await load_gradually(self._group, *sources)
             blocks = [source.view for source in sources]
             await self._run(channel, Scatter(root, blocks or None, buffer.view))
-            await write_back_in_turns(self._group, buffer)
+            await write_back_gradually(self._group, buffer)
 
         if sources:
             check_own(sources[self._group.own_rank], buffer, "scatter_list")
@@ -159,14 +159,14 @@ class NativeBackend(NativeMessages):
     # -- all to all ranks
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp, timeout: float | None) -> Work[None]:
-        if ended := self._small.again("all_reduce", tensor, id(op.kind), timeout):
+        if ended := self._plans.run_cached("all_reduce", tensor, id(op.kind), timeout):
             return self._group.over(ended)
         buffer = buffer_of(tensor, "tensor", writable=True, load=False)
-        small = self._small.all_reduce(buffer, op)
+        small = self._plans.all_reduce(buffer, op)
         fingerprint, reduce = small.fingerprint, small.reduce
         if not buffer.is_staged:
-            return self._small.at_once(
-                small, Data(buffer.view), timeout, buffer
+            return self._plans.at_once(
+                small, DataView(buffer.view), timeout, buffer
             ) or self._all_reduce(fingerprint, buffer.view, reduce, None, None, timeout)
 
         if buffer.staging is not None:
@@ -183,10 +183,10 @@ class NativeBackend(NativeMessages):
             return in_parts(self._group, fingerprint, buffer, parts, timeout, self._shares)
 
         async def stage() -> None:
-            await load_in_turns(self._group, buffer)
+            await load_gradually(self._group, buffer)
 
         async def hand_over() -> None:
-            await write_back_in_turns(self._group, buffer)
+            await write_back_gradually(self._group, buffer)
 
         return self._all_reduce(fingerprint, buffer.view, reduce, stage, hand_over, timeout)
 
@@ -232,10 +232,10 @@ class NativeBackend(NativeMessages):
 
     async def _reduce_part(self, channel: Channel, data: memoryview, reduce: Reduction) -> None:
         if reduce.needs_prepare:
-            await in_turns(self._group, reduce.prepare, data, reduce.itemsize)
+            await gradually(self._group, reduce.prepare, data, reduce.itemsize)
         await self._run(channel, AllReduce(data, reduce))
         if reduce.needs_finish:
-            await in_turns(self._group, reduce.finish, data, reduce.itemsize)
+            await gradually(self._group, reduce.finish, data, reduce.itemsize)
 
     def all_gather(
         self, outputs: Sequence[Tensor], tensor: Tensor, timeout: float | None
@@ -270,14 +270,14 @@ class NativeBackend(NativeMessages):
         return self._group.collective(fingerprint, body, timeout, shares=self._shares)
 
     def all_gather_into(self, output: Tensor, tensor: Tensor, timeout: float | None) -> Work[None]:
-        if ended := self._small.again_between("all_gather", output, tensor, None, timeout):
+        if ended := self._plans.run_cached_between("all_gather", output, tensor, None, timeout):
             return self._group.over(ended)
         buffer = buffer_of(tensor, "input_tensor", writable=False, load=False)
         place = buffer_of(output, "output_tensor", writable=True, load=False)
         check_times(place, "output_tensor", buffer, "input_tensor", self._group.n_ranks)
         blocks = self._blocks(place, buffer.nbytes)
         counts = [buffer.count] * len(blocks)
-        self._small.keep_pair(self._small.all_gather(buffer, counts), place, buffer, (True, False))
+        self._plans.keep_pair(self._plans.all_gather(buffer, counts), place, buffer, (True, False))
         return self._all_gather(buffer, [place], blocks, counts, timeout)
 
     def _all_gather(
@@ -289,19 +289,19 @@ class NativeBackend(NativeMessages):
         timeout: float | None,
     ) -> Work[None]:
         """``blocks`` are the ranks' parts of ``places``, ``counts`` their elements."""
-        small = self._small.all_gather(buffer, counts)
+        small = self._plans.all_gather(buffer, counts)
         if not are_staged(buffer, *places) and (
-            work := self._small.at_once(
-                small, (Data(buffer.view), Blocks(blocks)), timeout, buffer, *places
+            work := self._plans.at_once(
+                small, (DataView(buffer.view), BlocksView(blocks)), timeout, buffer, *places
             )
         ):
             return work
 
         async def body(channel: Channel) -> None:
-            await load_in_turns(self._group, buffer)
-            await copy_in_turns(self._group, blocks[self._group.own_rank], buffer.view)
+            await load_gradually(self._group, buffer)
+            await copy_gradually(self._group, blocks[self._group.own_rank], buffer.view)
             await self._run(channel, AllGather(blocks))
-            await write_back_in_turns(self._group, *places)
+            await write_back_gradually(self._group, *places)
 
         return self._group.collective(small.fingerprint, body, timeout, shares=self._shares)
 
@@ -317,14 +317,16 @@ class NativeBackend(NativeMessages):
         self, output: Tensor, tensor: Tensor, op: ReduceOp, timeout: float | None
     ) -> Work[None]:
         variant = id(op.kind)
-        if ended := self._small.again_between("reduce_scatter", output, tensor, variant, timeout):
+        if ended := self._plans.run_cached_between(
+            "reduce_scatter", output, tensor, variant, timeout
+        ):
             return self._group.over(ended)
         place = buffer_of(output, "output", writable=True, load=False)
         source = buffer_of(tensor, "input", writable=False, load=False)
         check_times(source, "input", place, "output", self._group.n_ranks)
         blocks = self._blocks(source, place.nbytes)
-        small = self._small.reduce_scatter(place, [place.count] * len(blocks), op)
-        self._small.keep_pair(small, place, source, (False, True), variant)
+        small = self._plans.reduce_scatter(place, [place.count] * len(blocks), op)
+        self._plans.keep_pair(small, place, source, (False, True), variant)
         return self._reduce_scatter(place, [source], blocks, op, timeout)
 
     def _reduce_scatter(
@@ -336,27 +338,27 @@ class NativeBackend(NativeMessages):
         timeout: float | None,
     ) -> Work[None]:
         counts = [len(block) // place.dtype.itemsize for block in blocks]
-        small = self._small.reduce_scatter(place, counts, op)
+        small = self._plans.reduce_scatter(place, counts, op)
         if not are_staged(place, *inputs) and (
-            work := self._small.at_once(
-                small, (Blocks(blocks), Data(place.view)), timeout, place, *inputs
+            work := self._plans.at_once(
+                small, (BlocksView(blocks), DataView(place.view)), timeout, place, *inputs
             )
         ):
             return work
         reduce = small.reduce
 
         async def body(channel: Channel) -> None:
-            await load_in_turns(self._group, *inputs)
+            await load_gradually(self._group, *inputs)
             sources = blocks
             if reduce.needs_prepare:  # inputs stay as they are
                 sources = [scratch(len(block)) for block in blocks]
                 for copy, block in zip(sources, blocks, strict=True):
-                    await copy_in_turns(self._group, copy, block)
-                    await in_turns(self._group, reduce.prepare, copy, reduce.itemsize)
+                    await copy_gradually(self._group, copy, block)
+                    await gradually(self._group, reduce.prepare, copy, reduce.itemsize)
             await self._run(channel, ReduceScatter(sources, place.view, reduce))
             if reduce.needs_finish:
-                await in_turns(self._group, reduce.finish, place.view, reduce.itemsize)
-            await write_back_in_turns(self._group, place)
+                await gradually(self._group, reduce.finish, place.view, reduce.itemsize)
+            await write_back_gradually(self._group, place)
 
         return self._group.collective(small.fingerprint, body, timeout, shares=self._shares)
 
@@ -381,7 +383,7 @@ class NativeBackend(NativeMessages):
         timeout: float | None,
     ) -> Work[None]:
         is_even = output_splits is None and input_splits is None
-        if is_even and (ended := self._small.again_between("all_to_all", output, tensor)):
+        if is_even and (ended := self._plans.run_cached_between("all_to_all", output, tensor)):
             return self._group.over(ended)
         source = buffer_of(tensor, "input", writable=False, load=False)
         place = buffer_of(output, "output", writable=True, load=False)
@@ -391,8 +393,8 @@ class NativeBackend(NativeMessages):
         outputs = split_bytes(place, "output", output_splits, size)
         check_kept(rank, len(inputs[rank]), len(outputs[rank]))
         if is_even:
-            small = self._small.all_to_all(source.dtype, source.shape, inputs)
-            self._small.keep_pair(small, place, source, (True, True))
+            small = self._plans.all_to_all(source.dtype, source.shape, inputs)
+            self._plans.keep_pair(small, place, source, (True, True))
         return self._all_to_all([source], [place], inputs, outputs, source.shape, timeout)
 
     def _all_to_all(
@@ -408,18 +410,18 @@ class NativeBackend(NativeMessages):
 
         ``shape``: of the source, where there is one.
         """
-        small = self._small.all_to_all(sources[0].dtype, shape, inputs)
+        small = self._plans.all_to_all(sources[0].dtype, shape, inputs)
         if not are_staged(*sources, *places) and (
-            work := self._small.at_once(
-                small, (Blocks(inputs), Blocks(outputs)), timeout, *sources, *places
+            work := self._plans.at_once(
+                small, (BlocksView(inputs), BlocksView(outputs)), timeout, *sources, *places
             )
         ):
             return work
 
         async def body(channel: Channel) -> None:
-            await load_in_turns(self._group, *sources)
+            await load_gradually(self._group, *sources)
             await self._run(channel, AllToAll(inputs, outputs))
-            await write_back_in_turns(self._group, *places)
+            await write_back_gradually(self._group, *places)
 
         return self._group.collective(small.fingerprint, body, timeout, shares=self._shares)
 
@@ -427,15 +429,15 @@ class NativeBackend(NativeMessages):
         """Fill ``data`` with the buffers' bytes, one after the other."""
         start = 0
         for buffer in buffers:
-            await load_in_turns(self._group, buffer)
-            await copy_in_turns(self._group, data[start : start + buffer.nbytes], buffer.view)
+            await load_gradually(self._group, buffer)
+            await copy_gradually(self._group, data[start : start + buffer.nbytes], buffer.view)
             start += buffer.nbytes
 
     async def _unpack(self, data: memoryview, buffers: Sequence[Buffer]) -> None:
         start = 0
         for buffer in buffers:
-            await copy_in_turns(self._group, buffer.view, data[start : start + buffer.nbytes])
-            await write_back_in_turns(self._group, buffer)
+            await copy_gradually(self._group, buffer.view, data[start : start + buffer.nbytes])
+            await write_back_gradually(self._group, buffer)
             start += buffer.nbytes
 
     def _blocks(self, buffer: Buffer, nbytes: int) -> list[memoryview]:

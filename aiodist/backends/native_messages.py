@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 
+from aiodist.backends.announcements import decline, is_announcement
 from aiodist.backends.calls import Operations
+from aiodist.backends.gradual_copy import write_back_gradually
 from aiodist.backends.native_objects import NativeObjects
-from aiodist.backends.offers import decline, is_announcement
-from aiodist.backends.turns import write_back_in_turns
-from aiodist.collectives.tables import Tables
+from aiodist.collectives.rule_tables import Tables
 from aiodist.errors import InvalidUsageError, ProtocolError
 from aiodist.groups.backend import Received, Tensor
-from aiodist.groups.lines import MessageLine
-from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.contexts import MessageContext
+from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.work import Work
-from aiodist.mesh.matching import ANY_SOURCE, Recv
-from aiodist.observe.recorder import Ended
+from aiodist.observe.recorder import CompletedRecord
+from aiodist.p2p.matching import ANY_SOURCE, Recv
 from aiodist.tensors import Buffer, buffer_of, decode_meta, empty_like_message, encode_meta
 from aiodist.wire.frames import TENSOR, Key
 
@@ -24,29 +24,29 @@ class NativeMessages(NativeObjects):
     """Sends, and receives into a tensor or into a new one that the message describes."""
 
     def __init__(
-        self, group: ProcessGroup, run: Operations | None = None, tables: Tables | None = None
+        self, group: GroupEngine, run: Operations | None = None, tables: Tables | None = None
     ) -> None:
         """Arguments as of `NativeObjects`."""
         super().__init__(group, run, tables)
         # Straight there: these three are all that a small operation does.
-        self.again = self._small.again  # type: ignore[method-assign]
-        self.again_between = self._small.again_between  # type: ignore[method-assign]
-        self.again_of_nothing = self._small.again_of_nothing  # type: ignore[method-assign]
+        self.run_cached = self._plans.run_cached  # type: ignore[method-assign]
+        self.run_cached_between = self._plans.run_cached_between  # type: ignore[method-assign]
+        self.run_cached_without_tensor = self._plans.run_cached_without_tensor  # type: ignore[method-assign]
 
     def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:
         buffer_of(tensor, "tensor", writable=writable, load=False)
 
-    def send_again(self, tensor: Tensor, dst: int, tag: int) -> Ended | None:
-        return self._letters.send(tensor, dst, tag) if self._sends.is_idle else None
+    def send_cached(self, tensor: Tensor, dst: int, tag: int) -> CompletedRecord | None:
+        return self._message_plans.send(tensor, dst, tag) if self._sends.is_idle else None
 
-    def recv_again(self, tensor: Tensor, src: int, tag: int) -> Ended | None:
-        return self._letters.recv(tensor, src, tag, blocks=True)
+    def recv_cached(self, tensor: Tensor, src: int, tag: int) -> CompletedRecord | None:
+        return self._message_plans.recv(tensor, src, tag, blocks=True)
 
     def send(self, tensor: Tensor, dst: int, tag: int, timeout: float | None) -> Work[None]:
-        if ended := self.send_again(tensor, dst, tag):
+        if ended := self.send_cached(tensor, dst, tag):
             return self._group.over(ended)
         buffer = buffer_of(tensor, "tensor", writable=False, load=False)
-        self._letters.keep("send", buffer, dst, tag)
+        self._message_plans.keep("send", buffer, dst, tag)
         is_there = None
         if buffer.staging is not None:
             is_there = buffer.staging.load(0, buffer.count)
@@ -56,11 +56,11 @@ class NativeMessages(NativeObjects):
 
     def recv(self, tensor: Tensor, src: int | None, tag: int, timeout: float | None) -> Work[int]:
         group = self._group
-        if src is not None and (ended := self._letters.recv(tensor, src, tag, blocks=False)):
+        if src is not None and (ended := self._message_plans.recv(tensor, src, tag, blocks=False)):
             return group.came(ended, group.ranks[src], group.ranks[src])
         buffer = buffer_of(tensor, "tensor", writable=True, load=False)
         if src is not None:
-            self._letters.keep("recv", buffer, src, tag)
+            self._message_plans.keep("recv", buffer, src, tag)
 
         def make(key: Key, source: int) -> Recv:
             return Recv(key, source, buffer.view, encode_meta(buffer), check)
@@ -84,12 +84,12 @@ class NativeMessages(NativeObjects):
             last_step = finish if buffer.is_staged else None
             return group.recv(make, last_step, src, tag, timeout)
 
-        async def body(line: MessageLine) -> int:
+        async def body(context: MessageContext) -> int:
             source = ANY_SOURCE if src is None else group.ranks[src]
             recv = make((TENSOR, group.id, tag), source)
-            sender = await line.receiving(group.messenger.recv(recv))
-            line.matched(sender)
-            await write_back_in_turns(group, buffer)
+            sender = await context.receiving(group.messenger.recv(recv))
+            context.matched(sender)
+            await write_back_gradually(group, buffer)
             return sender
 
         facts = (encode_meta(buffer), buffer.nbytes)

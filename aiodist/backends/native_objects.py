@@ -6,25 +6,25 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from aiodist.backends.algorithm_choice import AlgorithmChoice
 from aiodist.backends.calls import Barrier, Broadcast, Operations
-from aiodist.backends.letters import Letters
+from aiodist.backends.gradual_copy import copy_gradually, load_gradually, run_gradually
+from aiodist.backends.message_plans import MessagePlans
 from aiodist.backends.object_messages import ObjectMessages, Packing
 from aiodist.backends.object_streams import Stream, Streams
+from aiodist.backends.plan_cache import PlanCache
 from aiodist.backends.sends import Sends
-from aiodist.backends.small import Small
-from aiodist.backends.turns import copy_in_turns, load_in_turns, steps_in_turns
-from aiodist.backends.ways import Ways
 from aiodist.collectives.all_gather_ring import all_gather_new, all_gather_ring
 from aiodist.collectives.barrier_dissemination import barrier_dissemination
 from aiodist.collectives.broadcast_binomial import broadcast_new
 from aiodist.collectives.channel import Channel
 from aiodist.collectives.gather_linear import gather_new
+from aiodist.collectives.rule_tables import Tables
 from aiodist.collectives.scatter_linear import scatter_new
-from aiodist.collectives.tables import Tables
 from aiodist.completion import T
 from aiodist.groups.backend import CollectiveBackend, Tensor
 from aiodist.groups.fingerprint import Fingerprint
-from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.work import Work
 from aiodist.tensors import (
     DType,
@@ -47,7 +47,7 @@ class NativeObjects(CollectiveBackend):
     """The operations on objects, and those on nothing at all."""
 
     def __init__(
-        self, group: ProcessGroup, run: Operations | None = None, tables: Tables | None = None
+        self, group: GroupEngine, run: Operations | None = None, tables: Tables | None = None
     ) -> None:
         """``run``: who moves the tensors' bytes in collectives; None for the engine's own.
 
@@ -55,28 +55,28 @@ class NativeObjects(CollectiveBackend):
         """
         tables = tables or group.world.tables
         self._group = group
-        self._run = run or Ways(tables)
+        self._run = run or AlgorithmChoice(tables)
         self._shares = run is None
-        self._small = Small(group, self._shares, tables.shared, self._reduction)
+        self._plans = PlanCache(group, self._shares, tables.shared, self._reduction)
         self._codec = ObjectCodec([TensorExtension()], current_types())
         self._sends = Sends(group)
         self._objects = ObjectMessages(group, self._sends, self._codec)
         self._streams = Streams(group, self._objects, self._codec)
-        self._letters = Letters(group)
+        self._message_plans = MessagePlans(group)
 
     def _reduction(self, op: ReduceOp, dtype: DType) -> Reduction:
         """``op`` on elements of ``dtype`` over the group's ranks, for `Operations` to run."""
         return reduction(op, dtype, self._group.n_ranks)
 
     def close(self) -> None:
-        self._small.forget()
-        self._letters.forget()
+        self._plans.forget()
+        self._message_plans.forget()
 
     # -- nothing
 
     def barrier(self, timeout: float | None) -> Work[None]:
-        call = self._small.barrier
-        return self._small.at_once(call, None, timeout) or self._group.collective(
+        call = self._plans.barrier
+        return self._plans.at_once(call, None, timeout) or self._group.collective(
             call.fingerprint,
             lambda channel: self._run(channel, Barrier()),
             timeout,
@@ -228,7 +228,7 @@ class NativeObjects(CollectiveBackend):
             meta = memoryview(encode_meta(buffer)) if buffer is not None else None
             described = await broadcast_new(channel, root, meta)
             if buffer is not None:
-                await load_in_turns(self._group, buffer)
+                await load_gradually(self._group, buffer)
                 await self._run(channel, Broadcast(root, buffer.view))
                 return buffer.owner
             made = empty_like_message(*decode_meta(bytes(described)))
@@ -243,8 +243,8 @@ class NativeObjects(CollectiveBackend):
         async def body(channel: Channel) -> list[Tensor]:
             described = await all_gather_new(channel, memoryview(encode_meta(buffer)))
             made = [empty_like_message(*decode_meta(bytes(each))) for each in described]
-            await load_in_turns(self._group, buffer)
-            await copy_in_turns(self._group, made[channel.rank].view, buffer.view)
+            await load_gradually(self._group, buffer)
+            await copy_gradually(self._group, made[channel.rank].view, buffer.view)
             await all_gather_ring(channel, [each.view for each in made])
             return [each.owner for each in made]
 
@@ -274,12 +274,12 @@ class NativeObjects(CollectiveBackend):
         """Copy the parts of this rank's own object: what comes back is another one."""
         copies = [scratch(len(part)) for part in packed.parts]
         for target, source in zip(copies, packed.parts, strict=True):
-            await copy_in_turns(self._group, target, source)
+            await copy_gradually(self._group, target, source)
         return copies
 
     async def _load(self, envelope: Envelope, parts: list[memoryview], pickle: bool) -> Any:
         steps = self._codec.load_steps(envelope, parts, allow_pickle=pickle)
-        return await steps_in_turns(self._group, steps)
+        return await run_gradually(self._group, steps)
 
     async def _load_all(
         self, envelopes: list[Envelope], parts: list[list[memoryview]], pickle: bool

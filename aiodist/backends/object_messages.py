@@ -17,16 +17,16 @@ from collections.abc import Awaitable, Callable, Generator
 from time import monotonic_ns
 from typing import Any
 
+from aiodist.backends.gradual_copy import run_gradually
 from aiodist.backends.sends import Sends
-from aiodist.backends.turns import steps_in_turns
 from aiodist.completion import Pending, T
 from aiodist.errors import DistBackendError, ProtocolError
-from aiodist.groups.lines import MessageLine
+from aiodist.groups.contexts import MessageContext
+from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.naming import call_of
-from aiodist.groups.process_group import ProcessGroup
 from aiodist.groups.work import Work
-from aiodist.mesh.matching import ANY_SOURCE, Recv
-from aiodist.mesh.outbox import Send
+from aiodist.p2p.matching import ANY_SOURCE, Recv
+from aiodist.p2p.outbox import Send
 from aiodist.tensors import scratch
 from aiodist.wire.frames import PART, Key
 from aiodist.wire.objects import Envelope, ObjectCodec, Packed, read_envelope, short_head
@@ -56,10 +56,10 @@ class Packing:
         except StopIteration as stop:
             self.packed = stop.value
 
-    async def rest(self, group: ProcessGroup) -> Packed:
+    async def rest(self, group: GroupEngine) -> Packed:
         """Pack the rest; between two steps the loop has its turn."""
         if self.packed is None:
-            self.packed = await steps_in_turns(group, self._steps)
+            self.packed = await run_gradually(group, self._steps)
         return self.packed
 
 
@@ -113,7 +113,7 @@ class _Waiter:
 class ObjectMessages:
     """The objects that one group's ranks send each other."""
 
-    def __init__(self, group: ProcessGroup, sends: Sends, codec: ObjectCodec) -> None:
+    def __init__(self, group: GroupEngine, sends: Sends, codec: ObjectCodec) -> None:
         self._group = group
         self._sends = sends
         self._codec = codec
@@ -143,14 +143,14 @@ class ObjectMessages:
                     return self._group.over(ended)
             return self._sends.send(memoryview(packed.envelope), b"", dst, tag, timeout, kind=kind)
 
-        async def start(line: MessageLine) -> Awaitable[object]:
+        async def start(context: MessageContext) -> Awaitable[object]:
             key = (kind, group.id, tag)
             try:
                 packed = await packing.rest(group)
             except (TypeError, ValueError) as error:
                 group.messenger.send(group.ranks[dst], key, memoryview(_reason(error)), _REFUSED)
                 raise
-            return self._start(line, packed, dst, key)
+            return self._start(context, packed, dst, key)
 
         group = self._group
         nbytes = -1 if packed is None else len(packed.envelope) + sum(map(len, packed.parts))
@@ -167,10 +167,12 @@ class ObjectMessages:
 
         told._when_done(heard)  # no caller waits for it
 
-    def _start(self, line: MessageLine, packed: Packed, dst: int, key: Key) -> Awaitable[object]:
+    def _start(
+        self, context: MessageContext, packed: Packed, dst: int, key: Key
+    ) -> Awaitable[object]:
         messenger, to = self._group.messenger, self._group.ranks[dst]
         meta = self.next_part.to_bytes(8, "little")
-        envelope = line.sending(messenger.send(to, key, memoryview(packed.envelope), meta))
+        envelope = context.sending(messenger.send(to, key, memoryview(packed.envelope), meta))
         return self._sent(to, envelope, self.start_parts(to, packed.parts))
 
     def start_parts(self, to: int, parts: list[memoryview]) -> list[Send]:
@@ -242,17 +244,17 @@ class ObjectMessages:
                         return group.came(ended, source, value)
                 self._handed_on[key] = [Parcel(source, read_envelope(data), [])]
 
-        async def body(line: MessageLine) -> T:
+        async def body(context: MessageContext) -> T:
             key = (kind, group.id, tag)
             while True:
-                parcel = await self._next_parcel(line, key, source)
-                line.matched(parcel.source)
+                parcel = await self._next_parcel(context, key, source)
+                context.matched(parcel.source)
                 try:
                     memory = await parcel.memory()
                     steps = parcel.load(self._codec, memory, pickle)
-                    obj = await steps_in_turns(group, steps)
+                    obj = await run_gradually(group, steps)
                 except WithdrawnError:
-                    line.matched(source)
+                    context.matched(source)
                     continue
                 except BaseException:
                     if not parcel.is_lost:
@@ -262,7 +264,7 @@ class ObjectMessages:
 
         return group.carried("recv", src, tag, body, timeout, kind=kind)
 
-    async def _next_parcel(self, line: MessageLine, key: Key, source: int) -> Parcel:
+    async def _next_parcel(self, context: MessageContext, key: Key, source: int) -> Parcel:
         for parcel in self._handed_on.get(key, ()):
             if source in (parcel.source, ANY_SOURCE):
                 self._handed_on[key].remove(parcel)
@@ -274,7 +276,7 @@ class ObjectMessages:
         recv.callback = lambda: waiter.ready.complete(None)
         self._waiting.setdefault(key, []).append(waiter)
         try:
-            line.receiving(self._group.messenger.recv(recv))
+            context.receiving(self._group.messenger.recv(recv))
             if not recv.done:
                 await waiter.ready
         finally:

@@ -27,10 +27,10 @@ from aiodist.backends.object_messages import ObjectMessages, Parcel, WithdrawnEr
 from aiodist.completion import Driver, Pending
 from aiodist.errors import InvalidUsageError, ProtocolError, StreamClosedError
 from aiodist.groups.backend import ObjectStream
-from aiodist.groups.lines import MessageLine
-from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.contexts import MessageContext
+from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.work import Work
-from aiodist.mesh.matching import Recv
+from aiodist.p2p.matching import Recv
 from aiodist.tensors import scratch
 from aiodist.wire.frames import STREAM, Key
 from aiodist.wire.objects import ObjectCodec, Packed, read_envelope, short_head
@@ -49,7 +49,7 @@ class Stream(ObjectStream):
 
     def __init__(
         self,
-        group: ProcessGroup,
+        group: GroupEngine,
         messages: ObjectMessages,
         codec: ObjectCodec,
         peer: int,
@@ -99,7 +99,7 @@ class Stream(ObjectStream):
             "recv",
             self._peer,
             self._key[2],
-            lambda line: self._take_messages(line, before),
+            lambda context: self._take_messages(context, before),
             math.inf,
             kind=STREAM,
         )
@@ -284,14 +284,14 @@ class Stream(ObjectStream):
             self._say(CREDIT, _AMOUNT.pack(self._owed_items, self._owed_bytes))
             self._owed_items = self._owed_bytes = 0
 
-    async def _take_messages(self, line: MessageLine, before: Pending[None] | None) -> None:
+    async def _take_messages(self, context: MessageContext, before: Pending[None] | None) -> None:
         try:
             if before is not None:
                 await before
             self._say(GRANT, _AMOUNT.pack(self._window, self._max_bytes))
             while not (self._peer_ended and self._peer_is_done):
                 recv = Recv(self._key, self._to, None, b"", _take_any, lambda _, n: scratch(n))
-                await line.receiving(self._group.messenger.recv(recv))
+                await context.receiving(self._group.messenger.recv(recv))
                 assert recv.into is not None  # allocated when the message was accepted
                 await self._take(recv.meta, recv.into)
         except BaseException as error:  # noqa: BLE001  # those that send and receive raise it
@@ -383,7 +383,7 @@ class Stream(ObjectStream):
 class Streams:
     """The streams of one group. At most one at a time has the same peer and tag."""
 
-    def __init__(self, group: ProcessGroup, messages: ObjectMessages, codec: ObjectCodec) -> None:
+    def __init__(self, group: GroupEngine, messages: ObjectMessages, codec: ObjectCodec) -> None:
         self._group = group
         self._messages = messages
         self._codec = codec

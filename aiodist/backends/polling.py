@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from aiodist.completion import Pending
-from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.group_engine import GroupEngine
 
 FIRST_PAUSE = 50e-6
 LONGEST_PAUSE = 5e-3
@@ -46,7 +46,7 @@ class Poll:
         self._loop.call_later(pause, self)
 
 
-async def until(group: ProcessGroup, is_over: Callable[[], bool]) -> None:
+async def until(group: GroupEngine, is_over: Callable[[], bool]) -> None:
     """Return when ``is_over()``; for the bodies of operations."""
     over: Pending[None] = Pending()
 

@@ -14,14 +14,14 @@ from aiodist.backends.devices.choice import NativeOnDevices
 from aiodist.backends.mixed import MixedBackend
 from aiodist.backends.mpi import library as mpi_library
 from aiodist.backends.mpi.backend import MpiBackend
-from aiodist.backends.mpi.meeting import rendezvous_of_mpi
+from aiodist.backends.mpi.mpi_meeting import rendezvous_of_mpi
 from aiodist.backends.native import NativeBackend
-from aiodist.backends.over_mesh import OverMesh
+from aiodist.backends.over_p2p import OverP2P
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.backend import CollectiveBackend
-from aiodist.groups.process_group import ProcessGroup
-from aiodist.mesh.rendezvous import Rendezvous, rendezvous
-from aiodist.mesh.rendezvous.environments import look_around
+from aiodist.groups.group_engine import GroupEngine
+from aiodist.rendezvous import Rendezvous, rendezvous
+from aiodist.rendezvous.environments import look_around
 from aiodist.types import Backend
 
 
@@ -29,7 +29,7 @@ from aiodist.types import Backend
 class Offer:
     """A backend that a name stands for."""
 
-    make: Callable[[ProcessGroup], CollectiveBackend]
+    make: Callable[[GroupEngine], CollectiveBackend]
     """Called on the group's loop, when the group is made; what takes time is for `ready`."""
 
     why_not: Callable[[], str]
@@ -43,8 +43,8 @@ def _always() -> str:
     return ""
 
 
-def _torch_group(name: str) -> Callable[[ProcessGroup], CollectiveBackend]:
-    def make(group: ProcessGroup) -> CollectiveBackend:
+def _torch_group(name: str) -> Callable[[GroupEngine], CollectiveBackend]:
+    def make(group: GroupEngine) -> CollectiveBackend:
         from aiodist.backends.torch_groups import make_backend  # brings in torch
 
         return make_backend(group, name)
@@ -71,7 +71,7 @@ def _has_driver() -> bool:
     return any(Path(sign).exists() for sign in _DRIVERS)
 
 
-def _native(group: ProcessGroup) -> CollectiveBackend:
+def _native(group: GroupEngine) -> CollectiveBackend:
     return NativeOnDevices(group) if _has_driver() else NativeBackend(group)
 
 
@@ -152,7 +152,7 @@ def backend_named(name: str | None) -> Backend:
 
 
 def rendezvous_for(backend: Backend) -> Callable[..., Awaitable[Rendezvous]]:
-    """How ranks meet that are to have ``backend``: by `mesh.rendezvous.rendezvous`, or as it does."""
+    """How ranks meet that are to have ``backend``: by `rendezvous.rendezvous`, or as it does."""
     names = {backend, *backend.by_device().values()}
     return rendezvous_of_mpi if Backend.MPI in names else rendezvous
 
@@ -162,7 +162,7 @@ def served(backend: Backend) -> dict[str, Backend]:
     return backend.by_device() or dict.fromkeys(OFFERS[backend].devices, backend)
 
 
-def bind(group: ProcessGroup) -> None:
+def bind(group: GroupEngine) -> None:
     """Give ``group`` the backend that its name asks for."""
     group.bind_successor = bind
     by_device = group.backend_name.by_device()
@@ -170,7 +170,7 @@ def bind(group: ProcessGroup) -> None:
         group.backend = OFFERS[group.backend_name].make(group)
         return
     names = dict.fromkeys(by_device.values())
-    others: Any = OverMesh(group) if Backend.MPI in names else group
+    others: Any = OverP2P(group) if Backend.MPI in names else group
     # One object for each backend, also where two kinds of device share it.
     made = {name: OFFERS[name].make(group if name == Backend.MPI else others) for name in names}
     group.backend = MixedBackend(

@@ -7,12 +7,12 @@ from typing import Any
 
 from aiodist.backends.polling import until
 from aiodist.completion import Pending
-from aiodist.groups.lines import MessageLine
-from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.contexts import MessageContext
+from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.work import Work
 from aiodist.wire.frames import TENSOR
 
-Start = Callable[[MessageLine], Coroutine[Any, Any, Awaitable[object]]]
+Start = Callable[[MessageContext], Coroutine[Any, Any, Awaitable[object]]]
 """Returns when all of a message is on its way; what it returns is done when that has gone."""
 
 
@@ -24,7 +24,7 @@ class Sends:
     messages of its own kind, rank and tag wait for it.
     """
 
-    def __init__(self, group: ProcessGroup) -> None:
+    def __init__(self, group: GroupEngine) -> None:
         self._group = group
         self._last: dict[tuple[int, int, int], Pending[None]] = {}
         """By rank, tag and kind, where a message waits: done when the last one is on its way."""
@@ -49,11 +49,11 @@ class Sends:
             return self._group.send(data, meta, dst, tag, timeout, kind=kind)
         group = self._group
 
-        async def start(line: MessageLine) -> Awaitable[object]:
+        async def start(context: MessageContext) -> Awaitable[object]:
             if is_there is not None:
                 await until(group, is_there)
             key = (kind, group.id, tag)
-            return line.sending(group.messenger.send(group.ranks[dst], key, data, meta))
+            return context.sending(group.messenger.send(group.ranks[dst], key, data, meta))
 
         return self.in_turn(start, dst, tag, kind, timeout, (meta, len(data)))
 
@@ -66,18 +66,18 @@ class Sends:
         timeout: float | None,
         facts: tuple[bytes, int],
     ) -> Work[None]:
-        """Run ``start(line)`` when earlier messages are on their way, then await what it returns.
+        """Run ``start(context)`` when earlier messages are on their way, then await what it returns.
 
         ``facts``: as of `Messaging.carried`.
         """
         place = (dst, tag, kind)
         before = self._last.get(place)
 
-        async def body(line: MessageLine) -> None:
+        async def body(context: MessageContext) -> None:
             try:
                 if before is not None:
                     await before
-                rest = await start(line)
+                rest = await start(context)
             finally:
                 if before is not None and not before.done:
                     before.callback = go_on  # given up: the next one's turn is still not there

@@ -20,55 +20,57 @@ from itertools import pairwise
 
 from aiodist.collectives import operations
 from aiodist.collectives.layout import cut, offsets_of, segments_of
-from aiodist.collectives.pipeline import Again, in_pieces
-from aiodist.collectives.spread import Hosts
+from aiodist.collectives.multi_host import MultiHostContext
+from aiodist.collectives.pipeline import ReusedScratch, in_pieces
 from aiodist.copying import copy
 
 
-async def all_gather_leaders(hosts: Hosts, blocks: Sequence[memoryview]) -> None:
+async def all_gather_leaders(hosts: MultiHostContext, blocks: Sequence[memoryview]) -> None:
     """Fill every ``blocks[r]`` with rank r's block; this rank's own is in place already."""
-    inside, places = hosts.inside, hosts.places
-    order = [rank for ranks in places.hosts for rank in ranks]
+    intra_host, topology = hosts.intra_host, hosts.topology
+    order = [rank for ranks in topology.hosts for rank in ranks]
     starts = offsets_of([len(blocks[rank]) for rank in order])
     memory = hosts.scratch(starts[-1])
     spots = {rank: memory[a:b] for rank, (a, b) in zip(order, pairwise(starts), strict=True)}
-    here = places.hosts[hosts.host]
-    await inside.gather(0, [blocks[rank] for rank in here])
-    if inside.rank == 0:
+    here = topology.hosts[hosts.host]
+    await intra_host.gather(0, [blocks[rank] for rank in here])
+    if intra_host.rank == 0:
         for rank in here:
             copy(spots[rank], blocks[rank])
-        ends = offsets_of([sum(len(blocks[rank]) for rank in ranks) for ranks in places.hosts])
+        ends = offsets_of([sum(len(blocks[rank]) for rank in ranks) for ranks in topology.hosts])
         pieces = [memory[a:b] for a, b in pairwise(ends)]
         choice = hosts.choice("all_gather", len(memory))
         await operations.all_gather(hosts.across, pieces, hosts.scratch, choice)
-    await inside.broadcast(0, memory)
+    await intra_host.broadcast(0, memory)
     for rank, spot in spots.items():
         if rank != hosts.channel.rank:
             copy(blocks[rank], spot)
 
 
-async def all_gather_columns(hosts: Hosts, blocks: Sequence[memoryview], piece: int) -> None:
+async def all_gather_columns(
+    hosts: MultiHostContext, blocks: Sequence[memoryview], piece: int
+) -> None:
     """Fill every ``blocks[r]`` with rank r's block; this rank's own is in place already.
 
     In pieces of about ``piece`` bytes a column, of all blocks together.
     """
-    inside, places = hosts.inside, hosts.places
-    count = segments_of(sum(map(len, blocks)), piece * places.columns)
+    intra_host, topology = hosts.intra_host, hosts.topology
+    count = segments_of(sum(map(len, blocks)), piece * topology.columns)
     parts = [cut(block, 1, count) for block in blocks]
-    scratch = Again(hosts.scratch)
+    scratch = ReusedScratch(hosts.scratch)
 
     async def before(number: int) -> None:
-        await inside.all_gather([parts[rank][number] for rank in places.hosts[hosts.host]])
+        await intra_host.all_gather([parts[rank][number] for rank in topology.hosts[hosts.host]])
 
     async def across(number: int) -> None:
         scratch.next_piece()
-        column = [parts[rank][number] for rank in places.column(inside.rank)]
+        column = [parts[rank][number] for rank in topology.column(intra_host.rank)]
         choice = hosts.choice("all_gather", sum(map(len, column)))
         await operations.all_gather(hosts.across, column, scratch, choice)
 
     async def after(number: int) -> None:
-        for host, ranks in enumerate(places.hosts):
+        for host, ranks in enumerate(topology.hosts):
             if host != hosts.host:
-                await inside.all_gather([parts[rank][number] for rank in ranks])
+                await intra_host.all_gather([parts[rank][number] for rank in ranks])
 
     await in_pieces(count, before, across, after)

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from aiodist.collectives.board import Board
 from aiodist.collectives.layout import segments_of
-from aiodist.collectives.moves import LET_GO, PUT, TAKE, Move
 from aiodist.collectives.reduction import Reduction
+from aiodist.collectives.schedule import READ, RELEASE, WRITE, Step
+from aiodist.collectives.shm_context import ShmContext
 
 LONGEST = 512 << 10
 """Bytes of a chunk. What n ranks have in flight is to stay in the cache that the cores share."""
@@ -29,27 +29,27 @@ AHEAD = 2
 """Steps by which a rank is ahead of the results that it copies, where there is room for as many."""
 
 
-def all_reduce_chain(board: Board, data: memoryview, reduce: Reduction) -> Iterator[Move]:
+def all_reduce_chain(shm: ShmContext, data: memoryview, reduce: Reduction) -> Iterator[Step]:
     """Reduce ``data`` over all ranks, in place."""
-    rank, last = board.rank, board.size - 1
-    width = min(board.chunk_bytes, LONGEST) // reduce.itemsize * reduce.itemsize
+    rank, last = shm.rank, shm.size - 1
+    width = min(shm.chunk_bytes, LONGEST) // reduce.itemsize * reduce.itemsize
     steps = segments_of(len(data), width)
-    # A rank's chunk is free when all have let go of the step so many before: none may be further ahead.
-    ahead = min(AHEAD, board.depth - 1, last - rank)
+    # A rank's chunk is free when all have released the step so many before: none may be further ahead.
+    ahead = min(AHEAD, shm.depth - 1, last - rank)
     for step in range(steps + ahead):
         if step < steps:
             part = data[step * width : (step + 1) * width]
-            mine = board.chunk(rank, step)[: len(part)]
+            mine = shm.chunk(rank, step)[: len(part)]
             if rank == 0:
-                yield PUT, rank, step, [(mine, part)], ()
+                yield WRITE, rank, step, [(mine, part)], ()
             else:
-                before = board.chunk(rank - 1, step)[: len(part)]
-                yield TAKE, rank - 1, step, (), ()
-                yield PUT, rank, step, (), [reduce.of(before, part, mine)]
+                before = shm.chunk(rank - 1, step)[: len(part)]
+                yield READ, rank - 1, step, (), ()
+                yield WRITE, rank, step, (), [reduce.of(before, part, mine)]
         ended = step - ahead
         if ended >= 0:
             part = data[ended * width : (ended + 1) * width]
-            copy = [(part, board.chunk(last, ended)[: len(part)])]
+            copy = [(part, shm.chunk(last, ended)[: len(part)])]
             if rank != last:
-                yield TAKE, last, ended, copy, ()
-            yield LET_GO, rank, ended + 1, copy if rank == last else (), ()
+                yield READ, last, ended, copy, ()
+            yield RELEASE, rank, ended + 1, copy if rank == last else (), ()

@@ -10,24 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from aiodist.collectives.board import Board
 from aiodist.collectives.layout import segments_of
-from aiodist.collectives.moves import LET_GO, PUT, TAKE, Move
 from aiodist.collectives.reduction import Reduction
+from aiodist.collectives.schedule import READ, RELEASE, WRITE, Step
+from aiodist.collectives.shm_context import ShmContext
 
 
-def all_reduce_exchange(board: Board, data: memoryview, reduce: Reduction) -> Iterator[Move]:
+def all_reduce_exchange(shm: ShmContext, data: memoryview, reduce: Reduction) -> Iterator[Step]:
     """Reduce ``data`` over two ranks, in place."""
-    rank, other = board.rank, 1 - board.rank
-    width = board.chunk_bytes // reduce.itemsize * reduce.itemsize
+    rank, other = shm.rank, 1 - shm.rank
+    width = shm.chunk_bytes // reduce.itemsize * reduce.itemsize
     steps = segments_of(len(data), width)
     for step in range(steps + 1):
         if step < steps:
             part = data[step * width : (step + 1) * width]
-            yield PUT, rank, step, [(board.chunk(rank, step)[: len(part)], part)], ()
+            yield WRITE, rank, step, [(shm.chunk(rank, step)[: len(part)], part)], ()
         if step:
             part = data[(step - 1) * width : step * width]
-            theirs = board.chunk(other, step - 1)[: len(part)]
+            theirs = shm.chunk(other, step - 1)[: len(part)]
             first, second = (part, theirs) if rank == 0 else (theirs, part)
-            yield TAKE, other, step - 1, (), [reduce.of(first, second, part)]
-            yield LET_GO, rank, step, (), ()
+            yield READ, other, step - 1, (), [reduce.of(first, second, part)]
+            yield RELEASE, rank, step, (), ()

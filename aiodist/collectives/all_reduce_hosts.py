@@ -21,39 +21,43 @@ from __future__ import annotations
 
 from aiodist.collectives import operations
 from aiodist.collectives.layout import stripes_in_pieces
-from aiodist.collectives.pipeline import Again, in_pieces
+from aiodist.collectives.multi_host import MultiHostContext
+from aiodist.collectives.pipeline import ReusedScratch, in_pieces
 from aiodist.collectives.reduction import Reduction, Scratch
-from aiodist.collectives.spread import Hosts
 
 
-async def all_reduce_leaders(hosts: Hosts, data: memoryview, reduce: Reduction) -> None:
+async def all_reduce_leaders(hosts: MultiHostContext, data: memoryview, reduce: Reduction) -> None:
     """Reduce ``data`` over all ranks, in place."""
-    await hosts.inside.reduce(0, data, reduce)
-    if hosts.inside.rank == 0:
+    await hosts.intra_host.reduce(0, data, reduce)
+    if hosts.intra_host.rank == 0:
         await _across(hosts, data, reduce, hosts.scratch)
-    await hosts.inside.broadcast(0, data)
+    await hosts.intra_host.broadcast(0, data)
 
 
-async def all_reduce_stripes(hosts: Hosts, data: memoryview, reduce: Reduction, piece: int) -> None:
+async def all_reduce_stripes(
+    hosts: MultiHostContext, data: memoryview, reduce: Reduction, piece: int
+) -> None:
     """Reduce ``data`` over all ranks, in place, in pieces of about ``piece`` bytes a column."""
-    inside, columns = hosts.inside, hosts.places.columns
-    pieces = stripes_in_pieces(data, reduce.itemsize, columns, inside.size, piece)
-    scratch = Again(hosts.scratch)
+    intra_host, columns = hosts.intra_host, hosts.topology.columns
+    pieces = stripes_in_pieces(data, reduce.itemsize, columns, intra_host.size, piece)
+    scratch = ReusedScratch(hosts.scratch)
 
     async def before(number: int) -> None:
         stripes = pieces[number]
-        await inside.reduce_scatter(stripes, stripes[inside.rank], reduce)
+        await intra_host.reduce_scatter(stripes, stripes[intra_host.rank], reduce)
 
     async def across(number: int) -> None:
         scratch.next_piece()
-        await _across(hosts, pieces[number][inside.rank], reduce, scratch)
+        await _across(hosts, pieces[number][intra_host.rank], reduce, scratch)
 
     async def after(number: int) -> None:
-        await inside.all_gather(pieces[number])
+        await intra_host.all_gather(pieces[number])
 
     await in_pieces(len(pieces), before, across if hosts.crosses else None, after)
 
 
-async def _across(hosts: Hosts, data: memoryview, reduce: Reduction, scratch: Scratch) -> None:
+async def _across(
+    hosts: MultiHostContext, data: memoryview, reduce: Reduction, scratch: Scratch
+) -> None:
     choice = hosts.choice("all_reduce", len(data))
     await operations.all_reduce(hosts.across, data, reduce, scratch, choice)

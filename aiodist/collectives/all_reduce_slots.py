@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from aiodist.collectives.barrier_slots import all_slots
-from aiodist.collectives.board import Board
-from aiodist.collectives.moves import Do
 from aiodist.collectives.reduction import Reduction
+from aiodist.collectives.schedule import Do
+from aiodist.collectives.shm_context import ShmContext
 
 
-async def all_reduce_slots(board: Board, data: memoryview, reduce: Reduction) -> None:
+async def all_reduce_slots(shm: ShmContext, data: memoryview, reduce: Reduction) -> None:
     """Reduce ``data`` over all ranks, in place; at most a slot."""
-    slots = await all_slots(board, data)
-    for reduction in in_order(reduce, slots, board.rank, data):
+    slots = await all_slots(shm, data)
+    for reduction in in_order(reduce, slots, shm.rank, data):
         reduction()
 
 

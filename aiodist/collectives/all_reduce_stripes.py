@@ -16,29 +16,31 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from aiodist.collectives.board import Board
 from aiodist.collectives.layout import offsets_of, segments_of
-from aiodist.collectives.moves import (
-    CHANGE,
-    LET_GO,
-    PUT,
-    TAKE,
-    TAKE_CHANGED,
+from aiodist.collectives.reduction import Reduction
+from aiodist.collectives.schedule import (
+    READ,
+    READ_REPOSTED,
+    RELEASE,
+    REPOST,
+    WRITE,
     Do,
-    Move,
+    Step,
     operands_in_order,
 )
-from aiodist.collectives.reduction import Reduction
+from aiodist.collectives.shm_context import ShmContext
 
 
-def all_reduce_stripes(board: Board, data: memoryview, reduce: Reduction) -> Iterator[Move]:
+def all_reduce_stripes(shm: ShmContext, data: memoryview, reduce: Reduction) -> Iterator[Step]:
     """Reduce ``data`` over all ranks, in place."""
-    return _Stripes(board, data, reduce, range(board.size)).moves()
+    return _Stripes(shm, data, reduce, range(shm.size)).schedule()
 
 
-def reduce_stripes(board: Board, root: int, data: memoryview, reduce: Reduction) -> Iterator[Move]:
+def reduce_stripes(
+    shm: ShmContext, root: int, data: memoryview, reduce: Reduction
+) -> Iterator[Step]:
     """The same, and only ``root`` copies the results; the other ranks' data is only read."""
-    return _Stripes(board, data, reduce, (root,)).moves()
+    return _Stripes(shm, data, reduce, (root,)).schedule()
 
 
 _Views = tuple[memoryview, Sequence[slice], Sequence[memoryview]]
@@ -47,70 +49,69 @@ _Views = tuple[memoryview, Sequence[slice], Sequence[memoryview]]
 
 class _Stripes:
     def __init__(
-        self, board: Board, data: memoryview, reduce: Reduction, readers: Sequence[int]
+        self, shm: ShmContext, data: memoryview, reduce: Reduction, readers: Sequence[int]
     ) -> None:
-        self._board = board
+        self._shm = shm
         self._data = data
         self._reduce = reduce
-        self._reads = board.rank in readers
-        self._order = operands_in_order(board.rank, board.size)
+        self._reads = shm.rank in readers
+        self._order = operands_in_order(shm.rank, shm.size)
         itemsize = reduce.itemsize
-        self._width = width = board.chunk_bytes // itemsize * itemsize
+        self._width = width = shm.chunk_bytes // itemsize * itemsize
         self._steps = segments_of(len(data), width)
         self._whole = self._cuts(width)
         self._rest = self._cuts(len(data) - (self._steps - 1) * width)
 
     def _cuts(self, nbytes: int) -> list[slice]:
         """Where the stripes of a chunk of ``nbytes`` are."""
-        length, longer = divmod(nbytes // self._reduce.itemsize, self._board.size)
+        length, longer = divmod(nbytes // self._reduce.itemsize, self._shm.size)
         lengths = [
-            (length + (stripe < longer)) * self._reduce.itemsize
-            for stripe in range(self._board.size)
+            (length + (stripe < longer)) * self._reduce.itemsize for stripe in range(self._shm.size)
         ]
         starts = offsets_of(lengths)
         return [slice(start, end) for start, end in pairwise(starts)]
 
-    def moves(self) -> Iterator[Move]:
-        rank, reads = self._board.rank, self._reads
-        others = [(rank + distance) % self._board.size for distance in range(1, self._board.size)]
+    def schedule(self) -> Iterator[Step]:
+        rank, reads = self._shm.rank, self._reads
+        others = [(rank + distance) % self._shm.size for distance in range(1, self._shm.size)]
         step, now = 0, self._views(0)
-        yield self._put_up(0, now)
+        yield self._publish(0, now)
         while True:
             part, stripes, chunks = now
             stripe = stripes[rank]
             mine, result = part[stripe], chunks[rank][stripe]
             reductions = self._reductions(mine, chunks, stripe, result)
             for other, ready in self._order:
-                yield TAKE, other, step, (), reductions[ready]
-            yield CHANGE, rank, step, [(mine, result)] if reads else (), ()
+                yield READ, other, step, (), reductions[ready]
+            yield REPOST, rank, step, [(mine, result)] if reads else (), ()
             if step + 1 < self._steps:
                 now = self._views(step + 1)
-                yield self._put_up(step + 1, now)
+                yield self._publish(step + 1, now)
             if reads:
                 for other in others:
                     stripe = stripes[other]
-                    yield TAKE_CHANGED, other, step, [(part[stripe], chunks[other][stripe])], ()
+                    yield READ_REPOSTED, other, step, [(part[stripe], chunks[other][stripe])], ()
             step += 1
-            yield LET_GO, rank, step, (), ()
+            yield RELEASE, rank, step, (), ()
             if step == self._steps:
                 return
 
     def _views(self, step: int) -> _Views:
-        board = self._board
+        shm = self._shm
         part = self._data[step * self._width : (step + 1) * self._width]
         stripes = self._rest if step == self._steps - 1 else self._whole
-        return part, stripes, [board.chunk(rank, step) for rank in range(board.size)]
+        return part, stripes, [shm.chunk(rank, step) for rank in range(shm.size)]
 
-    def _put_up(self, step: int, views: _Views) -> Move:
+    def _publish(self, step: int, views: _Views) -> Step:
         part, stripes, chunks = views
-        own, chunk = stripes[self._board.rank], chunks[self._board.rank]
+        own, chunk = stripes[self._shm.rank], chunks[self._shm.rank]
         around = slice(own.start), slice(own.stop, len(part))
-        return PUT, self._board.rank, step, [(chunk[each], part[each]) for each in around], ()
+        return WRITE, self._shm.rank, step, [(chunk[each], part[each]) for each in around], ()
 
     def _reductions(
         self, mine: memoryview, chunks: Sequence[memoryview], stripe: slice, result: memoryview
     ) -> Sequence[Do]:
-        of, rank = self._reduce.of, self._board.rank
+        of, rank = self._reduce.of, self._shm.rank
         first, second, *others = (
             mine if other == rank else chunk[stripe] for other, chunk in enumerate(chunks)
         )

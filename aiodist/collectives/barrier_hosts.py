@@ -7,13 +7,13 @@ dissemination barrier among the first ranks; the other ranks send none.
 from __future__ import annotations
 
 from aiodist.collectives.barrier_dissemination import barrier_dissemination
-from aiodist.collectives.spread import Hosts
+from aiodist.collectives.multi_host import MultiHostContext
 
 
-async def barrier_hosts(hosts: Hosts) -> None:
+async def barrier_hosts(hosts: MultiHostContext) -> None:
     """Return when all ranks have entered."""
-    inside = hosts.inside
-    await inside.barrier()
-    if inside.rank == 0:
+    intra_host = hosts.intra_host
+    await intra_host.barrier()
+    if intra_host.rank == 0:
         await barrier_dissemination(hosts.across)
-    await inside.broadcast(0, hosts.scratch(0))
+    await intra_host.broadcast(0, hosts.scratch(0))

@@ -10,27 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aiodist.collectives.board import Board
+from aiodist.collectives.shm_context import ShmContext
 from aiodist.copying import copy
 
 
-async def barrier_slots(board: Board) -> None:
+async def barrier_slots(shm: ShmContext) -> None:
     """Return when all ranks have entered."""
-    await all_slots(board, memoryview(b""))
+    await all_slots(shm, memoryview(b""))
 
 
-async def all_slots(board: Board, data: memoryview) -> Sequence[memoryview]:
+async def all_slots(shm: ShmContext, data: memoryview) -> Sequence[memoryview]:
     """Put up ``data``, as long on all ranks; wait for all others'. The slots by rank."""
-    rank, nbytes = board.rank, len(data)
-    own = await board.slot(nbytes)
+    rank, nbytes = shm.rank, len(data)
+    own = await shm.slot(nbytes)
     copy(own, data)
-    board.put_up(nbytes)
-    return [
-        own if other == rank else await board.slot_of(other, nbytes) for other in range(board.size)
-    ]
+    shm.publish(nbytes)
+    return [own if other == rank else await shm.slot_of(other, nbytes) for other in range(shm.size)]
 
 
-def others_of(board: Board) -> list[int]:
+def others_of(shm: ShmContext) -> list[int]:
     """All ranks but this one, the next one first, so that not all begin with the same."""
-    rank, size = board.rank, board.size
+    rank, size = shm.rank, shm.size
     return [(rank + distance) % size for distance in range(1, size)]

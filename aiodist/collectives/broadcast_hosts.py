@@ -13,42 +13,44 @@ from __future__ import annotations
 
 from aiodist.collectives import operations
 from aiodist.collectives.layout import cut, stripes_in_pieces
+from aiodist.collectives.multi_host import MultiHostContext
 from aiodist.collectives.pipeline import in_pieces
-from aiodist.collectives.spread import Hosts
 
 
-async def broadcast_leaders(hosts: Hosts, root: int, data: memoryview) -> None:
+async def broadcast_leaders(hosts: MultiHostContext, root: int, data: memoryview) -> None:
     """Fill ``data`` on every rank with what ``root`` has in it."""
     leaders = hosts.leaders(root)
     if (across := hosts.among(leaders)) is not None:
-        home = hosts.places.host_of(root)
+        home = hosts.topology.host_of(root)
         choice = hosts.choice("broadcast", len(data))
         await operations.broadcast(across, home, data, choice)
-    await hosts.inside.broadcast(hosts.number_of(leaders[hosts.host]), data)
+    await hosts.intra_host.broadcast(hosts.number_of(leaders[hosts.host]), data)
 
 
-async def broadcast_stripes(hosts: Hosts, root: int, data: memoryview, piece: int) -> None:
+async def broadcast_stripes(
+    hosts: MultiHostContext, root: int, data: memoryview, piece: int
+) -> None:
     """Fill ``data`` on every rank with what ``root`` has in it.
 
     In pieces of about ``piece`` bytes a column.
     """
-    inside, columns = hosts.inside, hosts.places.columns
-    home = hosts.places.host_of(root)
+    intra_host, columns = hosts.intra_host, hosts.topology.columns
+    home = hosts.topology.host_of(root)
     is_home = hosts.host == home
-    pieces = stripes_in_pieces(data, 1, columns, inside.size, piece)
+    pieces = stripes_in_pieces(data, 1, columns, intra_host.size, piece)
     parts = cut(data, 1, len(pieces))
 
     async def before(number: int) -> None:
         if is_home:
-            await inside.broadcast(hosts.number_of(root), parts[number])
+            await intra_host.broadcast(hosts.number_of(root), parts[number])
 
     async def across(number: int) -> None:
-        mine = pieces[number][inside.rank]
+        mine = pieces[number][intra_host.rank]
         choice = hosts.choice("broadcast", len(mine))
         await operations.broadcast(hosts.across, home, mine, choice)
 
     async def after(number: int) -> None:
         if not is_home:
-            await inside.all_gather(pieces[number])
+            await intra_host.all_gather(pieces[number])
 
     await in_pieces(len(pieces), before, across if hosts.crosses else None, after)

@@ -9,35 +9,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from aiodist.collectives.board import Board
 from aiodist.collectives.layout import segments_of
-from aiodist.collectives.moves import LET_GO, PUT, TAKE, Move
+from aiodist.collectives.schedule import READ, RELEASE, WRITE, Step
+from aiodist.collectives.shm_context import ShmContext
 from aiodist.copying import copy
 
 
-async def broadcast_slots(board: Board, root: int, data: memoryview) -> None:
+async def broadcast_slots(shm: ShmContext, root: int, data: memoryview) -> None:
     """Fill ``data`` on every rank with what ``root`` has in it; at most a slot."""
-    if board.rank == root:
-        own = await board.slot(len(data))
+    if shm.rank == root:
+        own = await shm.slot(len(data))
         copy(own, data)
-        board.put_up(len(data))
+        shm.publish(len(data))
     else:
-        copy(data, await board.slot_of(root, len(data)))
+        copy(data, await shm.slot_of(root, len(data)))
 
 
-def whom_it_reads(rank: int, root: int) -> Sequence[int]:
+def sources_of_broadcast(rank: int, root: int) -> Sequence[int]:
     """Whose data ``rank`` copies: all that it has to meet."""
     return () if rank == root else (root,)
 
 
-def broadcast_chunks(board: Board, root: int, data: memoryview) -> Iterator[Move]:
+def broadcast_chunks(shm: ShmContext, root: int, data: memoryview) -> Iterator[Step]:
     """Fill ``data`` on every rank with what ``root`` has in it."""
-    rank, width = board.rank, board.chunk_bytes
+    rank, width = shm.rank, shm.chunk_bytes
     for step in range(segments_of(len(data), width)):
         part = data[step * width : (step + 1) * width]
-        chunk = board.chunk(root, step)[: len(part)]
+        chunk = shm.chunk(root, step)[: len(part)]
         if rank == root:
-            yield PUT, rank, step, [(chunk, part)], ()
+            yield WRITE, rank, step, [(chunk, part)], ()
         else:
-            yield TAKE, root, step, [(part, chunk)], ()
-        yield LET_GO, rank, step + 1, (), ()
+            yield READ, root, step, [(part, chunk)], ()
+        yield RELEASE, rank, step + 1, (), ()

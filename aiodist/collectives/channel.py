@@ -8,7 +8,7 @@ from aiodist.completion import Pending
 
 
 class Channel(Protocol):
-    """One operation's private line between the ranks of a group.
+    """One operation's private channel between the ranks of a group.
 
     Messages between two ranks arrive in the order in which they were sent, and the k-th receive
     from a rank gets the k-th message from it. Nothing of another operation is ever seen. Sends

@@ -12,15 +12,15 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from aiodist.collectives.cost import COSTS, Case, Traffic
+from aiodist.collectives.host_topology import HostTopology
 from aiodist.collectives.layout import lengths_of_cut, segments_of
-from aiodist.collectives.places import Places
 from aiodist.collectives.select import MANY, RULES, Rules, select
 
 
 class HostsCase(NamedTuple):
     """One rank's view of one operation; ``lengths``, ``root``, ``itemsize`` as in `cost.Case`."""
 
-    places: Places
+    topology: HostTopology
     rank: int
     lengths: Sequence[int]
     root: int = 0
@@ -42,18 +42,18 @@ class Crossing(NamedTuple):
 
 def crossing(operation: str, algorithm: str, case: HostsCase) -> Traffic:
     """What one rank sends to other hosts. Raises KeyError for an unknown algorithm."""
-    places, rank = case.places, case.rank
-    host, home = places.host_of(rank), places.host_of(case.root)
-    leaders = [ranks[0] for ranks in places.hosts]
+    topology, rank = case.topology, case.rank
+    host, home = topology.host_of(rank), topology.host_of(case.root)
+    leaders = [ranks[0] for ranks in topology.hosts]
     if operation in ("broadcast", "reduce"):
         leaders[home] = case.root
     if algorithm == "leaders":
-        column = 0 if rank == leaders[host] else places.columns
+        column = 0 if rank == leaders[host] else topology.columns
     else:
-        column = places.hosts[host].index(rank)
-    if column >= (1 if algorithm == "leaders" else places.columns):
+        column = topology.hosts[host].index(rank)
+    if column >= (1 if algorithm == "leaders" else topology.columns):
         return Traffic(0, 0)
-    hosts, messages, nbytes = len(places.hosts), 0, 0
+    hosts, messages, nbytes = len(topology.hosts), 0, 0
     for part in _pieces(operation, algorithm, case):
         lengths = CROSSINGS[operation, algorithm].lengths(part, column)
         choice = select(operation, hosts, sum(lengths), rules=case.rules)
@@ -68,7 +68,7 @@ def _pieces(operation: str, algorithm: str, case: HostsCase) -> list[HostsCase]:
     """The same operation on each of its pieces."""
     if algorithm == "leaders":
         return [case]
-    count = segments_of(sum(case.lengths), case.piece * case.places.columns)
+    count = segments_of(sum(case.lengths), case.piece * case.topology.columns)
     itemsize = case.itemsize if "reduce" in operation else 1  # what is copied is cut anywhere
     parts = [lengths_of_cut(length, itemsize, count) for length in case.lengths]
     return [case._replace(lengths=list(lengths)) for lengths in zip(*parts, strict=True)]
@@ -79,16 +79,16 @@ def _all(case: HostsCase, column: int) -> list[int]:
 
 
 def _stripe(case: HostsCase, column: int) -> list[int]:
-    length, longer = divmod(sum(case.lengths) // case.itemsize, case.places.columns)
+    length, longer = divmod(sum(case.lengths) // case.itemsize, case.topology.columns)
     return [(length + (column < longer)) * case.itemsize]
 
 
 def _block_a_host(case: HostsCase, column: int) -> list[int]:
-    return [sum(case.lengths[rank] for rank in ranks) for ranks in case.places.hosts]
+    return [sum(case.lengths[rank] for rank in ranks) for ranks in case.topology.hosts]
 
 
 def _blocks_of_column(case: HostsCase, column: int) -> list[int]:
-    return [case.lengths[rank] for rank in case.places.column(column)]
+    return [case.lengths[rank] for rank in case.topology.column(column)]
 
 
 _ONE, _EVERY = "one rank a host", "every rank in a column"

@@ -3,7 +3,8 @@
 What a collective does inside a host and what it does between hosts are two coroutines that run side by
 side on each rank. Each takes the pieces in order: inside, first the stretches before the exchange
 of a piece, then, one piece later, those after it; between the hosts one piece after the other. So the
-order of messages between two ranks, and of steps on the board of a host, is the same on all.
+order of messages between two ranks, and of steps on the shared-memory context of a host, is the same on
+all.
 
 A piece more is begun inside before the one before it is awaited: enough, since what is worked at
 inside takes less time than what travels, or else is what there is to wait for anyway.
@@ -39,7 +40,7 @@ async def in_pieces(count: int, before: Step, across: Step | None, after: Step) 
     begun: list[Pending[None]] = [Pending() for _ in range(count)]
     ended: list[Pending[None]] = [Pending() for _ in range(count)]
 
-    async def inside() -> None:
+    async def intra_host() -> None:
         for number in range(count + 1):
             if number < count:
                 await before(number)
@@ -59,10 +60,10 @@ async def in_pieces(count: int, before: Step, across: Step | None, after: Step) 
         if number >= 0:
             ended[number].complete(None)
 
-    await together(between(), inside())
+    await together(between(), intra_host())
 
 
-class Again:
+class ReusedScratch:
     """Scratch memory for one piece after the other: each is given what the one before had.
 
     `next_piece` is for when the one before does not use its memory any more.

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 from aiodist.collectives import operations
 from aiodist.collectives.layout import stripes_in_pieces
-from aiodist.collectives.pipeline import Again, in_pieces
+from aiodist.collectives.multi_host import MultiHostContext
+from aiodist.collectives.pipeline import ReusedScratch, in_pieces
 from aiodist.collectives.reduction import Reduction
-from aiodist.collectives.spread import Hosts
 from aiodist.copying import copy
 
 
-async def reduce_leaders(hosts: Hosts, root: int, data: memoryview, reduce: Reduction) -> None:
+async def reduce_leaders(
+    hosts: MultiHostContext, root: int, data: memoryview, reduce: Reduction
+) -> None:
     """Reduce ``data`` over all ranks into ``root``'s, in place; the others' is only read."""
     leaders = hosts.leaders(root)
     leader, rank = leaders[hosts.host], hosts.channel.rank
@@ -27,31 +29,31 @@ async def reduce_leaders(hosts: Hosts, root: int, data: memoryview, reduce: Redu
     if rank == leader != root:  # its own data stays as it is
         result = hosts.scratch(len(data))
         copy(result, data)
-    await hosts.inside.reduce(hosts.number_of(leader), result, reduce)
+    await hosts.intra_host.reduce(hosts.number_of(leader), result, reduce)
     if (across := hosts.among(leaders)) is not None:
-        home = hosts.places.host_of(root)
+        home = hosts.topology.host_of(root)
         choice = hosts.choice("reduce", len(data))
         await operations.reduce(across, home, result, reduce, hosts.scratch, choice)
 
 
 async def reduce_stripes(
-    hosts: Hosts, root: int, data: memoryview, reduce: Reduction, piece: int
+    hosts: MultiHostContext, root: int, data: memoryview, reduce: Reduction, piece: int
 ) -> None:
     """Reduce ``data`` over all ranks into ``root``'s, in place; the others' is only read.
 
     In pieces of about ``piece`` bytes a column.
     """
-    inside, columns = hosts.inside, hosts.places.columns
-    home = hosts.places.host_of(root)
-    pieces = stripes_in_pieces(data, reduce.itemsize, columns, inside.size, piece)
+    intra_host, columns = hosts.intra_host, hosts.topology.columns
+    home = hosts.topology.host_of(root)
+    pieces = stripes_in_pieces(data, reduce.itemsize, columns, intra_host.size, piece)
     # Only the root's data changes, and only with the result.
-    results = [stripes[inside.rank] for stripes in pieces]
+    results = [stripes[intra_host.rank] for stripes in pieces]
     if hosts.channel.rank != root:
         results = [hosts.scratch(len(mine)) for mine in results]
-    scratch = Again(hosts.scratch)
+    scratch = ReusedScratch(hosts.scratch)
 
     async def before(number: int) -> None:
-        await inside.reduce_scatter(pieces[number], results[number], reduce)
+        await intra_host.reduce_scatter(pieces[number], results[number], reduce)
 
     async def across(number: int) -> None:
         scratch.next_piece()
@@ -62,7 +64,7 @@ async def reduce_stripes(
     async def after(number: int) -> None:
         if hosts.host == home:
             stripes = pieces[number]
-            stripes[inside.rank] = results[number]
-            await inside.gather(hosts.number_of(root), stripes)
+            stripes[intra_host.rank] = results[number]
+            await intra_host.gather(hosts.number_of(root), stripes)
 
     await in_pieces(len(pieces), before, across if hosts.crosses else None, after)

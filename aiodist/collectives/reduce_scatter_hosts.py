@@ -20,37 +20,37 @@ from itertools import pairwise
 
 from aiodist.collectives import operations
 from aiodist.collectives.layout import cut, offsets_of, segments_of
-from aiodist.collectives.pipeline import Again, in_pieces
+from aiodist.collectives.multi_host import MultiHostContext
+from aiodist.collectives.pipeline import ReusedScratch, in_pieces
 from aiodist.collectives.reduction import Reduction
-from aiodist.collectives.spread import Hosts
 from aiodist.copying import copy
 
 
 async def reduce_scatter_leaders(
-    hosts: Hosts, blocks: Sequence[memoryview], out: memoryview, reduce: Reduction
+    hosts: MultiHostContext, blocks: Sequence[memoryview], out: memoryview, reduce: Reduction
 ) -> None:
     """Reduce ``blocks[rank]`` over all ranks into ``out``, which may be that very block."""
-    inside, places = hosts.inside, hosts.places
-    order = [rank for ranks in places.hosts for rank in ranks]
+    intra_host, topology = hosts.intra_host, hosts.topology
+    order = [rank for ranks in topology.hosts for rank in ranks]
     starts = offsets_of([len(blocks[rank]) for rank in order])
     memory = hosts.scratch(starts[-1])
     for rank, start in zip(order, starts, strict=False):
         memory[start : start + len(blocks[rank])] = blocks[rank]
-    await inside.reduce(0, memory, reduce)
-    ends = offsets_of([sum(len(blocks[rank]) for rank in ranks) for ranks in places.hosts])
+    await intra_host.reduce(0, memory, reduce)
+    ends = offsets_of([sum(len(blocks[rank]) for rank in ranks) for ranks in topology.hosts])
     pieces = [memory[a:b] for a, b in pairwise(ends)]
     mine = pieces[hosts.host]
-    if inside.rank == 0:
+    if intra_host.rank == 0:
         choice = hosts.choice("reduce_scatter", len(memory))
         across = hosts.across
         await operations.reduce_scatter(across, pieces, mine, reduce, hosts.scratch, choice)
-    await inside.broadcast(0, mine)
+    await intra_host.broadcast(0, mine)
     start = starts[order.index(hosts.channel.rank)] - ends[hosts.host]
     copy(out, mine[start : start + len(out)])
 
 
 async def reduce_scatter_columns(
-    hosts: Hosts,
+    hosts: MultiHostContext,
     blocks: Sequence[memoryview],
     out: memoryview,
     reduce: Reduction,
@@ -60,18 +60,18 @@ async def reduce_scatter_columns(
 
     In pieces of about ``piece`` bytes a column, of all blocks together.
     """
-    inside, places = hosts.inside, hosts.places
-    count = segments_of(sum(map(len, blocks)), piece * places.columns)
+    intra_host, topology = hosts.intra_host, hosts.topology
+    count = segments_of(sum(map(len, blocks)), piece * topology.columns)
     parts = [cut(block, reduce.itemsize, count) for block in blocks]
     outs = cut(out, reduce.itemsize, count)
-    column = places.column(inside.rank)
+    column = topology.column(intra_host.rank)
     results = [[hosts.scratch(len(part)) for part in parts[rank]] for rank in column]
-    scratch = Again(hosts.scratch)
+    scratch = ReusedScratch(hosts.scratch)
 
     async def before(number: int) -> None:
-        for host, ranks in enumerate(places.hosts):
+        for host, ranks in enumerate(topology.hosts):
             stripes = [parts[rank][number] for rank in ranks]
-            await inside.reduce_scatter(stripes, results[host][number], reduce)
+            await intra_host.reduce_scatter(stripes, results[host][number], reduce)
 
     async def across(number: int) -> None:
         scratch.next_piece()

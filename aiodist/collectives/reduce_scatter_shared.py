@@ -12,49 +12,49 @@ from collections.abc import Iterator, Sequence
 
 from aiodist.collectives.all_reduce_slots import in_order
 from aiodist.collectives.barrier_slots import others_of
-from aiodist.collectives.board import Board
 from aiodist.collectives.layout import offsets_of, segments_of
-from aiodist.collectives.moves import LET_GO, PUT, TAKE, Move, operands_in_order
 from aiodist.collectives.reduction import Reduction
+from aiodist.collectives.schedule import READ, RELEASE, WRITE, Step, operands_in_order
+from aiodist.collectives.shm_context import ShmContext
 
 
 async def reduce_scatter_slots(
-    board: Board, blocks: Sequence[memoryview], out: memoryview, reduce: Reduction
+    shm: ShmContext, blocks: Sequence[memoryview], out: memoryview, reduce: Reduction
 ) -> None:
     """Reduce ``blocks[rank]`` over all ranks into ``out``; all blocks together at most a slot."""
     starts = offsets_of([len(block) for block in blocks])
-    own = await board.slot(starts[-1])
+    own = await shm.slot(starts[-1])
     for start, block in zip(starts, blocks, strict=False):
         own[start : start + len(block)] = block
-    board.put_up(starts[-1])
-    rank = board.rank
+    shm.publish(starts[-1])
+    rank = shm.rank
     mine = slice(starts[rank], starts[rank + 1])
     operands = [
-        (own if other == rank else await board.slot_of(other, starts[-1]))[mine]
-        for other in range(board.size)
+        (own if other == rank else await shm.slot_of(other, starts[-1]))[mine]
+        for other in range(shm.size)
     ]
     for reduction in in_order(reduce, operands, -1, out):
         reduction()
 
 
 def reduce_scatter_chunks(
-    board: Board, blocks: Sequence[memoryview], out: memoryview, reduce: Reduction
-) -> Iterator[Move]:
+    shm: ShmContext, blocks: Sequence[memoryview], out: memoryview, reduce: Reduction
+) -> Iterator[Step]:
     """Reduce ``blocks[rank]`` over all ranks into ``out``, which may be that very block."""
-    rank, size, itemsize = board.rank, board.size, reduce.itemsize
-    width = board.chunk_bytes // size // itemsize * itemsize
+    rank, size, itemsize = shm.rank, shm.size, reduce.itemsize
+    width = shm.chunk_bytes // size // itemsize * itemsize
     steps = max(segments_of(len(block), width) for block in blocks)
     # The own piece goes up too where the first two operands are others': ``out`` may be its memory.
-    shown = range(size) if rank > 1 else others_of(board)
+    shown = range(size) if rank > 1 else others_of(shm)
     order = operands_in_order(rank, size)
     for step in range(steps + 1):
         if step < steps:
-            chunk = board.chunk(rank, step)
+            chunk = shm.chunk(rank, step)
             copies = []
             for other in shown:
                 piece = blocks[other][step * width : (step + 1) * width]
                 copies.append((chunk[other * width : other * width + len(piece)], piece))
-            yield PUT, rank, step, copies, ()
+            yield WRITE, rank, step, copies, ()
         if step:
             before = slice((step - 1) * width, step * width)
             place = out[before]
@@ -62,11 +62,11 @@ def reduce_scatter_chunks(
             first, second, *others = (
                 blocks[rank][before]
                 if other == rank and rank < 2
-                else board.chunk(other, step - 1)[mine]
+                else shm.chunk(other, step - 1)[mine]
                 for other in range(size)
             )
             reductions = [reduce.of(first, second, place)]
             reductions += [reduce.of(place, operand, place) for operand in others]
             for other, ready in order:
-                yield TAKE, other, step - 1, (), reductions[ready]
-            yield LET_GO, rank, step, (), ()
+                yield READ, other, step - 1, (), reductions[ready]
+            yield RELEASE, rank, step, (), ()

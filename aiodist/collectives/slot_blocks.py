@@ -11,25 +11,25 @@ from functools import lru_cache
 from itertools import pairwise
 
 from aiodist.alignment import up
-from aiodist.collectives.board import Board
 from aiodist.collectives.layout import offsets_of
+from aiodist.collectives.shm_context import ShmContext
 from aiodist.copying import copy
 
 
-async def put_up_blocks(board: Board, blocks: Sequence[memoryview]) -> bool:
+async def publish_blocks(shm: ShmContext, blocks: Sequence[memoryview]) -> bool:
     """Put up the lengths of ``blocks``, one for each rank; whether the blocks stand there as well."""
     starts = starts_of([len(block) for block in blocks])
-    fits = starts[-1] <= board.slot_bytes
+    fits = starts[-1] <= shm.slot_bytes
     used = starts[-1] if fits else starts[0]
-    own = await board.slot(used)
+    own = await shm.slot(used)
     write_blocks(own, blocks if fits else (), starts)
-    board.put_up(used)
+    shm.publish(used)
     return fits
 
 
-async def blocks_of(board: Board, rank: int) -> tuple[tuple[int, ...], memoryview | None]:
-    """What ``rank`` has put up: the lengths, and this rank's block, None where none stands there."""
-    return read_blocks(await board.slot_of(rank), board.rank, board.size, board.slot_bytes)
+async def blocks_of(shm: ShmContext, rank: int) -> tuple[tuple[int, ...], memoryview | None]:
+    """What ``rank`` has published: the lengths, and this rank's block, None where none stands there."""
+    return read_blocks(await shm.slot_of(rank), shm.rank, shm.size, shm.slot_bytes)
 
 
 def starts_of(lengths: Sequence[int]) -> list[int]:
@@ -40,7 +40,7 @@ def starts_of(lengths: Sequence[int]) -> list[int]:
 def write_blocks(slot: memoryview, blocks: Sequence[memoryview], starts: Sequence[int]) -> None:
     """Write the lengths that ``starts`` says, and ``blocks`` where they fit."""
     lengths = [end - start for start, end in pairwise(starts)]
-    # Not by `pack_into`, which writes zeros first: what is put up again others may be reading.
+    # Not by `pack_into`, which writes zeros first: what is published again others may be reading.
     table = _table(len(lengths))
     slot[: table.size] = table.pack(*lengths)
     for start, block in zip(starts, blocks, strict=False):

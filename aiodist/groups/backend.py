@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 from aiodist.completion import T
 from aiodist.deadline import Deadline
 from aiodist.groups.work import Work
-from aiodist.observe.recorder import Ended
+from aiodist.observe.recorder import CompletedRecord
 from aiodist.types import ReduceOp
 
 Tensor = Any
@@ -104,9 +104,9 @@ class CollectiveBackend(ABC):
     why_fixed = ""
     """Why the group's ranks can neither become fewer nor others (`shrink`, `grow`); "" where they can."""
 
-    def again(
+    def run_cached(
         self, operation: str, tensor: Tensor, variant: Hashable, timeout: float | None = None
-    ) -> Ended | Work[None] | None:
+    ) -> CompletedRecord | Work[None] | None:
         """Carry out now a collective of one tensor like one before, if all it needs is at hand.
 
         ``variant``: the root, and the kind of reduction by its `id`. Unlike all else here it may be
@@ -115,27 +115,27 @@ class CollectiveBackend(ABC):
         """
         return None
 
-    def again_between(
+    def run_cached_between(
         self,
         operation: str,
         target: Tensor,
         source: Tensor,
         variant: Hashable = None,
         timeout: float | None = None,
-    ) -> Ended | Work[None] | None:
-        """As `again`, for an operation that writes one tensor and reads another."""
+    ) -> CompletedRecord | Work[None] | None:
+        """As `run_cached`, for an operation that writes one tensor and reads another."""
         return None
 
-    def again_of_nothing(self) -> Ended | Work[None] | None:
-        """As `again`, for a barrier."""
+    def run_cached_without_tensor(self) -> CompletedRecord | Work[None] | None:
+        """As `run_cached`, for a barrier."""
         return None
 
-    def send_again(self, tensor: Tensor, dst: int, tag: int) -> Ended | None:
-        """As `again`, for a message to ``dst`` like one before."""
+    def send_cached(self, tensor: Tensor, dst: int, tag: int) -> CompletedRecord | None:
+        """As `run_cached`, for a message to ``dst`` like one before."""
         return None
 
-    def recv_again(self, tensor: Tensor, src: int, tag: int) -> Ended | None:
-        """As `again`, for a message from ``src``, which is looked for for a moment."""
+    def recv_cached(self, tensor: Tensor, src: int, tag: int) -> CompletedRecord | None:
+        """As `run_cached`, for a message from ``src``, which is looked for for a moment."""
         return None
 
     async def ready(self, deadline: Deadline) -> None:  # noqa: B027  # most have nothing to open

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.group_engine import GroupEngine
 
 
 def fill_list(objects: list[Any], arrived: Any) -> None:
@@ -25,7 +25,7 @@ def fill_list(objects: list[Any], arrived: Any) -> None:
 
 
 def check_rank(
-    group: ProcessGroup,
+    group: GroupEngine,
     global_rank: int | None,
     group_rank: int | None,
     name: str,
@@ -64,7 +64,7 @@ def check_rank(
     return group.group_rank(global_rank)
 
 
-def check_other(group: ProcessGroup, rank: int, name: str) -> int:
+def check_other(group: GroupEngine, rank: int, name: str) -> int:
     """Refuses a message to oneself."""
     if rank == group.own_rank:
         raise InvalidUsageError(
@@ -73,7 +73,7 @@ def check_other(group: ProcessGroup, rank: int, name: str) -> int:
     return rank
 
 
-def check_source(group: ProcessGroup, src: int | None, group_src: int | None) -> int | None:
+def check_source(group: GroupEngine, src: int | None, group_src: int | None) -> int | None:
     """The group rank that ``src`` or ``group_src`` means, None (any rank) where neither is given."""
     if src is None and group_src is None:
         return None
@@ -108,7 +108,7 @@ def check_list(items: Any, name: str, size: int | None = None, each: str = "rank
     return items if isinstance(items, list) else list(items)
 
 
-def check_root_list(items: Any, name: str, group: ProcessGroup, root: int) -> list[Any] | None:
+def check_root_list(items: Any, name: str, group: GroupEngine, root: int) -> list[Any] | None:
     """The list that only the root passes: required there, refused elsewhere unless empty."""
     if group.own_rank == root:
         if items is None:

@@ -17,7 +17,7 @@ from typing import Any, cast
 from aiodist.completion import T
 from aiodist.errors import GroupClosedError
 from aiodist.groups.backend import CollectiveBackend
-from aiodist.groups.unheard import call_site
+from aiodist.groups.never_awaited import call_site
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import GroupLabel, Record
 

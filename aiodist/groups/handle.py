@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from aiodist.groups.process_group import NonGroupMember
-from aiodist.groups.process_group import ProcessGroup as GroupEngine
+from aiodist.groups.group_engine import GroupEngine, NonGroupMember
 
 
 class GroupHandle:

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from aiodist.completion import T
 from aiodist.errors import InvalidUsageError, PeerLostError
-from aiodist.groups.ending import Ending, Settings
-from aiodist.groups.lines import MessageLine
-from aiodist.groups.messenger import Messenger, Usher
+from aiodist.groups.completed_work import CompletedWork
+from aiodist.groups.contexts import MessageContext
+from aiodist.groups.group_lifecycle import GroupLifecycle, Settings
+from aiodist.groups.messenger import CollectiveGate, Messenger
 from aiodist.groups.naming import call_of
-from aiodist.groups.over import Over
-from aiodist.groups.roll import Rolls
-from aiodist.groups.swap import Glance
+from aiodist.groups.slot_execution import BoundedSpin
+from aiodist.groups.status_query import StatusQueries
 from aiodist.groups.work import Work
-from aiodist.mesh.chute import PIECE_BYTES
-from aiodist.mesh.endpoint import Endpoint
-from aiodist.mesh.matching import ANY_SOURCE, Recv
-from aiodist.mesh.outbox import head_of
-from aiodist.observe.recorder import Ended, Facts, Record
+from aiodist.observe.recorder import CompletedRecord, Facts, Record
+from aiodist.p2p.endpoint import Endpoint
+from aiodist.p2p.matching import ANY_SOURCE, Recv
+from aiodist.p2p.outbox import head_of
+from aiodist.p2p.shm_eager_sender import PIECE_BYTES
 from aiodist.types import Backend
 from aiodist.wire.frames import TENSOR, Key, decode
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from aiodist.groups.world import World
 
 
-class Letter:
+class MessagePlan:
     """What equal short messages between two ranks have in common."""
 
     __slots__ = ("facts", "frame", "head", "key", "peer")
@@ -42,7 +42,7 @@ class Letter:
         self.facts: Facts = (what, peer, key[2], meta, nbytes)
 
 
-class Messaging(Ending):
+class Messaging(GroupLifecycle):
     """Starts messages, and knows those under way."""
 
     def __init__(
@@ -55,12 +55,12 @@ class Messaging(Ending):
         settings: Settings,
     ) -> None:
         super().__init__(world, name, ranks, backend_name, timeout, settings)
-        self._messages: dict[MessageLine, Work[Any]] = {}
+        self._messages: dict[MessageContext, Work[Any]] = {}
         self._left: set[int] = set()  # members that said goodbye
         self._messenger: Messenger | None = None
-        self._usher: Usher | None = None
-        self._glance = Glance(world.endpoint.lookout)
-        self.rolls = Rolls(world.loop, world.endpoint, self.id)
+        self._gate: CollectiveGate | None = None
+        self._spin = BoundedSpin(world.endpoint.spin_policy)
+        self.status_queries = StatusQueries(world.loop, world.endpoint, self.id)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -71,10 +71,10 @@ class Messaging(Ending):
         """Who carries the messages of this group's operations: the mesh, unless `carry_by`."""
         return self._messenger or self.world.endpoint
 
-    def carry_by(self, messenger: Messenger, usher: Usher) -> None:
+    def carry_by(self, messenger: Messenger, gate: CollectiveGate) -> None:
         """From now on ``messenger`` carries them; the mesh still carries word of failures."""
         self._messenger = messenger
-        self._usher = usher
+        self._gate = gate
 
     def send(
         self,
@@ -96,26 +96,28 @@ class Messaging(Ending):
         message = messenger.send(to, (kind, self.id, tag), data, meta)
         if message.done and message.error is None:
             record.end()
-            return Over(self.world.loop, record, self.endpoint.lookout.turn_is_due(record.finished))
-        line = MessageLine(self, messenger, what, to, tag)
-        line.sending(message)
-        work: Work[None] = self._message(line, record)
+            return CompletedWork(
+                self.world.loop, record, self.endpoint.spin_policy.turn_is_due(record.finished)
+            )
+        context = MessageContext(self, messenger, what, to, tag)
+        context.sending(message)
+        work: Work[None] = self._message(context, record)
         work._follow(message, _nothing, self.timeout if timeout is None else timeout)
         return work
 
-    def send_at_once(self, letter: Letter, data: memoryview) -> Ended | None:
+    def send_at_once(self, plan: MessagePlan, data: memoryview) -> CompletedRecord | None:
         """Send ``data`` if that can be over before anything is made for it.
 
-        None: not so; then start it by `send`. As `ProcessGroup.carry_out`, it needs no running loop.
+        None: not so; then start it by `send`. As `GroupEngine.carry_out`, it needs no running loop.
         """
         if self._error is not None or self._messenger is not None:
             return None
         created = monotonic_ns()
-        if not self._is_away(letter.peer, letter.head, data):
+        if not self._is_away(plan.peer, plan.head, data):
             return None
-        return self.world.recorder.ended(self.label, -1, letter.facts, created)
+        return self.world.recorder.ended(self.label, -1, plan.facts, created)
 
-    def send_short(self, key: Key, to: int, data: memoryview) -> Ended | None:
+    def send_short(self, key: Key, to: int, data: memoryview) -> CompletedRecord | None:
         """As `send_at_once`, for a message without metadata to global rank ``to``."""
         if self._error is not None or self._messenger is not None:
             return None
@@ -127,38 +129,40 @@ class Messaging(Ending):
 
     def _is_away(self, to: int, head: bytes, data: memoryview) -> bool:
         outbox = self.world.endpoint.peer(to).outbox
-        chute = outbox.put(head, data)
-        if chute is None:
+        eager_sender = outbox.put(head, data)
+        if eager_sender is None:
             return self.world.as_its_loop(outbox.post, head, data)
-        chute.see_off(data, self.world.as_its_loop)
+        eager_sender.see_off(data, self.world.as_its_loop)
         return True
 
-    def recv_at_once(self, letter: Letter, into: memoryview, blocks: bool) -> Ended | None:
+    def recv_at_once(
+        self, plan: MessagePlan, into: memoryview, blocks: bool
+    ) -> CompletedRecord | None:
         """As `send_at_once`. ``blocks``: whoever calls this does nothing else before he has it.
 
         Then a message that is not there yet is looked for for a moment. Else only after one that came
         as promptly: a receive is often posted long before its message is sent, and the loop has other
         things to do.
         """
-        endpoint, peer = self.world.endpoint, letter.peer
+        endpoint, peer = self.world.endpoint, plan.peer
         matcher = endpoint.inbox.matcher
         if self._error is not None or self._messenger is not None:
             return None
         created = monotonic_ns()
-        if (letter.key, peer) in matcher.arrived:
+        if (plan.key, peer) in matcher.arrived:
             take = endpoint.inbox.take
-            if self.world.as_its_loop(take, letter.key, peer, letter.frame.meta, into) is None:
+            if self.world.as_its_loop(take, plan.key, peer, plan.frame.meta, into) is None:
                 return None
-            return self.world.recorder.ended(self.label, -1, letter.facts, created)
-        if not matcher.is_open_to(letter.key, peer):
+            return self.world.recorder.ended(self.label, -1, plan.facts, created)
+        if not matcher.is_open_to(plan.key, peer):
             return None
-        mailbox, glance = endpoint.peer(peer).mailbox, None
-        if blocks or (mailbox.is_prompt and endpoint.lookout.active):
-            glance = self._glance
-            glance.begin(min(len(into), PIECE_BYTES))  # of more the rest may follow
-        if not mailbox.take(letter.head, letter.frame, into, glance):
+        eager_receiver, spin = endpoint.peer(peer).eager_receiver, None
+        if blocks or (eager_receiver.is_prompt and endpoint.spin_policy.active):
+            spin = self._spin
+            spin.begin(min(len(into), PIECE_BYTES))  # of more the rest may follow
+        if not eager_receiver.take(plan.head, plan.frame, into, spin):
             return None
-        return self.world.recorder.ended(self.label, -1, letter.facts, created)
+        return self.world.recorder.ended(self.label, -1, plan.facts, created)
 
     def take_arrived(self, key: Key, src: int) -> memoryview | None:
         """Take a message without metadata from global rank ``src`` that is here whole.
@@ -191,8 +195,8 @@ class Messaging(Ending):
         nbytes = -1 if recv.into is None else len(recv.into)
         what = call_of("recv", kind)
         facts = (what, source, tag, recv.expect, nbytes)
-        line = MessageLine(self, messenger, what, source, tag)
-        work = self._message(line, self.world.recorder.begin(self.label, -1, facts))
+        context = MessageContext(self, messenger, what, source, tag)
+        work = self._message(context, self.world.recorder.begin(self.label, -1, facts))
         end: Callable[[int], Any] = work._came_from
         if finish is not None:
 
@@ -201,10 +205,10 @@ class Messaging(Ending):
                 work._came_from(sender)
                 return result
 
-        recv = line.receiving(messenger.recv(recv))
+        recv = context.receiving(messenger.recv(recv))
         work._follow(recv, end, self.timeout if timeout is None else timeout)
         if recv.done:
-            work._over_at(self.endpoint.lookout)
+            work._over_at(self.endpoint.spin_policy)
         if self._left and src is None:
             self._fail_lonely()
         return work
@@ -214,7 +218,7 @@ class Messaging(Ending):
         what: str,
         other: int | None,
         tag: int,
-        body: Callable[[MessageLine], Coroutine[Any, Any, T]],
+        body: Callable[[MessageContext], Coroutine[Any, Any, T]],
         timeout: float | None = None,
         facts: tuple[bytes, int] = (b"", -1),
         messenger: Messenger | None = None,
@@ -225,26 +229,26 @@ class Messaging(Ending):
         ``facts``, for the flight recorder: what the message says of itself, and its bytes.
         ``what``: "send" or "recv". ``other``: the group rank at the other end, None for any. ``kind``:
         that of its key, for what is said of it.
-        ``body(line)`` awaits only `Pending`; an error of ours (timeout, cancellation, a closed
-        group) is raised inside it. A receive says by ``line.matched(global rank)`` whose message
+        ``body(context)`` awaits only `Pending`; an error of ours (timeout, cancellation, a closed
+        group) is raised inside it. A receive says by ``context.matched(global rank)`` whose message
         it has got, as soon as it knows.
         """
         self._check_open()
         self._check_source(other)
         what = call_of(what, kind)
         end = ANY_SOURCE if other is None else self.ranks[other]
-        line = MessageLine(self, messenger or self.messenger, what, end, tag)
+        context = MessageContext(self, messenger or self.messenger, what, end, tag)
         record = self.world.recorder.begin(self.label, -1, (what, end, tag, *facts))
-        work: Work[T] = self._message(line, record)
+        work: Work[T] = self._message(context, record)
 
         async def run() -> T:
-            result = await body(line)
-            if not line.is_send and not line.from_anybody:
-                work._came_from(line.other)
+            result = await body(context)
+            if not context.is_send and not context.from_anybody:
+                work._came_from(context.other)
             return result
 
         work._start_body(run(), self.timeout if timeout is None else timeout)
-        if self._left and line.from_anybody:
+        if self._left and context.from_anybody:
             self._fail_lonely()
         return work
 
@@ -255,23 +259,23 @@ class Messaging(Ending):
                 f"group {self.group_name!r} has no other rank: no message can come"
             )
 
-    def _message(self, line: MessageLine, record: Record) -> Work[Any]:
-        work: Work[Any] = Work(self.world.loop, line, record)
-        self._messages[line] = work
+    def _message(self, context: MessageContext, record: Record) -> Work[Any]:
+        work: Work[Any] = Work(self.world.loop, context, record)
+        self._messages[context] = work
         return work
 
-    def message_ended(self, line: MessageLine) -> None:
-        self._messages.pop(line, None)
+    def message_ended(self, context: MessageContext) -> None:
+        self._messages.pop(context, None)
 
     def _fail_lonely(self) -> None:
         """Fail receives from anybody once nobody is left."""
         if len(self._left) < self.n_ranks - 1:
             return
-        for line, work in list(self._messages.items()):
-            if line.from_anybody:
+        for context, work in list(self._messages.items()):
+            if context.from_anybody:
                 work._fail(
                     PeerLostError(
-                        f"{line.describe()} waits in vain: all other ranks have left",
+                        f"{context.describe()} waits in vain: all other ranks have left",
                         departed=sorted(self._left),
                         departure="left",
                     )

@@ -6,16 +6,16 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiodist.completion import T
-from aiodist.mesh.lookout import Lookout
-from aiodist.mesh.matching import Arrival, Recv
-from aiodist.mesh.outbox import Send
+from aiodist.p2p.matching import Arrival, Recv
+from aiodist.p2p.outbox import Send
+from aiodist.p2p.spin_policy import SpinPolicy
 from aiodist.wire.frames import Key
 
 if TYPE_CHECKING:
-    from aiodist.groups.lines import CollectiveLine
+    from aiodist.groups.contexts import CollectiveContext
 
 
-class Postbox(Protocol):
+class RecvControl(Protocol):
     """Takes back receives that are not wanted any more, and shows what nobody has asked for."""
 
     def watch(self, key: Key, unasked: Callable[[Arrival], None]) -> None:
@@ -37,10 +37,10 @@ class Postbox(Protocol):
 
 
 class Messenger(Protocol):
-    """Messages between ranks, by key; ranks are global. `mesh.endpoint.Endpoint` is one."""
+    """Messages between ranks, by key; ranks are global. `p2p.endpoint.Endpoint` is one."""
 
     @property
-    def inbox(self) -> Postbox:
+    def inbox(self) -> RecvControl:
         """Where receives are taken back."""
         ...
 
@@ -57,7 +57,7 @@ class Messenger(Protocol):
         ...
 
     @property
-    def lookout(self) -> Lookout | None:
+    def spin_policy(self) -> SpinPolicy | None:
         """Who knows how long to look for messages before sleeping; None where nobody does."""
         ...
 
@@ -66,24 +66,26 @@ class Messenger(Protocol):
         ...
 
 
-class Usher(Protocol):
+class CollectiveGate(Protocol):
     """Lets the collectives of a group begin, for who carries them."""
 
-    async def enter(self, line: CollectiveLine) -> None:
+    async def enter(self, context: CollectiveContext) -> None:
         """Return when the collective may begin. It awaits only `Pending`."""
         ...
 
-    def leave(self, line: CollectiveLine) -> None:
+    def leave(self, context: CollectiveContext) -> None:
         """The collective, which had called `enter`, is over."""
         ...
 
 
-async def ushered(
-    usher: Usher, line: CollectiveLine, body: Callable[[CollectiveLine], Coroutine[Any, Any, T]]
+async def through_gate(
+    gate: CollectiveGate,
+    context: CollectiveContext,
+    body: Callable[[CollectiveContext], Coroutine[Any, Any, T]],
 ) -> T:
-    """``await body(line)`` between the two."""
+    """``await body(context)`` between the two."""
     try:
-        await usher.enter(line)
-        return await body(line)
+        await gate.enter(context)
+        return await body(context)
     finally:
-        usher.leave(line)
+        gate.leave(context)

@@ -14,7 +14,7 @@ def group_id(name: str, ranks: Sequence[int]) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def aside_id(name: str, ranks: Sequence[int]) -> int:
+def announcement_group_id(name: str, ranks: Sequence[int]) -> int:
     """The number under which a group's ranks talk about messages that another library carries."""
     return group_id(f"{name}\0transfers", ranks)
 

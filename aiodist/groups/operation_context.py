@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from aiodist.mesh.lookout import Lookout
+from aiodist.p2p.spin_policy import SpinPolicy
 
 
 class OperationContext(Protocol):
@@ -20,7 +20,7 @@ class OperationContext(Protocol):
         ...
 
     @property
-    def lookout(self) -> Lookout | None:
+    def spin_policy(self) -> SpinPolicy | None:
         """How long to look for what is missing before sleeping; None: not at all."""
         ...
 

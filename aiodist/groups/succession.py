@@ -14,10 +14,10 @@ from aiodist.errors import CollectiveTimeoutError, PeerLostError, ProtocolError
 from aiodist.groups import agreement as protocol
 from aiodist.groups.agreement import Agreement, Decision
 from aiodist.groups.naming import successor_name
-from aiodist.mesh.rank_info import Card
+from aiodist.links.rank_info import RankInfo
 
 if TYPE_CHECKING:
-    from aiodist.groups.process_group import ProcessGroup
+    from aiodist.groups.group_engine import GroupEngine
 
 GONE: bytes = msgpack.packb([protocol.GONE])
 """The answer of a rank that has closed the group."""
@@ -29,7 +29,7 @@ Lead = Callable[[Callable[[Any], None]], None]
 class Succession:
     """A group's agreements, one after the other. The one that gives it a successor is the last."""
 
-    def __init__(self, group: ProcessGroup) -> None:
+    def __init__(self, group: GroupEngine) -> None:
         self._group = group
         self._number = 0  # of the agreement that this rank takes part in next
         self._agreements: dict[int, Agreement] = {}
@@ -115,7 +115,7 @@ class Succession:
         )
 
 
-async def shrink(group: ProcessGroup, seconds: float | None) -> ProcessGroup:
+async def shrink(group: GroupEngine, seconds: float | None) -> GroupEngine:
     """See `aiodist.shrink`."""
     if group.successor is not None:
         return group.successor
@@ -134,32 +134,32 @@ def _no_value(offer: Callable[[Any], None]) -> None:
     offer(None)
 
 
-class Comer(NamedTuple):
+class Newcomer(NamedTuple):
     """A process that waits to be taken in. ``name``: random, its own."""
 
     rank: int
-    card: bytes
+    rank_info: bytes
     name: bytes
 
 
-def comers_of(decision: Decision) -> list[Comer]:
+def newcomers_of(decision: Decision) -> list[Newcomer]:
     """The newcomers that were agreed on."""
-    return [] if decision.value is None else [Comer(*fields) for fields in decision.value[0]]
+    return [] if decision.value is None else [Newcomer(*fields) for fields in decision.value[0]]
 
 
-def changes(group: ProcessGroup, decision: Decision) -> bool:
+def changes(group: GroupEngine, decision: Decision) -> bool:
     """Whether anybody has died or is to be taken in."""
-    return bool(comers_of(decision)) or decision.members != group.ranks
+    return bool(newcomers_of(decision)) or decision.members != group.ranks
 
 
-async def follow(group: ProcessGroup, decision: Decision, deadline: Deadline) -> ProcessGroup:
+async def follow(group: GroupEngine, decision: Decision, deadline: Deadline) -> GroupEngine:
     """The group that ``decision`` makes of ``group``; all its members do the same now."""
-    comers = comers_of(decision)
+    newcomers = newcomers_of(decision)
     endpoint = group.world.endpoint
     if group.successor is None:
-        for comer in comers:
-            endpoint.renew(Card.decode(comer.card))
-    new = [comer.rank for comer in comers]
+        for newcomer in newcomers:
+            endpoint.renew(RankInfo.decode(newcomer.rank_info))
+    new = [newcomer.rank for newcomer in newcomers]
     ranks = [rank for rank in group.lineage if rank in decision.members or rank in new]
     successor = await succeed(group, ranks, deadline, new)
     for rank in new:
@@ -169,8 +169,8 @@ async def follow(group: ProcessGroup, decision: Decision, deadline: Deadline) ->
 
 
 async def succeed(
-    group: ProcessGroup, ranks: Sequence[int], deadline: Deadline, newcomers: Sequence[int] = ()
-) -> ProcessGroup:
+    group: GroupEngine, ranks: Sequence[int], deadline: Deadline, newcomers: Sequence[int] = ()
+) -> GroupEngine:
     """Make the group of ``ranks`` that follows on ``group``, as all its members do now.
 
     ``newcomers``: those of ``ranks`` that are not members of ``group``. Raises PeerLostError where

@@ -18,10 +18,10 @@ from aiodist.completion import Driver, Once, Pending, T
 from aiodist.deadline import to_seconds
 from aiodist.errors import DistError, InvalidUsageError
 from aiodist.groups.futures import WorkFuture
+from aiodist.groups.never_awaited import CallSite, UnretrievedError, call_site, warn_never_awaited
 from aiodist.groups.operation_context import OperationContext
-from aiodist.groups.unheard import CallSite, Unheard, call_site, warn_never_awaited
-from aiodist.mesh.lookout import SHORTEST, Lookout
-from aiodist.observe.recorder import Ended, Record, opened, operation
+from aiodist.observe.recorder import CompletedRecord, Record, opened, operation
+from aiodist.p2p.spin_policy import SHORTEST, SpinPolicy
 
 # None where no loop runs, and no exception made for it; exported by asyncio.events.
 _running_loop = asyncio._get_running_loop
@@ -44,10 +44,10 @@ class Work(Coroutine[Any, Any, T]):
         "__weakref__",
         "_asked",
         "_callbacks",
+        "_context",
         "_done",
         "_driver",
         "_error",
-        "_line",
         "_loop",
         "_outputs",
         "_record",
@@ -61,20 +61,20 @@ class Work(Coroutine[Any, Any, T]):
     )
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, line: OperationContext | None, record: Record
+        self, loop: asyncio.AbstractEventLoop, context: OperationContext | None, record: Record
     ) -> None:
         """``record``: what the flight recorder remembers of the operation."""
         self._asked = False  # whether a caller has awaited it, waited for it or asked for its end
         self._site: CallSite | None = None
-        self._record: Record | Ended = record
+        self._record: Record | CompletedRecord = record
         self._outputs: list[Any] | None = None  # for get_future(), where its caller wants them
         self._loop = loop
-        self._line = line
+        self._context = context
         self._done = False
         self._value: T | None = None
         self._error: BaseException | None = None
         self._retrieved = False
-        self._unheard: Unheard | None = None
+        self._unheard: UnretrievedError | None = None
         self._source = -1
         self._yields = False  # whoever awaits it, though it has ended, lets the loop turn
         self._callbacks: list[Callable[[], None]] = []
@@ -108,9 +108,9 @@ class Work(Coroutine[Any, Any, T]):
         if timeout is not None and timeout < math.inf:
             self._timer = self._loop.call_later(timeout, self._expire, timeout)
 
-    def _over_at(self, lookout: Lookout) -> None:
+    def _over_at(self, spin_policy: SpinPolicy) -> None:
         """It has ended before anybody could await it: whoever does is to let the loop turn at times."""
-        self._yields = lookout.turn_is_due(monotonic_ns())
+        self._yields = spin_policy.turn_is_due(monotonic_ns())
 
     def _fail(self, error: BaseException) -> None:
         """Raise ``error`` inside the operation."""
@@ -121,17 +121,17 @@ class Work(Coroutine[Any, Any, T]):
 
     def _describe(self) -> str:
         """The operation in words: name, number, group."""
-        line = self._line
-        return "an operation that is ending" if line is None else line.describe()
+        context = self._context
+        return "an operation that is ending" if context is None else context.describe()
 
     def _expire(self, seconds: float) -> None:
-        """Fail with the line's timeout error: it has not ended within ``seconds``."""
-        if self._line is not None:
-            self._line.expired(seconds, self._fail)
+        """Fail with the context's timeout error: it has not ended within ``seconds``."""
+        if self._context is not None:
+            self._context.expired(seconds, self._fail)
 
     def _ended(self, value: T | None, error: BaseException | None) -> None:
-        line, self._line = self._line, None
-        if line is None:
+        context, self._context = self._context, None
+        if context is None:
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -141,9 +141,11 @@ class Work(Coroutine[Any, Any, T]):
             # The frames it came through hold the tensors and, in a circle, the error itself.
             # Its message says all; an error of another class keeps them, to be looked into.
             error.__traceback__ = None
-        waiting_for = () if error is None else line.waiting_for()  # no longer known once it is over
+        waiting_for = (
+            () if error is None else context.waiting_for()
+        )  # no longer known once it is over
         try:
-            self._error = line.over(error)
+            self._error = context.over(error)
         except Exception as failed:  # noqa: BLE001  # the stream that brought us here goes on
             self._error = failed
         if self._error is None:
@@ -151,7 +153,7 @@ class Work(Coroutine[Any, Any, T]):
         else:
             self._recorded.fail(self._error, waiting_for)
             if not self._retrieved:
-                self._unheard = Unheard(self._error)
+                self._unheard = UnretrievedError(self._error)
         self._settle(value, self._error)
 
     def _settle(self, value: T | None, error: BaseException | None) -> None:
@@ -170,7 +172,7 @@ class Work(Coroutine[Any, Any, T]):
 
     def _waiting_for(self) -> Sequence[int]:
         """Global ranks without which it cannot end; none once it has."""
-        return () if self._line is None else self._line.waiting_for()
+        return () if self._context is None else self._context.waiting_for()
 
     @property
     def _is_awaited(self) -> bool:
@@ -182,20 +184,24 @@ class Work(Coroutine[Any, Any, T]):
         nothing else; whether it has come. In the loop's thread, or one that drives the loop; not in
         a callback.
         """
-        line = self._line
-        if line is None or (lookout := line.lookout) is None or not lookout.active:
+        context = self._context
+        if (
+            context is None
+            or (spin_policy := context.spin_policy) is None
+            or not spin_policy.active
+        ):
             return self._done
-        polls = line.polls()
+        polls = context.polls()
         if polls:
-            lookout.look(polls, self.is_completed, min(longest, lookout.window), longest)
+            spin_policy.look(polls, self.is_completed, min(longest, spin_policy.window), longest)
         return self._done
 
     def _stay_awake(self) -> None:
         """Somebody waits for the end: the loop looks for it a while before it sleeps."""
-        line = self._line
-        if line is not None and (lookout := line.lookout) is not None:
-            lookout.begin()
-            self._when_done(lookout.end)
+        context = self._context
+        if context is not None and (spin_policy := context.spin_policy) is not None:
+            spin_policy.begin()
+            self._when_done(spin_policy.end)
 
     # -- for users
 
@@ -339,7 +345,7 @@ class Work(Coroutine[Any, Any, T]):
     def get_future(self) -> WorkFuture[Any]:
         """A future of the same outcome, for code that composes futures. Any thread.
 
-        Its value is what ``await`` gives; in the blocking door, as torch has it, the list of
+        Its value is what ``await`` gives; in the blocking API, as torch has it, the list of
         the tensors that a collective writes. It has torch's ``wait``, ``value`` and ``then``, and
         ``asyncio.wrap_future`` makes it awaitable on another loop. It cannot be cancelled.
         """
@@ -412,9 +418,11 @@ class Work(Coroutine[Any, Any, T]):
                 "this operation belongs to another event loop; there, use "
                 "asyncio.wrap_future(work.get_future())"
             )
-        line = self._line
-        lookout = None if line is None else line.lookout
-        self._yields = self._spin() and lookout is not None and lookout.turn_is_due(monotonic_ns())
+        context = self._context
+        spin_policy = None if context is None else context.spin_policy
+        self._yields = (
+            self._spin() and spin_policy is not None and spin_policy.turn_is_due(monotonic_ns())
+        )
 
     def _wait_in_loop(self) -> asyncio.Future[None]:
         """A future that is done when the operation has ended."""
@@ -429,9 +437,9 @@ class Work(Coroutine[Any, Any, T]):
         return waiter
 
     def __repr__(self) -> str:
-        line = self._line
+        context = self._context
         if not self._done:
-            what = line.describe() if line is not None else "that is ending"
+            what = context.describe() if context is not None else "that is ending"
             return f"<Work {what}: running>"
         return f"<Work: {'done' if self._error is None else repr(self._error)}>"
 

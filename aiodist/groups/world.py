@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from copy import copy
 from typing import Any
 
-from aiodist.collectives.tables import OURS, decode
+from aiodist.collectives.rule_tables import OURS, decode
 from aiodist.completion import T
 from aiodist.errors import (
     DistError,
@@ -21,21 +21,21 @@ from aiodist.errors import (
     PeerLostError,
 )
 from aiodist.groups.activity import describe_activity, describe_present
-from aiodist.groups.blame import explained
 from aiodist.groups.deferred import deferred
-from aiodist.groups.ending import Ending
+from aiodist.groups.diagnostics import explained
+from aiodist.groups.group_engine import GroupEngine, NonGroupMember
+from aiodist.groups.group_lifecycle import GroupLifecycle
 from aiodist.groups.handle import Group, GroupHandle
-from aiodist.groups.placing import place
-from aiodist.groups.process_group import NonGroupMember, ProcessGroup
+from aiodist.groups.host_placement import place
 from aiodist.groups.succession import GONE
 from aiodist.groups.work import Work
-from aiodist.mesh.endpoint import Endpoint
-from aiodist.mesh.events import Presence
-from aiodist.mesh.forks import close_in_children
-from aiodist.mesh.leaving import FLUSH_SECONDS
-from aiodist.mesh.losses import own_loss
+from aiodist.links.forks import close_in_children
+from aiodist.links.losses import own_loss
 from aiodist.observe.observer import Observer
 from aiodist.observe.recorder import Recorder, size_from
+from aiodist.p2p.departure import FLUSH_SECONDS
+from aiodist.p2p.endpoint import Endpoint
+from aiodist.p2p.endpoint_events import Presence
 from aiodist.store import Store
 from aiodist.wire.failures import decode_error, encode_error
 from aiodist.wire.frames import COLLECTIVE, Frame, Key
@@ -55,7 +55,7 @@ class World:
     def __init__(self) -> None:
         self.rank = -1
         self.size = -1
-        self.default: ProcessGroup | None = None
+        self.default: GroupEngine | None = None
         self.store: Store | None = None
         self.launchers_store: Store | None = None  # where replacements of lost ranks come to
         self.token = b""  # from rank 0: with the job's secret, what ranks know each other by
@@ -65,7 +65,7 @@ class World:
         self.observer: Observer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._endpoint: Endpoint | None = None
-        self._groups: dict[int, ProcessGroup] = {}
+        self._groups: dict[int, GroupEngine] = {}
         self._closed: set[int] = set()
         self._early: dict[int, list[tuple[int, DistError]]] = {}  # failures in groups to come
         self._early_agreements: dict[int, list[tuple[int, int, bytes]]] = {}
@@ -182,7 +182,7 @@ class World:
 
     # -- groups
 
-    def add(self, group: ProcessGroup) -> None:
+    def add(self, group: GroupEngine) -> None:
         if group.id in self._groups:
             raise InvalidUsageError(f"a group {group.group_name!r} of these ranks exists already")
         self._closed.discard(group.id)
@@ -195,7 +195,7 @@ class World:
         for src, number, message in self._early_agreements.pop(group.id, ()):
             group.succession.received(src, number, message)
 
-    def remove(self, group: ProcessGroup) -> None:
+    def remove(self, group: GroupEngine) -> None:
         group.close(
             GroupClosedError(
                 f"group {group.group_name!r} was destroyed; make a new one", group=group.group_name
@@ -207,7 +207,7 @@ class World:
             self._endpoint.inbox.forget_group(group.id)
 
     @property
-    def groups(self) -> Sequence[ProcessGroup]:
+    def groups(self) -> Sequence[GroupEngine]:
         return list(self._groups.values())
 
     def under_way(self) -> list[Work[Any]]:
@@ -223,7 +223,7 @@ class World:
         self._names[stem] = number + 1
         return f"{stem}{number}"
 
-    def default_group(self) -> ProcessGroup:
+    def default_group(self) -> GroupEngine:
         if not self.is_initialized or self.default is None:
             raise self._not_there()
         return self.default
@@ -233,7 +233,7 @@ class World:
             return NotInitializedError(_CHILD)
         return NotInitializedError(_DESTROYED if self.destroyed else _NO_INIT)
 
-    def find(self, group: Group | None) -> ProcessGroup | NonGroupMember:
+    def find(self, group: Group | None) -> GroupEngine | NonGroupMember:
         """``group``, or the default one where None; for questions about it.
 
         Raises NotInitializedError, InvalidUsageError for another world's group, and TypeError.
@@ -252,7 +252,7 @@ class World:
             )
         return chosen
 
-    def group(self, group: Group | None) -> ProcessGroup:
+    def group(self, group: Group | None) -> GroupEngine:
         """As `find`, to start operations of the backend; also refuses a rank outside the group.
 
         Outside the world's event loop the operations start later, in the loop: see `deferred`.
@@ -269,14 +269,14 @@ class World:
         stand_in.backend = deferred(chosen.backend, self._loop, chosen.label)
         return stand_in
 
-    def group_here(self, group: Group | None) -> ProcessGroup:
+    def group_here(self, group: Group | None) -> GroupEngine:
         """As `find`, for what starts now: refuses a rank outside the group, and a foreign loop."""
         chosen = self._member(group)
         if self._loop is not None:
             self.check_loop()
         return chosen
 
-    def _member(self, group: Group | None) -> ProcessGroup:
+    def _member(self, group: Group | None) -> GroupEngine:
         chosen = self.find(group)
         if isinstance(chosen, NonGroupMember):
             raise InvalidUsageError(
@@ -284,7 +284,7 @@ class World:
             )
         return chosen
 
-    def default_on(self, loop: asyncio.AbstractEventLoop) -> ProcessGroup | None:
+    def default_on(self, loop: asyncio.AbstractEventLoop) -> GroupEngine | None:
         """The default group, if its operations belong to ``loop``."""
         return self.default if self._loop is loop else None
 
@@ -365,10 +365,10 @@ class World:
         entered, last = (False, "") if known is None else known.present(sequence)
         return Presence(entered, last, describe_present(self.recorder))
 
-    def roll_answered(self, src: int, group: int, sequence: int, presence: Presence) -> None:
+    def status_answered(self, src: int, group: int, sequence: int, presence: Presence) -> None:
         known = self._groups.get(group)
         if known is not None:
-            known.rolls.answered(sequence, src, presence)
+            known.status_queries.answered(sequence, src, presence)
 
     def explained(self, error: PeerLostError, last: Frame | None) -> PeerLostError:
         return explained(error, last, self._groups, self.rank)
@@ -376,10 +376,10 @@ class World:
     def activity(self) -> str:
         return describe_activity(self.recorder)
 
-    def bell_rung(self, group: int) -> None:
+    def woken(self, group: int) -> None:
         known = self._groups.get(group)
-        if known is not None and known.plane is not None:
-            known.plane.rung()
+        if known is not None and known.communicator is not None:
+            known.communicator.rung()
 
     def peer_lost(self, rank: int, error: PeerLostError, *, departed: bool) -> None:
         for group in self.groups:
@@ -392,7 +392,7 @@ class World:
 
     def announce(
         self,
-        group: Ending,
+        group: GroupLifecycle,
         sequence: int,
         error: DistError,
         ranks: Sequence[int] | None = None,
@@ -402,7 +402,7 @@ class World:
         others = [r for r in group.ranks if r != self.rank] if ranks is None else ranks
         self.endpoint.announce_failure(group.id, sequence, encode_error(error), others)
 
-    def _note(self, group: Ending, error: DistError, *, here: bool) -> None:
+    def _note(self, group: GroupLifecycle, error: DistError, *, here: bool) -> None:
         # `shrink` revokes a group that a lost rank has ended: that rank is what a dump is about.
         known = group.is_told and isinstance(error, GroupRevokedError)
         if self.observer is not None and not known:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import aiodist.sync as dist
 from aiodist.errors import InvalidUsageError, NotInitializedError
 from aiodist.groups.world import current_world
-from aiodist.mesh.rendezvous.environments import look_around
+from aiodist.rendezvous.environments import look_around
 
 if TYPE_CHECKING:
     from aiodist.training.sync import GradientReducer

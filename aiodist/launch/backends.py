@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import MappingProxyType
 
 from aiodist.backends.registry import OFFERS, default_backend, has_gpu, why_not
-from aiodist.backends.table import COLUMNS, FUNCTIONS
+from aiodist.backends.support_table import COLUMNS, FUNCTIONS
 from aiodist.launch.args import Parser
 from aiodist.types import Backend
 
@@ -44,7 +44,7 @@ def report() -> str:
 
 
 def _functions() -> list[tuple[str, ...]]:
-    """The table of `aiodist.backends.table`, as it is on this machine."""
+    """The table of `aiodist.backends.support_table`, as it is on this machine."""
     gpu = has_gpu()
     here = [(gpu or device != "cuda") and not why_not(backend) for backend, device in COLUMNS]
     rows = [("FUNCTION", *(f"{backend}, {device}" for backend, device in COLUMNS))]

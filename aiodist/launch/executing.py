@@ -19,10 +19,10 @@ from aiodist.launch.args import Parser
 from aiodist.launch.environment import meeting_environment, rank_environment
 from aiodist.launch.ports import reserve_port
 from aiodist.launch.target import plain_program
-from aiodist.mesh.rendezvous import rendezvous
-from aiodist.mesh.rendezvous.environments import look_around
-from aiodist.mesh.rendezvous.node_address import address_of_node
-from aiodist.mesh.rendezvous.plan import Plan, plan
+from aiodist.rendezvous import rendezvous
+from aiodist.rendezvous.environments import look_around
+from aiodist.rendezvous.meeting_plan import MeetingPlan, plan
+from aiodist.rendezvous.node_address import address_of_node
 
 _MEETING = timedelta(minutes=5)
 """How long ranks may take to start, where they have to agree on a port or a secret."""
@@ -99,7 +99,7 @@ async def _share_secret(environ: Mapping[str, str]) -> bytes:
     return met.secret
 
 
-def _meeting_point(own: Plan, environ: Mapping[str, str]) -> tuple[str, int]:
+def _meeting_point(own: MeetingPlan, environ: Mapping[str, str]) -> tuple[str, int]:
     if own.master is not None:
         return address_of_node(own.master.host, environ), own.master.port
     if own.file is None:  # a rank alone
@@ -107,7 +107,7 @@ def _meeting_point(own: Plan, environ: Mapping[str, str]) -> tuple[str, int]:
     return _LOOPBACK, asyncio.run(_agree_on_port(own, environ))
 
 
-async def _agree_on_port(own: Plan, environ: Mapping[str, str]) -> int:
+async def _agree_on_port(own: MeetingPlan, environ: Mapping[str, str]) -> int:
     """Meet the other ranks of this host at their file; rank 0 reserves a port and says which."""
     deadline = Deadline(_MEETING)
     met = await rendezvous(None, rank=-1, size=-1, store=None, deadline=deadline, environ=environ)

@@ -16,11 +16,11 @@ from aiodist.launch.supervisor import run_job
 from aiodist.observe.asking import ask_job, choose_job, jobs_here
 from aiodist.observe.comparing import GroupStory, stories
 from aiodist.observe.folder import Dump, read_parts
-from aiodist.observe.part import SO_FAR, Part
+from aiodist.observe.rank_report import SO_FAR, RankReport
 from aiodist.observe.recorder import TRACE_VARIABLE
+from aiodist.observe.report_text import overview, sentences
 from aiodist.observe.trace import chrome_trace
 from aiodist.observe.waiting import judge
-from aiodist.observe.words import overview, sentences
 
 
 def dump_main(argv: Sequence[str]) -> int:
@@ -139,7 +139,7 @@ def report(dump: Dump) -> str:
 
 
 def _situation(
-    parts: Mapping[int, Part], silent: Mapping[int, str], told: Sequence[GroupStory]
+    parts: Mapping[int, RankReport], silent: Mapping[int, str], told: Sequence[GroupStory]
 ) -> list[str]:
     """What each rank is in, and who is to blame: ranks that disagree before those that are missed."""
     verdict = judge(parts)

@@ -10,8 +10,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from aiodist.collectives.rule_tables import TUNABLE, Tables, decode, encode
 from aiodist.collectives.select import Rule, Rules
-from aiodist.collectives.tables import TUNABLE, Tables, decode, encode
 from aiodist.errors import InvalidUsageError
 from aiodist.launch.args import Nodes, Parser, add_nodes, nodes_of
 from aiodist.launch.quantities import numbers, sizes

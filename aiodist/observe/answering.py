@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from aiodist.deadline import Deadline
-from aiodist.mesh.interfaces import is_loopback
+from aiodist.links.interfaces import is_loopback
 from aiodist.observe.observer import Observer
 from aiodist.observe.server import Server
 from aiodist.store import Store, exchange
@@ -70,7 +70,7 @@ def _begin(observer: Observer, server: Server | None, addresses: Mapping[int, st
         heed_signal(observer)
 
 
-class Heeding:
+class SignalHandler:
     """A handler of SIGUSR1 that makes ranks tell what they do. Handlers may follow each other."""
 
     def __init__(self, observer: Observer, before: Any) -> None:
@@ -87,7 +87,7 @@ class Heeding:
         """Runs in the main thread, between any two steps of the program: it only wakes threads."""
         heeded = False
         each: Any = self
-        while isinstance(each, Heeding):
+        while isinstance(each, SignalHandler):
             observer = each.observer
             if observer is not None:
                 observer.signalled()
@@ -106,7 +106,7 @@ def heed_signal(observer: Observer | None) -> None:
     if observer is None or threading.current_thread() is not threading.main_thread():
         return
     before = signal.getsignal(signal.SIGUSR1)
-    while isinstance(before, Heeding) and before.observer is None:
+    while isinstance(before, SignalHandler) and before.observer is None:
         before = before.before
-    if before is signal.SIG_DFL or isinstance(before, Heeding):
-        signal.signal(signal.SIGUSR1, Heeding(observer, before))
+    if before is signal.SIG_DFL or isinstance(before, SignalHandler):
+        signal.signal(signal.SIGUSR1, SignalHandler(observer, before))

@@ -12,9 +12,9 @@ from pathlib import Path
 from time import monotonic
 
 from aiodist.errors import DistError, InvalidUsageError
-from aiodist.observe.part import Identity, Part, decode_part
+from aiodist.observe.query_protocol import all_at_once, ask_here, is_trusted
+from aiodist.observe.rank_report import Identity, RankReport, decode_report
 from aiodist.observe.server import PREFIX
-from aiodist.observe.talk import all_at_once, ask_here, is_trusted
 
 _NAME = re.compile(rf"@({PREFIX}/(\d+)/([^/\s]+)/(\d+)-(\d+))$")
 _TABLE = Path("/proc/net/unix")
@@ -34,7 +34,7 @@ class Answers:
     """The parts of the ranks that answered, and of the others what is known of each."""
 
     job: str
-    parts: dict[int, Part]
+    parts: dict[int, RankReport]
     silent: dict[int, str]
 
 
@@ -89,12 +89,12 @@ def ask_job(job: str, places: list[Place], seconds: float) -> Answers:
     answers = all_at_once(
         {place.rank: partial(ask_here, place.name, {"ask": "part"}, half) for place in places}
     )
-    parts: dict[int, Part] = {}
+    parts: dict[int, RankReport] = {}
     silent: dict[int, str] = {}
     for place in places:
         answer = answers[place.rank]
         if isinstance(answer, bytes):
-            parts[place.rank] = decode_part(answer)
+            parts[place.rank] = decode_report(answer)
         else:
             silent[place.rank] = _why_silent(place.pid, answer, half)
     if not parts:
@@ -116,7 +116,7 @@ def _everybody(helper: Place, seconds: float) -> list[Identity]:
 def _ask_away(
     helper: Place,
     away: list[Identity],
-    parts: dict[int, Part],
+    parts: dict[int, RankReport],
     silent: dict[int, str],
     seconds: float,
 ) -> None:
@@ -138,7 +138,7 @@ def _ask_away(
         elif "error" in facts:
             silent[each.rank] = f"{where}: {facts['error']}"
         else:
-            parts[each.rank] = decode_part(json.dumps(facts).encode())
+            parts[each.rank] = decode_report(json.dumps(facts).encode())
 
 
 def _why_silent(pid: int, error: Exception, seconds: float) -> str:

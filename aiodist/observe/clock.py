@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import ceil
 from time import monotonic_ns
 
-from aiodist.observe.part import ClockSample, Part
+from aiodist.observe.rank_report import ClockSample, RankReport
 
 ROUNDS = 8
 
@@ -59,7 +59,7 @@ def _share(first: ClockSample, last: ClockSample, clock: int) -> float:
     return (clock - first.clock) / span if span else 0.0
 
 
-def align(parts: Mapping[int, Part]) -> dict[int, Alignment]:
+def align(parts: Mapping[int, RankReport]) -> dict[int, Alignment]:
     """How to bring the times in each part to one clock.
 
     Where a part has no estimate, its host's calendar clock has to do, as that is set.
@@ -70,7 +70,7 @@ def align(parts: Mapping[int, Part]) -> dict[int, Alignment]:
     return {rank: _aligned(part, reference) for rank, part in parts.items()}
 
 
-def _aligned(part: Part, reference: Part) -> Alignment:
+def _aligned(part: RankReport, reference: RankReport) -> Alignment:
     if part.samples or part is reference:
         return _by_estimates(part)
     known = _by_estimates(reference)
@@ -80,7 +80,7 @@ def _aligned(part: Part, reference: Part) -> Alignment:
     return Alignment((ClockSample(part.clock, now - part.clock, 0),), None)
 
 
-def _by_estimates(part: Part) -> Alignment:
+def _by_estimates(part: RankReport) -> Alignment:
     """After the last estimate the line goes on, and so does the error of its slope."""
     if not part.samples:
         return Alignment((), 0)

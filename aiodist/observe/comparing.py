@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aiodist.observe.part import Part
-from aiodist.observe.words import ranks
+from aiodist.observe.rank_report import RankReport
+from aiodist.observe.report_text import ranks
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class GroupStory:
         return "\n".join(lines)
 
 
-def stories(parts: Mapping[int, Part]) -> list[GroupStory]:
+def stories(parts: Mapping[int, RankReport]) -> list[GroupStory]:
     """One of each group that a part knows, the default group first."""
     known = {state.id: state for part in parts.values() for state in part.groups}
     told = []
@@ -65,7 +65,7 @@ def stories(parts: Mapping[int, Part]) -> list[GroupStory]:
 
 
 def _story(
-    group: int, name: str, ranks_of_group: tuple[int, ...], members: Mapping[int, Part]
+    group: int, name: str, ranks_of_group: tuple[int, ...], members: Mapping[int, RankReport]
 ) -> GroupStory:
     remembered = {
         rank: {

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aiodist.errors import InvalidUsageError, ProtocolError
-from aiodist.observe.part import Part, decode_part
+from aiodist.observe.rank_report import RankReport, decode_report
 
 _NAME = "aiodist-{job}-rank{rank}.json"
 _PATTERN = re.compile(r"aiodist-(.+)-rank(\d+)\.json")
 
 
-def write_part(directory: str | os.PathLike[str], part: Part) -> Path:
+def write_part(directory: str | os.PathLike[str], part: RankReport) -> Path:
     """Write ``part`` over this rank's earlier one in ``directory``, which is made if need be.
 
     Readers see the old part or the new one. Raises OSError.
@@ -34,7 +34,7 @@ class Dump:
     """The parts of one job by rank. ``others``: jobs that have files in the folder as well."""
 
     job: str
-    parts: dict[int, Part]
+    parts: dict[int, RankReport]
     others: tuple[str, ...]
 
     @property
@@ -65,7 +65,7 @@ def read_parts(directory: str | os.PathLike[str], job: str | None = None) -> Dum
     parts = {}
     for path in jobs[chosen]:
         try:
-            part = decode_part(path.read_bytes())
+            part = decode_report(path.read_bytes())
         except ProtocolError as error:
             raise ProtocolError(f"{path}: {error}") from None
         parts[part.rank] = part

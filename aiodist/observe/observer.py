@@ -17,13 +17,20 @@ from typing import Protocol
 
 from aiodist.credentials import Certificates
 from aiodist.errors import DistError, GroupRevokedError
-from aiodist.mesh.rank_info import Card
+from aiodist.links.rank_info import RankInfo
+from aiodist.observe.code_location import CodeLocation, place
 from aiodist.observe.folder import write_part
-from aiodist.observe.part import SO_FAR, ClockSample, Identity, Observed, Part, part_of
+from aiodist.observe.query_protocol import Trust
+from aiodist.observe.rank_report import (
+    SO_FAR,
+    ClockSample,
+    Identity,
+    Observed,
+    RankReport,
+    report_of,
+)
 from aiodist.observe.recorder import TRACE_VARIABLE
-from aiodist.observe.standpoint import Standpoint, place
 from aiodist.observe.summary import summary
-from aiodist.observe.talk import Trust
 
 log = logging.getLogger("aiodist")
 
@@ -39,7 +46,7 @@ def job_name(environ: Mapping[str, str], key: bytes) -> str:
     """What `aiodist why` and file names call these ranks: AIODIST_RUN_ID, and a few digits.
 
     The digits are made from the ``key`` that all ranks got when they met, so that another meeting
-    under the same AIODIST_RUN_ID (a restart, torch's door beside ours) has another name.
+    under the same AIODIST_RUN_ID (a restart, the torch backend beside ours) has another name.
     """
     digits = hashlib.blake2b(key, digest_size=4, person=b"aiodist job").hexdigest()
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", environ.get(RUN_VARIABLE, ""))[:_LONGEST_NAME]
@@ -54,10 +61,13 @@ class Answering(Protocol):
     def close(self) -> None: ...
 
 
-def identities(cards: Sequence[Card], job: str) -> tuple[Identity, ...]:
+def identities(rank_infos: Sequence[RankInfo], job: str) -> tuple[Identity, ...]:
     """All ranks, as their cards introduce them."""
     return tuple(
-        Identity(job, card.rank, len(cards), card.host, card.host_id, card.pid) for card in cards
+        Identity(
+            job, rank_info.rank, len(rank_infos), rank_info.host, rank_info.host_id, rank_info.pid
+        )
+        for rank_info in rank_infos
     )
 
 
@@ -68,14 +78,14 @@ class Observer:
         self,
         observed: Observed,
         rank: int,
-        cards: Sequence[Card],
+        rank_infos: Sequence[RankInfo],
         key: bytes,
         environ: Mapping[str, str],
     ) -> None:
         """In the loop's thread. ``key``: secret, and all ranks have it."""
         secret = hmac.digest(key, b"questions about ranks", "sha256")
         self.trust = Trust(secret, Certificates.from_environ(environ))
-        self.everybody = identities(cards, job_name(environ, key))
+        self.everybody = identities(rank_infos, job_name(environ, key))
         self.identity = next(each for each in self.everybody if each.rank == rank)
         self.samples: list[ClockSample] = []
         self.loop = asyncio.get_running_loop()
@@ -91,10 +101,10 @@ class Observer:
         if self._traces:
             atexit.register(self._write_trace)
 
-    def part(self, reason: str, stuck: float = 0.0, limit: int | None = None) -> Part:
+    def part(self, reason: str, stuck: float = 0.0, limit: int | None = None) -> RankReport:
         """This rank's part, now. ``limit``: of finished operations. Any thread."""
-        where = Standpoint(place(), stuck)
-        return part_of(self._observed, self.identity, reason, where, self.samples, limit)
+        where = CodeLocation(place(), stuck)
+        return report_of(self._observed, self.identity, reason, where, self.samples, limit)
 
     # -- dumps
 

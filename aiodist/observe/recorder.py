@@ -190,7 +190,7 @@ class Operation:
         return f"{self.call}{number or f' in {self.group!r}'}"
 
 
-Ended = tuple[int, GroupLabel, int, Agreement | Facts, int, int]
+CompletedRecord = tuple[int, GroupLabel, int, Agreement | Facts, int, int]
 """What a `Record` is made of, for an operation of which one is made only when somebody asks."""
 
 
@@ -201,7 +201,7 @@ class Recorder:
 
     def __init__(self, size: int = DEFAULT_SIZE) -> None:
         self._size = size
-        self._ring: list[Record | Ended | None] = [None] * size
+        self._ring: list[Record | CompletedRecord | None] = [None] * size
         self._number = 0
 
     def begin(self, group: GroupLabel, sequence: int, what: Agreement | Facts) -> Record:
@@ -214,7 +214,7 @@ class Recorder:
 
     def ended(
         self, group: GroupLabel, sequence: int, what: Agreement | Facts, created: int
-    ) -> Ended:
+    ) -> CompletedRecord:
         """What to remember of an operation that was called at ``created`` and has ended well by now."""
         number = self._number
         self._number = number + 1
@@ -240,7 +240,7 @@ class Recorder:
         return [opened(record) for record in found if record is not None]
 
 
-def opened(record: Record | Ended) -> Record:
+def opened(record: Record | CompletedRecord) -> Record:
     """The record of an operation that may have ended as soon as it began."""
     return Record(*record) if isinstance(record, tuple) else record
 

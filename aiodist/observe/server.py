@@ -26,8 +26,7 @@ from typing import Any
 from aiodist.errors import DistError, ProtocolError
 from aiodist.observe.clock import estimate
 from aiodist.observe.observer import Observer
-from aiodist.observe.part import ClockSample
-from aiodist.observe.talk import (
+from aiodist.observe.query_protocol import (
     LONGEST_QUESTION,
     Line,
     all_at_once,
@@ -37,6 +36,7 @@ from aiodist.observe.talk import (
     is_trusted,
     peer_of,
 )
+from aiodist.observe.rank_report import ClockSample
 
 log = logging.getLogger("aiodist")
 

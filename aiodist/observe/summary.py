@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from aiodist.observe.part import Part
+from aiodist.observe.rank_report import RankReport
 
 
-def summary(part: Part) -> str:
+def summary(part: RankReport) -> str:
     """What the rank is in, and what it finished last."""
     where = f", {part.standpoint}" if str(part.standpoint) else ""
     lines = [f"aiodist: {part.identity} of {part.identity.size}{where} ({part.reason})"]

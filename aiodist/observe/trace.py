@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from aiodist.observe.clock import Alignment, align
-from aiodist.observe.part import Part
+from aiodist.observe.rank_report import RankReport
 from aiodist.observe.recorder import Operation
 
 
-def chrome_trace(parts: Mapping[int, Part]) -> dict[str, Any]:
+def chrome_trace(parts: Mapping[int, RankReport]) -> dict[str, Any]:
     """The trace as an object for `json.dump`. Times start at 0, on rank 0's clock."""
     aligned = align(parts)
     starts = [
@@ -41,7 +41,7 @@ def chrome_trace(parts: Mapping[int, Part]) -> dict[str, Any]:
     }
 
 
-def _events(part: Part, aligned: Alignment, origin: int) -> Iterable[dict[str, Any]]:
+def _events(part: RankReport, aligned: Alignment, origin: int) -> Iterable[dict[str, Any]]:
     rank = part.rank
     yield _named("process_name", rank, 0, name=str(part.identity))
     yield _named("process_sort_index", rank, 0, sort_index=rank)

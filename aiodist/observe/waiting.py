@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from aiodist.observe.part import Part
+from aiodist.observe.rank_report import RankReport
 from aiodist.observe.recorder import FAILED, RUNNING, Operation
 
 _FRESH = 10_000_000_000
@@ -43,7 +43,7 @@ class Verdict:
     reach: Mapping[int, frozenset[int]]
 
 
-def judge(parts: Mapping[int, Part]) -> Verdict:
+def judge(parts: Mapping[int, RankReport]) -> Verdict:
     """What the parts, by rank, say together. A rank without a part waits for nobody."""
     waits = tuple(wait for rank in sorted(parts) for wait in _waits(parts[rank], parts))
     edges: dict[int, set[int]] = {}
@@ -65,7 +65,7 @@ def judge(parts: Mapping[int, Part]) -> Verdict:
     return Verdict(waits, roots, tuple(cycles), reach)
 
 
-def _waits(part: Part, parts: Mapping[int, Part]) -> Iterable[Wait]:
+def _waits(part: RankReport, parts: Mapping[int, RankReport]) -> Iterable[Wait]:
     if part.standpoint.stuck:
         return  # whatever comes for it, it does not look
     for operation in part.operations:
@@ -86,7 +86,9 @@ def _waits(part: Part, parts: Mapping[int, Part]) -> Iterable[Wait]:
             yield Wait(part.rank, on, operation, seconds, bool(absent))
 
 
-def _absent(part: Part, operation: Operation, parts: Mapping[int, Part]) -> tuple[int, ...]:
+def _absent(
+    part: RankReport, operation: Operation, parts: Mapping[int, RankReport]
+) -> tuple[int, ...]:
     """Members that have not entered a collective, and those of whom nothing is known."""
     if operation.sequence < 0:
         return ()

@@ -1,4 +1,4 @@
-"""Ranks of one host that share memory, on the simulated clock: a `Board` that costs time.
+"""Ranks of one host that share memory, on the simulated clock: a `ShmContext` that costs time.
 
 A rank that raises a flag does so at its clock; who waits for it goes on from there, ``FLAG`` later.
 What is written or read costs the time of a copy, as all memory of a simulated rank does. Chunks are
@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from aiodist.completion import Pending, completed
-from aiodist.shared.area import CHUNK_BYTES, DEPTH, LARGEST_SLOT_BYTES
+from aiodist.shm.group_area import CHUNK_BYTES, DEPTH, LARGEST_SLOT_BYTES
 
 if TYPE_CHECKING:
     from aiodist.simulate.network import Rank
@@ -44,13 +44,13 @@ class Memory:
             else:
                 wake(when)
 
-    def let_go_at(self, rank: int, steps: int) -> float | None:
+    def released_at(self, rank: int, steps: int) -> float | None:
         """When ``rank`` had let go of ``steps`` steps; None if it has not yet."""
         return next((when for gone, when in self.gone[rank] if gone >= steps), None)
 
 
-class SimulatedBoard:
-    """One rank's view of a `Memory`; see `collectives.board.Board`."""
+class SimulatedShm:
+    """One rank's view of a `Memory`; see `collectives.shm_context.ShmContext`."""
 
     slot_bytes = LARGEST_SLOT_BYTES
     chunk_bytes = CHUNK_BYTES
@@ -69,7 +69,7 @@ class SimulatedBoard:
     async def slot(self, nbytes: int) -> memoryview:
         return self._rank.memory(nbytes)
 
-    def put_up(self, nbytes: int) -> None:
+    def publish(self, nbytes: int) -> None:
         self._memory.slots[self.rank] = self._rank.clock, nbytes
         self._memory.changed()
 
@@ -85,7 +85,7 @@ class SimulatedBoard:
 
     async def enter(self) -> None:
         await self.slot(0)
-        self.put_up(0)
+        self.publish(0)
 
     def may_begin(self) -> bool:
         return True
@@ -93,7 +93,7 @@ class SimulatedBoard:
     def has_begun(self) -> bool:
         return False
 
-    async def meet(self, whom: Sequence[int] | None = None) -> None:
+    async def wait_for_peers(self, whom: Sequence[int] | None = None) -> None:
         for rank in range(self.size) if whom is None else whom:
             if rank != self.rank:
                 await self.slot_of(rank, 0)
@@ -105,7 +105,7 @@ class SimulatedBoard:
         steps = step - self.depth + 1
         for rank in range(self.size if steps > 0 else 0):
             if rank != self.rank:
-                gone = self._until(partial(self._memory.let_go_at, rank, steps))
+                gone = self._until(partial(self._memory.released_at, rank, steps))
                 if not gone.done:
                     return gone
         return completed(None)
@@ -120,12 +120,12 @@ class SimulatedBoard:
     def posted(self, rank: int, step: int, phase: int = 0) -> Pending[None]:
         return self._until(lambda: self._memory.posts.get((rank, step, phase)))
 
-    def let_go(self, steps: int) -> None:
+    def release(self, steps: int) -> None:
         self._memory.gone[self.rank].append((steps, self._rank.clock))
         self._memory.changed()
 
-    def let_go_all(self) -> None:
-        self.let_go(1 << 62)
+    def release_all(self) -> None:
+        self.release(1 << 62)
 
     def turn(self) -> Pending[None]:
         return completed(None)

@@ -6,14 +6,14 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aiodist.collectives import hosts
+from aiodist.collectives import host_operations
 from aiodist.collectives.cost import Traffic
 from aiodist.collectives.cost_hosts import CROSSINGS, HostsCase, crossing
-from aiodist.collectives.places import Places
+from aiodist.collectives.host_topology import HostTopology
+from aiodist.collectives.multi_host import MultiHostContext
 from aiodist.collectives.select import HOSTS_RULES, MANY, Choice, Rule, Rules, select
-from aiodist.collectives.spread import Hosts
 from aiodist.errors import InvalidUsageError
-from aiodist.simulate.board import Memory, SimulatedBoard
+from aiodist.simulate.board import Memory, SimulatedShm
 from aiodist.simulate.memory import CostOnly
 from aiodist.simulate.network import Network, Rank
 from aiodist.simulate.parameters import NETWORKS, Parameters
@@ -37,40 +37,42 @@ class HostsOutcome:
 def simulate_hosts(
     operation: str,
     algorithm: str,
-    places: Places,
+    topology: HostTopology,
     nbytes: int,
     parameters: Parameters,
-    inside: Parameters = NETWORKS["host"],
+    intra_host: Parameters = NETWORKS["host"],
 ) -> HostsOutcome:
-    """Run ``operation`` on ``nbytes`` in all, with root 0, over ``places``.
+    """Run ``operation`` on ``nbytes`` in all, with root 0, over ``topology``.
 
-    ``parameters``: of the one link that each host has. ``inside``: what messages cost in a host;
+    ``parameters``: of the one link that each host has. ``intra_host``: what messages cost in a host;
     `FLAT` sends some, the others share memory there. Raises InvalidUsageError for an algorithm
     that the operation does not have.
     """
-    size = sum(map(len, places.hosts))
+    size = sum(map(len, topology.hosts))
     lengths = [0] if operation == "barrier" else lengths_of(operation, size, nbytes)
     flat = algorithm == FLAT
     if not flat and (operation, algorithm) not in CROSSINGS:
         raise InvalidUsageError(f"{operation} has no algorithm {algorithm!r} over several hosts")
-    network = Network(size, parameters, places=places, inside=inside)
+    network = Network(size, parameters, topology=topology, intra_host=intra_host)
     if flat:
         run = program(operation, nbytes, select(operation, size, nbytes))
     else:
-        run = _program(operation, algorithm, places, lengths)
+        run = _program(operation, algorithm, topology, lengths)
     seconds = network.run(run)
     crossed = [Traffic(*rank.crossing) for rank in network.ranks]
     formula = crossed
     if not flat:
         itemsize = 1 if operation == "broadcast" else ITEMSIZE
         piece = _piece(operation, algorithm)
-        cases = [HostsCase(places, rank, lengths, 0, itemsize, piece=piece) for rank in range(size)]
+        cases = [
+            HostsCase(topology, rank, lengths, 0, itemsize, piece=piece) for rank in range(size)
+        ]
         formula = [crossing(operation, algorithm, case) for case in cases]
     by_host = [
         Traffic(
             sum(crossed[rank].messages for rank in ranks), sum(crossed[r].nbytes for r in ranks)
         )
-        for ranks in places.hosts
+        for ranks in topology.hosts
     ]
     sent = max(by_host, key=lambda traffic: (traffic.nbytes, traffic.messages))
     return HostsOutcome(algorithm, seconds, sent, crossed == formula)
@@ -81,15 +83,15 @@ def algorithms_over_hosts(operation: str) -> list[str]:
     return [FLAT, *(name for known, name in CROSSINGS if known == operation)]
 
 
-def hosts_of(ranks: int, per_host: int) -> Places:
+def hosts_of(ranks: int, per_host: int) -> HostTopology:
     """``ranks`` in their order on hosts with ``per_host`` each; the last may have fewer."""
-    return Places([rank // per_host for rank in range(ranks)])
+    return HostTopology([rank // per_host for rank in range(ranks)])
 
 
-def selected_over_hosts(operation: str, places: Places, nbytes: int) -> str:
-    """What the table of `collectives.select` runs over ``places``."""
-    name = select(operation, len(places.hosts), nbytes, rules=HOSTS_RULES).algorithm
-    return FLAT if name == "columns" and not places.is_even else name
+def selected_over_hosts(operation: str, topology: HostTopology, nbytes: int) -> str:
+    """What the table of `collectives.select` runs over ``topology``."""
+    name = select(operation, len(topology.hosts), nbytes, rules=HOSTS_RULES).algorithm
+    return FLAT if name == "columns" and not topology.is_even else name
 
 
 def _piece(operation: str, algorithm: str) -> int:
@@ -104,28 +106,28 @@ def _only(operation: str, algorithm: str) -> Rules:
 
 
 def _program(
-    operation: str, algorithm: str, places: Places, lengths: Sequence[int]
+    operation: str, algorithm: str, topology: HostTopology, lengths: Sequence[int]
 ) -> Callable[[Rank], Coroutine[Any, Any, None]]:
-    memories = [Memory(len(ranks)) for ranks in places.hosts]
+    memories = [Memory(len(ranks)) for ranks in topology.hosts]
     rules = _only(operation, algorithm)
 
     def build(rank: Rank) -> Coroutine[Any, Any, None]:
-        number = places.host_of(rank.rank)
-        here = places.hosts[number]
-        board = SimulatedBoard(memories[number], here.index(rank.rank), rank)
-        view = Hosts(rank, places, board if len(here) > 1 else None, rank.memory)
+        number = topology.host_of(rank.rank)
+        here = topology.hosts[number]
+        shm = SimulatedShm(memories[number], here.index(rank.rank), rank)
+        view = MultiHostContext(rank, topology, shm if len(here) > 1 else None, rank.memory)
         op = CostOnly(ITEMSIZE, rank.work)
         if operation == "barrier":
-            return hosts.barrier(view)
+            return host_operations.barrier(view)
         if operation == "broadcast":
-            return hosts.broadcast(view, 0, rank.memory(lengths[0]), rules)
+            return host_operations.broadcast(view, 0, rank.memory(lengths[0]), rules)
         if operation == "reduce":
-            return hosts.reduce(view, 0, rank.memory(lengths[0]), op, rules)
+            return host_operations.reduce(view, 0, rank.memory(lengths[0]), op, rules)
         if operation == "all_reduce":
-            return hosts.all_reduce(view, rank.memory(lengths[0]), op, rules)
+            return host_operations.all_reduce(view, rank.memory(lengths[0]), op, rules)
         blocks = [rank.memory(length) for length in lengths]
         if operation == "all_gather":
-            return hosts.all_gather(view, blocks, rules)
-        return hosts.reduce_scatter(view, blocks, blocks[rank.rank], op, rules)
+            return host_operations.all_gather(view, blocks, rules)
+        return host_operations.reduce_scatter(view, blocks, blocks[rank.rank], op, rules)
 
     return build

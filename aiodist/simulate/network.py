@@ -17,7 +17,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from aiodist.collectives.places import Places
+from aiodist.collectives.host_topology import HostTopology
 from aiodist.completion import Driver, Pending
 from aiodist.errors import InvalidUsageError
 from aiodist.simulate.memory import extent
@@ -79,14 +79,14 @@ class Network:
         size: int,
         parameters: Parameters,
         relation: Relation = apart,
-        places: Places | None = None,
-        inside: Parameters | None = None,
+        topology: HostTopology | None = None,
+        intra_host: Parameters | None = None,
     ) -> None:
         """``relation`` other than `apart`: rank 0 runs alone, for all.
 
         The program must be the same for all ranks, as seen through that relation.
-        ``places``: several ranks live on a host, and share its link to the others; what they send
-        each other costs them ``inside``, and no rank sends faster than that. Not with a relation
+        ``topology``: several ranks live on a host, and share its link to the others; what they send
+        each other costs them ``intra_host``, and no rank sends faster than that. Not with a relation
         other than `apart`.
         """
         if size < 1:
@@ -95,10 +95,10 @@ class Network:
         self.parameters = parameters
         self.ranks = [Rank(self, rank) for rank in range(size if relation is apart else 1)]
         self._relation = relation
-        self._places = places
-        self._inside = inside or parameters
-        if places is not None:
-            for ranks in places.hosts:
+        self._places = topology
+        self._intra_host = intra_host or parameters
+        if topology is not None:
+            for ranks in topology.hosts:
                 wire = Link()
                 for rank in ranks:
                     self.ranks[rank].wire = wire
@@ -135,7 +135,7 @@ class Network:
         exchange.sender, exchange.nbytes = sender, nbytes
         exchange.dst = dst if len(self.ranks) == self.size else 0
         if self.is_near(sender.rank, dst):
-            exchange.path = self._inside
+            exchange.path = self._intra_host
         if nbytes <= self.parameters.eager:
             self._at(sender.clock, lambda now: self._transmit(exchange, now))
         else:
@@ -145,8 +145,8 @@ class Network:
 
     def is_near(self, rank: int, other: int) -> bool:
         """Whether two ranks live on one host of several."""
-        places = self._places
-        return places is not None and places.host_of(rank) == places.host_of(other)
+        topology = self._places
+        return topology is not None and topology.host_of(rank) == topology.host_of(other)
 
     def resume(self, rank: Rank, when: float, pending: Pending[None]) -> None:
         """Let ``rank``, which waits for ``pending``, go on at ``when``."""
@@ -209,7 +209,9 @@ class Network:
     def _slowest(self, model: Parameters) -> float:
         """Per byte of a rank: where several share a wire, one fills it no faster than its memory."""
         return (
-            model.per_byte if self._places is None else max(model.per_byte, self._inside.per_byte)
+            model.per_byte
+            if self._places is None
+            else max(model.per_byte, self._intra_host.per_byte)
         )
 
     def _model(self, exchange: _Exchange) -> Parameters:

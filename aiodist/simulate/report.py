@@ -56,11 +56,11 @@ def rows_over_hosts(
     """
     sizes = [0] if operation == "barrier" else sizes
     for count in ranks:
-        places = hosts_of(count, per_host)
+        topology = hosts_of(count, per_host)
         for nbytes in sizes:
-            chosen = selected_over_hosts(operation, places, nbytes)
+            chosen = selected_over_hosts(operation, topology, nbytes)
             outcomes = [
-                simulate_hosts(operation, name, places, nbytes, parameters)
+                simulate_hosts(operation, name, topology, nbytes, parameters)
                 for name in algorithms_over_hosts(operation)
             ]
             for outcome in sorted(outcomes, key=lambda o: o.seconds):

@@ -11,7 +11,7 @@ from aiodist.errors import DistStoreError, StoreTimeoutError
 from aiodist.store.base import Store
 from aiodist.store.waiting import in_time
 
-_BLAME_SECONDS = 5.0
+_DIAGNOSIS_SECONDS = 5.0
 """How long the store is asked, after the deadline, who is missing."""
 
 
@@ -89,7 +89,7 @@ def _pack(values: list[bytes], absent: list[int], timeout: float | None) -> byte
 async def absent_ranks(store: Store, size: int, name: str = "exchange") -> list[int] | None:
     """The ranks that have not entered the exchange ``name``; None if the store does not say."""
     try:
-        async with asyncio.timeout(_BLAME_SECONDS):
+        async with asyncio.timeout(_DIAGNOSIS_SECONDS):
             there = await asyncio.gather(*(store.check([f"{name}/{r}"]) for r in range(size)))
     except (DistStoreError, TimeoutError):
         return None

@@ -1,4 +1,4 @@
-"""The blocking door: ``import aiodist.sync as dist`` in place of ``torch.distributed``.
+"""The blocking API: ``import aiodist.sync as dist`` in place of ``torch.distributed``.
 
 Names, parameters, defaults and meaning are torch's. With ``async_op=True`` a collective returns a
 `Work`; without, it blocks and returns None. Calls may come from any thread that runs no event
@@ -108,7 +108,7 @@ from aiodist.sync.objects import (
 from aiodist.sync.p2p import batch_isend_irecv, irecv, isend, recv, send
 from aiodist.sync.recovery import grow, register_elastic, rejoin, revoke, shrink, sync_state
 from aiodist.sync.stores import FileStore, HashStore, PrefixStore, Store, TCPStore
-from aiodist.types import DEFAULT_TIMEOUT as default_pg_timeout  # noqa: N811  # torch's name
+from aiodist.types import DEFAULT_TIMEOUT as default_pg_timeout  # noqa: N811    # torch's name
 from aiodist.types import Backend, ReduceOp, reduce_op
 
 __all__ = [

@@ -7,12 +7,12 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from aiodist.api.again import Again
+from aiodist.api.cached_calls import CachedCall
 from aiodist.api.collectives import Timeout, gather
 from aiodist.api.p2p import irecv, isend
+from aiodist.groups.chunk_execution import caller_overlaps
+from aiodist.groups.group_engine import NonGroupMember
 from aiodist.groups.handle import Group
-from aiodist.groups.process_group import NonGroupMember
-from aiodist.groups.straight import hurried
 from aiodist.groups.world import current_world
 from aiodist.sync.coalescing import coalescing
 from aiodist.sync.portal import portal
@@ -31,12 +31,12 @@ def start(
     args: tuple[Any, ...],
     group: Group | None,
     timeout: Timeout,
-    again: Again | None = None,
+    run_cached: CachedCall | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Call ``function`` of the async door; its `Work` if ``async_op``, else what it results in.
+    """Call ``function`` of the async API; its `Work` if ``async_op``, else what it results in.
 
-    ``again``: its namesake in `api.again`, where it has one.
+    ``run_cached``: its namesake in `api.cached_calls`, where it has one.
 
     A rank outside ``group`` has nothing to do there: as in torch it is warned, and gets None.
     """
@@ -49,10 +49,10 @@ def start(
             )
             return None
         kwargs["group"] = group
-        again = None  # which knows the default group alone
+        run_cached = None  # which knows the default group alone
     if timeout is not None:
         kwargs["timeout"] = timeout
-        again = None
+        run_cached = None
     manager = coalescing()
     if manager is not None:
         work = _begin(function, args, kwargs)
@@ -60,7 +60,7 @@ def start(
         manager.append(work)
         return work if async_op else None
     if not async_op:
-        return portal().apply(function, True, args, kwargs, again)
+        return portal().apply(function, True, args, kwargs, run_cached)
     started = _begin(function, args, kwargs)
     started._outputs = _outputs(function, args)
     return started
@@ -68,11 +68,11 @@ def start(
 
 def _begin(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Start an operation whose caller has something else to do meanwhile."""
-    token = hurried.set(True)
+    token = caller_overlaps.set(True)
     try:
         return portal().apply(function, False, args, kwargs)
     finally:
-        hurried.reset(token)
+        caller_overlaps.reset(token)
 
 
 def _outputs(function: Callable[..., Any], args: Sequence[Any]) -> list[Any] | None:
@@ -84,7 +84,7 @@ def _outputs(function: Callable[..., Any], args: Sequence[Any]) -> list[Any] | N
 
 
 def mirrors(function: Callable[..., Any]) -> Callable[[F], F]:
-    """Decorator: what ``function`` of the async door says goes below the own first line."""
+    """Decorator: what ``function`` of the async API says goes below the own first line."""
 
     def decorate(own: F) -> F:
         own.__doc__ = f"{own.__doc__}\n\n    {(function.__doc__ or '').strip()}\n"

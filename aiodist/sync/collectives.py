@@ -1,4 +1,4 @@
-"""Collectives of the blocking door: those of `aiodist`, with torch's ``async_op``.
+"""Collectives of the blocking API: those of `aiodist`, with torch's ``async_op``.
 
 Each returns None when this rank's part is done; with ``async_op=True`` it returns a `Work` as
 soon as the operation has started: ``work.wait()``, ``work.is_completed()``. Tensors are CPU
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aiodist.api import again
+from aiodist.api import cached_calls
 from aiodist.api import collectives as api
 from aiodist.api.collectives import Timeout
 from aiodist.groups.backend import Tensor
@@ -35,7 +35,13 @@ def broadcast(
 ) -> Done:
     """Copy ``tensor`` of one rank to all."""
     work: Done = start(
-        async_op, api.broadcast, (tensor, src), group, timeout, again.broadcast, group_src=group_src
+        async_op,
+        api.broadcast,
+        (tensor, src),
+        group,
+        timeout,
+        cached_calls.broadcast,
+        group_src=group_src,
     )
     return work
 
@@ -72,7 +78,9 @@ def all_reduce(
     timeout: Timeout = None,
 ) -> Done:
     """Reduce ``tensor`` over all ranks; all get the result."""
-    work: Done = start(async_op, api.all_reduce, (tensor, op), group, timeout, again.all_reduce)
+    work: Done = start(
+        async_op, api.all_reduce, (tensor, op), group, timeout, cached_calls.all_reduce
+    )
     return work
 
 
@@ -103,7 +111,13 @@ def reduce(
 ) -> Done:
     """Reduce ``tensor`` over all ranks to one rank."""
     work: Done = start(
-        async_op, api.reduce, (tensor, dst, op), group, timeout, again.reduce, group_dst=group_dst
+        async_op,
+        api.reduce,
+        (tensor, dst, op),
+        group,
+        timeout,
+        cached_calls.reduce,
+        group_dst=group_dst,
     )
     return work
 
@@ -154,7 +168,7 @@ def all_gather_into_tensor(
         (output_tensor, input_tensor),
         group,
         timeout,
-        again.all_gather_into_tensor,
+        cached_calls.all_gather_into_tensor,
     )
     return work
 
@@ -230,7 +244,7 @@ def reduce_scatter_tensor(
         (output, input, op),
         group,
         timeout,
-        again.reduce_scatter_tensor,
+        cached_calls.reduce_scatter_tensor,
     )
     return work
 
@@ -272,7 +286,7 @@ def all_to_all_single(
         (output, input, output_split_sizes, input_split_sizes),
         group,
         timeout,
-        again.all_to_all_single,
+        cached_calls.all_to_all_single,
     )
     return work
 
@@ -286,7 +300,7 @@ def barrier(
 ) -> Done:
     """Wait until all ranks of the group are here."""
     work: Done = start(
-        async_op, api.barrier, (), group, timeout, again.barrier, device_ids=device_ids
+        async_op, api.barrier, (), group, timeout, cached_calls.barrier, device_ids=device_ids
     )
     return work
 

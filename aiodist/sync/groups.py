@@ -1,4 +1,4 @@
-"""Groups of the blocking door. Each returns the group, or groups, when all ranks agree on them."""
+"""Groups of the blocking API. Each returns the group, or groups, when all ranks agree on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The start and the end of the blocking door."""
+"""The start and the end of the blocking API."""
 
 from __future__ import annotations
 

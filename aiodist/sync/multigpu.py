@@ -1,4 +1,4 @@
-"""Collectives of the blocking door over several tensors of each rank, as torch 1 had them.
+"""Collectives of the blocking API over several tensors of each rank, as torch 1 had them.
 
 Tensors on GPUs, or CPU tensors or arrays, with the same meaning; see `aiodist.api.multigpu`.
 """

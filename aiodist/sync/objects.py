@@ -1,4 +1,4 @@
-"""Python objects of the blocking door: those of `aiodist`, each returning when it is done.
+"""Python objects of the blocking API: those of `aiodist`, each returning when it is done.
 
 Objects travel as msgpack; register classes of your own with `register_type`. ``allow_pickle=True``
 on all ranks carries other classes too, and lets the sender run code here. Errors are those of

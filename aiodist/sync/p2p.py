@@ -1,4 +1,4 @@
-"""Point-to-point messages of the blocking door: those of `aiodist`.
+"""Point-to-point messages of the blocking API: those of `aiodist`.
 
 ``send`` and ``recv`` return when they are done; ``isend`` and ``irecv`` return a `Work` as soon
 as they have started. Errors are those of `aiodist.api.p2p`.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, overload
 
-from aiodist.api import again
+from aiodist.api import cached_calls
 from aiodist.api import p2p as api
 from aiodist.api.collectives import Timeout
 from aiodist.groups.backend import Received, Tensor
@@ -64,7 +64,16 @@ def send(
     timeout: Timeout = None,
 ) -> None:
     """Send ``tensor``; returns when its memory may be changed again."""
-    start(False, api.send, (tensor, dst), group, timeout, again.send, tag=tag, group_dst=group_dst)
+    start(
+        False,
+        api.send,
+        (tensor, dst),
+        group,
+        timeout,
+        cached_calls.send,
+        tag=tag,
+        group_dst=group_dst,
+    )
 
 
 @overload
@@ -103,7 +112,14 @@ def recv(
 ) -> Any:
     """Receive into ``tensor``; the sender's global rank, -1 on a rank outside the group."""
     received = start(
-        False, api.recv, (tensor, src), group, timeout, again.recv, tag=tag, group_src=group_src
+        False,
+        api.recv,
+        (tensor, src),
+        group,
+        timeout,
+        cached_calls.recv,
+        tag=tag,
+        group_src=group_src,
     )
     if received is None and group is None and src is not None:
         return src  # where all was over at once

@@ -1,4 +1,4 @@
-"""The event loop of the blocking door: a thread of its own, and the way in for all others."""
+"""The event loop of the blocking API: a thread of its own, and the way in for all others."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from functools import partial
 from multiprocessing import util
 from typing import Any, Protocol, TypeVar
 
-from aiodist.api.again import Again, Done
+from aiodist.api.cached_calls import CachedCall, Done
 from aiodist.errors import InvalidUsageError, NotInitializedError
 from aiodist.groups.deferred import DeferredWork
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
-from aiodist.sync.hop import Hop, gate_of
-from aiodist.sync.loan import Loan
+from aiodist.sync.cross_thread_call import CrossThreadCall, gate_of
+from aiodist.sync.loop_handoff import LoopHandoff
 from aiodist.tensors.streams import on_callers_stream
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class Portal:
         self._thread: threading.Thread | None = None
         self._users = 0
         self._residents: list[Resident] = []
-        self._loan = Loan()
+        self._handoff = LoopHandoff()
         self._inherited: list[object] = []
         self._finalizer: Any = None
         os.register_at_fork(after_in_child=self._after_fork)
@@ -85,34 +85,34 @@ class Portal:
         blocks: bool,
         args: Any,
         kwargs: dict[str, Any],
-        again: Again | None = None,
+        run_cached: CachedCall | None = None,
     ) -> Any:
         """`call`, for whoever has the arguments together already.
 
-        ``again``: what may carry the operation out at once, so that ``function`` is not called;
+        ``run_cached``: what may carry the operation out at once, so that ``function`` is not called;
         for such as say nothing by their result; it is None then.
         """
         if _running_loop() is not None:
             with blocking_in_cell(function):
-                return self.apply(function, blocks, args, kwargs, again)
-        loop, loan = self._loop, self._loan
+                return self.apply(function, blocks, args, kwargs, run_cached)
+        loop, handoff = self._loop, self._handoff
         if loop is None:
             return _beside_async(function(*args, **kwargs), blocks)
-        interrupts = loan.interrupts
+        interrupts = handoff.interrupts
         # First: struck with the loop in its hands, nobody would get it back.
         held = interrupts.hold()
-        if not loan.borrow():
+        if not handoff.acquire():
             if held:
                 interrupts.let()
-            return self._hop(loop, function, blocks, args, kwargs)
+            return self._call(loop, function, blocks, args, kwargs)
         work: Any = None
         gate = None
         try:
             try:
-                if again is not None:
-                    done = self._again(loop, again, args, kwargs)
+                if run_cached is not None:
+                    done = self._again(loop, run_cached, args, kwargs)
                     if isinstance(done, tuple):
-                        loan.give_back()
+                        handoff.give_back()
                         return None
                     work = done
                 _set_running_loop(loop)
@@ -121,16 +121,16 @@ class Portal:
                         work = function(*args, **kwargs)
                     is_over = blocks and (work.is_completed() or work._spin(_DRIVE_SECONDS))
                 except BaseException:
-                    loan.resume()
+                    handoff.resume()
                     raise
                 finally:
                     _set_running_loop(None)
                 if not blocks:
-                    loan.resume()
+                    handoff.resume()
                 elif is_over:
-                    loan.give_back()
+                    handoff.give_back()
                 else:
-                    gate = gate_of(work, loan)
+                    gate = gate_of(work, handoff)
             finally:
                 if held:
                     interrupts.let()
@@ -149,17 +149,21 @@ class Portal:
             del work, args, kwargs
 
     def _again(
-        self, loop: asyncio.AbstractEventLoop, again: Again, args: Any, kwargs: dict[str, Any]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        run_cached: CachedCall,
+        args: Any,
+        kwargs: dict[str, Any],
     ) -> Done | None:
-        """What ``again`` has carried out, or begun. In a thread that drives the loop."""
+        """What ``run_cached`` has carried out, or begun. In a thread that drives the loop."""
         group = current_world().default_on(loop)
         try:
-            return None if group is None else again(group, args, kwargs)
+            return None if group is None else run_cached(group, args, kwargs)
         except BaseException:
-            self._loan.resume()
+            self._handoff.resume()
             raise
 
-    def _hop(
+    def _call(
         self,
         loop: asyncio.AbstractEventLoop,
         function: Callable[..., Any],
@@ -168,8 +172,8 @@ class Portal:
         kwargs: dict[str, Any],
     ) -> Any:
         """`call` by way of the loop's thread."""
-        call = Hop(on_callers_stream(function), blocks, args, kwargs, self._loan)
-        _hand_over(loop, call.start, self._loan)
+        call = CrossThreadCall(on_callers_stream(function), blocks, args, kwargs, self._handoff)
+        _hand_over(loop, call.start, self._handoff)
         try:
             call.gate.acquire()
         except BaseException:
@@ -188,15 +192,15 @@ class Portal:
 
         It raises nothing. Raises NotInitializedError where nothing lives on the loop.
         """
-        loop, loan = self._loop, self._loan
+        loop, handoff = self._loop, self._handoff
         if loop is None:
             raise NotInitializedError(_CLOSED)
 
         def arrive() -> None:
-            loan.arrived()
+            handoff.arrived()
             function()
 
-        _hand_over(loop, arrive, loan)
+        _hand_over(loop, arrive, handoff)
 
     def run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> T:
         """Await ``function(*args, **kwargs)`` in the loop's thread; its result. Not the hot path.
@@ -303,16 +307,16 @@ class Portal:
         atexit.unregister(self.close)
         self._finalizer.cancel()
         loop.call_soon_threadsafe(loop.stop)
-        self._loan.recall()
-        self._loan.interrupts.retire()
+        self._handoff.recall()
+        self._handoff.interrupts.retire()
         return thread
 
     def _after_fork(self) -> None:
         # The thread is the parent's. Nothing may touch its loop here: the epoll instance behind
         # it is shared. The objects stay, lest they be torn down as if they were ours.
         loop, residents = self._loop, self._residents
-        self._loan.interrupts.retire()
-        self._loan = Loan()
+        self._handoff.interrupts.retire()
+        self._handoff = LoopHandoff()
         self._inherited += [loop, self._thread, residents]
         self._lock = threading.RLock()  # a finalizer may call leave() at any point
         self._loop = self._thread = None
@@ -341,12 +345,14 @@ def _beside_async(started: Any, blocks: bool) -> Any:
     return started.result()
 
 
-def _hand_over(loop: asyncio.AbstractEventLoop, start: Callable[[], None], loan: Loan) -> None:
-    loan.expect()
+def _hand_over(
+    loop: asyncio.AbstractEventLoop, start: Callable[[], None], handoff: LoopHandoff
+) -> None:
+    handoff.expect()
     try:
         loop.call_soon_threadsafe(start)
     except RuntimeError:
-        loan.arrived()
+        handoff.arrived()
         raise NotInitializedError(_CLOSED) from None
 
 

@@ -1,4 +1,4 @@
-"""Going on without the dead, of the blocking door."""
+"""Going on without the dead, of the blocking API."""
 
 from __future__ import annotations
 

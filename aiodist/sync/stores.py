@@ -1,4 +1,4 @@
-"""Stores of the blocking door: names and meaning of torch's, over those of `aiodist.store`.
+"""Stores of the blocking API: names and meaning of torch's, over those of `aiodist.store`.
 
 Values are str or bytes going in and bytes coming out. Waiting calls raise StoreTimeoutError, which
 names the missing keys. A store closes when nobody holds it any more, or by ``close()``.
@@ -31,7 +31,7 @@ _COMPLETE = "aiodist/complete"
 
 
 class Store:
-    """What all stores of the blocking door can do. Any thread may call; a call blocks its thread."""
+    """What all stores of the blocking API can do. Any thread may call; a call blocks its thread."""
 
     def __init__(self, inner: AsyncStore, timeout: timedelta, owner: Portal) -> None:
         """Not for users: make a `TCPStore`, `FileStore`, `HashStore` or `PrefixStore`."""

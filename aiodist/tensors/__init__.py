@@ -7,18 +7,18 @@ The rest of aiodist sees bytes (`Buffer.view`), element types (`DType`) and redu
 from aiodist.tensors.buffer import Buffer, Kind, buffer_of, empty_like_message, is_tensor, scratch
 from aiodist.tensors.codec import TensorExtension
 from aiodist.tensors.dtypes import DTYPES, DType, dtype_named, dtype_of_code
-from aiodist.tensors.form import Form
 from aiodist.tensors.meta import decode_meta, encode_meta
 from aiodist.tensors.reduction import Reduction, reduction
+from aiodist.tensors.tensor_signature import TensorSignature
 
 __all__ = [
     "DTYPES",
     "Buffer",
     "DType",
-    "Form",
     "Kind",
     "Reduction",
     "TensorExtension",
+    "TensorSignature",
     "buffer_of",
     "decode_meta",
     "dtype_named",

@@ -13,7 +13,7 @@ import numpy as np
 from aiodist.errors import ProtocolError
 from aiodist.tensors import numpy_memory
 from aiodist.tensors.dtypes import DType
-from aiodist.tensors.form import Form, M
+from aiodist.tensors.tensor_signature import M, TensorSignature
 
 if TYPE_CHECKING:
     from aiodist.tensors.staging import Staging
@@ -71,15 +71,17 @@ class Buffer:
         """Whether ``view`` is a copy, so that a receive has to end with `write_back`."""
         return self._staged is not None
 
-    def form(self, make: Callable[[memoryview], M]) -> Form[M] | None:
+    def signature(self, make: Callable[[memoryview], M]) -> TensorSignature[M] | None:
         """What opens tensors of the owner's type, dtype and shape in few steps.
 
-        None for arrays, and for a device's memory. ``make``: as of `Form`.
+        None for arrays, and for a device's memory. ``make``: as of `TensorSignature`.
         """
         if self.kind != "torch" or self.staging is not None:
             return None
-        form: Form[M] | None = _torch_memory().form_of(self.owner, self.nbytes, make)
-        return form
+        signature: TensorSignature[M] | None = _torch_memory().signature_of(
+            self.owner, self.nbytes, make
+        )
+        return signature
 
     def write_back(self) -> None:
         """Copy staged bytes into the owner; nothing where ``view`` is the owner's own memory."""

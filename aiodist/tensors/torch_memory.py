@@ -12,9 +12,9 @@ from torch import Tensor
 
 from aiodist.errors import InvalidUsageError
 from aiodist.tensors.dtypes import DTYPES, DType
-from aiodist.tensors.form import Form, M
 from aiodist.tensors.layout import overlaps_itself
 from aiodist.tensors.staging import CudaStaging, Staging
+from aiodist.tensors.tensor_signature import M, TensorSignature
 
 TORCH_DTYPES: Mapping[DType, torch.dtype] = MappingProxyType(
     {
@@ -77,7 +77,9 @@ def open_tensor(
     return dtype, _bytes_of(staged, dtype, name), staged, None
 
 
-def form_of(tensor: Tensor, nbytes: int, make: Callable[[memoryview], M]) -> Form[M] | None:
+def signature_of(
+    tensor: Tensor, nbytes: int, make: Callable[[memoryview], M]
+) -> TensorSignature[M] | None:
     """The form of tensors like ``tensor``, of ``nbytes``; None where it has no memory of its own."""
     if type(tensor) not in _PLAIN or not nbytes:
         return None
@@ -101,7 +103,7 @@ def form_of(tensor: Tensor, nbytes: int, make: Callable[[memoryview], M]) -> For
             return None
         return _bytes_at(address, nbytes)
 
-    return Form(address_of, open_at, make)
+    return TensorSignature(address_of, open_at, make)
 
 
 def open_staged(

@@ -1,4 +1,4 @@
-"""The third door: ``torch.distributed.init_process_group("aiodist")``.
+"""The third API: ``torch.distributed.init_process_group("aiodist")``.
 
 Importing this registers the backend with torch. Where aiodist is installed, ``import torch`` does
 so by itself; where it is only on the path, ``import aiodist`` after torch does.

@@ -1,4 +1,4 @@
-"""Whose tensors a group of torch's door takes, and where its futures say that they are."""
+"""Whose tensors a group of the torch backend takes, and where its futures say that they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A ``torch.distributed.ProcessGroup`` whose operations run on the engine.
+"""A ``torch.distributed.GroupEngine`` whose operations run on the engine.
 
 torch passes tensors in lists of one (a relic of one process with many devices) and options in
 small objects; here they become calls of the engine's backend, which checks them and has the
@@ -20,7 +20,7 @@ from aiodist.groups.checks import (
     check_root_list,
     check_tag,
 )
-from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.work import Work
 from aiodist.torch_backend.membership import Membership, Tensor
 from aiodist.torch_backend.options import reduce_op, single, splits
@@ -45,12 +45,12 @@ class TorchGroup(Membership):
         if any(tensor.is_sparse for tensor in tensors):
             tensor = single(tensors, "tensors")
 
-            def start_sparse(group: ProcessGroup, timeout: float | None) -> Work[Any]:
+            def start_sparse(group: GroupEngine, timeout: float | None) -> Work[Any]:
                 return all_reduce_sparse(group, tensor, op(), timeout)
 
             return self._start("sparse_all_reduce", start_sparse, tensors, opts)
 
-        def start(group: ProcessGroup, timeout: float | None) -> list[Work[Any]]:
+        def start(group: GroupEngine, timeout: float | None) -> list[Work[Any]]:
             reduce = op()
             return [group.backend.all_reduce(tensor, reduce, timeout) for tensor in tensors]
 
@@ -59,7 +59,7 @@ class TorchGroup(Membership):
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> c10d.Work:
         op = reduce_op(opts)
 
-        def start(group: ProcessGroup, timeout: float | None) -> Work[Any]:
+        def start(group: GroupEngine, timeout: float | None) -> Work[Any]:
             return group.backend.all_reduce_coalesced(tensors, op(), timeout)
 
         return self._start("all_reduce", start, tensors, opts)
@@ -67,7 +67,7 @@ class TorchGroup(Membership):
     def allgather(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> c10d.Work:
-        def start(group: ProcessGroup, timeout: float | None) -> list[Work[Any]]:
+        def start(group: GroupEngine, timeout: float | None) -> list[Work[Any]]:
             rows = [check_list(row, "tensor_list", group.n_ranks) for row in outputs]
             pairs = zip(rows, inputs, strict=True)
             return [group.backend.all_gather(row, tensor, timeout) for row, tensor in pairs]
@@ -77,7 +77,7 @@ class TorchGroup(Membership):
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> c10d.Work:
-        def start(group: ProcessGroup, timeout: float | None) -> Work[Any]:
+        def start(group: GroupEngine, timeout: float | None) -> Work[Any]:
             rows = check_list(outputs, "output_tensor_lists", group.n_ranks)
             for row in rows:
                 check_list(row, "each of output_tensor_lists", len(inputs), each="tensor")
@@ -93,7 +93,7 @@ class TorchGroup(Membership):
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> c10d.Work:
-        def start(group: ProcessGroup, timeout: float | None) -> list[Work[Any]]:
+        def start(group: GroupEngine, timeout: float | None) -> list[Work[Any]]:
             pairs = zip(outputs, inputs, strict=True)
             return [group.backend.all_gather_into(out, tensor, timeout) for out, tensor in pairs]
 
@@ -104,7 +104,7 @@ class TorchGroup(Membership):
     ) -> c10d.Work:
         op = reduce_op(opts)
 
-        def start(group: ProcessGroup, timeout: float | None) -> list[Work[Any]]:
+        def start(group: GroupEngine, timeout: float | None) -> list[Work[Any]]:
             rows = [check_list(row, "input_list", group.n_ranks) for row in inputs]
             reduce, pairs = op(), zip(outputs, rows, strict=True)
             return [group.backend.reduce_scatter(out, row, reduce, timeout) for out, row in pairs]
@@ -119,7 +119,7 @@ class TorchGroup(Membership):
     ) -> c10d.Work:
         op = reduce_op(opts)
 
-        def start(group: ProcessGroup, timeout: float | None) -> list[Work[Any]]:
+        def start(group: GroupEngine, timeout: float | None) -> list[Work[Any]]:
             reduce, pairs = op(), zip(outputs, inputs, strict=True)
             return [
                 group.backend.reduce_scatter_from(out, tensor, reduce, timeout)
@@ -131,7 +131,7 @@ class TorchGroup(Membership):
     def alltoall(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> c10d.Work:
-        def start(group: ProcessGroup, timeout: float | None) -> Work[Any]:
+        def start(group: GroupEngine, timeout: float | None) -> Work[Any]:
             check_list(outputs, "output_tensor_list", group.n_ranks)
             check_list(inputs, "input_tensor_list", group.n_ranks)
             return group.backend.all_to_all(outputs, inputs, timeout)
@@ -146,7 +146,7 @@ class TorchGroup(Membership):
         input_split_sizes: Sequence[int],
         opts: Any = None,
     ) -> c10d.Work:
-        def start(group: ProcessGroup, timeout: float | None) -> Work[Any]:
+        def start(group: GroupEngine, timeout: float | None) -> Work[Any]:
             return group.backend.all_to_all_single(
                 output, tensor, splits(output_split_sizes), splits(input_split_sizes), timeout
             )
@@ -178,7 +178,7 @@ class TorchGroup(Membership):
     def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> c10d.Work:
         given_root = opts.rootRank
 
-        def start(group: ProcessGroup, timeout: float | None) -> list[Work[Any]]:
+        def start(group: GroupEngine, timeout: float | None) -> list[Work[Any]]:
             root = check_rank(group, None, given_root, "src")
             return [group.backend.broadcast(tensor, root, timeout) for tensor in tensors]
 
@@ -187,7 +187,7 @@ class TorchGroup(Membership):
     def reduce(self, tensors: Sequence[Tensor], opts: Any) -> c10d.Work:
         given_root, op = opts.rootRank, reduce_op(opts)
 
-        def start(group: ProcessGroup, timeout: float | None) -> list[Work[Any]]:
+        def start(group: GroupEngine, timeout: float | None) -> list[Work[Any]]:
             root, reduce = check_rank(group, None, given_root, "dst"), op()
             return [group.backend.reduce(tensor, root, reduce, timeout) for tensor in tensors]
 
@@ -198,7 +198,7 @@ class TorchGroup(Membership):
     ) -> c10d.Work:
         given_root = opts.rootRank
 
-        def start(group: ProcessGroup, timeout: float | None) -> Work[Any]:
+        def start(group: GroupEngine, timeout: float | None) -> Work[Any]:
             root = check_rank(group, None, given_root, "dst")
             given = single(outputs, "outputs") if outputs else None
             places = check_root_list(given, "gather_list", group, root)
@@ -211,7 +211,7 @@ class TorchGroup(Membership):
     ) -> c10d.Work:
         given_root = opts.rootRank
 
-        def start(group: ProcessGroup, timeout: float | None) -> Work[Any]:
+        def start(group: GroupEngine, timeout: float | None) -> Work[Any]:
             root = check_rank(group, None, given_root, "src")
             given = single(inputs, "inputs") if inputs else None
             sources = check_root_list(given, "scatter_list", group, root)

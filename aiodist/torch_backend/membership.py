@@ -1,4 +1,4 @@
-"""What every group of torch's door has: its names, its life, and how operations start."""
+"""What every group of the torch backend has: its names, its life, and how operations start."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.work import Work
 from aiodist.sync.torch_group import SharedWorld
 from aiodist.tensors.streams import on_callers_stream
@@ -27,7 +27,7 @@ from aiodist.torch_backend.work import TorchWork, together
 from aiodist.torch_backend.worlds import TorchWorld
 
 Tensor = torch.Tensor
-Start = Callable[[ProcessGroup, float | None], Work[Any] | Sequence[Work[Any]]]
+Start = Callable[[GroupEngine, float | None], Work[Any] | Sequence[Work[Any]]]
 """Starts operations of a group of the engine, with a timeout in seconds."""
 
 # torch's stubs overload each method for calls that nobody makes on a Python subclass.
@@ -38,7 +38,7 @@ _Base: Any = c10d.ProcessGroup
 class Membership(_Base):  # type: ignore[misc]  # see above
     """A place in a group of the engine, as torch sees it; `TorchGroup` adds the operations."""
 
-    def __init__(self, world: TorchWorld, group: ProcessGroup, owns_world: bool) -> None:
+    def __init__(self, world: TorchWorld, group: GroupEngine, owns_world: bool) -> None:
         """``owns_world``: the world closes with this group."""
         super().__init__(group.own_rank, group.n_ranks)
         self._world = world
@@ -223,7 +223,7 @@ class Membership(_Base):  # type: ignore[misc]  # see above
 
 
 def _forsake(
-    world: TorchWorld, part: ProcessGroup | None, levels: dict[int, Completions], pid: int
+    world: TorchWorld, part: GroupEngine | None, levels: dict[int, Completions], pid: int
 ) -> None:
     """Begin to close a group that is no longer referred to, or its world where ``part`` is None.
 

@@ -9,7 +9,7 @@ import torch.distributed as torch_dist
 
 from aiodist.sync.torch_group import SharedWorld
 from aiodist.torch_backend.group import TorchGroup
-from aiodist.torch_backend.meeting import meet, register_store
+from aiodist.torch_backend.torch_meeting import meet, register_store
 from aiodist.torch_backend.worlds import TorchWorld
 from aiodist.types import DEFAULT_TIMEOUT
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiodist.errors import InvalidUsageError, NotInitializedError
 from aiodist.groups.work import Work
-from aiodist.mesh.lookout import SHORTEST
+from aiodist.p2p.spin_policy import SHORTEST
 
 
 class Several:

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, urlsplit
 from torch._C import _distributed_c10d as c10d
 
 from aiodist.errors import InvalidUsageError
-from aiodist.mesh.rendezvous.plan import UNSET, Plan, plan
+from aiodist.rendezvous.meeting_plan import UNSET, MeetingPlan, plan
 from aiodist.types import DEFAULT_TIMEOUT
 
 Met = tuple[Any, int, int]
@@ -39,7 +39,7 @@ def rendezvous(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **kwargs: Any) ->
     raise RuntimeError("a rendezvous by aiodist:// cannot be repeated: destroy the process group")
 
 
-def _store(found: Plan, timeout: timedelta) -> Any:
+def _store(found: MeetingPlan, timeout: timedelta) -> Any:
     if found.file is not None:
         # torch's store has a format of its own, so it takes a file beside the engine's.
         return c10d.FileStore(f"{found.file}.torch", found.size)

@@ -9,16 +9,16 @@ import torch
 
 from aiodist.collectives.all_gather_ring import all_gather_new
 from aiodist.errors import InvalidUsageError
+from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.fingerprint import Fingerprint
-from aiodist.groups.lines import CollectiveLine
-from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.work import Work
 from aiodist.tensors import buffer_of
 from aiodist.types import RedOpType, ReduceOp
 
 
 def all_reduce_sparse(
-    group: ProcessGroup, tensor: torch.Tensor, op: ReduceOp, timeout: float | None
+    group: GroupEngine, tensor: torch.Tensor, op: ReduceOp, timeout: float | None
 ) -> Work[None]:
     """Sum a sparse COO tensor over all ranks, in place; it comes out coalesced.
 
@@ -31,7 +31,7 @@ def all_reduce_sparse(
     indices = buffer_of(mine.indices(), "indices", writable=False)
     values = buffer_of(mine.values(), "values", writable=False)
 
-    async def body(line: CollectiveLine) -> None:
+    async def body(line: CollectiveContext) -> None:
         where = await all_gather_new(line, indices.view)
         what = await all_gather_new(line, values.view)
         total = reduce(torch.add, map(sparse, where, what))

@@ -14,10 +14,10 @@ from aiodist.api import closing
 from aiodist.api.lifecycle import init_process_group
 from aiodist.backends.registry import bind
 from aiodist.errors import NotInitializedError
-from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.world import World, use_world
-from aiodist.mesh.leaving import FLUSH_SECONDS
 from aiodist.observe.answering import heed_signal
+from aiodist.p2p.departure import FLUSH_SECONDS
 from aiodist.sync.lifecycle import Member
 from aiodist.sync.portal import portal
 from aiodist.types import Backend
@@ -78,28 +78,28 @@ class TorchWorld:
         return self._world.is_initialized
 
     @property
-    def whole(self) -> ProcessGroup:
+    def whole(self) -> GroupEngine:
         """The group of all ranks."""
         return self._world.default_group()
 
-    def subgroup(self, name: str, ranks: Sequence[int], timeout: float | None) -> ProcessGroup:
+    def subgroup(self, name: str, ranks: Sequence[int], timeout: float | None) -> GroupEngine:
         """A group of some ranks. All members call it equally often with equal arguments.
 
         They need not wait for each other: what comes for a group that is not there yet is kept.
         """
 
-        async def make() -> ProcessGroup:
+        async def make() -> GroupEngine:
             return self._add(self._world.unused_name(f"{name}#"), ranks, timeout)
 
         return self._run(make)
 
-    def _add(self, name: str, ranks: Sequence[int], timeout: float | None) -> ProcessGroup:
-        group = ProcessGroup(self._world, name, ranks, Backend(Backend.AIODIST), timeout)
+    def _add(self, name: str, ranks: Sequence[int], timeout: float | None) -> GroupEngine:
+        group = GroupEngine(self._world, name, ranks, Backend(Backend.AIODIST), timeout)
         bind(group)
         self._world.add(group)
         return group
 
-    def remove(self, groups: Sequence[ProcessGroup], seconds: float = FLUSH_SECONDS) -> None:
+    def remove(self, groups: Sequence[GroupEngine], seconds: float = FLUSH_SECONDS) -> None:
         """Destroy groups, after ``seconds`` for what is under way."""
         if self.is_open:
             self._run(closing.close_groups, self._world, groups, seconds)
@@ -114,7 +114,7 @@ class TorchWorld:
         finally:
             self._portal.unsettle(Member(self._world))
 
-    def forsake(self, group: ProcessGroup | None = None) -> None:
+    def forsake(self, group: GroupEngine | None = None) -> None:
         """Begin to close ``group``, or where None all groups and the connections; wait for nothing.
 
         For finalizers: any thread, the loop's own too.

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from aiodist.errors import InvalidUsageError
+from aiodist.groups.group_engine import NonGroupMember
 from aiodist.groups.handle import Group
-from aiodist.groups.process_group import NonGroupMember
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
 from aiodist.training.buckets import Bucket

@@ -22,7 +22,7 @@ from aiodist.errors import DistNetworkError, InvalidUsageError
 from aiodist.transport.base import Connection, Listener, OnAccept, Transport
 from aiodist.transport.bundle import Bundle
 from aiodist.transport.connecting import readable
-from aiodist.transport.strangers import Strangers
+from aiodist.transport.pending_handshakes import PendingHandshakes
 from aiodist.transport.stream_socket import SocketConnection
 from aiodist.transport.tcp import TcpTransport, set_options
 
@@ -149,19 +149,19 @@ class _Reception:
 
     def __init__(self, on_accept: OnAccept) -> None:
         self._on_accept = on_accept
-        self._strangers: Strangers[_Guest] | None = None
+        self._pending: PendingHandshakes[_Guest] | None = None
         self._bundles: dict[tuple[bytes, int], dict[int, _Guest]] = {}
 
     def begin(self, address: str) -> None:
-        self._strangers = Strangers(f"the listener at {address}", _CROWD)
+        self._pending = PendingHandshakes(f"the listener at {address}", _CROWD)
 
     def wrap(self, sock: socket.socket) -> None:
         set_options(sock)
         sock.setblocking(False)
         host, port = sock.getpeername()[:2]
         guest = _Guest(sock, f"{SCHEME}://{host}:{port}", self)
-        assert self._strangers is not None  # `begin` follows the listeners' start at once
-        self._strangers.admit(guest, guest.name)
+        assert self._pending is not None  # `begin` follows the listeners' start at once
+        self._pending.admit(guest, guest.name)
 
     def greeted(self, guest: _Guest, hello: bytes) -> None:
         """``guest`` has said which stream of which bundle it is."""
@@ -176,9 +176,9 @@ class _Reception:
         if len(bundle) < count:
             return
         del self._bundles[which]
-        assert self._strangers is not None  # as in `wrap`
+        assert self._pending is not None  # as in `wrap`
         for each in bundle.values():
-            self._strangers.proven(each)
+            self._pending.proven(each)
         sockets = [sock for _, sock in sorted((n, each.sock) for n, each in bundle.items())]
         connection = StripedConnection(Bundle(sockets), bundle[0].name)
         try:
@@ -190,19 +190,19 @@ class _Reception:
             )
 
     def refused(self, guest: _Guest, error: BaseException) -> None:
-        assert self._strangers is not None  # as in `wrap`
-        self._strangers.turned_away(guest, error)
+        assert self._pending is not None  # as in `wrap`
+        self._pending.turned_away(guest, error)
         # Its bundle will never be complete: the others are thrown out when their time is up.
         self._bundles.pop(guest.bundle, None)
         guest.dismiss()
 
     def close(self) -> None:
-        if self._strangers is not None:
-            self._strangers.close(_Guest.dismiss)
+        if self._pending is not None:
+            self._pending.close(_Guest.dismiss)
         self._bundles.clear()
 
     def close_in_child(self) -> None:
-        for guest in self._strangers or ():
+        for guest in self._pending or ():
             os.close(guest.sock.detach())
 
 

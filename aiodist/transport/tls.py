@@ -18,8 +18,8 @@ from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError
 from aiodist.transport.base import Connection, OnAccept, Receiver
 from aiodist.transport.connecting import readable, within, writable
+from aiodist.transport.pending_handshakes import PendingHandshakes
 from aiodist.transport.socket_listener import SocketListener
-from aiodist.transport.strangers import Strangers
 from aiodist.transport.stream_socket import SocketConnection
 from aiodist.transport.tcp import TcpTransport, set_options
 
@@ -192,22 +192,22 @@ class _Reception:
     def __init__(self, context: ssl.SSLContext, on_accept: OnAccept) -> None:
         self.on_accept = on_accept
         self._context = context
-        self._strangers: Strangers[_Guest] | None = None
+        self._pending: PendingHandshakes[_Guest] | None = None
 
     def begin(self, address: str) -> None:
-        self._strangers = Strangers(f"the listener at {address}", _CROWD)
+        self._pending = PendingHandshakes(f"the listener at {address}", _CROWD)
 
     def wrap(self, sock: socket.socket) -> None:
         set_options(sock)
         host, port = sock.getpeername()[:2]
         secured = _Secured(self._context, sock, server_side=True)
         guest = _Guest(secured, f"{SCHEME}://{host}:{port}", self)
-        assert self._strangers is not None  # `begin` follows the listener's start at once
-        self._strangers.admit(guest, guest.name)
+        assert self._pending is not None  # `begin` follows the listener's start at once
+        self._pending.admit(guest, guest.name)
 
     def arrived(self, guest: _Guest) -> None:
-        assert self._strangers is not None
-        self._strangers.proven(guest)
+        assert self._pending is not None
+        self._pending.proven(guest)
         connection = TlsConnection(guest.secured, guest.name)
         try:
             self.on_accept(connection)
@@ -218,12 +218,12 @@ class _Reception:
             )
 
     def refused(self, guest: _Guest, error: BaseException) -> None:
-        assert self._strangers is not None
-        self._strangers.turned_away(guest, error)
+        assert self._pending is not None
+        self._pending.turned_away(guest, error)
 
     def close(self) -> None:
-        if self._strangers is not None:
-            self._strangers.close(_Guest.dismiss)
+        if self._pending is not None:
+            self._pending.close(_Guest.dismiss)
 
 
 class _Guest:

@@ -21,11 +21,11 @@ from aiodist.api.closing import destroy_process_group
 from aiodist.api.collectives import barrier
 from aiodist.api.lifecycle import init_process_group
 from aiodist.api.objects import all_gather_object, broadcast_object_list
-from aiodist.collectives.places import Places
+from aiodist.collectives.host_topology import HostTopology
+from aiodist.collectives.rule_tables import encode, rows_of, shared_rows_of
 from aiodist.collectives.select import Choice
-from aiodist.collectives.tables import encode, rows_of, shared_rows_of
 from aiodist.groups.fingerprint import Fingerprint
-from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.world import current_world
 from aiodist.tensors import dtype_named, reduction
 from aiodist.tuning.candidates import ITEMSIZE, Memory, candidates
@@ -47,12 +47,12 @@ async def main(order: dict[str, Any]) -> str | None:
         await destroy_process_group()
 
 
-async def measure(group: ProcessGroup, order: dict[str, Any]) -> str | None:
+async def measure(group: GroupEngine, order: dict[str, Any]) -> str | None:
     """`main` among the ranks of ``group``, the default one. A collective."""
     told = [order]  # each node's launcher has read a command line of its own
     await broadcast_object_list(told, 0)
     operations, sizes, seconds = (told[0][name] for name in ("operations", "sizes", "seconds"))
-    has_memory, places = await shares(group), group.places
+    has_memory, topology = await shares(group), group.topology
     if not has_memory:
         _say(group, "the ranks do not all share memory here: the table for that is not measured")
     if why := why_not_spread(group):
@@ -66,14 +66,14 @@ async def measure(group: ProcessGroup, order: dict[str, Any]) -> str | None:
             if has_memory:
                 matter = _in_memory(group, operation, nbytes)
                 best_shared.append((nbytes, await _fastest(group, matter, seconds)))
-            if places is not None:
-                matter = _over_hosts(group, places, operation, nbytes)
+            if topology is not None:
+                matter = _over_hosts(group, topology, operation, nbytes)
                 best_hosts.append((nbytes, await _fastest(group, matter, seconds)))
         rows[operation] = rows_of(group.n_ranks, best)
         if has_memory:
             shared_rows[operation] = shared_rows_of(operation, group.n_ranks, best_shared)
-        if places is not None:
-            hosts_rows[operation] = rows_of(len(places.hosts), best_hosts)
+        if topology is not None:
+            hosts_rows[operation] = rows_of(len(topology.hosts), best_hosts)
     await barrier()
     return encode(rows, shared_rows, hosts_rows, {}) if group.own_rank == 0 else None
 
@@ -87,7 +87,7 @@ class _Matter(NamedTuple):
     start: Callable[[Choice], Awaitable[None]]
 
 
-def _over_messages(group: ProcessGroup, operation: str, nbytes: int) -> _Matter:
+def _over_messages(group: GroupEngine, operation: str, nbytes: int) -> _Matter:
     add = reduction(ReduceOp.SUM, dtype_named("float32"), group.n_ranks)
     memory = Memory(operation, group.own_rank, group.n_ranks, nbytes, add)
     fingerprint = Fingerprint(operation, count=nbytes // ITEMSIZE)
@@ -99,16 +99,16 @@ def _over_messages(group: ProcessGroup, operation: str, nbytes: int) -> _Matter:
     return _Matter(f"{operation} {nbytes} bytes, {group.n_ranks} ranks", names, start)
 
 
-def _in_memory(group: ProcessGroup, operation: str, nbytes: int) -> _Matter:
+def _in_memory(group: GroupEngine, operation: str, nbytes: int) -> _Matter:
     memory = Runs(operation, group, nbytes, "shared")
     choices = shared_candidates(operation, group.n_ranks, nbytes)
     told = f"{operation} {nbytes} bytes, {group.n_ranks} ranks, in shared memory"
     return _Matter(told, {choice: choice.algorithm for choice in choices}, memory.start)
 
 
-def _over_hosts(group: ProcessGroup, places: Places, operation: str, nbytes: int) -> _Matter:
-    names = _with_chunks(hosts_candidates(operation, places, nbytes))
-    told = f"{operation} {nbytes} bytes, {group.n_ranks} ranks, over {len(places.hosts)} hosts"
+def _over_hosts(group: GroupEngine, topology: HostTopology, operation: str, nbytes: int) -> _Matter:
+    names = _with_chunks(hosts_candidates(operation, topology, nbytes))
+    told = f"{operation} {nbytes} bytes, {group.n_ranks} ranks, over {len(topology.hosts)} hosts"
     return _Matter(told, names, Runs(operation, group, nbytes, "hosts").start)
 
 
@@ -116,7 +116,7 @@ def _with_chunks(choices: Sequence[Choice]) -> dict[Choice, str]:
     return {choice: f"{choice.algorithm}/{choice.chunk >> 10}K" for choice in choices}
 
 
-async def _fastest(group: ProcessGroup, matter: _Matter, seconds: float) -> Choice:
+async def _fastest(group: GroupEngine, matter: _Matter, seconds: float) -> Choice:
     """The choice with the smallest median. Rank 0 says on stderr what all took."""
     choices = list(matter.names)
     times: list[list[float]] = [[] for _ in choices]
@@ -155,12 +155,12 @@ async def _run(matter: _Matter, choice: Choice) -> float:
     return time.perf_counter() - start
 
 
-def _say(group: ProcessGroup, text: str) -> None:
+def _say(group: GroupEngine, text: str) -> None:
     if group.own_rank == 0:
         sys.stderr.write(f"{text}\n")
 
 
-async def _agree(group: ProcessGroup, going: bool) -> bool:
+async def _agree(group: GroupEngine, going: bool) -> bool:
     """Rank 0's answer, on all ranks."""
     told = [going]
     await broadcast_object_list(told, 0)

@@ -9,9 +9,9 @@ from typing import Literal
 import numpy as np
 
 from aiodist.backends.native import NativeBackend
+from aiodist.collectives.rule_tables import with_defaults
 from aiodist.collectives.select import MANY, Choice, Rule, Rules
-from aiodist.collectives.tables import with_defaults
-from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.work import Work
 from aiodist.tuning.candidates import ITEMSIZE
 from aiodist.types import ReduceOp
@@ -26,7 +26,7 @@ class Runs:
     def __init__(
         self,
         operation: str,
-        group: ProcessGroup,
+        group: GroupEngine,
         nbytes: int,
         table: Literal["shared", "hosts"],
     ) -> None:

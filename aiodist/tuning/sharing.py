@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-from aiodist.collectives import operations, shared
+from aiodist.collectives import operations, shm_operations
 from aiodist.collectives.channel import Channel
 from aiodist.collectives.select import Choice
+from aiodist.groups.contexts import shm_of
 from aiodist.groups.fingerprint import Fingerprint
-from aiodist.groups.lines import board_of
-from aiodist.groups.process_group import ProcessGroup
-from aiodist.shared.area import LARGEST_SLOT_BYTES
+from aiodist.groups.group_engine import GroupEngine
+from aiodist.shm.group_area import LARGEST_SLOT_BYTES
 
 
 def shared_candidates(operation: str, ranks: int, nbytes: int) -> list[Choice]:
     """Every way to run ``operation`` on ``nbytes`` (as `select` counts them) with ``ranks`` ranks."""
     return [
         Choice(name)
-        for name in shared.ALGORITHMS[operation]
-        if not shared.why_not(operation, name, ranks, nbytes, LARGEST_SLOT_BYTES)
+        for name in shm_operations.ALGORITHMS[operation]
+        if not shm_operations.why_not(operation, name, ranks, nbytes, LARGEST_SLOT_BYTES)
     ]
 
 
-async def shares(group: ProcessGroup) -> bool:
+async def shares(group: GroupEngine) -> bool:
     """Whether the members share memory: on all of them the same. A collective."""
 
     async def body(channel: Channel) -> bool:
-        board = board_of(channel)
-        if board is None or board.size != group.n_ranks:
+        shm = shm_of(channel)
+        if shm is None or shm.size != group.n_ranks:
             await operations.barrier(channel)
             return False
-        await shared.barrier(board)
+        await shm_operations.barrier(shm)
         return True
 
     return await group.collective(Fingerprint("barrier"), body, shares=True)

@@ -63,22 +63,22 @@ class FrameType(enum.IntEnum):
     """Collective number ``channel`` of ``group`` failed; the payload is the error."""
     GOODBYE = 13
     """The rank leaves in good order and sends nothing more."""
-    ROLL = 14
+    STATUS_QUERY = 14
     """Has the receiver entered collective number ``channel`` of ``group``?"""
     PRESENT = 15
     """The answer to a ROLL: ``id`` is 1 for yes, 0 for no; the metadata is what the rank finished last in
     that group, a zero byte, and what it does now."""
     AGREE = 16
     """A message of agreement number ``channel`` of ``group``, on who is left; the payload says it."""
-    BELL = 17
+    WAKE = 17
     """A flag that the receiver sleeps over was raised in the memory that ``group`` shares."""
     PLACED = 18
     """As EAGER, but the ``length`` bytes go through memory that the two ranks share."""
-    FILLED = 19
+    BULK_FILLED = 19
     """There is something in that memory for the receiver, who sleeps."""
-    EMPTIED = 20
+    BULK_EMPTIED = 20
     """There is room in that memory for what the receiver has to send; it sleeps until then."""
-    BOXED = 21
+    EAGER_READY = 21
     """There is a short message in that memory for the receiver, who sleeps."""
     BEAT = 32
     """On a lifeline: the rank lives; the metadata says in words what it last did."""

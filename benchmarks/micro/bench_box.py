@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from aiodist.shared.box import BoxIn, BoxOut
-from aiodist.shared.memory import SharedMemory
+from aiodist.shm.eager_ring import EagerRingReader, EagerRingWriter
+from aiodist.shm.shared_memory import SharedMemory
 
 HEAD = bytes(54)  # of a frame with the description of a tensor of one dimension
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[BoxOut, BoxIn]]:
+def ends() -> Iterator[tuple[EagerRingWriter, EagerRingReader]]:
     """Of one box, in two segments of this process."""
     memories = [SharedMemory.create(rank, 32 << 20) for rank in range(2)]
     for memory in memories:
         memory.meet({other.rank: other.description for other in memories})
-    out, into = memories[0].box_to(1), memories[1].box_from(0)
+    out, into = memories[0].eager_writer_to(1), memories[1].eager_reader_from(0)
     assert out is not None
     assert into is not None
     yield out, into
@@ -28,7 +28,9 @@ def ends() -> Iterator[tuple[BoxOut, BoxIn]]:
 
 
 @pytest.mark.parametrize("nbytes", [4, 4096, 65536])
-def bench_put_and_take(benchmark: Any, ends: tuple[BoxOut, BoxIn], nbytes: int) -> None:
+def bench_put_and_take(
+    benchmark: Any, ends: tuple[EagerRingWriter, EagerRingReader], nbytes: int
+) -> None:
     """Both copies and the words beside them, by one core."""
     out, into = ends
     data, place = memoryview(bytes(nbytes)), memoryview(bytearray(nbytes))

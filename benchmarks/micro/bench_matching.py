@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aiodist.mesh.matching import Arrival, Matcher, Recv
+from aiodist.p2p.matching import Arrival, Matcher, Recv
 from aiodist.wire.frames import COLLECTIVE
 
 KEY = (COLLECTIVE, 1, 1)

@@ -8,7 +8,7 @@ from functools import partial
 from types import MappingProxyType
 
 from benchmarks.peers.base import Peer
-from benchmarks.peers.doors import AsyncDoor, BlockingDoor
+from benchmarks.peers.doors import AsyncApi, BlockingApi
 from benchmarks.peers.floor import Floor
 from benchmarks.peers.floor_shared import FloorShared
 from benchmarks.peers.floor_tcp import FloorTcp
@@ -17,10 +17,10 @@ from benchmarks.peers.gloo import Gloo
 PEERS: MappingProxyType[str, Callable[[], Peer]] = MappingProxyType(
     {
         "gloo": Gloo,
-        "async": partial(AsyncDoor, "async", None),
-        "blocking": partial(BlockingDoor, "blocking", None),
-        "async-tcp": partial(AsyncDoor, "async-tcp", "tcp"),
-        "blocking-tcp": partial(BlockingDoor, "blocking-tcp", "tcp"),
+        "async": partial(AsyncApi, "async", None),
+        "blocking": partial(BlockingApi, "blocking", None),
+        "async-tcp": partial(AsyncApi, "async-tcp", "tcp"),
+        "blocking-tcp": partial(BlockingApi, "blocking-tcp", "tcp"),
         "floor": Floor,
         "floor-shared": FloorShared,
         "floor-tcp": FloorTcp,

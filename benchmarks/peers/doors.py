@@ -1,4 +1,4 @@
-"""Both doors of aiodist, each in a world of its own, so that all of them live in one process."""
+"""Both APIs of aiodist, each in a world of its own, so that all of them live in one process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.peers.torch_shaped import bind, bind_blocking
 VARIABLE = "AIODIST_TRANSPORT"
 
 
-class AsyncDoor(Peer):
+class AsyncApi(Peer):
     """``import aiodist``, on a uvloop that runs during this peer's turns only."""
 
     def __init__(self, name: str, transport: str | None) -> None:
@@ -85,7 +85,7 @@ class AsyncDoor(Peer):
         self._runner.close()
 
 
-class BlockingDoor(BlockingPeer):
+class BlockingApi(BlockingPeer):
     """``import aiodist.sync``, whose loop has a thread of its own."""
 
     def __init__(self, name: str, transport: str | None) -> None:

@@ -116,7 +116,7 @@ class Floor(BlockingPeer):
         self._up = range(0, ranks * words, words)
         self._done_with_mine = [(ranks * (1 + rank) + other) * words for other in self._others]
         self._done = [(ranks * (1 + other) + rank) * words for other in range(ranks)]
-        self._put_up, self._taken = 0, [0] * ranks
+        self._publish, self._taken = 0, [0] * ranks
         # Where ranks outnumber cores, the one that is waited for may need this one's.
         crowded = ranks > (os.cpu_count() or 1)
         self._polls = 0 if crowded else _POLLS
@@ -147,7 +147,7 @@ class Floor(BlockingPeer):
                 elif isinstance(step, Pass):
                     self._pass_now(step)
                 else:
-                    self._let_go(step.other)
+                    self._release(step.other)
 
         return run
 
@@ -155,7 +155,7 @@ class Floor(BlockingPeer):
         self._post()
         for other in self._others:
             self._wait(self._up[other], self._taken[other] + 1)
-            self._let_go(other)
+            self._release(other)
 
     def close(self) -> None:
         pass  # the memory ends with the last process that maps it
@@ -291,12 +291,12 @@ class Floor(BlockingPeer):
 
     def _free_place(self) -> int:
         for flag in self._done_with_mine:
-            self._wait(flag, self._put_up - DEPTH + 1)
-        return self._put_up % DEPTH
+            self._wait(flag, self._publish - DEPTH + 1)
+        return self._publish % DEPTH
 
     def _post(self) -> None:
-        self._put_up += 1
-        self._flags[self._up[self._rank]] = self._put_up
+        self._publish += 1
+        self._flags[self._up[self._rank]] = self._publish
 
     def _pass_now(self, step: Pass) -> None:
         other = step.other
@@ -304,7 +304,7 @@ class Floor(BlockingPeer):
         self._wait(self._up[other], number + 1)
         np.add(step.mine, step.places[number % DEPTH], step.into[self._free_place()])
         self._post()
-        self._let_go(other)
+        self._release(other)
 
     def _take_now(self, step: Take) -> None:
         other = step.other
@@ -315,9 +315,9 @@ class Floor(BlockingPeer):
             copy_array(step.out, theirs)
         else:
             np.add(step.mine, theirs, step.out)
-        self._let_go(other)
+        self._release(other)
 
-    def _let_go(self, other: int) -> None:
+    def _release(self, other: int) -> None:
         self._taken[other] += 1
         self._flags[self._done[other]] = self._taken[other]
 

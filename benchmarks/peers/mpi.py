@@ -8,13 +8,13 @@ from typing import Any
 
 from benchmarks.operations import Call
 from benchmarks.peers.base import BlockingPeer, Place, UnsupportedError
-from benchmarks.peers.doors import AsyncDoor
+from benchmarks.peers.doors import AsyncApi
 
 OVER = "-aiodist"
 """Ends the names of peers that are aiodist over the MPI in front of it."""
 
 
-class AsyncMpi(AsyncDoor):
+class AsyncMpi(AsyncApi):
     """``import aiodist`` with backend "mpi", whose overhead over a direct call this shows."""
 
     def __init__(self, name: str) -> None:

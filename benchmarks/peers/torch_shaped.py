@@ -1,4 +1,4 @@
-"""The operations by torch.distributed's names, which Gloo and both doors of aiodist share."""
+"""The operations by torch.distributed's names, which Gloo and both APIs of aiodist share."""
 
 from __future__ import annotations
 

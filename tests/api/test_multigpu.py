@@ -12,7 +12,7 @@ import torch
 
 import aiodist as dist
 from aiodist.errors import InvalidUsageError
-from aiodist.tensors import several
+from aiodist.tensors import tensor_lists
 from aiodist.testing.in_process import run_ranks
 from tests.operations.bad_input.calls import Entry, check_refused, each, read_only, t, ts
 from tests.operations.memory import to_numpy, to_torch
@@ -326,14 +326,14 @@ async def test_a_multigpu_operation_completes_with_its_local_copies(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On GPUs they run in the background: here a gate is their end."""
-    gate, told = asyncio.Event(), several.begin
+    gate, told = asyncio.Event(), tensor_lists.begin
 
     def begin(job: Callable[[], None], targets: Sequence[Any]) -> Callable[[], bool]:
         assert told(job, targets)()  # on the CPU, at once
         return gate.is_set
 
     async def body(rank: int) -> None:
-        monkeypatch.setattr(several, "begin", begin)
+        monkeypatch.setattr(tensor_lists, "begin", begin)
         tensors = [torch.ones(2), torch.ones(2)]
         rows = [[torch.zeros(2) for _ in range(4)] for _ in range(2)]
         works = [
@@ -376,5 +376,7 @@ async def test_between_the_ranks_goes_the_first_tensor_alone(
 
 def test_tensors_of_several_devices_come_together_on_the_first() -> None:
     here, elsewhere = torch.ones(2), torch.empty(2, device="meta")
-    assert several.together([here, here]) == [here, here]
-    assert [tensor.device.type for tensor in several.together([elsewhere, here])] == ["meta"] * 2
+    assert tensor_lists.together([here, here]) == [here, here]
+    assert [tensor.device.type for tensor in tensor_lists.together([elsewhere, here])] == [
+        "meta"
+    ] * 2

@@ -13,7 +13,7 @@ import pytest
 import aiodist as dist
 from aiodist.groups.world import World, use_world
 from aiodist.launch.ports import reserve_port
-from aiodist.mesh.interfaces import default_address, is_loopback
+from aiodist.links.interfaces import default_address, is_loopback
 from tests.test_credentials import tls_environ
 
 

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import torch
 
-from aiodist.backends import turns
+from aiodist.backends import gradual_copy
 from aiodist.tensors import torch_memory
 from aiodist.tensors.staging import Staging
 
@@ -71,6 +71,6 @@ def copied_by_thread(
 
         with (
             patch.object(torch_memory, "open_tensor", open_tensor),
-            patch.object(turns, "PART", part),
+            patch.object(gradual_copy, "PART", part),
         ):
             yield made

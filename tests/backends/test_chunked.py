@@ -14,18 +14,18 @@ import pytest
 import torch
 
 import aiodist as dist
-from aiodist.backends.swaps import SmallAllReduce
-from aiodist.collectives import shared
-from aiodist.collectives.board import Board
-from aiodist.collectives.moves import Move
+from aiodist.backends.plans import AllReducePlan
+from aiodist.collectives import shm_operations
+from aiodist.collectives.rule_tables import encode
+from aiodist.collectives.schedule import Step
 from aiodist.collectives.select import MANY, Choice, Rule
-from aiodist.collectives.tables import encode
-from aiodist.groups import process_group, straight
-from aiodist.groups.plane import Plane
-from aiodist.groups.straight import hurried
+from aiodist.collectives.shm_context import ShmContext
+from aiodist.groups import chunk_execution, group_engine
+from aiodist.groups.chunk_execution import caller_overlaps
+from aiodist.groups.shm_communicator import ShmCommunicator
 from aiodist.groups.world import current_world
-from aiodist.shared.area import CHUNK_BYTES, CHUNK_TAGS, CROWDED_CHUNK_BYTES
-from aiodist.shared.memory import SharedMemory
+from aiodist.shm.group_area import CHUNK_BYTES, CHUNK_TAGS, CROWDED_CHUNK_BYTES
+from aiodist.shm.shared_memory import SharedMemory
 from aiodist.sync.adapter import start
 from aiodist.testing.in_process import run_ranks
 from tests.engine.conftest import outcome
@@ -122,20 +122,20 @@ async def test_a_chunk_that_was_there_too_early_stays_until_the_other_rank_has_l
 
     async def main(rank: int) -> None:
         await meet()
-        plane = current_world().default_group().plane
-        assert plane is not None
+        communicator = current_world().default_group().communicator
+        assert communicator is not None
         first, second = row(rank), row(rank + 5)
         if rank == 0:
             work = dist.all_reduce(first)
-            there = plane.mine[CHUNK_TAGS[0]]
-            assert there == plane.progress + 2  # of this operation, its first step
-            chunk = bytes(plane.chunks[0][0])
+            there = communicator.mine[CHUNK_TAGS[0]]
+            assert there == communicator.progress + 2  # of this operation, its first step
+            chunk = bytes(communicator.chunks[0][0])
             work.cancel()
             assert isinstance(await outcome(work), asyncio.CancelledError)
             later = dist.all_reduce(second)
             await asyncio.sleep(0)
-            assert plane.mine[CHUNK_TAGS[0]] == there
-            assert bytes(plane.chunks[0][0]) == chunk
+            assert communicator.mine[CHUNK_TAGS[0]] == there
+            assert bytes(communicator.chunks[0][0]) == chunk
             given_up.set()
             await later
         else:
@@ -150,15 +150,17 @@ async def test_a_chunk_that_was_there_too_early_stays_until_the_other_rank_has_l
 async def test_the_first_chunk_is_written_once_while_the_others_are_looked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    called, swap = asyncio.Event(), process_group.swap
-    marked: list[Plane] = []
+    called, run_in_slots = asyncio.Event(), group_engine.run_in_slots
+    marked: list[ShmCommunicator] = []
 
-    def marking_swap(plane: Plane, sequence: int, *rest: Any) -> bool:
-        base = plane.progress + 1
-        is_over = swap(plane, sequence, *rest)
-        if not is_over and plane.mine[CHUNK_TAGS[0]] == base + 1:
-            plane.chunks[plane.rank][0][0] ^= 1  # whoever wrote it again would take that away
-            marked.append(plane)
+    def marking_swap(communicator: ShmCommunicator, sequence: int, *rest: Any) -> bool:
+        base = communicator.progress + 1
+        is_over = run_in_slots(communicator, sequence, *rest)
+        if not is_over and communicator.mine[CHUNK_TAGS[0]] == base + 1:
+            communicator.chunks[communicator.rank][0][0] ^= (
+                1  # whoever wrote it again would take that away
+            )
+            marked.append(communicator)
         return is_over
 
     async def main(rank: int) -> None:
@@ -168,9 +170,9 @@ async def test_the_first_chunk_is_written_once_while_the_others_are_looked_for(
             await called.wait()
             await dist.all_reduce(mine)
         else:
-            monkeypatch.setattr(process_group, "swap", marking_swap)
+            monkeypatch.setattr(group_engine, "run_in_slots", marking_swap)
             work = dist.all_reduce(mine)
-            monkeypatch.setattr(process_group, "swap", swap)
+            monkeypatch.setattr(group_engine, "run_in_slots", run_in_slots)
             chunk = marked[0].chunks[0][0]
             assert chunk[0] == row(0).view(np.uint8)[0] ^ 1
             chunk[0] ^= 1
@@ -186,14 +188,14 @@ async def test_all_to_all_publishes_nothing_before_all_agree_on_block_lengths() 
 
     async def main(rank: int) -> None:
         await meet()
-        plane = current_world().default_group().plane
-        assert plane is not None
+        communicator = current_world().default_group().communicator
+        assert communicator is not None
         if rank == 1:
             await called.wait()
-        base = plane.progress + 1
+        base = communicator.progress + 1
         given, found = np.stack([row(rank), row(rank + 1)]).ravel(), np.empty(2 * COUNT, np.float32)
         work = dist.all_to_all_single(found, given)
-        assert (plane.mine[CHUNK_TAGS[0]] > base) == (rank == 1)
+        assert (communicator.mine[CHUNK_TAGS[0]] > base) == (rank == 1)
         called.set()
         await work
         assert (found.reshape(2, -1) == np.stack([row(rank), row(rank + 1)])).all()
@@ -210,11 +212,11 @@ async def test_chunks_are_longer_where_ranks_outnumber_cores(
 
     async def main(rank: int) -> None:
         world = current_world()
-        world.endpoint.lookout.crowded = crowded
+        world.endpoint.spin_policy.crowded = crowded
         await meet()
-        plane = world.default_group().plane
-        assert plane is not None
-        assert plane.shape.chunk_bytes == (CROWDED_CHUNK_BYTES if crowded else CHUNK_BYTES)
+        communicator = world.default_group().communicator
+        assert communicator is not None
+        assert communicator.shape.chunk_bytes == (CROWDED_CHUNK_BYTES if crowded else CHUNK_BYTES)
         mine = row(rank, 3 * COUNT)
         await dist.all_reduce(mine)
         assert (mine == reduced([row(r, 3 * COUNT) for r in range(2)])).all()
@@ -226,13 +228,13 @@ async def test_chunks_are_longer_where_ranks_outnumber_cores(
 def chains(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Ranks that have made the moves of a chain, one by one."""
     found: list[int] = []
-    make = shared.all_reduce_chain
+    make = shm_operations.all_reduce_chain
 
-    def made(board: Board, *rest: Any) -> Iterator[Move]:
-        found.append(board.rank)
-        return make(board, *rest)
+    def made(shm: ShmContext, *rest: Any) -> Iterator[Step]:
+        found.append(shm.rank)
+        return make(shm, *rest)
 
-    monkeypatch.setattr(shared, "all_reduce_chain", made)
+    monkeypatch.setattr(shm_operations, "all_reduce_chain", made)
     return found
 
 
@@ -269,7 +271,7 @@ async def test_long_data_uses_the_chain_where_ranks_outnumber_cores(
     monkeypatch.setattr(SharedMemory, "create", lambda rank, _: create(rank, 32 << 20))
 
     async def main(rank: int) -> None:
-        current_world().endpoint.lookout.crowded = crowded
+        current_world().endpoint.spin_policy.crowded = crowded
         await meet()
         await add_up(rank, size, blocks * COUNT, op, 4)
 
@@ -295,9 +297,9 @@ async def test_a_chain_goes_in_the_chunks_that_there_are(
 
     async def main(rank: int) -> None:
         await meet()
-        plane = current_world().default_group().plane
-        assert plane is not None
-        assert (plane.shape.chunk_bytes, plane.shape.depth) == (chunk, 2)
+        communicator = current_world().default_group().communicator
+        assert communicator is not None
+        assert (communicator.shape.chunk_bytes, communicator.shape.depth) == (chunk, 2)
         await add_up(rank, 4, 5 * COUNT, dist.ReduceOp.SUM, 2)
 
     await run_ranks(4, main, "shm", timeout=20)
@@ -311,15 +313,15 @@ async def test_the_last_to_call_has_done_what_it_can_when_the_call_returns(kind:
     async def main(rank: int) -> None:
         await meet()
         begin, is_right = kinds(rank, 2)[kind]
-        plane = current_world().default_group().plane
-        assert plane is not None
+        communicator = current_world().default_group().communicator
+        assert communicator is not None
         if rank == 1:
             await called.wait()
-        base = plane.progress + 1
+        base = communicator.progress + 1
         work = begin()
         # The first one's first chunk is there, where it has one to give; the second follows when all
         # have met.
-        first, second = (plane.mine[tag] > base for tag in CHUNK_TAGS[:2])
+        first, second = (communicator.mine[tag] > base for tag in CHUNK_TAGS[:2])
         assert first == (rank == 1 or kind != "broadcast")
         assert second == (rank == 1)
         called.set()
@@ -336,21 +338,21 @@ async def test_a_root_that_waits_for_no_peer_completes_and_lets_the_loop_turn(
     """The root of a broadcast that fits into its chunks; each other rank needs the root alone."""
     create = SharedMemory.create
     monkeypatch.setattr(SharedMemory, "create", lambda rank, _: create(rank, 32 << 20))
-    monkeypatch.setattr(straight, "STRAIGHT_SECONDS", seconds)
+    monkeypatch.setattr(chunk_execution, "CHUNK_SPIN_SECONDS", seconds)
     ended = [asyncio.Event() for _ in range(3)]
 
     async def main(rank: int) -> None:
-        for again in range(3):
+        for run_cached in range(3):
             await meet()
             ended[rank].clear()
             await meet()
-            data = row(rank + again)
+            data = row(rank + run_cached)
             if rank:
                 await ended[rank - 1].wait()
             work = dist.broadcast(data, 0)
             assert work.is_completed() == (seconds > 0)
             await work
-            assert (data == row(again)).all()
+            assert (data == row(run_cached)).all()
             ended[rank].set()
 
     await run_ranks(3, main, "shm", timeout=20)
@@ -392,9 +394,9 @@ async def test_a_root_has_no_more_on_its_way_than_it_has_chunks() -> None:
 
     async def main(rank: int) -> None:
         await meet()
-        plane = current_world().default_group().plane
-        assert plane is not None
-        shape = plane.shape
+        communicator = current_world().default_group().communicator
+        assert communicator is not None
+        shape = communicator.shape
         count = shape.chunk_bytes * shape.depth // 4 + 1
         data = row(rank, count)
         if rank == 0:
@@ -427,7 +429,7 @@ async def test_a_chunked_collective_keeps_its_tensor_until_its_end() -> None:
     called = asyncio.Event()
 
     async def main(rank: int) -> None:
-        for again in range(2):  # the second one is known by then
+        for run_cached in range(2):  # the second one is known by then
             await meet()
             if rank == 1:
                 await called.wait()
@@ -436,7 +438,7 @@ async def test_a_chunked_collective_keeps_its_tensor_until_its_end() -> None:
             work = dist.all_reduce(tensor)
             called.set()
             if rank == 1:
-                assert not work.is_completed(), again
+                assert not work.is_completed(), run_cached
             del tensor
             gc.collect()
             assert memory() is not None
@@ -470,10 +472,10 @@ async def test_a_chunked_collective_has_the_timeout_of_its_call() -> None:
 
     async def main(rank: int) -> None:
         await meet()
-        plane = current_world().default_group().plane
-        assert plane is not None
+        communicator = current_world().default_group().communicator
+        assert communicator is not None
         if rank == 0:
-            plane.poll = lambda: None  # type: ignore[method-assign]  # it never goes on
+            communicator.poll = lambda: None  # type: ignore[method-assign]  # it never goes on
         error = await outcome(await begin(rank, called, 0.2 if rank else 20))
         assert isinstance(error, dist.CollectiveTimeoutError)
         assert error.rank == 1
@@ -487,7 +489,7 @@ async def test_an_error_of_a_chunked_collective_is_the_operations_error(
     def broken(*_: object) -> None:
         raise ArithmeticError("no such sum")
 
-    monkeypatch.setattr(SmallAllReduce, "moves", broken)
+    monkeypatch.setattr(AllReducePlan, "schedule", broken)
     called = asyncio.Event()
 
     async def main(rank: int) -> None:
@@ -509,10 +511,10 @@ def test_a_call_that_does_not_block_is_in_a_hurry() -> None:
         outputs: object = None
 
     def operation() -> Started:
-        seen.append(hurried.get())
+        seen.append(caller_overlaps.get())
         return Started()
 
     for async_op in (True, False):
         start(async_op, operation, (), None, None)
     assert seen == [True, False]
-    assert not hurried.get()
+    assert not caller_overlaps.get()

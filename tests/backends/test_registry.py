@@ -10,8 +10,8 @@ from aiodist.backends import registry, torch_groups
 from aiodist.backends.native import NativeBackend
 from aiodist.backends.registry import OFFERS, backend_named, served, why_not
 from aiodist.deadline import Deadline
-from aiodist.groups.lines import MessageLine
-from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.contexts import MessageContext
+from aiodist.groups.group_engine import GroupEngine
 from aiodist.testing.in_process import run_ranks
 from aiodist.types import Backend
 
@@ -94,7 +94,7 @@ def test_whose_tensors_a_backend_takes() -> None:
 
 
 class Recording(NativeBackend):
-    def __init__(self, group: ProcessGroup) -> None:
+    def __init__(self, group: GroupEngine) -> None:
         super().__init__(group)
         self.seen: list[str] = []
 
@@ -123,9 +123,9 @@ async def test_a_message_carried_by_other_means() -> None:
     async def body(rank: int) -> None:
         group = dist.group.WORLD
 
-        async def carry(line: MessageLine) -> str:
+        async def carry(context: MessageContext) -> str:
             await group._engine.next_turn()
-            line.matched(1)
+            context.matched(1)
             return "there"
 
         work = group._engine.carried("recv", None, 7, carry)
@@ -133,7 +133,7 @@ async def test_a_message_carried_by_other_means() -> None:
         assert await work == "there"
         assert work.source_rank() == 1
 
-        async def never(line: MessageLine) -> None:
+        async def never(context: MessageContext) -> None:
             while True:
                 await group._engine.next_turn()
 

@@ -189,8 +189,8 @@ async def test_a_send_that_is_given_up_lets_the_next_go_in_its_turn(engine: Engi
             gate.is_open = True
             await first
             await third
-            again = dist.isend(torch.full((3,), 4.0), 1, tag=5)
-            await again
+            run_cached = dist.isend(torch.full((3,), 4.0), 1, tag=5)
+            await run_cached
         else:
             large, small = torch.zeros(1000), torch.zeros(3)
             await dist.recv(large, 0, tag=5)

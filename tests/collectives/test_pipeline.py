@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.collectives.pipeline import Again, in_pieces
+from aiodist.collectives.pipeline import ReusedScratch, in_pieces
 from aiodist.completion import Driver, Pending
 
 
@@ -31,7 +31,7 @@ class Run:
     async def after(self, number: int) -> None:
         self.log.append(f"after {number}")
 
-    def inside(self) -> list[str]:
+    def intra_host(self) -> list[str]:
         return [entry for entry in self.log if not entry.startswith("across")]
 
 
@@ -46,7 +46,7 @@ def test_the_next_piece_is_worked_at_while_one_travels() -> None:
     run.travels[1].complete(None)
     assert not run.ended
     run.travels[2].complete(None)
-    assert run.inside() == INSIDE
+    assert run.intra_host() == INSIDE
     assert run.ended == [None]
 
 
@@ -79,7 +79,7 @@ def test_memory_is_used_for_one_piece_after_the_other() -> None:
         given.append(nbytes)
         return memoryview(bytearray(nbytes))
 
-    again = Again(scratch)
+    again = ReusedScratch(scratch)
     seen: list[Any] = []
     for lengths in ((10, 20), (9, 20), (9, 21, 5)):
         again.next_piece()

@@ -1,4 +1,4 @@
-"""A slot with blocks is put up again while others read it."""
+"""A slot with blocks is published again while others read it."""
 
 from __future__ import annotations
 

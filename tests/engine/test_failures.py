@@ -12,13 +12,13 @@ import pytest
 
 import aiodist as dist
 from aiodist.errors import PeerLostError
-from aiodist.groups.board import STEP_BITS
-from aiodist.groups.ending import WHOLE_GROUP
 from aiodist.groups.fingerprint import Fingerprint
+from aiodist.groups.group_lifecycle import WHOLE_GROUP
+from aiodist.groups.operation_shm import STEP_BITS
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
-from aiodist.mesh.outbox import EAGER_BYTES
-from aiodist.shared.area import SLOT_TAGS, SLOTS
+from aiodist.p2p.outbox import EAGER_BYTES
+from aiodist.shm.group_area import SLOT_TAGS, SLOTS
 from aiodist.testing import run_ranks
 from tests.engine.conftest import RunRanks, outcome, until
 
@@ -120,7 +120,7 @@ async def test_objects_of_which_nobody_had_asked_for_any(
 
     All hear of it at once, before anybody who sleeps in memory asks what keeps the others.
     """
-    monkeypatch.setattr("aiodist.groups.plane.SUSPICION_SECONDS", 1000)
+    monkeypatch.setattr("aiodist.groups.shm_communicator.SUSPICION_SECONDS", 1000)
 
     async def main(rank: int) -> list[BaseException | None]:
         objects = [b"x" * nbytes]
@@ -192,14 +192,14 @@ async def test_the_last_rank_sees_two_roots_before_the_operation_completes() -> 
         group = dist.group.WORLD
         assert isinstance(group, dist.ProcessGroup)
         if rank == 1:
-            plane = group._engine.plane
-            assert plane is not None
+            communicator = group._engine.communicator
+            assert communicator is not None
             word, there = (
                 SLOT_TAGS[group._engine.n_started % SLOTS],
                 group._engine.n_started + 1 << STEP_BITS,
             )
-            await until(lambda: plane.words[0][word] == there)
-            assert group._engine.backend.again_of_nothing() is None
+            await until(lambda: communicator.words[0][word] == there)
+            assert group._engine.backend.run_cached_without_tensor() is None
         error = await outcome(dist.barrier())
         await next_works(rank, 2)
         return error
@@ -243,11 +243,11 @@ async def test_a_rank_that_raised_a_disagreement_removes_its_fingerprint() -> No
         await dist.barrier()
         group = dist.group.WORLD
         assert isinstance(group, dist.ProcessGroup)
-        plane, word = group._engine.plane, SLOT_TAGS[group._engine.n_started % SLOTS]
-        assert plane is not None
+        communicator, word = group._engine.communicator, SLOT_TAGS[group._engine.n_started % SLOTS]
+        assert communicator is not None
         error = await outcome(dist.all_reduce(np.ones(3 + rank)))
         assert isinstance(error, dist.CollectiveMismatchError)
-        assert plane.mine[word] == 0
+        assert communicator.mine[word] == 0
         await next_works(rank, 2)
 
     await run_ranks(2, main, "shm", timeout=20)
@@ -270,7 +270,7 @@ async def test_a_message_that_tells_of_another_operation_spoils_the_next(
         assert isinstance(group, dist.ProcessGroup)
         if rank == 0:
             work = dist.barrier() if under_way else None
-            group._engine.came_late(0, 1, other, 0 if group._engine.plane is None else 8)
+            group._engine.came_late(0, 1, other, 0 if group._engine.communicator is None else 8)
             await asyncio.sleep(0)
             work = work or dist.barrier()
         else:

@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from aiodist.collectives import hosts as over_hosts
+from aiodist.collectives import host_operations as over_hosts
 from aiodist.collectives.select import PIECE, Choice, select
-from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.world import current_world
 from aiodist.testing.in_process import run_ranks
 from aiodist.transport.stream_socket import SocketConnection
@@ -42,7 +42,7 @@ IN_PIECES = 3 * PIECE // 8
 """Elements of 8 bytes that two columns exchange in two pieces."""
 
 
-def group() -> ProcessGroup:
+def group() -> GroupEngine:
     return current_world().default_group()
 
 
@@ -104,8 +104,8 @@ async def test_inside_a_host_nothing_is_sent_and_each_rank_moves_its_share() -> 
 @pytest.mark.parametrize("size", [2, 3])
 async def test_ranks_that_are_all_alone_exchange_as_ever(size: int) -> None:
     async def main(rank: int) -> None:
-        assert group().places is None
-        assert group().plane is None
+        assert group().topology is None
+        assert group().communicator is None
         data = np.full(10, float(rank))
         await dist.all_reduce(data)
         assert (data == size * (size - 1) / 2).all()
@@ -135,8 +135,8 @@ async def test_a_host_without_room_exchanges_inside_by_messages() -> None:
     """Whether the ranks of a host share memory is no concern of the other hosts."""
 
     async def main(rank: int) -> None:
-        plane = group().plane
-        assert plane is not None
+        communicator = group().communicator
+        assert communicator is not None
         if rank < 2:
             memory = current_world().endpoint.memory
             assert memory is not None
@@ -146,7 +146,7 @@ async def test_a_host_without_room_exchanges_inside_by_messages() -> None:
             await dist.all_reduce(data)
             assert (data == 6).all()
         await dist.barrier()
-        assert plane.is_off == (rank < 2)
+        assert communicator.is_off == (rank < 2)
 
     await run_ranks(4, main, "shm", hosts=(0, 0, 1, 1), timeout=20)
 
@@ -158,8 +158,8 @@ async def test_subgroups_go_by_the_hosts_of_their_own_ranks() -> None:
         for ranks, together in planes.items():
             made = await dist.new_group(list(ranks))
             if isinstance(made, dist.ProcessGroup):
-                assert (made._engine.plane is not None) == (rank in together)
-                assert (made._engine.places is not None) == (len(ranks) == 3)
+                assert (made._engine.communicator is not None) == (rank in together)
+                assert (made._engine.topology is not None) == (len(ranks) == 3)
                 data = np.full(20_000, float(rank))
                 await dist.all_reduce(data, group=made)
                 assert (data == sum(ranks)).all()
@@ -332,8 +332,8 @@ async def test_survivors_on_several_hosts_shrink_and_continue() -> None:
             return
         assert isinstance(await outcome(dist.all_reduce(np.ones(10))), dist.PeerLostError)
         smaller = await dist.shrink()
-        assert smaller._engine.places is not None
-        assert (smaller._engine.plane is not None) == (rank >= 2)
+        assert smaller._engine.topology is not None
+        assert (smaller._engine.communicator is not None) == (rank >= 2)
         data = np.full(50_000, float(rank))
         await dist.all_reduce(data, group=smaller)
         assert (data == 5).all()
@@ -353,7 +353,7 @@ SURVIVE = """
     dist.init_process_group("gloo", "file://" + path, rank=rank, world_size=4, timeout=60)
     data = np.ones(1 << 22, np.float32)
     dist.all_reduce(data)
-    assert current_world().default_group().plane.members == [rank // 2 * 2, rank // 2 * 2 + 1]
+    assert current_world().default_group().communicator.members == [rank // 2 * 2, rank // 2 * 2 + 1]
     print("ready", flush=True)
     try:
         while True:

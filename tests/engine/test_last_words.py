@@ -47,7 +47,7 @@ async def test_a_receive_from_a_rank_that_left_without_a_word(
     transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The two were never connected, so no stream can break: the receiver has to look."""
-    monkeypatch.setattr("aiodist.mesh.endpoint._SILENCE_SECONDS", 0.01)
+    monkeypatch.setattr("aiodist.p2p.endpoint._SILENCE_SECONDS", 0.01)
 
     async def wait(rank: int) -> None:
         if rank == 0:

@@ -15,7 +15,7 @@ import pytest
 import aiodist as dist
 from aiodist.groups.work import Work
 from aiodist.groups.world import World, current_world
-from aiodist.mesh.outbox import EAGER_BYTES
+from aiodist.p2p.outbox import EAGER_BYTES
 from aiodist.testing.in_process import run_ranks
 from aiodist.wire.frames import TENSOR
 from tests.engine.conftest import RunRanks, outcome, until

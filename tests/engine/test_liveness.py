@@ -141,7 +141,7 @@ def test_a_stopped_rank_is_lost_to_all_and_learns_it_when_it_comes_back(
         + """
     dist.barrier()
     from aiodist.groups.world import current_world
-    while rank != 1 and "barrier" not in current_world().endpoint._heart.heard_of(1):
+    while rank != 1 and "barrier" not in current_world().endpoint._heartbeat.heard_of(1):
         time.sleep(0.01)
     say("ready")
     if rank == 1:
@@ -228,11 +228,11 @@ BUSY = {
 }
 
 
-@pytest.mark.parametrize(("door", "how"), [("async", "Python"), ("blocking", "numpy")])
-def test_a_rank_that_only_computes_is_not_dead(job: Start, how: str, door: str) -> None:
-    """For two timeouts; in the async door the event loop stands still meanwhile."""
+@pytest.mark.parametrize(("api", "how"), [("async", "Python"), ("blocking", "numpy")])
+def test_a_rank_that_only_computes_is_not_dead(job: Start, how: str, api: str) -> None:
+    """For two timeouts; in the async API the event loop stands still meanwhile."""
     compute = f"end = time.monotonic() + {2 * TIMEOUT}\n        {BUSY[how]}"
-    if door == "blocking":
+    if api == "blocking":
         source = (
             BLOCKING
             + f"""
@@ -379,8 +379,8 @@ def test_a_loop_that_ended_without_destroy_counts_as_dead(job: Start) -> None:
         print("pid", os.getpid(), flush=True)
         if rank == 1:
             from aiodist.groups.world import current_world
-            circle = current_world().endpoint._heart._circle
-            while not circle._lines:  # else rank 0 only sees that nobody listens any more
+            detector = current_world().endpoint._heartbeat._detector
+            while not detector._lines:  # else rank 0 only sees that nobody listens any more
                 await asyncio.sleep(0.01)
         else:
             try:

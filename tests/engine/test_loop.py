@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from aiodist.backends import turns
+from aiodist.backends import gradual_copy
 from aiodist.groups.work import Work
 from tests.engine.conftest import RunRanks
 
@@ -70,7 +70,7 @@ async def test_a_ticker_runs_on_during_a_large_operation(
 async def test_work_in_turns_touches_every_element_once(
     inproc: RunRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "STEP", 100)
+    monkeypatch.setattr(gradual_copy, "STEP", 100)
 
     async def main(rank: int) -> None:
         for size in (0, 1, 12, 13, 1000):

@@ -14,7 +14,7 @@ import pytest
 
 import aiodist as dist
 from aiodist.groups.world import current_world
-from aiodist.mesh.outbox import EAGER_BYTES
+from aiodist.p2p.outbox import EAGER_BYTES
 from tests.engine.conftest import RunRanks, until
 
 MIB = 1 << 20

@@ -166,13 +166,13 @@ async def test_the_coordinator_dies_before_it_has_welcomed_the_newcomer(
     died = asyncio.Event()
     real = recovery.welcome
 
-    async def welcome(place: dist.Store, comer: Any, group: dist.ProcessGroup) -> None:
+    async def welcome(place: dist.Store, newcomer: Any, group: dist.ProcessGroup) -> None:
         if current_world().rank == 0:
             await die()
             died.set()
             raise dist.DistStoreError("it is dead")
         await died.wait()
-        await real(place, comer, group)
+        await real(place, newcomer, group)
 
     monkeypatch.setattr(recovery, "welcome", welcome)
     monkeypatch.setattr(rejoining, "_GREETING_SECONDS", 0.2)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from aiodist.groups.plane import Plane
+from aiodist.groups.shm_communicator import ShmCommunicator
 from aiodist.groups.world import current_world
-from aiodist.shared import listing
+from aiodist.shm import area_directory
 from aiodist.testing import in_process
 from aiodist.testing.in_process import run_ranks
 from tests.engine.conftest import outcome, ranks_of, until
@@ -21,8 +21,8 @@ from tests.leftovers import named_segments
 from tests.limits import scaled
 
 
-def plane() -> Plane:
-    found = current_world().default_group().plane
+def communicator() -> ShmCommunicator:
+    found = current_world().default_group().communicator
     assert found is not None
     return found
 
@@ -30,7 +30,7 @@ def plane() -> Plane:
 async def test_collectives_run_in_memory_and_send_no_message() -> None:
     async def main(rank: int) -> None:
         await dist.barrier()
-        assert plane().words
+        assert communicator().words
         sent: list[object] = []
         endpoint = current_world().endpoint
         endpoint.send = lambda *a: sent.append(a)  # type: ignore[method-assign,assignment,return-value]
@@ -63,7 +63,8 @@ async def test_a_segment_with_little_room(monkeypatch: pytest.MonkeyPatch, nbyte
             await dist.all_reduce(data, group=group)
             assert (data == 3 * np.arange(1_000_003, dtype=np.float32)).all()
         shared = [
-            group._engine.plane is not None and not group._engine.plane.is_off for group in groups
+            group._engine.communicator is not None and not group._engine.communicator.is_off
+            for group in groups
         ]
         assert shared[0]
         assert not shared[-1]
@@ -87,8 +88,8 @@ async def test_groups_made_and_destroyed_a_thousand_times_share_to_the_last(
                 data[0] = rank
                 await dist.all_reduce(data, group=group)
                 assert data[0] == 1
-                assert group._engine.plane is not None
-                assert group._engine.plane.words, number
+                assert group._engine.communicator is not None
+                assert group._engine.communicator.words, number
             await dist.destroy_process_group(group)
         large = np.full(300_001, rank, np.float32)
         await dist.all_reduce(large, group=await dist.new_group())
@@ -101,8 +102,8 @@ async def test_groups_share_again_after_more_at_once_than_can_be_listed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One rank begins in all of them before the other does in any."""
-    monkeypatch.setattr(listing, "MAX_ENTRIES", 20)
-    monkeypatch.setattr(listing, "KEPT", 4)
+    monkeypatch.setattr(area_directory, "MAX_ENTRIES", 20)
+    monkeypatch.setattr(area_directory, "KEPT", 4)
     begun = asyncio.Event()
 
     async def main(rank: int) -> None:
@@ -115,7 +116,9 @@ async def test_groups_share_again_after_more_at_once_than_can_be_listed(
         for work in works:
             await work
         assert all((array == 2).all() for array in arrays)
-        planes = [group._engine.plane for group in groups if isinstance(group, dist.ProcessGroup)]
+        planes = [
+            group._engine.communicator for group in groups if isinstance(group, dist.ProcessGroup)
+        ]
         assert any(found is None or found.is_off for found in planes)
         for group in groups:
             await dist.destroy_process_group(group)
@@ -123,8 +126,8 @@ async def test_groups_share_again_after_more_at_once_than_can_be_listed(
             group = await dist.new_group()
             assert isinstance(group, dist.ProcessGroup)
             await dist.all_reduce(arrays[0], group=group)
-            assert group._engine.plane is not None
-            assert group._engine.plane.words
+            assert group._engine.communicator is not None
+            assert group._engine.communicator.words
             await dist.destroy_process_group(group)
 
     await run_ranks(2, main, "shm", timeout=20)
@@ -337,9 +340,9 @@ BETWEEN_PIECES = """
     import numpy as np
     import time
     import aiodist.sync as dist
-    from aiodist.backends.swaps import PIECE_BYTES, SmallBroadcast
-    from aiodist.groups.board import STEP_BITS
-    from aiodist.shared.area import COPIED, SLOT_TAGS, SLOTS
+    from aiodist.backends.plans import PIECE_BYTES, BroadcastPlan
+    from aiodist.groups.operation_shm import STEP_BITS
+    from aiodist.shm.group_area import COPIED, SLOT_TAGS, SLOTS
 
     path, rank = sys.argv[1], int(sys.argv[2])
     dist.init_process_group("gloo", "file://" + path, rank=rank, world_size=2, timeout=60)
@@ -352,11 +355,11 @@ BETWEEN_PIECES = """
                 time.sleep(0.2)  # in which the other one takes the first piece, and waits for more
                 os.kill(os.getpid(), signal.SIGKILL)
             of_all(call, piece, *rest)
-        of_all, SmallBroadcast.fill_piece = SmallBroadcast.fill_piece, fill_piece
+        of_all, BroadcastPlan.fill_piece = BroadcastPlan.fill_piece, fill_piece
     else:  # not before the root has begun: it would hear that somebody waits, and go another way
         group = dist.group.WORLD
         word = SLOT_TAGS[group._engine.n_started % SLOTS] + COPIED
-        words, begun = group._engine.plane.words[0], group._engine.n_started + 1 << STEP_BITS
+        words, begun = group._engine.communicator.words[0], group._engine.n_started + 1 << STEP_BITS
         while words[word] < begun:
             time.sleep(0.001)
     try:

@@ -9,7 +9,7 @@ import pytest
 
 import aiodist as dist
 from aiodist.groups.world import current_world
-from aiodist.mesh.liveness import Notice
+from aiodist.liveness import LossNotice
 from tests.engine.conftest import RunRanks, outcome, until
 from tests.engine.deaths import die
 
@@ -212,7 +212,9 @@ async def test_a_rank_that_the_others_gave_up_does_not_go_on_alone(ranks: RunRan
         await dist.barrier()
         if rank == 1:
             await die()
-            notice = Notice(1, current_world().endpoint.card.mark, 0, "it was stopped for long")
+            notice = LossNotice(
+                1, current_world().endpoint.rank_info.mark, 0, "it was stopped for long"
+            )
             current_world().endpoint._given_up(notice)
             for call in (dist.shrink, lambda: dist.grow(dist.MemoryStore())):
                 with pytest.raises(dist.PeerLostError, match="given up by the others") as caught:

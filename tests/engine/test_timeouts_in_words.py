@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from aiodist.groups import roll
+from aiodist.groups import status_query
 from aiodist.groups.world import current_world
-from aiodist.mesh.words import Words
+from aiodist.p2p.control_messages import ControlMessages
 from tests.engine.conftest import RunRanks, outcome
 
 SHORT = 0.05
@@ -112,7 +112,7 @@ async def test_a_send_says_that_the_receiver_failed_before(streams: RunRanks) ->
 async def test_a_rank_that_does_not_answer(
     streams: RunRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(roll, "ANSWER_SECONDS", 0.0)  # sooner than any can
+    monkeypatch.setattr(status_query, "ANSWER_SECONDS", 0.0)  # sooner than any can
 
     async def main(rank: int) -> BaseException | None:
         await dist.barrier()
@@ -145,7 +145,7 @@ async def test_a_message_that_comes_while_the_others_are_asked_has_come(
     streams: RunRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = asyncio.Event()
-    monkeypatch.setattr(Words, "roll_called", lambda *_: asked.set())
+    monkeypatch.setattr(ControlMessages, "status_queried", lambda *_: asked.set())
 
     async def main(rank: int) -> None:
         await dist.barrier()
@@ -153,7 +153,9 @@ async def test_a_message_that_comes_while_the_others_are_asked_has_come(
             into = np.zeros(2)
             await dist.recv(into, 1, timeout=SHORT)
             assert into.tolist() == [7, 7]
-            assert not current_world().default_group().rolls._by_number  # the call is over as well
+            assert (
+                not current_world().default_group().status_queries._by_number
+            )  # the call is over as well
         else:
             await asked.wait()
             await dist.send(np.full(2, 7.0), 0)

@@ -1,4 +1,4 @@
-"""Jobs whose store and streams are by TLS, in both doors, as processes of their own."""
+"""Jobs whose store and streams are by TLS, in both APIs, as processes of their own."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ def run(source: str, environs: list[dict[str, str]]) -> list[tuple[int, str, str
     return [(r.returncode, out, err) for r, (out, err) in zip(ranks, told, strict=True)]
 
 
-@pytest.mark.parametrize("door", [BLOCKING, ASYNC], ids=["blocking", "async"])
-def test_store_and_streams_are_by_tls(door: str) -> None:
+@pytest.mark.parametrize("api", [BLOCKING, ASYNC], ids=["blocking", "async"])
+def test_store_and_streams_are_by_tls(api: str) -> None:
     environ = {**tls_environ(), "AIODIST_TRANSPORT": "tls"}
-    for rank, told in enumerate(run(door, [environ, environ])):
+    for rank, told in enumerate(run(api, [environ, environ])):
         assert told == (0, f"['tls'] {rank}\n", "")
 
 

@@ -14,7 +14,7 @@ from aiodist.api.settings import schemes_from
 from aiodist.api.sharing import SHARED
 from aiodist.credentials import VARIABLES as TLS_VARIABLES
 from aiodist.errors import InvalidUsageError
-from aiodist.shared.segment import Segment
+from aiodist.shm.segment import Segment
 from aiodist.transport.registry import Transports
 
 KERNEL_SECONDS = 1.0
@@ -196,7 +196,7 @@ class Cell:
         ends = FAULTS[self.fault].ends
         return tuple(rank for rank in range(self.size) if not (ends and rank == self.culprit))
 
-    def may_blame(self, rank: int) -> frozenset[int]:
+    def may_diagnose(self, rank: int) -> frozenset[int]:
         """The culprits that ``rank``'s error may name."""
         if FAULTS[self.fault].ends:
             return frozenset({self.culprit})

@@ -15,7 +15,7 @@ import numpy as np
 
 import aiodist as dist
 from aiodist.deadline import Deadline
-from aiodist.mesh.rendezvous import meeting
+from aiodist.rendezvous import meeting
 from aiodist.store import Store, exchange
 from tests.faults.rank import connect_everybody, describe, error_of
 

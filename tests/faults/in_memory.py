@@ -9,30 +9,35 @@ from typing import Any
 import numpy as np
 
 import aiodist as dist
-from aiodist.groups import process_group
-from aiodist.groups.board import LineBoard
-from aiodist.groups.plane import Plane
+from aiodist.groups import group_engine
+from aiodist.groups.operation_shm import OperationShm
+from aiodist.groups.shm_communicator import ShmCommunicator
 from aiodist.groups.world import current_world
-from aiodist.shared.box import BoxIn, BoxOut
-from aiodist.shared.lane import LaneIn, LaneOut
+from aiodist.shm.bulk_ring import BulkRingReader, BulkRingWriter
+from aiodist.shm.eager_ring import EagerRingReader, EagerRingWriter
 
 CHUNKED = 1_100_000
 """Elements of four bytes: some chunks for each rank, and what goes along a chain where ranks outnumber
 cores."""
 
 
-def plane_of_the_world() -> Plane:
+def plane_of_the_world() -> ShmCommunicator:
     """The default group's. AssertionError where its ranks share no memory."""
-    plane = current_world().default_group().plane
-    assert plane is not None, "the ranks share no memory"
-    return plane
+    communicator = current_world().default_group().communicator
+    assert communicator is not None, "the ranks share no memory"
+    return communicator
 
 
 def at_flag(number: int, act: Callable[[], None]) -> None:
     """Call ``act()`` when this process has written its ``number``-th flag from now on, before it
     rings for whoever sleeps over it; the flag that is its progress counts afterwards once more."""
-    advance, wake, fill, taken = Plane.advance, Plane.wake, LaneOut.fill, LaneIn.taken
-    put, take = BoxOut.put, BoxIn.take
+    advance, wake, fill, taken = (
+        ShmCommunicator.advance,
+        ShmCommunicator.wake,
+        BulkRingWriter.fill,
+        BulkRingReader.taken,
+    )
+    put, take = EagerRingWriter.put, EagerRingReader.take
     written = 0
 
     def count() -> None:
@@ -41,52 +46,52 @@ def at_flag(number: int, act: Callable[[], None]) -> None:
         if written == number:
             act()
 
-    def counted_advance(plane: Plane, progress: int) -> None:
-        before = plane.progress
-        advance(plane, progress)
-        if plane.progress != before:
+    def counted_advance(communicator: ShmCommunicator, progress: int) -> None:
+        before = communicator.progress
+        advance(communicator, progress)
+        if communicator.progress != before:
             count()
 
-    def counted_wake(plane: Plane, word: int) -> None:
+    def counted_wake(communicator: ShmCommunicator, word: int) -> None:
         count()
-        wake(plane, word)
+        wake(communicator, word)
 
-    def counted_fill(lane: LaneOut, data: memoryview, whose: int) -> bool:
-        must_wake = fill(lane, data, whose)
-        count()
-        return must_wake
-
-    def counted_taken(lane: LaneIn) -> bool:
-        must_wake = taken(lane)
+    def counted_fill(bulk_ring: BulkRingWriter, data: memoryview, whose: int) -> bool:
+        must_wake = fill(bulk_ring, data, whose)
         count()
         return must_wake
 
-    def counted_put(box: BoxOut, *message: Any) -> bool:
-        has_room = put(box, *message)
+    def counted_taken(bulk_ring: BulkRingReader) -> bool:
+        must_wake = taken(bulk_ring)
+        count()
+        return must_wake
+
+    def counted_put(eager_ring: EagerRingWriter, *message: Any) -> bool:
+        has_room = put(eager_ring, *message)
         if has_room:
             count()
         return has_room
 
-    def counted_take(box: BoxIn, number: int) -> None:
-        take(box, number)
+    def counted_take(eager_ring: EagerRingReader, number: int) -> None:
+        take(eager_ring, number)
         count()
 
-    Plane.advance = counted_advance  # type: ignore[method-assign]
-    Plane.wake = counted_wake  # type: ignore[method-assign]
-    LaneOut.fill = counted_fill  # type: ignore[method-assign]
-    LaneIn.taken = counted_taken  # type: ignore[method-assign]
-    BoxOut.put = counted_put  # type: ignore[method-assign]
-    BoxIn.take = counted_take  # type: ignore[method-assign]
+    ShmCommunicator.advance = counted_advance  # type: ignore[method-assign]
+    ShmCommunicator.wake = counted_wake  # type: ignore[method-assign]
+    BulkRingWriter.fill = counted_fill  # type: ignore[method-assign]
+    BulkRingReader.taken = counted_taken  # type: ignore[method-assign]
+    EagerRingWriter.put = counted_put  # type: ignore[method-assign]
+    EagerRingReader.take = counted_take  # type: ignore[method-assign]
 
 
 def damage_next(bits: int) -> None:
     """Flip ``bits`` of the first byte of the fingerprint that this process puts up next."""
-    swap, put_up = process_group.swap, LineBoard.put_up
+    run_in_slots, publish = group_engine.run_in_slots, OperationShm.publish
 
     def restore() -> None:
-        process_group.swap, LineBoard.put_up = swap, put_up  # type: ignore[method-assign]
+        group_engine.run_in_slots, OperationShm.publish = run_in_slots, publish  # type: ignore[method-assign]
 
-    def damaged_swap(plane: Plane, sequence: int, what: Any, given: Any) -> bool:
+    def damaged_swap(communicator: ShmCommunicator, sequence: int, what: Any, given: Any) -> bool:
         low, high = what.fingerprint.words
         damaged: Any = SimpleNamespace(
             fingerprint=SimpleNamespace(words=(low ^ bits, high)),
@@ -102,23 +107,23 @@ def damage_next(bits: int) -> None:
             fill_piece=what.fill_piece,
             finish_piece=what.finish_piece,
         )
-        is_over = swap(plane, sequence, damaged, given)
+        is_over = run_in_slots(communicator, sequence, damaged, given)
         if is_over:  # else it puts up the same again
             restore()
         return is_over
 
-    def damaged_put_up(board: LineBoard, nbytes: int) -> None:
+    def damaged_publish(shm: OperationShm, nbytes: int) -> None:
         restore()
-        line = board.line
-        low, high = line.meta_words
-        board.line = SimpleNamespace(meta_words=(low ^ bits, high))  # type: ignore[assignment]
+        context = shm.context
+        low, high = context.meta_words
+        shm.context = SimpleNamespace(meta_words=(low ^ bits, high))  # type: ignore[assignment]
         try:
-            put_up(board, nbytes)
+            publish(shm, nbytes)
         finally:
-            board.line = line
+            shm.context = context
 
-    process_group.swap = damaged_swap
-    LineBoard.put_up = damaged_put_up  # type: ignore[method-assign]
+    group_engine.run_in_slots = damaged_swap
+    OperationShm.publish = damaged_publish  # type: ignore[method-assign]
 
 
 async def all_kinds(rank: int, size: int) -> None:

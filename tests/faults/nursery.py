@@ -174,7 +174,7 @@ class _Run:
         if self.ended:
             return
         self.ended = True
-        self._let_go()
+        self._release()
         ranks = {}
         for child in self._children:
             _, status = os.waitpid(child.pid, 0)
@@ -191,7 +191,7 @@ class _Run:
         """Where what the rank says on stderr is kept."""
         return self._folder / f"stderr.{rank}"
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """Before the culprit's number can be another process's."""
         if self._brake > 0:
             os.kill(self._brake, signal.SIGKILL)
@@ -199,7 +199,7 @@ class _Run:
         self._brake = -1
 
     def give_up(self) -> None:
-        self._let_go()
+        self._release()
         self._kill(self._children)
         for child in self._children:
             os.waitpid(child.pid, 0)

@@ -25,7 +25,7 @@ from aiodist.api.sharing import SHARED
 from aiodist.credentials import VARIABLES as TLS_VARIABLES
 from aiodist.deadline import Deadline
 from aiodist.groups.world import current_world
-from aiodist.mesh.rendezvous import meeting
+from aiodist.rendezvous import meeting
 from aiodist.store import Store
 from aiodist.testing import Faults, FaultyConnection, FaultyTransport
 from aiodist.transport.base import Connection, Listener, OnAccept, Transport
@@ -129,15 +129,15 @@ class _Rank:
         delay = USUAL_LATENCY * SLOWDOWN if slow else 0.0
         rate = USUAL_BYTES_PER_SECOND / SLOWDOWN if slow else math.inf
         self._faults = Faults(delay=delay, bytes_per_second=rate)
-        # The heart's thread has a loop and connections of its own.
-        self._faults_of_heart = Faults(delay=delay, bytes_per_second=rate)
+        # The heartbeat thread's thread has a loop and connections of its own.
+        self._heartbeat_faults = Faults(delay=delay, bytes_per_second=rate)
         self._before = (0, 0)
         self._large: np.ndarray[Any, Any] | None = None
 
     async def live(self) -> None:
         cell, control = self._cell, self._control
         if not self._fault.ends:
-            _wrap_transports(self._faults, self._faults_of_heart)
+            _wrap_transports(self._faults, self._heartbeat_faults)
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(1))
         await loop.run_in_executor(None, time.monotonic)  # its thread stays
@@ -271,7 +271,7 @@ class _Rank:
                 await self._control_point()
             await dist.destroy_process_group()
         facts["left"] = time.monotonic()
-        for faults in (self._faults, self._faults_of_heart):
+        for faults in (self._faults, self._heartbeat_faults):
             faults.mend()
         facts["leftovers"] = await self._leftovers_at_last()
         self._control.say("done", **facts)
@@ -316,7 +316,7 @@ class _Rank:
             if self._cell.transport == SHARED:
                 damage_next(0x80)
         elif name == "half-open":
-            for faults in (self._faults_of_heart, self._faults):
+            for faults in (self._heartbeat_faults, self._faults):
                 faults.silence()
         elif self._cell.phase == "connecting":
             (self._faults.cut if name == "cut link" else self._faults.silence)()
@@ -339,14 +339,14 @@ class _Rank:
 class _OfThread(Transport):
     """``inner`` with one thread's faults or another's."""
 
-    def __init__(self, inner: Transport, faults: Faults, faults_of_heart: Faults) -> None:
+    def __init__(self, inner: Transport, faults: Faults, heartbeat_faults: Faults) -> None:
         self.scheme = inner.scheme
         self._ours = FaultyTransport(inner, faults)
-        self._hearts = FaultyTransport(inner, faults_of_heart)
+        self._heartbeats = FaultyTransport(inner, heartbeat_faults)
 
     def _here(self) -> FaultyTransport:
         here = threading.current_thread() is threading.main_thread()
-        return self._ours if here else self._hearts
+        return self._ours if here else self._heartbeats
 
     async def listen(self, on_accept: OnAccept) -> Listener:
         return await self._here().listen(on_accept)
@@ -355,12 +355,12 @@ class _OfThread(Transport):
         return await self._here().connect(address, deadline)
 
 
-def _wrap_transports(faults: Faults, faults_of_heart: Faults) -> None:
+def _wrap_transports(faults: Faults, heartbeat_faults: Faults) -> None:
     """Put them on every connection of this process."""
     plain = Transports.get
 
     def get(self: Transports, scheme: str) -> Transport:
-        return _OfThread(plain(self, scheme), faults, faults_of_heart)
+        return _OfThread(plain(self, scheme), faults, heartbeat_faults)
 
     Transports.get = get  # type: ignore[method-assign]
 

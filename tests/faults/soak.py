@@ -208,8 +208,8 @@ async def main() -> None:
     await dist.init_process_group(timeout=60)
     soak = Soak(options.seed)
     await soak.connect()
-    plane = current_world().default_group().plane
-    shares = plane is not None and not plane.is_off
+    communicator = current_world().default_group().communicator
+    shares = communicator is not None and not communicator.is_off
     begin = time.monotonic()
     due = begin
     samples: list[Sample] = []

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from aiodist.backends.swaps import PIECE_BYTES
+from aiodist.backends.plans import PIECE_BYTES
 from aiodist.deadline import Deadline
-from aiodist.groups import process_group
-from aiodist.groups.board import LineBoard
-from aiodist.groups.plane import Plane
+from aiodist.groups import group_engine
+from aiodist.groups.operation_shm import OperationShm
+from aiodist.groups.shm_communicator import ShmCommunicator
 from aiodist.groups.world import current_world
-from aiodist.shared import box as boxes
-from aiodist.shared.area import COPIED, SLOT_TAGS, SLOTS
-from aiodist.shared.box import BoxOut
+from aiodist.shm import eager_ring as boxes
+from aiodist.shm.eager_ring import EagerRingWriter
+from aiodist.shm.group_area import COPIED, SLOT_TAGS, SLOTS
 from aiodist.testing import Faults, FaultyTransport, in_process, run_ranks
 from aiodist.testing.sinks import Sink
 from aiodist.transport.base import Connection
@@ -87,34 +87,34 @@ async def test_a_damaged_payload_is_not_noticed() -> None:
 
 
 @pytest.fixture
-def damage(monkeypatch: pytest.MonkeyPatch) -> dict[Plane, tuple[int, int]]:
-    """Of a plane in it: which word beside its own slot is damaged as it is put up, by which bits."""
-    damage: dict[Plane, tuple[int, int]] = {}
-    swap, put_up = process_group.swap, LineBoard.put_up
+def damage(monkeypatch: pytest.MonkeyPatch) -> dict[ShmCommunicator, tuple[int, int]]:
+    """Of a communicator in it: which word beside its own slot is damaged as it is put up, by which bits."""
+    damage: dict[ShmCommunicator, tuple[int, int]] = {}
+    run_in_slots, publish = group_engine.run_in_slots, OperationShm.publish
 
-    def spoil(plane: Plane, sequence: int) -> None:
-        if plane in damage:
-            word, flip = damage[plane]
-            plane.mine[SLOT_TAGS[sequence % SLOTS] + word] ^= flip
+    def spoil(communicator: ShmCommunicator, sequence: int) -> None:
+        if communicator in damage:
+            word, flip = damage[communicator]
+            communicator.mine[SLOT_TAGS[sequence % SLOTS] + word] ^= flip
 
-    def damaged_swap(plane: Plane, sequence: int, *rest: Any) -> Any:
+    def damaged_swap(communicator: ShmCommunicator, sequence: int, *rest: Any) -> Any:
         try:
-            return swap(plane, sequence, *rest)
+            return run_in_slots(communicator, sequence, *rest)
         finally:
-            spoil(plane, sequence)
+            spoil(communicator, sequence)
 
-    def damaged_put_up(board: LineBoard, nbytes: int) -> None:
-        put_up(board, nbytes)
-        spoil(board.plane, board.line.sequence)
+    def damaged_publish(shm: OperationShm, nbytes: int) -> None:
+        publish(shm, nbytes)
+        spoil(shm.communicator, shm.context.sequence)
 
-    monkeypatch.setattr(process_group, "swap", damaged_swap)
-    monkeypatch.setattr(LineBoard, "put_up", damaged_put_up)
+    monkeypatch.setattr(group_engine, "run_in_slots", damaged_swap)
+    monkeypatch.setattr(OperationShm, "publish", damaged_publish)
     return damage
 
 
 @pytest.mark.parametrize("bits", [0x01, 0x80])
 async def test_a_damaged_word_in_shared_memory_is_an_error_or_does_not_matter(
-    bits: int, damage: dict[Plane, tuple[int, int]]
+    bits: int, damage: dict[ShmCommunicator, tuple[int, int]]
 ) -> None:
     """Each byte of what stands beside a slot: tag, fingerprint and length, as rank 1 puts them up."""
 
@@ -139,7 +139,7 @@ async def test_a_damaged_word_in_shared_memory_is_an_error_or_does_not_matter(
 
 @pytest.mark.parametrize("bits", [0x01, 0x80])
 async def test_a_damaged_count_of_what_is_copied_does_not_matter(
-    bits: int, damage: dict[Plane, tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+    bits: int, damage: dict[ShmCommunicator, tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who reads a long slot piece by piece waits for the tag when the count makes no sense."""
     monkeypatch.setattr(in_process, "_SHARED_BYTES", 32 << 20)  # so that slots are large
@@ -159,12 +159,12 @@ async def test_a_damaged_count_of_what_is_copied_does_not_matter(
     await run_ranks(2, main, "shm")
 
 
-def box_of(rank: int) -> BoxOut:
+def box_of(rank: int) -> EagerRingWriter:
     """Into which this rank puts what it sends to ``rank``."""
-    chute = current_world().endpoint.peer(rank).outbox.chute
-    assert chute is not None
-    assert chute._box is not None
-    return chute._box
+    eager_sender = current_world().endpoint.peer(rank).outbox.eager_sender
+    assert eager_sender is not None
+    assert eager_sender._eager_ring is not None
+    return eager_sender._eager_ring
 
 
 async def test_a_damaged_word_or_head_in_a_box_is_an_error_or_does_not_matter(
@@ -172,23 +172,23 @@ async def test_a_damaged_word_or_head_in_a_box_is_an_error_or_does_not_matter(
 ) -> None:
     """Each byte of its words (stamp, turn, offset, length, what is there) and of its head."""
     words = 8 * boxes._WORDS
-    damage: dict[BoxOut, int] = {}
-    put = BoxOut.put
+    damage: dict[EagerRingWriter, int] = {}
+    put = EagerRingWriter.put
 
-    def damaged_put(box: BoxOut, *message: Any) -> bool:
-        entry = boxes._ENTRIES + box._count % boxes.DEPTH * boxes._WORDS
-        has_room = put(box, *message)
-        place = damage.pop(box, None)
+    def damaged_put(eager_ring: EagerRingWriter, *message: Any) -> bool:
+        entry = boxes._ENTRIES + eager_ring._count % boxes.DEPTH * boxes._WORDS
+        has_room = put(eager_ring, *message)
+        place = damage.pop(eager_ring, None)
         if place is not None:
             assert has_room
             bits = BITS[place % len(BITS)]
             if place < words:
-                box._mine[entry + place // 8] ^= bits << place % 8 * 8
+                eager_ring._mine[entry + place // 8] ^= bits << place % 8 * 8
             else:
-                box._segment[box._mine[entry + 2] + place - words] ^= bits
+                eager_ring._segment[eager_ring._mine[entry + 2] + place - words] ^= bits
         return has_room
 
-    monkeypatch.setattr(BoxOut, "put", damaged_put)
+    monkeypatch.setattr(EagerRingWriter, "put", damaged_put)
 
     async def one(place: int) -> BaseException | None:
         async def main(rank: int) -> BaseException | None:

@@ -80,7 +80,7 @@ def check(
                 assert not fault.succeeds, answer
                 assert what["typed"], answer
                 slow = "it needs more time" in what["text"]  # as it may on a busy machine
-                assert slow or set(what["blames"]) & cell.may_blame(rank), answer
+                assert slow or set(what["blames"]) & cell.may_diagnose(rank), answer
         if fault.ends:
             later = done.get("later", {"error": None})
             assert done["error"] or later["error"], f"rank {rank} noticed nothing: {answer}"

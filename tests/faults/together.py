@@ -36,11 +36,11 @@ def main() -> None:
     dist.barrier()
     gathered = [np.zeros(1000, np.float32) for _ in range(size)]
     dist.all_gather(gathered, np.full(1000, float(rank), np.float32))
-    plane = current_world().default_group().plane
+    communicator = current_world().default_group().communicator
     facts = {
         "sums": sorted({float(value) for value in data}),
         "gathered": [float(each[0]) for each in gathered],
-        "shares with": [] if plane is None or plane.is_off else plane.members,
+        "shares with": [] if communicator is None or communicator.is_off else communicator.members,
         "sent": {name: now - before[name] for name, now in sent().items()},
     }
     dist.barrier()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from types import MappingProxyType
 
 from aiodist.errors import DistError, DistStoreError, HandshakeError, ProtocolError
-from aiodist.mesh.rank_info import Card
+from aiodist.links.rank_info import RankInfo
 from aiodist.store.tcp_greeting import greet_client, greet_server
 from aiodist.store.tcp_wire import read_message
 from aiodist.wire.failures import decode_error
@@ -90,7 +90,7 @@ def frames(data: bytes) -> None:
     assert outcomes[0][1] <= len(stream) // HEADER_BYTES
 
 
-def strangers(data: bytes) -> None:
+def pending(data: bytes) -> None:
     """Bytes before the proof: no payload is accepted, whatever the header says."""
 
     class Nothing(_Handler):
@@ -131,10 +131,10 @@ def failures(data: bytes) -> None:
     assert isinstance(decode_error(data, 3), DistError)
 
 
-def cards(data: bytes) -> None:
+def rank_infos(data: bytes) -> None:
     """What a rank says of itself when the ranks meet."""
     try:
-        Card.decode(data)
+        RankInfo.decode(data)
     except ProtocolError:
         pass
 
@@ -186,7 +186,7 @@ async def _request(reader: asyncio.StreamReader) -> None:
 TARGETS: MappingProxyType[str, Callable[[bytes], None]] = MappingProxyType(
     {
         target.__name__: target
-        for target in (frames, strangers, handshake, objects, failures, cards, store)
+        for target in (frames, pending, handshake, objects, failures, rank_infos, store)
     }
 )
 
@@ -202,15 +202,15 @@ def seeds() -> dict[str, list[bytes]]:
     proof = client.receive(welcome)
     assert proof is not None
     thing = {"a": [1, 2.5, None, "text"], "b": (b"bytes", {1, 2}), "c": slice(1, 2)}
-    card = Card(1, "host", "id", 42, ("tcp://10.0.0.1:1", "unix:@name"))
+    rank_info = RankInfo(1, "host", "id", 42, ("tcp://10.0.0.1:1", "unix:@name"))
     greeting = b"AIODIST-STORE 1\n" + bytes(64)
     stream = bytes(_CHUNKS) + every + message + message
     return {
         "frames": [stream, bytes(range(_CHUNKS)) + message * 3],
-        "strangers": [stream],
+        "pending": [stream],
         "handshake": [hello, welcome, proof],
         "objects": [ObjectCodec().dumps(thing), ObjectCodec().dumps("text")],
         "failures": [b"\x93\xb0CollectiveError!\xa3why\x80"],
-        "cards": [card.encode()],
+        "rank_infos": [rank_info.encode()],
         "store": [greeting, struct.pack(">I", 4) + b"\x93\x01\xa3get"],
     }

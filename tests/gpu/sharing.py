@@ -16,7 +16,7 @@ import torch
 import aiodist as dist
 from aiodist.backends.devices.backend import DeviceBackend
 from aiodist.backends.native import NativeBackend
-from aiodist.mesh.host import host_id
+from aiodist.links.host import host_id
 from aiodist.tensors.device_memory import CudaMemory
 from tests.backends.devices.memfd import MemfdMemory
 from tests.gpu.operations import differing, every_operation

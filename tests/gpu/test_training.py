@@ -127,14 +127,14 @@ asyncio.run(main())
 @pytest.mark.parametrize(
     ("compression", "unused"), [("none", "first"), ("none", "last"), ("bf16", "first")]
 )
-@pytest.mark.parametrize("door", ["blocking", "async"])
+@pytest.mark.parametrize("api", ["blocking", "async"])
 def test_replicas_learn_what_one_process_learns(
-    door: str, compression: str, unused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    api: str, compression: str, unused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COMPRESSION", compression)
     monkeypatch.setenv("UNUSED", unused)
     script = tmp_path / "training.py"
-    script.write_text(MODEL + (BLOCKING if door == "blocking" else ASYNC))
+    script.write_text(MODEL + (BLOCKING if api == "blocking" else ASYNC))
     assert run_job(script, 2).count("equal") == 2
 
 

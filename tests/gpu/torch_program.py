@@ -1,4 +1,4 @@
-"""A program of torch's door with its tensors on the GPU: ``torch_program.py MODULE:FUNCTION``."""
+"""A program of the torch backend with its tensors on the GPU: ``torch_program.py MODULE:FUNCTION``."""
 
 from __future__ import annotations
 

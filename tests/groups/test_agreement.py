@@ -41,14 +41,16 @@ class Net:
         self.dead.add(rank)
         for other in range(len(self.members)):
             if other != rank:
-                line = self.lines.setdefault((rank, other), deque())
-                for _ in range(self.rng.randint(0, len(line))):
-                    line.pop()
-                line.append(None)
+                context = self.lines.setdefault((rank, other), deque())
+                for _ in range(self.rng.randint(0, len(context))):
+                    context.pop()
+                context.append(None)
 
     def step(self) -> bool:
         """Deliver one message; False if there is none."""
-        ready = [pair for pair, line in self.lines.items() if line and pair[1] not in self.dead]
+        ready = [
+            pair for pair, context in self.lines.items() if context and pair[1] not in self.dead
+        ]
         if not ready:
             return False
         src, dst = self.rng.choice(ready)

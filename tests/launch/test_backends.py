@@ -7,7 +7,7 @@ import torch
 
 import aiodist.launch.cli as cli
 from aiodist.backends.registry import OFFERS, why_not
-from aiodist.backends.table import COLUMNS, FUNCTIONS
+from aiodist.backends.support_table import COLUMNS, FUNCTIONS
 
 
 def test_every_backend_has_a_line_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:

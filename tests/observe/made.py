@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aiodist.observe.part import ClockSample, GroupState, Identity, Part
+from aiodist.observe.code_location import CodeLocation
+from aiodist.observe.rank_report import ClockSample, GroupState, Identity, RankReport
 from aiodist.observe.recorder import Operation
-from aiodist.observe.standpoint import Standpoint
 
 SECOND = 1_000_000_000
 NOW = 100 * SECOND
@@ -60,16 +60,16 @@ def part(
     clock: int = NOW,
     wall: float = 1000.0,
     groups: Sequence[GroupState] | None = None,
-) -> Part:
+) -> RankReport:
     """A part with group "g" of all ranks, which has started as many operations as it has records."""
     count = sum(each.sequence >= 0 for each in operations) if started is None else started
     whole = GroupState(sum(b"g"), "g", tuple(range(size)), count)
-    return Part(
+    return RankReport(
         identity=Identity("job", rank, size, host, f"kernel of {host}", 100 + rank),
         reason="a test",
         clock=clock,
         wall=wall,
-        standpoint=Standpoint(place, stuck),
+        standpoint=CodeLocation(place, stuck),
         groups=(whole,) if groups is None else tuple(groups),
         operations=operations,
         samples=tuple(samples),

@@ -13,9 +13,9 @@ import pytest
 
 import aiodist as dist
 from aiodist.groups.world import World, current_world, use_world
-from aiodist.observe.answering import Heeding, answer_here, heed_signal
+from aiodist.observe.answering import SignalHandler, answer_here, heed_signal
 from aiodist.observe.asking import jobs_here
-from tests.observe.test_talk import observer
+from tests.observe.test_query_protocol import observer
 
 
 def answers(name: str) -> bool:
@@ -43,14 +43,14 @@ async def test_handlers_of_several_worlds_follow_each_other() -> None:
         answer_here(one)
         answer_here(two)
         second = signal.getsignal(signal.SIGUSR1)
-        assert isinstance(second, Heeding)
+        assert isinstance(second, SignalHandler)
         assert second.observer is two
         assert second.before.observer is one
         two.close()
         assert second.observer is None
         heed_signal(one)
         third = signal.getsignal(signal.SIGUSR1)
-        assert isinstance(third, Heeding)
+        assert isinstance(third, SignalHandler)
         assert third.before is second.before  # the one that is over was left out
     finally:
         one.close()

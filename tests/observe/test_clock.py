@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist.observe.clock import align, estimate
-from aiodist.observe.part import ClockSample
+from aiodist.observe.rank_report import ClockSample
 from tests.observe.made import NOW, SECOND, part
 
 DELAYS = st.integers(0, 50_000_000)

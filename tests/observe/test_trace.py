@@ -1,4 +1,4 @@
-"""A trace that Perfetto reads: times in microseconds from 0, nothing overlaps in a lane."""
+"""A trace that Perfetto reads: times in microseconds from 0, nothing overlaps in a bulk ring."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.observe.part import ClockSample
+from aiodist.observe.rank_report import ClockSample
 from aiodist.observe.trace import Lanes, chrome_trace
 from tests.observe.made import NOW, SECOND, op, part
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from aiodist.observe.report_text import overview, ranks, sentences
 from aiodist.observe.waiting import judge
-from aiodist.observe.words import overview, ranks, sentences
 from tests.observe.made import op, part
 
 

@@ -16,7 +16,7 @@ from zlib import crc32
 import numpy as np
 
 import aiodist as dist
-from aiodist.mesh.outbox import EAGER_BYTES
+from aiodist.p2p.outbox import EAGER_BYTES
 from tests.operations.design import MOVING, REDUCING, Case
 from tests.operations.memory import FILLER, Array, Block, carrier, to_numpy
 from tests.operations.oracle import factor, reduced, values

@@ -18,7 +18,7 @@ from aiodist.simulate import (
     simulate_hosts,
 )
 from aiodist.simulate import hosts as over_hosts
-from aiodist.simulate.board import FLAG, Memory, SimulatedBoard
+from aiodist.simulate.board import FLAG, Memory, SimulatedShm
 from aiodist.simulate.network import Rank
 
 OPERATIONS = sorted({operation for operation, _ in CROSSINGS})
@@ -30,11 +30,11 @@ SIZES = (1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
 def test_every_rank_sends_to_other_hosts_what_the_formula_says(
     operation: str, name: str, ranks: int, per_host: int
 ) -> None:
-    places = hosts_of(ranks, per_host)
-    if name == "columns" and not places.is_even:
+    topology = hosts_of(ranks, per_host)
+    if name == "columns" and not topology.is_even:
         return  # runs flat
     for nbytes in (0, 4, 4 * 1003, 4 << 20):
-        assert simulate_hosts(operation, name, places, nbytes, NETWORKS["10G"]).agrees, nbytes
+        assert simulate_hosts(operation, name, topology, nbytes, NETWORKS["10G"]).agrees, nbytes
 
 
 @pytest.mark.parametrize("network", ["10G", "100G"])
@@ -42,11 +42,11 @@ def test_every_rank_sends_to_other_hosts_what_the_formula_says(
 def test_the_table_chooses_well(operation: str, network: str) -> None:
     """Never beyond 1.25 times the fastest, a flat algorithm among them."""
     for ranks, per_host in ((4, 2), (16, 8), (16, 4)):
-        places = hosts_of(ranks, per_host)
+        topology = hosts_of(ranks, per_host)
         for nbytes in (0,) if operation == "barrier" else SIZES:
-            chosen = selected_over_hosts(operation, places, nbytes)
+            chosen = selected_over_hosts(operation, topology, nbytes)
             seconds = {
-                name: simulate_hosts(operation, name, places, nbytes, NETWORKS[network]).seconds
+                name: simulate_hosts(operation, name, topology, nbytes, NETWORKS[network]).seconds
                 for name in algorithms_over_hosts(operation)
             }
             fastest = min(seconds.values())
@@ -57,10 +57,10 @@ def test_the_table_chooses_well(operation: str, network: str) -> None:
 def test_work_inside_a_host_overlaps_with_traffic_between_hosts(
     operation: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places, nbytes = hosts_of(8, 4), 64 << 20
-    pieces = simulate_hosts(operation, name, places, nbytes, NETWORKS["10G"])
+    topology, nbytes = hosts_of(8, 4), 64 << 20
+    pieces = simulate_hosts(operation, name, topology, nbytes, NETWORKS["10G"])
     monkeypatch.setattr(over_hosts, "_piece", lambda operation, algorithm: 1 << 62)
-    whole = simulate_hosts(operation, name, places, nbytes, NETWORKS["10G"])
+    whole = simulate_hosts(operation, name, topology, nbytes, NETWORKS["10G"])
     assert pieces.agrees
     assert whole.agrees
     assert pieces.sent.nbytes == whole.sent.nbytes
@@ -89,11 +89,11 @@ def test_ranks_of_a_host_share_its_link_and_are_near_each_other() -> None:
             await rank.recv(rank.rank - 1, rank.memory(40))
 
     far, near = Parameters(L, OVERHEAD, 0.0, G, R), Parameters(1.0, OVERHEAD, 0.0, G / 10, R)
-    places = hosts_of(4, 2)
-    network = Network(4, far, places=places, inside=near)
+    topology = hosts_of(4, 2)
+    network = Network(4, far, topology=topology, intra_host=near)
     assert network.run(to_the_next_host) == OVERHEAD + L + 2 * 40 * G + OVERHEAD
     assert [rank.crossing for rank in network.ranks] == [[1, 40], [1, 40], [0, 0], [0, 0]]
-    network = Network(4, far, places=places, inside=near)
+    network = Network(4, far, topology=topology, intra_host=near)
     assert network.run(to_the_neighbour) == OVERHEAD + 1.0 + 40 * G / 10 + OVERHEAD
     assert not any(sum(rank.crossing) for rank in network.ranks)
 
@@ -102,19 +102,19 @@ def test_flags_take_their_time_and_a_chunk_is_free_when_all_have_let_go() -> Non
     memory = Memory(2)
 
     async def program(rank: Rank) -> None:
-        board = SimulatedBoard(memory, rank.rank, rank)
-        await board.enter()
-        await board.meet()
+        shm = SimulatedShm(memory, rank.rank, rank)
+        await shm.enter()
+        await shm.wait_for_peers()
         for step in range(5):
             if rank.rank == 0:
-                while not (gone := board.free(step)).done:
+                while not (gone := shm.free(step)).done:
                     await gone
                 rank.work(40)
-                board.post(step)
+                shm.post(step)
             else:
-                await board.posted(0, step)
+                await shm.posted(0, step)
                 rank.work(400)
-                board.let_go(step + 1)
+                shm.release(step + 1)
 
     network = Network(2, Parameters(L, OVERHEAD, 0.0, G, R))
     network.run(program)

@@ -1,4 +1,4 @@
-"""Ranks of the blocking door: as threads of this process, and as scripts in processes of their own."""
+"""Ranks of the blocking API: as threads of this process, and as scripts in processes of their own."""
 
 from __future__ import annotations
 

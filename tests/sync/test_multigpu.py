@@ -1,4 +1,4 @@
-"""Collectives over several tensors of each rank, through the blocking door."""
+"""Collectives over several tensors of each rank, through the blocking API."""
 
 from __future__ import annotations
 

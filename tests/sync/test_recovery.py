@@ -1,4 +1,4 @@
-"""Recovery through the blocking door."""
+"""Recovery through the blocking API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The blocking door against torch.distributed and against the async door: names, parameters, defaults."""
+"""The blocking API against torch.distributed and against the async API: names, parameters, defaults."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_functions_of_torch_that_are_absent_have_a_reason() -> None:
 
 
 ASYNC_ONLY = {
-    "spawn": "torch has it in torch.multiprocessing; both doors use aiodist.spawn",
+    "spawn": "torch has it in torch.multiprocessing; both APIs use aiodist.spawn",
     "cluster": "it is awaited; in a script `aiodist run` and `aiodist.spawn` start ranks",
     "process_group": "a block of `async with`; torch's programs call init and destroy",
     "open_stream": "its calls are awaited; blocking code has send_object and recv_object",

@@ -25,7 +25,7 @@ def test_blocking_calls_start_on_the_callers_stream(monkeypatch: pytest.MonkeyPa
         return barrier(timeout)
 
     group._engine.backend = SimpleNamespace(  # type: ignore[assignment]
-        barrier=look, again_of_nothing=lambda: None, close=lambda: None
+        barrier=look, run_cached_without_tensor=lambda: None, close=lambda: None
     )
     try:
         with cuda.stream("mine"):

@@ -1,4 +1,4 @@
-"""Ranks of torch's door, forked from one process that imports torch once for all tests."""
+"""Ranks of the torch backend, forked from one process that imports torch once for all tests."""
 
 from __future__ import annotations
 

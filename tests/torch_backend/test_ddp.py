@@ -1,4 +1,4 @@
-"""DistributedDataParallel over torch's door."""
+"""DistributedDataParallel over the torch backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations, groups and sharded training over torch's door."""
+"""Operations, groups and sharded training over the torch backend."""
 
 from __future__ import annotations
 

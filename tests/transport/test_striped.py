@@ -15,7 +15,7 @@ from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError, InvalidUsageError
 from aiodist.testing.check_transport import pattern
 from aiodist.testing.sinks import Memory, Sent
-from aiodist.transport import strangers
+from aiodist.transport import pending_handshakes
 from aiodist.transport.base import Connection
 from aiodist.transport.bundle import BLOCK_BYTES, Bundle
 from aiodist.transport.striped import _HELLO, StripedTransport
@@ -125,7 +125,7 @@ async def test_one_broken_stream_ends_the_bundle() -> None:
 async def test_strangers_are_turned_away(
     hellos: list[bytes], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strangers, "HANDSHAKE_SECONDS", 0.05)
+    monkeypatch.setattr(pending_handshakes, "HANDSHAKE_SECONDS", 0.05)
     accepted: list[Connection] = []
     listener = await StripedTransport([HOST], 2).listen(accepted.append)
     host, _, port = listener.address.partition("://")[2].partition(":")

@@ -14,7 +14,7 @@ import pytest
 from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError
 from aiodist.testing.sinks import Memory, Sink
-from aiodist.transport import strangers
+from aiodist.transport import pending_handshakes
 from aiodist.transport import tls as module
 from aiodist.transport.base import Connection
 from aiodist.transport.tcp import TcpTransport
@@ -83,7 +83,7 @@ async def test_plain_words_are_refused(caplog: pytest.LogCaptureFixture) -> None
 async def test_too_many_that_say_nothing_lose_their_places(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(strangers, "SPARE", 3)
+    monkeypatch.setattr(pending_handshakes, "SPARE", 3)
     monkeypatch.setattr(module, "_CROWD", 0)
     accepted: list[Connection] = []
     secure = TlsTransport("127.0.0.1", tls_files())

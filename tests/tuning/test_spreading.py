@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from aiodist.collectives.places import Places
+from aiodist.collectives.host_topology import HostTopology
+from aiodist.collectives.rule_tables import decode, encode
 from aiodist.collectives.select import HOSTS_RULES, MANY, Choice, Rule, select
-from aiodist.collectives.tables import decode, encode
 from aiodist.errors import DistNetworkError
 from aiodist.groups.world import current_world
 from aiodist.launch import tuning
@@ -32,7 +32,7 @@ from aiodist.tuning.runs import Runs
 from aiodist.tuning.spreading import hosts_candidates
 
 OPERATIONS = ("broadcast", "reduce", "all_reduce", "all_gather", "reduce_scatter")
-TWO_AND_TWO = Places([0, 0, 1, 1])
+TWO_AND_TWO = HostTopology([0, 0, 1, 1])
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def test_candidates_differ_and_fit() -> None:
 def test_columns_are_for_hosts_with_equally_many_ranks(operation: str) -> None:
     names = {choice.algorithm for choice in hosts_candidates(operation, TWO_AND_TWO, 1024)}
     assert names == {"leaders", "columns"}
-    assert hosts_candidates(operation, Places([0, 0, 1]), 1024) == [Choice("leaders")]
+    assert hosts_candidates(operation, HostTopology([0, 0, 1]), 1024) == [Choice("leaders")]
 
 
 async def test_measures_every_operation_over_hosts(capfd: pytest.CaptureFixture[str]) -> None:
@@ -150,9 +150,9 @@ async def test_a_run_goes_by_its_choice(operation: str) -> None:
     async def rank(_: int) -> list[bool]:
         await dist.barrier()
         group = current_world().default_group()
-        assert group.places is not None
+        assert group.topology is not None
         runs, found = Runs(operation, group, 1 << 12, "hosts"), []
-        for choice in hosts_candidates(operation, group.places, 1 << 12)[:2]:
+        for choice in hosts_candidates(operation, group.topology, 1 << 12)[:2]:
             with sent() as count:
                 await runs.start(choice)
                 found.append(count() > 0)

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import aiodist as dist
+from aiodist.collectives.rule_tables import decode, encode, rows_of
 from aiodist.collectives.select import HOSTS_RULES, MANY, SHARED_RULES, Choice, Rule, select
-from aiodist.collectives.shared import ALGORITHMS
-from aiodist.collectives.tables import decode, encode, rows_of
+from aiodist.collectives.shm_operations import ALGORITHMS
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.world import current_world
 from aiodist.launch.cli import USAGE_ERROR, main
-from aiodist.shared.area import LARGEST_SLOT_BYTES, SLOT_BYTES
+from aiodist.shm.group_area import LARGEST_SLOT_BYTES, SLOT_BYTES
 from aiodist.testing import run_ranks
 from aiodist.tuning.candidates import candidates
 from aiodist.tuning.runs import Runs
@@ -130,10 +130,10 @@ async def test_a_job_goes_by_the_table_in_shared_memory(
 
     async def rank(number: int) -> None:
         await dist.barrier()
-        plane = current_world().default_group().plane
-        assert plane is not None
+        communicator = current_world().default_group().communicator
+        assert communicator is not None
         for count in (0, 1, ranks, 1_001, SLOT_BYTES // 4 // ranks):
-            before = plane.chunks_used
+            before = communicator.chunks_used
             mine = np.full(count, number + 1.0, np.float32)
             summed, reduced, sent = mine.copy(), mine.copy(), mine.copy()
             places = [np.empty_like(mine) for _ in range(ranks)]
@@ -147,8 +147,8 @@ async def test_a_job_goes_by_the_table_in_shared_memory(
             )
             for step in steps:
                 await step()
-                assert (plane.chunks_used == before) == (way == "slots")
-                before = plane.chunks_used
+                assert (communicator.chunks_used == before) == (way == "slots")
+                before = communicator.chunks_used
             assert (summed == total).all()
             assert (reduced == (total if number == ranks - 1 else number + 1)).all()
             assert (sent == ranks).all()
@@ -162,13 +162,13 @@ async def test_a_run_goes_by_its_choice() -> None:
     async def rank(number: int) -> None:
         await dist.barrier()
         group = current_world().default_group()
-        assert group.plane is not None
+        assert group.communicator is not None
         for operation, names in ALGORITHMS.items():
             runs = Runs(operation, group, 64, "shared")
             for name in names * 2:
-                before = group.plane.chunks_used
+                before = group.communicator.chunks_used
                 await runs.start(Choice(name))
-                assert (group.plane.chunks_used == before) == (name == "slots"), name
+                assert (group.communicator.chunks_used == before) == (name == "slots"), name
 
     await run_ranks(2, rank, "shm", timeout=20)
 
@@ -179,12 +179,12 @@ async def test_data_larger_than_the_groups_slots_uses_chunks() -> None:
     async def rank(number: int) -> None:
         await dist.barrier()
         group = current_world().default_group()
-        assert group.plane is not None
-        assert group.plane.shape.slot_bytes < 1 << 20
+        assert group.communicator is not None
+        assert group.communicator.shape.slot_bytes < 1 << 20
         for operation in ALGORITHMS:
-            before = group.plane.chunks_used
+            before = group.communicator.chunks_used
             await Runs(operation, group, 1 << 20, "shared").start(Choice("slots"))
-            assert group.plane.chunks_used > before
+            assert group.communicator.chunks_used > before
 
     await run_ranks(2, rank, "shm", timeout=20)
 

@@ -24,7 +24,7 @@ from aiodist.collectives.all_gather_ring import all_gather_new
 from aiodist.collectives.channel import Channel
 from aiodist.completion import Pending
 from aiodist.errors import DistError, ProtocolError
-from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.group_engine import GroupEngine
 from aiodist.wire.objects import ObjectCodec
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Areas:
     ``of[r]`` is group rank r's area, once `meet` has said that they are there.
     """
 
-    def __init__(self, group: ProcessGroup, memory: DeviceMemory, half: int = HALF) -> None:
+    def __init__(self, group: GroupEngine, memory: DeviceMemory, half: int = HALF) -> None:
         self.memory = memory
         self.half = half
         self.of: list[Tensor] = []

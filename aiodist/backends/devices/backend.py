@@ -29,13 +29,13 @@ from aiodist.backends.torch_groups.slots import (
     outputs_of,
 )
 from aiodist.groups.backend import Tensor
+from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.fingerprint import Fingerprint
-from aiodist.groups.lines import CollectiveLine
-from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.work import Work
 from aiodist.tensors.pieces import Pieces
 from aiodist.tensors.streams import on_callers_stream
-from aiodist.tensors.torch_several import DeviceReduction
+from aiodist.tensors.torch_tensor_lists import DeviceReduction
 from aiodist.types import ReduceOp
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class DeviceBackend(NativeBackend):
 
     def __init__(
         self,
-        group: ProcessGroup,
+        group: GroupEngine,
         make_memory: Callable[[Any], DeviceMemory],
         device: str = "cuda",
         half: int = HALF,
@@ -341,18 +341,18 @@ class DeviceBackend(NativeBackend):
             for slot in outputs:
                 slot.store()
 
-        async def body(line: CollectiveLine) -> None:
+        async def body(context: CollectiveContext) -> None:
             await areas.enter()
             try:
-                lengths = await areas.meet(line, plan.lengths)
+                lengths = await areas.meet(context, plan.lengths)
                 if lengths is None:
-                    await through_host(native_within(self._group, line))
+                    await through_host(native_within(self._group, context))
                     return
                 after_caller()
                 for tensor in (tensor for slot in slots for tensor in slot.memory):
                     memory.hold(tensor)
                 memory.run(load)
-                await exchange(self._group, line, areas, plan, lengths)
+                await exchange(self._group, context, areas, plan, lengths)
                 await until(self._group, memory.run(store))
             finally:
                 areas.leave()

@@ -11,8 +11,8 @@ from aiodist.backends.mixed import MixedBackend
 from aiodist.backends.native import NativeBackend
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.backend import CollectiveBackend, Tensor
-from aiodist.groups.process_group import ProcessGroup
-from aiodist.mesh.host import host_id
+from aiodist.groups.group_engine import GroupEngine
+from aiodist.links.host import host_id
 from aiodist.types import Backend
 
 CUDA = "cuda"
@@ -24,7 +24,7 @@ VARIABLE = "AIODIST_CUDA_IPC"
 class NativeOnDevices(MixedBackend):
     """CPU tensors go as everywhere; for CUDA tensors there is a `DeviceBackend` from the first on."""
 
-    def __init__(self, group: ProcessGroup) -> None:
+    def __init__(self, group: GroupEngine) -> None:
         super().__init__(Backend.AIODIST, {"cpu": NativeBackend(group)})
         self._group = group
 

@@ -22,14 +22,14 @@ from aiodist.backends.devices.areas import Areas
 from aiodist.backends.polling import until
 from aiodist.collectives.barrier_dissemination import barrier_dissemination
 from aiodist.collectives.layout import segments_of
-from aiodist.groups.lines import CollectiveLine
-from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.contexts import CollectiveContext
+from aiodist.groups.group_engine import GroupEngine
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from aiodist.tensors.pieces import Pieces
-    from aiodist.tensors.torch_several import DeviceReduction
+    from aiodist.tensors.torch_tensor_lists import DeviceReduction
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class Plan:
 
 
 async def exchange(
-    group: ProcessGroup,
-    line: CollectiveLine,
+    group: GroupEngine,
+    context: CollectiveContext,
     areas: Areas,
     plan: Plan,
     lengths: Sequence[Sequence[int]],
@@ -56,10 +56,10 @@ async def exchange(
     Raises CollectiveMismatchError where a rank has more or fewer bytes than are expected of it.
     """
     half = areas.half
-    ranges = [_range(row, line.rank) for row in lengths]
-    _check(line, plan, ranges)
+    ranges = [_range(row, context.rank) for row in lengths]
+    _check(context, plan, ranges)
     steps = max(segments_of(sum(row), half) for row in lengths)
-    own = areas.of[line.rank]
+    own = areas.of[context.rank]
 
     def put(step: int) -> None:
         low, high = step * half, min((step + 1) * half, plan.given.nbytes)
@@ -95,7 +95,7 @@ async def exchange(
     if steps:
         await until(group, run(lambda: put(0)))
     for step in range(steps):
-        await barrier_dissemination(line)
+        await barrier_dissemination(context)
         await until(group, run(lambda step=step: both(step)))  # type: ignore[misc]  # a default
 
 
@@ -112,10 +112,10 @@ def _range(lengths: Sequence[int], rank: int) -> tuple[int, int]:
     return start, start + lengths[rank]
 
 
-def _check(line: CollectiveLine, plan: Plan, ranges: Sequence[tuple[int, int]]) -> None:
+def _check(context: CollectiveContext, plan: Plan, ranges: Sequence[tuple[int, int]]) -> None:
     for rank, pieces in plan.into.items():
-        sources = range(line.size) if plan.reduce is not None else (rank,)
+        sources = range(context.size) if plan.reduce is not None else (rank,)
         for source in sources:
             start, stop = ranges[source]
             if stop - start != pieces.nbytes:
-                raise line.disagreement(source, line.meta_words, stop - start, pieces.nbytes)
+                raise context.disagreement(source, context.meta_words, stop - start, pieces.nbytes)

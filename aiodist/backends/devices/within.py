@@ -5,38 +5,39 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from aiodist.backends.algorithm_choice import ByMessages
 from aiodist.backends.native import NativeBackend
-from aiodist.backends.ways import ByMessages
+from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.fingerprint import Fingerprint
-from aiodist.groups.lines import CollectiveLine
-from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.group_engine import GroupEngine
 
 
 class _Group:
-    """What the native backend needs of its group; an operation runs over a line that is there."""
+    """What the native backend needs of its group; an operation runs over a context that is there."""
 
-    def __init__(self, group: ProcessGroup, line: CollectiveLine) -> None:
+    def __init__(self, group: GroupEngine, context: CollectiveContext) -> None:
         self.own_rank = group.own_rank
         self.n_ranks = group.n_ranks
         self.world = group.world
         self.next_turn = group.next_turn
-        self._line = line
+        self._context = context
 
     def collective(
         self,
         fingerprint: Fingerprint,
-        body: Callable[[CollectiveLine], Coroutine[Any, Any, None]],
+        body: Callable[[CollectiveContext], Coroutine[Any, Any, None]],
         timeout: float | None = None,
         *,
         shares: bool = False,
     ) -> Coroutine[Any, Any, None]:
-        return body(self._line)
+        return body(self._context)
 
 
-def native_within(group: ProcessGroup, line: CollectiveLine) -> Any:
-    """A native backend whose collectives are coroutines over ``line``: to be awaited once, at once.
+def native_within(group: GroupEngine, context: CollectiveContext) -> Any:
+    """A native backend whose collectives are coroutines over ``context``: to be awaited once, at once.
 
-    ``line`` brings the fingerprint, the timeout and the sequence number; it has no board.
+    ``context`` brings the fingerprint, the timeout and the sequence number; it has no shared-memory
+    context.
     """
-    inside: Any = _Group(group, line)
-    return NativeBackend(inside, ByMessages(group.world.tables.messages))
+    intra_host: Any = _Group(group, context)
+    return NativeBackend(intra_host, ByMessages(group.world.tables.messages))

@@ -7,10 +7,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from aiodist.backends.mpi.agreement import Agreement, checks
 from aiodist.backends.mpi.gate import Gate
 from aiodist.backends.mpi.library import Mpi, check_thread, in_thread, load, translated
 from aiodist.backends.mpi.messenger import MpiMessenger
+from aiodist.backends.mpi.mpi_agreement import Agreement, checks
 from aiodist.backends.mpi.operations import MpiOperations
 from aiodist.backends.mpi.poller import Poller
 from aiodist.backends.mpi.reductions import MpiReduction
@@ -20,7 +20,7 @@ from aiodist.completion import Driver, T
 from aiodist.deadline import Deadline
 from aiodist.errors import CollectiveTimeoutError, DistBackendError, InvalidUsageError
 from aiodist.groups.backend import Received, Tensor
-from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.work import Work
 from aiodist.tensors import DType, Reduction
 from aiodist.types import ReduceOp
@@ -41,14 +41,14 @@ class MpiBackend(NativeBackend):
         'its ranks needs backend "aiodist", started by `aiodist run --max-restarts`'
     )
 
-    def __init__(self, group: ProcessGroup) -> None:
+    def __init__(self, group: GroupEngine) -> None:
         self._gate = Gate()
         self._closed = False
         self._loop = group.world.loop
         agreement = Agreement(self._gate, group.n_ranks, checks(os.environ))
         super().__init__(group, MpiOperations(group, self._gate, agreement))
-        self._lookout = group.world.endpoint.lookout
-        self._messenger = MpiMessenger(group.ranks, self._gate, self._lookout)
+        self._spin_policy = group.world.endpoint.spin_policy
+        self._messenger = MpiMessenger(group.ranks, self._gate, self._spin_policy)
         group.carry_by(self._messenger, agreement)
         Driver(self._open(), self._opened).start()
 
@@ -89,7 +89,7 @@ class MpiBackend(NativeBackend):
                 f"rank {world.rank} of {world.size}: backend 'mpi' needs ranks started by mpiexec, "
                 "with MPI's own numbers"
             )
-        poller = Poller(mpi, self._loop, self._lookout)
+        poller = Poller(mpi, self._loop, self._spin_policy)
         if ranks == tuple(range(everybody.size)):
             comm, request = everybody.Idup()
             await poller.watch(request)

@@ -29,14 +29,14 @@ def why_not() -> str:
     except ModuleNotFoundError:
         return "mpi4py is not installed: pip install aiodist[mpi], and an MPI library"
     except (ImportError, RuntimeError) as error:
-        return f"mpi4py finds no MPI library: {_line(error)}"
+        return f"mpi4py finds no MPI library: {_context(error)}"
     if found is None or found.origin is None:
         return "mpi4py has no module for the MPI library that is installed"
     try:
         # As a plain library: as a module, it would initialise MPI.
         ctypes.CDLL(found.origin)
     except OSError as error:
-        return f"mpi4py cannot load its MPI library: {_line(error)}"
+        return f"mpi4py cannot load its MPI library: {_context(error)}"
     return ""
 
 
@@ -105,7 +105,7 @@ def translated(mpi: Mpi, error: Exception) -> Exception:
     """An error that mpi4py raised, as one of ours; others as they are."""
     if not isinstance(error, mpi.Exception):
         return error
-    text = _line(error)
+    text = _context(error)
     if error.Get_error_class() == mpi.ERR_TRUNCATE:
         return CollectiveMismatchError(
             f"MPI received more than was expected, so the ranks disagree about an operation: {text}"
@@ -113,5 +113,5 @@ def translated(mpi: Mpi, error: Exception) -> Exception:
     return DistBackendError(f"MPI failed: {text}")
 
 
-def _line(error: BaseException) -> str:
-    return "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
+def _context(error: BaseException) -> str:
+    return "; ".join(context.strip() for context in str(error).splitlines() if context.strip())

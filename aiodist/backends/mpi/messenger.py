@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from aiodist.backends.mpi.gate import Gate
 from aiodist.backends.mpi.poller import Request
 from aiodist.errors import InvalidUsageError, ProtocolError
-from aiodist.mesh.lookout import Lookout
-from aiodist.mesh.matching import ANY_SOURCE, Arrival, Recv
-from aiodist.mesh.outbox import Send
+from aiodist.p2p.matching import ANY_SOURCE, Arrival, Recv
+from aiodist.p2p.outbox import Send
+from aiodist.p2p.spin_policy import SpinPolicy
 from aiodist.tensors import scratch
 from aiodist.wire.frames import COLLECTIVE, PART, Key
 
@@ -45,12 +45,12 @@ class _Posted:
 class MpiMessenger:
     """A `groups.messenger.Messenger` on one communicator, and its `inbox` in one."""
 
-    def __init__(self, ranks: Sequence[int], gate: Gate, lookout: Lookout) -> None:
+    def __init__(self, ranks: Sequence[int], gate: Gate, spin_policy: SpinPolicy) -> None:
         """``ranks[i]``: the global rank of rank i of the communicator, which ``gate`` will bring."""
         self._ranks = ranks
         self._numbers = {rank: number for number, rank in enumerate(ranks)}
         self._gate = gate
-        self.lookout = lookout
+        self.spin_policy = spin_policy
         self._posted: dict[Recv, _Posted] = {}
         self._unclaimed: list[tuple[int, int, bytearray]] = []  # MPI tag, source, head
         self._next_long = 0

@@ -21,14 +21,14 @@ from aiodist.backends.calls import (
     Run,
     Scatter,
 )
-from aiodist.backends.mpi.agreement import Agreement, sending
+from aiodist.backends.gradual_copy import copy_gradually
 from aiodist.backends.mpi.gate import Gate
 from aiodist.backends.mpi.library import Mpi
+from aiodist.backends.mpi.mpi_agreement import Agreement, sending
 from aiodist.backends.mpi.poller import Request
 from aiodist.backends.mpi.reductions import MpiReduction
-from aiodist.backends.turns import copy_in_turns
 from aiodist.collectives.channel import Channel
-from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.group_engine import GroupEngine
 from aiodist.tensors import Reduction, scratch
 
 
@@ -41,7 +41,7 @@ class MpiOperations:
     collective goes on inside MPI: its memory stays MPI's.
     """
 
-    def __init__(self, group: ProcessGroup, gate: Gate, agreement: Agreement) -> None:
+    def __init__(self, group: GroupEngine, gate: Gate, agreement: Agreement) -> None:
         self._group = group
         self._gate = gate
         self._agreement = agreement
@@ -107,13 +107,13 @@ class MpiOperations:
         rank = channel.rank
         target = scratch(_total(blocks)) if whole is None else whole
         if whole is None:
-            await copy_in_turns(self._group, _parts(target, blocks)[rank], blocks[rank])
+            await copy_gradually(self._group, _parts(target, blocks)[rank], blocks[rank])
         request = self._gate.comm.Iallgatherv(self._gate.mpi.IN_PLACE, self._cut(target, blocks))
         await self._watch(request, len(target), blocks)
         if whole is None:
             for number, part in enumerate(_parts(target, blocks)):
                 if number != rank:
-                    await copy_in_turns(self._group, blocks[number], part)
+                    await copy_gradually(self._group, blocks[number], part)
 
     async def _gather(self, channel: Channel, call: Gather) -> None:
         root, data, blocks = call.root, call.data, call.blocks
@@ -228,12 +228,12 @@ class MpiOperations:
             return whole
         copy = scratch(_total(blocks))
         for part, block in zip(_parts(copy, blocks), blocks, strict=True):
-            await copy_in_turns(self._group, part, block)
+            await copy_gradually(self._group, part, block)
         return copy
 
     async def _spread(self, whole: memoryview, blocks: Blocks) -> None:
         for part, block in zip(_parts(whole, blocks), blocks, strict=True):
-            await copy_in_turns(self._group, block, part)
+            await copy_gradually(self._group, block, part)
 
 
 def _lengths(blocks: Blocks) -> list[int]:

@@ -15,7 +15,7 @@ from time import perf_counter
 
 from aiodist.backends.mpi.library import Mpi, translated
 from aiodist.completion import Pending
-from aiodist.mesh.lookout import Lookout
+from aiodist.p2p.spin_policy import SpinPolicy
 
 ATTENTIVE = 1e-3
 """Seconds for which every turn of the loop asks, beside the time that the bytes take."""
@@ -49,11 +49,11 @@ class Request(Pending[None]):
 class Poller:
     """The requests of one communicator. Belongs to the thread of the event loop."""
 
-    def __init__(self, mpi: Mpi, loop: AbstractEventLoop, lookout: Lookout) -> None:
-        """``lookout``: of the rank; it hears of all that has ended."""
+    def __init__(self, mpi: Mpi, loop: AbstractEventLoop, spin_policy: SpinPolicy) -> None:
+        """``spin_policy``: of the rank; it hears of all that has ended."""
         self._mpi = mpi
         self._loop = loop
-        self._lookout = lookout
+        self._spin_policy = spin_policy
         self._requests: list[Request] = []
         self._handle: Handle | None = None
         self._sleeping = False
@@ -86,7 +86,7 @@ class Poller:
             return
         self._requests = left  # before anybody hears of it and starts the next
         self._since = perf_counter()
-        self._lookout.hear()
+        self._spin_policy.hear()
         for watched, failure in ended:
             if failure is not None:
                 watched.fail(failure)
@@ -126,7 +126,7 @@ class Poller:
             return  # what has ended has started something else
         idle = perf_counter() - self._since
         if idle < self._attentive:
-            if not self._lookout.active:
+            if not self._spin_policy.active:
                 _give_way()  # to the ranks that share this one's core
             self._sleeping = False
             self._handle = self._loop.call_soon(self._ask)

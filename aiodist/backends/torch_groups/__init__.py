@@ -7,10 +7,10 @@ import torch
 from aiodist.backends.torch_groups.backend import TorchBackend
 from aiodist.backends.torch_groups.kinds import Gloo, Nccl, why_no_gloo, why_no_nccl
 from aiodist.groups.backend import CollectiveBackend
-from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.group_engine import GroupEngine
 
 
-def make_backend(group: ProcessGroup, name: str) -> CollectiveBackend:
+def make_backend(group: GroupEngine, name: str) -> CollectiveBackend:
     """The backend of ``group`` over torch's group ``name``: "gloo" or "nccl"."""
     return TorchBackend(group, Gloo() if name == "gloo" else Nccl())
 

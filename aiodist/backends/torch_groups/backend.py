@@ -25,8 +25,8 @@ from aiodist.backends.torch_groups.collecting import (
 from aiodist.backends.torch_groups.reducing import Change, Reducing, reducing
 from aiodist.backends.torch_groups.slots import Slot, inputs_of, lengths_of, outputs_of
 from aiodist.groups.backend import Tensor
+from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.fingerprint import Fingerprint
-from aiodist.groups.lines import CollectiveLine
 from aiodist.groups.work import Work
 from aiodist.types import ReduceOp
 
@@ -283,10 +283,10 @@ class TorchBackend(TorchCollectives):
                 place.raw.copy_(data[0][start : start + place.raw.numel()])
             _change(plan.finish, place.raw, plan)
 
-        async def compare(line: CollectiveLine) -> None:
-            for rank, told in enumerate(await tell_lengths(line, lengths)):
+        async def compare(context: CollectiveContext) -> None:
+            for rank, told in enumerate(await tell_lengths(context, lengths)):
                 for came, expected in zip(told, lengths, strict=True):
-                    check_length(line, rank, came, expected)
+                    check_length(context, rank, came, expected)
 
         count = place.count if even else sum(source.count for source in sources)
         return self._collective(

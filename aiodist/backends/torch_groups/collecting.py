@@ -15,8 +15,8 @@ from aiodist.backends.torch_groups.slots import Slot, device_of
 from aiodist.backends.torch_groups.worker import Answer
 from aiodist.collectives.all_gather_ring import all_gather_new
 from aiodist.collectives.barrier_dissemination import barrier_dissemination
+from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.fingerprint import Fingerprint, words_of
-from aiodist.groups.lines import CollectiveLine
 from aiodist.groups.work import Work
 
 Issue = Callable[[Any], Any]
@@ -33,7 +33,7 @@ class TorchCollectives(TorchMessages):
         outputs: Sequence[Slot],
         timeout: float | None,
         finish: Callable[[], None] | None = None,
-        compare: Callable[[CollectiveLine], Coroutine[Any, Any, None]] | None = None,
+        compare: Callable[[CollectiveContext], Coroutine[Any, Any, None]] | None = None,
     ) -> Work[None]:
         """Start ``issue(torch group)`` between loading the inputs and storing the outputs.
 
@@ -56,13 +56,13 @@ class TorchCollectives(TorchMessages):
             for slot in outputs:
                 slot.store()
 
-        async def body(line: CollectiveLine) -> None:
+        async def body(context: CollectiveContext) -> None:
             if compare is None:
                 fit.give(True)
             name = fingerprint.operation
             running = self._torch.start(stage, issue, hand_over, here, name)
             try:
-                await (compare or barrier_dissemination)(line)
+                await (compare or barrier_dissemination)(context)
                 fit.give(True)
                 await running.over
             except BaseException:
@@ -101,14 +101,14 @@ class TorchCollectives(TorchMessages):
             if len(outputs) > 1:
                 share_out(data[0], [slot.raw for slot in outputs])
 
-        async def compare(line: CollectiveLine) -> None:
+        async def compare(context: CollectiveContext) -> None:
             # Both, so that all ranks find out: torch cannot take back what some have begun.
-            ranks = range(line.size)
-            given = await tell_lengths(line, out_of)
-            wanted = await tell_lengths(line, into)
+            ranks = range(context.size)
+            given = await tell_lengths(context, out_of)
+            wanted = await tell_lengths(context, into)
             for sender, receiver in product(ranks, ranks):
-                other = receiver if sender == line.rank else sender
-                check_length(line, other, given[sender][receiver], wanted[receiver][sender])
+                other = receiver if sender == context.rank else sender
+                check_length(context, other, given[sender][receiver], wanted[receiver][sender])
 
         return self._collective(fingerprint, inputs, issue, outputs, timeout, finish, compare)
 
@@ -116,16 +116,16 @@ class TorchCollectives(TorchMessages):
         return [0] * self._group.n_ranks
 
 
-async def tell_lengths(line: CollectiveLine, lengths: Sequence[int]) -> list[tuple[int, ...]]:
+async def tell_lengths(context: CollectiveContext, lengths: Sequence[int]) -> list[tuple[int, ...]]:
     """Every rank's ``lengths``, one for each rank, by rank."""
-    told = await all_gather_new(line, memoryview(pack_lengths(lengths)))
-    return [unpack_lengths(data, line.size) for data in told]
+    told = await all_gather_new(context, memoryview(pack_lengths(lengths)))
+    return [unpack_lengths(data, context.size) for data in told]
 
 
-def check_length(line: CollectiveLine, rank: int, came: int, expected: int) -> None:
+def check_length(context: CollectiveContext, rank: int, came: int, expected: int) -> None:
     """Raise CollectiveMismatchError where ``rank`` has ``came`` bytes and not ``expected``."""
     if came != expected:
-        raise line.disagreement(rank, words_of(line.meta), came, expected)
+        raise context.disagreement(rank, words_of(context.meta), came, expected)
 
 
 def _joined(parts: list[torch.Tensor], device: torch.device) -> torch.Tensor:

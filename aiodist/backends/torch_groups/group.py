@@ -13,7 +13,7 @@ from aiodist.backends.torch_groups.store import BlockingStore
 from aiodist.backends.torch_groups.worker import Worker
 from aiodist.completion import Pending
 from aiodist.errors import DistBackendError, DistError
-from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.group_engine import GroupEngine
 from aiodist.store.prefix import PrefixStore
 
 OPEN_SECONDS = 300.0
@@ -72,7 +72,7 @@ class TorchGroup:
     """
 
     def __init__(
-        self, kind: TorchKind, group: ProcessGroup, members: Sequence[int] | None = None
+        self, kind: TorchKind, group: GroupEngine, members: Sequence[int] | None = None
     ) -> None:
         """``members``: their numbers in ``group``, this rank's among them; None for all."""
         self.name = kind.name

@@ -16,7 +16,7 @@ from aiodist.backends.polling import Poll
 from aiodist.backends.torch_groups.completion import Done, when_over
 from aiodist.backends.torch_groups.worker import Worker
 from aiodist.errors import InvalidUsageError
-from aiodist.mesh.rendezvous.environments import look_around
+from aiodist.rendezvous.environments import look_around
 from aiodist.types import RedOpType
 
 Here = AbstractContextManager[Any]

@@ -23,10 +23,10 @@ from aiodist.errors import (
     StoreTimeoutError,
 )
 from aiodist.groups.backend import Received, Tensor
-from aiodist.groups.lines import MessageLine
-from aiodist.groups.process_group import ProcessGroup
+from aiodist.groups.contexts import MessageContext
+from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.work import Work
-from aiodist.mesh.matching import ANY_SOURCE
+from aiodist.p2p.matching import ANY_SOURCE
 from aiodist.tensors import decode_meta, empty_like_message
 from aiodist.tensors.meta import pack_meta
 from aiodist.tensors.torch_memory import TORCH_DTYPES
@@ -43,7 +43,7 @@ class TorchMessages(NativeObjects):
 
     is_fragile = True
 
-    def __init__(self, group: ProcessGroup, kind: TorchKind) -> None:
+    def __init__(self, group: GroupEngine, kind: TorchKind) -> None:
         super().__init__(group)
         self.name = kind.name
         self._kind = kind
@@ -80,7 +80,7 @@ class TorchMessages(NativeObjects):
         meta = pack_meta(slot.kind, slot.dtype, slot.shape)
         here = self._here(slot.device)
 
-        async def protocol(transfer: Transfer, line: MessageLine) -> None:
+        async def protocol(transfer: Transfer, context: MessageContext) -> None:
             if not await self._transfers.offer(transfer, self._group.ranks[dst], tag, meta):
                 return
             carrier, number = self._between(dst)
@@ -146,9 +146,9 @@ class TorchMessages(NativeObjects):
         """``place(metadata)``: where the message goes; ``finish(source, metadata)``: the result."""
         source = ANY_SOURCE if src is None else self._group.ranks[src]
 
-        async def protocol(transfer: Transfer, line: MessageLine) -> Any:
+        async def protocol(transfer: Transfer, context: MessageContext) -> Any:
             sender, meta = await self._transfers.accept(transfer, source, tag, refuse)
-            line.matched(sender)
+            context.matched(sender)
             carrier, number = self._between(self._group.group_rank(sender))
             try:
                 slot, here = place(meta)
@@ -207,11 +207,11 @@ class TorchMessages(NativeObjects):
         return self._pairs[rank], two.index(rank)
 
     def _body(
-        self, protocol: Callable[[Transfer, MessageLine], Any]
-    ) -> Callable[[MessageLine], Any]:
-        async def body(line: MessageLine) -> Any:
+        self, protocol: Callable[[Transfer, MessageContext], Any]
+    ) -> Callable[[MessageContext], Any]:
+        async def body(context: MessageContext) -> Any:
             transfer = Transfer()
-            self._transfers.start(transfer, protocol(transfer, line))
+            self._transfers.start(transfer, protocol(transfer, context))
             try:
                 return await transfer.over
             except (asyncio.CancelledError, CollectiveTimeoutError):

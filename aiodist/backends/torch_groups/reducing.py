@@ -14,7 +14,7 @@ from aiodist.backends.torch_groups.kinds import TorchKind
 from aiodist.errors import InvalidUsageError
 from aiodist.tensors import DType, reduction
 from aiodist.tensors.torch_memory import TORCH_DTYPES
-from aiodist.tensors.torch_several import divide_by_torch
+from aiodist.tensors.torch_tensor_lists import divide_by_torch
 from aiodist.types import RedOpType, ReduceOp
 
 Change = Callable[[torch.Tensor], None]

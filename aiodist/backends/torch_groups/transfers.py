@@ -21,7 +21,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from aiodist.backends.offers import (
+from aiodist.backends.announcements import (
     ELSEWHERE,
     announcement,
     declined,
@@ -33,9 +33,9 @@ from aiodist.backends.offers import (
 )
 from aiodist.completion import Driver, Pending
 from aiodist.errors import DistError, InvalidUsageError
-from aiodist.groups.process_group import ProcessGroup
-from aiodist.mesh.inbox import Inbox
-from aiodist.mesh.matching import Recv
+from aiodist.groups.group_engine import GroupEngine
+from aiodist.p2p.inbox import Inbox
+from aiodist.p2p.matching import Recv
 from aiodist.tensors import scratch
 from aiodist.wire.frames import TENSOR, Key
 
@@ -79,7 +79,7 @@ class Transfer:
 class Transfers:
     """The messages of one group."""
 
-    def __init__(self, group: ProcessGroup) -> None:
+    def __init__(self, group: GroupEngine) -> None:
         self._group = group
         self._words = words_of(group)
         self._next = 0

@@ -11,9 +11,9 @@ from time import perf_counter
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError
-from aiodist.mesh.rendezvous import rendezvous
 from aiodist.observe.doctor.facts import Facts, decode_facts, look
 from aiodist.observe.doctor.finding import OK, PROBLEM, WARNING, Finding
+from aiodist.rendezvous import rendezvous
 from aiodist.store import exchange
 
 _DIAL_SECONDS = 5.0

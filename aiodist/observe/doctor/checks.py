@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 
-from aiodist.mesh.interfaces import IFNAME_VARIABLES, is_loopback
+from aiodist.links.interfaces import IFNAME_VARIABLES, is_loopback
 from aiodist.observe.doctor.facts import Facts
 from aiodist.observe.doctor.finding import OK, PROBLEM, WARNING, Finding
 
@@ -45,7 +45,7 @@ def _versions(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             WARNING,
             "versions",
-            "uvloop is not installed: the blocking door runs on asyncio's own loop, which is slower",
+            "uvloop is not installed: the blocking API runs on asyncio's own loop, which is slower",
             "pip install uvloop",
         )
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from time import monotonic
 
 from aiodist.errors import DistError, ProtocolError
-from aiodist.mesh.interfaces import choose_hosts, default_address, list_interfaces, route_to
-from aiodist.mesh.rendezvous.meeting import host_identity
+from aiodist.links.interfaces import choose_hosts, default_address, list_interfaces, route_to
+from aiodist.rendezvous.meeting import host_identity
 
 PACKAGES = ("aiodist", "torch", "numpy", "msgpack", "uvloop")
 _SHM = "/dev/shm"  # looked at; nothing is put there

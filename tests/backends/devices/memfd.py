@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from aiodist.shared.segment import NONCE_BYTES, Segment
+from aiodist.shm.segment import NONCE_BYTES, Segment
 from aiodist.tensors.device_memory import DeviceMemory
 
 

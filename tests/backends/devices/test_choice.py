@@ -15,9 +15,9 @@ from aiodist.backends import registry
 from aiodist.backends.devices.backend import DeviceBackend
 from aiodist.backends.devices.choice import NativeOnDevices, host_of
 from aiodist.backends.native import NativeBackend
-from aiodist.mesh.host import host_id
+from aiodist.links.host import host_id
 from aiodist.testing.in_process import run_ranks
-from tests.backends.inside import SHORT_WAYS, native
+from tests.backends.cached_paths import SHORT_WAYS, native
 
 
 @pytest.mark.parametrize("has_driver", [False, True])

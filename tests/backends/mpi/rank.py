@@ -19,9 +19,9 @@ import aiodist as dist
 SECONDS = 60.0
 
 
-async def main(programs: list[str]) -> None:
+async def main(view_cache: list[str]) -> None:
     """Run them in order."""
-    for program in programs:
+    for program in view_cache:
         module, _, function = program.partition(":")
         run = getattr(importlib.import_module(f"tests.backends.mpi.programs.{module}"), function)
         await dist.init_process_group("mpi", timeout=SECONDS)

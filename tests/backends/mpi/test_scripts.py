@@ -1,4 +1,4 @@
-"""Whole scripts: the blocking door under mpiexec, and processes without mpiexec."""
+"""Whole scripts: the blocking API under mpiexec, and processes without mpiexec."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import aiodist as dist
 from aiodist.deadline import Deadline
 from aiodist.groups.backend import CollectiveBackend
 from aiodist.testing.in_process import run_ranks
-from tests.backends.inside import SHORT_WAYS
+from tests.backends.cached_paths import SHORT_WAYS
 from tests.operations.batch import check
 from tests.operations.design import (
     COMPLEX,

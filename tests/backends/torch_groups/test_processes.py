@@ -1,4 +1,4 @@
-"""torch's groups in processes of their own, by the blocking door: also how such processes end."""
+"""torch's groups in processes of their own, by the blocking API: also how such processes end."""
 
 from __future__ import annotations
 

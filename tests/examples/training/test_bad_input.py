@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.training.conftest import RECIPES, Ended, write_images
+from tests.examples.training.conftest import RECIPES, CompletedRecord, write_images
 
-Recipes = Callable[..., list[Ended]]
+Recipes = Callable[..., list[CompletedRecord]]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
-def sentence(ended: Ended) -> str:
+def sentence(ended: CompletedRecord) -> str:
     """Return what rank 0 says; every rank has exit code 2, and no other one says anything."""
     assert ended.codes == [2, 2]
     assert ended.errors[1] == ""

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.training.conftest import Ended
+from tests.examples.training.conftest import CompletedRecord
 
-Recipes = Callable[..., list[Ended]]
+Recipes = Callable[..., list[CompletedRecord]]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from aiodist.launch.ports import reserve_port
-from tests.examples.training.conftest import RECIPES, Ended
+from tests.examples.training.conftest import RECIPES, CompletedRecord
 
-Recipes = Callable[..., list[Ended]]
+Recipes = Callable[..., list[CompletedRecord]]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

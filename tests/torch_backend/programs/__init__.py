@@ -1,1 +1,1 @@
-"""What ranks do in the tests of torch's door: functions of (rank, size), in plain torch."""
+"""What ranks do in the tests of the torch backend: functions of (rank, size), in plain torch."""

@@ -28,7 +28,7 @@ def answers(rank: int, size: int) -> None:
     assert whole.group_desc == "default_pg"
     named = dist.new_group(group_desc="a description")
     assert named.group_desc == "a description"
-    assert not aiodist.sync.is_initialized()  # that door has a world of its own
+    assert not aiodist.sync.is_initialized()  # that API has a world of its own
     whole.set_timeout(timedelta(seconds=30))
     t = torch.ones(1)
     dist.all_reduce(t)

@@ -1,0 +1,53 @@
+"""Our own ways of a collective: as messages, in shared memory, or inside each host first."""
+
+from __future__ import annotations
+
+from aiodist.backends.calls import Call, Run
+from aiodist.collectives.channel import Channel
+from aiodist.collectives.multi_host import MultiHostContext
+from aiodist.collectives.rule_tables import Tables
+from aiodist.collectives.select import Rules, select
+from aiodist.groups.contexts import shm_of
+from aiodist.groups.host_placement import topology_of
+from aiodist.tensors import scratch
+
+
+class ByMessages:
+    """An `Operations`: each collective by the algorithm that a table of choices names.
+
+    ``rules`` are the same on all ranks. Ranks do not know of each other's blocks in a gather,
+    scatter or all_to_all: one algorithm fits.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+
+    def __call__(self, channel: Channel, call: Call, /) -> Run:
+        nbytes = call.nbytes
+        if nbytes is None:
+            return call.over_messages(channel)
+        choice = select(call.operation, channel.size, nbytes, rules=self._rules)
+        return call.over_messages(channel, choice)
+
+
+class AlgorithmChoice(ByMessages):
+    """The `Operations` of our own engine. A context that has a shared-memory context goes there.
+
+    Ranks on several hosts, some together, exchange inside their hosts first. ``tables`` are the
+    same on all ranks.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        super().__init__(tables.messages)
+        self._shared = tables.shared
+        self._hosts = tables.hosts
+
+    def __call__(self, channel: Channel, call: Call, /) -> Run:
+        shm, topology = shm_of(channel), topology_of(channel)
+        if topology is not None:
+            among = MultiHostContext(channel, topology, shm, scratch, self._rules)
+            run = call.over_hosts(among, self._hosts)
+            return run or super().__call__(channel, call)
+        if shm is not None:
+            return call.in_memory(shm, self._shared)
+        return super().__call__(channel, call)

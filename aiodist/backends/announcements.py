@@ -1,0 +1,69 @@
+"""Messages that are announced over our streams and carried by another library.
+
+What an announcement says stands here, because whoever receives over our streams may get one: in a
+group with a backend for each kind of device, where sender and receiver use different ones.
+"""
+
+from __future__ import annotations
+
+from aiodist.errors import InvalidUsageError
+from aiodist.groups.group_engine import GroupEngine
+from aiodist.groups.naming import announcement_group_id
+from aiodist.wire.frames import TENSOR, Key
+
+_MARK = b"\xfe"
+"""No tensor's description starts like it."""
+
+_HEAD = len(_MARK) + 8
+
+ELSEWHERE = b"\xff"
+"""The answer: it was received for another backend of the group. It ends the exchange."""
+
+
+def announcement(number: int, meta: bytes) -> bytes:
+    """The metadata of message ``number`` of its sender, a tensor that ``meta`` describes."""
+    return _MARK + number.to_bytes(8, "little") + meta
+
+
+def is_announcement(meta: bytes) -> bool:
+    """Whether the message is one."""
+    return meta[:1] == _MARK and len(meta) >= _HEAD
+
+
+def read(meta: bytes) -> tuple[int, bytes]:
+    """The inverse of `announcement`."""
+    return int.from_bytes(meta[len(_MARK) : _HEAD], "little"), meta[_HEAD:]
+
+
+def words_of(group: GroupEngine) -> int:
+    """The number under which the group's ranks talk about announced messages."""
+    return announcement_group_id(group.group_name, group.ranks)
+
+
+def key_of(words: int, number: int, sender: int, receiver: int) -> Key:
+    """Of what the two say about the message. ``words``: see `words_of`; ranks are global."""
+    return (TENSOR, words, number * 2 + (sender < receiver))
+
+
+def decline(group: GroupEngine, src: int, meta: bytes) -> InvalidUsageError:
+    """The error of a receive, over our streams, of what is announced; the sender gets its own."""
+    number, _ = read(meta)
+    key = key_of(words_of(group), number, src, group.global_rank)
+    group.endpoint.send(src, key, memoryview(ELSEWHERE), b"")
+    return other_device(src)
+
+
+def other_device(src: int) -> InvalidUsageError:
+    """The error of a receive whose message goes through another backend of the same group."""
+    return InvalidUsageError(
+        f"rank {src} sent a tensor of a device that another backend of this group serves; receive "
+        "it into a tensor on such a device. The message is dropped"
+    )
+
+
+def declined(to: int) -> InvalidUsageError:
+    """The error of a send that rank ``to`` received in that way."""
+    return InvalidUsageError(
+        f"rank {to} received the message for another backend of this group than the one that "
+        "serves the tensor that was sent: it wants a tensor on such a device. The message is dropped"
+    )

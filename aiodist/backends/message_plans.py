@@ -1,0 +1,79 @@
+"""Short messages like those before, which may be over before anything is made for them.
+
+As `small.Small` has it for collectives: what equal ones have in common is made once and kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from aiodist.groups.backend import Tensor
+from aiodist.groups.group_engine import GroupEngine
+from aiodist.groups.messaging import MessagePlan
+from aiodist.observe.recorder import CompletedRecord
+from aiodist.p2p.shm_eager_sender import EAGER_RING_BYTES
+from aiodist.tensors import Buffer, TensorSignature, encode_meta
+from aiodist.wire.frames import TENSOR
+
+_KEPT = 256
+"""Different messages of which one group remembers what they need."""
+
+_Known = dict[Hashable, tuple[MessagePlan, TensorSignature[memoryview]]]
+
+
+class MessagePlans:
+    """The short messages of one group. Of tensors that lie plainly in the memory of the host."""
+
+    __slots__ = ("_group", "_known")
+
+    def __init__(self, group: GroupEngine) -> None:
+        self._group = group
+        self._known: _Known = {}
+
+    def send(self, tensor: Tensor, dst: int, tag: int) -> CompletedRecord | None:
+        """Send it to group rank ``dst`` now, if an equal one was sent before; else None."""
+        found = self._find("send", tensor, dst, tag)
+        return None if found is None else self._group.send_at_once(*found)
+
+    def recv(self, tensor: Tensor, src: int, tag: int, *, blocks: bool) -> CompletedRecord | None:
+        """Receive it from ``src`` now, likewise. ``blocks``: as of `Messaging.recv_at_once`."""
+        found = self._find("recv", tensor, src, tag)
+        return None if found is None else self._group.recv_at_once(*found, blocks)
+
+    def keep(self, what: str, buffer: Buffer, other: int, tag: int) -> None:
+        """Know a message like that from now on."""
+        tensor = buffer.owner
+        if buffer.is_staged or not 0 < buffer.nbytes <= EAGER_RING_BYTES:
+            return
+        key = what, type(tensor), tensor.dtype, tensor.shape, other, tag
+        if key in self._known or (signature := buffer.signature(_as_it_is)) is None:
+            return
+        if len(self._known) >= _KEPT:
+            self.forget()
+        group = self._group
+        where = TENSOR, group.id, tag
+        plan = MessagePlan(what, group.ranks[other], where, encode_meta(buffer), buffer.nbytes)
+        self._known[key] = plan, signature
+
+    def forget(self) -> None:
+        """Let go of what was remembered."""
+        self._known.clear()
+
+    def _find(
+        self, what: str, tensor: Tensor, other: int, tag: int
+    ) -> tuple[MessagePlan, memoryview] | None:
+        if not self._known:
+            return None
+        try:
+            known = self._known.get((what, type(tensor), tensor.dtype, tensor.shape, other, tag))
+            if known is None:
+                return None
+            plan, signature = known
+            data = signature.memory(tensor)
+        except (AttributeError, TypeError, RuntimeError):  # not a tensor, or one without a shape
+            return None
+        return None if data is None else (plan, data)
+
+
+def _as_it_is(data: memoryview) -> memoryview:
+    return data

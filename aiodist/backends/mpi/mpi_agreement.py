@@ -1,0 +1,109 @@
+"""Collectives of one communicator one after the other, and only where all ranks mean the same.
+
+MPI matches the collectives of a communicator by their order alone, and compares nothing: ranks
+that disagree about a length corrupt each other's memory, in Open MPI for one. So a collective
+begins when the one before it has ended here, and with a sum over all ranks of two numbers: a hash
+of what the ranks must agree on, which all equal if the sum is the group's size times one's own;
+and the lengths that ranks send each other less those they expect, each times a number of its own
+for the pair, which must add up to zero.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from aiodist.backends.mpi.gate import Gate
+from aiodist.collectives.barrier_dissemination import barrier_dissemination
+from aiodist.collectives.channel import Channel
+from aiodist.completion import Pending
+from aiodist.errors import CollectiveMismatchError, InvalidUsageError
+from aiodist.groups.contexts import CollectiveContext
+
+VARIABLE = "AIODIST_MPI_CHECK"
+"""0: do not compare; ranks that disagree then hang, or write where they should not."""
+
+OF_LENGTHS = frozenset(
+    {
+        "all_gather",
+        "all_gather_coalesced",
+        "all_to_all",
+        "gather",
+        "reduce_scatter",
+        "scatter",
+    }
+)
+"""Operations whose ranks have to agree on more than a fingerprint: they `compare` themselves."""
+
+_MASK = (1 << 64) - 1
+
+
+def checks(environ: Mapping[str, str]) -> bool:
+    """Whether ranks compare. Raises InvalidUsageError for a value that cannot be meant."""
+    text = environ.get(VARIABLE, "") or "1"
+    if text not in ("0", "1"):
+        raise InvalidUsageError(f"{VARIABLE} must be 0 or 1, not {text!r}")
+    return text == "1"
+
+
+class Agreement:
+    """The turns of a group's collectives; a `groups.group_engine.CollectiveGate`."""
+
+    def __init__(self, gate: Gate, size: int, enabled: bool) -> None:
+        self._gate = gate
+        self._size = size
+        self._enabled = enabled and size > 1
+        self._last: Pending[None] | None = None
+        self._turns: dict[int, Pending[None]] = {}
+
+    async def enter(self, context: CollectiveContext) -> None:
+        before, mine = self._last, Pending[None]()
+        self._last = self._turns[context.sequence] = mine
+        if before is not None:
+            await before
+        await self._gate.passed()
+        if context.operation not in OF_LENGTHS:
+            await self.compare(context)
+
+    def leave(self, context: CollectiveContext) -> None:
+        mine = self._turns.pop(context.sequence)
+        if mine is self._last:
+            self._last = None
+        mine.complete(None)
+
+    async def compare(self, context: Channel, known: Sequence[int] = (), balance: int = 0) -> None:
+        """Raise CollectiveMismatchError, on all ranks, unless all pass the same ``known``.
+
+        ``balance``: this rank's share of what has to add up to zero, see `sending`.
+        """
+        if not self._enabled or not isinstance(context, CollectiveContext):
+            return
+        mine = _hash(context.meta, known)
+        sums = np.array([mine, balance & _MASK], np.uint64)
+        mpi, comm = self._gate.mpi, self._gate.comm
+        request = comm.Iallreduce(mpi.IN_PLACE, [sums, mpi.UINT64_T], mpi.SUM)
+        await self._gate.poller.watch(request)
+        if int(sums[0]) == mine * self._size & _MASK and not sums[1]:
+            return
+        await barrier_dissemination(context)  # its messages show who called what
+        raise CollectiveMismatchError(
+            f"ranks disagree about {context.describe()}: in how long the parts of the ranks are, or in "
+            "what they call",
+            operation=context.operation,
+            group=context.group_name,
+            sequence=context.sequence,
+        )
+
+
+def sending(source: int, target: int, nbytes: int) -> int:
+    """What ``nbytes`` from rank to rank add to the balance; expected ones are subtracted."""
+    weight = (source * 0x9E3779B97F4A7C15 + target * 0xC2B2AE3D27D4EB4F + 1) * 0xD6E8FEB86659FD93
+    return ((weight ^ (weight >> 32)) | 1) * nbytes & _MASK
+
+
+def _hash(meta: bytes, known: Sequence[int]) -> int:
+    data = meta + struct.pack(f"<{len(known)}Q", *known)
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

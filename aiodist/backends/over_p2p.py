@@ -1,0 +1,43 @@
+"""A group for a backend whose operations go over our own streams, whoever else carries some."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiodist.groups.group_engine import GroupEngine
+from aiodist.groups.messenger import Messenger
+
+
+class OverP2P:
+    """``group``, but for who carries the operations that start here.
+
+    For the backends of a mixed group in which another one, MPI, has brought a carrier of its own.
+    """
+
+    def __init__(self, group: GroupEngine) -> None:
+        self._group: Any = group  # Any's: arguments go through as they come
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+    @property
+    def messenger(self) -> Messenger:
+        mesh: Messenger = self._group.endpoint
+        return mesh
+
+    def at_once(self, *args: Any) -> None:
+        """Not by this way."""
+
+    carry_out = at_once
+
+    def collective(self, *args: Any, **options: Any) -> Any:
+        return self._group.collective(*args, **options, messenger=self.messenger)
+
+    def send(self, *args: Any, **options: Any) -> Any:
+        return self._group.send(*args, **options, messenger=self.messenger)
+
+    def recv(self, *args: Any, **options: Any) -> Any:
+        return self._group.recv(*args, **options, messenger=self.messenger)
+
+    def carried(self, *args: Any, **options: Any) -> Any:
+        return self._group.carried(*args, **options, messenger=self.messenger)

@@ -1,0 +1,143 @@
+"""The schedule of a collective in chunks: steps in order, each bound to its memory (libNBC's term).
+
+Copying a chunk evicts everything else from the cache. A slice, a view or a call that is made after it
+takes several times as long as in a loop of its own. A schedule has all of them made. An equal
+collective on the same memory may use the schedule again, because a chunk's place depends on the
+number of its step alone (`ShmContext.chunk`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+
+from aiodist.collectives.shm_context import ShmContext
+from aiodist.completion import Pending
+from aiodist.copying import copy
+
+Copy = tuple[memoryview, memoryview]
+"""What is written, and what is read: as long as each other."""
+Do = Callable[[], object]
+"""Reduces two stretches of memory into one, each time it is called."""
+
+WRITE, REPOST, READ, READ_REPOSTED, RELEASE = range(5)
+"""What kind of move it is. Plain numbers in plain tuples: a row has thousands, made in the middle of
+the work where it is made for one call alone.
+
+``WRITE``: once this rank's chunk of the step is free, write it and post it. ``REPOST``: post it
+again, as it has become since. ``READ``: once the other rank has posted its chunk, read it;
+``READ_REPOSTED``: once it has done so again. ``RELEASE``: this rank reads nothing of the first so
+many steps any more; now others of this process may have their turn.
+"""
+
+Step = tuple[int, int, int, Sequence[Copy], Sequence[Do]]
+"""Kind, rank whose chunk it is, step (of ``RELEASE``: how many), and what to copy and reduce then."""
+Schedule = Iterable[Step]
+
+
+class ScheduleRun:
+    """Steps in progress: carried out in the caller's thread until a peer has to be waited for.
+
+    It is no coroutine, because one would have to be made for each possible wait.
+    """
+
+    __slots__ = ("_held", "_schedule", "_shm")
+
+    def __init__(self, shm: ShmContext, schedule: Schedule) -> None:
+        self._shm = shm
+        self._schedule = iter(schedule)
+        self._held: Step | None = None  # taken out of them, and not done yet
+
+    def begin(self) -> None:
+        """Publish the first chunk before the peers have arrived, if it is this rank's and its place
+        is free.
+
+        A rank that arrives early then has it ready for the last one.
+        """
+        first = next(self._schedule)
+        if first[0] == WRITE and self._shm.may_begin():
+            self._do((first,))
+        elif first[0] != WRITE or not self._shm.has_begun():
+            self._held = first
+
+    def go_on(self) -> Pending[None] | None:
+        """Carry out the steps in order, after all ranks have arrived.
+
+        Returns what the next step waits for: call again when that is done. None: all steps are done.
+        """
+        held, self._held = self._held, None
+        return self._do(self._schedule if held is None else chain((held,), self._schedule))
+
+    def drop(self) -> None:
+        """Forget all further steps, so that this object no longer keeps the shared memory mapped."""
+        self._schedule = iter(())
+        self._held = None
+
+    def _do(self, schedule: Schedule) -> Pending[None] | None:
+        shm = self._shm
+        try:
+            for action in schedule:
+                kind, rank, step, copies, reductions = action
+                if kind == READ:
+                    waiting = shm.posted(rank, step)
+                elif kind == WRITE:
+                    waiting = shm.free(step)
+                elif kind == READ_REPOSTED:
+                    waiting = shm.posted(rank, step, 1)
+                else:
+                    waiting = None
+                if waiting is not None and not waiting.done:
+                    self._held = action
+                    return waiting
+                for into, data in copies:
+                    copy(into, data)
+                for reduction in reductions:
+                    reduction()
+                if kind == WRITE:
+                    shm.post(step)
+                elif kind == RELEASE:
+                    shm.release(step)
+                    waiting = shm.turn()
+                    if not waiting.done:
+                        return waiting
+                elif kind == REPOST:
+                    shm.post(step, 1)
+        except BaseException:
+            # The error keeps this frame alive, and must not keep the shared memory mapped with it.
+            self.drop()
+            schedule = action = copies = reductions = into = data = reduction = None  # type: ignore[assignment]
+            raise
+        return None
+
+
+async def carry_out(
+    shm: ShmContext, schedule: Schedule, peers: Sequence[int] | None = None
+) -> None:
+    """Carry out all ``schedule`` in order, after all ranks have arrived; the first one perhaps before.
+
+    ``peers``: the ranks whose chunks are read, all others where None. No other rank is waited for.
+    """
+    run, schedule = ScheduleRun(shm, schedule), ()
+    try:
+        await shm.enter()
+        run.begin()
+        await shm.wait_for_peers(peers)
+        while (waiting := run.go_on()) is not None:
+            await waiting
+    except BaseException:
+        run.drop()
+        raise
+
+
+def operands_in_order(rank: int, size: int) -> list[tuple[int, slice]]:
+    """Return the ranks that ``rank`` waits for in turn, to reduce all chunks in the order of ranks.
+
+    Each comes with the reductions that are possible then. The first reduction is of the operands of
+    ranks 0 and 1, and each later one adds the next rank's. The own operand is always there.
+    """
+    others = [other for other in range(size) if other != rank]
+    ends = [following - 1 for following in (*others[1:], size)]
+    return [
+        (other, slice(start, end))
+        for other, start, end in zip(others, (0, *ends), ends, strict=False)
+    ]

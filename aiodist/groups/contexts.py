@@ -1,0 +1,429 @@
+"""The messages of one operation: the `Channel` of a collective, and single messages by tag."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from aiodist.completion import Pending
+from aiodist.errors import (
+    CollectiveCancelledError,
+    CollectiveError,
+    CollectiveMismatchError,
+    DistError,
+    GroupClosedError,
+)
+from aiodist.groups.diagnostics import (
+    describe_missing,
+    describe_waiting,
+    mismatch,
+    missing_of,
+    tensor_of_message,
+    timed_out,
+    unread_in_words,
+)
+from aiodist.groups.fingerprint import Fingerprint, Words, encoded_of
+from aiodist.groups.messenger import Messenger
+from aiodist.p2p.matching import Arrival, Recv
+from aiodist.p2p.outbox import Send
+from aiodist.p2p.spin_policy import SpinPolicy
+from aiodist.tensors import scratch
+from aiodist.wire.frames import COLLECTIVE
+
+if TYPE_CHECKING:
+    from aiodist.collectives.channel import Channel
+    from aiodist.collectives.host_topology import HostTopology
+    from aiodist.groups.group_engine import GroupEngine
+    from aiodist.groups.messaging import Messaging
+    from aiodist.groups.operation_shm import OperationShm
+    from aiodist.groups.shm_communicator import ShmCommunicator
+    from aiodist.groups.status_query import Answers
+
+_PRUNE = 64
+
+
+class CollectiveContext:
+    """A collective's private line: a `collectives.Channel` by (group, sequence number)."""
+
+    __slots__ = (
+        "_fingerprint",
+        "_group",
+        "_key",
+        "_messenger",
+        "_meta",
+        "_ranks",
+        "_recvs",
+        "_sends",
+        "communicator",
+        "rank",
+        "sequence",
+        "shm",
+        "size",
+        "topology",
+    )
+
+    def __init__(
+        self, group: GroupEngine, messenger: Messenger, sequence: int, fingerprint: Fingerprint
+    ) -> None:
+        self.rank = group.own_rank
+        self.size = group.n_ranks
+        self.sequence = sequence
+        self._group = group
+        self._messenger = messenger
+        self._ranks = group.ranks
+        self._key = (COLLECTIVE, group.id, sequence)
+        self._fingerprint = fingerprint
+        self._meta = fingerprint.encoded
+        self._recvs: list[Recv] = []
+        self._sends: list[tuple[int, Send]] = []
+        self.communicator: ShmCommunicator | None = None
+        self.shm: OperationShm | None = None
+        self.topology: HostTopology | None = None
+        """Where the ranks live, if on several hosts; ``shm`` is that of this rank's host then."""
+
+    # -- shared memory
+
+    def enter(self, communicator: ShmCommunicator) -> bool:
+        """Take the turn on the communicator if it is this operation's at once."""
+        self.communicator = communicator
+        self.shm = communicator.enter(self)
+        return self.shm is not None
+
+    def take_up(self, shm: OperationShm) -> None:
+        """The operation has begun on ``shm`` already, with the communicator to itself."""
+        self.communicator, self.shm = shm.communicator, shm
+        shm.take_up(self)
+
+    @property
+    def meta_words(self) -> Words:
+        """The fingerprint as two words."""
+        return self._fingerprint.words
+
+    def disagreement(self, src: int, words: Words, came: int, expected: int) -> DistError:
+        """The error for what group rank ``src`` has published: another operation, or other lengths."""
+        meta = encoded_of(words)
+        detail = f" and publish {came} bytes where {expected} are expected"
+        if meta != self._meta:
+            detail = ""
+        return self._mismatch(self._ranks[src], meta, detail)
+
+    def late(self, src: int, sequence: int, words: Words) -> DistError | None:
+        """Group rank ``src`` had published another operation than the one that has ended here.
+
+        Returns the error that this one is to fail with, if nobody has said so before.
+        """
+        return self._group.late(sequence, self._ranks[src], encoded_of(words))
+
+    def lost(self, src: int, wait: Pending[None]) -> bool:
+        """Whether group rank ``src`` is gone; ``wait`` has failed then."""
+        error = self._group.endpoint.error_of(self._ranks[src])
+        if error is not None:
+            wait.fail(error)
+        return error is not None
+
+    def listen(self) -> None:
+        """Fail with a message for this operation from a rank that is in another one.
+
+        The receives of this one may never see it: of two ranks that both take themselves for the root
+        of a broadcast each offers the other its data, and asks for none.
+        """
+        self._messenger.inbox.watch(self._key, self._compare)
+
+    def _compare(self, arrival: Arrival) -> None:
+        if arrival.meta != self._meta:
+            self._group.fail_soon(self.sequence, self._mismatch(arrival.src, arrival.meta))
+
+    def tell(self) -> None:
+        """Say over the streams, to those that may be in another operation, which one this is."""
+        assert self.communicator is not None  # on which the operation has slept for long
+        for rank in self.communicator.seats:
+            if rank != self.rank:
+                self.send(rank, memoryview(b""))
+
+    @property
+    def operation(self) -> str:
+        """The operation's name."""
+        return self._fingerprint.operation
+
+    @property
+    def group_name(self) -> str:
+        return self._group.group_name
+
+    @property
+    def meta(self) -> bytes:
+        """The fingerprint, as it goes with every message."""
+        return self._meta
+
+    # -- collectives.Channel
+
+    def send(self, dst: int, data: memoryview) -> Pending[None]:
+        to = self._ranks[dst]
+        message = self._messenger.send(to, self._key, data, self._meta)
+        if not message.done:
+            if len(self._sends) > _PRUNE:
+                self._sends = [pair for pair in self._sends if not pair[1].done]
+            self._sends.append((to, message))
+        return message
+
+    def recv(self, src: int, into: memoryview) -> Pending[Any]:
+        return self._post(Recv(self._key, self._ranks[src], into, self._meta, self._check))
+
+    def recv_new(self, src: int) -> Pending[memoryview]:
+        arrived: Pending[memoryview] = Pending()
+        recv = Recv(
+            self._key, self._ranks[src], None, self._meta, self._check, lambda _, n: scratch(n)
+        )
+
+        def hand_over() -> None:
+            if recv.error is not None:
+                arrived.fail(recv.error)
+            else:
+                assert recv.into is not None  # allocated when the message was accepted
+                arrived.complete(recv.into)
+
+        recv.callback = hand_over
+        self._post(recv)
+        return arrived
+
+    def _post(self, recv: Recv) -> Recv:
+        self._messenger.recv(recv)
+        if not recv.done:
+            if len(self._recvs) > _PRUNE:
+                self._recvs = [r for r in self._recvs if not r.done]
+            self._recvs.append(recv)
+        return recv
+
+    def _check(self, recv: Recv, src: int, meta: bytes, length: int) -> BaseException | None:
+        error = None
+        if meta != self._meta:
+            error = self._mismatch(src, meta)
+        elif recv.into is not None and len(recv.into) != length:
+            detail = f" and sent {length} bytes where {len(recv.into)} are expected"
+            error = self._mismatch(src, meta, detail)
+        if error is not None:
+            # The algorithm may wait for another rank just now, which may take its time.
+            self._group.fail_soon(self.sequence, error)
+        return error
+
+    def _mismatch(self, src: int, meta: bytes, detail: str = "") -> CollectiveMismatchError:
+        return mismatch(self._group, self.sequence, self._fingerprint, src, meta, detail)
+
+    # -- group.work.Line
+
+    def describe(self) -> str:
+        return f"{self._fingerprint.operation} (operation {self.sequence} of {self._group.group_name!r})"
+
+    def waiting_for(self) -> Sequence[int]:
+        ranks: set[int] = set()
+        if self.communicator is not None and (self.shm is not None or self.communicator.is_opening):
+            ranks.update(self.communicator.waiting_for())
+            if self.topology is None:
+                return sorted(ranks)
+        ranks.update(r.src for r in self._recvs if not r.done)
+        ranks.update(to for to, message in self._sends if not message.done)
+        return sorted(ranks)
+
+    @property
+    def spin_policy(self) -> SpinPolicy | None:
+        if self.communicator is not None and self.topology is None:
+            return self.communicator.spin_policy
+        return self._messenger.spin_policy
+
+    def polls(self) -> Sequence[Callable[[], None]]:
+        turns = self._group.take_turns
+        if self.communicator is not None and self.shm is not None:
+            if self.topology is None:
+                return (self.communicator.poll, turns)
+            return (self.communicator.poll, turns, *self._messenger.polls(self.waiting_for()))
+        return (turns, *self._messenger.polls(self.waiting_for()))
+
+    def over(self, error: BaseException | None) -> BaseException | None:
+        inbox = self._messenger.inbox
+        communicator, self.communicator = self.communicator, None
+        if error is not None:
+            for recv in self._recvs:
+                inbox.drop(recv)
+            for to, message in self._sends:
+                if not message.done:
+                    self._messenger.withdraw_send(to, message)
+        # Each receive refers to this context by its check: the circle would keep their memory.
+        self._recvs.clear()
+        self._sends.clear()
+        left = inbox.forget(self._key)
+        if (
+            left is not None
+            and communicator is not None
+            and (left.meta, left.length) == (self._meta, 0)
+        ):
+            left = None  # somebody's `tell`
+        if error is None and left is not None:
+            # All that this rank wanted came, and more: somebody thinks of another operation.
+            error = self._mismatch(left.src, left.meta)
+        told = None if error is None else self._told(error)
+        self._group.ended(self.sequence, self._fingerprint, told)
+        if communicator is not None:
+            if isinstance(told, CollectiveMismatchError) and self.shm is not None:
+                self.shm.take_back()
+            communicator.leave(self)
+        return error
+
+    def _told(self, error: BaseException) -> DistError:
+        """The error as the other ranks are to hear it."""
+        here = self._ranks[self.rank]
+        name = self._fingerprint.operation
+        common: dict[str, Any] = {
+            "operation": name,
+            "group": self._group.group_name,
+            "sequence": self.sequence,
+            "rank": here,
+        }
+        if isinstance(error, GroupClosedError):
+            text = f"rank {here} destroyed or aborted the group during {self.describe()}"
+            return CollectiveCancelledError(text, **common)
+        if isinstance(error, CollectiveError):
+            return error
+        if isinstance(error, asyncio.CancelledError):
+            return CollectiveCancelledError(f"rank {here} cancelled {self.describe()}", **common)
+        return CollectiveError(
+            f"{self.describe()} failed on rank {here}: {type(error).__name__}: {error}", **common
+        )
+
+    def expired(self, seconds: float, fail: Callable[[BaseException], None]) -> None:
+        def done(answers: Answers) -> None:
+            missing = missing_of(answers)
+            waiting = list(missing) or self.waiting_for()
+            blame = describe_missing(missing, waiting)
+            fields = {
+                "operation": self._fingerprint.operation,
+                "group": self._group.group_name,
+                "sequence": self.sequence,
+                "rank": self._ranks[self.rank],
+                "tensor": self._fingerprint.tensor,
+                "last_finished": tuple(said.last if said else "" for said in missing.values()),
+                "doing": tuple(said.now if said else "" for said in missing.values()),
+            }
+            fail(timed_out(self.describe(), seconds, blame, waiting, fields))
+
+        here = self._ranks[self.rank]
+        others = [rank for rank in self._ranks if rank != here]
+        self._group.status_queries.call(self.sequence, others, done)
+
+
+def shm_of(channel: Channel) -> OperationShm | None:
+    """The shared memory of the collective that runs over ``channel``, where it has any."""
+    return channel.shm if isinstance(channel, CollectiveContext) else None
+
+
+class MessageContext:
+    """One point-to-point message."""
+
+    __slots__ = (
+        "_group",
+        "_messenger",
+        "_other",
+        "_recv",
+        "_send",
+        "_status_query",
+        "_tag",
+        "_what",
+    )
+
+    def __init__(
+        self, group: Messaging, messenger: Messenger, what: str, other: int, tag: int
+    ) -> None:
+        """``what``: `call_of` the message. ``other``: the global rank at the other end, -1 for any."""
+        self._messenger = messenger
+        self._group = group
+        self._what = what
+        self._other = other
+        self._tag = tag
+        self._recv: Recv | None = None
+        self._send: Send | None = None
+        self._status_query = 0  # the number of a status query
+
+    @property
+    def is_send(self) -> bool:
+        return self._what.startswith("send")
+
+    @property
+    def from_anybody(self) -> bool:
+        return self._other < 0
+
+    @property
+    def other(self) -> int:
+        """The global rank at the other end, -1 as long as nobody knows."""
+        return self._other
+
+    def matched(self, rank: int) -> None:
+        """A receive from anybody has its message, from global rank ``rank``, on its way."""
+        self._other = rank
+
+    def sending(self, message: Send) -> Send:
+        self._send = message
+        return message
+
+    def receiving(self, recv: Recv) -> Recv:
+        self._recv = recv
+        return recv
+
+    def describe(self) -> str:
+        direction = "to" if self.is_send else "from"
+        peers = "any rank" if self._other < 0 else f"rank {self._other}"
+        return f"{self._what} {direction} {peers} with tag {self._tag} in group {self._group.group_name!r}"
+
+    def waiting_for(self) -> Sequence[int]:
+        return (
+            [self._other]
+            if self._other >= 0
+            else [rank for rank in self._group.ranks if rank != self._group.global_rank]
+        )
+
+    @property
+    def spin_policy(self) -> SpinPolicy | None:
+        return self._messenger.spin_policy
+
+    def polls(self) -> Sequence[Callable[[], None]]:
+        if self._other < 0:
+            return ()
+        return self._messenger.polls([self._other])
+
+    def over(self, error: BaseException | None) -> BaseException | None:
+        if error is not None:
+            if self._recv is not None:
+                self._messenger.inbox.withdraw(self._recv)
+            if self._send is not None and not self._send.done:
+                self._messenger.withdraw_send(self._other, self._send)
+        if self._status_query:
+            self._group.status_queries.drop(self._status_query)
+        self._group.message_ended(self)
+        return error
+
+    def expired(self, seconds: float, fail: Callable[[BaseException], None]) -> None:
+        ranks = self.waiting_for()
+        meta = b""
+        if self._send is not None:
+            meta = self._send.meta
+        elif self._recv is not None:
+            meta = self._recv.expect
+        fields = {
+            "operation": self._what,
+            "group": self._group.group_name,
+            "rank": self._group.global_rank,
+            "tensor": tensor_of_message(meta),
+        }
+
+        def done(answers: Answers) -> None:
+            unread = ""
+            if not self.is_send:
+                arrived = self._group.endpoint.inbox.matcher.arrived
+                unread = unread_in_words(arrived, self._group.id, ranks)
+            blame = describe_waiting(ranks, unread, answers)
+            fields["doing"] = tuple(said.now if said else "" for said in answers.values())
+            fail(timed_out(self.describe(), seconds, blame, ranks, fields))
+
+        if self.from_anybody:
+            done({})  # to ask all for what may come from one would make a list of the whole job
+        else:
+            self._status_query = self._group.status_queries.new_number()
+            self._group.status_queries.call(self._status_query, ranks, done)

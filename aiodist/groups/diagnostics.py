@@ -1,0 +1,201 @@
+"""The words of errors about operations: who disagrees, who is missing, what was under way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from aiodist.errors import (
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    PeerLostError,
+    ProtocolError,
+)
+from aiodist.groups.fingerprint import (
+    Fingerprint,
+    describe,
+    differ_in_device_alone,
+    is_elsewhere,
+    tensor_in_words,
+)
+from aiodist.groups.naming import announcement_group_id, plural_of
+from aiodist.tensors import decode_meta
+from aiodist.wire.frames import COLLECTIVE, MESSAGES, Frame, Key
+
+if TYPE_CHECKING:
+    from aiodist.groups.group_engine import GroupEngine
+    from aiodist.groups.status_query import Answers
+    from aiodist.p2p.endpoint_events import Presence
+
+_ELSEWHERE = " by way of a GPU or another library"
+
+_TAGS = 5
+"""So many of messages that wait are named."""
+
+_TOLD = 8
+"""Of so many missing ranks it is said what they do."""
+
+_FEW = 2
+"""Groups that an error about a lost rank speaks of."""
+
+
+def mismatch(
+    group: GroupEngine,
+    sequence: int,
+    fingerprint: Fingerprint,
+    src: int,
+    meta: bytes,
+    detail: str = "",
+) -> CollectiveMismatchError:
+    """The error for a message of rank ``src`` that another operation sent than is called here."""
+    mine = theirs = ""
+    if fingerprint.elsewhere != is_elsewhere(meta):
+        mine, theirs = (_ELSEWHERE, "") if fingerprint.elsewhere else ("", _ELSEWHERE)
+    sides = f"{fingerprint}{mine}, rank {src} called {describe(meta)}{theirs}{detail}"
+    if differ_in_device_alone(fingerprint.encoded, meta):
+        here, there = "on a GPU", "on the CPU"
+        if is_elsewhere(meta):
+            here, there = there, here
+        sides = (
+            f"{fingerprint} with its tensor {here}, rank {src} with its tensor {there}; in one collective "
+            "they have to be on the CPU on all ranks, or on GPUs on all: move them by .cpu() or "
+            ".cuda() before the call"
+        )
+    return CollectiveMismatchError(
+        f"ranks disagree about operation {sequence} of group {group.group_name!r}: "
+        f"rank {group.global_rank} called {sides}",
+        operation=fingerprint.operation,
+        group=group.group_name,
+        sequence=sequence,
+        rank=src,
+    )
+
+
+def explained(
+    error: PeerLostError, last: Frame | None, groups: Mapping[int, GroupEngine], here: int
+) -> PeerLostError:
+    """``error`` with what rank ``here`` knows of the lost rank and the error does not say yet.
+
+    ``last``: the last message that came from that rank. ``groups``: those of ``here``, by their numbers.
+    """
+    if error.rank == here:  # the others gave this rank up
+        return error
+    noticed_by = here if error.noticed_by < 0 else error.noticed_by
+    said = error.last
+    if said:
+        heard = f"it last {said}"
+    elif last is not None:
+        said = last_activity(last, groups)
+        heard = f"the last that came from it: {said}"
+    else:  # its collectives may have sent no messages
+        told = (group.last_in_memory(error.rank) for group in groups.values())
+        few = " and ".join(islice(filter(None, told), _FEW))
+        said = f"{few}, in shared memory" if few else ""
+        heard = f"it last {said}" if said else "no message ever came from it"
+    fields = error.fields | {"last": said, "noticed_by": noticed_by}
+    full = PeerLostError(f"{error.message}; {heard}; rank {noticed_by} noticed", **fields)
+    full.__cause__ = error.__cause__
+    return full
+
+
+def last_activity(frame: Frame, groups: Mapping[int, GroupEngine]) -> str:
+    """What a rank's message says that it was doing, for the error about its end.
+
+    ``groups``: this rank's, by their numbers.
+    """
+    group = groups.get(frame.group)
+    if group is None:
+        for each in groups.values():
+            if frame.group == announcement_group_id(each.group_name, each.ranks):
+                return (
+                    f"word about a message that {each.backend.name} carries in {each.group_name!r}"
+                )
+    where = "a group not made here" if group is None else f"{group.group_name!r}"
+    if frame.kind == COLLECTIVE:
+        return f"{describe(frame.meta)}, operation {frame.channel} of {where}"
+    return f"{plural_of(frame.kind)} with tag {frame.channel} in {where}"
+
+
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """``ranks 1, 2``, or ``no rank``."""
+    if not ranks:
+        return "no rank"
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def unread_in_words(arrived: Iterable[tuple[Key, int]], group: int, sources: Sequence[int]) -> str:
+    """Which messages of ``sources`` in that group wait for a receive of their kind and tag."""
+    tags: dict[int, set[int]] = {}
+    for (kind, its_group, tag), src in arrived:
+        if kind in MESSAGES and its_group == group and src in sources:
+            tags.setdefault(kind, set()).add(tag)
+    if not tags:
+        return ""
+    which = " and ".join(
+        f"{plural_of(kind)} with tag {', '.join(map(str, sorted(tags[kind])[:_TAGS]))}"
+        + (", ..." if len(tags[kind]) > _TAGS else "")
+        for kind in sorted(tags)
+    )
+    return f", from where {which} have come that nobody has asked for"
+
+
+def missing_of(answers: Answers) -> Answers:
+    """Those that have not entered a collective, or do not answer."""
+    return {rank: said for rank, said in answers.items() if said is None or not said.entered}
+
+
+def describe_missing(missing: Answers, waiting: Sequence[int]) -> str:
+    """Why a collective takes so long. ``missing`` from it, of those that were asked; ``waiting``: whom
+    it waits for just now."""
+    told = []
+    if outside := {rank: said for rank, said in missing.items() if said is not None}:
+        peers = "rank {}" if len(outside) > 1 else "it"
+        each = [f"{peers.format(rank)} {_does(said)}" for rank, said in outside.items()]
+        if len(each) > _TOLD:
+            each[_TOLD:] = [f"and {len(each) - _TOLD} more"]
+        told.append(f"{ranks_in_words(list(outside))} did not enter it ({'; '.join(each)})")
+    if silent := [rank for rank, said in missing.items() if said is None]:
+        verb = "does" if len(silent) == 1 else "do"
+        told.append(f"{ranks_in_words(silent)} {verb} not answer")
+    if told:
+        return ", and ".join(told)
+    if waiting:
+        return f"all ranks are in it, still waiting for {ranks_in_words(waiting)}"
+    return "all ranks are in it, and it goes on without waiting for any: it needs more time"
+
+
+def _does(said: Presence) -> str:
+    return f"finished {said.last} last, and {said.now}" if said.last else said.now
+
+
+def describe_waiting(ranks: Sequence[int], unread: str, answers: Answers) -> str:
+    """Why a message takes so long: it waits for ``ranks``. One that is alone may have been asked.
+
+    ``unread``: what `unread_in_words` says of them.
+    """
+    told = ["; it " + ("does not answer" if s is None else s.now) for s in answers.values()]
+    return f"still waiting for {ranks_in_words(ranks)}{unread}{''.join(told)}"
+
+
+def timed_out(
+    what: str, seconds: float, blame: str, ranks: Sequence[int], fields: dict[str, Any]
+) -> CollectiveTimeoutError:
+    """The error for ``what``, which waits for ``ranks``; ``fields`` has the rest of its facts."""
+    if fields["tensor"]:
+        blame += f"; the tensor here: {fields['tensor']}"
+    return CollectiveTimeoutError(
+        f"{what} timed out after {seconds:g} s on rank {fields['rank']}: {blame}; "
+        "see what keeps it, or pass a longer timeout to the call or to its group",
+        waiting_for=ranks,
+        **fields,
+    )
+
+
+def tensor_of_message(meta: bytes) -> str:
+    """The tensor that a message's description tells of; empty where it tells of none."""
+    try:
+        _, dtype, shape = decode_meta(meta)
+    except ProtocolError:  # objects, or a receive that takes what comes
+        return ""
+    return tensor_in_words(dtype, shape)

@@ -1,0 +1,410 @@
+"""A group of ranks: its numbers, its operations under way, and what ends them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from datetime import timedelta
+from functools import partial
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any
+
+from aiodist.completion import Pending, T
+from aiodist.deadline import to_seconds
+from aiodist.errors import CollectiveMismatchError, DistError, GroupRevokedError, PeerLostError
+from aiodist.groups.chunk_execution import ChunkExecution, DirectPlan, Unfinished
+from aiodist.groups.completed_operations import REMEMBERED, CompletedOperations
+from aiodist.groups.completed_work import CompletedRecv, CompletedWork
+from aiodist.groups.contexts import CollectiveContext
+from aiodist.groups.diagnostics import mismatch
+from aiodist.groups.fingerprint import Fingerprint, encoded_of
+from aiodist.groups.group_lifecycle import NO_SETTINGS, WHOLE_GROUP, Settings
+from aiodist.groups.messaging import Messaging
+from aiodist.groups.messenger import Messenger, through_gate
+from aiodist.groups.slot_execution import D, run_in_slots
+from aiodist.groups.succession import Succession, shrink
+from aiodist.groups.work import Work
+from aiodist.observe.recorder import CompletedRecord
+from aiodist.types import Backend
+from aiodist.wire.frames import COLLECTIVE
+
+if TYPE_CHECKING:
+    from aiodist.collectives.host_topology import HostTopology
+    from aiodist.groups.shm_communicator import ShmCommunicator
+    from aiodist.groups.world import World
+
+log = logging.getLogger("aiodist")
+
+
+class GroupEngine(Messaging):
+    """Some of the world's ranks, in an order of their own.
+
+    ``own_rank`` is this process's number among the group's ``n_ranks``; ``ranks[i]`` is the
+    global rank of group rank i. `rank`, `size` and `name` answer the same as methods, as in torch.
+    Operations on one group start in the same order on all its ranks; different groups are
+    independent of each other.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        ranks: Sequence[int],
+        backend_name: Backend,
+        timeout: float | None,
+        settings: Settings = NO_SETTINGS,
+    ) -> None:
+        """``ranks`` contains this process's global rank. ``timeout``: seconds, of each operation."""
+        super().__init__(world, name, ranks, backend_name, timeout, settings)
+        self._next = 0
+        self._active: dict[int, Work[Any]] = {}
+        self._failures: dict[int, DistError] = {}  # of collectives that have not started here
+        self._heard: set[int] = set()  # failures of collectives that all the others know
+        self._finished = CompletedOperations()
+        self._turns: list[Pending[None]] = []
+        self._missed = -1  # the last collective that could not be over at once
+        self._trouble: Exception | None = None  # which it has had then
+        self._disputed: tuple[int, DistError] | None = None  # the last that others say was another
+        self.succession = Succession(self)
+        self.communicator: ShmCommunicator | None = None
+        """What the members share memory for, or those on this host, where they may."""
+        self.topology: HostTopology | None = None
+        """Where the members live, if on several hosts of which some have several."""
+
+    # -- operations
+
+    def collective(
+        self,
+        fingerprint: Fingerprint,
+        body: Callable[[CollectiveContext], Coroutine[Any, Any, T]],
+        timeout: float | None = None,
+        *,
+        shares: bool = False,
+        messenger: Messenger | None = None,
+    ) -> Work[T]:
+        """Start a collective: takes the next sequence number and runs ``body`` to its first wait.
+
+        ``timeout`` in seconds; the group's where None. ``shares``: where the members share memory
+        the context gets a ``shm``, when it is its turn there, and ``topology``. ``messenger``: who
+        carries it, where not the group's own. Raises what closed or broke the group.
+        """
+        self._check_open()
+        sequence = self._next
+        self._next = sequence + 1
+        context = CollectiveContext(self, messenger or self.messenger, sequence, fingerprint)
+        record = self.world.recorder.begin(self.label, sequence, fingerprint)
+        work: Work[T] = Work(self.world.loop, context, record)
+        self._active[sequence] = work
+        if self._trouble is not None:
+            body, self._trouble = partial(_failed, self._trouble), None
+        failed = self._failures.pop(sequence, None)
+        if failed is not None:
+            self._heard.add(sequence)
+            work._fail(failed)
+        else:
+            communicator = self.communicator
+            if shares:
+                context.topology = self.topology
+            if communicator is not None and communicator.is_off:
+                communicator = self.communicator = None
+            if communicator is not None:
+                if not shares:
+                    communicator.lay_out()
+                elif not context.enter(communicator):
+                    body = partial(_admitted, communicator, body)
+            if communicator is None or not shares or self.topology is not None:
+                context.listen()
+            gate = self._gate if messenger is None else None
+            run = body(context) if gate is None else through_gate(gate, context, body)
+            work._start_body(run, self.timeout if timeout is None else timeout)
+        return work
+
+    def at_once(
+        self, what: DirectPlan[D], given: D, timeout: float | None = None, owner: object = None
+    ) -> Work[None] | None:
+        """The handle of what `carry_out` has carried out, or begun; else None."""
+        done = self.carry_out(what, given, timeout, owner)
+        return None if done is None else self.over(done)
+
+    def carry_out(
+        self, what: DirectPlan[D], given: D, timeout: float | None = None, owner: object = None
+    ) -> CompletedRecord | Work[None] | None:
+        """A collective in memory, if it can be over before anything is made for it.
+
+        A `Work`: it has begun, and has to wait. None: not at once. Then start it by `collective`,
+        with an equal fingerprint; to ask again before that is in vain. ``timeout`` as there;
+        ``owner`` of the memory in ``given``, which is held as long as that is used. Of an engine
+        that another thread drives it needs no running loop.
+        """
+        communicator, sequence = self.communicator, self._next
+        if (
+            communicator is None
+            or self._missed == sequence
+            or self.topology is not None  # its slots are those of one host
+            or self._error is not None
+            or self._failures
+            or self._gate is not None
+            or (
+                communicator.matcher.arrived
+                and communicator.matcher.holds((COLLECTIVE, self.id, sequence), self.ranks)
+            )
+        ):
+            return None
+        created = monotonic_ns()
+        fingerprint = what.fingerprint
+        execution = ChunkExecution(communicator, sequence, what) if what.in_chunks else None
+        try:
+            is_over = run_in_slots(communicator, sequence, execution or what, given)
+        except Exception as error:  # noqa: BLE001  # of the operation, as any other's
+            # What it has published the others may have taken: it counts, and fails.
+            self._missed, self._trouble = sequence, error
+            return None
+        if not is_over:
+            if execution is not None and execution.begun is not None:
+                return self._take_up(sequence, fingerprint, execution.begun, owner, timeout)
+            self._missed = sequence
+            return None
+        self._next = sequence + 1
+        self._finished.ring[sequence % REMEMBERED] = sequence, fingerprint
+        return self.world.recorder.ended(self.label, sequence, fingerprint, created)
+
+    def _take_up(
+        self,
+        sequence: int,
+        fingerprint: Fingerprint,
+        begun: Unfinished,
+        owner: object,
+        timeout: float | None,
+    ) -> Work[None]:
+        """Go on with what `carry_out` has begun, and what has to wait now, as `collective` does."""
+        self._next = sequence + 1
+        context = CollectiveContext(self, self.messenger, sequence, fingerprint)
+        record = self.world.recorder.begin(self.label, sequence, fingerprint)
+        work: Work[None] = Work(self.world.loop, context, record)
+        self._active[sequence] = work
+        context.take_up(begun.shm)
+        work._start_body(begun.rest(owner), self.timeout if timeout is None else timeout)
+        if self._error is not None:  # since it began
+            work._fail(self._error.again())
+        return work
+
+    def over(self, done: CompletedRecord | Work[None]) -> Work[None]:
+        """The handle of what was carried out: whoever awaits it may have to let the loop turn."""
+        if not isinstance(done, tuple):
+            return done
+        return CompletedWork(self.world.loop, done, self._turn_is_due(done))
+
+    def came(self, ended: CompletedRecord, peer: int, value: T) -> Work[T]:
+        """As `over`, of a message from global rank ``peer`` that results in ``value``."""
+        return CompletedRecv(self.world.loop, ended, self._turn_is_due(ended), peer, value)
+
+    def _turn_is_due(self, ended: CompletedRecord) -> bool:
+        return self.world.endpoint.spin_policy.turn_is_due(ended[-1])
+
+    def shrink(self, timeout: float | timedelta | None = None) -> Coroutine[Any, Any, GroupEngine]:
+        """A working group of those members that are left: await it. See `aiodist.shrink`."""
+        self.world.check_loop()
+        return shrink(self, to_seconds(timeout))
+
+    # -- the end of operations
+
+    def is_over(self, sequence: int) -> bool:
+        if self.successor is not None:
+            return True
+        return sequence < self._next and sequence not in self._active
+
+    def ended(self, sequence: int, fingerprint: Fingerprint, told: DistError | None) -> None:
+        """A collective has ended here; ``told`` is its failure, for the other ranks' ears."""
+        self._active.pop(sequence, None)
+        self.status_queries.drop(sequence)
+        if told is None:
+            self._finished.add(sequence, fingerprint)
+        elif sequence in self._heard:
+            self._heard.discard(sequence)
+        elif isinstance(told, PeerLostError):
+            self.peer_lost(told)
+        else:
+            self.world.announce(self, sequence, told)
+        if told is not None and self.backend.is_fragile:
+            self._break(told)
+
+    def next_turn(self) -> Pending[None]:
+        """Done in the next turn of the event loop; for bodies with much to do in between.
+
+        Whoever looks for the operation in a thread that has borrowed the loop takes the turn.
+        """
+        turn: Pending[None] = Pending()
+        self._turns.append(turn)
+        self.world.loop.call_soon(self.take_turns)
+        return turn
+
+    def take_turns(self) -> None:
+        """Let bodies that wait for their next turn go on."""
+        turns, self._turns = self._turns, []
+        for turn in turns:
+            turn.complete(None)
+
+    def ring(self, rank: int) -> None:
+        """Wake group rank ``rank``, which sleeps over the memory of this group."""
+        self.world.as_its_loop(self.endpoint.ring, self.ranks[rank], self.id)
+
+    def present(self, sequence: int) -> tuple[bool, str]:
+        """Whether that collective has started on this rank, and which one it finished last."""
+        last = self._finished.last()
+        return sequence < self._next, "" if last is None else f"{last[1]}, operation {last[0]}"
+
+    def last_in_memory(self, rank: int) -> str:
+        """What collective in shared memory global rank ``rank`` finished last; empty where none."""
+        sequence = -1 if self.communicator is None else self.communicator.passed(rank)
+        if sequence < 0:
+            return ""
+        which = f"operation {sequence} of {self.group_name!r}"
+        fingerprint = self._finished.get(sequence)
+        # Of what has not ended well here nobody knows whether it did there.
+        return f"left {which}" if fingerprint is None else f"finished {fingerprint}, {which}"
+
+    def fail_soon(self, sequence: int, error: BaseException) -> None:
+        """Fail a collective in the next turn, whatever message it waits for."""
+        work = self._active.get(sequence)
+        if work is not None:
+            self.world.loop.call_soon(work._fail, error)
+
+    def late(self, sequence: int, src: int, meta: bytes) -> DistError | None:
+        """Rank ``src`` was in another collective than the one of that number, which is over here.
+
+        Returns the error that a later collective is to fail with. None after a failure, where that is
+        usual. After a success those that still wait must know, since this rank will not answer them.
+        """
+        fingerprint = self._finished.get(sequence)
+        # Over shared memory an equal one only says, for those who have slept long, where it is.
+        if fingerprint is None or (self.communicator is not None and fingerprint.encoded == meta):
+            return None
+        self._finished.pop(sequence)
+        error = mismatch(self, sequence, fingerprint, src, meta)
+        log.error("%s; it has ended on this rank", error)
+        self.world.announce(self, sequence, error)
+        return error
+
+    def disagreement(self) -> Exception | None:
+        """That another rank was in another collective, where no later one has been there to say so.
+
+        For who ends the group. None after a failure, as in `late`.
+        """
+        if self._error is not None:
+            return None
+        trouble, self._trouble = self._trouble, None
+        if trouble is not None:
+            return trouble
+        if self._disputed is not None and self._disputed[0] == self._next - 1:
+            return self._disputed[1]
+        found = None if self.communicator is None else self.communicator.left_unread()
+        if found is None:
+            return None
+        sequence, src, words = found
+        return self.late(sequence, src, encoded_of(words))
+
+    def came_late(self, sequence: int, src: int, meta: bytes, length: int) -> None:
+        """A message came for a collective that is over here."""
+        error = self.late(sequence, src, meta)
+        # An empty one tells what a rank waits in that shares memory: it fails as it hears of this.
+        # Whoever has sent data may be done with it.
+        if error is not None and (length or self.communicator is None):
+            self.world.loop.call_soon(self._spoil, error)
+
+    def _spoil(self, error: DistError) -> None:
+        """Fail the first collective that is under way, or else the next."""
+        for work in self._active.values():
+            work._fail(error)
+            return
+        self._missed, self._trouble = self._next, error
+
+    def failed_elsewhere(self, sequence: int, error: DistError) -> None:
+        """Another rank says that a collective failed, or the whole group."""
+        work = self._active.get(sequence)
+        if sequence == WHOLE_GROUP:
+            if isinstance(error, PeerLostError):
+                self.peer_lost(error, heard=True)
+            elif isinstance(error, GroupRevokedError):
+                self._revoke(error, heard=True)
+        elif work is not None:
+            self._heard.add(sequence)
+            work._fail(error)
+        elif sequence >= self._next:
+            self._failures.setdefault(sequence, error)
+        else:
+            if self._finished.pop(sequence) is not None:
+                log.error("an operation that has ended on this rank failed elsewhere: %s", error)
+                if isinstance(error, CollectiveMismatchError):
+                    self._disputed = sequence, error
+            if self.backend.is_fragile:
+                self._break(error)
+
+    def peer_lost(self, error: PeerLostError, *, heard: bool = False) -> None:
+        """A member is gone: all that is under way fails on all members, and all that comes later.
+
+        ``heard``: another member said so; a rank notices only the end of those it has talked to.
+        """
+        if self.communicator is not None:
+            self.communicator.poll()  # it may have left all that was needed
+        super().peer_lost(error, heard=heard)
+
+    def peer_left(self, rank: int, error: PeerLostError) -> None:
+        """A member said goodbye: what waits for it will wait in vain, the rest goes on."""
+        self._left.add(rank)
+        if self.communicator is not None:
+            self.communicator.poll()  # it may have left everything there before
+        if any(rank in work._waiting_for() for work in self._active.values()):
+            self.peer_lost(error)
+        else:
+            self._fail_lonely()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an operation is under way."""
+        return bool(self._active or self._messages)
+
+    @property
+    def n_started(self) -> int:
+        """How many collectives have started on this rank."""
+        return self._next
+
+    def under_way(self) -> list[Work[Any]]:
+        """Everything that has not ended. Any thread."""
+        return [*list(self._active.values()), *list(self._messages.values())]
+
+    def unfinished(self) -> list[Work[Any]]:
+        """Collectives and sends under way, for whoever waits until the group is quiet."""
+        sends = [work for context, work in self._messages.items() if context.is_send]
+        return [*self._active.values(), *sends]
+
+    def _fail_all(self, error: DistError) -> None:
+        for work in [*self._active.values(), *self._messages.values()]:
+            work._fail(error.again())
+        if self.communicator is not None:
+            self.communicator.close()
+
+    def _nobody_needs_telling(self) -> None:
+        self._heard.update(self._active)
+
+
+async def _failed(error: Exception, context: CollectiveContext) -> Any:
+    raise error
+
+
+async def _admitted(
+    communicator: ShmCommunicator,
+    body: Callable[[CollectiveContext], Coroutine[Any, Any, T]],
+    context: CollectiveContext,
+) -> T:
+    context.shm = await communicator.admitted(context)
+    return await body(context)
+
+
+class NonGroupMember:
+    """What ``new_group`` returns to a rank that is not in the group: `GroupMember.NON_GROUP_MEMBER`."""
+
+    def __repr__(self) -> str:
+        return "<not a member of this group>"
+
+
+NON_GROUP_MEMBER = NonGroupMember()

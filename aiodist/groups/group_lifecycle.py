@@ -1,0 +1,267 @@
+"""Who is in a group, and what ends it: a lost member, a revocation, an abort, its destruction."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aiodist.errors import (
+    DistError,
+    GroupClosedError,
+    GroupRevokedError,
+    InvalidUsageError,
+    PeerLostError,
+)
+from aiodist.groups.naming import group_id, neighbours
+from aiodist.observe.recorder import GroupLabel
+from aiodist.types import Backend
+
+if TYPE_CHECKING:
+    from aiodist.groups.backend import CollectiveBackend
+    from aiodist.groups.group_engine import GroupEngine
+    from aiodist.groups.world import World
+
+WHOLE_GROUP = -1
+"""In place of a sequence number: a failure that ends the group."""
+
+
+class Settings(NamedTuple):
+    """What the user gave a group for its backend alone."""
+
+    options: Any = None
+    """``pg_options``: torch's own options of a torch group."""
+    device: Any = None
+    """``device_id``: this rank's GPU."""
+
+
+NO_SETTINGS = Settings()
+
+
+class GroupLifecycle(ABC):
+    """The part of a `GroupEngine` that its operations do not change: its members, and its end."""
+
+    backend: CollectiveBackend
+
+    bind_successor: Callable[[GroupEngine], None]
+    """Gives the group that follows on this one its backend."""
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        ranks: Sequence[int],
+        backend_name: Backend,
+        timeout: float | None,
+        settings: Settings,
+    ) -> None:
+        self.world = world
+        self.group_name = name
+        self.id = group_id(name, ranks)
+        self.ranks = tuple(ranks)
+        self.label = GroupLabel(self.id, name, self.ranks)
+        self.global_rank = world.rank
+        self.own_rank = self.ranks.index(world.rank)
+        self.n_ranks = len(self.ranks)
+        self.backend_name = backend_name
+        self.timeout = None if timeout == math.inf else timeout  # None: no limit
+        self.settings = settings
+        self.handle: object = None  # what the program holds of this group
+        self.lineage = self.ranks  # with those that were lost since, in the group's order
+        self.newcomers: tuple[int, ...] = ()  # members that `grow` took in with this group
+        self.generation = 0  # how many groups this one follows on
+        self._numbers = {global_rank: number for number, global_rank in enumerate(self.ranks)}
+        self._error: DistError | None = None
+        self.is_broken = False
+        """Whether a collective failed whose bytes the backend cannot call back."""
+        self._revoked = False
+        self.successor: GroupEngine | None = None
+        """The group that its members went on in, once `shrink` or `grow` has made it."""
+
+    # -- numbers
+
+    def rank(self) -> int:
+        """This process's number in the group."""
+        return self.own_rank
+
+    def size(self) -> int:
+        """How many ranks the group has."""
+        return self.n_ranks
+
+    def name(self) -> str:
+        """The name of the group's backend, as it was asked for."""
+        return str(self.backend_name)
+
+    def group_rank(self, global_rank: int) -> int:
+        """This group's number of a global rank. Raises InvalidUsageError for a rank outside."""
+        try:
+            return self._numbers[global_rank]
+        except (KeyError, TypeError):
+            raise InvalidUsageError(
+                f"rank {global_rank!r} is not in group {self.group_name!r}, whose ranks are "
+                f"{list(self.ranks)}"
+            ) from None
+
+    # -- what ends it without being asked
+
+    def _break(self, error: DistError) -> None:
+        """A collective failed whose bytes the backend cannot call back: the group has ended."""
+        self.is_broken = True
+        if self._error is not None:
+            return
+        broken = GroupClosedError(
+            f"group {self.group_name!r} cannot go on, since backend {self.backend.name!r} cannot "
+            f"call back what it has begun when an operation fails ({error}); start anew with "
+            "destroy_process_group() and init_process_group()",
+            group=self.group_name,
+        )
+        self._error = broken
+        self._nobody_needs_telling()
+        self._fail_all(broken)
+
+    def peer_lost(self, error: PeerLostError, *, heard: bool = False) -> None:
+        """A member is gone: all that is under way fails on all members, and all that comes later.
+
+        ``heard``: another member said so; a rank notices only the end of those it has talked to.
+        """
+        if self._error is None:
+            self._end(error, heard)
+
+    def _end(self, error: PeerLostError | GroupRevokedError, heard: bool) -> None:
+        self._error = error.again()
+        self._spread(error, heard)
+        self._nobody_needs_telling()
+        self._fail_all(error)
+
+    def _spread(self, error: DistError, heard: bool) -> None:
+        """Tell the members what has ended the group.
+
+        Who noticed it tells all. It may die half way: who hears of it passes it on to the ranks
+        at distances 1, 2, 4 and so on, both ways round, so that all learn it unless these die, too
+        (the binomial graph of Bosilca et al., "Failure detection and propagation in HPC
+        systems", SC 2016).
+        """
+        ranks = neighbours(self.own_rank, self.n_ranks) if heard else range(self.n_ranks)
+        others = [self.ranks[number] for number in ranks if number != self.own_rank]
+        self.world.announce(self, WHOLE_GROUP, error, others)
+
+    # -- ending the group on purpose
+
+    def revoke(self) -> None:
+        """End the group on all its ranks: what is under way and what comes later raises
+        GroupRevokedError there, naming this rank. Any thread; a second call does nothing.
+
+        `aiodist.shrink` makes a working group of it again. As MPI_Comm_revoke of ULFM.
+        """
+        here = self.global_rank
+        text = (
+            f"rank {here} revoked group {self.group_name!r}; shrink() gives a group to go on with"
+        )
+        error = GroupRevokedError(text, group=self.group_name, rank=here)
+        self._in_loop(partial(self._revoke, error, heard=False))
+
+    def abort(self) -> None:
+        """End the group now: whoever waits for it on this rank gets GroupClosedError.
+
+        The other members get CollectiveCancelledError for what is under way and GroupRevokedError
+        for what comes later, both naming this rank. Nothing is flushed. Any thread; a second
+        call does nothing.
+        """
+        self._in_loop(self._abort)
+
+    def _abort(self) -> None:
+        if isinstance(self._error, GroupClosedError):
+            return
+        here = self.global_rank
+        text = f"rank {here} aborted group {self.group_name!r}"
+        self.close(GroupClosedError(f"{text}; make a new one", group=self.group_name, rank=here))
+        told = f"{text}; shrink() gives a group to go on with"
+        self._revoke(GroupRevokedError(told, group=self.group_name, rank=here), heard=False)
+
+    def _revoke(self, error: GroupRevokedError, *, heard: bool) -> None:
+        if self._revoked:
+            return
+        self._revoked = True
+        if self._error is None:
+            self._end(error, heard)
+        else:
+            self._spread(error, heard)
+
+    def _in_loop(self, act: Callable[[], None]) -> None:
+        """Call ``act`` in the loop's thread, now; in another thread wait until that is done."""
+        loop = self.world.loop
+        if asyncio._get_running_loop() is loop:
+            act()
+            return
+        done = threading.Event()
+
+        def there() -> None:
+            try:
+                act()
+            finally:
+                done.set()
+
+        loop.call_soon_threadsafe(there)
+        done.wait()
+
+    def close(self, error: GroupClosedError) -> None:
+        """Destroyed or aborted: nothing goes on and nothing starts any more."""
+        if not isinstance(self._error, GroupClosedError):
+            self._error = error
+        self._fail_all(error)
+        self.backend.close()
+
+    def _check_open(self) -> None:
+        if self._error is not None:
+            raise self._error.again()
+
+    def succeeded_by(self, successor: GroupEngine) -> None:
+        """The members go on in ``successor``: what is under way here has failed."""
+        self.successor = successor
+        text = f"group {self.group_name!r} was replaced by {successor.group_name!r}; use that"
+        error = GroupRevokedError(text, group=self.group_name, rank=self.global_rank)
+        self._error = error
+        self._nobody_needs_telling()
+        self._fail_all(error)
+        self.backend.close()
+        self.world.endpoint.inbox.forget_group(self.id)
+
+    @property
+    def is_told(self) -> bool:
+        """Whether a revocation is no news: a lost member has ended the group, or it has a successor."""
+        return self.successor is not None or isinstance(self._error, PeerLostError)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was destroyed or aborted here, or broke beyond repair."""
+        return isinstance(self._error, GroupClosedError)
+
+    def check_may_go_on(self) -> None:
+        """Raise GroupClosedError if it is closed, PeerLostError if the others gave up this very rank.
+
+        A group that lost another member, or was revoked, passes. Raises InvalidUsageError where its
+        backend needs the ranks to stay as they are.
+        """
+        if self.backend.why_fixed:
+            raise InvalidUsageError(
+                f"the ranks of group {self.group_name!r} cannot change: {self.backend.why_fixed}"
+            )
+        given_up = isinstance(self._error, PeerLostError) and self._error.rank == self.global_rank
+        if self.is_closed or given_up:
+            self._check_open()
+
+    @abstractmethod
+    def _fail_all(self, error: DistError) -> None:
+        """Fail every operation under way."""
+
+    @abstractmethod
+    def _nobody_needs_telling(self) -> None:
+        """The other members learn of the end of what is under way by the end of the group."""
+
+    def __repr__(self) -> str:
+        place = f"rank {self.own_rank} of {self.n_ranks}"
+        return f"<ProcessGroup {self.group_name!r}: {place}, {self.backend_name}>"

@@ -1,0 +1,44 @@
+"""Which members of a group share memory, and whether the group lives on several hosts.
+
+Every rank has the rank infos of all, so all ranks of a group come to the same answer without a word.
+Which ranks of a host have indeed mapped each other's memory, the communicator finds out later, for the
+host alone: the ranks of other hosts need not know how those exchange among themselves.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiodist.collectives.host_topology import HostTopology
+from aiodist.groups.contexts import CollectiveContext
+from aiodist.groups.shm_communicator import ShmCommunicator
+from aiodist.p2p.endpoint import Endpoint
+
+if TYPE_CHECKING:
+    from aiodist.collectives.channel import Channel
+    from aiodist.groups.group_engine import GroupEngine
+
+
+def place(group: GroupEngine, endpoint: Endpoint, incarnation: int) -> None:
+    """Give ``group`` the communicator of this rank's host, and its places, where there are such.
+
+    Members without any shared memory to offer make the whole group go flat, over streams.
+    """
+    memory = endpoint.memory
+    rank_infos = {rank_info.rank: rank_info for rank_info in endpoint.rank_infos()}
+    members = [rank_infos[rank] for rank in group.ranks]
+    if memory is None or not all(rank_info.segment for rank_info in members):
+        return
+    topology = HostTopology([rank_info.host_id for rank_info in members])
+    if len(topology.hosts) == 1:
+        group.communicator = ShmCommunicator(group, memory, incarnation)
+    elif len(topology.hosts) < len(members):
+        group.topology = topology
+        here = topology.hosts[topology.host_of(group.own_rank)]
+        if len(here) > 1:
+            group.communicator = ShmCommunicator(group, memory, incarnation, here)
+
+
+def topology_of(channel: Channel) -> HostTopology | None:
+    """Where the ranks of the collective live, if on several hosts of which some have several."""
+    return channel.topology if isinstance(channel, CollectiveContext) else None

@@ -1,0 +1,389 @@
+"""The shared-memory communicator of a group: its areas, whose turn it is, and how its ranks wake each
+other.
+
+Collectives of one group run on the communicator one after the other, in the order in which they started,
+which is the same on all ranks. So two slots a rank are enough, and nobody waits for a rank that
+waits for him. `ShmContext` is one operation's turn.
+
+Waiting is looking at a word in a peer's area. Who has looked for a while says in his own area that
+he sleeps and for whom; whoever raises a flag looks for sleepers and sends them a bell, a frame
+on the stream. A store may be delayed behind the load that follows it, so the two can miss each
+other; the sleeper therefore looks again after a millisecond, when every store has long arrived.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import reduce
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from aiodist.completion import Pending
+from aiodist.groups.operation_shm import STEP_BITS, OperationShm, Wait, stray
+from aiodist.groups.shm_opening import BACKSTOP_SECONDS, ShmOpening
+from aiodist.groups.slot_execution import BoundedSpin
+from aiodist.p2p.spin_policy import SpinPolicy
+from aiodist.shm.group_area import (
+    ASLEEP,
+    PROGRESS,
+    SLOTS,
+    AreaShape,
+    GroupArea,
+)
+from aiodist.shm.shared_memory import SharedMemory
+
+if TYPE_CHECKING:
+    from aiodist.groups.contexts import CollectiveContext
+    from aiodist.groups.fingerprint import Words
+    from aiodist.groups.group_engine import GroupEngine
+
+log = logging.getLogger("aiodist")
+
+LOOK_AGAIN_SECONDS = 1e-3
+"""After falling asleep: no store takes longer to be seen."""
+
+SUSPICION_SECONDS = 50e-3
+"""After this long a sleeper tells the others what it is in, over the streams."""
+
+AWAKE_SECONDS = 300e-6
+"""For so long a rank that waits looks between turns of its loop, giving way, before it sleeps."""
+
+_RANK_BITS = 16
+_WHOM = (1 << 32) - 1
+"""Of a nap: the word slept over, and behind it whose it is."""
+
+
+class ShmCommunicator:
+    """One group's, or that of its ranks on one host. Belongs to its loop.
+
+    The first operation opens it.
+    """
+
+    def __init__(
+        self,
+        group: GroupEngine,
+        memory: SharedMemory,
+        incarnation: int,
+        seats: Sequence[int] | None = None,
+    ) -> None:
+        """``seats``: the members that share, as ranks of the group; all where None."""
+        self.group = group
+        self.seats: Sequence[int] = range(group.n_ranks) if seats is None else seats
+        self.members = [group.ranks[seat] for seat in self.seats]
+        """Their global ranks. On the communicator ranks are numbers in this list."""
+        self.rank = self.members.index(group.global_rank)
+        self.size = len(self.members)
+        self.areas: list[GroupArea] = []
+        self.words: list[memoryview] = []
+        self.mine: memoryview = memoryview(b"")
+        self.shape = AreaShape(0, 0)
+        self.room = -1
+        """Bytes of a slot; -1 as long as there are none."""
+        self.progress = 0
+        self.met = -1
+        """The last operation in which this rank has seen all others in their slots."""
+        self.slot_used = [0] * SLOTS  # the progress that frees each slot
+        self.chunks_used = 0  # the same of the chunks
+        self._chunks_used_before = 0  # and of what was in them before that
+        self.unread: list[tuple[int, tuple[int, int]] | None] = [None] * SLOTS
+        """By slot: an operation, and its fingerprint, of which this rank has not read all slots."""
+        self.spin_policy = SpinPolicy(_no_turns)
+        self.spin_policy.neighbours = group.endpoint.spin_policy.neighbours
+        """``active`` once it is known that no other rank lives in this process."""
+        self.spin = BoundedSpin(self.spin_policy)
+        self.matcher = group.endpoint.inbox.matcher
+        """Where messages would be that came for an operation of this group."""
+        self._memory: SharedMemory | None = memory
+        self._id = _area_id(group.id, incarnation)
+        self._opening = ShmOpening(
+            group.endpoint, memory, self._id, self.members, self._ring_member
+        )
+        self.peers: list[tuple[int, memoryview]] = []
+        self.slots: list[list[memoryview]] = []  # by their number, and by rank
+        self.chunks: list[list[memoryview]] = []  # by rank
+        self._rung = [0] * self.size
+        self._naps = 0
+        self._fence = threading.Lock()
+        self.current: OperationShm | None = None
+        self.queue: deque[tuple[CollectiveContext, Pending[OperationShm | None]]] = deque()
+        self._admitting = False
+        self._wait: Wait | None = None
+        self._arming = False
+        self._awake_until = 0.0
+        self._turns = 0  # of the loop, in which this wait was looked for
+        self._timer: asyncio.TimerHandle | None = None
+
+    # -- turns
+
+    def enter(self, context: CollectiveContext) -> OperationShm | None:
+        """The turn of ``context``, if it is its turn at once; else see `admitted`."""
+        if self.current is not None or self.queue or not self.words:
+            return None
+        self.current = shm = OperationShm(self, context.sequence, context)
+        return shm
+
+    def admitted(self, context: CollectiveContext) -> Pending[OperationShm | None]:
+        """The turn of ``context`` when it comes; None where the ranks share no memory after all."""
+        pending: Pending[OperationShm | None] = Pending()
+        self.queue.append((context, pending))
+        self._admit()
+        return pending
+
+    def leave(self, context: CollectiveContext) -> None:
+        """``context`` has ended, well or badly, or was never admitted."""
+        current = self.current
+        if current is None or current.context is not context:
+            self.queue = deque(entry for entry in self.queue if entry[0] is not context)
+            return
+        self.current = None
+        self.forget_wait()
+        current.close()
+        self.advance(current.end)
+        if self.queue:
+            self._admit()
+
+    def _admit(self) -> None:
+        # Not by recursion: each of many in the queue may end as soon as it begins.
+        if self._admitting:
+            return
+        self._admitting = True
+        try:
+            while self.queue and self.current is None and self._is_open():
+                context, pending = self.queue.popleft()
+                if self._memory is None:
+                    pending.complete(None)
+                else:
+                    self.current = shm = OperationShm(self, context.sequence, context)
+                    pending.complete(shm)
+        finally:
+            self._admitting = False
+
+    def _is_open(self) -> bool:
+        """Whether the members' areas are known, or that there are none."""
+        memory = self._memory
+        if self.words or memory is None:
+            return True
+        areas = self._opening.find()
+        if areas is None:
+            if self._opening.loss is not None and self.queue:
+                self.queue.popleft()[1].fail(self._opening.loss)
+            self._look_again(self._opening.seconds_to_sleep, self._admit)
+            return False
+        if isinstance(areas, str):
+            log.info("group %r uses streams alone: %s", self.group.group_name, areas)
+            memory.never_shared(self._id)
+            memory.release_area(self._id, self.members, all_listed=False)
+            self._memory = None
+            return True
+        self.areas = areas
+        self.words = [area.words for area in areas]
+        self.mine = self.words[self.rank]
+        self.shape = reduce(AreaShape.common, (area.shape for area in areas))
+        self.room = room = self.shape.slot_bytes
+        self.slots = [[area.slots[slot][:room] for area in areas] for slot in range(SLOTS)]
+        self.chunks = [area.chunks for area in areas]
+        self.peers = [(rank, w) for rank, w in enumerate(self.words) if rank != self.rank]
+        self.spin_policy.active = not self.group.endpoint.shares_process
+        self.spin_policy.crowded = self.group.endpoint.spin_policy.crowded
+        return True
+
+    def lay_out(self) -> None:
+        """Say what room this rank has, for those that may wait to hear it."""
+        if self.is_opening:
+            self._opening.lay_out()
+            # The bells go behind what the operation sends: a member that is in another one, which
+            # could begin and end in memory, hears of the disagreement first.
+            self.group.world.loop.call_soon(self._tell)
+
+    @property
+    def is_off(self) -> bool:
+        """Whether the ranks turned out to share no memory."""
+        return self._memory is None
+
+    def close(self) -> None:
+        """The group is destroyed. Idempotent."""
+        self.forget_wait()
+        memory, self._memory = self._memory, None
+        opened = bool(self.words)
+        self.areas = []
+        self.room = -1
+        self.words = []
+        self.peers = []
+        self.slots = []
+        self.chunks = []
+        self.mine = memoryview(b"")
+        if memory is not None:
+            memory.release_area(self._id, self.members, all_listed=opened)
+
+    def left_unread(self) -> tuple[int, int, Words] | None:
+        """An operation that this rank left without reading all slots, and another one in its place:
+        its number, the global rank that put that up, and its fingerprint."""
+        for unread in self.unread:
+            for rank, words in self.peers if unread is not None else ():
+                if unread is not None and (theirs := stray(words, *unread)) is not None:
+                    return unread[0], self.members[rank], theirs
+        return None
+
+    def use_chunks(self, end: int) -> None:
+        """The operation up to ``end`` writes chunks from now on."""
+        self._chunks_used_before, self.chunks_used = self.chunks_used, end
+
+    def chunks_before(self, end: int) -> int:
+        """The progress that frees the chunks for the operation up to ``end``, which may have begun."""
+        return self._chunks_used_before if self.chunks_used == end else self.chunks_used
+
+    # -- flags
+
+    def advance(self, progress: int) -> None:
+        """Let go of everything below ``progress``."""
+        if progress > self.progress and self.words:
+            self.progress = self.mine[PROGRESS] = progress
+            for _, words in self.peers:
+                if words[ASLEEP]:
+                    self.wake(PROGRESS)
+                    break
+
+    def _tell(self) -> None:
+        if self.is_opening:
+            self._opening.tell()
+
+    def _ring_member(self, global_rank: int) -> None:
+        self.group.ring(self.seats[self.members.index(global_rank)])
+
+    def wake(self, word: int) -> None:
+        """This rank has raised ``word``: ring for those who sleep over it."""
+        for rank, words in self.peers:
+            nap = words[ASLEEP]
+            if (
+                nap
+                and nap & _WHOM == word << _RANK_BITS | self.rank + 1
+                and nap != self._rung[rank]
+            ):
+                self._rung[rank] = nap
+                self.group.ring(self.seats[rank])
+
+    # -- waiting
+
+    def wait(self, wait: Wait) -> None:
+        """``wait`` is what the operation waits for from now on."""
+        self._wait = wait
+        self._turns = 0
+        self._awake_until = perf_counter() + AWAKE_SECONDS if self.spin_policy.active else 0.0
+        if not self._arming:
+            self._arming = True
+            self.group.world.loop.call_soon(self._fall_asleep)
+
+    def forget_wait(self) -> None:
+        """The operation waits no more."""
+        if self._wait is not None and self._wait.asleep:
+            self.mine[ASLEEP] = 0
+        self._wait = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def poll(self) -> None:
+        """Look whether what is waited for has come; if so, the operation goes on, in here."""
+        wait = self._wait
+        if wait is None:
+            if self.queue and self.current is None:
+                self._admit()
+        elif wait.is_over():
+            self.forget_wait()
+            wait.complete(None)
+
+    def rung(self) -> None:
+        """A member has said what room it has, or raised what this rank sleeps over; perhaps not far
+        enough yet."""
+        if self.is_opening:
+            # In the next turn: messages of the same read come first, as above.
+            self.group.world.loop.call_soon(self._tell)
+            self.group.world.loop.call_soon(self.poll)
+            return
+        self.poll()
+        wait = self._wait
+        if wait is not None and wait.asleep:
+            self._nap(wait)  # nobody rings twice for one nap
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether the members' areas are not known yet: somebody has not begun an operation."""
+        return not self.words and self._memory is not None
+
+    def passed(self, rank: int) -> int:
+        """The last operation that global rank ``rank`` has ended, as its area says, also when it is
+        gone; -1 where there is none, or where that is not known."""
+        if not self.words or rank not in self.members:
+            return -1
+        progress = self.words[self.members.index(rank)][PROGRESS]
+        return max(-1, (progress + 1 >> STEP_BITS) - 2)  # the number of operation 0 is 1 there
+
+    def waiting_for(self) -> list[int]:
+        """Global ranks without which the operation, or the first one at all, cannot go on."""
+        if self._wait is not None:
+            return [self.members[self._wait.rank]]
+        if self._memory is not None and not self.words:
+            return self._opening.silent()
+        return []
+
+    def _fall_asleep(self) -> None:
+        self._arming = False
+        self.poll()
+        wait = self._wait
+        if wait is None or wait.asleep:
+            return
+        if perf_counter() < self._awake_until:
+            self._arming = True
+            self.spin_policy.give_way(self._turns)
+            self._turns += 1
+            self.group.world.loop.call_soon(self._fall_asleep)
+            return
+        if self.current is not None:
+            self.current.fell_asleep()
+        wait.asleep = True
+        self._nap(wait)
+
+    def _nap(self, wait: Wait) -> None:
+        self._naps += 1
+        self.mine[ASLEEP] = (self._naps << 32) | (wait.word << _RANK_BITS) | (wait.rank + 1)
+        self._settle()
+        self.poll()
+        if self._wait is wait:
+            self._look_again(LOOK_AGAIN_SECONDS, self._look)
+
+    def _look(self) -> None:
+        wait = self._wait
+        self.poll()
+        if wait is not None and self._wait is wait:
+            self._look_again(SUSPICION_SECONDS, self._suspect)
+
+    def _suspect(self) -> None:
+        wait = self._wait
+        self.poll()
+        if wait is not None and self._wait is wait and self.current is not None:
+            self.current.tell()
+            self._look_again(BACKSTOP_SECONDS, self._suspect)
+
+    def _look_again(self, seconds: float, look: Callable[[], None]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.group.world.loop.call_later(seconds, look)
+
+    def _settle(self) -> None:
+        # An atomic instruction: what was stored before is visible before anything is loaded after.
+        with self._fence:
+            pass
+
+
+def _no_turns(_: Callable[[], None]) -> None:
+    """A spin policy that keeps no loop awake: the communicator does that itself."""
+
+
+def _area_id(group: int, incarnation: int) -> int:
+    text = f"{group} {incarnation}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") or 1

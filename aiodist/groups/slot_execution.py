@@ -1,0 +1,252 @@
+"""A collective of one slot a rank, before a context, a record or a coroutine is made for it.
+
+What is published, and where, is what `shm.OperationShm` would published: a rank that goes this way and one
+that takes its turn on the communicator as ever cannot tell the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+
+from aiodist.groups.operation_shm import LAST_STEP, STEP_BITS, announce, stray
+from aiodist.shm.group_area import ASLEEP, COPIED, PROGRESS, SLOT_TAGS, SLOTS
+
+if TYPE_CHECKING:
+    from aiodist.groups.fingerprint import Fingerprint
+    from aiodist.groups.shm_communicator import ShmCommunicator
+    from aiodist.p2p.spin_policy import SpinPolicy
+
+D = TypeVar("D")
+Given = TypeVar("Given", contravariant=True)
+
+AT_ONCE_SECONDS = 80e-6
+"""How long to look for the others before an operation gets a context, a record and a driver.
+
+About what those cost on a slow machine: so whoever looks in vain has lost as much again, and no more.
+"""
+
+CROWDED_SECONDS = 1e-3
+"""The same where ranks outnumber cores: giving way each time, so that the others get there."""
+
+BYTE_SECONDS = 4e-10
+"""More for each byte that a rank publishes, where each has a core: the others' copies take time too."""
+
+
+class SlotExecution(Protocol[Given]):
+    """What equal calls of such a collective have in common. Ranks are numbers on the communicator."""
+
+    @property
+    def fingerprint(self) -> Fingerprint: ...
+
+    @property
+    def nbytes(self) -> int:
+        """What this rank publishes; -1 where it publishes nothing."""
+        ...
+
+    @property
+    def room(self) -> int:
+        """What a slot must hold: the same on all ranks, unless what is in a slot says how much it is."""
+        ...
+
+    @property
+    def spin_bytes(self) -> int:
+        """For how long to look for the others, as the bytes for whose copies one would: ``nbytes``."""
+        ...
+
+    @property
+    def pieces(self) -> Sequence[slice]:
+        """What is published in pieces, in this order, by the one rank that publishes anything, and read so
+        while others follow; empty where all of it is published at once."""
+        ...
+
+    @property
+    def reads(self) -> Sequence[tuple[int, int]]:
+        """The other ranks whose slots this one reads, and their bytes; -1: as many as there are."""
+        ...
+
+    @property
+    def knows_all(self) -> bool:
+        """Whether those are all other ranks."""
+        ...
+
+    def fill(self, slot: memoryview, given: Given) -> None:
+        """Write what this rank publishes into its ``slot``. May be done again, as
+        `ShmCommunicator.enter` does.
+        """
+        ...
+
+    def fill_piece(self, piece: slice, slot: memoryview, given: Given) -> None:
+        """The same of one of `pieces`."""
+        ...
+
+    @property
+    def go_ahead(self) -> Callable[[Given], None] | None:
+        """What there is to do before the others are looked for, when it has been published."""
+        ...
+
+    def finish_piece(self, piece: slice, slot: memoryview, given: Given) -> None:
+        """Take one of `pieces` out of the ``slot`` of who put it up. May be done again."""
+        ...
+
+    def finish(self, number: int, slots: Sequence[memoryview], given: Given) -> bool:
+        """Make of the ranks' ``slots`` of that number what the caller gets.
+
+        False: they do not fit together.
+        """
+        ...
+
+
+def run_in_slots(
+    communicator: ShmCommunicator, sequence: int, what: SlotExecution[D], given: D
+) -> bool:
+    """Carry out the collective ``sequence``, if all it needs is there at once and ranks agree.
+
+    False: somebody is not there yet, or the communicator is not free, or ranks disagree. The operation
+    then takes its turn as ever, and publishes the same again.
+    """
+    base = sequence + 1 << STEP_BITS
+    # As long as another operation has the communicator, or waits for it, the last one has not ended there.
+    if communicator.progress != base - 1 or what.room > communicator.room:
+        return False
+    slot, nbytes = sequence % SLOTS, what.nbytes
+    tag, slots, peers, spin = SLOT_TAGS[slot], communicator.slots[slot], communicator.peers, None
+    low, high = meta = what.fingerprint.words
+    follows, reads = nbytes < 0 and bool(what.pieces), what.reads
+    if nbytes >= 0:
+        # Whoever is in the last operation has left the one before it, and what that published here.
+        if communicator.met != sequence - 1 and not _may_write(communicator, slot, what.spin_bytes):
+            return False
+        if what.pieces and not communicator.spin_policy.crowded:
+            # Where ranks take turns on a core whoever finds anything shall find all of it.
+            for piece in what.pieces:
+                what.fill_piece(piece, slots[communicator.rank], given)
+                announce(communicator.mine, tag, base, meta, nbytes, piece.stop)
+        else:
+            what.fill(slots[communicator.rank], given)
+        announce(communicator.mine, tag, base, meta, nbytes)
+        for _, words in peers:
+            if words[ASLEEP]:
+                communicator.wake(tag)
+                break
+        if what.go_ahead is not None:
+            what.go_ahead(given)
+    elif follows:
+        if not _follow(communicator, slot, base, what, given):
+            return False
+        reads = ()  # all of it is here
+    words_of = communicator.words
+    for rank, length in reads:
+        words = words_of[rank]
+        if words[tag] != base:
+            spin = spin or communicator.spin.begin(what.spin_bytes)
+            if not spin.found_within(words, tag, base, base):
+                return False
+        if (
+            words[tag + 1] != low
+            or words[tag + 2] != high
+            or (length >= 0 and words[tag + 3] != length)
+        ):
+            return False
+    knows_all = what.knows_all
+    if (
+        knows_all
+        and communicator.unread[slot - 1] is not None
+        and not _agreed(communicator, slot - 1)
+    ):
+        return False
+    if not follows and not what.finish(slot, slots, given):
+        return False
+    if knows_all:
+        communicator.met = sequence
+    else:
+        communicator.unread[slot] = sequence, meta
+    end = base | LAST_STEP
+    if nbytes >= 0:
+        communicator.slot_used[slot] = end
+    communicator.advance(end)
+    return True
+
+
+def _may_write(communicator: ShmCommunicator, slot: int, spin_bytes: int) -> bool:
+    """Whether all others have left what this rank has published in ``slot``, or do so in time, and were
+    in the same operation if it has not looked at that."""
+    spin, needed = communicator.spin.begin(spin_bytes), communicator.slot_used[slot]
+    for _, words in communicator.peers:
+        if words[PROGRESS] < needed and not spin.finds(words, PROGRESS, needed):
+            return False
+    return communicator.unread[slot] is None or _agreed(communicator, slot)
+
+
+def _agreed(communicator: ShmCommunicator, slot: int) -> bool:
+    """Whether nobody had published another operation than this rank did, in a slot that it left unread."""
+    unread = communicator.unread[slot]
+    assert unread is not None
+    for _, words in communicator.peers:
+        if stray(words, *unread) is not None:
+            return False
+    communicator.unread[slot] = None
+    return True
+
+
+def _follow(
+    communicator: ShmCommunicator, slot: int, base: int, what: SlotExecution[D], given: D
+) -> bool:
+    """Take what the one other rank has begun to publish, as it comes; whether all of it came in time."""
+    tag, meta = SLOT_TAGS[slot], what.fingerprint.words
+    for rank, length in what.reads:
+        words = communicator.words[rank]
+        spin, place = communicator.spin.begin(what.spin_bytes), communicator.slots[slot][rank]
+        for piece in what.pieces:
+            if not spin.found_within(words, tag + COPIED, base + piece.stop, base + length):
+                return False
+            if (words[tag + 1], words[tag + 2]) != meta or words[tag + 3] != length:
+                return False
+            what.finish_piece(piece, place, given)
+            spin.begin(length)
+    return True
+
+
+class BoundedSpin:
+    """A short look for words of other ranks, one after the other, with one limit in all."""
+
+    __slots__ = ("_end", "_spin_bytes", "_spin_policy", "_times")
+
+    def __init__(self, spin_policy: SpinPolicy) -> None:
+        self._spin_policy = spin_policy
+        self._times = 0
+        self._end = 0.0  # of `time.perf_counter`; 0 before the first look
+        self._spin_bytes = 0
+
+    def begin(self, spin_bytes: int) -> Self:
+        """This: from here on it takes the time for `SlotExecution.spin_bytes` bytes."""
+        self._end = 0.0
+        self._spin_bytes = spin_bytes
+        return self
+
+    def found_within(self, words: memoryview, word: int, least: int, most: int) -> bool:
+        """Whether ``words[word]`` is between these two before the time is up."""
+        return (words[word] >= least or self.finds(words, word, least)) and words[word] <= most
+
+    def finds(self, words: memoryview, word: int, least: int) -> bool:
+        """Whether ``words[word]`` is at least ``least`` before the time is up."""
+        spin_policy = self._spin_policy
+        if not (spin_policy.active or spin_policy.crowded):
+            return words[word] >= least
+        if not self._end:
+            self._times = 0
+            self._end = perf_counter() + (
+                CROWDED_SECONDS
+                if spin_policy.crowded
+                else AT_ONCE_SECONDS + BYTE_SECONDS * self._spin_bytes
+            )
+        while words[word] < least:
+            now = perf_counter()
+            if now > self._end:
+                spin_policy.neighbours.move_to_idle_core(now)
+                return False
+            if spin_policy.crowded:
+                spin_policy.give_way(self._times)
+                self._times += 1
+        return True

@@ -1,0 +1,95 @@
+"""Who is missing from an operation that has not ended in time, and what those ranks do instead.
+
+In a ring or a tree a rank waits for its neighbour, which may wait for the next: to name the one it
+waits for would blame a bystander. So the rank whose time is up asks all members whether they have
+entered the operation, and gives them a moment to answer. They say as well what they are in: ranks that
+call two groups in opposite order each wait for the other, and nothing else tells them so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from aiodist.p2p.endpoint_events import Presence
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from aiodist.p2p.endpoint import Endpoint
+
+ANSWER_SECONDS = 0.5
+"""A rank whose loop has not answered by then counts as missing: it is stuck, or gone."""
+
+Answers = dict[int, Presence | None]
+"""By global rank, in order, what each of those asked has answered; None of one that has not."""
+
+
+class StatusQuery:
+    """A status query under way. ``done(answers)`` is called once, unless it is dropped before."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        asked: Iterable[int],
+        absent: Iterable[int],
+        done: Callable[[Answers], None],
+    ) -> None:
+        """``asked``: global ranks that will answer; ``absent``: those that cannot."""
+        self._silent = set(asked)
+        self._answers: Answers = dict.fromkeys((*self._silent, *absent))
+        self._done = done
+        # At once, also where nobody is left to ask: later, for whoever keeps the roll.
+        seconds = ANSWER_SECONDS if self._silent else 0.0
+        self._timer = loop.call_later(seconds, self._finish)
+
+    def answered(self, rank: int, presence: Presence) -> None:
+        """What ``rank`` says of itself."""
+        if rank in self._silent:
+            self._silent.discard(rank)
+            self._answers[rank] = presence
+            if not self._silent:
+                self.drop()
+                self._finish()
+
+    def drop(self) -> None:
+        """The operation has ended meanwhile."""
+        self._timer.cancel()
+
+    def _finish(self) -> None:
+        self._done(dict(sorted(self._answers.items())))
+
+
+class StatusQueries:
+    """Those of one group, each by the number of its collective, or one below 0 for a message."""
+
+    __slots__ = ("_by_number", "_endpoint", "_group", "_last", "_loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, endpoint: Endpoint, group: int) -> None:
+        self._loop = loop
+        self._endpoint = endpoint
+        self._group = group
+        self._by_number: dict[int, StatusQuery] = {}
+        self._last = 0
+
+    def new_number(self) -> int:
+        """For an operation that has none."""
+        self._last -= 1
+        return self._last
+
+    def call(self, number: int, ranks: Sequence[int], done: Callable[[Answers], None]) -> None:
+        """Ask the global ``ranks``."""
+        asked = self._endpoint.query_status(self._group, number, ranks)
+        absent = set(ranks).difference(asked)
+        self._by_number[number] = StatusQuery(self._loop, asked, absent, done)
+
+    def answered(self, number: int, rank: int, presence: Presence) -> None:
+        """What ``rank`` says to `call`."""
+        status_query = self._by_number.get(number)
+        if status_query is not None:
+            status_query.answered(rank, presence)
+
+    def drop(self, number: int) -> None:
+        """The operation has ended."""
+        if self._by_number and (status_query := self._by_number.pop(number, None)) is not None:
+            status_query.drop()

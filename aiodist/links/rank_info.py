@@ -1,0 +1,61 @@
+"""What a rank tells the others about itself when they meet, and how it can be reached."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Container
+from dataclasses import dataclass
+
+import msgpack
+
+from aiodist.errors import ProtocolError, name_of
+
+_LOCAL_SCHEMES = ("unix",)
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """What a rank tells the others about itself when they meet."""
+
+    rank: int
+    host: str
+    """Host name, for messages."""
+    host_id: str
+    """Equal on ranks that run under one kernel: only those try the transports of one host."""
+    pid: int
+    addresses: tuple[str, ...]
+    """Where it listens, best first."""
+    lifelines: tuple[str, ...] = ()
+    """Where its heartbeat thread listens, likewise."""
+    segment: str = ""
+    """How to map the memory that it shares with the ranks of its host; empty where it has none."""
+
+    def encode(self) -> bytes:
+        places = [list(self.addresses), list(self.lifelines)]
+        fields = [self.rank, self.host, self.host_id, self.pid, self.segment, *places]
+        packed: bytes = msgpack.packb(fields)
+        return packed
+
+    @property
+    def mark(self) -> bytes:
+        """Tells this process from another that has, had, or will have its rank."""
+        return hashlib.blake2b(self.encode(), digest_size=8).digest()
+
+    @classmethod
+    def decode(cls, data: bytes) -> RankInfo:
+        try:
+            rank, host, host_id, pid, segment, *places = msgpack.unpackb(data)
+            addresses, lifelines = (tuple(map(str, place)) for place in places)
+            who = int(rank), str(host), str(host_id), int(pid)
+            return cls(*who, addresses, lifelines, str(segment))
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise ProtocolError("a rank introduced itself in a form nobody understands") from error
+
+    def __str__(self) -> str:
+        return name_of(self.rank, self.host, self.pid)
+
+
+def reachable_at(address: str, there: RankInfo, here: RankInfo, schemes: Container[str]) -> bool:
+    """Whether ``here`` can try ``address`` of ``there``, having transports for ``schemes``."""
+    scheme = address.partition(":")[0]
+    return scheme in schemes and (scheme not in _LOCAL_SCHEMES or there.host_id == here.host_id)

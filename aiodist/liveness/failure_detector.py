@@ -1,0 +1,383 @@
+"""One rank among those that watch each other: its heartbeat connections, what it hears, what it passes on.
+
+Lives in an event loop of its own (`heartbeat`), and knows nothing of groups or messages. News of a lost
+rank floods the failure detector, each rank telling its neighbours once, so that it arrives everywhere
+whatever the ranks' programs do; the flood's cost is four small frames a rank.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from aiodist.deadline import Deadline
+from aiodist.errors import DistError, DistNetworkError
+from aiodist.links.closing import ClosingStreams
+from aiodist.links.dialing import introduce
+from aiodist.links.losses import ENDED
+from aiodist.links.rank_info import RankInfo, reachable_at
+from aiodist.liveness.heartbeat_connection import HeartbeatConnection
+from aiodist.liveness.heartbeat_deadlines import HeartbeatDeadlines
+from aiodist.liveness.loss_notice import LossNotice, shorten
+from aiodist.liveness.watch_ring import neighbours, ring_order
+from aiodist.transport.base import Connection, Listener, Transport
+from aiodist.transport.pending_handshakes import SPARE, PendingHandshakes
+from aiodist.wire.frames import Frame, FrameType
+from aiodist.wire.handshake import Handshake
+
+BEATS = 8
+"""Beats within the timeout."""
+
+GRACE_SECONDS = 0.25
+"""A heartbeat connection that ended may have been cut and not its rank: how long the rank has to come
+back.
+"""
+
+_REDIAL_SECONDS = 0.1
+_FAREWELL_SECONDS = 1.0
+
+
+class FailureDetector:
+    """``open`` first, then ``meet``. Belongs to the loop that it is made in."""
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        transports: Sequence[Transport],
+        timeout: float,
+        vitals: Callable[[], str],
+        report: Callable[[LossNotice], None],
+    ) -> None:
+        """``timeout``: seconds of silence that count as death. ``vitals()``: what this rank does.
+
+        ``report(notice)`` hears once of each lost rank; of this one, if the others gave it up.
+        """
+        self.rank = rank
+        self.size = size
+        self.heard_of: dict[int, str] = {}
+        """What each neighbour last said that it does."""
+        self._transports = {transport.scheme: transport for transport in transports}
+        self._timeout = timeout
+        self._interval = timeout / BEATS
+        self._vitals = vitals
+        self._report = report
+        self._loop = asyncio.get_running_loop()
+        self._deadlines = HeartbeatDeadlines(timeout, self._interval, time.monotonic())
+        self._pending: PendingHandshakes[HeartbeatConnection] = PendingHandshakes(
+            f"rank {rank}'s heartbeat connection", size
+        )
+        self._early: list[Connection] = []
+        self._listeners: list[Listener] = []
+        self._lines: dict[int, HeartbeatConnection] = {}
+        self._dialling: dict[int, asyncio.Task[None]] = {}
+        self._closing_streams = ClosingStreams(_FAREWELL_SECONDS)
+        self._endings: dict[int, str] = {}  # how the kernel says that a rank has ended
+        self._gone: set[int] = set()
+        self._rank_infos: list[RankInfo] = []
+        self._ring: Sequence[int] = ()
+        self._returned: dict[int, HeartbeatConnection] = {}  # of ranks that this one takes for gone
+        self._key = b""
+        self._timer: asyncio.TimerHandle | None = None
+        self._over = False
+        self._departure = asyncio.Event()
+        self._last_words = ""
+
+    async def open(self) -> tuple[str, ...]:
+        """Listen; the addresses are for the other ranks. Raises DistNetworkError."""
+        for transport in self._transports.values():
+            self._listeners.append(await transport.listen(self._accept))
+        return tuple(listener.address for listener in self._listeners)
+
+    def meet(self, rank_infos: Sequence[RankInfo], key: bytes) -> None:
+        """Learn who the others are, by rank, and a secret of the job's for these lines alone."""
+        self._rank_infos, self._key = list(rank_infos), key
+        self.size = len(rank_infos)
+        self._ring = ring_order([rank_info.host_id for rank_info in rank_infos])
+        early, self._early = self._early, []
+        for connection in early:
+            self._accept(connection)
+        self._arrange()
+        self._beat()
+
+    def renew(self, rank_info: RankInfo) -> None:
+        """Another process takes the place of a rank."""
+        if self._over:
+            return
+        self._remove(rank_info.rank)
+        self._rank_infos[rank_info.rank] = rank_info
+        self._ring = ring_order([rank_info.host_id for rank_info in self._rank_infos])
+        self._gone.discard(rank_info.rank)
+        self._arrange()
+        line = self._returned.pop(rank_info.rank, None)
+        if line is not None:
+            self.proven(line)
+
+    def dismiss(self, rank: int) -> None:
+        """``rank`` is gone, as everybody knows."""
+        if not self._over and rank not in self._gone:
+            self._remove(rank)
+
+    async def leave(self, last_activity: str = "") -> None:
+        """Say goodbye, or ``last_activity``, why this rank is lost; close everything, in bounded time."""
+        if self._over and not self._listeners:
+            return
+        self._over = True
+        self._last_words = last_activity
+        self._departure.set()
+        for line in [*self._lines.values(), *self._returned.values()]:
+            self._take_leave_of(line)
+        # Whoever is being dialled hears a goodbye, too: to a rank that goes on, one that hangs up
+        # in the middle of the handshake would be a stranger.
+        if self._dialling:
+            await asyncio.wait(self._dialling.values(), timeout=_FAREWELL_SECONDS)
+        self._stop()
+        await self._closing_streams.over()
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            await listener.close()
+
+    def _take_leave_of(self, line: HeartbeatConnection) -> None:
+        if self._last_words:
+            line.tell(FrameType.LOST, self._notice(self.rank, self._last_words).encode())
+        elif self._departure.is_set():  # not that of a rank which the others gave up
+            line.tell(FrameType.GOODBYE)
+        self._closing_streams.hang_up(line.connection)
+
+    def close_in_child(self) -> None:
+        """In a forked child: give back what it inherited; the parent's lines go on."""
+        lines = [*self._lines.values(), *self._returned.values(), *self._pending]
+        for connection in [*self._early, *(line.connection for line in lines)]:
+            connection.close_in_child()
+        for listener in self._listeners:
+            listener.close_in_child()
+
+    # -- liveness.heartbeat_connection.Owner
+
+    def proven(self, line: HeartbeatConnection) -> None:
+        self._pending.proven(line)
+        rank = line.rank
+        if self._over:
+            self._take_leave_of(line)
+            return
+        if rank in self._gone:
+            # It was given up, and comes back; or it is the next one in its place, of which this
+            # rank has yet to hear, and knows that it is not meant.
+            verdict = self._notice(rank, f"rank {self.rank} no longer counts on it")
+            line.tell(FrameType.LOST, verdict.encode())
+            former = self._returned.pop(rank, None)
+            self._returned[rank] = line
+            if former is not None:
+                former.connection.abort()
+            return
+        former = self._lines.get(rank)
+        self._lines[rank] = line
+        if former is not None:
+            former.connection.abort()
+        self.heard_of[rank] = line.vitals
+        self._endings.pop(rank, None)
+        self._deadlines.release(rank)
+        self._deadlines.watch(rank, time.monotonic())
+        line.tell(FrameType.BEAT, self._pulse())
+
+    def said(self, line: HeartbeatConnection, frame: Frame) -> None:
+        rank = line.rank
+        self._deadlines.heard(rank, time.monotonic())
+        if frame.type == FrameType.BEAT:
+            line.vitals = frame.meta.decode("utf-8", "replace")
+            if self._lines.get(rank) is line:
+                self.heard_of[rank] = line.vitals
+        elif frame.type == FrameType.LOST:
+            self._lost(LossNotice.decode(frame.meta), line)
+        elif frame.type == FrameType.LEFT:
+            self._left(frame.id, frame.meta, line)
+        elif self._lines.get(rank) is line:
+            self._left(rank, self._rank_infos[rank].mark, line)
+
+    def ended(self, line: HeartbeatConnection, error: BaseException | None) -> None:
+        self._pending.turned_away(line, error)
+        rank = line.rank
+        if self._returned.get(rank) is line:
+            del self._returned[rank]
+        if rank < 0 or self._lines.get(rank) is not line:
+            return
+        del self._lines[rank]
+        if self._over or rank in self._gone:
+            return
+        why = "the kernel closed its connection" if error is None else str(error)
+        self._ended(rank, f"it {ENDED}: {why}")
+        self._dial(rank)
+
+    # -- judgement
+
+    def _beat(self) -> None:
+        if self._over:
+            return
+        self._timer = self._loop.call_later(self._until_next_beat(), self._beat)
+        self._judge()
+        pulse = self._pulse()
+        for line in [*self._lines.values(), *self._returned.values()]:
+            line.tell(FrameType.BEAT, pulse)
+
+    def _until_next_beat(self) -> float:
+        """Seconds to the next multiple of the interval on the host's clock, half an interval or more.
+
+        So the ranks of a host beat together, and each wakes once or twice for the beats of all its
+        neighbours, not once for each.
+        """
+        seconds = self._interval - time.monotonic() % self._interval
+        return seconds if seconds > self._interval / 2 else seconds + self._interval
+
+    def _pulse(self) -> bytes:
+        return shorten(self._vitals()).encode()
+
+    def _judge(self) -> None:
+        if self._over:
+            return
+        for rank in self._deadlines.silent(time.monotonic()):
+            why = self._endings.get(rank) or (
+                f"nothing was heard of it for {self._timeout:g} s: it was stopped, or its host or "
+                "the network between is gone"
+            )
+            self._lost(self._notice(rank, why), None)
+
+    def _notice(self, rank: int, reason: str) -> LossNotice:
+        mark = self._rank_infos[rank].mark
+        return LossNotice(rank, mark, self.rank, reason, self.heard_of.get(rank, ""))
+
+    def _is_meant(self, rank: int, mark: bytes) -> bool:
+        return 0 <= rank < self.size and self._rank_infos[rank].mark == mark
+
+    def _ended(self, rank: int, why: str) -> None:
+        """The kernel says that ``rank`` is gone: it may show soon that it is not."""
+        self._endings[rank] = why
+        self._deadlines.hurry(rank, time.monotonic() + GRACE_SECONDS)
+        self._loop.call_later(GRACE_SECONDS, self._judge)
+
+    def _lost(self, notice: LossNotice, source: HeartbeatConnection | None) -> None:
+        rank = notice.rank
+        if rank in self._gone or self._over or not self._is_meant(rank, notice.mark):
+            return
+        if notice.noticed_by in self._gone:  # two that gave each other up: the first word counts
+            return
+        if rank == self.rank:
+            self._over = True
+            self._stop()
+            lines, self._lines = list(self._lines.values()), {}
+            for line in lines:
+                self._closing_streams.hang_up(line.connection)
+        else:
+            self._tell_all(FrameType.LOST, notice.encode(), source)
+            self._remove(rank)
+        self._report(notice)
+
+    def _left(self, rank: int, mark: bytes, source: HeartbeatConnection) -> None:
+        if rank in self._gone or self._over or rank == self.rank or not self._is_meant(rank, mark):
+            return
+        self._gone.add(rank)
+        self._tell_all(FrameType.LEFT, mark, source, rank)
+        self._remove(rank)
+
+    def _tell_all(
+        self, type: FrameType, meta: bytes, source: HeartbeatConnection | None, rank: int = 0
+    ) -> None:
+        for line in list(self._lines.values()):
+            if line is not source:
+                line.tell(type, meta, id=rank)
+
+    def _remove(self, rank: int) -> None:
+        self._gone.add(rank)
+        self._deadlines.release(rank)
+        self._endings.pop(rank, None)
+        self.heard_of.pop(rank, None)
+        line = self._lines.pop(rank, None)
+        if line is not None:
+            self._closing_streams.hang_up(line.connection)
+        task = self._dialling.pop(rank, None)
+        if task is not None:
+            task.cancel()
+        self._arrange()
+
+    # -- connections
+
+    def _arrange(self) -> None:
+        """Watch all neighbours of now; those that were, and live, still are."""
+        for rank in neighbours(self._ring, self.rank, self._gone):
+            if rank not in self._deadlines:
+                self._deadlines.watch(rank, time.monotonic())
+                self._dial(rank)
+
+    def _dial(self, rank: int, *, whoever: bool = False) -> None:
+        # Of two ranks the lower one dials, also to mend a line that was cut. While ranks come and
+        # go it may not know yet that it has to; then, after a while, the other one does.
+        if self.rank > rank and not whoever:
+            self._loop.call_later(self._timeout / 2, partial(self._dial, rank, whoever=True))
+        elif rank in self._deadlines and rank not in self._dialling and not self._over:
+            self._dialling[rank] = self._loop.create_task(self._keep_dialling(rank))
+
+    async def _keep_dialling(self, rank: int) -> None:
+        try:
+            while rank not in self._lines and rank in self._deadlines and not self._over:
+                refusals = await self._try_addresses(rank)
+                if refusals:
+                    self._ended(rank, f"it {ENDED}: {refusals}")
+                if rank not in self._lines:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_REDIAL_SECONDS):
+                            await self._departure.wait()
+        finally:
+            if self._dialling.get(rank) is asyncio.current_task():
+                del self._dialling[rank]
+
+    async def _try_addresses(self, rank: int) -> str:
+        """Connect, by the first address that serves. If all refuse, what they say, else nothing."""
+        refusals: list[str] = []
+        rank_info, own = self._rank_infos[rank], self._rank_infos[self.rank]
+        addresses = [
+            a for a in rank_info.lifelines if reachable_at(a, rank_info, own, self._transports)
+        ]
+        for address in addresses:
+            transport = self._transports[address.partition(":")[0]]
+            try:
+                await self._connect(rank, transport, address)
+            except DistError as error:
+                if isinstance(error.__cause__, ConnectionRefusedError | FileNotFoundError):
+                    refusals.append(str(error))
+            else:
+                return ""
+        return "; ".join(refusals) if len(refusals) == len(addresses) else ""
+
+    async def _connect(self, rank: int, transport: Transport, address: str) -> None:
+        connection = await transport.connect(address, Deadline(self._timeout))
+        line = HeartbeatConnection(self, connection, Handshake(self._key, self.rank, self.size, 0))
+        try:
+            await introduce(line, rank, self._timeout)
+        except OSError as error:
+            raise DistNetworkError(str(error)) from error
+
+    def _accept(self, connection: Connection) -> None:
+        if self._over:
+            connection.abort()
+        elif not self._key:
+            self._early.append(connection)
+            if len(self._early) > SPARE + 2 * self.size:
+                self._early.pop(0).abort()
+        else:
+            line = HeartbeatConnection(
+                self, connection, Handshake(self._key, self.rank, self.size, 0)
+            )
+            self._pending.admit(line, connection.peer_name)
+            line.start()
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in list(self._dialling.values()):
+            task.cancel()
+        self._pending.close(lambda line: line.connection.abort())
+        early, self._early = self._early, []
+        for connection in early:
+            connection.abort()

@@ -1,0 +1,142 @@
+"""The thread in which a rank's failure detector lives, and the way between it and the rank's own loop.
+
+The rank's loop may be busy for minutes, or stand still; this thread needs the interpreter for a
+moment several times a timeout, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from aiodist.errors import DistError
+from aiodist.links.loop_thread import LoopThread
+from aiodist.links.rank_info import RankInfo
+from aiodist.liveness.failure_detector import FailureDetector
+from aiodist.liveness.loss_notice import LossNotice
+from aiodist.transport.base import Transport
+
+DEFAULT_TIMEOUT = 10.0
+"""Seconds of silence after which a rank counts as lost, where nothing else is said."""
+
+SHORTEST = 0.2
+"""Seconds; below that a busy machine alone makes a rank silent for so long."""
+
+_ORPHANED = "its event loop has ended without destroy_process_group()"
+
+
+class HeartbeatThread:
+    """A failure detector in a thread of its own. ``open``, ``meet``, in the end ``close``."""
+
+    def __init__(
+        self, rank: int, size: int, transports: Sequence[Transport], timeout: float
+    ) -> None:
+        """``timeout``: seconds, see `DEFAULT_TIMEOUT`."""
+        self._rank = rank
+        self._size = size
+        self._transports = transports
+        self._timeout = timeout
+        self._met = False
+        self._vitals: Callable[[], str] = str
+        self._report: Callable[[LossNotice], None] = _ignore
+        self._detector: FailureDetector | None = None
+        self._last_words = ""
+        self._loop_thread = LoopThread("aiodist-heart", self._main)
+        loop = asyncio.get_running_loop()
+        self._opened: asyncio.Future[tuple[str, ...]] = loop.create_future()
+
+    async def open(
+        self, vitals: Callable[[], str], report: Callable[[LossNotice], None]
+    ) -> tuple[str, ...]:
+        """Start; the addresses are for the other ranks. Raises DistNetworkError.
+
+        ``vitals()`` is called in the thread; ``report(notice)`` in this loop, for each lost rank.
+        """
+        self._vitals, self._report = vitals, report
+        self._loop_thread.start()
+        try:
+            return await asyncio.shield(self._opened)
+        except asyncio.CancelledError:
+            self._opened.cancel()
+            self.stop()
+            raise
+
+    def meet(self, rank_infos: Sequence[RankInfo], key: bytes) -> None:
+        """Begin to beat and to watch. Ranks of one process live and die together, and need none."""
+        if len({(rank_info.host_id, rank_info.pid) for rank_info in rank_infos}) == 1:
+            self._loop_thread.cancel()
+            return
+        self._met = True
+        self._ask(FailureDetector.meet, rank_infos, key)
+
+    def renew(self, rank_info: RankInfo) -> None:
+        """Another process has taken the place of a rank."""
+        if self._met:
+            self._ask(FailureDetector.renew, rank_info)
+
+    def dismiss(self, rank: int) -> None:
+        """``rank`` was lost before this one came."""
+        if self._met:
+            self._ask(FailureDetector.dismiss, rank)
+
+    def _ask(self, function: Callable[..., None], *args: object) -> None:
+        assert self._detector is not None  # `open` has returned
+        self._loop_thread.ask(function, self._detector, *args)
+
+    def heard_of(self, rank: int) -> str:
+        """What ``rank`` last said that it does; empty for one that is no neighbour."""
+        return "" if self._detector is None else self._detector.heard_of.get(rank, "")
+
+    async def close(self) -> None:
+        """Say goodbye and end the thread; 4 s at most. Idempotent."""
+        await self._loop_thread.close()
+
+    def stop(self) -> None:
+        """End the thread without the owner's loop, which has ended: to the others, this rank died."""
+        self._last_words = _ORPHANED
+        self._loop_thread.stop()
+
+    def close_in_child(self) -> None:
+        """In a forked child, which has no such thread: give back its sockets."""
+        if self._detector is not None:
+            self._detector.close_in_child()
+        self._loop_thread.close_in_child()
+
+    # -- the thread
+
+    async def _main(self) -> None:
+        self._detector = detector = FailureDetector(
+            self._rank, self._size, self._transports, self._timeout, self._pulse, self._pass_on
+        )
+        try:
+            try:
+                addresses = await detector.open()
+            except DistError as error:
+                self._loop_thread.tell(_fail, self._opened, error)
+                return
+            self._loop_thread.tell(_resolve, self._opened, addresses)
+            await asyncio.get_running_loop().create_future()  # until it is cancelled
+        finally:
+            await detector.leave(_ORPHANED if self._loop_thread.is_orphaned else self._last_words)
+
+    def _pulse(self) -> str:
+        if self._loop_thread.is_orphaned:
+            self._loop_thread.cancel()
+        return self._vitals()
+
+    def _pass_on(self, notice: LossNotice) -> None:
+        self._loop_thread.tell(self._report, notice)
+
+
+def _ignore(notice: LossNotice) -> None:
+    """Before `open`."""
+
+
+def _resolve(future: asyncio.Future[object], value: object) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _fail(future: asyncio.Future[object], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -1,5 +1,0 @@
-"""How ranks find each other: rank, size, a store they share, and each one's own address."""
-
-from aiodist.mesh.rendezvous.meeting import Rendezvous, rendezvous
-
-__all__ = ["Rendezvous", "rendezvous"]

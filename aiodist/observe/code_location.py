@@ -1,0 +1,52 @@
+"""Where a process is just now: the line of the program that its main thread executes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+_OURS = str(Path(__file__).parents[1]) + os.sep
+_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
+_PACKAGES = ("site-packages" + os.sep, "dist-packages" + os.sep)
+
+
+@dataclass(frozen=True)
+class CodeLocation:
+    """``place``: file, line and function; "" where nothing of the program is on the stack.
+
+    ``stuck``: for how many seconds, at least, the event loop has not turned: somebody computes in
+    it, and nothing that comes in is looked at. 0.0 where it turns.
+    """
+
+    place: str = ""
+    stuck: float = 0.0
+
+    def __str__(self) -> str:
+        words = [f"at {self.place}"] if self.place else []
+        if self.stuck:
+            words.append(f"its event loop has not turned for {self.stuck:.1f} s or more")
+        return ", ".join(words)
+
+
+def place() -> str:
+    """Of this process's main thread: the innermost line that is the program's. Any thread."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and _is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None else _describe(frame)
+
+
+def _describe(frame: FrameType) -> str:
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def _is_library(name: str) -> bool:
+    """Python's own, and aiodist; other packages are the program's choice."""
+    if name.startswith((_OURS, "<frozen")):
+        return True
+    return name.startswith(_LIBRARY) and not any(part in name for part in _PACKAGES)

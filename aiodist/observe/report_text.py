@@ -1,0 +1,152 @@
+"""A verdict in sentences, and the ranks in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from aiodist.observe.rank_report import RankReport
+from aiodist.observe.recorder import FAILED, Operation
+from aiodist.observe.waiting import Verdict, Wait
+
+_WIDEST = 60
+
+
+def sentences(
+    verdict: Verdict, parts: Mapping[int, RankReport], silent: Mapping[int, str]
+) -> list[str]:
+    """Who is waited for. ``silent``: ranks without a part, and what is known of each."""
+    everybody = parts.keys() | silent.keys()
+    told = [
+        _of_root(root, verdict, parts, silent, everybody=everybody - {root} <= verdict.reach[root])
+        for root in verdict.roots
+    ]
+    told += [_of_cycle(cycle, verdict) for cycle in verdict.cycles]
+    told += [
+        f"{ranks([rank], capital=True)} does not answer ({why})."
+        for rank, why in sorted(silent.items())
+        if rank not in verdict.roots
+    ]
+    return told or ["No rank waits for another."]
+
+
+def _of_root(
+    root: int,
+    verdict: Verdict,
+    parts: Mapping[int, RankReport],
+    silent: Mapping[int, str],
+    *,
+    everybody: bool,
+) -> str:
+    waiting = sorted(verdict.reach[root])
+    if everybody:
+        who = "Everyone waits for"
+    else:
+        who = f"{ranks(waiting, capital=True)} {'wait' if len(waiting) > 1 else 'waits'} for"
+    direct = [wait for wait in verdict.waits if root in wait.on]
+    first = min(direct, key=lambda wait: (not wait.absent, wait.operation.sequence, wait.rank))
+    facts = []
+    if root in silent:
+        facts.append(f"does not answer ({silent[root]})")
+    elif root not in parts:
+        facts.append("has written no part")
+    if first.absent and root in parts:
+        facts.append(f"has not entered {first.operation}")
+        last = _last_finished(parts[root], first.operation.group_id)
+        if last is not None:
+            facts.append(f"has last finished {last}")
+    else:
+        facts.append(f"is waited for in {first.operation}")
+    if root in parts and str(parts[root].standpoint):
+        facts.append(f"is {parts[root].standpoint}".replace("is its", "says that its"))
+    return f"{who} rank {root}, which {_listed(facts)}."
+
+
+def _last_finished(part: RankReport, group: int) -> Operation | None:
+    ended = [
+        each
+        for each in part.operations
+        if each.sequence >= 0 and each.group_id == group and each.finished
+    ]
+    return max(ended, key=lambda each: each.sequence, default=None)
+
+
+def _of_cycle(cycle: Sequence[int], verdict: Verdict) -> str:
+    steps = [
+        _step(rank, cycle[(place + 1) % len(cycle)], verdict) for place, rank in enumerate(cycle)
+    ]
+    calls = {(wait.operation.group_id, wait.operation.sequence) for wait in steps}
+    if len(calls) == 1 and steps[0].operation.sequence >= 0:
+        return (
+            f"All its ranks are in {steps[0].operation}, and wait for each other's messages, which "
+            "are on their way or lost."
+        )
+    told = ", ".join(f"rank {wait.rank} in {wait.operation}" for wait in steps)
+    way = " -> ".join(map(str, [*cycle, cycle[0]]))
+    return f"{ranks(sorted(cycle), capital=True)} wait for each other ({way}): {told}."
+
+
+def _step(rank: int, other: int, verdict: Verdict) -> Wait:
+    return next(wait for wait in verdict.waits if wait.rank == rank and other in wait.on)
+
+
+def overview(verdict: Verdict, parts: Mapping[int, RankReport], silent: Mapping[int, str]) -> str:
+    """A table with a line for each rank and for each operation that it waits in."""
+    rows = [("rank", "process", "waits for", "since", "in", "stands")]
+    for rank in sorted(parts.keys() | silent.keys()):
+        if rank not in parts:
+            rows.append((str(rank), "", "?", "", "no answer", silent[rank]))
+            continue
+        part = parts[rank]
+        who = (str(rank), f"{part.identity.pid} on {part.identity.host}")
+        waits = [wait for wait in verdict.waits if wait.rank == rank]
+        where = str(part.standpoint)
+        if not waits:
+            rows.append((*who, "nobody", "", _doing(part), where))
+        for wait in waits:
+            on = _numbers(wait.on) + (" to enter" if wait.absent else "")
+            failed = " (failed)" if wait.operation.state == FAILED else ""
+            rows.append((*who, on, f"{wait.seconds:.1f} s", f"{wait.operation}{failed}", where))
+            who, where = ("", ""), ""
+    return table(rows)
+
+
+def _doing(part: RankReport) -> str:
+    running = part.running()
+    if running:
+        return str(running[-1])
+    ended = [each for each in part.operations if each.finished]
+    if not ended:
+        return "no operation yet"
+    last = max(ended, key=lambda each: each.finished)
+    return f"nothing; last {last} {(part.clock - last.finished) / 1e9:.1f} s ago"
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as their widest word, the last as wide as it likes."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    lines = [
+        "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]])
+        for row in rows
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def ranks(numbers: Sequence[int], *, capital: bool = False) -> str:
+    """``rank 3``, ``ranks 0-2, 5``."""
+    word = "rank" if len(numbers) == 1 else "ranks"
+    return f"{word.capitalize() if capital else word} {_numbers(numbers)}"
+
+
+def _numbers(numbers: Iterable[int]) -> str:
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [", ".join(map(str, run)) if len(run) < 3 else f"{run[0]}-{run[-1]}" for run in runs]
+    return ", ".join(parts)
+
+
+def _listed(facts: Sequence[str]) -> str:
+    return facts[0] if len(facts) == 1 else f"{', '.join(facts[:-1])} and {facts[-1]}"

@@ -1,0 +1,456 @@
+"""A rank's place in the mesh: it listens, connects on first use, sends and receives by key."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import os
+import socket
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from aiodist.deadline import Deadline
+from aiodist.errors import DistError, PeerLostError, ProtocolError
+from aiodist.links.closing import ClosingStreams, LossSuspicion
+from aiodist.links.dialing import introduce, unreachable
+from aiodist.links.forks import close_in_children
+from aiodist.links.host import host_id
+from aiodist.links.losses import ENDED, LEFT, outcast, peer_lost, without_frames
+from aiodist.links.rank_info import RankInfo, reachable_at
+from aiodist.liveness import HeartbeatThread, LossNotice
+from aiodist.p2p.control_messages import ControlMessages
+from aiodist.p2p.departure import FLUSH_SECONDS, Departure
+from aiodist.p2p.endpoint_events import EndpointEvents
+from aiodist.p2p.inbox import Inbox
+from aiodist.p2p.link import Link
+from aiodist.p2p.matching import Recv
+from aiodist.p2p.outbox import Send
+from aiodist.p2p.peer import Peer, PeerLink
+from aiodist.p2p.shm_progress import ShmProgress
+from aiodist.p2p.spin_policy import SpinPolicy
+from aiodist.shm.shared_memory import SharedMemory
+from aiodist.transport.base import Connection, Listener, Transport
+from aiodist.transport.pending_handshakes import HANDSHAKE_SECONDS, SPARE, PendingHandshakes
+from aiodist.wire.frames import Frame, FrameType, Key, encode
+from aiodist.wire.handshake import Handshake
+
+DEFAULT_WINDOW = 64 << 20
+"""Bytes that a rank buffers, for each peer, of messages without a posted receive."""
+
+CONNECT_SECONDS = 60.0
+"""All ranks listen before any learns their addresses: who has not answered by then is gone."""
+
+_SILENCE_SECONDS = 0.2
+"""How long a rank that was never connected may let a receive wait before it is looked for."""
+
+_LAST_WORDS_SECONDS = 0.3
+"""How long a rank that refuses connections may still be heard before it counts as gone."""
+
+
+class Endpoint(ControlMessages):
+    """Sends and receives between this rank and all others. Belongs to one event loop.
+
+    ``open`` first, then ``meet`` with everybody's rank infos. Nothing connects before the first message.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        transports: Sequence[Transport],
+        events: EndpointEvents,
+        *,
+        window: int = DEFAULT_WINDOW,
+        heartbeat: HeartbeatThread | None = None,
+        memory: SharedMemory | None = None,
+        host: str = "",
+    ) -> None:
+        """``heartbeat``: what watches the other ranks while this one's loop is busy, if anything.
+        ``memory``: what this rank shares with those of its host. Both are closed with the rest.
+        ``host``: what ranks of one host are known by, found out where empty.
+        """
+        self.rank = rank
+        self.size = size
+        self.window = window
+        self.memory = memory
+        self.shares_process = False  # whether ranks of this host live in one process
+        self.inbox = Inbox(size, events.is_over, events.late)
+        self._events = events
+        self._transports = {transport.scheme: transport for transport in transports}
+        self._listeners: list[Listener] = []
+        self._peers: dict[int, Peer] = {}
+        self._pending: PendingHandshakes[Link] = PendingHandshakes(f"rank {rank}", size)
+        self._heartbeat = heartbeat
+        self._closing_streams = ClosingStreams()
+        self._early: list[Connection] = []  # came before ``meet``: the faster ranks know us already
+        self._key = b""
+        self._departure = False
+        self._closed = False
+        self._host_id = host or host_id()
+        self._loop = asyncio.get_running_loop()
+        self.spin_policy = SpinPolicy(self._loop.call_soon)
+        self.shm_progress = ShmProgress(memory, self.spin_policy)
+
+    # -- meeting
+
+    async def open(self) -> RankInfo:
+        """Listen on every transport; the rank info is for the other ranks. Raises DistNetworkError."""
+        lifelines: tuple[str, ...] = ()
+        if self._heartbeat is not None:
+            lifelines = await self._heartbeat.open(self._events.activity, self._pronounced)
+        for transport in self._transports.values():
+            self._listeners.append(await transport.listen(self._accept))
+        close_in_children(self)
+        self.rank_info = RankInfo(
+            self.rank,
+            socket.gethostname(),
+            self._host_id,
+            os.getpid(),
+            tuple(listener.address for listener in self._listeners),
+            lifelines,
+            "" if self.memory is None else self.memory.description,
+        )
+        return self.rank_info
+
+    def meet(self, rank_infos: Sequence[RankInfo], key: bytes) -> None:
+        """Learn the others' rank infos and the job's key (32 bytes or so, secret)."""
+        self._key = key
+        self.size = self.inbox.size = len(rank_infos)
+        here = [rank_info.pid for rank_info in rank_infos if rank_info.host_id == self._host_id]
+        self.shares_process = len(set(here)) < len(here)  # there, looking keeps the other waiting
+        self.spin_policy.meet([] if self.shares_process else here)
+        if self.memory is not None:
+            segments = {c.rank: c.segment for c in rank_infos if c.host_id == self._host_id}
+            self.memory.meet(segments)
+        for rank_info in rank_infos:
+            if rank_info.rank != self.rank:
+                self._add_peer(rank_info)
+        early, self._early = self._early, []
+        for connection in early:
+            self._accept(connection)
+        if self._heartbeat is not None:
+            self._heartbeat.meet(rank_infos, hmac.new(key, b"lifelines", hashlib.sha256).digest())
+
+    def _add_peer(self, rank_info: RankInfo) -> None:
+        peer = Peer(rank_info, self.window, self.inbox, self.shm_progress)
+        self._peers[rank_info.rank] = peer
+        self.inbox.add_source(peer)
+
+    def renew(self, rank_info: RankInfo) -> None:
+        """Another process takes the place of a rank that is lost."""
+        old = self._peers.get(rank_info.rank)
+        if old is not None:
+            if old.error is None:  # the others noticed its end, this rank did not
+                why = f"was replaced by process {rank_info.pid} on {rank_info.host}"
+                self._peer_lost(
+                    old, peer_lost(old.rank_info, why, last=self._heard_of(old), departure="died")
+                )
+            for link in old.links:
+                link.connection.abort()
+        if self.memory is not None:
+            self.memory.forget(rank_info.rank)
+        self._add_peer(rank_info)
+        if self._heartbeat is not None:
+            self._heartbeat.renew(rank_info)
+
+    def give_up(self, rank: int, error: PeerLostError) -> None:
+        """``rank`` was lost before this rank came."""
+        self._peer_lost(self._peers[rank], error)
+        if self._heartbeat is not None:
+            self._heartbeat.dismiss(rank)
+
+    def rank_infos(self) -> list[RankInfo]:
+        """Everybody's, this rank's own too, by rank."""
+        known = {rank: peer.rank_info for rank, peer in self._peers.items()}
+        known[self.rank] = self.rank_info
+        return [known[rank] for rank in sorted(known)]
+
+    def connected(self, rank: int) -> bool:
+        """Whether there is a stream to ``rank``."""
+        return bool(self._peers[rank].links)
+
+    def polls(self, ranks: Sequence[int]) -> list[Callable[[], None]]:
+        """What to call to take in what ``ranks`` have sent, and send what is queued for them."""
+        return [poll for rank in set(ranks) for poll in self._peers[rank].polls()]
+
+    def host_of(self, rank: int) -> str:
+        """A name for the host of ``rank``: equal for ranks under one kernel."""
+        return self._host_id if rank == self.rank else self._peers[rank].rank_info.host_id
+
+    # -- messages
+
+    def send(self, dst: int, key: Key, data: memoryview, meta: bytes) -> Send:
+        """Send ``data`` (bytes, contiguous) to rank ``dst``; done when its memory is free again."""
+        message = Send(key, data, meta)
+        peer = self._peers[dst]
+        peer.outbox.send(message)
+        if peer.outbox.connection is None and peer.connecting is None and peer.error is None:
+            peer.connecting = self._loop.create_task(self._connect(peer))
+        return message
+
+    def recv(self, recv: Recv) -> Recv:
+        """Post a receive."""
+        self.inbox.post(recv)
+        if not recv.done and recv.src >= 0:
+            peer = self._peers[recv.src]
+            if not peer.links and peer.watch is None:
+                peer.watch = self._loop.call_later(_SILENCE_SECONDS, self._look_after, peer)
+        return recv
+
+    def peer(self, rank: int) -> Peer:
+        """What goes to ``rank`` and comes from it."""
+        return self._peers[rank]
+
+    def withdraw_send(self, dst: int, message: Send) -> bool:
+        """Take a message back; False if it is on the stream already."""
+        return self._peers[dst].outbox.withdraw(message)
+
+    def reach(self, rank: int) -> None:
+        """Connect to ``rank``, which is how one learns of its end, before there is a message."""
+        peer = self._peers[rank]
+        if not (peer.links or peer.connecting or peer.error or self._departure):
+            peer.connecting = self._loop.create_task(self._connect(peer))
+
+    def error_of(self, rank: int) -> BaseException | None:
+        """Why ``rank`` is gone, None while it is there."""
+        return self._peers[rank].error
+
+    def lost(self, rank: int) -> bool:
+        """Whether ``rank`` is gone, as far as this rank knows."""
+        return rank != self.rank and self._peers[rank].error is not None
+
+    def _tell(self, rank: int, frame: bytes, payload: Sequence[bytes] = ()) -> bool:
+        """Send a frame of the protocol to ``rank``, connected or not; False if it is gone."""
+        peer = self._peers[rank]
+        if peer.error is not None:
+            return False
+        peer.outbox.control(frame, payload)
+        if peer.outbox.connection is None and peer.connecting is None:
+            peer.connecting = self._loop.create_task(self._connect(peer))
+        return True
+
+    # -- the end
+
+    async def close(self, seconds: float = FLUSH_SECONDS) -> None:
+        """Send what is queued for ``seconds`` at most, say goodbye, close everything. Idempotent.
+
+        Beyond that it takes two seconds (twice LAST_SECONDS) where a rank is silent.
+        """
+        if self._departure:
+            return
+        self._departure = True
+        if self.memory is not None:
+            self.memory.leave()
+        try:
+            await self._leave(Departure(seconds))
+        finally:
+            for connection in self.connections():  # those that did not end in time
+                connection.abort()
+            self._closing_streams.cut_short()
+            if self._heartbeat is not None:
+                await self._heartbeat.close()
+            self.inbox.close()
+            self.shm_progress.close()
+
+    async def _leave(self, leaving: Departure) -> None:
+        # What was sent before a connection was up still goes out, why an operation failed above
+        # all. Until then this rank can be reached: a refusal would look like a death.
+        await leaving.finish([p.connecting for p in self._peers.values() if p.connecting])
+        await self.shm_progress.clear(leaving.remaining())
+        self._closed = True
+        for listener in self._listeners:
+            await listener.close()
+        self._pending.close(lambda link: link.connection.abort())
+        for connection in self._early:
+            connection.abort()
+        for peer in self._peers.values():
+            for handle in (peer.doubt, peer.watch):
+                if handle is not None:
+                    handle.cancel()
+            if peer.error is None:
+                peer.error = peer_lost(peer.rank_info, "this rank has left the mesh")
+                if peer.outbox.connection is not None:
+                    peer.outbox.control(encode(FrameType.GOODBYE))
+        closing = [connection.close() for connection in self.connections()]
+        await leaving.take(
+            closing if self._heartbeat is None else [*closing, self._heartbeat.close()]
+        )
+
+    def abandon(self) -> None:
+        """The loop has ended: close without it. To the other ranks, this one has died."""
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+            self._heartbeat = None
+        self.close_in_child()
+
+    def close_in_child(self) -> None:
+        """In a forked child: give back what it inherited; the parent's streams go on."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._heartbeat is not None:
+            self._heartbeat.close_in_child()
+        for listener in self._listeners:
+            listener.close_in_child()
+        for connection in [*self.connections(), *(link.connection for link in self._pending)]:
+            connection.close_in_child()
+        self.inbox.close()
+        self.shm_progress.close()
+
+    def connections(self) -> list[Connection]:
+        """The open connections, to all ranks."""
+        return [link.connection for peer in self._peers.values() for link in peer.links]
+
+    # -- mesh.link.Owner
+
+    def proven(self, link: Link, rank: int) -> Peer:
+        self._pending.proven(link)
+        peer = self._peers[rank]
+        peer.links.append(link)
+        if peer.rank_info.host_id != self._host_id:
+            link.connection.leaves_host()
+        # One stream carries all we send: the one we made ourselves, or the first that came.
+        if link.dialled or peer.connecting is None:
+            self._use(peer, link)
+        return peer
+
+    def link_lost(self, link: Link, error: BaseException | None) -> None:
+        self._pending.turned_away(link, error)
+        peer = link.peer
+        if peer is None or peer.error is not None or self._closed:
+            return
+        certain = peer.said_goodbye or link.carries or isinstance(error, ProtocolError)
+        if not certain and self._has_another(peer):
+            # Who leaves ends all links at once, and says goodbye on the one that carries.
+            if peer.doubt is None:
+                peer.doubt = LossSuspicion(
+                    lambda: peer.bytes_heard, partial(self._lost, peer, error)
+                )
+            return
+        self._lost(peer, error)
+
+    def _look_after(self, peer: Peer) -> None:
+        # Whoever waits for a rank that died before it ever connected learns it this way.
+        peer.watch = None
+        self.reach(peer.rank)
+
+    def _has_another(self, peer: Peer) -> bool:
+        # Who has not yet said who it is may be this very rank, its goodbye in the same stream.
+        return bool(self._pending) or any(link.failed is None for link in peer.links)
+
+    def _lost(self, peer: Peer, error: BaseException | None) -> None:
+        if peer.error is not None:
+            return
+        left, heard = peer.said_goodbye, self._heard_of(peer)
+        why = LEFT if left else f"{ENDED}: {error}"
+        lost = peer_lost(peer.rank_info, why, last=heard, departure="left" if left else "died")
+        if not isinstance(error, DistError):  # whose text is all there is to say
+            lost.__cause__ = without_frames(error)
+        self._peer_lost(peer, lost)
+        if not peer.said_goodbye:
+            # It may live, and learns from this that it is given up.
+            self._closing_streams.hang_up(*(link.connection for link in peer.links))
+
+    def _heard_of(self, peer: Peer) -> str:
+        return "" if self._heartbeat is None else self._heartbeat.heard_of(peer.rank)
+
+    # -- verdicts of the heartbeat threads
+
+    def _pronounced(self, notice: LossNotice) -> None:
+        """The ranks' heartbeat threads agree that a rank is lost, perhaps this one."""
+        if self._closed:
+            return
+        if notice.rank == self.rank:
+            self._given_up(notice)
+            return
+        peer = self._peers.get(notice.rank)
+        if peer is None or peer.error is not None or peer.rank_info.mark != notice.mark:
+            return
+        why = f"is lost: {notice.reason}"
+        lost = peer_lost(peer.rank_info, why, notice.noticed_by, notice.last, "died")
+        # Should it come back, it shall read this and not wonder why its streams have ended.
+        peer.outbox.control(encode(FrameType.OUTCAST, meta=notice.encode()))
+        self._peer_lost(peer, lost)
+        if peer.connecting is not None:
+            peer.connecting.cancel()
+        self._closing_streams.hang_up(*(link.connection for link in peer.links))
+
+    def cast_out(self, peer: Peer, frame: Frame) -> None:
+        self._given_up(LossNotice.decode(frame.meta))
+
+    def _given_up(self, notice: LossNotice) -> None:
+        """This rank counts as lost: it was stopped, or cut off, for longer than the timeout."""
+        lost = outcast(self.rank_info, notice.reason, notice.noticed_by, notice.last)
+        living = [peer for peer in self._peers.values() if peer.error is None]
+        for peer in living:  # all of them first: none is to be told anything
+            peer.error = lost
+        for peer in living:
+            self._peer_lost(peer, lost)
+
+    # -- inside
+
+    def _use(self, peer: Peer, link: PeerLink) -> None:
+        if peer.outbox.connection is None and peer.error is None and link.failed is None:
+            peer.carry(link)
+
+    def _peer_lost(self, peer: Peer, error: PeerLostError) -> None:
+        peer.error = error = self._events.explained(error, peer.last)
+        if peer.doubt is not None:
+            peer.doubt.cancel()
+            peer.doubt = None
+        peer.outbox.fail(error)
+        self.inbox.peer_lost(peer, error)
+        self._events.peer_lost(peer.rank, error, departed=peer.said_goodbye)
+
+    def _handshake(self) -> Handshake:
+        return Handshake(self._key, self.rank, self.size, self.window)
+
+    def _accept(self, connection: Connection) -> None:
+        if self._closed:
+            connection.abort()
+            return
+        if not self._key:
+            self._early.append(connection)
+            if len(self._early) > SPARE + 2 * self.size:
+                self._early.pop(0).abort()
+            return
+        link = Link(self, connection, self._handshake())
+        self._pending.admit(link, connection.peer_name)
+        link.start()
+
+    async def _connect(self, peer: Peer) -> None:
+        """Try the peer's addresses in its order of preference; nobody there means it is gone."""
+        deadline = Deadline(CONNECT_SECONDS)
+        tried: dict[str, DistError] = {}
+        try:
+            for address in peer.rank_info.addresses:
+                if not reachable_at(address, peer.rank_info, self.rank_info, self._transports):
+                    continue
+                transport = self._transports[address.partition(":")[0]]
+                try:
+                    await self._dial(peer, transport, address, deadline)
+                except DistError as error:
+                    tried[address] = error
+                else:
+                    return
+            # It may be leaving, and have told why on a stream of its own that is on its way here.
+            await asyncio.sleep(_LAST_WORDS_SECONDS)
+        finally:
+            peer.connecting = None
+        if peer.links and peer.error is None:
+            self._use(peer, peer.links[0])  # it has reached us meanwhile
+        elif peer.error is None:
+            memory = self.memory
+            peer.said_goodbye = left = memory is not None and memory.has_left(peer.rank)
+            text, heard = unreachable(tried, left=left), self._heard_of(peer)
+            self._peer_lost(
+                peer, peer_lost(peer.rank_info, text, -1, heard, "left" if left else "")
+            )
+
+    async def _dial(
+        self, peer: Peer, transport: Transport, address: str, deadline: Deadline
+    ) -> None:
+        connection = await transport.connect(address, deadline)
+        link = Link(self, connection, self._handshake())
+        await introduce(link, peer.rank, min(HANDSHAKE_SECONDS, deadline.remaining()))

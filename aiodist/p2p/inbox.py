@@ -1,0 +1,447 @@
+"""What one rank receives from all others: frames in, matched messages out, credit back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from aiodist.copying import copy
+from aiodist.errors import ProtocolError
+from aiodist.p2p.matching import ANY_SOURCE, Arrival, EagerMessage, Matcher, Reader, Recv
+from aiodist.p2p.outbox import MESSAGE_COST, Outbox
+from aiodist.p2p.partial_message import PartialMessage
+from aiodist.p2p.shm_eager_receiver import ShmEagerReceiver
+from aiodist.tensors import scratch
+from aiodist.wire.frames import COLLECTIVE, Frame, FrameType, Key, encode
+
+
+class Source(Protocol):
+    """What the inbox needs of a peer: where to answer, and what it owes and knows of it."""
+
+    rank: int
+    outbox: Outbox
+    eager_receiver: ShmEagerReceiver
+    window: int
+    charged: int
+    owed: int
+    stalled: bool
+    wants: int
+    error: BaseException | None
+    last: Frame | None
+
+
+class Inbox:
+    """The receiving half of a rank."""
+
+    def __init__(
+        self,
+        size: int,
+        is_over: Callable[[Key], bool],
+        late: Callable[[Key, int, bytes, int], None],
+    ) -> None:
+        """``is_over(key)``: whether that operation or its group has ended on this rank.
+
+        ``late(key, source, metadata, length)`` hears of a message for such a key; it is dropped.
+        """
+        self.matcher = Matcher()
+        self.size = size
+        self._is_over = is_over
+        self._late = late
+        self._tickets: dict[int, Recv] = {}
+        self._next_ticket = 0
+        self._sources: dict[int, Source] = {}
+        self._watched: dict[Key, Callable[[Arrival], None]] = {}
+
+    def add_source(self, source: Source) -> None:
+        self._sources[source.rank] = source
+
+    # -- this rank's receives
+
+    def post(self, recv: Recv) -> None:
+        self._posted(recv, self.matcher.post(recv))
+
+    def _posted(self, recv: Recv, arrival: Arrival | None) -> None:
+        if arrival is not None:
+            self._deliver(recv, arrival)
+            return
+        for source in self._candidates(recv.src):
+            if source.error is not None:
+                if recv.src != ANY_SOURCE:
+                    self.matcher.withdraw(recv)
+                    recv.fail(source.error)
+                continue
+            if source.stalled:
+                self._want(source, recv)
+            if recv.key[0] != COLLECTIVE and not recv.done:
+                source.eager_receiver.watch()
+                if recv.done and recv.src == ANY_SOURCE:
+                    # Who answers is looked at last by the next one: no rank waits behind another's row.
+                    self._sources[source.rank] = self._sources.pop(source.rank)
+
+    def take(self, key: Key, src: int, meta: bytes, into: memoryview | None) -> memoryview | None:
+        """Take the first message for ``key``, whole, of that metadata; copy it ``into`` if that fits.
+
+        Return its memory. None: no such message waits, or it needs a posted receive.
+        """
+        arrival = self.matcher.first(key, src)
+        if arrival is None or arrival.data is None or not arrival.complete or arrival.meta != meta:
+            return None
+        if into is not None:
+            if len(into) != arrival.length:
+                return None
+            copy(into, arrival.data)
+        self.matcher.remove_arrival(arrival)
+        self._refund(self._sources[src], arrival.cost)
+        return arrival.data
+
+    def withdraw(self, recv: Recv) -> None:
+        """Cancel a receive: its memory is not written any more, its message goes to the next one."""
+        if recv.done or self.matcher.withdraw(recv):
+            return
+        if recv.arrival is not None:
+            self._hand_on(recv.arrival)
+            recv.arrival = None
+            return
+        if recv.into is None:
+            return
+        # The message is on its way into the caller's memory. It moves to memory of its own and
+        # waits there for the next receive.
+        into, length = recv.into, len(recv.into)
+        arrival = Arrival(recv.key, recv.source, recv.meta, length, 0, None)
+        arrival.order = recv.turn
+        arrival.data = private = scratch(length)
+        reader, recv.reader = recv.reader, None
+        if recv.ticket:
+            copy(private[: recv.got], into[: recv.got])
+            standin = Recv(recv.key, recv.src, private, recv.expect, recv.check)
+            standin.got, standin.ticket, standin.send_id = recv.got, recv.ticket, recv.send_id
+            standin.source = recv.source
+            standin.stands_for = arrival
+            standin.callback = lambda: self._standin_done(standin, arrival)
+            self._tickets[recv.ticket] = standin
+            if reader is not None:
+                standin.reader = reader
+                reader.redirect(standin, private[recv.got :])
+        elif reader is not None:
+            reader.redirect(arrival, private)
+        else:
+            return
+        self._hand_on(arrival)
+
+    def _hand_on(self, arrival: Arrival) -> None:
+        """Give a message that is still arriving, and lost its receive, to the next one."""
+        arrival.recv = recv = self.matcher.take_recv(arrival.key, arrival.src)
+        if recv is None:
+            self.matcher.put_back(arrival)
+        else:
+            recv.arrival = arrival
+            recv.turn = arrival.order
+
+    def watch(self, key: Key, unasked: Callable[[Arrival], None]) -> None:
+        """Show ``unasked`` each message for ``key`` that no receive is posted for, until `forget`."""
+        self._watched[key] = unasked
+        for arrival in self.matcher.waiting(key, range(self.size)):
+            unasked(arrival)
+
+    def forget(self, key: Key) -> Arrival | None:
+        """Collective ``key`` is over here: drop what is left of it, tell senders that wait for us.
+
+        Returns the first message nobody had asked for, if there was one.
+        """
+        self._watched.pop(key, None)
+        left = self.matcher.forget_key(key, range(self.size))
+        for arrival in left:
+            self._drop(arrival)
+        if self._tickets:
+            self._void([t for t, r in self._tickets.items() if r.key == key])
+        return left[0] if left else None
+
+    def forget_group(self, group: int) -> None:
+        """``group`` is closed here: drop all that waits for its operations and tags."""
+        for arrival in self.matcher.forget_group(group):
+            self._drop(arrival)
+        self._void([t for t, r in self._tickets.items() if r.key[1] == group])
+
+    def drop(self, recv: Recv) -> None:
+        """Stop reading into a receive of a failed collective; the message is thrown away."""
+        if recv.done:
+            return
+        recv.callback = None
+        if self.matcher.withdraw(recv):
+            return
+        arrival, recv.arrival = recv.arrival, None
+        if arrival is not None:
+            arrival.recv = None
+            self._drop(arrival)
+        reader, recv.reader = recv.reader, None
+        if reader is not None:
+            reader.redirect(None, None)
+
+    def close(self) -> None:
+        """This rank leaves: what nobody has asked for may wait in memory of other ranks."""
+        self.matcher.forget_all()
+
+    def peer_lost(self, source: Source, error: BaseException) -> None:
+        """``source.error`` is set: receives that only it could answer fail."""
+        source.eager_receiver.close(error)
+        self.matcher.drop_unfinished(source.rank)
+        for recv in self.matcher.posted_from(source.rank):
+            if recv.src == source.rank and self.matcher.withdraw(recv):
+                recv.fail(error)
+        for ticket in [t for t, r in self._tickets.items() if r.source == source.rank]:
+            # One failure may end an operation, and that takes its other tickets away.
+            promised = self._tickets.pop(ticket, None)
+            if promised is not None:
+                promised.fail(error)
+
+    def interrupted(self, target: Recv | Arrival | None, error: BaseException) -> None:
+        """The stream ended inside a payload for ``target``."""
+        recv = target.recv if isinstance(target, Arrival) else target
+        if recv is not None:
+            recv.reader = recv.arrival = None
+            recv.fail(error)
+
+    # -- frames from ``source``
+
+    def eager(self, source: Source, frame: Frame, reader: Reader) -> Recv | Arrival | None:
+        """Where an eager payload goes. None drops it."""
+        key = frame.key
+        if key[0] != COLLECTIVE:
+            source.eager_receiver.overtaken()
+        source.last = frame
+        cost = frame.length + MESSAGE_COST
+        source.charged += cost
+        if source.charged > source.window:
+            self._check_excess(source, frame, frame.length)
+        if self._is_over(key):
+            self._refund(source, cost)
+            self._late(key, source.rank, frame.meta, frame.length)
+            return None
+        recv = self.matcher.take_recv(key, source.rank)
+        if recv is not None:
+            self._refund(source, cost)
+            return _to_read(recv, source, frame, reader)
+        arrival = Arrival(key, source.rank, frame.meta, frame.length, cost, None)
+        arrival.data = scratch(frame.length)
+        self._keep(arrival)
+        return arrival
+
+    def eager_done(self, source: Source, target: Recv | Arrival | None) -> None:
+        if isinstance(target, Recv):
+            target.reader = None
+            target.complete(source.rank)
+        elif target is not None:
+            target.complete = True
+            if target.recv is not None:
+                self._deliver(target.recv, target)
+
+    def request(self, source: Source, frame: Frame) -> None:
+        key = frame.key
+        if key[0] != COLLECTIVE:
+            source.eager_receiver.overtaken()
+        source.last = frame
+        source.charged += MESSAGE_COST
+        if source.charged > source.window:
+            self._check_excess(source, frame, 0)
+        if self._is_over(key):
+            self._refund(source, MESSAGE_COST)
+            self._late(key, source.rank, frame.meta, frame.length)
+            source.outbox.control(encode(FrameType.REFUSE, id=frame.id))
+            return
+        arrival = Arrival(key, source.rank, frame.meta, frame.length, MESSAGE_COST, frame.id)
+        recv = self.matcher.take_recv(key, source.rank)
+        if recv is None:
+            self._keep(arrival)
+        else:
+            arrival.order = recv.turn
+            self._deliver(recv, arrival)
+
+    def coming(self, source: Source, frame: Frame, incoming: PartialMessage) -> bool:
+        """A message comes into the eager ring of ``source``. False: nobody waits for it yet."""
+        key = frame.key
+        recv = None if self._is_over(key) else self.matcher.take_recv(key, source.rank)
+        if recv is None:
+            return False
+        source.last = frame
+        incoming.goes_to(_to_read(recv, source, frame, incoming))
+        return True
+
+    def eager_message(self, source: Source, frame: Frame, payload: EagerMessage) -> None:
+        """A message has come into the eager ring of ``source``, and takes no memory of this rank's."""
+        source.last = frame
+        key = frame.key
+        if self._is_over(key):
+            payload.discard()
+            self._late(key, source.rank, frame.meta, frame.length)
+            return
+        arrival = Arrival(key, source.rank, frame.meta, frame.length, 0, None)
+        arrival.eager_message = payload
+        arrival.complete = True
+        recv = self.matcher.take_recv(key, source.rank)
+        if recv is None:
+            self.matcher.keep(arrival)
+        else:
+            arrival.order = recv.turn
+            self._deliver(recv, arrival)
+
+    def unbox(self, src: int) -> None:
+        """The eager ring of ``src`` will be gone: what waits there moves to memory of this rank's."""
+        for arrival in self.matcher.arrived_from(src):
+            eager_message, arrival.eager_message = arrival.eager_message, None
+            if eager_message is not None:
+                arrival.data = scratch(len(eager_message))
+                copy(arrival.data, eager_message.open())
+                eager_message.discard()
+
+    def promised(self, ticket: int) -> Recv | None:
+        """The receive of that number; None if it is gone."""
+        return self._tickets.get(ticket)
+
+    def part(self, frame: Frame, reader: Reader) -> Recv | None:
+        """Whose next part this is; None if that receive is gone."""
+        recv = self._tickets.get(frame.id)
+        if recv is not None:
+            recv.reader = reader
+        return recv
+
+    def part_done(self, source: Source, recv: Recv | None, length: int) -> None:
+        if recv is None or recv.into is None:
+            return
+        recv.reader = None
+        recv.got += length
+        if recv.got == len(recv.into) and self._tickets.get(recv.ticket) is recv:
+            del self._tickets[recv.ticket]
+            recv.complete(source.rank)
+
+    def withdrawn(self, source: Source, send_id: int) -> None:
+        """The sender takes a request back: a receive that was promised to it waits on."""
+        arrival = self.matcher.withdraw_arrival(source.rank, send_id)
+        if arrival is not None:
+            self._refund(source, arrival.cost)
+            return
+        for ticket, recv in self._tickets.items():
+            if recv.send_id == send_id and recv.source == source.rank:
+                del self._tickets[ticket]
+                self._take_back(recv)
+                return
+
+    def _take_back(self, recv: Recv) -> None:
+        """The message that ``recv`` was promised will not come: it gets the next one."""
+        arrival = recv.stands_for
+        if arrival is not None:  # its own receive was cancelled before: see who waits now
+            if arrival.recv is None:
+                self.matcher.remove_arrival(arrival)
+                return
+            recv, arrival.recv = arrival.recv, None
+        self._posted(recv, self.matcher.repost(recv))
+
+    def stalled(self, source: Source, stalled: bool) -> None:
+        source.stalled = stalled
+        if stalled:
+            for recv in self.matcher.posted_from(source.rank):
+                self._want(source, recv)
+
+    # -- inside
+
+    def _want(self, source: Source, recv: Recv) -> None:
+        source.wants += 1
+        source.outbox.control(encode(FrameType.WANT, recv.key))
+
+    def _check_excess(self, source: Source, frame: Frame, payload: int) -> None:
+        """A message came beyond the credit: one that was asked for may, if it brings no payload.
+
+        The sender has seen no more credit than was sent, and no other order of messages: what is
+        too much by this count was too much by its own.
+        """
+        if payload or not source.wants:
+            raise ProtocolError(
+                f"rank {source.rank} sent {source.charged} bytes of messages that nobody has "
+                f"received yet, and may send {source.window}"
+            )
+        source.wants -= 1
+
+    def _candidates(self, src: int) -> list[Source]:
+        if src == ANY_SOURCE:
+            return list(self._sources.values())
+        source = self._sources.get(src)
+        return [] if source is None else [source]
+
+    def _deliver(self, recv: Recv, arrival: Arrival) -> None:
+        """Bring together a receive and the message that waits for it."""
+        source = self._sources[arrival.src]
+        eager_message = arrival.eager_message
+        data = arrival.data if eager_message is None else eager_message.open()
+        if arrival.send_id is not None and source.error is not None:
+            recv.fail(source.error)
+            return
+        if data is not None and not arrival.complete:
+            arrival.recv = recv
+            recv.arrival = arrival
+            return
+        recv.arrival = None
+        error = recv.accept(arrival.src, arrival.meta, arrival.length)
+        if error is not None:
+            self._drop(arrival)
+            recv.fail(error)
+            return
+        self._refund(source, arrival.cost)
+        if arrival.send_id is None:
+            if recv.into is not None and data is not None:
+                copy(recv.into, data)
+            if eager_message is not None:
+                eager_message.discard()
+            recv.complete(arrival.src)
+            return
+        self._next_ticket += 1
+        recv.ticket = self._next_ticket
+        recv.send_id = arrival.send_id
+        self._tickets[recv.ticket] = recv
+        grant = encode(FrameType.GRANT, (0, 0, recv.ticket), id=arrival.send_id)
+        source.outbox.control(grant)
+
+    def _standin_done(self, standin: Recv, arrival: Arrival) -> None:
+        if standin.error is not None:
+            self.interrupted(arrival, standin.error)
+            return
+        arrival.complete = True
+        if arrival.recv is not None:
+            self._deliver(arrival.recv, arrival)
+
+    def _void(self, tickets: list[int]) -> None:
+        for ticket in tickets:
+            recv = self._tickets.pop(ticket)
+            reader, recv.reader = recv.reader, None
+            if reader is not None:
+                reader.redirect(None, None)
+
+    def _keep(self, arrival: Arrival) -> None:
+        self.matcher.keep(arrival)
+        unasked = self._watched.get(arrival.key)
+        if unasked is not None:
+            unasked(arrival)
+
+    def _drop(self, arrival: Arrival) -> None:
+        source = self._sources[arrival.src]
+        self._refund(source, arrival.cost)
+        if arrival.eager_message is not None:
+            arrival.eager_message.discard()
+        if arrival.send_id is not None:
+            source.outbox.control(encode(FrameType.REFUSE, id=arrival.send_id))
+
+    def _refund(self, source: Source, cost: int) -> None:
+        # Credit goes back in large pieces: the rest of the window keeps the sender going.
+        source.owed += cost
+        if source.owed >= source.window // 4:
+            owed, source.owed = source.owed, 0
+            source.charged -= owed
+            source.outbox.control(encode(FrameType.CREDIT, id=owed))
+
+
+def _to_read(recv: Recv, source: Source, frame: Frame, reader: Reader) -> Recv | None:
+    """``recv``, into which ``reader`` reads from now on; None where the message does not belong there."""
+    error = recv.accept(source.rank, frame.meta, frame.length)
+    if error is not None:
+        recv.fail(error)
+        return None
+    recv.reader = reader
+    return recv

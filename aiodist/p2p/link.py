@@ -1,0 +1,246 @@
+"""A connection between two ranks: the handshake first, then frames, each to whom it concerns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from aiodist.copying import copy
+from aiodist.errors import DistNetworkError, HandshakeError, ProtocolError
+from aiodist.p2p.inbox import Inbox
+from aiodist.p2p.matching import Arrival, Recv
+from aiodist.p2p.outbox import EAGER_BYTES
+from aiodist.p2p.peer import Peer
+from aiodist.p2p.spin_policy import SpinPolicy
+from aiodist.tensors import scratch
+from aiodist.transport.base import Connection
+from aiodist.wire.frames import MAX_META, MAX_PAYLOAD, Frame, FrameDecoder, FrameType, encode
+from aiodist.wire.handshake import Handshake
+
+MAX_ABORT_BYTES = 1 << 20
+"""An error that travels to the other ranks is text and numbers; a longer one is not ours."""
+
+_TEXTS = (FrameType.ABORT, FrameType.AGREE)
+
+
+class Owner(Protocol):
+    """What a link needs of the endpoint that it belongs to."""
+
+    inbox: Inbox
+    spin_policy: SpinPolicy
+
+    def proven(self, link: Link, rank: int) -> Peer: ...
+
+    def abort_arrived(self, peer: Peer, frame: Frame, error: memoryview) -> None: ...
+
+    def agree_arrived(self, peer: Peer, frame: Frame, message: memoryview) -> None: ...
+
+    def status_queried(self, peer: Peer, frame: Frame) -> None: ...
+
+    def status_answered(self, peer: Peer, frame: Frame) -> None: ...
+
+    def cast_out(self, peer: Peer, frame: Frame) -> None: ...
+
+    def woken(self, frame: Frame) -> None: ...
+
+    def link_lost(self, link: Link, error: BaseException | None) -> None: ...
+
+
+class Link:
+    """One connection. ``peer`` is None until the handshake has proven who is there."""
+
+    def __init__(self, owner: Owner, connection: Connection, handshake: Handshake) -> None:
+        self.connection = connection
+        self.peer: Peer | None = None
+        self.peer_window = 0  # bytes the peer buffers of what we send
+        self.dialled = False
+        self.carries = False  # the peer sends on it
+        self.failed: BaseException | None = None
+        self.on_proven: Callable[[BaseException | None], None] | None = None
+        self._owner = owner
+        self._handshake = handshake
+        self._target: Recv | Arrival | None = None
+        self._abort: memoryview | None = None
+        # Until the other side has proven itself it can make us take no memory at all.
+        self._decoder = FrameDecoder(self, max_payload=0)
+
+    @property
+    def bytes_heard(self) -> int:
+        """How many bytes it has read."""
+        return self._decoder.bytes_heard
+
+    def start(self, server_rank: int | None = None) -> None:
+        """Begin to read; as the client of the handshake where ``server_rank`` is given."""
+        self.connection.start(self._decoder)
+        if server_rank is not None:
+            self.dialled = True
+            hello = self._handshake.start(server_rank)
+            self.connection.send([encode(FrameType.HELLO, meta=hello)])
+
+    def abort(self, error: BaseException) -> None:
+        """Close at once because of ``error``, and say so to whoever waits for this link."""
+        self.connection.abort()
+        self.lost(error)
+
+    # -- wire.FrameHandler
+
+    def frame(self, frame: Frame, payload: memoryview) -> None:
+        peer = self.peer
+        if peer is None:
+            self._introduce(frame)
+            return
+        self.carries = True
+        self._owner.spin_policy.hear()
+        kind = frame.type
+        if kind == FrameType.EAGER:
+            inbox = self._owner.inbox
+            target = inbox.eager(peer, frame, self)
+            place = _place_of(target)
+            if place is not None:
+                copy(place, payload)
+            inbox.eager_done(peer, target)
+        elif len(payload):
+            place = self.payload(frame)
+            if place is not None:
+                copy(place, payload)
+            self.payload_done(frame)
+        elif kind == FrameType.REQUEST:
+            self._owner.inbox.request(peer, frame)
+        elif kind == FrameType.PLACED:
+            if not 0 < frame.length <= EAGER_BYTES:
+                raise ProtocolError(f"an eager message of {frame.length} bytes")
+            peer.bulk_receiver.placed(frame)
+        elif kind == FrameType.BULK_FILLED:
+            peer.bulk_receiver.filled()
+        elif kind == FrameType.BULK_EMPTIED:
+            if peer.outbox.bulk_ring is not None:
+                peer.outbox.bulk_ring.emptied()
+        elif kind == FrameType.EAGER_READY:
+            peer.eager_receiver.rung()
+        elif kind == FrameType.GRANT:
+            peer.outbox.granted(frame.id, frame.channel)
+        elif kind == FrameType.CREDIT:
+            peer.outbox.credited(frame.id)
+        elif kind == FrameType.WANT:
+            peer.outbox.wanted(frame.key)
+        elif kind == FrameType.STALLED:
+            self._owner.inbox.stalled(peer, frame.id != 0)
+        elif kind == FrameType.REFUSE:
+            peer.outbox.refused(frame.id)
+        elif kind == FrameType.WITHDRAW:
+            self._owner.inbox.withdrawn(peer, frame.id)
+        elif kind == FrameType.STATUS_QUERY:
+            self._owner.status_queried(peer, frame)
+        elif kind == FrameType.PRESENT:
+            self._owner.status_answered(peer, frame)
+        elif kind == FrameType.OUTCAST:
+            self._owner.cast_out(peer, frame)
+        elif kind == FrameType.WAKE:
+            self._owner.woken(frame)
+        elif kind == FrameType.GOODBYE:
+            peer.said_goodbye = True
+            self._owner.link_lost(self, None)
+        else:
+            raise ProtocolError(f"a {FrameType(kind).name} frame has no place here")
+
+    def payload(self, frame: Frame) -> memoryview | None:
+        peer = self.peer
+        inbox = self._owner.inbox
+        self._target = None
+        self._abort = None
+        if peer is None:
+            raise ProtocolError("a payload before the handshake")
+        self.carries = True
+        if frame.type == FrameType.EAGER:
+            if frame.length > EAGER_BYTES:
+                raise ProtocolError(f"an eager message of {frame.length} bytes")
+            self._target = target = inbox.eager(peer, frame, self)
+            return _place_of(target)
+        if frame.type == FrameType.DATA:
+            self._target = recv = inbox.part(frame, self)
+            if recv is None or recv.into is None:
+                return None
+            place = recv.into[recv.got : recv.got + frame.length]
+            if len(place) != frame.length:
+                raise ProtocolError("a part runs over the end of its message")
+            return place
+        if frame.type in _TEXTS and frame.length <= MAX_ABORT_BYTES:
+            self._abort = scratch(frame.length)
+            return self._abort
+        raise ProtocolError(f"a {FrameType(frame.type).name} frame with {frame.length} bytes")
+
+    def payload_done(self, frame: Frame) -> None:
+        peer = self.peer
+        assert peer is not None  # payload() has refused everything before the proof
+        target, self._target = self._target, None
+        self._owner.spin_policy.hear()
+        if frame.type == FrameType.EAGER:
+            self._owner.inbox.eager_done(peer, target)
+        elif frame.type == FrameType.DATA:
+            if isinstance(target, Recv):
+                self._owner.inbox.part_done(peer, target, frame.length)
+        elif self._abort is not None:
+            text, self._abort = self._abort, None
+            if frame.type == FrameType.AGREE:
+                self._owner.agree_arrived(peer, frame, text)
+            else:
+                self._owner.abort_arrived(peer, frame, text)
+
+    def lost(self, error: BaseException | None) -> None:
+        if self.failed is not None:
+            return
+        peer = self.peer
+        if peer is None:
+            where = self.connection.peer_name
+            failed: BaseException = error or DistNetworkError(
+                f"{where} closed the connection during the handshake"
+            )
+        else:
+            failed = error or DistNetworkError(f"rank {peer.rank} closed its connection")
+        self.failed = failed
+        target, self._target = self._target, None
+        self._owner.link_lost(self, failed)
+        if peer is not None and peer.error is not None:
+            self._owner.inbox.interrupted(target, peer.error)
+            peer.bulk_receiver.interrupted(peer.error)
+        self._answer(failed)
+
+    # -- mesh.matching.Reader
+
+    def redirect(self, target: Recv | Arrival | None, destination: memoryview | None) -> None:
+        self._target = target
+        self._decoder.redirect(destination)
+
+    # -- inside
+
+    def _introduce(self, frame: Frame) -> None:
+        try:
+            if frame.type == FrameType.REJECT:
+                reason = frame.meta.decode("utf-8", "replace")
+                raise HandshakeError(f"{self.connection.peer_name} refused this rank: {reason}")
+            if frame.type != FrameType.HELLO:
+                raise HandshakeError("the other side sent a frame before the handshake")
+            answer = self._handshake.receive(frame.meta)
+        except HandshakeError as error:
+            if frame.type != FrameType.REJECT:
+                reason_bytes = str(error).encode()[:MAX_META]
+                self.connection.send([encode(FrameType.REJECT, meta=reason_bytes)])
+            raise
+        if answer is not None:
+            self.connection.send([encode(FrameType.HELLO, meta=answer)])
+        if self._handshake.done:
+            self._decoder.max_payload = MAX_PAYLOAD
+            self.peer_window = self._handshake.peer_window
+            self.peer = self._owner.proven(self, self._handshake.peer_rank)
+            self._answer(None)
+
+    def _answer(self, error: BaseException | None) -> None:
+        on_proven, self.on_proven = self.on_proven, None
+        if on_proven is not None:
+            on_proven(error)
+
+
+def _place_of(target: Recv | Arrival | None) -> memoryview | None:
+    if target is None:
+        return None
+    return target.into if isinstance(target, Recv) else target.data

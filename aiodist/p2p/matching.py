@@ -1,0 +1,363 @@
+"""Which message goes to which receive. Pure bookkeeping: no socket, no loop.
+
+A receive and a message belong together when their key (kind, group, sequence number or tag) and
+source rank are equal; among equals both go first come, first served, as MPI orders them. A
+receive from `ANY_SOURCE` takes the earliest message of its key from anybody. Messages without a
+receive wait as `Arrival`; the sender's credit bounds how much memory they take.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from aiodist.completion import Pending, T
+from aiodist.wire.frames import COLLECTIVE, Key
+
+ANY_SOURCE = -1
+
+Allocate = Callable[[bytes, int], memoryview]
+"""(metadata, payload bytes) -> memory for a message whose receive brought none."""
+
+Check = Callable[["Recv", int, bytes, int], BaseException | None]
+"""(receive, source, metadata, payload bytes) -> why this message must not go there, or None."""
+
+
+class Recv(Pending[int]):
+    """A posted receive; completes with the source's rank.
+
+    ``into`` is the caller's memory, or None until ``allocate`` makes some for the message that
+    came. ``expect``: metadata that is right at once; other metadata, or another length, asks ``check``.
+    """
+
+    __slots__ = (
+        "allocate",
+        "arrival",
+        "check",
+        "expect",
+        "got",
+        "into",
+        "key",
+        "meta",
+        "order",
+        "reader",
+        "send_id",
+        "source",
+        "src",
+        "stands_for",
+        "ticket",
+        "turn",
+    )
+
+    def __init__(
+        self,
+        key: Key,
+        src: int,
+        into: memoryview | None,
+        expect: bytes,
+        check: Check,
+        allocate: Allocate | None = None,
+    ) -> None:
+        super().__init__()
+        self.key = key
+        self.src = src
+        self.into = into
+        self.expect = expect
+        self.check = check
+        self.allocate = allocate
+        self.order = 0  # among receives
+        self.turn = 0  # among messages: the one that was matched with this receive
+        self.arrival: Arrival | None = None  # that message, while it is still arriving elsewhere
+        self.stands_for: Arrival | None = (
+            None  # this takes the parts of a cancelled receive's message
+        )
+        self.meta = b""  # of the message that was accepted
+        self.source = ANY_SOURCE  # who sent it
+        self.got = 0  # bytes in place, of a message that comes in parts
+        self.ticket = 0  # the number in our GRANT, while parts are on their way
+        self.send_id = 0  # the number of the sender's REQUEST, likewise
+        self.reader: Reader | None = None  # who reads a payload into this receive right now
+
+    def accept(self, src: int, meta: bytes, length: int) -> BaseException | None:
+        """Make ``into`` ready for the message, or say why it does not belong here."""
+        into = self.into
+        self.meta = meta
+        self.source = src
+        if into is not None and meta == self.expect and length == len(into):
+            return None
+        try:
+            error = self.check(self, src, meta, length)
+            if error is None and into is None and self.allocate is not None:
+                self.into = self.allocate(meta, length)
+        except Exception as failed:  # noqa: BLE001  # e.g. no memory: this receive's trouble alone
+            return failed
+        return error
+
+
+class Reader(Protocol):
+    """A connection that is reading a payload."""
+
+    def redirect(self, target: Recv | Arrival | None, destination: memoryview | None) -> None:
+        """Read the rest for ``target`` into ``destination``, and move there what is read already."""
+        ...
+
+
+class EagerMessage(Protocol):
+    """Memory of the sender's, in which a message waits."""
+
+    def __len__(self) -> int: ...
+
+    def open(self) -> memoryview:
+        """The payload; good until `discard`."""
+        ...
+
+    def discard(self) -> None:
+        """It is not needed any more."""
+        ...
+
+
+class Arrival:
+    """A message, or the announcement of one, that no receive has asked for yet."""
+
+    __slots__ = (
+        "complete",
+        "cost",
+        "data",
+        "eager_message",
+        "key",
+        "length",
+        "meta",
+        "order",
+        "recv",
+        "send_id",
+        "src",
+    )
+
+    def __init__(
+        self, key: Key, src: int, meta: bytes, length: int, cost: int, send_id: int | None
+    ) -> None:
+        self.key = key
+        self.src = src
+        self.meta = meta
+        self.length = length
+        self.cost = cost
+        self.send_id = send_id  # of a REQUEST; None where the payload itself is here
+        self.data: memoryview | None = None
+        self.eager_message: EagerMessage | None = None  # where it waits instead, until it is taken
+        self.complete = False  # all of ``data`` has arrived
+        self.recv: Recv | None = None  # posted while ``data`` was arriving: gets it in the end
+        self.order = 0
+
+
+class Matcher:
+    """Posted receives and waiting arrivals of one rank."""
+
+    def __init__(self) -> None:
+        self._posted: dict[tuple[Key, int], deque[Recv]] = {}
+        self._arrived: dict[tuple[Key, int], deque[Arrival]] = {}
+        self.arrived: Mapping[tuple[Key, int], Sequence[Arrival]] = self._arrived
+        """Messages that wait. For those who ask often: mostly there are none."""
+        self._order = 0
+
+    # -- receives
+
+    def post(self, recv: Recv) -> Arrival | None:
+        """Give ``recv`` its message if one waits (it is removed), else remember the receive."""
+        self._order += 1
+        recv.order = self._order
+        arrival = self._take_arrival(recv.key, recv.src)
+        if arrival is None:
+            self._posted.setdefault((recv.key, recv.src), deque()).append(recv)
+        else:
+            recv.turn = arrival.order
+        return arrival
+
+    def first(self, key: Key, src: int) -> Arrival | None:
+        """The message that the next receive for ``key`` from rank ``src`` gets; None if none waits."""
+        queue = self._arrived.get((key, src))
+        return None if queue is None else queue[0]
+
+    def repost(self, recv: Recv) -> Arrival | None:
+        """As `post`, for a receive whose message was withdrawn; it keeps its turn."""
+        recv.ticket = recv.send_id = recv.got = 0
+        recv.source = ANY_SOURCE
+        recv.arrival = None
+        if recv.allocate is not None:
+            recv.into = None
+        arrival = self._take_arrival(recv.key, recv.src)
+        if arrival is None:
+            _insert(self._posted, (recv.key, recv.src), recv)
+        else:
+            recv.turn = arrival.order
+        return arrival
+
+    def withdraw(self, recv: Recv) -> bool:
+        """Forget a posted receive; False if it is not (or no more) posted."""
+        return _remove(self._posted, (recv.key, recv.src), recv)
+
+    # -- messages
+
+    def take_recv(self, key: Key, src: int) -> Recv | None:
+        """The receive that a message from ``src`` goes to; removed from the posted ones."""
+        posted = self._posted
+        if not posted:
+            return None
+        exact = posted.get((key, src))
+        anybody = posted.get((key, ANY_SOURCE))
+        if anybody is not None and (exact is None or anybody[0].order < exact[0].order):
+            recv = _pop(posted, (key, ANY_SOURCE), anybody)
+        elif exact is not None:
+            recv = _pop(posted, (key, src), exact)
+        else:
+            return None
+        self._order += 1
+        recv.turn = self._order
+        return recv
+
+    def keep(self, arrival: Arrival) -> None:
+        """Remember a message that nobody has asked for."""
+        self._order += 1
+        arrival.order = self._order
+        self._arrived.setdefault((arrival.key, arrival.src), deque()).append(arrival)
+
+    def put_back(self, arrival: Arrival) -> None:
+        """Remember a message again whose receive was cancelled; it keeps its turn."""
+        _insert(self._arrived, (arrival.key, arrival.src), arrival)
+
+    def remove_arrival(self, arrival: Arrival) -> bool:
+        """Forget a message that waits; False if it does not."""
+        return _remove(self._arrived, (arrival.key, arrival.src), arrival)
+
+    def withdraw_arrival(self, src: int, send_id: int) -> Arrival | None:
+        """Forget the announcement ``send_id`` of ``src``, if it still waits."""
+        for slot, queue in self._arrived.items():
+            if slot[1] == src:
+                for arrival in queue:
+                    if arrival.send_id == send_id:
+                        _remove(self._arrived, slot, arrival)
+                        return arrival
+        return None
+
+    def drop_unfinished(self, src: int) -> None:
+        """Forget what ``src`` has announced or begun: it is gone and will not finish it."""
+        for slot in [slot for slot in self._arrived if slot[1] == src]:
+            whole = deque(a for a in self._arrived[slot] if a.complete)
+            if whole:
+                self._arrived[slot] = whole
+            else:
+                del self._arrived[slot]
+
+    def forget_key(self, key: Key, sources: range) -> list[Arrival]:
+        """Drop all that waits for ``key``: receives and arrivals. Returns the arrivals."""
+        dropped: list[Arrival] = []
+        if not self._posted and not self._arrived:
+            return dropped
+        for src in (ANY_SOURCE, *sources):
+            self._posted.pop((key, src), None)
+            dropped.extend(self._arrived.pop((key, src), ()))
+        return dropped
+
+    def forget_group(self, group: int) -> list[Arrival]:
+        """Drop all that waits for any key of ``group``. Returns the arrivals."""
+        for slot in [slot for slot in self._posted if slot[0][1] == group]:
+            del self._posted[slot]
+        dropped: list[Arrival] = []
+        for slot in [slot for slot in self._arrived if slot[0][1] == group]:
+            dropped.extend(self._arrived.pop(slot))
+        return dropped
+
+    def forget_all(self) -> None:
+        """Drop all that waits, at the end."""
+        self._posted.clear()
+        self._arrived.clear()
+
+    # -- looking
+
+    def arrived_from(self, src: int) -> Iterator[Arrival]:
+        """Messages of ``src`` that wait."""
+        for (_, source), queue in list(self._arrived.items()):
+            if source == src:
+                yield from list(queue)
+
+    def posted_from(self, src: int) -> Iterator[Recv]:
+        """Receives that ``src`` could answer: posted for it, or for anybody."""
+        for (_, wanted), queue in list(self._posted.items()):
+            if wanted in (src, ANY_SOURCE):
+                yield from list(queue)
+
+    def waits_for(self, src: int) -> bool:
+        """Whether a receive is posted that a message from rank to rank, of ``src``, could answer."""
+        return any(
+            key[0] != COLLECTIVE and wanted in (src, ANY_SOURCE) for key, wanted in self._posted
+        )
+
+    def is_open_to(self, key: Key, src: int) -> bool:
+        """Whether nothing waits here that a message of ``key`` from ``src`` could belong to, and no
+        such message: the next one would go to the next receive."""
+        posted = self._posted
+        return (key, src) not in self._arrived and not (
+            posted and ((key, src) in posted or (key, ANY_SOURCE) in posted)
+        )
+
+    def holds(self, key: Key, sources: Iterable[int]) -> bool:
+        """Whether a message for ``key`` waits from one of ``sources``."""
+        arrived = self._arrived
+        return bool(arrived) and any((key, src) in arrived for src in sources)
+
+    def waiting(self, key: Key, sources: Iterable[int]) -> Iterator[Arrival]:
+        """Messages for ``key`` from ``sources`` that wait."""
+        if self._arrived:
+            for src in sources:
+                yield from self._arrived.get((key, src), ())
+
+    def arrived_bytes(self) -> int:
+        """Payload bytes held for receives that are not posted."""
+        kept = (a.data or a.eager_message for queue in self._arrived.values() for a in queue)
+        return sum(len(payload) for payload in kept if payload is not None)
+
+    # -- inside
+
+    def _take_arrival(self, key: Key, src: int) -> Arrival | None:
+        if src != ANY_SOURCE:
+            queue = self._arrived.get((key, src))
+            return None if queue is None else _pop(self._arrived, (key, src), queue)
+        first: tuple[Key, int] | None = None
+        order = 0
+        for slot, queue in self._arrived.items():
+            if slot[0] == key and (first is None or queue[0].order < order):
+                first, order = slot, queue[0].order
+        return None if first is None else _pop(self._arrived, first, self._arrived[first])
+
+
+_Ordered = TypeVar("_Ordered", Recv, Arrival)
+
+
+def _insert(
+    table: dict[tuple[Key, int], deque[_Ordered]], slot: tuple[Key, int], item: _Ordered
+) -> None:
+    """Put ``item`` where its order belongs; mostly that is the front."""
+    queue = table.setdefault(slot, deque())
+    place = 0
+    for other in queue:
+        if other.order > item.order:
+            break
+        place += 1
+    queue.insert(place, item)
+
+
+def _pop(table: dict[tuple[Key, int], deque[T]], slot: tuple[Key, int], queue: deque[T]) -> T:
+    item = queue.popleft()
+    if not queue:
+        del table[slot]
+    return item
+
+
+def _remove(table: dict[tuple[Key, int], deque[T]], slot: tuple[Key, int], item: T) -> bool:
+    queue = table.get(slot)
+    if queue is None or item not in queue:
+        return False
+    queue.remove(item)
+    if not queue:
+        del table[slot]
+    return True

@@ -1,0 +1,94 @@
+"""What a rank knows of one other rank: where it listens, the links to it, what was said last."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aiodist.links.closing import LossSuspicion
+from aiodist.links.rank_info import RankInfo
+from aiodist.p2p.outbox import Outbox
+from aiodist.p2p.shm_bulk import ShmBulkReceiver, ShmBulkSender
+from aiodist.p2p.shm_eager_receiver import ShmEagerReceiver
+from aiodist.p2p.shm_eager_sender import ShmEagerSender
+from aiodist.transport.base import Connection
+from aiodist.wire.frames import Frame
+
+if TYPE_CHECKING:
+    from aiodist.p2p.inbox import Inbox
+    from aiodist.p2p.shm_progress import ShmProgress
+
+
+class PeerLink(Protocol):
+    """What a peer needs of a connection to it whose handshake is done; `p2p.link.Link` is one."""
+
+    connection: Connection
+    peer_window: int
+    """Bytes that the peer buffers of what this rank sends."""
+    failed: BaseException | None
+    """Why it was closed, None while it is open."""
+
+    @property
+    def bytes_heard(self) -> int:
+        """How many bytes it has read."""
+
+    def abort(self, error: BaseException) -> None:
+        """Close it at once, because of ``error``."""
+
+
+class Peer:
+    """One other rank. Its first link that is ready carries all that this rank sends to it.
+
+    Both ranks may connect at the same moment; each then sends on the link it made and reads
+    both, so that the order of its messages is the order on one stream.
+    """
+
+    def __init__(
+        self, rank_info: RankInfo, window: int, inbox: Inbox, shm_progress: ShmProgress
+    ) -> None:
+        self.rank_info = rank_info
+        self.rank = rank_info.rank
+        self.outbox = Outbox(shm_progress.soon, shm_progress.hear)
+        self.window = window  # bytes that this rank buffers of what the peer sends
+        self.charged = 0  # credit that its messages have taken and did not get back
+        self.owed = 0  # of that, what is to be given back soon
+        self.stalled = False  # the peer holds messages back for want of credit
+        self.wants = 0  # how often it was asked for one at any credit, less those beyond that came
+        self.said_goodbye = False
+        self.last: Frame | None = None  # the last message that it began to send
+        self.error: BaseException | None = None
+        self.links: list[PeerLink] = []
+        self.doubt: LossSuspicion | None = None  # one of two links ended without a word
+        self.watch: asyncio.TimerHandle | None = None  # a receive waits, and nobody ever connected
+        self.connecting: asyncio.Task[Any] | None = None
+        self.bulk_receiver = ShmBulkReceiver(self, inbox, shm_progress, self._broken)
+        self.eager_receiver = ShmEagerReceiver(self, inbox, shm_progress, self._broken)
+        self._shm_progress = shm_progress
+
+    def carry(self, link: PeerLink) -> None:
+        """``link`` carries from now on what this rank sends."""
+        shm_progress, bulk_ring, eager_sender = self._shm_progress, None, None
+        if shm_progress.memory is not None and shm_progress.memory.could_share([self.rank]):
+            bulk_ring = ShmBulkSender(self.rank, shm_progress, link.connection, self._broken)
+            eager_sender = ShmEagerSender(
+                self.rank, shm_progress.memory, shm_progress, link.connection, self._broken
+            )
+        self.outbox.connected(link.connection, link.peer_window, bulk_ring, eager_sender)
+
+    def polls(self) -> list[Callable[[], None]]:
+        """What to call to take in what it has sent, and send what is queued for it."""
+        polls = [self.eager_receiver.poll, *(link.connection.poll for link in self.links)]
+        if self.outbox.bulk_ring is not None:
+            polls.append(self._shm_progress.work)
+        return polls
+
+    def _broken(self, error: BaseException) -> None:
+        for link in list(self.links):
+            link.abort(error)
+
+    @property
+    def bytes_heard(self) -> int:
+        """How many bytes its links have read, and how many came through shared memory."""
+        taken = self.bulk_receiver.bytes_taken + self.eager_receiver.bytes_taken
+        return taken + sum(link.bytes_heard for link in self.links)

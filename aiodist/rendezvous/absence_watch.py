@@ -1,0 +1,320 @@
+"""Who falls silent while ranks meet: each rank beats in a store, and looks for beats of others.
+
+Before ranks know each other's addresses they have no heartbeat connections (`liveness`), only a store. So
+each has a thread with a handle of its own on one, which counts up a key of the rank's. Where rank 0
+serves the store, its thread serves another one for the beats, so that they need nobody's loop; rank 0
+looks at all, and all look at rank 0. In a file each looks at the next ranks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import msgpack
+
+from aiodist.credentials import Certificates
+from aiodist.deadline import Deadline
+from aiodist.errors import DistError, PeerLostError, StoreTimeoutError, name_of
+from aiodist.links.loop_thread import LoopThread
+from aiodist.liveness.heartbeat_deadlines import HeartbeatDeadlines
+from aiodist.store import FileStore, PrefixStore, Store, TcpStore, TcpStoreServer
+from aiodist.wire.failures import decode_error, encode_error
+
+BEATS = 10
+"""Beats within the timeout."""
+
+LAST = "entered init_process_group"
+"""All that is known of what a rank did last."""
+
+_REACH = 16
+"""How many ranks each looks at in a file; the next ones, in a ring."""
+_SERVE_SECONDS = 5.0
+"""How long rank 0 waits until it serves the beats before there is no watch."""
+_LEAVE_SECONDS = 0.2
+_QUERY_SECONDS = 1e-3
+"""How often rank 0 looks who has come, a rank: the cost of one look, and of telling all, is theirs."""
+_VERDICT = "verdict"
+_ABSENT = "absent"
+
+Opening = Callable[[str, float], AbstractAsyncContextManager[tuple[Store, str]]]
+"""Opens the store of the beats, in the loop that enters it, for a rank that was told so much about
+it, within so many seconds; with it comes what to tell the others."""
+
+
+class AbsenceWatch:
+    """One rank's part, and the thread for it. ``begin``, in the end ``end``."""
+
+    def __init__(
+        self,
+        opening: Opening,
+        rank: int,
+        size: int,
+        patience: float,
+        report: Callable[[PeerLostError], None],
+        *,
+        star: bool,
+    ) -> None:
+        """``patience``: seconds of silence that count as death. ``star``: rank 0 serves the store.
+
+        ``report(error)`` is called once in the owner's loop, when a rank is lost.
+        """
+        self.absent: list[int] | None = None
+        """Who had not arrived when that was last heard of; None where it was not."""
+        self._opening = opening
+        self._rank = rank
+        self._size = size
+        self._patience = patience
+        self._interval = patience / BEATS
+        self._report = report
+        self._hub = star and rank == 0
+        self._spoke = star and rank != 0
+        if self._spoke:
+            self._whom: Sequence[int] = (0,)
+        else:
+            reach = size - 1 if star else min(_REACH, size - 1)
+            self._whom = [(rank + step) % size for step in range(1, reach + 1)]
+        self._told = ""
+        self._store: Store | None = None
+        self._over = False
+        self._loop_thread = LoopThread("aiodist-watch", self._main)
+        self._begun: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._deadlines = HeartbeatDeadlines(patience, self._interval, time.monotonic())
+        self._seen: dict[int, bytes] = {}
+        self._known: dict[int, list[object]] = {}
+
+    async def begin(self, told: str, deadline: Deadline) -> str:
+        """Beat from here on. What to tell the other ranks, "" if it cannot be begun so far."""
+        self._told = told
+        self._loop_thread.start()
+        within = _SERVE_SECONDS if self._hub else self._patience
+        await asyncio.wait([self._begun], timeout=min(within, deadline.remaining()))
+        return self._begun.result() if self._begun.done() else ""
+
+    async def end(self) -> None:
+        """This rank is not to be missed any more."""
+        self._begun.cancel()
+        await self._loop_thread.close()
+
+    # -- the thread
+
+    async def _main(self) -> None:
+        if self._spoke:
+            # Before the first answer, too: a stopped rank 0's kernel still takes connections.
+            self._deadlines.watch(0, time.monotonic())
+        beating = asyncio.ensure_future(self._keep_beating())
+        try:
+            error: PeerLostError | None = None
+            while error is None and not self._loop_thread.is_orphaned:
+                # Not in one task: an answer of rank 0's may be what does not come.
+                done, _ = await asyncio.wait([beating], timeout=self._interval)
+                error = beating.result() if done else await self._judge()
+            if error is not None:
+                self._over = True
+                self._loop_thread.tell(self._report, error)
+                self._loop_thread.tell(_resolve, self._begun, "")
+        finally:
+            beating.cancel()
+            await asyncio.wait([beating])
+
+    async def _keep_beating(self) -> PeerLostError:
+        """Until somebody else has found a rank lost."""
+        while True:
+            try:
+                async with self._opening(self._told, self._patience) as (store, tell):
+                    return await self._beat(store, tell)
+            except (DistError, OSError) as error:
+                # Refused, or cut: whether rank 0 has ended is not told by this connection. One
+                # that nobody answers is silence.
+                if not isinstance(error, StoreTimeoutError) or error.__cause__ is not None:
+                    for rank in self._whom:
+                        self._forget(rank)
+                    self._loop_thread.tell(_resolve, self._begun, "")
+            await asyncio.sleep(self._interval)
+
+    async def _beat(self, store: Store, tell: str) -> PeerLostError:
+        calling = asyncio.ensure_future(self._query_status(store))
+        self._store = store
+        try:
+            me = msgpack.packb([socket.gethostname(), os.getpid()])
+            await store.set(_who(self._rank), me)
+            while True:
+                await store.add(_beat(self._rank), 1)
+                for rank in self._whom:
+                    await self._look(store, rank)
+                verdict = await _peek(store, _VERDICT)
+                if verdict is not None:
+                    error = decode_error(verdict, -1)
+                    if isinstance(error, PeerLostError):
+                        return error
+                self._loop_thread.tell(_resolve, self._begun, tell)
+                await asyncio.sleep(self._interval)
+        except asyncio.CancelledError:
+            if not self._over:
+                with contextlib.suppress(DistError, TimeoutError):
+                    async with asyncio.timeout(_LEAVE_SECONDS):
+                        await store.delete_key(_beat(self._rank))
+            raise
+        finally:
+            self._store = None
+            calling.cancel()
+            await asyncio.gather(calling, return_exceptions=True)
+
+    async def _query_status(self, store: Store) -> None:
+        """Know beforehand who is missing: when it matters, the store may be out of reach.
+
+        Where rank 0 serves it the others hear it from there; in a file each looks for itself.
+        """
+        edition, pause = 0, _QUERY_SECONDS * self._size
+        if not self._hub:
+            pause = max(self._interval, 10 * pause)  # a file is locked for each look
+        while self._spoke:
+            edition, absent = msgpack.unpackb(await store.get(_ABSENT, Deadline.never()))
+            self.absent = [rank for rank in absent if rank != self._rank]
+            await store.get(_outdated(edition), Deadline.never())
+        while self.absent != []:
+            absent = await self._not_there(store)
+            if absent != self.absent:
+                self.absent, edition = absent, edition + 1
+                if self._hub:
+                    await store.set(_ABSENT, msgpack.packb([edition, absent]))
+                    await store.set(_outdated(edition - 1), b"")
+            await asyncio.sleep(pause)
+
+    async def _look(self, store: Store, rank: int) -> None:
+        value = await _peek(store, _beat(rank))
+        if value is None:
+            self._forget(rank)  # it has not come so far, or has left
+        elif value != self._seen.get(rank):
+            if rank not in self._known:
+                self._known[rank] = msgpack.unpackb(await _peek(store, _who(rank)) or b"\x90")
+            self._seen[rank] = value
+            self._deadlines.watch(rank, time.monotonic())
+            self._deadlines.heard(rank, time.monotonic())
+
+    def _forget(self, rank: int) -> None:
+        self._deadlines.release(rank)
+        self._seen.pop(rank, None)
+
+    async def _judge(self) -> PeerLostError | None:
+        silent = self._deadlines.silent(time.monotonic())
+        if not silent:
+            return None
+        store = None if self._spoke else self._store
+        if store is not None:
+            # It may be out of reach for the same reason: a stopped process can hold a file's lock.
+            with contextlib.suppress(DistError, OSError, TimeoutError):
+                async with asyncio.timeout(self._patience / 2):
+                    self.absent = await self._not_there(store)
+                    await store.compare_set(_VERDICT, b"", encode_error(self._lost(silent[0])))
+        return self._lost(silent[0])
+
+    async def _not_there(self, store: Store) -> list[int]:
+        return [rank for rank in range(self._size) if not await store.check([_who(rank)])]
+
+    def _lost(self, rank: int) -> PeerLostError:
+        host, pid = (*self._known.get(rank, ()), "", 0)[:2]
+        who = name_of(rank, host, pid)
+        keeper = ", where it serves the store" if self._spoke else ""
+        absent = [other for other in self.absent or () if other != rank]
+        if self.absent is None:
+            arrivals = "who else had arrived is not known"
+        else:
+            when = "when it was last heard" if self._spoke else "when that was last looked for"
+            arrivals = f"{describe_absent(absent, self._size)} {when}"
+        return PeerLostError(
+            f"{who} fell silent inside init_process_group{keeper}: nothing was heard of it for "
+            f"{self._patience:g} s: it was stopped, or its host or the network between is gone; "
+            f"{arrivals}; rank {self._rank} noticed",
+            rank=rank,
+            host=host,
+            pid=pid,
+            last=LAST,
+            noticed_by=self._rank,
+            not_arrived=absent,
+        )
+
+
+def describe_absent(absent: Sequence[int], size: int) -> str:
+    """Words for who had not arrived; to be followed by when."""
+    if not absent:
+        return "all others had arrived"
+    names = ", ".join(map(str, absent[:16]))
+    if len(absent) > 16:
+        names += f" and {len(absent) - 16} more"
+    return f"of {size} ranks {names} had not arrived"
+
+
+def over_tcp_served(host: str, secret: bytes, certificates: Certificates | None) -> Opening:
+    """Where this rank serves the beats, at a free port of ``host``, which is to be told."""
+
+    @contextlib.asynccontextmanager
+    async def opening(told: str, seconds: float) -> AsyncIterator[tuple[Store, str]]:
+        server = await TcpStoreServer.start(host, secret=secret, certificates=certificates)
+        async with server:
+            yield server.store(), str(server.port)
+
+    return opening
+
+
+def over_tcp(host: str, secret: bytes, certificates: Certificates | None) -> Opening:
+    """At the port of ``host`` that was told."""
+
+    @contextlib.asynccontextmanager
+    async def opening(told: str, seconds: float) -> AsyncIterator[tuple[Store, str]]:
+        store = await TcpStore.connect(
+            host,
+            int(told),
+            Deadline(seconds),
+            secret=secret,
+            certificates=certificates,
+            once=True,
+        )
+        async with store:
+            yield store, told
+
+    return opening
+
+
+def in_file(path: Path, rank: int) -> Opening:
+    """In the file, in a part of it that is named by what was told."""
+
+    @contextlib.asynccontextmanager
+    async def opening(told: str, seconds: float) -> AsyncIterator[tuple[Store, str]]:
+        async with await FileStore.open(path, rank, Deadline(seconds)) as store:
+            yield PrefixStore(f"watch/{told}", store), told
+
+    return opening
+
+
+def _beat(rank: int) -> str:
+    return f"beat/{rank}"
+
+
+def _outdated(edition: int) -> str:
+    return f"{_ABSENT}/{edition}"
+
+
+def _who(rank: int) -> str:
+    return f"who/{rank}"
+
+
+async def _peek(store: Store, key: str) -> bytes | None:
+    """The value, if there is one now."""
+    if not await store.check([key]):
+        return None
+    try:
+        return await store.get(key, Deadline(_LEAVE_SECONDS))
+    except StoreTimeoutError:
+        return None
+
+
+def _resolve(future: asyncio.Future[str], value: str) -> None:
+    if not future.done():
+        future.set_result(value)

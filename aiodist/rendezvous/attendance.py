@@ -1,0 +1,292 @@
+"""Whether the ranks that have come are still there, from their arrival until all have met.
+
+Each rank bequeaths the news of its own end to the store, which writes it when the rank's connection
+ends (in a file store, when others of its host see that the process has). A rank that gives up while it
+lives writes it itself. Where rank 0 serves the store, it alone reads that, adds who has not come, and
+passes it on, before it ends and the store with it; elsewhere each rank reads for itself. A store
+that vanishes without a farewell was rank 0's, and means that rank 0 has died. Of a rank that falls
+silent no connection tells: that is for the `watch`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from aiodist.deadline import Deadline
+from aiodist.errors import (
+    DistError,
+    DistStoreError,
+    InvalidUsageError,
+    PeerLostError,
+    StoreTimeoutError,
+    name_of,
+)
+from aiodist.links.losses import own_loss
+from aiodist.rendezvous.absence_watch import LAST, AbsenceWatch, describe_absent
+from aiodist.rendezvous.meeting_stores import MeetingStore
+from aiodist.store import Store, TcpStore, absent_ranks, first_of, is_waiting
+from aiodist.store.waiting import in_time
+from aiodist.wire.failures import decode_error, encode_error
+
+_LOST = "lost"
+"""The key under which the first loss stands."""
+_VERDICT = "verdict"
+"""The key under which rank 0 repeats it, with what it knows beside."""
+
+_WATCH = "watch"
+"""The key under which stands what a rank has to be told for the watch; nothing where there is none."""
+_SECONDS = 1.0
+"""For the words of one who gives up, and for a lost connection to be known for one."""
+_END_SECONDS = 1.0
+"""For the end of a process to be known where the next one of its rank has come."""
+_TELL_SECONDS = 0.1
+"""For the words about one who is silent, and may be the one who keeps the store."""
+
+
+class Attendance:
+    """One rank's part. ``begin``, then whatever waits for the others inside ``heeding``, ``end``."""
+
+    def __init__(
+        self, place: MeetingStore, part: Store, rank: int, size: int, patience: float = 0.0
+    ) -> None:
+        """``part``: of the place's store, for this initialisation. ``patience``: seconds of silence
+        that count as death; 0 where nobody is to be watched."""
+        self._place = place
+        self._part = part
+        self._rank = rank
+        self._size = size
+        self._patience = patience
+        self._host, self._pid = socket.gethostname(), os.getpid()
+        self._loss: DistError | None = None
+        self._gave_up = False
+        self._is_complete = False  # all ranks have met; what is left is to leave the store
+        self._interrupt: Callable[[], None] = _nothing
+        self._task: asyncio.Task[None] | None = None
+        self._watch: AbsenceWatch | None = None
+        self._telling: asyncio.Task[None] | None = None
+
+    @property
+    def absent(self) -> Sequence[int] | None:
+        """Who had not arrived when rank 0 was last heard, where it serves the store."""
+        return None if self._watch is None else self._watch.absent
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether this meeting has failed, and the others have been told."""
+        return self._loss is not None or self._gave_up
+
+    async def begin(self, deadline: Deadline) -> None:
+        """From here on the others learn of this rank's end, where the store can tell.
+
+        Raises StoreTimeoutError and DistStoreError as the store does.
+        """
+        gone = self._lost("died or was cut off inside init_process_group")
+        told = await in_time(self._part.bequeath(_LOST, encode_error(gone)), deadline)
+        if told or self._place.serves:
+            self._task = asyncio.get_running_loop().create_task(self._await_news())
+        await self._begin_watch(deadline)
+
+    @contextlib.asynccontextmanager
+    async def heeding(self) -> AsyncIterator[None]:
+        """What is awaited within ends when a rank is lost, with the error that all ranks raise.
+
+        PeerLostError for one that died or gave up; a StoreTimeoutError where it gave up since
+        others did not come. What ends by itself with an error, or is cancelled, tells the others.
+        """
+        if self._loss is not None:
+            raise self._loss
+        try:
+            async with asyncio.timeout(None) as scope:
+                self._interrupt = lambda: scope.reschedule(0.0)
+                try:
+                    yield
+                finally:
+                    self._interrupt = _nothing
+        except BaseException as error:
+            await self._hear_the_end(error)
+            if self._loss is not None:
+                raise self._loss from None
+            await self._give_up(error)
+            raise
+
+    def complete(self) -> None:
+        """Note that all ranks have met, and this rank only has to leave the store.
+
+        Rank 0 may return from ``init_process_group`` and end while this rank leaves: that is no loss
+        inside ``init_process_group``. The first operation that needs rank 0 reports it.
+        """
+        self._is_complete = True
+
+    async def told(self) -> None:
+        """Return when the others have been told of a silent rank: before the store is given back,
+        lest they take this one's leave for the first loss."""
+        if self._telling is not None:
+            await asyncio.wait([self._telling])
+
+    async def end(self) -> None:
+        """This rank waits for nobody any more, and nobody for it. Idempotent; no DistError."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            await watch.end()
+        await self.told()
+        task, self._task = self._task, None
+        if task is None:
+            return
+        task.cancel()
+        await asyncio.wait([task])
+        if not self.is_broken:
+            with contextlib.suppress(DistError, TimeoutError):
+                async with asyncio.timeout(_SECONDS):
+                    await self._part.renounce(_LOST)
+
+    async def _hear_the_end(self, error: BaseException) -> None:
+        """If the store has gone, the task that watches it is about to say so."""
+        failed = isinstance(error, DistStoreError) and not isinstance(error, StoreTimeoutError)
+        if failed and self._loss is None and self._task is not None:
+            await asyncio.wait([self._task], timeout=_SECONDS)
+
+    async def _begin_watch(self, deadline: Deadline) -> None:
+        place, part = self._place, self._part
+        if self._size == 1:
+            return
+        star = place.serves or place.once
+        if self._patience and place.watch is not None:
+            who = self._rank, self._size, self._patience
+            self._watch = AbsenceWatch(place.watch, *who, self._hear_of_silence, star=star)
+        if place.serves:
+            told = "" if self._watch is None else await self._watch.begin("", deadline)
+            await part.set(_WATCH, told.encode())
+        elif self._watch is not None:
+            if star:
+                told = (await in_time(part.get(_WATCH, deadline), deadline)).decode()
+            else:
+                mine = os.urandom(8).hex().encode()
+                told = (await in_time(part.compare_set(_WATCH, b"", mine), deadline)).decode()
+            if told:
+                await self._watch.begin(told, deadline)
+
+    def _hear_of_silence(self, error: PeerLostError) -> None:
+        if self.is_broken or self._watch is None:
+            return
+        self._loss = own_loss(error, self._rank)
+        self._telling = asyncio.get_running_loop().create_task(self._pass_on(error))
+        self._interrupt()
+
+    async def _pass_on(self, error: PeerLostError) -> None:
+        """Let those know that are not watched; and rank 0 itself, should it go on one day."""
+        key = _VERDICT if self._place.serves else _LOST
+        seconds = _TELL_SECONDS if self._place.once else _SECONDS
+        with contextlib.suppress(DistError, TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._part.compare_set(key, b"", encode_error(error))
+
+    async def _await_news(self) -> None:
+        try:
+            key = _VERDICT if self._place.once else _LOST
+            told = decode_error(await self._part.get(key, Deadline.never()), -1)
+            if not self._place.once:
+                told = await self._completed(told)
+            told = own_loss(told, self._rank)
+            if self._place.serves:
+                await self._part.set(_VERDICT, encode_error(told))
+        except DistError:
+            lost = keeper_lost(self._place, self._rank, self._size, self.absent)
+            if lost is None or self._is_complete:
+                return  # whoever needs the store finds out
+            told = lost
+        self._loss = told
+        self._interrupt()
+
+    async def _completed(self, error: DistError) -> DistError:
+        if not isinstance(error, PeerLostError) or error.noticed_by >= 0:  # who did said it all
+            return error
+        absent = await absent_ranks(self._part, self._size)
+        others = [rank for rank in absent or () if rank != error.rank]
+        if absent is None:
+            who = "the store does not say who had arrived"
+        else:
+            who = f"{describe_absent(others, self._size)} by then"
+        fields = error.fields | {"noticed_by": self._rank, "not_arrived": others}
+        return PeerLostError(f"{error.message}; {who}; rank {self._rank} noticed", **fields)
+
+    async def _give_up(self, error: BaseException) -> None:
+        """Tell the others why this rank is not coming, as far as that is possible."""
+        if self._task is None or (self._place.serves and isinstance(error, StoreTimeoutError)):
+            return  # nobody would hear; or `exchange` has told them itself
+        self._gave_up = True
+        told: DistError
+        if isinstance(error, StoreTimeoutError):
+            told = StoreTimeoutError(f"{self._name} gave up: {error.message}", **error.fields)
+        else:
+            why = "it was cancelled" if isinstance(error, asyncio.CancelledError) else repr(error)
+            told = self._lost(f"gave up inside init_process_group: {why}")
+        key = _LOST
+        if self._place.serves:
+            key, told = _VERDICT, await self._completed(told)
+        with contextlib.suppress(DistError, TimeoutError):
+            async with asyncio.timeout(_SECONDS):
+                await self._part.compare_set(key, b"", encode_error(told))
+
+    @property
+    def _name(self) -> str:
+        return name_of(self._rank, self._host, self._pid)
+
+    def _lost(self, why: str) -> PeerLostError:
+        return PeerLostError(
+            f"{self._name} {why}", rank=self._rank, host=self._host, pid=self._pid, last=LAST
+        )
+
+
+async def check_alone(place: MeetingStore, part: Store, rank: int) -> None:
+    """Raises InvalidUsageError if another process waits at ``place`` as ``rank``, too.
+
+    A store that ends with rank 0's process serves one initialisation: who finds that its rank has
+    been there meets nobody. If that one has ended or given up, rank 0 will as well, and start anew.
+    """
+    first = first_of(part) if place.once else None
+    if first is None or not await is_waiting(first, rank):
+        return
+    with contextlib.suppress(StoreTimeoutError):
+        await first.get(_LOST, Deadline(_END_SECONDS))
+        return
+    if await is_waiting(first, rank):
+        raise InvalidUsageError(
+            f"another process has come to {place.where} as rank {rank}, and waits there: give "
+            "each process a rank of its own (RANK, or rank=), and end what runs of an earlier job"
+        )
+
+
+def keeper_lost(
+    place: MeetingStore, rank: int, size: int, absent: Sequence[int] | None = None
+) -> PeerLostError | None:
+    """The error, as ``rank`` sees it, if rank 0 served the store and has died; else None.
+
+    ``absent``: who had not arrived when rank 0 was last heard, if it said so.
+    """
+    store = place.store
+    keeper = store.bereft if place.once and isinstance(store, TcpStore) else None
+    if keeper is None:
+        return None
+    host, pid = keeper
+    who = name_of(0, host, pid)
+    others = "who else had arrived is not known"
+    if absent is not None:
+        others = f"{describe_absent(absent, size)} when it was last heard"
+    return PeerLostError(
+        f"{who}, which serves the store at {place.where}, died or was cut off inside "
+        f"init_process_group; {others}; rank {rank} noticed",
+        rank=0,
+        host=host,
+        pid=pid,
+        last=LAST,
+        noticed_by=rank,
+        not_arrived=absent or (),
+    )
+
+
+def _nothing() -> None:
+    """Nobody is inside `Attendance.heeding`."""

@@ -1,0 +1,330 @@
+"""The rendezvous itself: open the store, join this initialisation's part of it, see all ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from aiodist.credentials import job_secret
+from aiodist.deadline import Deadline
+from aiodist.errors import DistError, DistStoreError, InvalidUsageError, StoreTimeoutError
+from aiodist.links.interfaces import choose_hosts, default_address
+from aiodist.rendezvous.agent import torchs_store
+from aiodist.rendezvous.attendance import Attendance, check_alone, keeper_lost
+from aiodist.rendezvous.environments import look_around
+from aiodist.rendezvous.meeting_plan import MeetingPlan, plan, plan_with_store
+from aiodist.rendezvous.meeting_stores import MeetingStore, given_place, open_place
+from aiodist.store import Store, exchange, leave
+from aiodist.store.waiting import pauses
+
+log = logging.getLogger("aiodist")
+
+_FAREWELL_SECONDS = 5.0
+_FAREWELL = "rendezvous"
+_LOOPBACK = "127.0.0.1"
+_PATIENCE_SECONDS = 15.0
+
+
+@dataclass
+class Rendezvous:
+    """Who this rank is, and the store that all ranks of this initialisation share.
+
+    ``host``: this rank's own address, by which the others reach it; listeners bind to it.
+    ``hosts``: all addresses of its own that streams are dealt to, ``host`` first.
+    ``local_rank``: its number on this host, None where nothing tells. ``source``: who told rank
+    and size, for messages. ``secret``: the job's, empty where it has none.
+    """
+
+    rank: int
+    size: int
+    store: Store
+    host: str
+    hosts: tuple[str, ...]
+    local_rank: int | None
+    source: str
+    secret: bytes = field(repr=False)
+    _place: MeetingStore = field(repr=False)
+    _attendance: Attendance = field(repr=False)
+    _left: bool = field(default=False, init=False, repr=False)
+    _closed: bool = field(default=False, init=False, repr=False)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether strangers cannot read what is in the store, the secret that it holds included."""
+        return self._place.private
+
+    def heeding(self) -> AbstractAsyncContextManager[None]:
+        """Until the ranks are `done`: what is awaited within fails when a rank is lost.
+
+        With the same error on all ranks, see `Attendance.heeding`; so it does on them when what
+        is within fails here.
+        """
+        return self._attendance.heeding()
+
+    async def done(self) -> None:
+        """This rank needs nothing more from the store. Idempotent; `close` says it as well.
+
+        Said early by every rank, it lets rank 0 close without waiting. Never raises a DistError:
+        a store that is gone needs no farewell.
+        """
+        if self._left or self._place.serves:
+            return
+        self._left = True
+        self._attendance.complete()
+        try:
+            await leave(self.store, self.rank, self.size, _farewell(), name=_FAREWELL)
+        except DistError:
+            pass
+        finally:
+            await self._attendance.end()
+
+    async def settle(self, deadline: Deadline) -> None:
+        """All ranks call it: returns when none needs the store any more, or at the deadline.
+
+        So the rank that serves the store may from then on keep its loop busy with other things.
+        """
+        if self._place.serves and not self._left:
+            self._left = True
+            try:
+                await leave(self.store, self.rank, self.size, deadline, name=_FAREWELL)
+            except DistError:
+                pass
+            await self._attendance.end()
+        else:
+            await self.done()
+
+    async def close(self) -> None:
+        """Give back the store and, on the rank that serves it, the server. Idempotent.
+
+        That rank first waits until all others are `done`, for 5 seconds at most: one of them may
+        have died. Where the meeting has failed, or while it waits it is cancelled, it closes at
+        once.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._attendance.is_broken:
+                pass
+            elif self._place.serves and not self._left:
+                await leave(self.store, self.rank, self.size, _farewell(), name=_FAREWELL)
+            else:
+                await self.done()
+        except DistError:
+            pass
+        finally:
+            await _end(self._attendance, self._place)
+
+    def close_in_child(self) -> None:
+        """In a forked child: give back inherited sockets; the parent goes on."""
+        self._closed = True
+        self._place.close_in_child()
+
+
+def _farewell() -> Deadline:
+    return Deadline(_FAREWELL_SECONDS)
+
+
+async def rendezvous(
+    init_method: str | None,
+    *,
+    rank: int,
+    size: int,
+    store: Any | None,
+    deadline: Deadline,
+    environ: Mapping[str, str],
+    patience: float = 0.0,
+) -> Rendezvous:
+    """Find rank, size, store and own address, and wait until all ranks are there.
+
+    ``init_method``: ``env://`` (also what None means), ``tcp://host:port``, ``file:///path``.
+    ``rank``, ``size``: -1 where the caller left them out. ``store``: one of ours, or of torch's,
+    instead of an init_method; it stays the caller's to close. ``patience``: seconds of silence after
+    which a rank that has come counts as lost; 0 where nobody is to be watched.
+
+    Raises TypeError and InvalidUsageError for what cannot be meant, at once; DistStoreError and
+    DistNetworkError for a port in use, a name that does not resolve, a host without a route, at
+    once; StoreTimeoutError at the deadline, naming the ranks that did not come (its ``ranks``);
+    PeerLostError as soon as a rank that had come is gone (see `Attendance`) or has been silent for
+    ``patience``, with the ``not_arrived``; InvalidUsageError, after a second, where another process
+    waits with this rank at rank 0's store.
+    Cancelled or failed, it leaves nothing open, and tells the ranks that wait.
+    """
+    if store is not None:
+        if init_method is not None:
+            raise InvalidUsageError(
+                "init_method and store were both given: each says where ranks meet, leave one out"
+            )
+        own = plan_with_store(rank=rank, size=size, environ=environ)
+        with _patience(own, "the store given"):
+            return await _meet(own, given_place(store), environ, deadline, patience)
+    own = _beside_torch(plan(init_method, rank=rank, size=size, environ=environ))
+    with _patience(own, f"the file {own.file}" if own.master is None else str(own.master)):
+        return await _find(own, environ, deadline, patience)
+
+
+def _beside_torch(own: MeetingPlan) -> MeetingPlan:
+    """Return ``own``, with torch's store as its place where torch's ranks have met at the same port.
+
+    torch's rank 0 listens there then, so ours cannot.
+    """
+    torchs = torchs_store()
+    if own.master is None or own.master.server or torchs is None:
+        return own
+    master, rank, size = torchs
+    same = (own.master.port, own.rank, own.size) == (master.port, rank, size)
+    return replace(own, master=replace(own.master, server=master.server)) if same else own
+
+
+@contextmanager
+def _patience(own: MeetingPlan, where: str) -> Iterator[None]:
+    """Log it, once, when the others take long: a wrong address is no error until the deadline."""
+    note = asyncio.get_running_loop().call_later(
+        _PATIENCE_SECONDS,
+        log.warning,
+        "rank %d of %d, told by %s, has waited %g s at %s for all ranks to meet, and waits on: see "
+        "whether all were started, and told this place and this size",
+        own.rank,
+        own.size,
+        own.source,
+        _PATIENCE_SECONDS,
+        where,
+    )
+    try:
+        yield
+    finally:
+        note.cancel()
+
+
+async def _find(
+    own: MeetingPlan, environ: Mapping[str, str], deadline: Deadline, patience: float
+) -> Rendezvous:
+    lost: DistStoreError | None = None
+    for pause in pauses(longest=0.5, first=0.01):
+        try:
+            place = await open_place(own, environ, deadline)
+        except StoreTimeoutError as error:
+            if lost is None:
+                raise
+            raise StoreTimeoutError(f"{error.message}; earlier, {lost}", **error.fields) from None
+        try:
+            return await _meet(own, place, environ, deadline, patience)
+        except DistStoreError as error:
+            # Rank 0's server of an initialisation before this one may still have been there, and
+            # is now gone; or rank 0 started anew.
+            if isinstance(error, StoreTimeoutError) or not place.once:
+                raise
+            if deadline.remaining() <= pause:
+                raise
+            lost = error
+        await asyncio.sleep(pause)
+    raise AssertionError("unreachable: pauses never end")
+
+
+async def meet_at(
+    place: MeetingStore,
+    *,
+    rank: int,
+    size: int,
+    source: str,
+    deadline: Deadline,
+    environ: Mapping[str, str],
+    patience: float = 0.0,
+) -> Rendezvous:
+    """Wait until all ranks are at ``place``, for who knows rank and size by other means.
+
+    ``source``: who told them, for messages. Errors as of `rendezvous`; then the place is closed.
+    """
+    own = MeetingPlan(rank, size, local_rank=look_around(environ).local_rank(), source=source)
+    return await _meet(own, place, environ, deadline, patience)
+
+
+async def _meet(
+    own: MeetingPlan,
+    place: MeetingStore,
+    environ: Mapping[str, str],
+    deadline: Deadline,
+    patience: float,
+) -> Rendezvous:
+    attendance: Attendance | None = None
+    try:
+        hosts = choose_hosts(place.route, environ)
+        part = await place.join(place.store, own.rank, own.size, deadline)
+        await check_alone(place, part, own.rank)
+        attendance = Attendance(place, part, own.rank, own.size, patience)
+        try:
+            await attendance.begin(deadline)
+            mine = msgpack.packb((own.size, host_identity()))
+            async with attendance.heeding():
+                values = await exchange(part, own.rank, own.size, mine, deadline)
+            hosts = await _own_addresses(own, part, hosts, values)
+        except BaseException:
+            await _end(attendance, place)
+            raise
+    except StoreTimeoutError as error:
+        await place.close()
+        raise StoreTimeoutError(
+            f"{error.message} (they meet at {place.where}, told by {own.source})", **error.fields
+        ) from None
+    except DistStoreError:
+        absent = None if attendance is None else attendance.absent
+        lost = keeper_lost(place, own.rank, own.size, absent)
+        await place.close()
+        if lost is not None:
+            raise lost from None
+        raise
+    except BaseException:
+        await place.close()
+        raise
+    secret = place.secret or job_secret(environ)
+    who = own.rank, own.size, part, hosts[0], hosts, own.local_rank, own.source, secret
+    return Rendezvous(*who, _place=place, _attendance=attendance)
+
+
+async def _end(attendance: Attendance, place: MeetingStore) -> None:
+    """End both; at the same time where a rank that is lost may keep each of them waiting."""
+    if attendance.is_broken:
+        await attendance.told()
+        await asyncio.gather(attendance.end(), place.close())
+    else:
+        await attendance.end()
+        await place.close()
+
+
+async def _own_addresses(
+    own: MeetingPlan, part: Store, hosts: tuple[str, ...] | None, values: Sequence[bytes]
+) -> tuple[str, ...]:
+    """This rank's addresses, if need be from what all ranks have said on their arrival."""
+    others = [msgpack.unpackb(value) for value in values]
+    sizes = [size for size, _ in others]
+    if {*sizes, own.size} != {own.size}:
+        # All find it in the same values; rank 0 keeps the store until they have.
+        await leave(part, own.rank, sizes[0], _farewell(), name=_FAREWELL)
+        told = ", ".join(f"rank {rank}: {size}" for rank, size in enumerate(sizes))
+        raise InvalidUsageError(
+            f"the ranks were told different world sizes ({told}; this is rank {own.rank}, told "
+            f"{own.size} by {own.source}): give every rank the same"
+        )
+    if hosts is not None:
+        return hosts
+    # No master to find the route to: loopback serves as long as nobody is on another host.
+    one_host = len({identity for _, identity in others}) == 1
+    return (_LOOPBACK if one_host else default_address(),)
+
+
+def host_identity() -> str:
+    """Equal for processes that reach each other by loopback: one boot of one host, one network
+    namespace. Without /proc, the host's name."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/net').readlink()}"
+    except OSError:
+        return platform.node()

@@ -1,0 +1,262 @@
+"""Opening the store where a plan says the ranks meet: at a master, an agent, a file, or nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from aiodist.credentials import Certificates, job_secret
+from aiodist.deadline import Deadline
+from aiodist.errors import DistNetworkError, DistStoreError, StoreTimeoutError
+from aiodist.links.interfaces import (
+    choose_hosts,
+    default_address,
+    family_of,
+    is_loopback,
+    route_to,
+)
+from aiodist.rendezvous.absence_watch import Opening, in_file, over_tcp, over_tcp_served
+from aiodist.rendezvous.agent import agent_client
+from aiodist.rendezvous.assembly import assemble
+from aiodist.rendezvous.meeting_plan import TORCH_GROUP, Master, MeetingPlan
+from aiodist.rendezvous.munge import Munge, StepSecret
+from aiodist.rendezvous.node_address import address_of_node
+from aiodist.store import (
+    FileStore,
+    MemoryStore,
+    PrefixStore,
+    Store,
+    TcpStore,
+    TcpStoreServer,
+    TorchStore,
+    join,
+)
+from aiodist.store.addresses import resolve
+
+_LOCAL_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
+
+
+def _keep() -> None:
+    """A store without sockets of its own."""
+
+
+_TORCH_METHODS = ("set", "add", "check", "compare_set", "delete_key", "num_keys")
+
+
+@dataclass
+class MeetingStore:
+    """An open store. ``where``: for messages. ``route``: a numeric address to be reached by.
+
+    ``serves``: this rank keeps the store alive for the others. ``once``: the others lose it with
+    the process that serves it, so meeting there may be tried anew. ``private``: strangers cannot
+    read what is in it. ``watch``: where ranks can beat meanwhile, see `watch`. ``secret``: the job's,
+    empty where the store was opened without it.
+    """
+
+    store: Store
+    where: str
+    close: Callable[[], Awaitable[None]]
+    route: str | None = None
+    close_in_child: Callable[[], None] = _keep
+    serves: bool = False
+    once: bool = False
+    private: bool = False
+    watch: Opening | None = None
+    secret: bytes = b""
+    join: Callable[[Store, int, int, Deadline], Awaitable[Store]] = join
+
+
+async def open_place(
+    plan: MeetingPlan, environ: Mapping[str, str], deadline: Deadline
+) -> MeetingStore:
+    """The store of ``plan``. Raises DistStoreError or DistNetworkError; then nothing is open."""
+    if plan.file is not None:
+        file = await FileStore.open(plan.file, plan.rank, deadline)
+        where, given_back = f"the file {plan.file}", file.close_in_child
+        watch = in_file(plan.file, plan.rank)
+        return MeetingStore(file, where, file.close, None, given_back, private=True, watch=watch)
+    if plan.master is None:
+        store = MemoryStore()
+        return MeetingStore(store, "this process", store.close, route="127.0.0.1", private=True)
+    if plan.master.server:
+        return await _at_torchs_store(plan, plan.master, environ, deadline)
+    return await _at_master(plan, plan.master, environ, deadline)
+
+
+def given_place(store: Any) -> MeetingStore:
+    """A store that the caller made: ours, or one of torch's. It stays the caller's to close.
+
+    Raises TypeError for anything else.
+    """
+    if isinstance(store, Store):
+        return MeetingStore(store, "the store given", _nothing)
+    if not all(callable(getattr(store, name, None)) for name in _TORCH_METHODS):
+        raise TypeError(
+            "store must be one of aiodist.store's or of torch.distributed's (TCPStore, FileStore, "
+            f"HashStore), not {store!r}"
+        )
+    adapter = TorchStore(store)
+    where = f"the {type(store).__name__} given"
+    # It may outlive ranks: torchrun's agent serves the same one to the workers it starts anew.
+    return MeetingStore(PrefixStore("aiodist", adapter), where, adapter.close, join=assemble)
+
+
+async def _nothing() -> None:
+    pass
+
+
+async def _at_master(
+    plan: MeetingPlan, master: Master, environ: Mapping[str, str], deadline: Deadline
+) -> MeetingStore:
+    addresses = await numeric_addresses(master, plan.one_host, environ, deadline)
+    route = _routed(addresses, master)
+    secret, certificates = job_secret(environ), Certificates.from_environ(environ)
+    shared = None
+    if plan.by_munge and not secret and certificates is None and plan.size > 1:
+        shared = StepSecret(Munge.find(environ))
+    if plan.rank != 0:
+        host = addresses[0] if len(addresses) == 1 else master.host
+        try:
+            client = await TcpStore.connect(
+                host,
+                master.port,
+                deadline,
+                secret=secret,
+                certificates=certificates,
+                learn=None if shared is None else shared.learn,
+            )
+        except StoreTimeoutError as error:
+            raise StoreTimeoutError(
+                f"rank {plan.rank}: rank 0 never listened at {master} ({plan.source}): "
+                f"{error.message}",
+                **error.fields,
+            ) from None
+        secret = secret if shared is None else shared.value
+        watch = over_tcp(host, secret, certificates)
+        given_back = client.close_in_child
+        return MeetingStore(
+            client,
+            str(master),
+            client.close,
+            route,
+            given_back,
+            once=True,
+            watch=watch,
+            secret=secret,
+        )
+    own = [address for address in addresses if _is_own(address)]
+    where = str(master)
+    if own == addresses and len(own) > 1:
+        host = master.host
+    elif own:
+        host = route = next((a for a in own if family_of(a) == socket.AF_INET), own[0])
+    else:
+        # Behind address translation the host itself does not know the address others see.
+        host = route = (choose_hosts(None, environ) or (default_address(),))[0]
+        where = f"{host} (since {master} is no address of rank 0's own host), port {master.port}"
+    if shared is not None:
+        await shared.make()
+        secret = shared.value
+    # Everybody connected: the port is free for a next job, which then cannot meet this one.
+    server = await TcpStoreServer.start(
+        host,
+        master.port,
+        secret=secret,
+        expected_clients=plan.size - 1,
+        certificates=certificates,
+        seal=None if shared is None else shared.seal,
+    )
+    # Where the address is another host's that passes connections on, it may pass on no second port.
+    offered = over_tcp_served(host, secret, certificates) if own else None
+    given_back = server.close_in_child
+    return MeetingStore(
+        server.store(),
+        where,
+        server.close,
+        route,
+        given_back,
+        serves=True,
+        watch=offered,
+        secret=secret,
+    )
+
+
+async def numeric_addresses(
+    master: Master, one_host: bool, environ: Mapping[str, str], deadline: Deadline
+) -> list[str]:
+    """The master's addresses as this host sees them, in the system's order.
+
+    Many hosts give their own name the address 127.0.1.1 or 127.0.0.1. Served there, nobody else
+    would reach it: unless all ranks are on one host, the address that others know takes its place.
+    """
+    try:
+        known = await resolve(master.host, master.port, deadline)
+    except StoreTimeoutError:
+        raise
+    except DistStoreError:
+        host = await asyncio.to_thread(address_of_node, master.host, environ)
+        if host == master.host:
+            raise
+        known = await resolve(host, master.port, deadline)
+    found = [str(address[0]) for _, address in known]
+    local = master.host.lower() in _LOCAL_NAMES or master.host.lower().endswith(".localhost")
+    if one_host or local or _is_numeric(master.host):
+        return found
+    if not any(is_loopback(address) for address in found):
+        return found
+    outward = (choose_hosts(None, environ) or (default_address(),))[0]
+    others = [address for address in found if not is_loopback(address)]
+    return others or [outward]
+
+
+def _is_numeric(host: str) -> bool:
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, host.partition("%")[0])
+        except OSError:
+            continue
+        return True
+    return False
+
+
+def _routed(addresses: list[str], master: Master) -> str:
+    """One that this host has a route to, IPv4 first: every rank then picks the same family."""
+    routed = [address for address in addresses if route_to(address) is not None]
+    if not routed:
+        raise DistNetworkError(
+            f"this host has no route to the master at {master} ({', '.join(addresses)}): check "
+            "MASTER_ADDR and the network"
+        )
+    return min(routed, key=lambda address: family_of(address) != socket.AF_INET)
+
+
+def _is_own(address: str) -> bool:
+    """Whether this host has ``address``: a socket can be bound to it."""
+    with socket.socket(family_of(address), socket.SOCK_DGRAM) as probe:
+        host, _, scope = address.partition("%")
+        try:
+            probe.bind((host, 0, 0, socket.if_nametoindex(scope)) if scope else (host, 0))
+        except OSError:
+            return False
+    return True
+
+
+async def _at_torchs_store(
+    plan: MeetingPlan, master: Master, environ: Mapping[str, str], deadline: Deadline
+) -> MeetingStore:
+    """Be a client of the torch TCPStore that torchrun's agent or torch's default group serves."""
+    addresses = await numeric_addresses(master, plan.one_host, environ, deadline)
+    route = _routed(addresses, master)
+    loop = asyncio.get_running_loop()
+    client = await loop.run_in_executor(None, partial(agent_client, master, deadline))
+    adapter = TorchStore(client)
+    store = PrefixStore(f"aiodist/{environ.get('TORCHELASTIC_RUN_ID', '')}", adapter)
+    # torch's store ends when rank 0 destroys torch's group, so rank 0 stays until all have met.
+    serves = plan.rank == 0 and master.server == TORCH_GROUP
+    # Not by counting: the agents of several nodes count attempts differently.
+    where = f"{master.server} at {master}"
+    return MeetingStore(store, where, adapter.close, route, serves=serves, join=assemble)

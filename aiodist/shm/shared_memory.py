@@ -1,0 +1,395 @@
+"""A rank's own segment and those of the other ranks of its host, and which group has what in them.
+
+The head of a segment says which segments its owner has mapped, and lists the areas that the owner
+has laid out for groups. Whether all members of a group share memory is thus read from memory, and comes
+out alike on all of them: it is so if each has mapped each, and each has found room.
+
+Room comes back: that of an area when every member says that it looks at this group's areas no more, or
+is gone; that of a bulk ring when it is empty and somebody else needs it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+
+from aiodist.shm.area_directory import END, AreaDirectory, AreaState
+from aiodist.shm.bulk_ring import LINES_BYTES as BULK_LINES_BYTES
+from aiodist.shm.bulk_ring import BulkRingReader, BulkRingWriter, lay_lines, layout_for
+from aiodist.shm.eager_ring import LINES_BYTES as EAGER_LINES_BYTES
+from aiodist.shm.eager_ring import MAX_BYTES as MAX_EAGER_RING_BYTES
+from aiodist.shm.eager_ring import MIN_BYTES as MIN_EAGER_RING_BYTES
+from aiodist.shm.eager_ring import EagerRingReader, EagerRingWriter
+from aiodist.shm.group_area import CHUNK_BYTES, CONTROL_BYTES, AreaShape, GroupArea, shape_for
+from aiodist.shm.page_allocator import PageAllocator
+from aiodist.shm.segment import Segment
+
+log = logging.getLogger("aiodist")
+
+DEFAULT_BYTES = 32 << 20
+"""Of a rank's segment."""
+
+MIN_BYTES = 1 << 20
+
+_HEAD_BYTES = 96 << 10
+"""Room for the list of groups, and for a word about each of 4,096 ranks and more."""
+
+_LEFT = 4  # word: the owner has left in good order
+_MAPPED = END  # first word of a list by rank: which segment is mapped
+_MAX_RANKS = _HEAD_BYTES // 8 - _MAPPED
+
+_NOT_MAPPED = 1
+"""In that list: it cannot be. 0: not known yet."""
+
+_PAGE = 4096
+
+_PAIR_BYTES = BULK_LINES_BYTES + EAGER_LINES_BYTES
+_OF_BULK_RING = slice(0, BULK_LINES_BYTES)
+_OF_EAGER_RING = slice(BULK_LINES_BYTES, _PAIR_BYTES)
+"""What the table of a segment has for each other rank."""
+
+_FOR_EAGER_RINGS = 6
+"""At most this part of a segment is for eager rings, in equal shares for all ranks of the host."""
+
+
+class SharedMemory:
+    """One rank's. ``create`` first, then ``meet`` with the descriptions of all ranks."""
+
+    def __init__(self, rank: int, segment: Segment) -> None:
+        self.rank = rank
+        self._own = segment
+        self._segments: dict[int, Segment] = {rank: segment}
+        self._heads: dict[int, memoryview] = {}
+        self._digests: dict[int, int] = {}  # what each rank's entry in the lists should say
+        self._room = PageAllocator(_HEAD_BYTES, len(segment.view))
+        self._lists: dict[int, AreaDirectory] = {}
+        self._areas: dict[int, tuple[int, AreaShape]] = {}  # which have room here
+        self._closing: dict[int, set[int]] = {}  # by area: members that may still look at it
+        self._seen: dict[int, set[int]] = {}  # by such an area: who has listed it
+        self._places: dict[int, int] = {}  # of the ranks of this host in the tables of bulk rings
+        self._ends: list[BulkRingReader | BulkRingWriter | EagerRingReader | EagerRingWriter] = []
+        self._outward: dict[int, BulkRingWriter] = {}
+
+    @classmethod
+    def create(cls, rank: int, nbytes: int) -> SharedMemory:
+        """Raises OSError where this system has no such memory."""
+        return cls(rank, Segment.create(max(nbytes, MIN_BYTES)))
+
+    @property
+    def description(self) -> str:
+        """For the other ranks, to open this rank's segment."""
+        return self._own.description
+
+    def meet(self, descriptions: Mapping[int, str]) -> None:
+        """Map the segments of the ranks of this host; ``descriptions`` are equal on all of them.
+
+        A rank without memory has an empty one.
+        """
+        failures = []
+        head = self._own.view[:_HEAD_BYTES].cast("Q")
+        for rank, description in descriptions.items():
+            if not description or rank >= _MAX_RANKS:
+                continue
+            digest = _NOT_MAPPED
+            try:
+                if rank != self.rank:
+                    self._segments[rank] = Segment.open(description)
+                digest = self._digests[rank] = _digest(description)
+                self._heads[rank] = self._segments[rank].view[:_HEAD_BYTES].cast("Q")
+                self._lists[rank] = AreaDirectory(self._heads[rank])
+            except OSError as error:
+                failures.append(f"the memory of rank {rank} cannot be mapped: {error}")
+            head[_MAPPED + rank] = digest
+        self._places = {rank: place for place, rank in enumerate(sorted(descriptions))}
+        if self._has_table(self.rank):
+            self._room = PageAllocator(_HEAD_BYTES + self._table_bytes, len(self._own.view))
+            for rank in self._places:
+                lines = self._lines(self.rank, rank, _OF_BULK_RING)
+                if lines is not None:
+                    lay_lines(lines)
+        if failures:
+            log.warning("rank %d uses streams instead of shared memory: %s", self.rank, failures[0])
+
+    def forget(self, rank: int) -> None:
+        """Another process has taken the place of ``rank``; it shares no memory."""
+        if self._heads.pop(rank, None) is not None:
+            self._heads[self.rank][_MAPPED + rank] = _NOT_MAPPED
+            del self._lists[rank]
+            self._close_ends([end for end in self._ends if end.rank == rank])
+            self._segments.pop(rank).close()
+
+    def could_share(self, ranks: Sequence[int]) -> bool:
+        """Whether this rank has mapped all of ``ranks``. If not, no member shares with its group."""
+        return all(rank in self._heads for rank in ranks)
+
+    def is_mapped_by(self, rank: int) -> bool:
+        """Whether ``rank`` has mapped this rank's segment."""
+        head = self._heads.get(rank)
+        return head is not None and head[_MAPPED + self.rank] == self._digests[self.rank]
+
+    def lay_out(
+        self,
+        area: int,
+        room_for: int = 4,
+        patient: bool = False,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        """Make an area in the own segment, with the id ``area``, or note that there is no room.
+
+        It gets one ``room_for``-th of what is left, at most what it can use. ``patient``: where there
+        is no room before others have let go of closed areas, do nothing; it is to be tried again.
+        ``chunk_bytes`` as in `shape_for`.
+        """
+        listing = self._lists[self.rank]
+        if listing.refuses(area) or listing.state(area) is not None:
+            return
+        self._take_back()
+        room = self._room
+        while (shape := self._shape(room_for, chunk_bytes)) is None:
+            if (bulk_ring := self._idle_bulk_ring()) is None:
+                break
+            self._detach(bulk_ring)
+        if shape is None:
+            if not (patient and self._areas.keys() & self._closing.keys()):
+                listing.add(area, 0, AreaShape(0, 0))
+            return
+        offset = room.take(shape.nbytes)
+        self._own.view[offset : offset + CONTROL_BYTES] = bytes(CONTROL_BYTES)  # no old flags
+        if listing.add(area, offset, shape):
+            self._areas[area] = offset, shape
+        else:
+            room.give(offset, shape.nbytes)
+
+    def _shape(self, room_for: int, chunk_bytes: int) -> AreaShape | None:
+        largest = self._room.largest
+        fair = min(self._room.left // room_for, largest)
+        return shape_for(fair, chunk_bytes) or shape_for(largest, chunk_bytes)
+
+    def look(self, area: int, ranks: Sequence[int]) -> list[GroupArea] | str | None:
+        """The areas of ``ranks`` under one id; None while somebody has not said; or why there are none.
+
+        The answer is the same on all ``ranks`` once it is not None.
+        """
+        for rank in ranks:
+            head = self._heads[rank]
+            for other in ranks:
+                mapped = head[_MAPPED + other]
+                if mapped == _NOT_MAPPED:
+                    return f"rank {rank} cannot map the memory of rank {other}"
+                if mapped != self._digests[other]:
+                    return None
+        found: list[tuple[int, int, AreaShape]] = []
+        for rank in ranks:
+            listing = self._lists[rank]
+            refuses = listing.refuses(area)
+            if listing.state(area) is None:
+                return f"rank {rank} had too many groups at once" if refuses else None
+            room = listing.room(area)
+            if room is None:
+                return f"the segment of rank {rank} has no room left"
+            found.append((rank, *room))
+        return [
+            GroupArea(self._segments[rank].view[offset : offset + shape.nbytes], shape)
+            for rank, offset, shape in found
+        ]
+
+    def is_settled(self, area: int) -> bool:
+        """Whether this rank has said what room it has under this id, also that it has none."""
+        listing = self._lists.get(self.rank)
+        return listing is None or listing.refuses(area) or listing.state(area) is not None
+
+    def silent(self, area: int, ranks: Sequence[int]) -> list[int]:
+        """Those of ``ranks`` that have laid out nothing under this id so far."""
+        return [rank for rank in ranks if self._state(rank, area) is None]
+
+    def release_area(self, area: int, ranks: Sequence[int], all_listed: bool) -> None:
+        """This rank looks at nobody's area under this id any more; ``ranks`` share, or would have.
+
+        The own area's room comes back when all of them have said so too, or are gone.
+        ``all_listed``: whether this rank has found the areas of all.
+        """
+        if self._heads and self._state(self.rank, area) == AreaState.OPEN:
+            self._lists[self.rank].close(area)
+            others = set(ranks) - {self.rank}
+            self._closing[area] = others
+            self._seen[area] = set(others) if all_listed else set()
+            self._take_back()
+
+    def _take_back(self) -> None:
+        """The room of closed areas that nobody looks at any more."""
+        for area, others in list(self._closing.items()):
+            others -= {rank for rank in others if self._has_released(rank, area)}
+            if not others:
+                del self._closing[area], self._seen[area]
+                self._lists[self.rank].end(area)
+                self._give_back(area)
+
+    def _has_released(self, rank: int, area: int) -> bool:
+        listing = self._lists.get(rank)
+        refuses = listing is not None and listing.refuses(area)
+        state = self._state(rank, area)
+        if state == AreaState.OPEN:
+            self._seen[area].add(rank)
+        elif state is not None or rank in self._seen[area] or refuses:
+            return True  # where it is not listed any more, it has been over for long
+        segment = self._segments.get(rank)
+        return segment is None or segment.is_orphan
+
+    def never_shared(self, area: int) -> None:
+        """Nobody will ever look at the areas under this id. The entry stays, for who asks why."""
+        self._give_back(area)
+
+    def _give_back(self, area: int) -> None:
+        if (found := self._areas.pop(area, None)) is not None:
+            offset, shape = found
+            self._room.give(offset, shape.nbytes)
+
+    def _state(self, rank: int, area: int) -> AreaState | None:
+        listing = self._lists.get(rank)
+        return None if listing is None else listing.state(area)
+
+    # -- bulk rings
+
+    def bulk_writer_to(self, rank: int) -> BulkRingWriter | None:
+        """The bulk ring for what is sent to ``rank``, one for each, with chunks in the own segment.
+
+        None where ``rank`` has not mapped this segment, or where there is no room: a quarter of the
+        segment is kept for groups, and no other bulk ring is idle whose chunks it could have.
+        """
+        if not self.is_mapped_by(rank):
+            return None
+        bulk_ring = self._outward.get(rank)
+        if bulk_ring is not None and bulk_ring.is_attached:
+            return bulk_ring
+        if (lines := self._lines_between(rank, _OF_BULK_RING)) is None:
+            return None
+        self._take_back()
+        room, kept = self._room, len(self._own.view) // 4
+        ring = layout_for(min((room.left - kept) // 4, room.largest))
+        if ring is not None:
+            ring = ring.at(room.take(ring.nbytes))
+        elif (idle := self._idle_bulk_ring()) is not None:
+            ring = idle.detach()
+        else:
+            return None
+        if bulk_ring is None:
+            bulk_ring = BulkRingWriter(rank, self._own.view[:], *lines)
+            self._ends.append(bulk_ring)
+        # At the end: who has had chunks for the longest gives them up first.
+        self._outward.pop(rank, None)
+        self._outward[rank] = bulk_ring
+        bulk_ring.attach(ring)
+        return bulk_ring
+
+    def _idle_bulk_ring(self) -> BulkRingWriter | None:
+        """One that has chunks which it does not use now."""
+        for bulk_ring in self._outward.values():
+            if bulk_ring.is_attached and (
+                bulk_ring.is_idle or self._segments[bulk_ring.rank].is_orphan
+            ):
+                return bulk_ring
+        return None
+
+    def _detach(self, bulk_ring: BulkRingWriter) -> None:
+        ring = bulk_ring.detach()
+        self._room.give(ring.offset, ring.nbytes)
+
+    def bulk_reader_from(self, rank: int) -> BulkRingReader | None:
+        """The memory in which ``rank`` may put what it sends; None where it is not mapped."""
+        if (lines := self._lines_between(rank, _OF_BULK_RING)) is None:
+            return None
+        bulk_ring = BulkRingReader(rank, self._segments[rank].view[:], *lines)
+        self._ends.append(bulk_ring)
+        return bulk_ring
+
+    # -- eager rings
+
+    def eager_writer_to(self, rank: int) -> EagerRingWriter | None:
+        """A new eager ring for short messages to ``rank``, in the own segment, and until the end.
+
+        For one that has mapped this segment. None where there is no room.
+        """
+        lines = self._lines_between(rank, _OF_EAGER_RING)
+        share = len(self._own.view) // _FOR_EAGER_RINGS // max(len(self._places) - 1, 1)
+        nbytes = min(share, MAX_EAGER_RING_BYTES, self._room.largest) // _PAGE * _PAGE
+        if lines is None or nbytes < MIN_EAGER_RING_BYTES:
+            return None
+        out = EagerRingWriter(rank, self._own.view[:], *lines, self._room.take(nbytes), nbytes)
+        self._ends.append(out)
+        return out
+
+    def eager_reader_from(self, rank: int) -> EagerRingReader | None:
+        """The eager ring of ``rank`` for this one; None where it is not mapped."""
+        if (lines := self._lines_between(rank, _OF_EAGER_RING)) is None:
+            return None
+        end = EagerRingReader(rank, self._segments[rank].view[:], *lines)
+        self._ends.append(end)
+        return end
+
+    # -- the table
+
+    @property
+    def _table_bytes(self) -> int:
+        return -(-len(self._places) * _PAIR_BYTES // _PAGE) * _PAGE
+
+    def _has_table(self, rank: int) -> bool:
+        """Whether ``rank`` is mapped, and its segment large enough for a table of so many."""
+        segment = self._segments.get(rank)
+        return segment is not None and _HEAD_BYTES + 8 * self._table_bytes <= len(segment.view)
+
+    def _lines(self, rank: int, other: int, which: slice) -> memoryview | None:
+        """What the table of ``rank`` has for ``other``."""
+        place = self._places.get(other)
+        if place is None or not self._has_table(rank):
+            return None
+        start = _HEAD_BYTES + place * _PAIR_BYTES
+        return self._segments[rank].view[start : start + _PAIR_BYTES][which].cast("Q")
+
+    def _lines_between(self, rank: int, which: slice) -> tuple[memoryview, memoryview] | None:
+        """Those of the own table for ``rank``, and those of its table for this rank."""
+        mine = self._lines(self.rank, rank, which)
+        theirs = self._lines(rank, self.rank, which)
+        return None if mine is None or theirs is None else (mine, theirs)
+
+    def _close_ends(
+        self, ends: Sequence[BulkRingReader | BulkRingWriter | EagerRingReader | EagerRingWriter]
+    ) -> None:
+        for end in ends:
+            if isinstance(end, BulkRingWriter):
+                self._outward.pop(end.rank, None)
+                if end.is_attached and end.is_idle:
+                    self._detach(end)
+            end.close()
+            self._ends.remove(end)
+
+    # -- the end
+
+    def leave(self) -> None:
+        """For those that cannot be told otherwise: this rank goes in good order."""
+        if self._heads:
+            self._heads[self.rank][_LEFT] = 1
+
+    def has_left(self, rank: int) -> bool:
+        """Whether ``rank``, which has gone, went in good order."""
+        head = self._heads.get(rank)
+        return head is not None and head[_LEFT] == 1
+
+    def close(self) -> None:
+        """Unmap everything that nobody looks at any more. Idempotent."""
+        self._close_ends(self._ends[:])
+        for head in self._heads.values():
+            head.release()
+        self._heads.clear()
+        self._lists.clear()
+        self._closing.clear()
+        for segment in self._segments.values():
+            segment.close()
+        self._segments.clear()
+
+
+def _digest(description: str) -> int:
+    """8 bytes that stand for a segment; neither 0 nor 1."""
+    return (
+        int.from_bytes(hashlib.blake2b(description.encode(), digest_size=8).digest(), "little") | 2
+    )

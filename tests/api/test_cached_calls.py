@@ -1,0 +1,218 @@
+"""Calls like those before, which the blocking API tries before it starts anything."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import aiodist as dist
+from aiodist.api import cached_calls, collectives
+from aiodist.backends.plans import AllReducePlan
+from aiodist.groups import group_engine
+from aiodist.groups.group_engine import GroupEngine
+from aiodist.groups.world import current_world
+from aiodist.shm.group_area import ASLEEP
+from aiodist.testing.in_process import run_ranks
+from tests.engine.conftest import outcome, until, without_loop
+
+KINDS = (
+    cached_calls.barrier,
+    cached_calls.broadcast,
+    cached_calls.all_reduce,
+    cached_calls.reduce,
+    cached_calls.all_gather_into_tensor,
+    cached_calls.reduce_scatter_tensor,
+    cached_calls.all_to_all_single,
+)
+SUM = dist.ReduceOp.SUM
+
+
+def arguments(kind: Callable[..., Any], rank: int) -> tuple[tuple[Any, ...], Callable[[], bool]]:
+    """What a call of two ranks is made with, and whether it has done the right thing."""
+    one, two = torch.full((2,), rank + 1.0), torch.full((4,), rank + 1.0)
+    match kind.__name__:
+        case "barrier":
+            return (), lambda: True
+        case "broadcast":
+            return (one, 0), lambda: one.tolist() == [1, 1]
+        case "all_reduce":
+            return (one, SUM), lambda: one.tolist() == [3, 3]
+        case "reduce":
+            return (one, 1, SUM), lambda: one.tolist() == ([3, 3] if rank else [1, 1])
+        case "all_gather_into_tensor":
+            return (two, one), lambda: two.tolist() == [1, 1, 2, 2]
+        case "reduce_scatter_tensor":
+            return (one, two, SUM), lambda: one.tolist() == [3, 3]
+    out = torch.zeros(4)
+    return (out, two, None, None), lambda: out.tolist() == [1, 1, 2, 2]
+
+
+def default() -> GroupEngine:
+    return current_world().default_group()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+async def test_an_equal_call_is_over_where_the_others_are_there(kind: Callable[..., Any]) -> None:
+    """It needs no running loop; its result, number and record are those of any other."""
+
+    async def main(rank: int) -> None:
+        call = getattr(collectives, kind.__name__)
+        for _ in range(3):
+            await call(*arguments(kind, rank)[0])
+        await dist.barrier()
+        await dist.barrier()
+        for last in range(2):
+            args, is_right = arguments(kind, rank)
+            if rank == last:
+                await asyncio.sleep(0.01)  # the other one waits in it
+                before = default().n_started
+                ended = without_loop(lambda args=args: kind(default(), args, {}))
+                assert ended is not None
+                assert default().n_started == before + 1
+                assert current_world().recorder.latest(1)[0].sequence == before
+            else:
+                await call(*args)
+            assert is_right()
+            await dist.barrier()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+async def test_a_first_call_is_left_to_the_general_path(kind: Callable[..., Any]) -> None:
+    """Nothing is started: the group's next operation is the one that would have been."""
+
+    async def main(rank: int) -> None:
+        assert kind(default(), arguments(kind, rank)[0], {}) is None
+        await dist.barrier()
+        await dist.barrier()
+        before = default().n_started
+        if kind is not cached_calls.barrier:
+            assert kind(default(), arguments(kind, rank)[0], {}) is None
+        assert default().n_started == before
+        args, is_right = arguments(kind, rank)
+        await getattr(collectives, kind.__name__)(*args)
+        assert is_right()
+        await dist.barrier()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_an_equal_call_with_splits_is_another_one() -> None:
+    async def main(rank: int) -> None:
+        kind = cached_calls.all_to_all_single
+        for _ in range(3):
+            await dist.all_to_all_single(*arguments(kind, rank)[0])
+        await dist.barrier()
+        args, is_right = arguments(kind, rank)
+        if rank == 0:
+            await asyncio.sleep(0.01)  # the other one waits in it
+            before = default().n_started
+            assert kind(default(), (*args[:2], [1, 3], [1, 3]), {}) is None
+            assert default().n_started == before
+            assert without_loop(lambda: kind(default(), args, {})) is not None
+        else:
+            await dist.all_to_all_single(*args)
+        assert is_right()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_whom_it_waited_for_in_vain_is_not_looked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The call that follows is the same operation."""
+    looks: list[int] = []
+    run_in_slots = group_engine.run_in_slots
+
+    def note(communicator: Any, sequence: int, what: Any, given: Any) -> bool:
+        if communicator.rank == 0:
+            looks.append(sequence)
+        return bool(run_in_slots(communicator, sequence, what, given))
+
+    async def main(rank: int) -> None:
+        for _ in range(4):
+            await dist.barrier()
+        if rank == 0:
+            monkeypatch.setattr(group_engine, "run_in_slots", note)
+            assert cached_calls.barrier(default(), (), {}) is None  # nobody else has had a turn
+            await dist.barrier()
+            assert looks == [default().n_started - 1]
+        else:
+            await asyncio.sleep(0.01)
+            await dist.barrier()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_arguments_are_refused_as_ever() -> None:
+    async def main(rank: int) -> None:
+        one, pg = torch.ones(2), default()
+        with pytest.raises(TypeError, match="ReduceOp"):
+            cached_calls.all_reduce(pg, (one, "nonsense"), {})
+        with pytest.raises(dist.InvalidUsageError, match="out of range"):
+            cached_calls.broadcast(pg, (one, 2), {})
+        with pytest.raises(dist.InvalidUsageError, match="dst"):
+            cached_calls.reduce(pg, (one, None, SUM), {})
+        assert cached_calls.all_to_all_single(pg, (one, one, [1, 1], [1, 1]), {}) is None
+        assert cached_calls.all_reduce(pg, ([1.0], SUM), {}) is None
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_a_sleeping_peer_is_woken_without_a_running_loop() -> None:
+    """A frame is sent for that, and what sends it may ask which loop runs."""
+
+    async def main(rank: int) -> None:
+        for _ in range(4):
+            await dist.barrier()
+        if rank == 0:
+            communicator = default().communicator
+            assert communicator is not None
+            asleep = communicator.words[1]
+            await until(lambda: bool(asleep[ASLEEP]))  # the other one, over a word of this rank's
+            loops: list[object] = []
+            endpoint = current_world().endpoint
+            ring = endpoint.ring
+            endpoint.ring = lambda *args: (  # type: ignore[method-assign]
+                loops.append(asyncio._get_running_loop()),
+                ring(*args),
+            )[-1]
+            assert without_loop(lambda: cached_calls.barrier(default(), (), {})) is not None
+            assert loops
+            assert set(loops) == {asyncio.get_running_loop()}
+        else:
+            await dist.barrier()
+
+    await run_ranks(2, main, "shm", timeout=20)
+
+
+async def test_an_exception_counts_as_the_operation_and_fails_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The call that follows, of the same arguments, is that operation, and raises it."""
+
+    def broken(*_: object) -> bool:
+        raise ArithmeticError
+
+    async def main(rank: int) -> None:
+        data = torch.ones(2)
+        for _ in range(4):
+            await dist.all_reduce(data)
+        if rank == 0:
+            await dist.all_reduce(data)
+        else:
+            await asyncio.sleep(0.01)
+            monkeypatch.setattr(AllReducePlan, "finish", broken)
+            assert cached_calls.all_reduce(default(), (data, SUM), {}) is None
+            monkeypatch.undo()
+            assert isinstance(await outcome(dist.all_reduce(data)), ArithmeticError)
+        data = torch.ones(2)
+        await dist.all_reduce(data)
+        assert data.tolist() == [2, 2]
+
+    await run_ranks(2, main, "shm", timeout=20)

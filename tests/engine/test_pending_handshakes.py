@@ -1,0 +1,159 @@
+"""Connections from outside the job: turned away, and nothing else happens."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+
+import numpy as np
+import pytest
+
+import aiodist as dist
+from aiodist.groups.world import current_world
+from aiodist.testing.in_process import run_ranks
+from aiodist.transport import pending_handshakes
+from aiodist.wire.frames import FrameType, encode
+from aiodist.wire.handshake import Handshake
+from tests.limits import scaled
+
+GREETINGS = {
+    "http": b"GET / HTTP/1.1\r\nHost: example.invalid\r\nAccept: everything there is\r\n\r\n",
+    "random": os.urandom(4096),
+    "zeros": bytes(4096),
+    "another job": encode(FrameType.HELLO, meta=Handshake(b"another key", 1, 2, 1 << 20).start(0)),
+    "a frame before the handshake": encode(FrameType.GOODBYE),
+    "a payload before the handshake": encode(FrameType.EAGER, length=1 << 30),
+}
+
+
+async def speak(address: str, words: bytes) -> bytes:
+    """What a listener answers to ``words`` until it hangs up."""
+    host, _, port = address.removeprefix("tcp:").strip("/").rpartition(":")
+    reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    try:
+        writer.write(words)
+        if words.startswith(encode(FrameType.HELLO)[:2]) and len(words) < 200:
+            answer = await reader.read(4096)
+            writer.write(encode(FrameType.HELLO, meta=bytes(32)))  # a proof without the key
+            return answer + await reader.read()
+        return await reader.read()
+    except ConnectionError:
+        return b""
+    finally:
+        writer.close()
+        try:
+            await writer.wait_closed()
+        except ConnectionError:
+            pass
+
+
+@pytest.mark.parametrize("greeting", GREETINGS)
+async def test_a_stranger_is_turned_away_and_the_ranks_work_on(
+    greeting: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main(rank: int) -> None:
+        if rank == 0:
+            address = current_world().endpoint._listeners[0].address
+            async with asyncio.timeout(scaled(10)):
+                await speak(address, GREETINGS[greeting])
+        data = np.ones(3)
+        await dist.all_reduce(data)
+        assert (data == 2).all()
+        assert not current_world().endpoint._pending
+
+    with caplog.at_level(logging.WARNING, "aiodist"):
+        await run_ranks(2, main, "tcp")
+    assert "turned a stranger away" in caplog.text
+
+
+async def test_a_silent_stranger_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pending_handshakes, "HANDSHAKE_SECONDS", 0.05)
+
+    async def main(rank: int) -> None:
+        if rank == 0:
+            address = current_world().endpoint._listeners[0].address
+            async with asyncio.timeout(scaled(10)):
+                assert await speak(address, b"") == b""
+        await dist.barrier()
+
+    with caplog.at_level(logging.WARNING, "aiodist"):
+        await run_ranks(2, main, "tcp")
+    assert "did not finish the handshake in time" in caplog.text
+
+
+async def test_too_many_strangers_lose_their_places_and_the_ranks_work_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pending_handshakes, "SPARE", 4)
+
+    async def main(rank: int) -> None:
+        if rank == 0:
+            endpoint = current_world().endpoint
+            address = endpoint._listeners[0].address
+            silent = [asyncio.create_task(speak(address, b"")) for _ in range(20)]
+            async with asyncio.timeout(scaled(10)):
+                done, _ = await asyncio.wait(silent, return_when=asyncio.FIRST_COMPLETED)
+                while len(done) < 12:  # 20 less the places: 4 and two a rank
+                    done, _ = await asyncio.wait(
+                        silent, timeout=1, return_when=asyncio.ALL_COMPLETED
+                    )
+            assert len(endpoint._pending) <= 8
+        data = np.ones(3)
+        await dist.all_reduce(data)
+        assert (data == 2).all()
+        if rank == 0:
+            for task in silent:
+                task.cancel()
+            await asyncio.gather(*silent, return_exceptions=True)
+
+    with caplog.at_level(logging.WARNING, "aiodist"):
+        await run_ranks(2, main, "tcp")
+    assert caplog.text.count("is besieged") == 1
+
+
+async def test_a_replayed_handshake_is_worth_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """What rank 1 once said to rank 0, word for word, by somebody who listened in."""
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        if rank == 0:
+            endpoint = current_world().endpoint
+            address = endpoint._listeners[0].address
+            theirs = Handshake(endpoint._key, 1, 2, 1 << 20)
+            hello = theirs.start(0)
+            proof = theirs.receive(Handshake(endpoint._key, 0, 2, 1 << 20).receive(hello) or b"")
+            assert proof is not None
+            host, _, port = address.removeprefix("tcp://").rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(encode(FrameType.HELLO, meta=hello))
+            writer.write(encode(FrameType.HELLO, meta=proof))
+            async with asyncio.timeout(scaled(10)):
+                await reader.read()
+            writer.close()
+            await writer.wait_closed()
+        await dist.barrier()
+
+    with caplog.at_level(logging.WARNING, "aiodist"):
+        await run_ranks(2, main, "tcp")
+    assert caplog.text.count("turned a stranger away") == 1
+    assert "does not know this job's key" in caplog.text
+
+
+async def test_another_version_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(rank: int) -> None:
+        if rank == 0:
+            endpoint = current_world().endpoint
+            hello = bytearray(Handshake(endpoint._key, 1, 2, 1 << 20).start(0))
+            hello[4:6] = b"\x63\x00"
+            answer = await speak(
+                endpoint._listeners[0].address, encode(FrameType.HELLO, meta=bytes(hello))
+            )
+            assert b"install the same aiodist everywhere" in answer
+        await dist.barrier()
+
+    with caplog.at_level(logging.WARNING, "aiodist"):
+        await run_ranks(2, main, "tcp")
+    assert caplog.text.count("speaks version 99 of the protocol") == 1

@@ -1,0 +1,64 @@
+"""Who is missing: those that say so, those that cannot be asked, and those that stay silent."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from aiodist.groups import status_query
+from aiodist.groups.status_query import Answers, StatusQuery
+from aiodist.p2p.endpoint_events import Presence
+
+THERE = Presence(entered=True)
+ELSEWHERE = Presence(entered=False, last="barrier(), operation 3", now="is in no operation")
+
+
+@pytest.fixture
+def results() -> list[Answers]:
+    return []
+
+
+async def test_done_as_soon_as_all_have_answered(results: list[Answers]) -> None:
+    call = StatusQuery(asyncio.get_running_loop(), [1, 2, 3], [4], results.append)
+    call.answered(2, ELSEWHERE)
+    call.answered(1, THERE)
+    call.answered(1, ELSEWHERE)  # said once
+    assert results == []
+    call.answered(3, THERE)
+    assert results == [{1: THERE, 2: ELSEWHERE, 3: THERE, 4: None}]
+    assert list(results[0]) == [1, 2, 3, 4]
+    call.answered(3, THERE)
+    assert len(results) == 1
+
+
+async def test_silence_is_no_answer(
+    results: list[Answers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_query, "ANSWER_SECONDS", 0.01)
+    done = asyncio.Event()
+
+    def finish(answers: Answers) -> None:
+        results.append(answers)
+        done.set()
+
+    call = StatusQuery(asyncio.get_running_loop(), [1, 2], [], finish)
+    call.answered(2, THERE)
+    await done.wait()
+    assert results == [{1: None, 2: THERE}]
+
+
+async def test_nobody_to_ask(results: list[Answers]) -> None:
+    StatusQuery(asyncio.get_running_loop(), [], [7], results.append)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert results == [{7: None}]
+
+
+async def test_a_dropped_roll_says_nothing(
+    results: list[Answers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_query, "ANSWER_SECONDS", 0.0)
+    StatusQuery(asyncio.get_running_loop(), [1], [], results.append).drop()
+    await asyncio.sleep(0.01)
+    assert results == []

@@ -1,0 +1,70 @@
+"""A thread beside the owner's loop: it ends once, and not in the middle of its own end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from aiodist.links.loop_thread import LoopThread
+from tests.limits import scaled
+
+
+async def test_however_often_it_is_ended_it_takes_its_leave() -> None:
+    leaving, said = asyncio.Event(), list[str]()
+    goes_on = threading.Event()
+
+    async def main() -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            loop_thread.tell(leaving.set)
+            await asyncio.to_thread(goes_on.wait)
+            said.append("goodbye")
+
+    loop_thread = LoopThread("aiodist-test", main)
+    loop_thread.start()
+    assert loop_thread.ask(said.append, "asked")
+    assert loop_thread.cancel()
+    await leaving.wait()
+    assert loop_thread.cancel()
+    assert loop_thread.ask(goes_on.set)
+    await loop_thread.close()
+    loop_thread.stop()
+    assert said == ["asked", "goodbye"]
+    assert not loop_thread.ask(said.append, "too late")
+    assert not loop_thread.cancel()
+
+
+async def test_one_that_was_never_started_is_closed_at_once() -> None:
+    loop_thread = LoopThread("aiodist-test", asyncio.Event().wait)
+    loop_thread.stop()
+    await loop_thread.close()
+
+
+async def test_the_owner_is_told_in_its_loop() -> None:
+    told = asyncio.Event()
+
+    async def main() -> None:
+        loop_thread.tell(told.set)
+
+    loop_thread = LoopThread("aiodist-test", main)
+    loop_thread.start()
+    await told.wait()
+    await loop_thread.close()
+
+
+def test_a_loop_thread_notices_that_its_owners_loop_is_closed() -> None:
+    async def main() -> None:
+        while not loop_thread.is_orphaned:  # noqa: ASYNC110  # as whoever lives there looks
+            await asyncio.sleep(0.001)
+        loop_thread.tell(said.append, "nobody hears that")
+
+    async def begin() -> LoopThread:
+        return LoopThread("aiodist-test", main)
+
+    said: list[str] = []
+    loop_thread = asyncio.run(begin())
+    loop_thread.start()
+    loop_thread._thread.join(scaled(10))
+    assert not loop_thread._thread.is_alive()
+    assert said == []

@@ -1,0 +1,291 @@
+"""Many ranks' circles in one loop: death, silence, farewell, and how the news gets round."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from aiodist.errors import DistNetworkError, ProtocolError
+from aiodist.links.rank_info import RankInfo
+from aiodist.liveness.failure_detector import FailureDetector
+from aiodist.liveness.heartbeat_connection import HeartbeatConnection
+from aiodist.liveness.loss_notice import MAX_TEXT, LossNotice
+from aiodist.liveness.watch_ring import neighbours
+from aiodist.transport.tcp import TcpTransport
+from tests.limits import scaled
+
+KEY = b"k" * 32
+PATIENT = 600.0
+"""A timeout that no test waits for."""
+
+
+class Rank:
+    """A failure detector, and what it has reported."""
+
+    def __init__(self, rank: int, size: int, timeout: float) -> None:
+        self.reports: list[LossNotice] = []
+        self.detector = FailureDetector(
+            rank,
+            size,
+            [TcpTransport("127.0.0.1")],
+            timeout,
+            lambda: f"works at {rank}",
+            self.reports.append,
+        )
+
+    def lost(self) -> dict[int, LossNotice]:
+        return {notice.rank: notice for notice in self.reports}
+
+    def mark(self, rank: int) -> bytes:
+        return self.detector._rank_infos[rank].mark
+
+    def die(self) -> None:
+        """As the kernel ends a process: every socket closes, and nobody says a word."""
+        self.fall_silent()
+        for listener in self.detector._listeners:
+            listener.close_now()  # type: ignore[attr-defined]
+        for line in [*self.detector._lines.values(), *self.detector._pending]:
+            line.connection.abort()
+        self.detector._stop()
+
+    def fall_silent(self) -> None:
+        """As a stopped process: its sockets stay, and nothing moves any more."""
+        detector = self.detector
+        detector._over = True
+        if detector._timer is not None:
+            detector._timer.cancel()
+        for task in list(detector._dialling.values()):
+            task.cancel()
+
+
+Make = Callable[..., Awaitable[list[Rank]]]
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[Make]:
+    """``make(size, timeout)``: so many circles that have met and know all their neighbours."""
+    ranks: list[Rank] = []
+
+    async def start(size: int, timeout: float = PATIENT) -> list[Rank]:
+        ranks.extend(Rank(rank, size, timeout) for rank in range(size))
+        addresses = [await rank.detector.open() for rank in ranks]
+        rank_infos = [RankInfo(n, "host", "id", 1, (), where) for n, where in enumerate(addresses)]
+        for rank in ranks:
+            rank.detector.meet(rank_infos, KEY)
+        await until(lambda: all(complete(rank, []) for rank in ranks))
+        return ranks
+
+    yield start
+    for rank in ranks:
+        await rank.detector.leave()
+
+
+def complete(rank: Rank, gone: list[int]) -> bool:
+    """Whether it has a heartbeat connection to each of its neighbours, and has heard of them."""
+    detector = rank.detector
+    wanted = neighbours(detector._ring, detector.rank, gone)
+    known = {other for other in detector._lines if detector.heard_of.get(other)}
+    return known >= set(wanted) and not known & set(gone)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(scaled(30)):
+        while not condition():  # noqa: ASYNC110  # no event tells of another rank's state
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+async def test_a_death_is_known_to_all_at_once_and_the_ring_closes(make: Make, size: int) -> None:
+    ranks = await make(size)
+    ranks[1].die()
+    rest = [rank for rank in ranks if rank is not ranks[1]]
+    await until(lambda: all(rank.reports for rank in rest))
+    for rank in rest:
+        (notice,) = rank.reports
+        assert notice.rank == 1
+        assert notice.noticed_by in neighbours(ranks[0].detector._ring, 1, ())
+        assert "it died" in notice.reason
+        assert notice.last == "works at 1"
+    await until(lambda: all(complete(rank, [1]) for rank in rest))
+    assert all(len(rank.reports) == 1 for rank in rest)
+
+
+async def test_neighbours_that_die_together_are_all_found(make: Make) -> None:
+    ranks = await make(8)
+    for number in (2, 3, 4):
+        ranks[number].die()
+    rest = [rank for n, rank in enumerate(ranks) if n not in (2, 3, 4)]
+    await until(lambda: all(rank.lost().keys() == {2, 3, 4} for rank in rest))
+    await until(lambda: all(complete(rank, [2, 3, 4]) for rank in rest))
+
+
+async def test_a_watcher_that_dies_is_replaced_and_its_charge_is_still_watched(make: Make) -> None:
+    """1's neighbours go one after the other; its own death is seen by those who took over."""
+    ranks = await make(8)
+    gone: list[int] = []
+    for number in (0, 2, 3, 7):
+        ranks[number].die()
+        gone.append(number)
+        rest = [rank for n, rank in enumerate(ranks) if n not in gone]
+        await until(lambda rest=rest: all(complete(rank, gone) for rank in rest))
+    ranks[1].die()
+    rest = [ranks[n] for n in (4, 5, 6)]
+    await until(lambda: all(1 in rank.lost() for rank in rest))
+    assert {rank.lost()[1].noticed_by for rank in rest} <= {4, 5, 6}
+
+
+async def test_silence_is_death_and_the_silent_one_learns_of_it(make: Make) -> None:
+    ranks = await make(4, 0.5)
+    ranks[2].fall_silent()
+    rest = [rank for rank in ranks if rank is not ranks[2]]
+    await until(lambda: all(rank.reports for rank in rest))
+    assert [list(rank.lost()) for rank in rest] == [[2]] * 3
+    assert "nothing was heard of it for 0.5 s" in rest[0].reports[0].reason
+
+
+async def test_a_rank_that_hears_of_its_own_death_reports_it_and_falls_silent(make: Make) -> None:
+    ranks = await make(3)
+    notice = LossNotice(1, ranks[0].mark(1), 0, "it was slow", "slept")
+    ranks[0].detector._lost(notice, None)
+    await until(lambda: ranks[1].reports and ranks[2].reports)
+    assert ranks[1].reports == [notice]
+    assert ranks[2].reports == ranks[1].reports
+    await until(lambda: not ranks[1].detector._lines)
+    ranks[1].detector._judge()
+    assert len(ranks[1].reports) == 1
+
+
+async def test_a_leaving_rank_is_not_reported_lost(make: Make) -> None:
+    ranks = await make(6)
+    for number in (1, 2, 5):
+        await ranks[number].detector.leave()
+    rest = [ranks[n] for n in (0, 3, 4)]
+    await until(lambda: all(complete(rank, [1, 2, 5]) for rank in rest))
+    assert all(rank.reports == [] for rank in ranks)
+
+
+async def test_last_words_are_passed_on(make: Make) -> None:
+    ranks = await make(5)
+    words = LossNotice(3, ranks[0].mark(3), 3, "its event loop has ended")
+    await ranks[3].detector.leave(words.reason)
+    rest = [rank for rank in ranks if rank is not ranks[3]]
+    await until(lambda: all(rank.reports == [words] for rank in rest))
+
+
+async def test_a_lifeline_that_was_cut_is_mended(make: Make) -> None:
+    ranks = await make(4)
+    for number, other in ((0, 1), (3, 2)):
+        lines = ranks[number].detector._lines
+        line = lines[other]
+        line.abort(ConnectionResetError("cut by the test"))
+        assert other not in lines
+        await until(lambda: all(complete(rank, []) for rank in ranks))
+    assert all(rank.reports == [] for rank in ranks)
+
+
+async def test_the_first_notice_counts_when_two_ranks_give_each_other_up(make: Make) -> None:
+    ranks = await make(4)
+    detector = ranks[2].detector
+    detector._lost(LossNotice(0, ranks[2].mark(0), 1, "a", ""), None)
+    detector._lost(LossNotice(1, ranks[2].mark(1), 0, "b", ""), None)
+    assert list(ranks[2].lost()) == [0]
+
+
+async def test_another_process_may_take_a_lost_ranks_place(make: Make) -> None:
+    """It calls before all have heard of it, and old news of the dead one does it no harm."""
+    ranks = await make(6)
+    dead = ranks[4]
+    rank_infos = list(dead.detector._rank_infos)
+    dead.die()
+    rest = [rank for rank in ranks if rank is not dead]
+    await until(lambda: all(rank.reports for rank in rest))
+    obituary = rest[0].reports[0]
+    newcomer = Rank(4, -1, PATIENT)
+    rank_infos[4] = RankInfo(4, "host", "id", 2, (), await newcomer.detector.open())
+    try:
+        newcomer.detector.meet(rank_infos, KEY)
+        await until(lambda: ranks[5].detector._returned)
+        for rank in rest:
+            rank.detector.renew(rank_infos[4])
+        await until(lambda: all(complete(rank, []) for rank in (*rest, newcomer)))
+        rest[0].detector._lost(obituary, None)
+        newcomer.detector._lost(obituary, None)
+        assert [len(rank.reports) for rank in (*rest, newcomer)] == [1, 1, 1, 1, 1, 0]
+        newcomer.die()
+        await until(lambda: all(len(rank.reports) == 2 for rank in rest))
+    finally:
+        await newcomer.detector.leave()
+
+
+async def test_a_newcomer_is_told_who_is_gone_already(make: Make) -> None:
+    ranks = await make(5)
+    ranks[1].die()
+    ranks[4].detector.dismiss(1)
+    rest = [ranks[n] for n in (0, 2, 3)]
+    await until(lambda: all(rank.reports for rank in rest))
+    await until(lambda: all(complete(ranks[n], [1]) for n in (0, 2, 3, 4)))
+    assert ranks[4].reports == []
+
+
+async def test_strangers_on_the_listener_are_turned_away(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    ranks = await make(2)
+    (address,) = addresses_of(ranks[0])
+    with caplog.at_level(logging.WARNING, "aiodist"):
+        host, port = address.removeprefix("tcp://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET / HTTP/1.1\r\nAccept: everything\r\nHost: example.invalid\r\n\r\n")
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+    assert "rank 0's heartbeat connection turned a stranger away" in caplog.text
+    assert complete(ranks[0], [])
+
+
+async def test_a_rank_that_leaves_while_it_dials_is_no_stranger(
+    make: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A neighbour leaves, so it dials the next; then it leaves, in the middle of the handshake."""
+    ranks = await make(6)
+    ring, first = ranks[0].detector._ring, ranks[0].detector.rank
+    second = next(iter(neighbours(ring, first, ())))
+    (third,) = set(neighbours(ring, first, [second])) - set(neighbours(ring, first, ()))
+    pending = ranks[third].detector._pending
+    leaving: asyncio.Future[asyncio.Task[None]] = asyncio.get_running_loop().create_future()
+    admit = pending.admit
+
+    def leave_now(line: HeartbeatConnection, name: str) -> None:
+        admit(line, name)
+        leaving.set_result(asyncio.ensure_future(ranks[first].detector.leave()))
+
+    monkeypatch.setattr(pending, "admit", leave_now)
+    with caplog.at_level(logging.WARNING, "aiodist"):
+        await ranks[second].detector.leave()
+        await (await leaving)
+        gone = [first, second]
+        rest = [rank for rank in ranks if rank.detector.rank not in gone]
+        await until(lambda: all(complete(rank, gone) for rank in rest))
+    assert caplog.text == ""
+    assert all(rank.reports == [] for rank in ranks)
+
+
+def addresses_of(rank: Rank) -> tuple[str, ...]:
+    return tuple(listener.address for listener in rank.detector._listeners)
+
+
+def test_a_notice_travels_whole_and_bounded() -> None:
+    notice = LossNotice(3, b"m", 4, "why", "last")
+    assert LossNotice.decode(notice.encode()) == notice
+    long = LossNotice(3, b"m", 4, "ä" * 5000, "y" * 5000)
+    arrived = LossNotice.decode(long.encode())
+    assert arrived.reason == "ä" * (MAX_TEXT // 2)
+    assert arrived.last == "y" * MAX_TEXT
+    for data in (b"", b"\xc1", b"\x91\x01", b"\x95\xa1a\x01\x01\x01\x01"):
+        with pytest.raises(ProtocolError):
+            LossNotice.decode(data)
+    assert issubclass(ProtocolError, DistNetworkError)

@@ -1,0 +1,284 @@
+"""Questions between hosts are for those who know the key; nobody else gets anything, or in the way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+
+from aiodist.errors import HandshakeError, ProtocolError
+from aiodist.links.rank_info import RankInfo
+from aiodist.observe.asking import Place, ask_job, jobs_here
+from aiodist.observe.clock import align
+from aiodist.observe.observer import Observer
+from aiodist.observe.query_protocol import (
+    LONGEST_ANSWER,
+    LONGEST_QUESTION,
+    Line,
+    Trust,
+    all_at_once,
+    ask_here,
+    ask_there,
+    connected,
+)
+from aiodist.observe.rank_report import ObservedGroup, decode_report
+from aiodist.observe.recorder import Recorder, UnderWay
+from aiodist.observe.server import Server, socket_name
+from tests.certificates import tls_files
+from tests.test_credentials import tls_environ
+
+KEY = os.urandom(32)  # of this process: its names on the machine are its own
+
+
+class Quiet:
+    """A rank that has done nothing."""
+
+    recorder = Recorder()
+    groups: Sequence[ObservedGroup] = ()
+
+    def under_way(self) -> Sequence[UnderWay]:
+        return ()
+
+
+def observer(
+    rank: int, hosts: Sequence[str] = ("here", "there"), environ: Mapping[str, str] | None = None
+) -> Observer:
+    cards = [
+        RankInfo(number, f"host {host}", host, 1000 + number, ())
+        for number, host in enumerate(hosts)
+    ]
+    return Observer(Quiet(), rank, cards, KEY, environ or {})
+
+
+@contextmanager
+def answering(*observers: Observer, host: str | None = "127.0.0.1") -> Iterator[list[Server]]:
+    servers = [Server(each, host) for each in observers]
+    addresses = {rank: server.address for rank, server in enumerate(servers) if server.address}
+    for rank, server in enumerate(servers):
+        server.start({other: at for other, at in addresses.items() if other != rank})
+    try:
+        yield servers
+    finally:
+        for server in servers:
+            server.close()
+
+
+def place(one: Observer) -> Place:
+    (found,) = (p for p in jobs_here()[one.identity.job] if p.rank == one.identity.rank)
+    return found
+
+
+async def elsewhere(function: Any, *args: Any) -> Any:
+    return await asyncio.to_thread(partial(function, *args))
+
+
+async def test_a_rank_answers_here_and_there() -> None:
+    one, two = observer(0), observer(1)
+    with answering(one, two) as (server, _):
+        here = await elsewhere(ask_here, place(one).name, {"ask": "part"}, 5)
+        there = await elsewhere(ask_there, server.address, one.trust, {"ask": "part"}, 5)
+        assert decode_report(here).identity == decode_report(there).identity == one.identity
+        ranks = await elsewhere(ask_here, place(one).name, {"ask": "ranks"}, 5)
+        assert json.loads(ranks)[1]["host"] == "host there"
+
+
+async def test_a_question_without_the_key_gets_no_answer() -> None:
+    one = observer(0)
+    with answering(one) as (server,):
+        with pytest.raises(HandshakeError):
+            await elsewhere(ask_there, server.address, Trust(b"another" * 5), {"ask": "part"}, 5)
+        assert await elsewhere(ask_there, server.address, one.trust, {"ask": "clock"}, 5)
+
+
+async def test_by_tls_where_the_job_has_certificates() -> None:
+    one = observer(0, environ=tls_environ())
+    others = [Trust(one.trust.key), Trust(one.trust.key, tls_files("somebody else's"))]
+    with answering(one) as (server,):
+        there = await elsewhere(ask_there, server.address, one.trust, {"ask": "part"}, 5)
+        assert decode_report(there).identity == one.identity
+        for trust in others:  # they know the key, and that is not enough
+            with pytest.raises((OSError, EOFError)):
+                await elsewhere(ask_there, server.address, trust, {"ask": "clock"}, 5)
+        assert await elsewhere(ask_there, server.address, one.trust, {"ask": "clock"}, 5)
+
+
+async def test_an_eavesdropper_reads_nothing() -> None:
+    one = observer(0, environ=tls_environ())
+    passed: list[bytes] = []
+
+    def forward(here: socket.socket, there: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := here.recv(1 << 16):
+                passed.append(data)
+                there.sendall(data)
+            there.shutdown(socket.SHUT_WR)
+
+    def between(listener: socket.socket, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        near, _ = listener.accept()
+        with near, socket.create_connection((host, int(port)), 5) as far:
+            all_at_once({0: partial(forward, near, far), 1: partial(forward, far, near)})
+
+    with answering(one) as (server,), socket.create_server(("127.0.0.1", 0)) as listener:
+        relaying = asyncio.create_task(elsewhere(between, listener, server.address))
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        told = await elsewhere(ask_there, address, one.trust, {"ask": "ranks"}, 5)
+        await relaying
+    assert b"host there" in told
+    assert b"host there" not in b"".join(passed)
+    assert b"ranks" not in b"".join(passed)
+
+
+async def test_closing_ends_a_connection_that_is_secured() -> None:
+    one = observer(0, environ=tls_environ())
+
+    def hang_on(address: str, connected_now: threading.Event) -> None:
+        with connected(address, one.trust, 30) as line:
+            connected_now.set()
+            line.hear(LONGEST_ANSWER)
+
+    now = threading.Event()
+    with answering(one) as (server,):
+        hanging = asyncio.create_task(elsewhere(hang_on, server.address, now))
+        await elsewhere(now.wait, 20)
+    with pytest.raises((OSError, EOFError)):
+        await hanging
+
+
+async def test_an_answer_without_the_key_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def impostor() -> bytes:
+            sock, _ = listener.accept()
+            with sock:
+                sock.recv(32)
+                sock.sendall(bytes(64))
+                return sock.recv(1)
+
+        heard = asyncio.create_task(asyncio.to_thread(impostor))
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(HandshakeError):
+            await elsewhere(ask_there, address, Trust(KEY), {"ask": "part"}, 5)
+        assert await heard == b""
+
+
+@pytest.mark.parametrize("garbage", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(200), b"\xff" * 5000])
+async def test_garbage_ends_the_connection_and_the_next_question_is_answered(
+    garbage: bytes,
+) -> None:
+    one = observer(0)
+
+    def stranger(address: str) -> bytes:
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host, int(port)), 5) as sock:
+            try:
+                sock.sendall(garbage)
+                sock.shutdown(socket.SHUT_WR)
+                data = b""
+                while chunk := sock.recv(4096):
+                    data += chunk
+            except OSError:  # closed on us while we talked
+                return b""
+            return data
+
+    with answering(one) as (server,):
+        # At most a nonce and a proof, which say nothing to those without the key.
+        assert len(await elsewhere(stranger, server.address)) <= 64
+        assert await elsewhere(ask_there, server.address, one.trust, {"ask": "clock"}, 5)
+
+
+@pytest.mark.parametrize(
+    "question", [b"", b"not json", b"[]", b'{"ask": "secrets"}', b'{"ask": "relay", "ranks": 1}']
+)
+async def test_a_question_that_nobody_asks_ends_the_connection(question: bytes) -> None:
+    one = observer(0)
+
+    def ask(address: str) -> bytes:
+        with connected(address, one.trust, 5) as line:
+            line.tell(question)
+            return line.hear(LONGEST_ANSWER)
+
+    with answering(one) as (server,):
+        with pytest.raises((EOFError, ConnectionError)):
+            await elsewhere(ask, server.address)
+        assert await elsewhere(ask_there, server.address, one.trust, {"ask": "clock"}, 5)
+
+
+def test_a_message_that_is_too_long_is_refused_before_memory_is_taken() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall((LONGEST_QUESTION + 1).to_bytes(4, "big"))
+        with pytest.raises(ProtocolError, match="is the most"):
+            Line(ours, 5).hear(LONGEST_QUESTION)
+
+
+def test_a_line_is_over_when_its_time_is() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        line = Line(ours, 0.05)
+        with pytest.raises(TimeoutError):
+            line.hear(10)
+        theirs.sendall(b"too late")
+        with pytest.raises(TimeoutError):
+            line.hear(10)
+
+
+async def test_ranks_on_another_host_are_asked_by_way_of_one_here() -> None:
+    one, two = observer(0), observer(1)
+    with answering(one, two):
+        answers = await elsewhere(ask_job, one.identity.job, [place(one)], 5)
+    assert sorted(answers.parts) == [0, 1]
+    assert answers.parts[1].identity == two.identity
+    assert answers.silent == {}
+
+
+async def test_ranks_that_have_gone_are_named() -> None:
+    one = observer(0, ["here", "here", "there"])
+    with answering(one) as (server,):
+        server._addresses = {2: "127.0.0.1:1"}  # nobody listens at port 1
+        answers = await elsewhere(ask_job, one.identity.job, [place(one)], 5)
+    assert sorted(answers.parts) == [0]
+    assert "process 1001 on host here has ended" in answers.silent[1]
+    assert "process 1002 on host there: " in answers.silent[2]
+    assert "refused" in answers.silent[2]
+
+
+async def test_a_rank_learns_how_far_the_first_ranks_clock_is() -> None:
+    one, two = observer(0), observer(1)
+    with answering(one, two):
+        while not two.samples:  # noqa: ASYNC110  # its thread has asked
+            await asyncio.sleep(0.001)
+    assert [(sample.offset, sample.error) for sample in one.samples] == [(0, 0)]
+    (sample,) = two.samples
+    # Both are one clock in truth: what it says is wrong by no more than it admits.
+    assert abs(sample.offset) <= sample.error
+    parts = {0: one.part("test"), 1: two.part("test")}
+    assert align(parts)[1].error == sample.error
+
+
+async def test_a_closed_server_leaves_its_name() -> None:
+    one = observer(0)
+    with answering(one, host=None):
+        assert one.identity.job in jobs_here()
+    assert one.identity.job not in jobs_here()
+    with answering(one, host=None):
+        assert place(one).name == socket_name(os.geteuid(), one.identity.job, 0, 1000)
+
+
+def test_calls_at_once_keep_their_errors_apart() -> None:
+    def fail() -> int:
+        raise ValueError("no")
+
+    answers = all_at_once({1: lambda: 5, 2: fail})
+    assert answers[1] == 5
+    assert isinstance(answers[2], ValueError)
+    assert all_at_once({}) == {}

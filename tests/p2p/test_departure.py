@@ -1,0 +1,150 @@
+"""A rank leaves over two streams at once; whichever end is seen first, its last words count."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from aiodist.deadline import Deadline
+from aiodist.errors import PeerLostError
+from aiodist.links import closing
+from aiodist.links.rank_info import RankInfo
+from aiodist.p2p.endpoint import Endpoint
+from aiodist.p2p.link import Link
+from aiodist.transport.base import Connection
+from aiodist.transport.inproc import InprocHub, InprocTransport
+from aiodist.wire.frames import Key
+from aiodist.wire.handshake import Handshake
+from tests.limits import scaled
+
+KEY = bytes(32)
+
+
+class EndpointEvents:
+    """The world as the endpoint sees it."""
+
+    def __init__(self) -> None:
+        self.lost: list[tuple[int, bool]] = []
+
+    def is_over(self, key: Key) -> bool:
+        return False
+
+    def late(self, key: Key, src: int, meta: bytes, length: int) -> None:
+        raise AssertionError("no message was sent")
+
+    def explained(self, error: PeerLostError, last: object) -> PeerLostError:
+        return error
+
+    def peer_lost(self, rank: int, error: PeerLostError, *, departed: bool) -> None:
+        self.lost.append((rank, departed))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(scaled(30)):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0)
+
+
+async def test_a_stream_that_ends_while_another_still_introduces_itself() -> None:
+    hub = InprocHub()
+    transport = InprocTransport(hub)
+    events = EndpointEvents()
+    endpoint = Endpoint(0, 2, [transport], events)  # type: ignore[arg-type]  # all that is asked
+    rank_info = await endpoint.open()
+    endpoint.meet([rank_info, RankInfo(1, "host", "id", 1, ())], KEY)
+
+    stream = await transport.connect(rank_info.addresses[0], Deadline(10))
+    proven: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    far = Link(_Far(proven), stream, Handshake(KEY, 1, 2, 1 << 20))  # type: ignore[arg-type]
+    far.start(0)
+    await proven
+    links = endpoint._peers[1].links
+    await until(lambda: bool(links))
+    # A second stream, on which rank 1 has not said a word yet; then the first one ends.
+    second = await transport.connect(rank_info.addresses[0], Deadline(10))
+    await until(lambda: bool(endpoint._pending))
+    stream.abort()
+    await until(lambda: links[0].failed is not None)
+    assert events.lost == []
+    second.abort()
+    await endpoint.close()
+
+
+class _Far:
+    """Rank 1's side, as far as a handshake needs it."""
+
+    def __init__(self, proven: asyncio.Future[None]) -> None:
+        self._proven = proven
+        self.ended = False
+
+    def proven(self, link: Link, rank: int) -> None:
+        self._proven.set_result(None)
+
+    def link_lost(self, link: Link, error: BaseException | None) -> None:
+        self.ended = True
+
+
+class Met:
+    """Rank 0's endpoint, to which rank 1 has made two streams and said nothing on either."""
+
+    async def open(self) -> None:
+        hub = InprocHub()
+        self._transport = InprocTransport(hub)
+        self.events = EndpointEvents()
+        self.endpoint = Endpoint(0, 2, [self._transport], self.events)  # type: ignore[arg-type]
+        self._rank_info = await self.endpoint.open()
+        self.endpoint.meet([self._rank_info, RankInfo(1, "host", "id", 1, ())], KEY)
+        self.streams = [await self._stream() for _ in range(2)]
+        await until(lambda: len(self.endpoint._peers[1].links) == 2)
+
+    async def _stream(self) -> tuple[_Far, Connection]:
+        stream = await self._transport.connect(self._rank_info.addresses[0], Deadline(10))
+        proven: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        far = _Far(proven)
+        link = Link(far, stream, Handshake(KEY, 1, 2, 1 << 20))  # type: ignore[arg-type]
+        link.start(0)
+        await proven
+        return far, stream
+
+
+async def test_one_of_two_streams_is_cut_and_the_other_stands_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 1 is given up, and learns it from the end of the stream that was not cut."""
+    monkeypatch.setattr(closing, "QUIET_SECONDS", 0.01)
+    met = Met()
+    await met.open()
+    (_, cut), (far, _) = met.streams
+    cut.abort()
+    await until(lambda: met.events.lost == [(1, False)])
+    await until(lambda: far.ended)
+    await met.endpoint.close()
+
+
+async def test_a_stream_broken_by_what_came_on_it_is_no_farewell(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(closing, "QUIET_SECONDS", 1e6)
+    met = Met()
+    await met.open()
+    (_, broken), (far, _) = met.streams
+    broken.send([bytes([255]) * 64])
+    await until(lambda: met.events.lost == [(1, False)])
+    await until(lambda: far.ended)
+    await met.endpoint.close()
+
+
+async def test_nobody_is_given_up_as_long_as_something_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(closing, "QUIET_SECONDS", 0)
+    heard = iter([1, 2, 2, 3, 3, 3])  # at the beginning and the end of each wait
+
+    given_up = asyncio.Event()
+    closing.LossSuspicion(lambda: next(heard), given_up.set)
+    await given_up.wait()
+    assert list(heard) == []

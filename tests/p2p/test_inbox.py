@@ -1,0 +1,413 @@
+"""Receives and sends that are cancelled, refused or cut off, one state at a time."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiodist.errors import ProtocolError
+from aiodist.p2p.matching import ANY_SOURCE, Arrival, Recv
+from aiodist.p2p.outbox import CHUNK_BYTES, EAGER_BYTES, MESSAGE_COST
+from aiodist.wire.frames import COLLECTIVE, TENSOR, FrameType, Key, encode
+from tests.p2p.pairs import Pair
+
+TAG = (TENSOR, 9, 1)
+OTHER = (TENSOR, 9, 2)
+STEP = (COLLECTIVE, 9, 5)
+
+SMALL = bytes(range(200)) * 50
+LARGE = bytes(range(256)) * ((3 * CHUNK_BYTES + 256) // 256)
+
+
+def content(recv: Recv) -> bytes:
+    assert recv.done
+    assert recv.error is None
+    assert recv.into is not None
+    return bytes(recv.into)
+
+
+def waiting(pair: Pair) -> list[Arrival]:
+    return [one for queue in pair.b.inbox.matcher._arrived.values() for one in queue]
+
+
+@pytest.mark.parametrize(
+    "size",
+    [0, 1, EAGER_BYTES - 1, EAGER_BYTES, EAGER_BYTES + 1]
+    + [n * CHUNK_BYTES + d for n in (2, 3) for d in (-1, 0, 1)],
+)
+@pytest.mark.parametrize("posted_first", [True, False])
+def test_sizes_around_the_protocols_limits(size: int, posted_first: bool) -> None:
+    pair = Pair(64 << 20)
+    data = (bytes(range(251)) * (size // 251 + 1))[:size]
+    if posted_first:
+        recv = pair.b.recv(TAG, size)
+        send = pair.a.send(TAG, data)
+    else:
+        send = pair.a.send(TAG, data)
+        pair.settle()
+        assert send.done == (size <= EAGER_BYTES)
+        recv = pair.b.recv(TAG, size)
+    pair.settle()
+    assert send.done
+    assert content(recv) == data
+
+
+@pytest.mark.parametrize("data", [SMALL, LARGE], ids=["eager", "rendezvous"])
+@pytest.mark.parametrize("into_place", [True, False])
+def test_a_receive_cancelled_half_way_is_not_written_and_the_next_one_gets_all(
+    data: bytes, into_place: bool
+) -> None:
+    pair = Pair(64 << 20)
+    recv = pair.b.recv(TAG, len(data) if into_place else None)
+    send = pair.a.send(TAG, data)
+    for side in (pair.a, pair.b):
+        side.stream.push(41 + 1 if data is SMALL else 1 << 20)
+    pair.a.stream.push(len(data) // 2)
+    assert recv.into is not None
+    before = bytes(recv.into)
+    assert before[:100] == data[:100]
+    assert before[-1] != data[-1]
+    pair.b.inbox.withdraw(recv)
+    pair.settle()
+    assert bytes(recv.into) == before
+    assert not recv.done
+    assert send.done
+    assert content_of_next(pair, len(data)) == data
+
+
+def content_of_next(pair: Pair, size: int) -> bytes:
+    recv = pair.b.recv(TAG, size)
+    pair.settle()
+    return content(recv)
+
+
+def test_a_receive_posted_while_its_message_arrives_can_be_cancelled() -> None:
+    """It is neither among the posted nor is anything read into it."""
+    pair = Pair(64 << 20)
+    pair.a.send(TAG, SMALL)
+    pair.a.stream.push(1000)
+    recv = pair.b.recv(TAG, len(SMALL))
+    pair.b.inbox.withdraw(recv)
+    second = pair.b.recv(TAG, len(SMALL))
+    third = pair.b.recv(TAG, len(SMALL))
+    pair.settle()
+    assert not recv.done
+    assert recv.into is not None
+    assert bytes(recv.into) == bytes(len(SMALL))
+    assert content(second) == SMALL
+    assert not third.done
+
+
+def test_a_watcher_sees_unexpected_messages() -> None:
+    pair, seen = Pair(64 << 20), []
+
+    def send(key: Key, data: bytes) -> None:
+        pair.a.send(key, data)
+        pair.settle()
+
+    send(STEP, SMALL)
+    send(OTHER, SMALL)
+    pair.b.inbox.watch(STEP, lambda arrival: seen.append((arrival.key, arrival.length)))
+    assert seen == [(STEP, len(SMALL))], "it was there before"
+    send(OTHER, LARGE)
+    send(STEP, LARGE)  # announced
+    assert seen[1:] == [(STEP, len(LARGE))]
+    for data in (SMALL, LARGE):
+        recv = pair.b.recv(STEP, len(data))
+        pair.settle()
+        assert content(recv) == data
+    pair.b.recv(STEP, len(SMALL))
+    send(STEP, SMALL)  # asked for
+    pair.b.inbox.forget(STEP)
+    send(STEP, SMALL)
+    assert len(seen) == 2
+
+
+def test_messages_of_cancelled_receives_keep_their_order() -> None:
+    pair = Pair(64 << 20)
+    receives = [pair.b.recv(TAG, len(LARGE)) for _ in range(3)]
+    messages = [bytes([n]) * len(LARGE) for n in range(3)]
+    for data in messages:
+        pair.a.send(TAG, data)
+    pair.a.stream.push(1 << 20)  # the announcements
+    pair.b.stream.push(1 << 20)  # the grants
+    for one in receives:
+        pair.b.inbox.withdraw(one)
+    again = [pair.b.recv(TAG, len(LARGE)) for _ in range(3)]
+    pair.settle()
+    assert [content(one)[0] for one in again] == [0, 1, 2]
+
+
+def test_a_granted_message_that_is_withdrawn_leaves_its_receive_to_one_that_came_meanwhile() -> (
+    None
+):
+    pair = Pair(64 << 20)
+    recv = pair.b.recv(TAG, None)
+    first = pair.a.send(TAG, LARGE)
+    pair.a.stream.push(1 << 20)
+    pair.a.send(TAG, SMALL)
+    pair.a.stream.push(1 << 20)
+    assert pair.a.peer.outbox.withdraw(first)
+    pair.settle()
+    assert content(recv) == SMALL
+    assert not pair.b.inbox._tickets
+
+
+def test_receives_whose_messages_are_withdrawn_keep_their_order() -> None:
+    pair = Pair(64 << 20)
+    receives = [pair.b.recv(TAG, None) for _ in range(2)]
+    sends = [pair.a.send(TAG, LARGE) for _ in range(2)]
+    pair.a.stream.push(1 << 20)
+    for one in sends:
+        assert pair.a.peer.outbox.withdraw(one)
+    pair.settle()
+    pair.a.send(TAG, b"first")
+    pair.a.send(TAG, b"second")
+    pair.settle()
+    assert [content(one) for one in receives] == [b"first", b"second"]
+
+
+@pytest.mark.parametrize("next_one_waits", [True, False])
+def test_cancelled_on_both_sides_a_message_is_gone(next_one_waits: bool) -> None:
+    pair = Pair(64 << 20)
+    recv = pair.b.recv(TAG, len(LARGE))
+    send = pair.a.send(TAG, LARGE)
+    pair.a.stream.push(1 << 20)
+    pair.b.stream.push(1 << 20)
+    pair.a.stream.push(CHUNK_BYTES // 2)
+    pair.b.inbox.withdraw(recv)
+    # Of another length than the message that will not come.
+    following = pair.b.recv(TAG, 6) if next_one_waits else None
+    assert pair.a.peer.outbox.withdraw(send)
+    pair.settle()
+    assert waiting(pair) == []
+    assert not pair.b.inbox._tickets
+    following = following or pair.b.recv(TAG, 6)
+    pair.a.send(TAG, b"sooner")
+    pair.settle()
+    assert content(following) == b"sooner"
+
+
+@pytest.mark.parametrize(
+    "state", ["held", "requested", "granted", "half", "last part", "eager", "done"]
+)
+def test_a_send_is_cancelled_in_each_state(state: str) -> None:
+    pair = Pair(4 * MESSAGE_COST if state == "held" else 64 << 20)
+    recv = None
+    if state == "held":
+        while not pair.a.peer.outbox._held:
+            pair.a.send(OTHER, b"fill")
+    data = SMALL if state in ("eager", "done") else LARGE
+    if state in ("granted", "half", "last part", "done"):
+        recv = pair.b.recv(TAG, None)
+    message = pair.a.send(TAG, data)
+    if state in ("granted", "half", "last part"):
+        pair.a.stream.push(1000)
+        pair.b.stream.push(1000)
+    if state == "half":
+        pair.a.stream.push(CHUNK_BYTES // 2)
+    elif state == "last part":
+        while pair.a.peer.outbox._bulk:
+            pair.a.stream.push(CHUNK_BYTES)
+            pair.run_soon()
+    elif state == "done":
+        pair.settle()
+    on_its_way = state in ("last part", "eager", "done")
+    assert pair.a.peer.outbox.withdraw(message) is not on_its_way
+    pair.settle()
+    following = pair.a.send(TAG, b"following")
+    if recv is None:
+        recv = pair.b.recv(TAG, None)
+    pair.settle()
+    assert content(recv) == (data if on_its_way else b"following")
+    assert following.done
+
+
+def test_waiting_for_a_flooded_rank_lets_in_no_more_than_the_window() -> None:
+    """Receives that were posted and cancelled while the sender had no credit do not pile up."""
+    window = 32 * MESSAGE_COST
+    pair = Pair(window)
+    for _ in range(100):
+        pair.a.send(OTHER, bytes(MESSAGE_COST))
+    pair.settle()
+    assert pair.b.peer.stalled
+    for _ in range(100):
+        pair.b.inbox.withdraw(pair.b.recv(TAG, 50_000))
+    pair.settle()
+    sends = [pair.a.send(TAG, bytes([n]) * 50_000) for n in range(100)]
+    pair.settle()
+    assert pair.b.inbox.matcher.arrived_bytes() <= window
+    for n in range(100):
+        assert content_of_next(pair, 50_000)[0] == n
+    assert all(send.done for send in sends)
+
+
+def test_a_receive_from_anybody_asks_a_sender_without_credit() -> None:
+    pair = Pair(8 * MESSAGE_COST)
+    for _ in range(20):
+        pair.a.send(OTHER, b"flood")
+    pair.settle()
+    pair.a.send(TAG, b"wanted")
+    recv = pair.b.recv(TAG, 6, ANY_SOURCE)
+    pair.settle()
+    assert content(recv) == b"wanted"
+
+
+def test_a_peer_without_any_window_is_still_served() -> None:
+    pair = Pair(0)
+    sends = [pair.a.send(TAG, data) for data in (b"", b"small", LARGE)]
+    pair.settle()
+    assert not any(send.done for send in sends)
+    receives = [pair.b.recv(TAG, None) for _ in range(3)]
+    pair.settle()
+    assert [content(one) for one in receives] == [b"", b"small", LARGE]
+
+
+def test_a_message_of_the_wrong_length_fails_its_receive_and_is_dropped() -> None:
+    pair = Pair(64 << 20)
+    for data in (SMALL, LARGE):
+        recv = pair.b.recv(TAG, 7)
+        send = pair.a.send(TAG, data)
+        pair.settle()
+        assert isinstance(recv.error, ValueError)
+        assert send.done  # its memory is free: nobody will read it
+        assert waiting(pair) == []
+    pair.a.send(TAG, b"1234567")
+    assert content_of_next(pair, 7) == b"1234567"
+
+
+# Collectives: their messages are dropped, never handed on.
+
+
+@pytest.mark.parametrize("data", [SMALL, LARGE], ids=["eager", "rendezvous"])
+@pytest.mark.parametrize("posted_first", [True, False])
+def test_a_failed_collective_writes_no_memory_any_more(data: bytes, posted_first: bool) -> None:
+    pair = Pair(64 << 20)
+    if posted_first:
+        recv = pair.b.recv(STEP, len(data))
+    pair.a.send(STEP, data)
+    pair.a.stream.push(100)
+    if not posted_first:
+        recv = pair.b.recv(STEP, len(data))
+    pair.b.stream.push(1000)
+    pair.a.stream.push(2000)
+    assert recv.into is not None
+    before = bytes(recv.into)
+    pair.b.inbox.drop(recv)
+    pair.b.inbox.forget(STEP)
+    pair.b.over.add(STEP)
+    pair.settle()
+    assert bytes(recv.into) == before
+    assert not recv.done
+    assert waiting(pair) == []
+    assert not pair.b.inbox._tickets
+    assert pair.a.peer.outbox._credit + pair.b.peer.owed == 64 << 20
+
+
+def test_late_messages_are_dropped_reported_and_paid_back() -> None:
+    pair = Pair(64 << 20)
+    pair.b.over.add(STEP)
+    sends = [pair.a.send(STEP, data) for data in (b"", SMALL, LARGE)]
+    pair.settle()
+    assert [what[0] for what in pair.b.late] == [STEP] * 3
+    assert all(send.done for send in sends)
+    assert pair.b.inbox.matcher.arrived_bytes() == 0
+    assert pair.a.peer.outbox._credit + pair.b.peer.owed == 64 << 20
+
+
+def test_a_closed_group_keeps_nothing() -> None:
+    pair = Pair(64 << 20)
+    sends = [pair.a.send(key, data) for key in (TAG, OTHER, STEP) for data in (SMALL, LARGE)]
+    elsewhere = (TENSOR, 10, 1)
+    pair.a.send(elsewhere, b"stays")
+    pair.settle()
+    pair.b.inbox.forget_group(9)
+    pair.settle()
+    assert all(send.done for send in sends)
+    assert [one.key for one in waiting(pair)] == [elsewhere]
+
+
+# The peer is gone.
+
+
+def test_a_lost_peer_fails_what_waits_for_it_in_every_state() -> None:
+    pair = Pair(64 << 20)
+    pair.a.send(OTHER, b"whole")
+    half = pair.b.recv((1, 9, 3), len(LARGE))
+    pair.a.send((1, 9, 3), LARGE)
+    pair.a.stream.push(1000)
+    pair.b.stream.push(1000)
+    pair.a.stream.push(1000)
+    posted = pair.b.recv(TAG, 5)
+    anybodys = pair.b.recv(TAG, 5, ANY_SOURCE)
+    send = pair.b.send(TAG, LARGE)
+    pair.lose(pair.b, OSError("cut"))
+    for one in (half, posted, send):
+        assert isinstance(one.error, ConnectionError)
+    assert not anybodys.done
+    assert content(pair.b.recv(OTHER, 5)) == b"whole"
+    assert isinstance(pair.b.recv(TAG, 5).error, ConnectionError)
+    assert isinstance(pair.b.send(TAG, b"x").error, ConnectionError)
+
+
+def test_a_receive_attached_to_a_message_that_is_cut_off_fails() -> None:
+    pair = Pair(64 << 20)
+    pair.a.send(TAG, SMALL)
+    pair.a.stream.push(1000)
+    recv = pair.b.recv(TAG, len(SMALL))
+    pair.lose(pair.b)
+    assert isinstance(recv.error, ConnectionError)
+
+
+def test_a_failure_that_ends_the_operation_of_others_is_survived() -> None:
+    """The first of two promised receives fails, and its callback forgets the second."""
+    pair = Pair(64 << 20)
+    receives = [pair.b.recv(STEP, len(LARGE)) for _ in range(2)]
+    for _ in range(2):
+        pair.a.send(STEP, LARGE)
+    pair.a.stream.push(1000)
+    receives[0].callback = lambda: pair.b.inbox.forget(STEP) and None
+    pair.lose(pair.b)
+    assert pair.b.lost
+    assert receives[0].error is not None
+    assert not pair.b.inbox._tickets
+
+
+# What only a broken or hostile peer sends.
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        encode(FrameType.EAGER, TAG, length=EAGER_BYTES + 1),
+        encode(FrameType.HELLO, meta=b"again"),
+        encode(FrameType.GRANT, length=5),
+        encode(FrameType.ABORT, length=(1 << 20) + 1),
+        encode(FrameType.ABORT),
+    ],
+    ids=["eager-too-long", "hello", "grant-with-payload", "abort-too-long", "abort-empty"],
+)
+def test_frames_out_of_place_end_the_connection(frame: bytes) -> None:
+    pair = Pair()
+    pair.a.stream.send([frame])
+    with pytest.raises(ProtocolError):
+        pair.settle()
+
+
+def test_answers_to_nothing_are_ignored() -> None:
+    pair = Pair()
+    for type in (FrameType.GRANT, FrameType.REFUSE, FrameType.WITHDRAW, FrameType.WANT):
+        pair.a.stream.send([encode(type, TAG, id=77)])
+    pair.a.stream.send([encode(FrameType.DATA, id=5, length=3), b"abc"])
+    pair.settle()
+    pair.a.send(TAG, b"fine")
+    assert content_of_next(pair, 4) == b"fine"
+
+
+def test_a_part_that_runs_over_its_message_ends_the_connection() -> None:
+    pair = Pair()
+    pair.b.recv(TAG, 100)
+    pair.a.stream.send([encode(FrameType.REQUEST, TAG, id=1, length=100, meta=b"m")])
+    pair.settle()
+    pair.a.stream.send([encode(FrameType.DATA, id=1, length=101), bytes(101)])
+    with pytest.raises(ProtocolError, match="runs over"):
+        pair.settle()

@@ -1,0 +1,175 @@
+"""Who copies when: turns, sleep, and ends of bulk rings that are broken."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from aiodist.errors import ProtocolError
+from aiodist.p2p.shm_progress import ShmProgress
+from aiodist.p2p.spin_policy import SpinPolicy
+
+pytestmark = pytest.mark.usefixtures("steady_clock")
+
+
+class FakeProgressSource:
+    """So many steps can be made, of so many that are to be made."""
+
+    def __init__(self, can: int, must: int, *, owes: bool = True) -> None:
+        self.can = can
+        self.must = must
+        self.owing = owes
+        self.rests = 0
+        self.near = 0  # how often it was asked
+        self.error: BaseException | None = None
+        self.lies = False
+        self.on_near: Callable[[], None] | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        return self.must > 0
+
+    @property
+    def owes(self) -> bool:
+        return self.owing and self.must > 0
+
+    @property
+    def is_near(self) -> bool:
+        self.near += 1
+        if self.on_near is not None:
+            self.on_near()
+        return True
+
+    def step(self) -> bool:
+        if self.lies:
+            raise ProtocolError("lies")
+        if not self.can:
+            return False
+        self.can -= 1
+        self.must -= 1
+        return True
+
+    def rest(self) -> bool:
+        self.rests += 1
+        return not self.can
+
+    def broken(self, error: BaseException) -> None:
+        self.error = error
+
+
+class Rank:
+    def __init__(self, *, active: bool = False) -> None:
+        self.soon: list[Callable[[], None]] = []
+        self.spin_policy = SpinPolicy(self.soon.append)
+        self.spin_policy.active = active
+        self.shm_progress = ShmProgress(None, self.spin_policy)
+
+    def run_soon(self) -> int:
+        calls, self.soon[:] = list(self.soon), []
+        for call in calls:
+            call()
+        return len(calls)
+
+
+def test_a_source_that_can_progress_does_so_at_once_and_is_dropped() -> None:
+    rank = Rank()
+    sources = [FakeProgressSource(3, 3), FakeProgressSource(5, 5)]
+    for source in sources:
+        rank.shm_progress.enlist(source)
+        assert not source.must
+        assert source.rests
+    rests = [source.rests for source in sources]
+    rank.shm_progress.work()
+    assert [source.rests for source in sources] == rests
+    assert not rank.soon
+
+
+def test_a_dock_that_waits_sleeps_at_once_where_ranks_share_cores() -> None:
+    rank = Rank()
+    source = FakeProgressSource(2, 3)
+    rank.shm_progress.enlist(source)
+    assert (source.must, source.rests, source.near) == (1, 1, 0)
+    source.can = 1
+    rank.shm_progress.work()
+    assert not source.must
+
+
+def test_progress_spins_for_the_next_piece_where_each_rank_has_a_core() -> None:
+    rank = Rank(active=True)
+    source = FakeProgressSource(1, 2)
+
+    def come() -> None:
+        source.can = 1
+
+    source.on_near = come  # while it looks
+    rank.shm_progress.enlist(source)
+    assert not source.must
+
+
+def test_looking_ends() -> None:
+    rank = Rank(active=True)
+    source = FakeProgressSource(1, 2)
+    rank.shm_progress.enlist(source)
+    assert source.rests == 1
+    assert source.near > 1
+
+
+def test_the_loop_gets_its_turn_in_the_middle() -> None:
+    rank = Rank()
+    source = FakeProgressSource(1 << 40, 1 << 40)
+    rank.shm_progress.enlist(source)
+    first = source.must
+    assert source.rests == 0
+    assert rank.run_soon() == 1
+    assert source.must < first
+    source.must = source.can = 1
+    assert rank.run_soon() == 1
+    assert not source.must
+    assert not rank.soon
+
+
+def test_a_source_added_during_progress_makes_progress_too() -> None:
+    rank = Rank()
+    second = FakeProgressSource(4, 4)
+
+    class First(FakeProgressSource):
+        def step(self) -> bool:
+            if self.can == 1:
+                rank.shm_progress.enlist(second)
+                assert second.must == 4  # not by recursion
+            return super().step()
+
+    rank.shm_progress.enlist(First(2, 2))
+    assert not second.must
+
+
+def test_a_dock_whose_other_end_lies_is_told_and_the_others_go_on() -> None:
+    rank = Rank()
+    bad, good = FakeProgressSource(1, 1), FakeProgressSource(3, 4)
+    bad.lies = True
+    rank.shm_progress.enlist(good)
+    good.can = 1
+    rank.shm_progress.enlist(bad)
+    assert isinstance(bad.error, ProtocolError)
+    assert not good.must
+
+
+async def test_clear_waits_for_what_is_to_be_sent_and_for_nothing_else() -> None:
+    rank = Rank()
+    coming = FakeProgressSource(0, 1, owes=False)
+    rank.shm_progress.enlist(coming)
+    await rank.shm_progress.clear(10)
+    going = FakeProgressSource(0, 1)
+    rank.shm_progress.enlist(going)
+    clearing = asyncio.ensure_future(rank.shm_progress.clear(10))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not clearing.done()
+    going.can = 1
+    rank.shm_progress.work()
+    await clearing
+    going.must = 1
+    rank.shm_progress.enlist(going)
+    await rank.shm_progress.clear(0.01)  # at most for so long

@@ -1,0 +1,249 @@
+"""Room of a segment that comes back: of groups that all have left, and of bulk rings that are idle."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiodist.shm import area_directory
+from aiodist.shm.area_directory import MAX_ENTRIES
+from aiodist.shm.group_area import GroupArea
+from aiodist.shm.shared_memory import SharedMemory
+from tests.shm.peers import peer_of
+from tests.shm.test_segment import close, met
+
+MIB = 1 << 20
+BOTH = [0, 1]
+
+
+def share(memories: list[SharedMemory], area: int) -> list[list[GroupArea]]:
+    """Each one's view of the areas of all, which find room."""
+    ranks = range(len(memories))
+    for memory in memories:
+        memory.lay_out(area)
+    found = []
+    for memory in memories:
+        areas = memory.look(area, ranks)
+        assert isinstance(areas, list), areas
+        found.append(areas)
+    return found
+
+
+def test_ranks_of_high_numbers_share_memory() -> None:
+    """As those of one host do in a job of thousands."""
+    ranks = [4094, 4095]
+    memories = {rank: SharedMemory.create(rank, MIB) for rank in ranks}
+    told = {rank: memory.description for rank, memory in memories.items()}
+    for memory in memories.values():
+        memory.meet(told)
+        memory.lay_out(7)
+    for memory in memories.values():
+        assert memory.could_share(ranks)
+        assert isinstance(memory.look(7, ranks), list)
+    close(list(memories.values()))
+
+
+def test_the_room_of_more_groups_than_fit_and_than_can_be_listed_comes_back() -> None:
+    memories = met(2, 2 * MIB)
+    for number in range(1, MAX_ENTRIES + 100):
+        share(memories, number)
+        for memory in memories:
+            memory.release_area(number, BOTH, all_listed=True)
+    close(memories)
+
+
+def test_sharing_comes_back_after_more_groups_at_once_than_can_be_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entries = 2 * area_directory.KEPT
+    monkeypatch.setattr(area_directory, "MAX_ENTRIES", entries)
+    memories = met(2, 2 * MIB)
+    before = memories[0]._room.left
+    many = range(1, entries + 50)
+    for number in many:
+        memories[0].lay_out(number)
+    for number in (1, *many[:0:-1]):  # in another order: each rank refuses others
+        memories[1].lay_out(number)
+    told = [[memory.look(number, BOTH) for memory in memories] for number in many]
+    assert all(isinstance(first, str) == isinstance(second, str) for first, second in told)
+    for order in (BOTH, BOTH[::-1]):
+        why = [memories[0].look(number, order) for number in many]
+        assert f"rank {order[0]} had too many groups at once" in why
+    assert isinstance(told[0][0], list)
+    for memory in memories:
+        for number, (first, _) in zip(many, told, strict=True):
+            if isinstance(first, str):
+                memory.never_shared(number)
+            memory.release_area(number, BOTH, all_listed=isinstance(first, list))
+    for number in range(many[-1] + 1, 5 * entries):
+        share(memories, number)
+        for memory in memories:
+            memory.release_area(number, BOTH, all_listed=True)
+    for memory in memories:
+        memory._take_back()
+        assert memory._room.left == before
+        assert not memory._closing
+    close(memories)
+
+
+def test_nothing_comes_back_while_a_member_may_look_at_it() -> None:
+    memories = met(2)
+    before = memories[0]._room.left
+    share(memories, 1)
+    memories[0].release_area(1, BOTH, all_listed=True)
+    memories[0].lay_out(2)
+    memories[0].lay_out(3)
+    kept = memories[0]._room.left
+    assert isinstance(memories[1].look(1, BOTH), list), "a member that comes later still finds it"
+    memories[1].release_area(1, BOTH, all_listed=True)
+    for number in (2, 3):
+        memories[1].lay_out(number)
+        for memory in memories:
+            memory.release_area(number, BOTH, all_listed=True)
+    for memory in memories:
+        memory.lay_out(4)
+        memory.release_area(4, BOTH, all_listed=False)
+        memory._take_back()
+    memories[0]._take_back()
+    assert kept < before
+    assert memories[0]._room.left == memories[1]._room.left == before
+    close(memories)
+
+
+def test_an_area_is_not_another_groups_while_one_of_its_members_reads() -> None:
+    memories = met(2, 2 * MIB)
+    (mine, _), (theirs, _) = share(memories, 1)
+    mine.slots[0][:3] = b"one"
+    memories[0].release_area(1, BOTH, all_listed=True)
+    for number in range(2, 20):
+        memories[0].lay_out(number)
+    for areas in (memories[0].look(number, [0]) for number in range(2, 20)):
+        for area in areas if isinstance(areas, list) else ():
+            area.slots[0][:3] = b"new"
+    assert theirs.slots[0][:3] == b"one"
+    close(memories)
+
+
+def test_room_that_comes_back_has_no_old_flags() -> None:
+    memories = met(2)
+    (mine, _), _ = share(memories, 1)
+    mine.words[:] = memoryview(bytes([255]) * len(mine.words) * 8).cast("Q")
+    for memory in memories:
+        memory.release_area(1, BOTH, all_listed=True)
+    memories[0]._take_back()
+    (again, _), (seen, _) = share(memories, 2)
+    again.slots[0][:1] = mine.slots[0][:1] = b"x"
+    assert not any(again.words)
+    assert not any(seen.words)
+    again.words[0] = 9
+    assert mine.words[0] == 9, "it is the same room"
+    close(memories)
+
+
+def test_a_group_that_never_shared_gives_its_room_back_at_once_and_says_why() -> None:
+    memories = met(3)
+    ranks = [0, 1, 2]
+    before = memories[0]._room.left
+    memories[1]._room.take(memories[1]._room.largest)
+    for memory in memories[:2]:
+        memory.lay_out(1)
+    assert "rank 1 has no room" in str(memories[0].look(1, ranks))
+    memories[0].never_shared(1)
+    memories[0].release_area(1, ranks, all_listed=False)
+    assert memories[0]._room.left == before
+    memories[2].lay_out(1)
+    assert "rank 1 has no room" in str(memories[2].look(1, ranks)), "who asks later"
+    close(memories)
+
+
+def test_patience_waits_for_room_that_is_about_to_come_back() -> None:
+    memories = met(2, 2 * MIB)
+    number = 0
+    while memories[0]._room.largest > MIB // 2:
+        number += 1
+        share(memories, number)
+    for closed in range(1, number + 1):
+        memories[0].release_area(closed, BOTH, all_listed=True)
+    memories[0].lay_out(99, patient=True)
+    assert memories[0].silent(99, BOTH) == BOTH
+    for closed in range(1, number + 1):
+        memories[1].release_area(closed, BOTH, all_listed=True)
+    memories[0].lay_out(99, patient=True)
+    assert isinstance(memories[0].look(99, [0]), list)
+    close(memories)
+
+
+def test_a_dead_peer_holds_no_area() -> None:
+    memory = SharedMemory.create(0, 2 * MIB)
+    program = """
+mine.lay_out(1)
+print("listed", flush=True)
+input()
+"""
+    with peer_of(memory, 2 * MIB, program) as other:
+        before = memory._room.left
+        assert other.said() == "listed"
+        memory.lay_out(1)
+        assert isinstance(memory.look(1, BOTH), list)
+        memory.release_area(1, BOTH, all_listed=True)
+        assert memory._room.left < before
+        other.process.kill()
+        other.process.wait()
+        memory._take_back()
+        assert memory._room.left == before
+    memory.close()
+
+
+def test_an_idle_lane_gives_its_chunks_to_another_and_a_busy_one_does_not() -> None:
+    memories = met(8, MIB)
+    into = [memory.bulk_reader_from(0) for memory in memories]
+    bulk_rings = []
+    for rank in range(1, 8):
+        bulk_ring = memories[0].bulk_writer_to(rank)
+        assert bulk_ring is not None
+        assert bulk_ring.is_attached
+        bulk_ring.fill(memoryview(bytes([rank]) * 1000), 7)
+        bulk_rings.append(bulk_ring)
+        reader = into[rank]
+        assert reader is not None
+        if rank > 1:  # rank 1 takes nothing
+            found = reader.next()
+            assert found is not None
+            assert found[1] == bytes([rank]) * 1000
+            del found
+            reader.taken()
+    assert bulk_rings[0].is_attached
+    assert sum(bulk_ring.is_attached for bulk_ring in bulk_rings) < 7
+    unmoored = next(bulk_ring for bulk_ring in bulk_rings if not bulk_ring.is_attached)
+    again = memories[0].bulk_writer_to(unmoored.rank)
+    assert again is unmoored
+    assert again.is_attached
+    first = into[1]
+    assert first is not None
+    found = first.next()
+    assert found is not None
+    assert found[1] == bytes([1]) * 1000
+    del found
+    close(memories)
+
+
+def test_groups_have_the_room_of_idle_lanes() -> None:
+    memories = met(2, MIB)
+    bulk_ring = memories[0].bulk_writer_to(1)
+    assert bulk_ring is not None
+    bulk_ring.users = 1
+    memories[0]._room.take(memories[0]._room.largest)
+    memories[0].lay_out(1)
+    assert "no room" in str(memories[0].look(1, [0]))
+    bulk_ring.users = 0
+    memories[0].lay_out(2)
+    assert not bulk_ring.is_attached
+    close(memories)
+
+
+def test_a_lane_to_a_rank_that_was_replaced_leaves_its_room() -> None:
+    memories = met(2)
+    before = memories[0]._room.left
+    assert memories[0].bulk_writer_to(1) is not None
+    memories[0].forget(1)
+    assert memories[0]._room.left == before
+    close(memories)

@@ -1,0 +1,111 @@
+"""Forms: tensors like one that is known, opened in few steps, or left to `buffer_of`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from aiodist.tensors import TensorSignature, buffer_of
+from tests.backends.copy_engine import copied_by_thread
+
+Bytes = TensorSignature[memoryview]
+
+
+def signature_of(tensor: torch.Tensor) -> Bytes | None:
+    return buffer_of(tensor, "tensor", writable=True).signature(lambda view: view)
+
+
+def known(tensor: torch.Tensor) -> Bytes:
+    signature = signature_of(tensor)
+    assert signature is not None
+    return signature
+
+
+def test_the_memory_is_the_tensors_own() -> None:
+    signature = known(torch.zeros(2, 3))
+    for tensor in (torch.ones(2, 3), torch.rand(5, 2, 3)[2], torch.rand(2, 3, requires_grad=True)):
+        memory = signature.memory(tensor)
+        assert memory is not None
+        assert bytes(memory) == tensor.detach().numpy().tobytes()
+        memory[:4] = np.float32(7).tobytes()
+        assert tensor.flatten()[0] == 7
+
+
+def test_a_view_of_an_address_is_cached() -> None:
+    signature, tensor = known(torch.zeros(3)), torch.zeros(3)
+    assert signature.memory(tensor) is signature.memory(tensor)
+    assert signature.memory(tensor[:]) is signature.memory(tensor)
+    many = [torch.full((3,), float(i)) for i in range(200)]
+    for i, each in enumerate(many):
+        memory = signature.memory(each)
+        assert memory is not None
+        assert np.frombuffer(memory, np.float32).tolist() == [i] * 3
+    assert len(signature.kept) < 100
+
+
+@pytest.mark.parametrize("nbytes", [0, 20])
+def test_a_known_tensor_whose_storage_was_made_smaller_is_known_no_more(nbytes: int) -> None:
+    signature, tensor = known(torch.zeros(8)), torch.arange(8.0)
+    assert signature.memory(tensor) is not None
+    tensor.untyped_storage().resize_(nbytes)
+    assert signature.memory(tensor) is None
+    tensor.untyped_storage().resize_(32)
+    tensor.copy_(torch.arange(8.0))
+    memory = signature.memory(tensor)
+    assert memory is not None
+    assert np.frombuffer(memory, np.float32).tolist() == list(range(8))
+
+
+def _freed() -> torch.Tensor:
+    tensor = torch.zeros(4)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def _shrunk() -> torch.Tensor:
+    tensor = torch.zeros(8)[4:]
+    tensor.untyped_storage().resize_(20)
+    return tensor
+
+
+OTHERS: dict[str, Callable[[], torch.Tensor]] = {
+    "strides": lambda: torch.zeros(4, 2)[:, 0],
+    "negated": lambda: torch._neg_view(torch.zeros(4)),
+    "freed": _freed,
+    "shrunk": _shrunk,
+    "meta": lambda: torch.empty(4, device="meta"),
+    "sparse": lambda: torch.zeros(4).to_sparse(),
+    "mkldnn": lambda: torch.zeros(4).to_mkldnn(),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_tensor_without_plain_memory_has_no_cached_view(other: str) -> None:
+    signature = known(torch.zeros(4))
+    with warnings.catch_warnings(action="ignore"):
+        tensor = OTHERS[other]()
+    try:
+        assert signature.memory(tensor) is None
+    except RuntimeError:
+        assert tensor.layout is not torch.strided
+
+
+def test_conjugates_are_left_to_others() -> None:
+    signature = known(torch.zeros(4, dtype=torch.complex64))
+    assert signature.memory(torch.zeros(4, dtype=torch.complex64)) is not None
+    assert signature.memory(torch.zeros(4, dtype=torch.complex64).conj()) is None
+
+
+def test_a_device_tensor_has_no_cached_view() -> None:
+    with copied_by_thread(1 << 10):
+        assert signature_of(torch.zeros(3)) is None
+    assert signature_of(torch.zeros(3)) is not None
+
+
+def test_arrays_and_tensors_of_nothing_have_no_form() -> None:
+    assert buffer_of(np.zeros(3), "array", writable=True).signature(bytes) is None
+    assert signature_of(torch.zeros(0)) is None
