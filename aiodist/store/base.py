@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from datetime import timedelta
 
 from aiodist.deadline import Deadline
+
+STORE_TIMEOUT = timedelta(minutes=5)
+"""Of calls that wait for keys, where the caller gives no other (torch's default)."""
+
+Timeout = float | timedelta | Deadline | None
 
 
 class Store(ABC):
@@ -13,20 +19,42 @@ class Store(ABC):
 
     Every call is safe to cancel: a cancelled call has either taken effect or not, and the store
     stays usable. Waiting calls raise StoreTimeoutError (naming the missing keys) when the
-    deadline passes; a broken connection raises DistStoreError with the cause chained.
+    timeout passes; a broken connection raises DistStoreError with the cause chained.
+
+    A store of your own implements `get_until` and `wait_until`; `get` and `wait` call these.
     """
+
+    timeout: float | timedelta = STORE_TIMEOUT
+    """Of `get` and `wait` without one: seconds or a timedelta; ``math.inf`` is no limit."""
 
     @abstractmethod
     async def set(self, key: str, value: bytes) -> None:
         """Write ``value`` under ``key``, over what was there."""
 
-    @abstractmethod
-    async def get(self, key: str, deadline: Deadline) -> bytes:
-        """The value of ``key``; waits until somebody sets it."""
+    async def get(self, key: str, timeout: Timeout = None) -> bytes:
+        """Return the value of ``key``; wait until a rank has set it.
+
+        ``timeout``: seconds or a timedelta; ``math.inf`` means no limit, None the store's `timeout`.
+        Raises StoreTimeoutError; TypeError or ValueError for a value that is no timeout.
+        """
+        return await self.get_until(key, self._deadline(timeout))
+
+    async def wait(self, keys: Sequence[str], timeout: Timeout = None) -> None:
+        """Return when all ``keys`` are there. ``timeout`` and errors: as of `get`."""
+        await self.wait_until(keys, self._deadline(timeout))
+
+    def _deadline(self, timeout: Timeout) -> Deadline:
+        if isinstance(timeout, Deadline):
+            return timeout
+        return Deadline(self.timeout if timeout is None else timeout)
 
     @abstractmethod
-    async def wait(self, keys: Sequence[str], deadline: Deadline) -> None:
-        """Return when all ``keys`` are there."""
+    async def get_until(self, key: str, deadline: Deadline) -> bytes:
+        """Return the value of ``key``; wait for it until ``deadline``."""
+
+    @abstractmethod
+    async def wait_until(self, keys: Sequence[str], deadline: Deadline) -> None:
+        """Return when all ``keys`` are there; wait for them until ``deadline``."""
 
     @abstractmethod
     async def add(self, key: str, amount: int) -> int:

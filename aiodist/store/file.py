@@ -79,10 +79,10 @@ class FileStore(Store):
         data = check_value(value)
         await self._under_lock(lambda: self._log.append("set", key, data), exclusive=True)
 
-    async def get(self, key: str, deadline: Deadline) -> bytes:
+    async def get_until(self, key: str, deadline: Deadline) -> bytes:
         return (await self._values([key], deadline))[0]
 
-    async def wait(self, keys: Sequence[str], deadline: Deadline) -> None:
+    async def wait_until(self, keys: Sequence[str], deadline: Deadline) -> None:
         await self._values(keys, deadline)
 
     async def add(self, key: str, amount: int) -> int:

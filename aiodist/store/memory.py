@@ -24,10 +24,10 @@ class MemoryStore(Store):
     async def set(self, key: str, value: bytes) -> None:
         self._table.set(key, check_value(value))
 
-    async def get(self, key: str, deadline: Deadline) -> bytes:
+    async def get_until(self, key: str, deadline: Deadline) -> bytes:
         return (await self._values([key], deadline))[0]
 
-    async def wait(self, keys: Sequence[str], deadline: Deadline) -> None:
+    async def wait_until(self, keys: Sequence[str], deadline: Deadline) -> None:
         await self._values(keys, deadline)
 
     async def _values(self, keys: Sequence[str], deadline: Deadline) -> list[bytes]:

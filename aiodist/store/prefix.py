@@ -14,12 +14,14 @@ class PrefixStore(Store):
     """``store`` with ``prefix + "/"`` before each key.
 
     A view: ``close`` leaves the store beneath open (its owner closes it), and ``num_keys`` counts
-    the whole store. Timeouts name the keys as the caller of this view knows them.
+    the whole store. Timeouts name the keys as the caller of this view knows them. Its
+    ``timeout`` is that of ``store``, until it is set.
     """
 
     def __init__(self, prefix: str, store: Store) -> None:
         self.prefix = prefix
         self.store = store
+        self.timeout = store.timeout
 
     def _key(self, key: str) -> str:
         return f"{self.prefix}/{key}"
@@ -27,13 +29,13 @@ class PrefixStore(Store):
     async def set(self, key: str, value: bytes) -> None:
         await self.store.set(self._key(key), value)
 
-    async def get(self, key: str, deadline: Deadline) -> bytes:
+    async def get_until(self, key: str, deadline: Deadline) -> bytes:
         try:
             return await self.store.get(self._key(key), deadline)
         except StoreTimeoutError as error:
             raise self._own(error, deadline) from error
 
-    async def wait(self, keys: Sequence[str], deadline: Deadline) -> None:
+    async def wait_until(self, keys: Sequence[str], deadline: Deadline) -> None:
         try:
             await self.store.wait([self._key(key) for key in keys], deadline)
         except StoreTimeoutError as error:

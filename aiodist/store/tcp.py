@@ -78,11 +78,11 @@ class TcpStore(Store):
     async def set(self, key: str, value: bytes) -> None:
         await self._call("set", key, check_value(value))
 
-    async def get(self, key: str, deadline: Deadline) -> bytes:
+    async def get_until(self, key: str, deadline: Deadline) -> bytes:
         value: bytes = await self._wait("get", [key], deadline)
         return value
 
-    async def wait(self, keys: Sequence[str], deadline: Deadline) -> None:
+    async def wait_until(self, keys: Sequence[str], deadline: Deadline) -> None:
         await self._wait("wait", list(keys), deadline)
 
     async def add(self, key: str, amount: int) -> int:

@@ -51,7 +51,7 @@ class TorchStore(Store):
 
         await self._call(set_now)
 
-    async def get(self, key: str, deadline: Deadline) -> bytes:
+    async def get_until(self, key: str, deadline: Deadline) -> bytes:
         # torch's get() waits, and nobody can call it back. compare_set with a value that nobody
         # has is a get() that does not: it writes nothing and answers with what is there, or with
         # the value that was expected.
@@ -63,7 +63,7 @@ class TorchStore(Store):
             await self._pause(pause, [key], deadline)
         raise AssertionError("unreachable: pauses never end")
 
-    async def wait(self, keys: Sequence[str], deadline: Deadline) -> None:
+    async def wait_until(self, keys: Sequence[str], deadline: Deadline) -> None:
         for pause in pauses():
             if await self.check(keys):
                 return

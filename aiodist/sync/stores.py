@@ -19,12 +19,10 @@ from aiodist.store import FileStore as AsyncFileStore
 from aiodist.store import MemoryStore, TcpStore, TcpStoreServer
 from aiodist.store import PrefixStore as AsyncPrefixStore
 from aiodist.store import Store as AsyncStore
+from aiodist.store.base import STORE_TIMEOUT
 from aiodist.sync.portal import Portal, portal
 
 T = TypeVar("T")
-
-STORE_TIMEOUT = timedelta(minutes=5)
-"""Of calls that wait for keys, where nobody sets another (torch's default)."""
 
 _JOINED = "aiodist/joined"
 _COMPLETE = "aiodist/complete"
