@@ -79,9 +79,6 @@ GLOBAL_STATE = MappingProxyType[str, str]({})
 KNOWN_CYCLES = frozenset(
     {
         frozenset(
-            f"aiodist.p2p.{name}" for name in ("inbox", "shm_bulk", "shm_eager_receiver", "outbox")
-        ),
-        frozenset(
             f"aiodist.groups.{name}"
             for name in [
                 "diagnostics",

@@ -19,9 +19,8 @@ from aiodist.links.host import host_id
 from aiodist.links.losses import ENDED, LEFT, outcast, peer_lost, without_frames
 from aiodist.links.rank_info import RankInfo, reachable_at
 from aiodist.liveness import HeartbeatThread, LossNotice
-from aiodist.p2p.control_messages import ControlMessages
 from aiodist.p2p.departure import FLUSH_SECONDS, Departure
-from aiodist.p2p.endpoint_events import EndpointEvents
+from aiodist.p2p.endpoint_events import EndpointEvents, Presence
 from aiodist.p2p.inbox import Inbox
 from aiodist.p2p.link import Link
 from aiodist.p2p.matching import Recv
@@ -32,7 +31,7 @@ from aiodist.p2p.spin_policy import SpinPolicy
 from aiodist.shm.shared_memory import SharedMemory
 from aiodist.transport.base import Connection, Listener, Transport
 from aiodist.transport.pending_handshakes import HANDSHAKE_SECONDS, SPARE, PendingHandshakes
-from aiodist.wire.frames import Frame, FrameType, Key, encode
+from aiodist.wire.frames import MAX_META, Frame, FrameType, Key, encode
 from aiodist.wire.handshake import Handshake
 
 DEFAULT_WINDOW = 64 << 20
@@ -47,8 +46,12 @@ _SILENCE_SECONDS = 0.2
 _LAST_WORDS_SECONDS = 0.3
 """How long a rank that refuses connections may still be heard before it counts as gone."""
 
+_TEXT_END = "\0"
+_TEXT_CHARS = MAX_META // 8 - 1
+"""Characters of each of two texts, of up to 4 bytes each."""
 
-class Endpoint(ControlMessages):
+
+class Endpoint:
     """Sends and receives between this rank and all others. Belongs to one event loop.
 
     ``open`` first, then ``meet`` with everybody's rank infos. Nothing connects before the first message.
@@ -229,6 +232,53 @@ class Endpoint(ControlMessages):
         if peer.outbox.connection is None and peer.connecting is None:
             peer.connecting = self._loop.create_task(self._connect(peer))
         return True
+
+    # -- control messages to other ranks
+
+    def announce_failure(
+        self, group: int, sequence: int, error: bytes, ranks: Sequence[int]
+    ) -> None:
+        """Tell ``ranks`` that a collective failed here, and why."""
+        frame = encode(FrameType.ABORT, (0, group, sequence), length=len(error))
+        for rank in ranks:
+            self._tell(rank, frame, [error])
+
+    def query_status(self, group: int, sequence: int, ranks: Sequence[int]) -> list[int]:
+        """Ask ``ranks`` whether they have entered a collective, and what they do. Returns those that may
+        answer. ``sequence`` below 0: about no collective.
+        """
+        frame = encode(FrameType.STATUS_QUERY, (0, group, sequence))
+        return [rank for rank in ranks if self._tell(rank, frame)]
+
+    def agree(self, rank: int, group: int, number: int, message: bytes) -> None:
+        """Send ``rank`` a message of an agreement; nothing where it is gone."""
+        frame = encode(FrameType.AGREE, (0, group, number), length=len(message))
+        self._tell(rank, frame, [message])
+
+    def ring(self, rank: int, group: int) -> None:
+        """Wake ``rank``, which sleeps over the memory that it shares with this one in ``group``."""
+        self._tell(rank, encode(FrameType.WAKE, (0, group, 0)))
+
+    # -- control messages from other ranks
+
+    def abort_arrived(self, peer: Peer, frame: Frame, error: memoryview) -> None:
+        self._events.collective_failed(peer.rank, frame.group, frame.channel, error)
+
+    def agree_arrived(self, peer: Peer, frame: Frame, message: memoryview) -> None:
+        self._events.agree_arrived(peer.rank, frame.group, frame.channel, bytes(message))
+
+    def status_queried(self, peer: Peer, frame: Frame) -> None:
+        entered, *texts = self._events.present(frame.group, frame.channel)
+        meta = _TEXT_END.join(text[:_TEXT_CHARS] for text in texts).encode()
+        self._tell(peer.rank, encode(FrameType.PRESENT, frame.key, id=int(entered), meta=meta))
+
+    def status_answered(self, peer: Peer, frame: Frame) -> None:
+        last, _, now = frame.meta.decode("utf-8", "replace").partition(_TEXT_END)
+        presence = Presence(frame.id != 0, last, now)
+        self._events.status_answered(peer.rank, frame.group, frame.channel, presence)
+
+    def woken(self, frame: Frame) -> None:
+        self._events.woken(frame.group)
 
     # -- the end
 

@@ -43,7 +43,7 @@ class EndpointEvents(Protocol):
         ...
 
     def status_answered(self, src: int, group: int, sequence: int, presence: Presence) -> None:
-        """Rank ``src`` has answered to `ControlMessages.query_status`."""
+        """Rank ``src`` has answered to `Endpoint.query_status`."""
         ...
 
     def woken(self, group: int) -> None:

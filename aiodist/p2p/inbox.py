@@ -10,9 +10,21 @@ from aiodist.errors import ProtocolError
 from aiodist.p2p.matching import ANY_SOURCE, Arrival, EagerMessage, Matcher, Reader, Recv
 from aiodist.p2p.outbox import MESSAGE_COST, Outbox
 from aiodist.p2p.partial_message import PartialMessage
-from aiodist.p2p.shm_eager_receiver import ShmEagerReceiver
 from aiodist.tensors import scratch
 from aiodist.wire.frames import COLLECTIVE, Frame, FrameType, Key, encode
+
+
+class EagerSource(Protocol):
+    """The messages that a peer puts into its eager ring. `ShmEagerReceiver` is one."""
+
+    def watch(self) -> None:
+        """Look for messages that a new receive waits for."""
+
+    def overtaken(self) -> None:
+        """Take the messages that were sent before one that came over the stream."""
+
+    def close(self, error: BaseException) -> None:
+        """Fail what is on its way: the peer is gone."""
 
 
 class Source(Protocol):
@@ -20,7 +32,10 @@ class Source(Protocol):
 
     rank: int
     outbox: Outbox
-    eager_receiver: ShmEagerReceiver
+
+    @property
+    def eager_receiver(self) -> EagerSource: ...
+
     window: int
     charged: int
     owed: int

@@ -20,7 +20,7 @@ from functools import partial
 from operator import call
 
 from aiodist.completion import Pending
-from aiodist.p2p.shm_bulk import BULK_RING_BYTES, ShmBulkSender
+from aiodist.p2p.shm_bulk_sender import BULK_RING_BYTES, ShmBulkSender
 from aiodist.p2p.shm_eager_sender import ShmEagerSender
 from aiodist.transport.base import Connection
 from aiodist.wire.frames import COLLECTIVE, FrameType, Key, encode

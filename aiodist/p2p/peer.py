@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from aiodist.links.closing import LossSuspicion
 from aiodist.links.rank_info import RankInfo
 from aiodist.p2p.outbox import Outbox
-from aiodist.p2p.shm_bulk import ShmBulkReceiver, ShmBulkSender
+from aiodist.p2p.shm_bulk_receiver import ShmBulkReceiver
+from aiodist.p2p.shm_bulk_sender import ShmBulkSender
 from aiodist.p2p.shm_eager_receiver import ShmEagerReceiver
 from aiodist.p2p.shm_eager_sender import ShmEagerSender
 from aiodist.transport.base import Connection

@@ -11,7 +11,7 @@ import pytest
 import aiodist as dist
 from aiodist.groups.world import current_world
 from aiodist.p2p.outbox import EAGER_BYTES
-from aiodist.p2p.shm_bulk import BULK_RING_BYTES
+from aiodist.p2p.shm_bulk_sender import BULK_RING_BYTES
 from aiodist.testing import in_process, run_ranks
 from tests.engine.conftest import ranks_of
 from tests.leftovers import named_segments

@@ -10,7 +10,7 @@ import pytest
 import aiodist as dist
 from aiodist.groups import status_query
 from aiodist.groups.world import current_world
-from aiodist.p2p.control_messages import ControlMessages
+from aiodist.p2p.endpoint import Endpoint
 from tests.engine.conftest import RunRanks, outcome
 
 SHORT = 0.05
@@ -145,7 +145,7 @@ async def test_a_message_that_comes_while_the_others_are_asked_has_come(
     streams: RunRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = asyncio.Event()
-    monkeypatch.setattr(ControlMessages, "status_queried", lambda *_: asked.set())
+    monkeypatch.setattr(Endpoint, "status_queried", lambda *_: asked.set())
 
     async def main(rank: int) -> None:
         await dist.barrier()

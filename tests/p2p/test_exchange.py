@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from aiodist.p2p import link, outbox, shm_bulk, shm_eager_sender
+from aiodist.p2p import link, outbox, shm_bulk_sender, shm_eager_sender
 from aiodist.p2p.matching import ANY_SOURCE, Recv
 from aiodist.p2p.outbox import Send, head_of
 from aiodist.shm import bulk_ring, eager_ring
@@ -32,7 +32,7 @@ def _small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "EAGER_BYTES", EAGER)
     monkeypatch.setattr(outbox, "BULK_RING_BYTES", 63)
     monkeypatch.setattr(outbox, "JOINED_BYTES", 20)
-    monkeypatch.setattr(shm_bulk, "MIN_PIECE_BYTES", 9)
+    monkeypatch.setattr(shm_bulk_sender, "MIN_PIECE_BYTES", 9)
     monkeypatch.setattr(bulk_ring, "CHUNK_BYTES", 20)
     monkeypatch.setattr(bulk_ring, "MIN_CHUNK_BYTES", 20)
     monkeypatch.setattr(eager_ring, "DEPTH", IN_EAGER_RING)

@@ -11,7 +11,7 @@ from aiodist.errors import ProtocolError
 from aiodist.p2p import shm_eager_sender
 from aiodist.p2p.matching import ANY_SOURCE, Recv
 from aiodist.p2p.outbox import CHUNK_BYTES, EAGER_BYTES
-from aiodist.p2p.shm_bulk import BULK_RING_BYTES
+from aiodist.p2p.shm_bulk_sender import BULK_RING_BYTES
 from aiodist.shm import bulk_ring as bulk_rings
 from aiodist.wire.frames import TENSOR, FrameType, encode
 from tests.p2p.conftest import SetClock

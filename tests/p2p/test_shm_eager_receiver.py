@@ -9,7 +9,7 @@ import pytest
 from aiodist.errors import ProtocolError
 from aiodist.p2p.matching import ANY_SOURCE, Recv
 from aiodist.p2p.outbox import EAGER_BYTES, Send, head_of
-from aiodist.p2p.shm_bulk import BULK_RING_BYTES
+from aiodist.p2p.shm_bulk_sender import BULK_RING_BYTES
 from aiodist.p2p.shm_eager_sender import EAGER_RING_BYTES, PIECE_BYTES
 from aiodist.shm import eager_ring as eager_rings
 from aiodist.shm import shared_memory as memories

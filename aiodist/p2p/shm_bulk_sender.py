@@ -1,12 +1,9 @@
-"""Messages between ranks of one host, by way of memory that they share.
+"""Long messages to a rank of the same host, by way of memory that both share.
 
-The protocols, their order and their credit are the stream's: an eager message is headed by a PLACED
-frame instead of an EAGER one, and the payload that would follow it, or the parts of a large message,
-go through the chunks of a bulk ring (`shm/bulk_ring.py`), piece by piece. So one rank copies in while the
-other copies out, and the kernel moves only headers and bells. Frames of other messages pass meanwhile.
-
-The receiver takes every piece that it is told of, and never stops reading its streams: no rank waits
-here for one that waits for it.
+The protocols, their order and their credit are those of the stream. A PLACED frame announces an eager
+message in place of an EAGER frame. The payload, or the parts of a large message, go through the chunks
+of a bulk ring (`shm/bulk_ring.py`), piece by piece. So one rank copies in while the other copies out, and
+the kernel moves only headers and WAKE frames. Frames of other messages pass meanwhile.
 """
 
 from __future__ import annotations
@@ -16,16 +13,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from aiodist.copying import copy
 from aiodist.errors import ProtocolError
-from aiodist.p2p.partial_message import PartialMessage
 from aiodist.transport.base import Connection, OnSent
-from aiodist.wire.frames import Frame, FrameType, Key, encode
+from aiodist.wire.frames import FrameType, Key, encode
 
 if TYPE_CHECKING:
-    from aiodist.p2p.inbox import Inbox, Source
     from aiodist.p2p.shm_progress import ShmProgress
-    from aiodist.shm.bulk_ring import BulkRingReader, BulkRingWriter
+    from aiodist.shm.bulk_ring import BulkRingWriter
 
 BULK_RING_BYTES = 128 << 10
 """From this length on a payload goes through shared memory; below, a stream is as fast."""
@@ -39,7 +33,6 @@ MIN_PIECE_BYTES = 64 << 10
 Broken = Callable[[BaseException], None]
 
 _BULK_FILLED = (encode(FrameType.BULK_FILLED),)
-_BULK_EMPTIED = encode(FrameType.BULK_EMPTIED)
 
 
 class _Job:
@@ -186,115 +179,3 @@ class ShmBulkSender:
         job.done += len(piece)
         if out.fill(piece, job.whose):
             self._connection.send(_BULK_FILLED)
-
-
-class ShmBulkReceiver:
-    """What one other rank sends to this one through shared memory."""
-
-    def __init__(
-        self, source: Source, inbox: Inbox, shm_progress: ShmProgress, broken: Broken
-    ) -> None:
-        self._source = source
-        self._inbox = inbox
-        self._shm_progress = shm_progress
-        self.broken = broken
-        self.bytes_taken = 0
-        self._bulk_ring: BulkRingReader | None = None
-        self._placed: deque[PartialMessage] = deque()
-        self._midway = False  # the last piece was of a large message, and more are to come
-
-    # -- from the link
-
-    def placed(self, frame: Frame) -> None:
-        """A message whose payload comes in pieces."""
-        one = PartialMessage(frame.length)
-        one.goes_to(self._inbox.eager(self._source, frame, one))
-        self._placed.append(one)
-        self.filled()
-
-    def filled(self) -> None:
-        """Pieces are there, or on their way."""
-        bulk_ring = self._bulk_ring
-        if bulk_ring is None:
-            memory = self._shm_progress.memory
-            bulk_ring = None if memory is None else memory.bulk_reader_from(self._source.rank)
-            if bulk_ring is None:
-                raise ProtocolError(
-                    f"rank {self._source.rank} speaks of memory that it does not share"
-                )
-            self._bulk_ring = bulk_ring
-        if not bulk_ring.is_closed:
-            bulk_ring.wake()
-            self._shm_progress.enlist(self)
-
-    def interrupted(self, error: BaseException) -> None:
-        """The other rank is gone, in the middle of what it was sending."""
-        placed, self._placed = self._placed, deque()
-        for one in placed:
-            self._inbox.interrupted(one.target, error)
-        self._midway = False
-        self._shm_progress.work()
-
-    # -- p2p.shm_progress.ProgressSource
-
-    owes = False
-
-    @property
-    def is_busy(self) -> bool:
-        return bool(self._placed) or self._midway
-
-    is_near = is_busy
-
-    def step(self) -> bool:
-        found = self._next()
-        if found is None:
-            return False
-        whose, data = found
-        if whose:
-            self._part(whose, data)
-            return True
-        one = self._placed[0]
-        if len(data) > one.length - one.got:
-            raise ProtocolError("a piece runs over the end of its message")
-        one.add(data)
-        self._taken(data)
-        if one.is_whole:
-            self._placed.popleft()
-            self._inbox.eager_done(self._source, one.target)
-        return True
-
-    def rest(self) -> bool:
-        bulk_ring = self._bulk_ring
-        if bulk_ring is None or bulk_ring.is_closed:
-            return True
-        bulk_ring.nap()
-        if self._next() is None:
-            return True
-        bulk_ring.wake()
-        return False
-
-    # -- inside
-
-    def _next(self) -> tuple[int, memoryview] | None:
-        bulk_ring = self._bulk_ring
-        if bulk_ring is None or bulk_ring.is_closed:
-            return None
-        found = bulk_ring.next()
-        # Of a message whose header is still in the stream: that will be the next bell.
-        return None if found is not None and not found[0] and not self._placed else found
-
-    def _part(self, ticket: int, data: memoryview) -> None:
-        recv = self._inbox.promised(ticket)
-        if recv is not None and recv.into is not None:
-            place = recv.into[recv.got : recv.got + len(data)]
-            if len(place) != len(data):
-                raise ProtocolError("a part runs over the end of its message")
-            copy(place, data)
-        self._taken(data)
-        self._inbox.part_done(self._source, recv, len(data))
-        self._midway = recv is not None and not recv.done
-
-    def _taken(self, data: memoryview) -> None:
-        self.bytes_taken += len(data)
-        if self._bulk_ring is not None and self._bulk_ring.taken():
-            self._source.outbox.control(_BULK_EMPTIED)
