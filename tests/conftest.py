@@ -30,9 +30,14 @@ settings.register_profile("steady", derandomize=True, deadline=None)
 settings.register_profile("explore", derandomize=False, deadline=None, print_blob=True)
 settings.load_profile("steady")
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell ignores Ctrl-C for what it starts in the background, and children inherit that.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell ignores Ctrl-C for what it starts in the background, nohup ignores the end of the terminal,
+# and children inherit both.
+for ignored, default in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(ignored) is signal.SIG_IGN:
+        signal.signal(ignored, default)
 
 
 def timeout_scale() -> float:

@@ -198,7 +198,7 @@ async def _open_world(
         token = os.urandom(32) if rank == 0 else b""
         table = table_from(os.environ) if rank == 0 else b""
         mine = msgpack.packb([rank_info.encode(), token, table])
-        answers = await exchange(store, rank, size, mine, deadline, name="cards")
+        answers = await exchange(store, rank, size, mine, deadline, name="rank_infos")
         everybody = [msgpack.unpackb(answer) for answer in answers]
         rank_infos = [RankInfo.decode(rank_info) for rank_info, _, _ in everybody]
         world.choose_by(everybody[0][2])

@@ -142,7 +142,7 @@ async def _come_in(
             **error.fields,
         ) from None
     facts = msgpack.unpackb(told)
-    rank_infos = [RankInfo.decode(rank_info) for rank_info in facts["cards"]]
+    rank_infos = [RankInfo.decode(rank_info) for rank_info in facts["rank_infos"]]
     world.size = len(rank_infos)
     world.choose_by(facts["table"])
     introduce(world, endpoint, rank_infos, facts["token"], job_secret(os.environ))
@@ -234,7 +234,7 @@ async def waiting_at(place: Store, ranks: Sequence[int]) -> list[Newcomer]:
 async def welcome(place: Store, newcomer: Newcomer, group: GroupEngine) -> None:
     """Tell ``newcomer`` all it needs to know as a member of ``group``. Any member may, all do."""
     facts = {
-        "cards": [rank_info.encode() for rank_info in group.endpoint.rank_infos()],
+        "rank_infos": [rank_info.encode() for rank_info in group.endpoint.rank_infos()],
         "token": group.world.token,
         "table": group.world.table,
         "name": group.group_name,

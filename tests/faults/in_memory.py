@@ -21,7 +21,7 @@ CHUNKED = 1_100_000
 cores."""
 
 
-def plane_of_the_world() -> ShmCommunicator:
+def world_communicator() -> ShmCommunicator:
     """The default group's. AssertionError where its ranks share no memory."""
     communicator = current_world().default_group().communicator
     assert communicator is not None, "the ranks share no memory"
@@ -91,12 +91,12 @@ def damage_next(bits: int) -> None:
     def restore() -> None:
         group_engine.run_in_slots, OperationShm.publish = run_in_slots, publish  # type: ignore[method-assign]
 
-    def damaged_swap(communicator: ShmCommunicator, sequence: int, what: Any, given: Any) -> bool:
+    def damaged_run(communicator: ShmCommunicator, sequence: int, what: Any, given: Any) -> bool:
         low, high = what.fingerprint.words
         damaged: Any = SimpleNamespace(
             fingerprint=SimpleNamespace(words=(low ^ bits, high)),
             nbytes=what.nbytes,
-            worth=what.worth,
+            spin_bytes=what.spin_bytes,
             pieces=what.pieces,
             room=what.room,
             reads=what.reads,
@@ -122,7 +122,7 @@ def damage_next(bits: int) -> None:
         finally:
             shm.context = context
 
-    group_engine.run_in_slots = damaged_swap
+    group_engine.run_in_slots = damaged_run
     OperationShm.publish = damaged_publish  # type: ignore[method-assign]
 
 

@@ -41,7 +41,7 @@ from tests.faults.cells import (
     Cell,
     transport_variable,
 )
-from tests.faults.in_memory import all_kinds, at_flag, damage_next, plane_of_the_world
+from tests.faults.in_memory import all_kinds, at_flag, damage_next, world_communicator
 from tests.faults.lateness import turns_of
 
 SEND_BYTES = 8 << 20
@@ -162,7 +162,7 @@ class _Rank:
             await connect_everybody(cell.size)
         current_world().default_group().timeout = self._fault.timeout
         if cell.transport == SHARED:
-            assert plane_of_the_world().words or cell.phase == "connecting"
+            assert world_communicator().words or cell.phase == "connecting"
         if cell.phase == LARGE:  # before the fault, for which getting memory may take too long
             self._large = np.full(LARGE_BYTES // 4, float(self._rank + 1), np.float32)
         control.say("ready")

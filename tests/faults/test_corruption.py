@@ -30,7 +30,7 @@ from aiodist.transport.registry import Transports
 from aiodist.wire.frames import HEADER_BYTES
 from tests.certificates import tls_files
 from tests.engine.conftest import outcome
-from tests.faults.in_memory import plane_of_the_world
+from tests.faults.in_memory import world_communicator
 from tests.faults.proxy import damaging_proxy
 from tests.limits import scaled
 
@@ -97,7 +97,7 @@ def damage(monkeypatch: pytest.MonkeyPatch) -> dict[ShmCommunicator, tuple[int, 
             word, flip = damage[communicator]
             communicator.mine[SLOT_TAGS[sequence % SLOTS] + word] ^= flip
 
-    def damaged_swap(communicator: ShmCommunicator, sequence: int, *rest: Any) -> Any:
+    def damaged_run(communicator: ShmCommunicator, sequence: int, *rest: Any) -> Any:
         try:
             return run_in_slots(communicator, sequence, *rest)
         finally:
@@ -107,7 +107,7 @@ def damage(monkeypatch: pytest.MonkeyPatch) -> dict[ShmCommunicator, tuple[int, 
         publish(shm, nbytes)
         spoil(shm.communicator, shm.context.sequence)
 
-    monkeypatch.setattr(group_engine, "run_in_slots", damaged_swap)
+    monkeypatch.setattr(group_engine, "run_in_slots", damaged_run)
     monkeypatch.setattr(OperationShm, "publish", damaged_publish)
     return damage
 
@@ -122,7 +122,7 @@ async def test_a_damaged_word_in_shared_memory_is_an_error_or_does_not_matter(
         async def main(rank: int) -> BaseException | None:
             await dist.barrier()
             if rank == 1:
-                damage[plane_of_the_world()] = place // 8, bits << place % 8 * 8
+                damage[world_communicator()] = place // 8, bits << place % 8 * 8
             data = np.full(1, float(rank + 1))
             error = await outcome(dist.all_reduce(data, timeout=TIMEOUT))
             assert error is None or isinstance(error, dist.DistError), (place, error)
@@ -149,7 +149,7 @@ async def test_a_damaged_count_of_what_is_copied_does_not_matter(
         await dist.barrier()
         for byte in range(8):
             if rank == 1:
-                damage[plane_of_the_world()] = COPIED, bits << byte * 8
+                damage[world_communicator()] = COPIED, bits << byte * 8
             data = sent if rank == 1 else np.zeros_like(sent)
             await dist.broadcast(data, 1, timeout=scaled(10))
             assert (data == sent).all(), byte

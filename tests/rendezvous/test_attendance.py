@@ -71,11 +71,11 @@ def address(medium: str, port: int, tmp_path: Path) -> str:
         ("tcp", 1, "arriving", 4),
         ("tcp", 0, "arriving", 4),
         ("env", 2, "arriving", 4),
-        ("tcp", 1, "cards", 2),
-        ("tcp", 0, "cards", 3),
+        ("tcp", 1, "rank_infos", 2),
+        ("tcp", 0, "rank_infos", 3),
         ("file", 1, "arriving", 4),
         ("file", 0, "arriving", 4),
-        ("file", 0, "cards", 2),
+        ("file", 0, "rank_infos", 2),
     ],
 )
 def test_a_rank_that_is_killed_in_there_is_known_to_all(

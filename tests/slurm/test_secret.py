@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.slurm.stranger import NOBODY
+from tests.slurm.foreign_step import NOBODY
 
 from aiodist.errors import DistStoreError
 from aiodist.rendezvous.munge import Munge, MungeError, StepSecret
@@ -67,7 +67,7 @@ def test_another_user_is_not_let_in(slurm: Cluster, tmp_path: Path) -> None:
         slurm.wait_until(lambda: not slurm.is_idle(), "the step to start", 30)
         job = slurm.run("squeue", "-h", "-o", "%A").stdout.strip()
         address = (slurm.address("n1"), str(job_port(job, "0")))
-        tries = slurm.run(sys.executable, "-m", "tests.slurm.stranger", *address).stdout
+        tries = slurm.run(sys.executable, "-m", "tests.slurm.foreign_step", *address).stdout
         go.touch()
         stdout, stderr = step.communicate()
     assert step.returncode == 0, stderr

@@ -242,9 +242,10 @@ def test_a_forked_child_and_a_shrunk_group_have_torchs_group_anew(job: Job) -> N
     said = job(
         """
         dist.init_process_group()
+        own = f"file://{os.getcwd()}/child{dist.get_rank()}"  # at one port the children would meet
         child = os.fork()
         if child == 0:
-            dist.init_process_group(rank=0, world_size=1)
+            dist.init_process_group(init_method=own, rank=0, world_size=1)
             t = torch.ones(1)
             torch_dist.all_reduce(t)
             os._exit(torch_dist.get_world_size() + int(t.item()))
