@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.slurm.foreign_step import NOBODY
 
 from aiodist.errors import DistStoreError
 from aiodist.rendezvous.munge import Munge, MungeError, StepSecret
 from aiodist.rendezvous.slurm import job_port
 from tests.slurm.cluster import Cluster
 from tests.slurm.conftest import rank_command, reports
+from tests.slurm.foreign_step import NOBODY
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(240)]
 
