@@ -11,6 +11,8 @@ FOLDER = Path(__file__).parents[2] / "examples" / "training"
 OURS, GLOO = "aiodist", "gloo"
 ALONE = "dataparallel.py"
 """One process, which the recipes are compared with."""
+OTHER_OPTIMIZER = frozenset({"local_sgd.py"})
+"""Recipes that do not train as `ALONE` does. They are compared with themselves on one rank."""
 CHECKPOINTED = "distributed.py"
 """The recipe whose checkpoint the evaluation reads."""
 
