@@ -11,6 +11,7 @@ from aiodist.api.group_collectives import GroupCollectives
 from aiodist.api.object_streams import DEFAULT_MAX_BYTES
 from aiodist.groups.backend import ObjectStream, Received, ReceivedObject, Tensor
 from aiodist.groups.group_engine import GroupEngine, NonGroupMember
+from aiodist.groups.succession import shrink
 from aiodist.groups.work import Work
 
 
@@ -33,7 +34,7 @@ class ProcessGroup(GroupCollectives):
 
         Raises InvalidUsageError at the call outside the event loop of the group.
         """
-        return _handle_of_result(self._engine.shrink(timeout))
+        return _handle_of_result(shrink(self._engine, timeout))
 
     # -- messages
 

@@ -15,13 +15,14 @@ from typing import Any
 from aiodist.api.collectives import Timeout
 from aiodist.api.process_group import ProcessGroup, handle_of
 from aiodist.api.rejoining import meeting_place, waiting_at, welcome
-from aiodist.deadline import Deadline, to_seconds
+from aiodist.deadline import Deadline
 from aiodist.errors import CollectiveTimeoutError, DistStoreError, InvalidUsageError
 from aiodist.groups.agreement import Decision
 from aiodist.groups.checks import check_ranks
 from aiodist.groups.group_engine import GroupEngine, NonGroupMember
 from aiodist.groups.handle import Group
 from aiodist.groups.succession import Newcomer, changes, follow, newcomers_of
+from aiodist.groups.succession import shrink as shrink_engine
 from aiodist.groups.world import current_world
 from aiodist.store import Store
 from aiodist.store.waiting import pauses
@@ -55,7 +56,7 @@ async def shrink(group: Group | None = None, timeout: Timeout = None) -> Process
     for a group that was destroyed or aborted; PeerLostError if the others took this very rank for
     dead. Cancelled or timed out, it may be called again, and its outcome is the same on all ranks.
     """
-    return handle_of(await _member(group).shrink(to_seconds(timeout)))
+    return handle_of(await shrink_engine(_member(group), timeout))
 
 
 async def grow(
@@ -106,7 +107,7 @@ async def _agree(
 
     patience = deadline.timeout and deadline.timeout + _GRACE_SECONDS
     try:
-        return await group.succession.agree("grow", lead, patience)
+        return await group.agreements.agree("grow", lead, patience)
     finally:
         for task in scouts:
             task.cancel()

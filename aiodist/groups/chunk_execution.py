@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 from aiodist.collectives.schedule import Schedule, ScheduleRun
 from aiodist.completion import Pending
 from aiodist.groups.operation_shm import NEAR_SECONDS, TURN_SECONDS, OperationShm
-from aiodist.groups.slot_execution import AT_ONCE_SECONDS, BYTE_SECONDS, SlotExecution
+from aiodist.groups.slot_execution import SlotExecution
+from aiodist.p2p.spin_policy import AT_ONCE_SECONDS, BYTE_SECONDS
 
 if TYPE_CHECKING:
     from aiodist.groups.fingerprint import Fingerprint

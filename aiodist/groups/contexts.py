@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aiodist.completion import Pending
 from aiodist.errors import (
@@ -24,7 +24,9 @@ from aiodist.groups.diagnostics import (
     unread_in_words,
 )
 from aiodist.groups.fingerprint import Fingerprint, Words, encoded_of
+from aiodist.groups.group_facts import GroupFacts
 from aiodist.groups.messenger import Messenger
+from aiodist.groups.operation_shm import OperationShm
 from aiodist.p2p.matching import Arrival, Recv
 from aiodist.p2p.outbox import Send
 from aiodist.p2p.spin_policy import SpinPolicy
@@ -34,13 +36,49 @@ from aiodist.wire.frames import COLLECTIVE
 if TYPE_CHECKING:
     from aiodist.collectives.channel import Channel
     from aiodist.collectives.host_topology import HostTopology
-    from aiodist.groups.group_engine import GroupEngine
-    from aiodist.groups.messaging import Messaging
-    from aiodist.groups.operation_shm import OperationShm
     from aiodist.groups.shm_communicator import ShmCommunicator
-    from aiodist.groups.status_query import Answers
+    from aiodist.groups.status_query import Answers, StatusQueries
 
 _PRUNE = 64
+
+
+class AskingGroup(GroupFacts, Protocol):
+    """A group that asks its members what they do instead of an operation that takes too long."""
+
+    @property
+    def status_queries(self) -> StatusQueries: ...
+
+
+class CollectiveGroup(AskingGroup, Protocol):
+    """What the context of a collective needs of its group; `GroupEngine` is one."""
+
+    @property
+    def own_rank(self) -> int: ...
+
+    @property
+    def n_ranks(self) -> int: ...
+
+    def late(self, sequence: int, src: int, meta: bytes) -> DistError | None:
+        """Report that global rank ``src`` was in another collective than this rank's ``sequence``."""
+        ...
+
+    def fail_soon(self, sequence: int, error: BaseException) -> None:
+        """Fail a collective in the next turn, whatever message it waits for."""
+        ...
+
+    def take_turns(self) -> None:
+        """Let operations that wait for their next turn go on."""
+        ...
+
+    def ended(self, sequence: int, fingerprint: Fingerprint, told: DistError | None) -> None:
+        """Note that a collective has ended here; ``told`` is its failure, for the other ranks."""
+        ...
+
+
+class MessagingGroup(AskingGroup, Protocol):
+    """What the context of a message needs of its group; `Messaging` is one."""
+
+    def message_ended(self, context: MessageContext) -> None: ...
 
 
 class CollectiveContext:
@@ -64,7 +102,7 @@ class CollectiveContext:
     )
 
     def __init__(
-        self, group: GroupEngine, messenger: Messenger, sequence: int, fingerprint: Fingerprint
+        self, group: CollectiveGroup, messenger: Messenger, sequence: int, fingerprint: Fingerprint
     ) -> None:
         self.rank = group.own_rank
         self.size = group.n_ranks
@@ -87,8 +125,14 @@ class CollectiveContext:
     def enter(self, communicator: ShmCommunicator) -> bool:
         """Take the turn on the communicator if it is this operation's at once."""
         self.communicator = communicator
-        self.shm = communicator.enter(self)
-        return self.shm is not None
+        if not communicator.is_free:
+            return False
+        communicator.current = self.shm = OperationShm(communicator, self.sequence, self)
+        return True
+
+    def take_turn(self, communicator: ShmCommunicator) -> None:
+        """It is this operation's turn on the communicator, which it has waited for."""
+        communicator.current = self.shm = OperationShm(communicator, self.sequence, self)
 
     def take_up(self, shm: OperationShm) -> None:
         """The operation has begun on ``shm`` already, with the communicator to itself."""
@@ -330,7 +374,7 @@ class MessageContext:
     )
 
     def __init__(
-        self, group: Messaging, messenger: Messenger, what: str, other: int, tag: int
+        self, group: MessagingGroup, messenger: Messenger, what: str, other: int, tag: int
     ) -> None:
         """``what``: `call_of` the message. ``other``: the global rank at the other end, -1 for any."""
         self._messenger = messenger

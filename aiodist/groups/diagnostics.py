@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aiodist.errors import (
     CollectiveMismatchError,
@@ -19,12 +19,13 @@ from aiodist.groups.fingerprint import (
     is_elsewhere,
     tensor_in_words,
 )
+from aiodist.groups.group_facts import GroupFacts
 from aiodist.groups.naming import announcement_group_id, plural_of
 from aiodist.tensors import decode_meta
 from aiodist.wire.frames import COLLECTIVE, MESSAGES, Frame, Key
 
 if TYPE_CHECKING:
-    from aiodist.groups.group_engine import GroupEngine
+    from aiodist.groups.backend import CollectiveBackend
     from aiodist.groups.status_query import Answers
     from aiodist.p2p.endpoint_events import Presence
 
@@ -40,8 +41,19 @@ _FEW = 2
 """Groups that an error about a lost rank speaks of."""
 
 
+class KnownGroup(GroupFacts, Protocol):
+    """What errors say of the groups of a rank; `GroupEngine` is one."""
+
+    @property
+    def backend(self) -> CollectiveBackend: ...
+
+    def last_in_memory(self, rank: int) -> str:
+        """Return the last collective in shared memory that global rank ``rank`` finished, or ""."""
+        ...
+
+
 def mismatch(
-    group: GroupEngine,
+    group: GroupFacts,
     sequence: int,
     fingerprint: Fingerprint,
     src: int,
@@ -73,7 +85,7 @@ def mismatch(
 
 
 def explained(
-    error: PeerLostError, last: Frame | None, groups: Mapping[int, GroupEngine], here: int
+    error: PeerLostError, last: Frame | None, groups: Mapping[int, KnownGroup], here: int
 ) -> PeerLostError:
     """``error`` with what rank ``here`` knows of the lost rank and the error does not say yet.
 
@@ -99,7 +111,7 @@ def explained(
     return full
 
 
-def last_activity(frame: Frame, groups: Mapping[int, GroupEngine]) -> str:
+def last_activity(frame: Frame, groups: Mapping[int, KnownGroup]) -> str:
     """What a rank's message says that it was doing, for the error about its end.
 
     ``groups``: this rank's, by their numbers.

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from datetime import timedelta
 from functools import partial
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 from aiodist.completion import Pending, T
-from aiodist.deadline import to_seconds
 from aiodist.errors import CollectiveMismatchError, DistError, GroupRevokedError, PeerLostError
 from aiodist.groups.chunk_execution import ChunkExecution, DirectPlan, Unfinished
+from aiodist.groups.collective_gate import through_gate
 from aiodist.groups.completed_operations import REMEMBERED, CompletedOperations
 from aiodist.groups.completed_work import CompletedRecv, CompletedWork
 from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.diagnostics import mismatch
 from aiodist.groups.fingerprint import Fingerprint, encoded_of
+from aiodist.groups.group_agreements import GroupAgreements
 from aiodist.groups.group_lifecycle import NO_SETTINGS, WHOLE_GROUP, Settings
 from aiodist.groups.messaging import Messaging
-from aiodist.groups.messenger import Messenger, through_gate
+from aiodist.groups.messenger import Messenger
 from aiodist.groups.slot_execution import D, run_in_slots
-from aiodist.groups.succession import Succession, shrink
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import CompletedRecord
 from aiodist.types import Backend
@@ -30,8 +29,8 @@ from aiodist.wire.frames import COLLECTIVE
 
 if TYPE_CHECKING:
     from aiodist.collectives.host_topology import HostTopology
+    from aiodist.groups.group_facts import RankWorld
     from aiodist.groups.shm_communicator import ShmCommunicator
-    from aiodist.groups.world import World
 
 log = logging.getLogger("aiodist")
 
@@ -39,15 +38,14 @@ log = logging.getLogger("aiodist")
 class GroupEngine(Messaging):
     """Some of the world's ranks, in an order of their own.
 
-    ``own_rank`` is this process's number among the group's ``n_ranks``; ``ranks[i]`` is the
-    global rank of group rank i. `rank`, `size` and `name` answer the same as methods, as in torch.
-    Operations on one group start in the same order on all its ranks; different groups are
-    independent of each other.
+    ``own_rank`` is this process's number among the group's ``n_ranks``; ``ranks[i]`` is the global
+    rank of group rank i. Operations on one group start in the same order on all its ranks. Different
+    groups are independent of each other.
     """
 
     def __init__(
         self,
-        world: World,
+        world: RankWorld,
         name: str,
         ranks: Sequence[int],
         backend_name: Backend,
@@ -65,7 +63,7 @@ class GroupEngine(Messaging):
         self._missed = -1  # the last collective that could not be over at once
         self._trouble: Exception | None = None  # which it has had then
         self._disputed: tuple[int, DistError] | None = None  # the last that others say was another
-        self.succession = Succession(self)
+        self.agreements = GroupAgreements(self)
         self.communicator: ShmCommunicator | None = None
         """What the members share memory for, or those on this host, where they may."""
         self.topology: HostTopology | None = None
@@ -200,11 +198,6 @@ class GroupEngine(Messaging):
 
     def _turn_is_due(self, ended: CompletedRecord) -> bool:
         return self.world.endpoint.spin_policy.turn_is_due(ended[-1])
-
-    def shrink(self, timeout: float | timedelta | None = None) -> Coroutine[Any, Any, GroupEngine]:
-        """A working group of those members that are left: await it. See `aiodist.shrink`."""
-        self.world.check_loop()
-        return shrink(self, to_seconds(timeout))
 
     # -- the end of operations
 
@@ -396,7 +389,7 @@ async def _admitted(
     body: Callable[[CollectiveContext], Coroutine[Any, Any, T]],
     context: CollectiveContext,
 ) -> T:
-    context.shm = await communicator.admitted(context)
+    await communicator.admitted(context)
     return await body(context)
 
 

@@ -8,7 +8,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from aiodist.errors import (
     DistError,
@@ -23,8 +23,8 @@ from aiodist.types import Backend
 
 if TYPE_CHECKING:
     from aiodist.groups.backend import CollectiveBackend
-    from aiodist.groups.group_engine import GroupEngine
-    from aiodist.groups.world import World
+    from aiodist.groups.group_facts import RankWorld
+    from aiodist.p2p.endpoint import Endpoint
 
 WHOLE_GROUP = -1
 """In place of a sequence number: a failure that ends the group."""
@@ -47,12 +47,15 @@ class GroupLifecycle(ABC):
 
     backend: CollectiveBackend
 
-    bind_successor: Callable[[GroupEngine], None]
+    bind_successor: Callable[[Self], None]
     """Gives the group that follows on this one its backend."""
+
+    register_successor: Callable[[Self, Self], None]
+    """Adds the group that follows on this one, the first argument, to the world. Set by `World.add`."""
 
     def __init__(
         self,
-        world: World,
+        world: RankWorld,
         name: str,
         ranks: Sequence[int],
         backend_name: Backend,
@@ -79,18 +82,14 @@ class GroupLifecycle(ABC):
         self.is_broken = False
         """Whether a collective failed whose bytes the backend cannot call back."""
         self._revoked = False
-        self.successor: GroupEngine | None = None
+        self.successor: Self | None = None
         """The group that its members went on in, once `shrink` or `grow` has made it."""
 
+    @property
+    def endpoint(self) -> Endpoint:
+        return self.world.endpoint
+
     # -- numbers
-
-    def rank(self) -> int:
-        """This process's number in the group."""
-        return self.own_rank
-
-    def size(self) -> int:
-        """How many ranks the group has."""
-        return self.n_ranks
 
     def name(self) -> str:
         """The name of the group's backend, as it was asked for."""
@@ -219,7 +218,7 @@ class GroupLifecycle(ABC):
         if self._error is not None:
             raise self._error.again()
 
-    def succeeded_by(self, successor: GroupEngine) -> None:
+    def succeeded_by(self, successor: Self) -> None:
         """The members go on in ``successor``: what is under way here has failed."""
         self.successor = successor
         text = f"group {self.group_name!r} was replaced by {successor.group_name!r}; use that"

@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 from aiodist.completion import T
 from aiodist.errors import InvalidUsageError, PeerLostError
+from aiodist.groups.collective_gate import CollectiveGate
 from aiodist.groups.completed_work import CompletedWork
 from aiodist.groups.contexts import MessageContext
 from aiodist.groups.group_lifecycle import GroupLifecycle, Settings
-from aiodist.groups.messenger import CollectiveGate, Messenger
+from aiodist.groups.messenger import Messenger
 from aiodist.groups.naming import call_of
-from aiodist.groups.slot_execution import BoundedSpin
 from aiodist.groups.status_query import StatusQueries
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import CompletedRecord, Facts, Record
-from aiodist.p2p.endpoint import Endpoint
 from aiodist.p2p.matching import ANY_SOURCE, Recv
 from aiodist.p2p.outbox import head_of
 from aiodist.p2p.shm_eager_sender import PIECE_BYTES
+from aiodist.p2p.spin_policy import BoundedSpin
 from aiodist.types import Backend
 from aiodist.wire.frames import TENSOR, Key, decode
 
 if TYPE_CHECKING:
-    from aiodist.groups.world import World
+    from aiodist.groups.group_facts import RankWorld
 
 
 class MessagePlan:
@@ -47,7 +47,7 @@ class Messaging(GroupLifecycle):
 
     def __init__(
         self,
-        world: World,
+        world: RankWorld,
         name: str,
         ranks: Sequence[int],
         backend_name: Backend,
@@ -61,10 +61,6 @@ class Messaging(GroupLifecycle):
         self._gate: CollectiveGate | None = None
         self._spin = BoundedSpin(world.endpoint.spin_policy)
         self.status_queries = StatusQueries(world.loop, world.endpoint, self.id)
-
-    @property
-    def endpoint(self) -> Endpoint:
-        return self.world.endpoint
 
     @property
     def messenger(self) -> Messenger:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from aiodist.completion import T
 from aiodist.p2p.matching import Arrival, Recv
 from aiodist.p2p.outbox import Send
 from aiodist.p2p.spin_policy import SpinPolicy
 from aiodist.wire.frames import Key
-
-if TYPE_CHECKING:
-    from aiodist.groups.contexts import CollectiveContext
 
 
 class RecvControl(Protocol):
@@ -64,28 +60,3 @@ class Messenger(Protocol):
     def polls(self, ranks: Sequence[int]) -> Sequence[Callable[[], None]]:
         """What to call to look for messages from ``ranks``."""
         ...
-
-
-class CollectiveGate(Protocol):
-    """Lets the collectives of a group begin, for who carries them."""
-
-    async def enter(self, context: CollectiveContext) -> None:
-        """Return when the collective may begin. It awaits only `Pending`."""
-        ...
-
-    def leave(self, context: CollectiveContext) -> None:
-        """The collective, which had called `enter`, is over."""
-        ...
-
-
-async def through_gate(
-    gate: CollectiveGate,
-    context: CollectiveContext,
-    body: Callable[[CollectiveContext], Coroutine[Any, Any, T]],
-) -> T:
-    """``await body(context)`` between the two."""
-    try:
-        await gate.enter(context)
-        return await body(context)
-    finally:
-        gate.leave(context)

@@ -1,26 +1,20 @@
-"""One operation's turn on the shared-memory communicator: the `collectives.ShmContext` of a collective.
-
-A word that says how far a rank is has the operation's number in its upper 40 bits and a step in its
-lower 24, so that what one operation publishes is never taken for another's, also after failures.
-"""
+"""One operation's turn on the shared-memory communicator: the `collectives.ShmContext` of a collective."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from aiodist.completion import Pending, completed
 from aiodist.errors import DistError
-from aiodist.shm.group_area import CHUNK_TAGS, COPIED, PROGRESS, SLOT_TAGS, SLOTS
+from aiodist.groups.shm_words import LAST_STEP, STEP_BITS, Wait, announce, stray
+from aiodist.shm.group_area import CHUNK_TAGS, PROGRESS, SLOT_TAGS, SLOTS
 
 if TYPE_CHECKING:
-    from aiodist.groups.contexts import CollectiveContext
     from aiodist.groups.fingerprint import Words
     from aiodist.groups.shm_communicator import ShmCommunicator
 
-STEP_BITS = 24
-LAST_STEP = (1 << STEP_BITS) - 1
 _EVER = (1 << 64) - 1
 
 TURN_SECONDS = 1e-3
@@ -33,61 +27,43 @@ _HERE = completed(None)
 _NOTHING = memoryview(b"")
 
 
-class Wait(Pending[None]):
-    """Until ``low <= words[word] <= high`` in the area of ``rank``."""
+class OperationStreams(Protocol):
+    """What an operation in shared memory needs of its `CollectiveContext`: group ranks, and streams."""
 
-    __slots__ = ("asleep", "high", "low", "rank", "word", "words")
+    @property
+    def meta_words(self) -> Words:
+        """The operation's fingerprint."""
+        ...
 
-    def __init__(self, rank: int, words: memoryview, word: int, low: int, high: int) -> None:
-        super().__init__()
-        self.rank = rank
-        self.words = words
-        self.word = word
-        self.low = low
-        self.high = high
-        self.asleep = False
+    def disagreement(self, src: int, words: Words, came: int, expected: int) -> DistError:
+        """Return the error for what group rank ``src`` has published: another operation, or length."""
+        ...
 
-    def is_over(self) -> bool:
-        return self.low <= self.words[self.word] <= self.high
+    def late(self, src: int, sequence: int, words: Words) -> DistError | None:
+        """Report that group rank ``src`` had published another operation than this rank's ``sequence``.
 
+        Returns the error that this operation is to fail with; None where it was reported before.
+        """
+        ...
 
-def stray(words: memoryview, sequence: int, meta: Words) -> Words | None:
-    """The fingerprint that ``words`` have for an operation, where it is not ``meta``."""
-    tag, base = SLOT_TAGS[sequence % SLOTS], sequence + 1 << STEP_BITS
-    if words[tag] != base:
-        return None
-    theirs = words[tag + 1], words[tag + 2]
-    # The tag still says so: its owner has not begun to publish the next one in this slot.
-    return None if theirs == meta or words[tag] != base else theirs
+    def lost(self, src: int, wait: Pending[None]) -> bool:
+        """Whether group rank ``src`` is gone; ``wait`` has failed then."""
+        ...
 
+    def listen(self) -> None:
+        """Fail with a message for this operation from a rank that is in another one."""
+        ...
 
-def announce(
-    mine: memoryview, tag: int, base: int, meta: Words, nbytes: int, copied: int | None = None
-) -> None:
-    """Say in this rank's words what it has published in a slot, for the operation that begins at ``base``.
-
-    ``copied``: so much of it is there as yet, for those who begin with that; the tag is to follow.
-
-    Each rank compares what others left in that slot (`stray`) before it announces anew, and what a rank
-    left in the other slot when it reads what that one announced next. So of two ranks that disagreed,
-    and did not look at each other's slots then, one or the other sees it.
-    """
-    if mine[tag] != base:
-        mine[tag] = 0
-    mine[tag + 1], mine[tag + 2] = meta
-    mine[tag + 3] = nbytes
-    if copied is None:
-        mine[tag + COPIED] = base + nbytes
-        mine[tag] = base
-    else:
-        mine[tag + COPIED] = base + copied
+    def tell(self) -> None:
+        """Tell the others over the streams which operation this one is."""
+        ...
 
 
 class OperationShm:
     """See `collectives.shm_context.ShmContext`."""
 
     def __init__(
-        self, communicator: ShmCommunicator, sequence: int, context: CollectiveContext | None = None
+        self, communicator: ShmCommunicator, sequence: int, context: OperationStreams | None = None
     ) -> None:
         """Of operation ``sequence``. Without ``context`` as long as nobody has to be waited for, and
         once those that it has to meet are known to be in it: see `take_up`."""
@@ -296,7 +272,7 @@ class OperationShm:
         if not self._context.lost(communicator.seats[wait.rank], wait):
             communicator.wait(wait)
 
-    def take_up(self, context: CollectiveContext) -> None:
+    def take_up(self, context: OperationStreams) -> None:
         """From now on the operation has ``context``: it has to wait, for another rank or for its turn.
 
         Until now it has written and read chunks alone, after an empty slot had been published.
@@ -311,7 +287,7 @@ class OperationShm:
             self._sleep_over(wait)
 
     @property
-    def _context(self) -> CollectiveContext:
+    def _context(self) -> OperationStreams:
         assert self.context is not None  # that of an operation which publishes slots or waits
         return self.context
 

@@ -21,13 +21,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import reduce
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from aiodist.completion import Pending
-from aiodist.groups.operation_shm import STEP_BITS, OperationShm, Wait, stray
+from aiodist.groups.group_facts import GroupFacts
 from aiodist.groups.shm_opening import BACKSTOP_SECONDS, ShmOpening
-from aiodist.groups.slot_execution import BoundedSpin
-from aiodist.p2p.spin_policy import SpinPolicy
+from aiodist.groups.shm_words import STEP_BITS, Wait, stray
+from aiodist.p2p.spin_policy import BoundedSpin, SpinPolicy
 from aiodist.shm.group_area import (
     ASLEEP,
     PROGRESS,
@@ -38,9 +38,7 @@ from aiodist.shm.group_area import (
 from aiodist.shm.shared_memory import SharedMemory
 
 if TYPE_CHECKING:
-    from aiodist.groups.contexts import CollectiveContext
     from aiodist.groups.fingerprint import Words
-    from aiodist.groups.group_engine import GroupEngine
 
 log = logging.getLogger("aiodist")
 
@@ -58,6 +56,52 @@ _WHOM = (1 << 32) - 1
 """Of a nap: the word slept over, and behind it whose it is."""
 
 
+class SharingGroup(GroupFacts, Protocol):
+    """What a communicator needs of its group; `GroupEngine` is one."""
+
+    def ring(self, rank: int) -> None:
+        """Wake group rank ``rank``, which sleeps over the memory of this group."""
+        ...
+
+    def next_turn(self) -> Pending[None]:
+        """Return what is done in the next turn of the event loop."""
+        ...
+
+
+class Turn(Protocol):
+    """An operation that has the communicator to itself; `OperationShm` is one."""
+
+    @property
+    def end(self) -> int:
+        """The progress that its end makes."""
+        ...
+
+    @property
+    def context(self) -> object:
+        """The `Entrant` whose turn it is."""
+        ...
+
+    def close(self) -> None:
+        """The operation is over."""
+        ...
+
+    def fell_asleep(self) -> None:
+        """The operation sleeps until another rank goes on."""
+        ...
+
+    def tell(self) -> None:
+        """The operation has slept for long: tell the others what this rank is in."""
+        ...
+
+
+class Entrant(Protocol):
+    """An operation that waits for its turn; `CollectiveContext` is one."""
+
+    def take_turn(self, communicator: ShmCommunicator) -> None:
+        """Set ``communicator.current``: the operation has the communicator to itself from now on."""
+        ...
+
+
 class ShmCommunicator:
     """One group's, or that of its ranks on one host. Belongs to its loop.
 
@@ -66,14 +110,14 @@ class ShmCommunicator:
 
     def __init__(
         self,
-        group: GroupEngine,
+        group: SharingGroup,
         memory: SharedMemory,
         incarnation: int,
         seats: Sequence[int] | None = None,
     ) -> None:
         """``seats``: the members that share, as ranks of the group; all where None."""
         self.group = group
-        self.seats: Sequence[int] = range(group.n_ranks) if seats is None else seats
+        self.seats: Sequence[int] = range(len(group.ranks)) if seats is None else seats
         self.members = [group.ranks[seat] for seat in self.seats]
         """Their global ranks. On the communicator ranks are numbers in this list."""
         self.rank = self.members.index(group.global_rank)
@@ -109,8 +153,8 @@ class ShmCommunicator:
         self._rung = [0] * self.size
         self._naps = 0
         self._fence = threading.Lock()
-        self.current: OperationShm | None = None
-        self.queue: deque[tuple[CollectiveContext, Pending[OperationShm | None]]] = deque()
+        self.current: Turn | None = None
+        self.queue: deque[tuple[Entrant, Pending[None]]] = deque()
         self._admitting = False
         self._wait: Wait | None = None
         self._arming = False
@@ -120,21 +164,19 @@ class ShmCommunicator:
 
     # -- turns
 
-    def enter(self, context: CollectiveContext) -> OperationShm | None:
-        """The turn of ``context``, if it is its turn at once; else see `admitted`."""
-        if self.current is not None or self.queue or not self.words:
-            return None
-        self.current = shm = OperationShm(self, context.sequence, context)
-        return shm
+    @property
+    def is_free(self) -> bool:
+        """Whether an operation may take its turn at once; else see `admitted`."""
+        return self.current is None and not self.queue and bool(self.words)
 
-    def admitted(self, context: CollectiveContext) -> Pending[OperationShm | None]:
-        """The turn of ``context`` when it comes; None where the ranks share no memory after all."""
-        pending: Pending[OperationShm | None] = Pending()
+    def admitted(self, context: Entrant) -> Pending[None]:
+        """Return what is done when ``context`` has taken its turn, or when `is_off`."""
+        pending: Pending[None] = Pending()
         self.queue.append((context, pending))
         self._admit()
         return pending
 
-    def leave(self, context: CollectiveContext) -> None:
+    def leave(self, context: Entrant) -> None:
         """``context`` has ended, well or badly, or was never admitted."""
         current = self.current
         if current is None or current.context is not context:
@@ -155,11 +197,9 @@ class ShmCommunicator:
         try:
             while self.queue and self.current is None and self._is_open():
                 context, pending = self.queue.popleft()
-                if self._memory is None:
-                    pending.complete(None)
-                else:
-                    self.current = shm = OperationShm(self, context.sequence, context)
-                    pending.complete(shm)
+                if self._memory is not None:
+                    context.take_turn(self)
+                pending.complete(None)
         finally:
             self._admitting = False
 

@@ -7,31 +7,17 @@ that takes its turn on the communicator as ever cannot tell the difference.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from time import perf_counter
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from aiodist.groups.operation_shm import LAST_STEP, STEP_BITS, announce, stray
+from aiodist.groups.shm_words import LAST_STEP, STEP_BITS, announce, stray
 from aiodist.shm.group_area import ASLEEP, COPIED, PROGRESS, SLOT_TAGS, SLOTS
 
 if TYPE_CHECKING:
     from aiodist.groups.fingerprint import Fingerprint
     from aiodist.groups.shm_communicator import ShmCommunicator
-    from aiodist.p2p.spin_policy import SpinPolicy
 
 D = TypeVar("D")
 Given = TypeVar("Given", contravariant=True)
-
-AT_ONCE_SECONDS = 80e-6
-"""How long to look for the others before an operation gets a context, a record and a driver.
-
-About what those cost on a slow machine: so whoever looks in vain has lost as much again, and no more.
-"""
-
-CROWDED_SECONDS = 1e-3
-"""The same where ranks outnumber cores: giving way each time, so that the others get there."""
-
-BYTE_SECONDS = 4e-10
-"""More for each byte that a rank publishes, where each has a core: the others' copies take time too."""
 
 
 class SlotExecution(Protocol[Given]):
@@ -206,47 +192,3 @@ def _follow(
             what.finish_piece(piece, place, given)
             spin.begin(length)
     return True
-
-
-class BoundedSpin:
-    """A short look for words of other ranks, one after the other, with one limit in all."""
-
-    __slots__ = ("_end", "_spin_bytes", "_spin_policy", "_times")
-
-    def __init__(self, spin_policy: SpinPolicy) -> None:
-        self._spin_policy = spin_policy
-        self._times = 0
-        self._end = 0.0  # of `time.perf_counter`; 0 before the first look
-        self._spin_bytes = 0
-
-    def begin(self, spin_bytes: int) -> Self:
-        """This: from here on it takes the time for `SlotExecution.spin_bytes` bytes."""
-        self._end = 0.0
-        self._spin_bytes = spin_bytes
-        return self
-
-    def found_within(self, words: memoryview, word: int, least: int, most: int) -> bool:
-        """Whether ``words[word]`` is between these two before the time is up."""
-        return (words[word] >= least or self.finds(words, word, least)) and words[word] <= most
-
-    def finds(self, words: memoryview, word: int, least: int) -> bool:
-        """Whether ``words[word]`` is at least ``least`` before the time is up."""
-        spin_policy = self._spin_policy
-        if not (spin_policy.active or spin_policy.crowded):
-            return words[word] >= least
-        if not self._end:
-            self._times = 0
-            self._end = perf_counter() + (
-                CROWDED_SECONDS
-                if spin_policy.crowded
-                else AT_ONCE_SECONDS + BYTE_SECONDS * self._spin_bytes
-            )
-        while words[word] < least:
-            now = perf_counter()
-            if now > self._end:
-                spin_policy.neighbours.move_to_idle_core(now)
-                return False
-            if spin_policy.crowded:
-                spin_policy.give_way(self._times)
-                self._times += 1
-        return True

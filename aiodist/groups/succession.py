@@ -1,129 +1,35 @@
-"""From a group that has ended, or is to grow, to the next: its members agree on who is in it."""
+"""From a group that has ended, or is to grow, to the next."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Coroutine, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
 
-import msgpack
-
-from aiodist.deadline import Deadline
-from aiodist.errors import CollectiveTimeoutError, PeerLostError, ProtocolError
-from aiodist.groups import agreement as protocol
-from aiodist.groups.agreement import Agreement, Decision
+from aiodist.deadline import Deadline, to_seconds
+from aiodist.errors import PeerLostError
+from aiodist.groups.agreement import Decision
+from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.naming import successor_name
 from aiodist.links.rank_info import RankInfo
 
-if TYPE_CHECKING:
-    from aiodist.groups.group_engine import GroupEngine
 
-GONE: bytes = msgpack.packb([protocol.GONE])
-"""The answer of a rank that has closed the group."""
-
-Lead = Callable[[Callable[[Any], None]], None]
-"""What the coordinator does: calls what it is given with the value that it proposes."""
-
-
-class Succession:
-    """A group's agreements, one after the other. The one that gives it a successor is the last."""
-
-    def __init__(self, group: GroupEngine) -> None:
-        self._group = group
-        self._number = 0  # of the agreement that this rank takes part in next
-        self._agreements: dict[int, Agreement] = {}
-        self._decided: dict[int, asyncio.Event] = {}
-        self._leads: dict[int, Lead] = {}
-
-    async def agree(self, operation: str, lead: Lead, seconds: float | None) -> Decision:
-        """Take part in the next agreement, named ``operation`` in messages; what it decides.
-
-        Returns when all members that live have called it. Raises CollectiveTimeoutError after
-        ``seconds``. Cancelled or timed out, this rank still takes part, and its next call is
-        about the same agreement.
-        """
-        number = self._number
-        self._leads[number] = lead
-        agreement = self._agreement(number)
-        if agreement.wants_value:  # an earlier call was cancelled before it had one
-            self._lead(number)
-        agreement.enter()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._decided[number].wait()
-        except TimeoutError:
-            raise self._timeout(operation, agreement, seconds) from None
-        self._number = number + 1
-        assert agreement.decision is not None  # the event says so
-        return agreement.decision
-
-    def received(self, src: int, number: int, message: bytes) -> None:
-        """A message of ``src`` about agreement ``number``."""
-        if self._group.is_closed:
-            self._group.endpoint.agree(src, self._group.id, number, GONE)
-        elif src in self._group.ranks and 0 <= number <= self._number + 1:
-            try:
-                self._agreement(number).receive(src, msgpack.unpackb(message))
-            except (ValueError, TypeError, msgpack.UnpackException) as error:
-                text = f"rank {src} spoke of an agreement in a form nobody understands"
-                raise ProtocolError(text) from error
-
-    def greet(self, rank: int) -> None:
-        """Say something to ``rank`` that means nothing, so that there is a stream to it."""
-        self._tell(0, rank, [protocol.HERE])
-
-    def lost(self, rank: int) -> None:
-        """A member has died or left."""
-        for each in list(self._agreements.values()):
-            each.lost(rank)
-
-    def _agreement(self, number: int) -> Agreement:
-        agreement = self._agreements.get(number)
-        if agreement is None:
-            group = self._group
-            self._decided[number] = decided = asyncio.Event()
-            self._agreements[number] = agreement = Agreement(
-                group.ranks,
-                group.global_rank,
-                [rank for rank in group.ranks if group.endpoint.lost(rank)],
-                partial(self._tell, number),
-                partial(self._lead, number),
-                decided.set,
-            )
-        return agreement
-
-    def _tell(self, number: int, rank: int, message: Sequence[Any]) -> None:
-        self._group.endpoint.agree(rank, self._group.id, number, msgpack.packb(message))
-
-    def _lead(self, number: int) -> None:
-        self._leads[number](self._agreements[number].offer)
-
-    def _timeout(
-        self, operation: str, agreement: Agreement, seconds: float | None
-    ) -> CollectiveTimeoutError:
-        group, waiting = self._group, agreement.waiting_for
-        ranks = ", ".join(map(str, waiting))
-        return CollectiveTimeoutError(
-            f"{operation} of group {group.group_name!r} timed out after {seconds:g} s on rank "
-            f"{group.global_rank}: it waits for {ranks or 'the value of its own'}; every member that "
-            "lives has to call it, and a later call goes on where this one was",
-            operation=operation,
-            group=group.group_name,
-            rank=group.global_rank,
-            waiting_for=waiting,
-        )
+def shrink(
+    group: GroupEngine, timeout: float | timedelta | None = None
+) -> Coroutine[Any, Any, GroupEngine]:
+    """Return a working group of those members that are left: await it. See `aiodist.shrink`."""
+    group.world.check_loop()
+    return _shrink(group, to_seconds(timeout))
 
 
-async def shrink(group: GroupEngine, seconds: float | None) -> GroupEngine:
-    """See `aiodist.shrink`."""
+async def _shrink(group: GroupEngine, seconds: float | None) -> GroupEngine:
     if group.successor is not None:
         return group.successor
     group.check_may_go_on()
     deadline = Deadline(group.timeout if seconds is None else seconds)
     group.revoke()
     while True:
-        decision = await group.succession.agree("shrink", _no_value, deadline.timeout)
+        decision = await group.agreements.agree("shrink", _no_value, deadline.timeout)
         # The coordinator may have called grow(), to find that nothing has changed. It goes on, and
         # learns from its next operation that the group was revoked.
         if decision.value is None or changes(group, decision):
@@ -164,7 +70,7 @@ async def follow(group: GroupEngine, decision: Decision, deadline: Deadline) -> 
     successor = await succeed(group, ranks, deadline, new)
     for rank in new:
         # The first word goes this way: the newcomer cannot know who has heard of it yet.
-        successor.succession.greet(rank)
+        successor.agreements.greet(rank)
     return successor
 
 
@@ -192,9 +98,6 @@ async def succeed(
     successor.newcomers = tuple(newcomers)
     group.bind_successor(successor)
     group.succeeded_by(successor)
-    world = group.world
-    world.add(successor)
-    if world.default is group:
-        world.default = successor
+    group.register_successor(group, successor)
     await successor.backend.ready(deadline)
     return successor

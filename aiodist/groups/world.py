@@ -23,11 +23,11 @@ from aiodist.errors import (
 from aiodist.groups.activity import describe_activity, describe_present
 from aiodist.groups.deferred import deferred
 from aiodist.groups.diagnostics import explained
+from aiodist.groups.group_agreements import GONE
 from aiodist.groups.group_engine import GroupEngine, NonGroupMember
-from aiodist.groups.group_lifecycle import GroupLifecycle
+from aiodist.groups.group_facts import EndingGroup
 from aiodist.groups.handle import Group, GroupHandle
 from aiodist.groups.host_placement import place
-from aiodist.groups.succession import GONE
 from aiodist.groups.work import Work
 from aiodist.links.forks import close_in_children
 from aiodist.links.losses import own_loss
@@ -190,10 +190,16 @@ class World:
         if self._endpoint is not None and group.n_ranks > 1:
             place(group, self._endpoint, incarnation)
         self._groups[group.id] = group
+        group.register_successor = self._replace
         for sequence, error in self._early.pop(group.id, ()):
             group.failed_elsewhere(sequence, error)
         for src, number, message in self._early_agreements.pop(group.id, ()):
-            group.succession.received(src, number, message)
+            group.agreements.received(src, number, message)
+
+    def _replace(self, group: GroupEngine, successor: GroupEngine) -> None:
+        self.add(successor)
+        if self.default is group:
+            self.default = successor
 
     def remove(self, group: GroupEngine) -> None:
         group.close(
@@ -352,7 +358,7 @@ class World:
     def agree_arrived(self, src: int, group: int, number: int, message: bytes) -> None:
         known = self._groups.get(group)
         if known is not None:
-            known.succession.received(src, number, message)
+            known.agreements.received(src, number, message)
         elif group in self._closed:
             self.endpoint.agree(src, group, number, GONE)
         elif len(self._early_agreements) < _MAX_EARLY:
@@ -384,7 +390,7 @@ class World:
     def peer_lost(self, rank: int, error: PeerLostError, *, departed: bool) -> None:
         for group in self.groups:
             if rank in group.ranks:
-                group.succession.lost(rank)
+                group.agreements.lost(rank)
                 if departed:  # a rank that is done with its work may leave
                     group.peer_left(rank, error)
                 else:
@@ -392,7 +398,7 @@ class World:
 
     def announce(
         self,
-        group: GroupLifecycle,
+        group: EndingGroup,
         sequence: int,
         error: DistError,
         ranks: Sequence[int] | None = None,
@@ -402,7 +408,7 @@ class World:
         others = [r for r in group.ranks if r != self.rank] if ranks is None else ranks
         self.endpoint.announce_failure(group.id, sequence, encode_error(error), others)
 
-    def _note(self, group: GroupLifecycle, error: DistError, *, here: bool) -> None:
+    def _note(self, group: EndingGroup, error: DistError, *, here: bool) -> None:
         # `shrink` revokes a group that a lost rank has ended: that rank is what a dump is about.
         known = group.is_told and isinstance(error, GroupRevokedError)
         if self.observer is not None and not known:

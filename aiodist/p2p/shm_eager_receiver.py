@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from aiodist.copying import copy
 from aiodist.errors import ProtocolError
@@ -25,20 +25,13 @@ from aiodist.wire.frames import MESSAGES, Frame, decode
 if TYPE_CHECKING:
     from aiodist.p2p.inbox import Inbox, Source
     from aiodist.p2p.shm_progress import ShmProgress
+    from aiodist.p2p.spin_policy import BoundedSpin
     from aiodist.shm.eager_ring import EagerRingReader
 
 NEAR_SECONDS = 200e-6
 """How long to look for the next bytes of a message that has begun: the sender is copying them."""
 
 Broken = Callable[[BaseException], None]
-
-
-class Look(Protocol):
-    """A short look for words of another rank; `groups.slot_execution.BoundedSpin` is one."""
-
-    def finds(self, words: memoryview, word: int, least: int) -> bool:
-        """Whether ``words[word]`` is at least ``least`` before the time is up."""
-        ...
 
 
 class EagerMessage:
@@ -136,7 +129,7 @@ class ShmEagerReceiver:
             if self._incoming is not None:
                 self._shm_progress.enlist(self)
 
-    def take(self, head: bytes, frame: Frame, into: memoryview, spin: Look | None) -> bool:
+    def take(self, head: bytes, frame: Frame, into: memoryview, spin: BoundedSpin | None) -> bool:
         """Copy the next message ``into``, if it has that head and just as many bytes.
 
         Only where nothing that came before could be meant for the same receive. ``frame``: what the

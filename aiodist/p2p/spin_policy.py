@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from time import perf_counter, sleep
+from typing import Self
 
 from aiodist.links.host import have_cores
 from aiodist.p2p.core_placement import CorePlacement
@@ -32,6 +33,18 @@ TURN_NANOSECONDS = 1_000_000
 
 _YIELDS = 12
 """How often to ask the system for the next in turn before sleeping for the shortest time there is."""
+
+AT_ONCE_SECONDS = 80e-6
+"""How long to look for the others before an operation gets a context, a record and a driver.
+
+About what those cost on a slow machine: a rank that looks for nothing loses as much again, and no more.
+"""
+
+CROWDED_SECONDS = 1e-3
+"""The same where ranks outnumber cores: giving way each time, so that the others get there."""
+
+BYTE_SECONDS = 4e-10
+"""More for each byte that a rank publishes, where each has a core: the others' copies take time too."""
 
 _yield: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
 
@@ -184,3 +197,47 @@ class SpinPolicy:
             self._call_soon(self._turn)
         else:
             self._turning = False
+
+
+class BoundedSpin:
+    """A short look for words of other ranks, one after the other, with one limit in all."""
+
+    __slots__ = ("_end", "_spin_bytes", "_spin_policy", "_times")
+
+    def __init__(self, spin_policy: SpinPolicy) -> None:
+        self._spin_policy = spin_policy
+        self._times = 0
+        self._end = 0.0  # of `time.perf_counter`; 0 before the first look
+        self._spin_bytes = 0
+
+    def begin(self, spin_bytes: int) -> Self:
+        """Start anew, with the time for ``spin_bytes`` bytes; return this."""
+        self._end = 0.0
+        self._spin_bytes = spin_bytes
+        return self
+
+    def found_within(self, words: memoryview, word: int, least: int, most: int) -> bool:
+        """Whether ``words[word]`` is between these two before the time is up."""
+        return (words[word] >= least or self.finds(words, word, least)) and words[word] <= most
+
+    def finds(self, words: memoryview, word: int, least: int) -> bool:
+        """Whether ``words[word]`` is at least ``least`` before the time is up."""
+        spin_policy = self._spin_policy
+        if not (spin_policy.active or spin_policy.crowded):
+            return words[word] >= least
+        if not self._end:
+            self._times = 0
+            self._end = perf_counter() + (
+                CROWDED_SECONDS
+                if spin_policy.crowded
+                else AT_ONCE_SECONDS + BYTE_SECONDS * self._spin_bytes
+            )
+        while words[word] < least:
+            now = perf_counter()
+            if now > self._end:
+                spin_policy.neighbours.move_to_idle_core(now)
+                return False
+            if spin_policy.crowded:
+                spin_policy.give_way(self._times)
+                self._times += 1
+        return True

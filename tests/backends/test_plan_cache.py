@@ -18,7 +18,7 @@ from aiodist.backends.plans import PIECE_BYTES, AllReducePlan, BroadcastPlan, Gr
 from aiodist.collectives.select import SHARED_RULES
 from aiodist.groups import group_engine
 from aiodist.groups.fingerprint import Fingerprint
-from aiodist.groups.operation_shm import STEP_BITS, announce
+from aiodist.groups.shm_words import STEP_BITS, announce
 from aiodist.groups.world import current_world
 from aiodist.p2p import spin_policy
 from aiodist.shm.group_area import LARGEST_SLOT_BYTES, SLOT_BYTES, SLOT_TAGS, SLOTS

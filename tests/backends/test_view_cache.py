@@ -291,11 +291,12 @@ ROUNDS = """
     import sys
     import torch
     import aiodist.sync as dist
-    from aiodist.groups import chunk_execution, slot_execution
+    from aiodist.groups import chunk_execution
+    from aiodist.p2p import spin_policy
 
     # Everybody looks for the others until they are there, so that all calls take the short way.
-    slot_execution.CROWDED_SECONDS = 20.0
-    chunk_execution.ChunkExecution.spin_bytes = int(20.0 / slot_execution.BYTE_SECONDS)
+    spin_policy.CROWDED_SECONDS = 20.0
+    chunk_execution.ChunkExecution.spin_bytes = int(20.0 / spin_policy.BYTE_SECONDS)
 
     path, size = sys.argv[1], int(sys.argv[3])
     pids = []
@@ -368,10 +369,11 @@ DISAGREEING = """
     import sys
     import numpy as np
     import aiodist.sync as dist
-    from aiodist.groups import chunk_execution, slot_execution
+    from aiodist.groups import chunk_execution
+    from aiodist.p2p import spin_policy
 
-    slot_execution.CROWDED_SECONDS = 20.0
-    chunk_execution.ChunkExecution.spin_bytes = int(20.0 / slot_execution.BYTE_SECONDS)
+    spin_policy.CROWDED_SECONDS = 20.0
+    chunk_execution.ChunkExecution.spin_bytes = int(20.0 / spin_policy.BYTE_SECONDS)
 
     path, rank = sys.argv[1], int(sys.argv[2])
     dist.init_process_group("gloo", "file://" + path, rank=rank, world_size=2, timeout=60)

@@ -14,7 +14,7 @@ import aiodist as dist
 from aiodist.errors import PeerLostError
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.group_lifecycle import WHOLE_GROUP
-from aiodist.groups.operation_shm import STEP_BITS
+from aiodist.groups.shm_words import STEP_BITS
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
 from aiodist.p2p.outbox import EAGER_BYTES

@@ -341,7 +341,7 @@ BETWEEN_PIECES = """
     import time
     import aiodist.sync as dist
     from aiodist.backends.plans import PIECE_BYTES, BroadcastPlan
-    from aiodist.groups.operation_shm import STEP_BITS
+    from aiodist.groups.shm_words import STEP_BITS
     from aiodist.shm.group_area import COPIED, SLOT_TAGS, SLOTS
 
     path, rank = sys.argv[1], int(sys.argv[2])

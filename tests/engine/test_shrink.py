@@ -76,7 +76,7 @@ async def test_some_that_die_during_the_agreement_and_after_it(ranks: RunRanks) 
             await asyncio.sleep(0)
             group = current_world().default_group()
             # until somebody has answered its question
-            await until(lambda: any(a._joined for a in group.succession._agreements.values()))
+            await until(lambda: any(a._joined for a in group.agreements._agreements.values()))
             asked.set()
             await die()
             shrinking.cancel()

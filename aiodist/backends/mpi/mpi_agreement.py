@@ -50,7 +50,7 @@ def checks(environ: Mapping[str, str]) -> bool:
 
 
 class Agreement:
-    """The turns of a group's collectives; a `groups.group_engine.CollectiveGate`."""
+    """The turns of a group's collectives; a `groups.collective_gate.CollectiveGate`."""
 
     def __init__(self, gate: Gate, size: int, enabled: bool) -> None:
         self._gate = gate

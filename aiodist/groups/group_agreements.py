@@ -1,0 +1,117 @@
+"""The agreements of a group's members on who goes on, by messages between them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import msgpack
+
+from aiodist.errors import CollectiveTimeoutError, ProtocolError
+from aiodist.groups import agreement as protocol
+from aiodist.groups.agreement import Agreement, Decision
+from aiodist.groups.group_facts import GroupFacts
+
+GONE: bytes = msgpack.packb([protocol.GONE])
+"""The answer of a rank that has closed the group."""
+
+Lead = Callable[[Callable[[Any], None]], None]
+"""What the coordinator does: calls what it is given with the value that it proposes."""
+
+
+class AgreeingGroup(GroupFacts, Protocol):
+    """What agreements need of their group; `GroupEngine` is one."""
+
+    @property
+    def is_closed(self) -> bool: ...
+
+
+class GroupAgreements:
+    """A group's agreements, one after the other. The one that gives it a successor is the last."""
+
+    def __init__(self, group: AgreeingGroup) -> None:
+        self._group = group
+        self._number = 0  # of the agreement that this rank takes part in next
+        self._agreements: dict[int, Agreement] = {}
+        self._decided: dict[int, asyncio.Event] = {}
+        self._leads: dict[int, Lead] = {}
+
+    async def agree(self, operation: str, lead: Lead, seconds: float | None) -> Decision:
+        """Take part in the next agreement, named ``operation`` in messages; what it decides.
+
+        Returns when all members that live have called it. Raises CollectiveTimeoutError after
+        ``seconds``. Cancelled or timed out, this rank still takes part, and its next call is
+        about the same agreement.
+        """
+        number = self._number
+        self._leads[number] = lead
+        agreement = self._agreement(number)
+        if agreement.wants_value:  # an earlier call was cancelled before it had one
+            self._lead(number)
+        agreement.enter()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._decided[number].wait()
+        except TimeoutError:
+            raise self._timeout(operation, agreement, seconds) from None
+        self._number = number + 1
+        assert agreement.decision is not None  # the event says so
+        return agreement.decision
+
+    def received(self, src: int, number: int, message: bytes) -> None:
+        """A message of ``src`` about agreement ``number``."""
+        if self._group.is_closed:
+            self._group.endpoint.agree(src, self._group.id, number, GONE)
+        elif src in self._group.ranks and 0 <= number <= self._number + 1:
+            try:
+                self._agreement(number).receive(src, msgpack.unpackb(message))
+            except (ValueError, TypeError, msgpack.UnpackException) as error:
+                text = f"rank {src} spoke of an agreement in a form nobody understands"
+                raise ProtocolError(text) from error
+
+    def greet(self, rank: int) -> None:
+        """Say something to ``rank`` that means nothing, so that there is a stream to it."""
+        self._tell(0, rank, [protocol.HERE])
+
+    def lost(self, rank: int) -> None:
+        """A member has died or left."""
+        for each in list(self._agreements.values()):
+            each.lost(rank)
+
+    def _agreement(self, number: int) -> Agreement:
+        agreement = self._agreements.get(number)
+        if agreement is None:
+            group = self._group
+            self._decided[number] = decided = asyncio.Event()
+            self._agreements[number] = agreement = Agreement(
+                group.ranks,
+                group.global_rank,
+                [rank for rank in group.ranks if group.endpoint.lost(rank)],
+                partial(self._tell, number),
+                partial(self._lead, number),
+                decided.set,
+            )
+        return agreement
+
+    def _tell(self, number: int, rank: int, message: Sequence[Any]) -> None:
+        self._group.endpoint.agree(rank, self._group.id, number, msgpack.packb(message))
+
+    def _lead(self, number: int) -> None:
+        self._leads[number](self._agreements[number].offer)
+
+    def _timeout(
+        self, operation: str, agreement: Agreement, seconds: float | None
+    ) -> CollectiveTimeoutError:
+        group, waiting = self._group, agreement.waiting_for
+        ranks = ", ".join(map(str, waiting))
+        return CollectiveTimeoutError(
+            f"{operation} of group {group.group_name!r} timed out after {seconds:g} s on rank "
+            f"{group.global_rank}: it waits for {ranks or 'the value of its own'}; every member that "
+            "lives has to call it, and a later call goes on where this one was",
+            operation=operation,
+            group=group.group_name,
+            rank=group.global_rank,
+            waiting_for=waiting,
+        )

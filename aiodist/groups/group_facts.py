@@ -1,0 +1,125 @@
+"""What the parts of a group know of the group and of its rank's world, which stand above them.
+
+`GroupEngine` is a `GroupFacts` and an `EndingGroup`; `groups.world.World` is a `RankWorld`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from aiodist.collectives.rule_tables import Tables
+from aiodist.completion import T
+from aiodist.errors import DistError
+from aiodist.observe.recorder import Recorder
+from aiodist.p2p.endpoint import Endpoint
+from aiodist.store import Store
+
+
+class GroupFacts(Protocol):
+    """The identity of a group, and where it lives."""
+
+    @property
+    def id(self) -> int:
+        """Its number on the wire, equal on all its ranks."""
+        ...
+
+    @property
+    def group_name(self) -> str: ...
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The global ranks of the members."""
+        ...
+
+    @property
+    def global_rank(self) -> int:
+        """This process's global rank."""
+        ...
+
+    @property
+    def world(self) -> RankWorld: ...
+
+    @property
+    def endpoint(self) -> Endpoint: ...
+
+
+class EndingGroup(GroupFacts, Protocol):
+    """A group, as those see it that report its failures."""
+
+    @property
+    def is_told(self) -> bool:
+        """Whether a revocation is no news."""
+        ...
+
+
+class RankWorld(Protocol):
+    """What a group and its backend use of the world of their rank."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+
+    @property
+    def endpoint(self) -> Endpoint: ...
+
+    @property
+    def recorder(self) -> Recorder: ...
+
+    @property
+    def store(self) -> Store | None: ...
+
+    @property
+    def token(self) -> bytes:
+        """From rank 0: the ranks know each other by it."""
+        ...
+
+    @property
+    def table(self) -> bytes:
+        """From rank 0: a file of measured choices; empty where there is no such file."""
+        ...
+
+    @property
+    def tables(self) -> Tables:
+        """The tables that algorithms are chosen by."""
+        ...
+
+    @property
+    def allow_pickle(self) -> bool:
+        """Whether objects may be pickled where an operation does not say."""
+        ...
+
+    @property
+    def default(self) -> GroupFacts | None:
+        """The default group."""
+        ...
+
+    def check_loop(self) -> None:
+        """Raise InvalidUsageError outside the event loop of this world."""
+        ...
+
+    def as_its_loop(self, function: Callable[..., T], *args: Any) -> T:
+        """Call ``function(*args)`` where the loop of this world counts as running."""
+        ...
+
+    def announce(
+        self,
+        group: EndingGroup,
+        sequence: int,
+        error: DistError,
+        ranks: Sequence[int] | None = None,
+    ) -> None:
+        """Tell ``ranks`` (the other members where None) that a collective failed, or the group."""
+        ...
+
+    def on_close(
+        self, callback: Callable[[], Awaitable[None]], in_child: Callable[[], None]
+    ) -> None:
+        """Await ``callback()`` when the world closes; call ``in_child()`` in a forked child."""
+        ...
