@@ -92,14 +92,14 @@ def test_messages_in_boxes(memories: list[SharedMemory], head: int, user: int) -
     assert into is not None
     for length in (SHORT + 1, 1, 10_000, SHORT, SHORT + 64):
         assert out.put(0, bytes(head), memoryview(bytes(length)), MIB)
-        found = into.begun(0)
+        found = into.next_message(0)
         assert found is not None
         assert len(found) == head + length
         if length > SHORT:
             assert suits(place_of(found[head:]), user)
         else:  # as little of the cache as can be
             assert place_of(found) % EVERY == LEAD % EVERY
-        into.looked()
+        into.advance()
 
 
 def test_begins_suit_bytes_as_well(memories: list[SharedMemory]) -> None:
@@ -109,7 +109,7 @@ def test_begins_suit_bytes_as_well(memories: list[SharedMemory]) -> None:
     assert out is not None
     assert into is not None
     assert out.put(0, bytes(51), memoryview(bytes(SHORT + 1)), MIB)
-    found = into.begun(0)
+    found = into.next_message(0)
     assert found is not None
     for memory in (found[51:], *area.slots, *area.chunks):
         assert not is_slow(place_of(memory), 48)

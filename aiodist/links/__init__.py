@@ -1,1 +1,1 @@
-"""What a connection between two ranks needs before its first message: who is there, and where."""
+"""What a connection between two ranks needs before its first message: identities and addresses."""

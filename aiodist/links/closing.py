@@ -1,4 +1,4 @@
-"""How streams to a rank end: one that was cut off, and those that are closed in order."""
+"""How streams to a rank end: cut-off streams, and streams that are closed in order."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from collections.abc import Callable
 from aiodist.transport.base import Connection
 
 QUIET_SECONDS = 0.4
-"""How long a stream may stand still before a rank counts as cut off whose other stream ended."""
+"""Seconds without data after which a rank counts as cut off if one of its streams has ended."""
 
 
 class LossSuspicion:
-    """One of two streams with a rank has ended, and the rank said no goodbye.
+    """One of two streams to a rank has ended without a goodbye.
 
-    If it leaves or has died, what it said last still arrives on the other, and then that ends, too.
-    So ``verdict()``, that it is cut off, waits until nothing has come for a while.
+    If the rank leaves or has died, its last data still arrives on the other stream, which then
+    ends, too. ``verdict()``, that the rank is cut off, is therefore called only when no data has
+    come for a while.
     """
 
     def __init__(self, bytes_heard: Callable[[], int], verdict: Callable[[], None]) -> None:
-        """``bytes_heard()``: how many bytes have come from the rank on all its streams."""
+        """Start to watch. ``bytes_heard()``: returns how many bytes have come on all streams of the
+        rank.
+        """
         self._bytes_heard = bytes_heard
         self._verdict = verdict
         self._wait()
@@ -40,10 +43,10 @@ class LossSuspicion:
 
 
 class ClosingStreams:
-    """Streams that are being closed in order, so that what was said last arrives."""
+    """Streams that are being closed in order, so that their last data arrives."""
 
     def __init__(self, seconds: float = 1.0) -> None:
-        """``seconds``: after which each is cut off."""
+        """Create an empty set. ``seconds``: the time after which each stream is cut off."""
         self._seconds = seconds
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -54,7 +57,7 @@ class ClosingStreams:
             task.add_done_callback(self._tasks.discard)
 
     async def over(self) -> None:
-        """Return when all are closed. Cancelled, it cuts them off."""
+        """Return when all streams are closed. If cancelled, cut them off."""
         try:
             if self._tasks:
                 await asyncio.wait(self._tasks)

@@ -1,4 +1,4 @@
-"""The client's side of a handshake, up to its proof; what is said of a rank that answers nowhere."""
+"""The client's side of a handshake up to the proof, and the error text for an unreachable rank."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from aiodist.links.losses import LEFT
 from aiodist.transport.base import Connection
 
 _NOBODY = ConnectionRefusedError, FileNotFoundError
-"""What the system says where nobody listens: a Unix socket on disk goes with its listener."""
+"""Errors of the system if no process listens. A Unix socket on disk goes with its listener."""
 
 
 class Introducible(Protocol):
-    """A connection that has just been made; `p2p.link.Link` and the heartbeat threads' heartbeat
-    connections are.
+    """A new connection: a `p2p.link.Link`, or a
+    `liveness.heartbeat_connection.HeartbeatConnection`.
     """
 
     connection: Connection
@@ -26,9 +26,10 @@ class Introducible(Protocol):
 
 
 async def introduce(link: Introducible, rank: int, seconds: float) -> None:
-    """Prove to ``rank`` who this is, and have it proven who answers there.
+    """Prove this rank's identity to ``rank``, and wait until the other side has proven its own.
 
-    Raises DistNetworkError, or whatever ended the connection. Failed or cancelled, it is closed.
+    Raises DistNetworkError, or the error that ended the connection. If it fails or is cancelled,
+    the connection is closed.
     """
     proven: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
 
@@ -53,16 +54,18 @@ async def introduce(link: Introducible, rank: int, seconds: float) -> None:
 
 
 def unreachable(tried: Mapping[str, DistError], *, left: bool) -> str:
-    """Why a rank counts as gone that answers nowhere; continues a sentence that begins with it.
+    """Return why a rank counts as gone that answers at no address; the text follows the rank's
+    name.
 
-    ``tried``: what came of each of its addresses. ``left``: it is known to have gone in good order.
+    ``tried``: the error of each of its addresses. ``left``: the rank is known to have left in good
+    order.
     """
     if left:
         return LEFT
     if not tried:
         return "cannot be reached: it offers no transport that this rank has"
     if all(map(_is_refusal, tried.values())):
-        # They listen from before anybody learns their addresses until they end, well or badly.
+        # A rank listens from before its addresses are known until its process ends.
         told = "; ".join(map(str, tried.values()))
         return f"has probably left, or its process has ended: {told}"
     told = "; ".join(f"{address}: {error}" for address, error in tried.items())
@@ -71,6 +74,6 @@ def unreachable(tried: Mapping[str, DistError], *, left: bool) -> str:
 
 def _is_refusal(error: DistError) -> bool:
     cause = error.__cause__
-    while isinstance(cause, DistError):  # of one of several streams
+    while isinstance(cause, DistError):  # the cause of one of several streams
         cause = cause.__cause__
     return isinstance(cause, _NOBODY)

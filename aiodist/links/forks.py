@@ -1,7 +1,7 @@
-"""What a forked child must give back at once, whether or not it ever calls aiodist.
+"""What a forked child must release at once, even if it never calls aiodist.
 
-A child that kept a copy of its parent's sockets (a data loader's worker, say) would hold them open
-when the parent is killed, and the other ranks' kernels would see no end of the streams.
+A child, for example a data loader's worker, inherits its parent's sockets. If it kept them open
+when the parent is killed, the other ranks' kernels would see no end of the streams.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Protocol
 
 
 class Inherited(Protocol):
-    """Has sockets that belong to the parent."""
+    """An object with sockets that belong to the parent."""
 
     def close_in_child(self) -> None:
-        """Give them back; the parent's streams go on. Called again, it does nothing."""
+        """Release them; the parent's streams stay open. Idempotent."""
         ...
 
 
 def close_in_children(owner: Inherited) -> None:
-    """Have ``owner.close_in_child()`` called in every child forked while ``owner`` lives."""
+    """Call ``owner.close_in_child()`` in every child that is forked while ``owner`` lives."""
     reference = weakref.ref(owner)
 
     def in_child() -> None:

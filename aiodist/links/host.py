@@ -1,4 +1,4 @@
-"""The host that this process runs on, as far as ranks must know it of each other."""
+"""The host that this process runs on, as far as other ranks must know it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from pathlib import Path
 
 
 def have_cores(pids: Iterable[int]) -> bool:
-    """Whether these processes of this host can all run at once, each on a core that it may use.
+    """Return whether these processes of this host can all run at once, each on a core that it may
+    use.
 
-    Processes that launchers have put on cores of their own can, as can those that may use at least
-    as many cores as they are. Sets of cores that overlap in part are judged too well at times.
+    They can if launchers have put them on separate cores, or if each may use at least as many cores
+    as there are processes. For sets of cores that overlap in part the answer is sometimes too
+    optimistic.
     """
     allowed = [_cores_of(pid) for pid in pids]
     everything = frozenset[int]().union(*allowed)
@@ -23,23 +25,23 @@ def have_cores(pids: Iterable[int]) -> bool:
 
 
 def _cores_of(pid: int) -> frozenset[int]:
-    """The cores that a process may use: as many as this one where the system does not tell."""
+    """Return the cores that a process may use; this process's own set if the system does not tell."""
     if not hasattr(os, "sched_getaffinity"):
         return frozenset(range(os.cpu_count() or 1))
     try:
         return frozenset(os.sched_getaffinity(pid))
-    except OSError:  # it has ended, or its number is of another container
+    except OSError:  # the process has ended, or its id belongs to another container
         return frozenset(os.sched_getaffinity(0))
 
 
 HOST_VARIABLE = "AIODIST_HOST_ID"
-"""Names the host that a rank is to count as its own, where the kernel's run does not tell."""
+"""Overrides the name of the host where the kernel's boot id does not tell hosts apart."""
 
 
 def host_id() -> str:
-    """A name for this kernel's run: equal on all ranks of one host, also in its containers.
+    """Return a name for this boot of the kernel: equal on all ranks of a host, also in containers.
 
-    AIODIST_HOST_ID takes its place: ranks that have different ones share nothing.
+    AIODIST_HOST_ID overrides it. Ranks with different names share no memory.
     """
     if name := os.environ.get(HOST_VARIABLE, "").strip():
         return name

@@ -1,8 +1,8 @@
-"""Which network interface a rank is reached at: the route to the master, or the user's own choice.
+"""Choose the network interface of a rank: by the route to the master, or by the user's setting.
 
-Addresses come from the C library's own tables and from ``/proc``: no packet is sent and no name
-is looked up. Interfaces are listed on Linux only. Elsewhere the route to the master works just
-the same, and AIODIST_SOCKET_IFNAME is refused with a sentence that says so.
+Addresses come from the C library's own tables and from ``/proc``: no packet is sent and no name is
+looked up. Interfaces are listed on Linux only. On other systems the route to the master works too,
+and AIODIST_SOCKET_IFNAME raises an error that says so.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from aiodist.errors import DistNetworkError, InvalidUsageError
 
 IFNAME_VARIABLES = ("AIODIST_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-"""The first one that is set to something decides."""
+"""The first variable with a value decides."""
 
 _SIOCGIFADDR = 0x8915
 _LINK_LOCAL_SCOPE = 0x20
@@ -39,18 +39,20 @@ class Interface:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether the numeric ``address`` (an IPv6 one may carry its %scope) never leaves the host."""
+    """Return whether the numeric ``address`` (IPv6 may carry a %scope) never leaves the host."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def family_of(address: str) -> socket.AddressFamily:
-    """socket.AF_INET or AF_INET6, for a numeric ``address``."""
+    """Return socket.AF_INET or AF_INET6 for a numeric ``address``."""
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def list_interfaces() -> list[Interface]:
-    """Every interface with its IPv4 and IPv6 addresses, in the kernel's order; link-local ones
-    are left out, since they mean nothing on another host without a scope."""
+    """Return every interface with its IPv4 and IPv6 addresses, in the kernel's order.
+
+    Link-local addresses are left out: without a scope they mean nothing on another host.
+    """
     if sys.platform != "linux":
         return []
     names = [name for _, name in socket.if_nameindex()]
@@ -79,7 +81,7 @@ def _ipv4_address(name: str) -> str | None:
 
 
 def _ipv6_addresses(table: str) -> dict[str, list[str]]:
-    """Addresses by interface from the text of /proc/net/if_inet6."""
+    """Return addresses by interface from the text of /proc/net/if_inet6."""
     found: dict[str, list[str]] = {}
     for line in table.splitlines():
         digits, _, _, scope, _, name = line.split()
@@ -90,9 +92,10 @@ def _ipv6_addresses(table: str) -> dict[str, list[str]]:
 
 
 def route_to(address: str) -> str | None:
-    """This host's own address on the way to the numeric ``address``; None where there is no way.
+    """Return this host's own address on the route to the numeric ``address``, or None without a
+    route.
 
-    A datagram socket that is connected has asked the routing table and sent nothing.
+    Connecting a datagram socket asks the routing table and sends nothing.
     """
     with socket.socket(family_of(address), socket.SOCK_DGRAM) as probe:
         try:
@@ -105,9 +108,10 @@ def route_to(address: str) -> str | None:
 
 
 def default_address(interfaces: Sequence[Interface] | None = None) -> str:
-    """The address by which other hosts most likely reach this one; loopback where it has none.
+    """Return the address by which other hosts most likely reach this one; loopback if there is no
+    other.
 
-    The default route's, IPv4 before IPv6, else the first interface's that is not loopback.
+    The default route's address comes first, IPv4 before IPv6, then the first that is not loopback.
     """
     for far in _FAR_AWAY:
         address = route_to(far)
@@ -125,11 +129,11 @@ def choose_hosts(
     interfaces: Callable[[], Sequence[Interface]] = list_interfaces,
     route: Callable[[str], str | None] = route_to,
 ) -> tuple[str, ...] | None:
-    """This rank's own addresses, in the order in which streams are dealt to them.
+    """Return this rank's own addresses, in the order in which streams are dealt to them.
 
-    ``master``: the numeric address of the master, None where ranks meet without one. Without
-    AIODIST_SOCKET_IFNAME or GLOO_SOCKET_IFNAME the answer is the one address on the route to the
-    master, or None where there is no master to go by.
+    ``master``: the numeric address of the master, None if ranks meet without one. Without
+    AIODIST_SOCKET_IFNAME or GLOO_SOCKET_IFNAME the result is the one address on the route to the
+    master, or None if there is no master.
 
     Raises InvalidUsageError (no interface matches, malformed) or DistNetworkError (no route).
     """
@@ -144,7 +148,7 @@ def choose_hosts(
             f"this host has no route to the master's address {master}: check MASTER_ADDR, or "
             f"name the interface to use in {IFNAME_VARIABLES[0]}"
         )
-    # A route to oneself may come out as loopback; the other hosts know the master's address.
+    # A route to this host itself may be loopback; the other hosts know the master's address.
     return (master,) if is_loopback(own) and not is_loopback(master) else (own,)
 
 
@@ -182,8 +186,10 @@ def _choose_by_name(
 
 
 def _in_order(usable: Sequence[Interface], names: Iterable[str]) -> list[Interface]:
-    """The interfaces that ``names`` mean, each once. A name that matches none is passed over:
-    one value often serves hosts whose interfaces differ."""
+    """Return the interfaces that ``names`` match, each once.
+
+    A name without a match is skipped: one value often serves hosts whose interfaces differ.
+    """
     chosen: list[Interface] = []
     for name in names:
         exact = [i for i in usable if i.name == name.removeprefix("=")]
@@ -193,14 +199,16 @@ def _in_order(usable: Sequence[Interface], names: Iterable[str]) -> list[Interfa
 
 
 def _matches(interface: str, name: str) -> bool:
-    """``=eth0`` means eth0 alone; ``eth`` means eth0, eth1 and so on."""
+    """Return whether ``name`` matches: ``=eth0`` means only eth0; ``eth`` means eth0, eth1 and so
+    on.
+    """
     return interface == name[1:] if name.startswith("=") else interface.startswith(name)
 
 
 def _one_address_each(
     interfaces: Sequence[Interface], family: socket.AddressFamily | None
 ) -> list[Interface]:
-    """One address an interface, of ``family``; IPv4 where that is open and there is one."""
+    """Return one address of each interface, of ``family``; IPv4 is preferred if the family is open."""
     best: dict[str, Interface] = {}
     for interface in interfaces:
         if family in (None, interface.family):

@@ -1,4 +1,4 @@
-"""A thread with an event loop of its own, for what must not wait for the owner's loop."""
+"""A thread with its own event loop, for work that must not wait for the owner's loop."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ _JOIN_SECONDS = 2.0
 
 
 class LoopThread:
-    """A daemon thread that runs one coroutine. ``start``, in the end ``close`` or ``stop``."""
+    """A daemon thread that runs one coroutine. Call ``start``, and in the end ``close`` or
+    ``stop``.
+    """
 
     def __init__(self, name: str, main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """``main()`` is awaited in the thread, and cancelled once, by whichever end comes first.
+        """Prepare the thread; the running loop is the owner's loop.
 
-        The owner's loop is the running one. ``main`` looks now and then whether it `is_orphaned`.
+        ``main()`` is awaited in the thread and cancelled once, by the first of `close`, `stop` and
+        `cancel`. It must check `is_orphaned` from time to time.
         """
         self._owner = asyncio.get_running_loop()
         self._main = main
@@ -30,20 +33,20 @@ class LoopThread:
 
     @property
     def is_orphaned(self) -> bool:
-        """Whether the owner's loop was closed, so that nobody will end this."""
+        """Whether the owner's loop is closed, so that the owner will not end this thread."""
         return self._owner.is_closed()
 
     def start(self) -> None:
         self._thread.start()
 
     def tell(self, function: Callable[..., object], *args: object) -> None:
-        """From the thread: call ``function`` in the owner's loop, if that still runs."""
-        with contextlib.suppress(RuntimeError):  # it has ended: nobody is left to be told
+        """Call ``function`` in the owner's loop, if it still runs. For use in the thread."""
+        with contextlib.suppress(RuntimeError):  # the owner's loop has ended
             self._owner.call_soon_threadsafe(function, *args)
 
     def ask(self, function: Callable[..., object], *args: object) -> bool:
-        """Call ``function`` in the thread's loop, once it runs; False where that has ended."""
-        self._runs.wait(_JOIN_SECONDS)  # it may just have been started
+        """Call ``function`` in the thread's loop, once it runs. Returns False if it has ended."""
+        self._runs.wait(_JOIN_SECONDS)  # the thread may have only just been started
         if self._loop is None:
             return False
         try:
@@ -53,11 +56,11 @@ class LoopThread:
         return True
 
     def cancel(self) -> bool:
-        """Have ``main()`` cancelled; False where it has ended."""
+        """Cancel ``main()``. Returns False if it has ended."""
         return self._thread.ident is not None and self.ask(self._cancel)
 
     async def close(self) -> None:
-        """Cancel ``main()``, and return when the thread has ended; 4 s at most. Idempotent."""
+        """Cancel ``main()``, and return when the thread has ended, within 4 s. Idempotent."""
         if self.cancel():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_JOIN_SECONDS):
@@ -65,12 +68,12 @@ class LoopThread:
         self._join()  # nothing is left for it to do
 
     def stop(self) -> None:
-        """As `close`, without the owner's loop."""
+        """End the thread without the owner's loop. See `close`."""
         self.cancel()
         self._join()
 
     def close_in_child(self) -> None:
-        """In a forked child, which has no such thread: give back what its loop has open."""
+        """Close what the thread's loop has open, in a forked child, which has no such thread."""
         loop, self._loop = self._loop, None
         if loop is not None:
             for name in ("_ssock", "_csock", "_selector"):
@@ -100,7 +103,7 @@ class LoopThread:
             await self._task
 
     def _cancel(self) -> None:
-        # A second time would interrupt what it does at its end.
+        # A second cancellation would interrupt the clean-up of ``main()``.
         if self._task is not None and not self._is_cancelled:
             self._is_cancelled = True
             self._task.cancel()

@@ -1,4 +1,4 @@
-"""The error for a lost rank."""
+"""Build the error for a lost rank."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from aiodist.links.rank_info import RankInfo
 _GIVEN_UP = "is this rank, and was given up by the others"
 
 LEFT = "has left: it destroyed its process group or ended"
-"""Of a rank that said so. As below, what follows its name."""
+"""Text for a rank that said goodbye. It follows the rank's name, as the next one does."""
 
 ENDED = "died, ended without destroy_process_group, or was cut off"
-"""Of a rank whose connection has ended without a goodbye."""
+"""Text for a rank whose connection has ended without a goodbye."""
 
 
 def peer_lost(
     rank_info: RankInfo, why: str, noticed_by: int = -1, last: str = "", departure: str = ""
 ) -> PeerLostError:
-    """``rank_info``'s rank is gone; ``why`` continues a sentence that begins with it.
+    """Return the error that ``rank_info``'s rank is lost; ``why`` follows the rank's name.
 
-    ``departure``: "left", "died", or "" where that is not known.
+    ``departure``: "left", "died", or "" if that is not known.
     """
     return PeerLostError(
         f"{rank_info} {why}",
@@ -33,12 +33,12 @@ def peer_lost(
 
 
 def outcast(rank_info: RankInfo, why: str, noticed_by: int, last: str) -> PeerLostError:
-    """``rank_info``'s rank is this one, and lost to the others; ``why``: a sentence of theirs."""
+    """Return the error on the rank that the others declared lost; ``why`` is their reason."""
     return peer_lost(rank_info, f"{_GIVEN_UP}: {why}", noticed_by, last, "died")
 
 
 def own_loss(error: DistError, rank: int) -> DistError:
-    """``error`` as it is raised on ``rank``, which may be the very one that it says is lost."""
+    """Return ``error`` as it is raised on ``rank``, which may be the rank that it reports as lost."""
     if not isinstance(error, PeerLostError) or error.rank != rank or _GIVEN_UP in error.message:
         return error
     who = name_of(rank, error.host, error.pid)
@@ -49,7 +49,7 @@ def own_loss(error: DistError, rank: int) -> DistError:
 
 
 def without_frames(error: BaseException | None) -> BaseException | None:
-    """``error``, whose frames hold buffers that were being read: a group keeps it for long."""
+    """Return ``error`` without its frames, which hold buffers: a group keeps the error for long."""
     each = error
     while each is not None:
         each.__traceback__ = None

@@ -1,4 +1,4 @@
-"""What a rank tells the others about itself when they meet, and how it can be reached."""
+"""What a rank tells the others when they meet: its identity and its addresses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOCAL_SCHEMES = ("unix",)
 
 @dataclass(frozen=True)
 class RankInfo:
-    """What a rank tells the others about itself when they meet."""
+    """What a rank tells the others when they meet."""
 
     rank: int
     host: str
@@ -24,11 +24,11 @@ class RankInfo:
     """Equal on ranks that run under one kernel: only those try the transports of one host."""
     pid: int
     addresses: tuple[str, ...]
-    """Where it listens, best first."""
+    """Where the endpoint listens, best address first."""
     lifelines: tuple[str, ...] = ()
-    """Where its heartbeat thread listens, likewise."""
+    """Where its heartbeat thread listens, best address first."""
     segment: str = ""
-    """How to map the memory that it shares with the ranks of its host; empty where it has none."""
+    """How to map its shared memory; empty if it has none."""
 
     def encode(self) -> bytes:
         places = [list(self.addresses), list(self.lifelines)]
@@ -38,7 +38,7 @@ class RankInfo:
 
     @property
     def mark(self) -> bytes:
-        """Tells this process from another that has, had, or will have its rank."""
+        """Return bytes that tell this process from any other process that has the same rank."""
         return hashlib.blake2b(self.encode(), digest_size=8).digest()
 
     @classmethod
@@ -49,13 +49,13 @@ class RankInfo:
             who = int(rank), str(host), str(host_id), int(pid)
             return cls(*who, addresses, lifelines, str(segment))
         except (ValueError, TypeError, msgpack.UnpackException) as error:
-            raise ProtocolError("a rank introduced itself in a form nobody understands") from error
+            raise ProtocolError("a rank sent a malformed rank info") from error
 
     def __str__(self) -> str:
         return name_of(self.rank, self.host, self.pid)
 
 
 def reachable_at(address: str, there: RankInfo, here: RankInfo, schemes: Container[str]) -> bool:
-    """Whether ``here`` can try ``address`` of ``there``, having transports for ``schemes``."""
+    """Return whether ``here`` can try ``address`` of ``there`` with transports for ``schemes``."""
     scheme = address.partition(":")[0]
     return scheme in schemes and (scheme not in _LOCAL_SCHEMES or there.host_id == here.host_id)

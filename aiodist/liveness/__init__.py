@@ -1,4 +1,4 @@
-"""Who is alive: ranks watch each other from threads of their own, whatever their programs do."""
+"""Failure detection: ranks watch each other from separate threads, whatever their programs do."""
 
 from aiodist.liveness.heartbeat_thread import DEFAULT_TIMEOUT, SHORTEST, HeartbeatThread
 from aiodist.liveness.loss_notice import LossNotice

@@ -1,8 +1,9 @@
-"""One rank among those that watch each other: its heartbeat connections, what it hears, what it passes on.
+"""One rank's failure detector: its heartbeat connections, its deadlines, and the news that it
+passes on.
 
-Lives in an event loop of its own (`heartbeat`), and knows nothing of groups or messages. News of a lost
-rank floods the failure detector, each rank telling its neighbours once, so that it arrives everywhere
-whatever the ranks' programs do; the flood's cost is four small frames a rank.
+The detector lives in an event loop of its own (`heartbeat_thread`), and knows nothing of groups or
+messages. News of a lost rank floods the network of detectors: each rank tells its neighbours once.
+It arrives everywhere, whatever the ranks' programs do, at the cost of four small frames a rank.
 """
 
 from __future__ import annotations
@@ -29,19 +30,22 @@ from aiodist.wire.frames import Frame, FrameType
 from aiodist.wire.handshake import Handshake
 
 BEATS = 8
-"""Beats within the timeout."""
+"""Heartbeats within the timeout."""
 
 GRACE_SECONDS = 0.25
-"""A heartbeat connection that ended may have been cut and not its rank: how long the rank has to come
-back.
-"""
+"""Seconds that a rank has to come back after its heartbeat connection ended: the connection may
+have been cut while the rank lives."""
 
 _REDIAL_SECONDS = 0.1
 _FAREWELL_SECONDS = 1.0
 
 
 class FailureDetector:
-    """``open`` first, then ``meet``. Belongs to the loop that it is made in."""
+    """Watch the neighbours on the ring and spread news of lost ranks. Belongs to the loop that
+    creates it.
+
+    Call ``open`` first, then ``meet``.
+    """
 
     def __init__(
         self,
@@ -52,14 +56,16 @@ class FailureDetector:
         vitals: Callable[[], str],
         report: Callable[[LossNotice], None],
     ) -> None:
-        """``timeout``: seconds of silence that count as death. ``vitals()``: what this rank does.
+        """Create a detector without connections.
 
-        ``report(notice)`` hears once of each lost rank; of this one, if the others gave it up.
+        ``timeout``: seconds of silence after which a rank counts as lost. ``vitals()``: returns
+        what this rank does. ``report(notice)``: called once for each lost rank, also if the others
+        declared this one lost.
         """
         self.rank = rank
         self.size = size
         self.heard_of: dict[int, str] = {}
-        """What each neighbour last said that it does."""
+        """The last activity that each neighbour has reported."""
         self._transports = {transport.scheme: transport for transport in transports}
         self._timeout = timeout
         self._interval = timeout / BEATS
@@ -75,11 +81,11 @@ class FailureDetector:
         self._lines: dict[int, HeartbeatConnection] = {}
         self._dialling: dict[int, asyncio.Task[None]] = {}
         self._closing_streams = ClosingStreams(_FAREWELL_SECONDS)
-        self._endings: dict[int, str] = {}  # how the kernel says that a rank has ended
+        self._endings: dict[int, str] = {}  # why the connection of a rank ended, by rank
         self._gone: set[int] = set()
         self._rank_infos: list[RankInfo] = []
         self._ring: Sequence[int] = ()
-        self._returned: dict[int, HeartbeatConnection] = {}  # of ranks that this one takes for gone
+        self._returned: dict[int, HeartbeatConnection] = {}  # from ranks that count as gone here
         self._key = b""
         self._timer: asyncio.TimerHandle | None = None
         self._over = False
@@ -87,13 +93,13 @@ class FailureDetector:
         self._last_words = ""
 
     async def open(self) -> tuple[str, ...]:
-        """Listen; the addresses are for the other ranks. Raises DistNetworkError."""
+        """Listen and return the addresses for the other ranks. Raises DistNetworkError."""
         for transport in self._transports.values():
             self._listeners.append(await transport.listen(self._accept))
         return tuple(listener.address for listener in self._listeners)
 
     def meet(self, rank_infos: Sequence[RankInfo], key: bytes) -> None:
-        """Learn who the others are, by rank, and a secret of the job's for these lines alone."""
+        """Set the rank infos of all ranks, and a secret of the job for heartbeat connections."""
         self._rank_infos, self._key = list(rank_infos), key
         self.size = len(rank_infos)
         self._ring = ring_order([rank_info.host_id for rank_info in rank_infos])
@@ -104,7 +110,7 @@ class FailureDetector:
         self._beat()
 
     def renew(self, rank_info: RankInfo) -> None:
-        """Another process takes the place of a rank."""
+        """Accept another process in the place of a rank."""
         if self._over:
             return
         self._remove(rank_info.rank)
@@ -117,12 +123,14 @@ class FailureDetector:
             self.proven(line)
 
     def dismiss(self, rank: int) -> None:
-        """``rank`` is gone, as everybody knows."""
+        """Stop watching ``rank``, which all ranks know to be gone."""
         if not self._over and rank not in self._gone:
             self._remove(rank)
 
     async def leave(self, last_activity: str = "") -> None:
-        """Say goodbye, or ``last_activity``, why this rank is lost; close everything, in bounded time."""
+        """Say goodbye, or ``last_activity``, why this rank is lost; close everything in bounded
+        time.
+        """
         if self._over and not self._listeners:
             return
         self._over = True
@@ -130,8 +138,8 @@ class FailureDetector:
         self._departure.set()
         for line in [*self._lines.values(), *self._returned.values()]:
             self._take_leave_of(line)
-        # Whoever is being dialled hears a goodbye, too: to a rank that goes on, one that hangs up
-        # in the middle of the handshake would be a stranger.
+        # Complete the handshakes under way and say goodbye on them, too: a peer that stays would
+        # log a connection that ends in the handshake as a stranger's.
         if self._dialling:
             await asyncio.wait(self._dialling.values(), timeout=_FAREWELL_SECONDS)
         self._stop()
@@ -143,12 +151,12 @@ class FailureDetector:
     def _take_leave_of(self, line: HeartbeatConnection) -> None:
         if self._last_words:
             line.tell(FrameType.LOST, self._notice(self.rank, self._last_words).encode())
-        elif self._departure.is_set():  # not that of a rank which the others gave up
+        elif self._departure.is_set():  # unless the others declared this rank lost
             line.tell(FrameType.GOODBYE)
         self._closing_streams.hang_up(line.connection)
 
     def close_in_child(self) -> None:
-        """In a forked child: give back what it inherited; the parent's lines go on."""
+        """Release in a forked child what it inherited; the parent's connections stay open."""
         lines = [*self._lines.values(), *self._returned.values(), *self._pending]
         for connection in [*self._early, *(line.connection for line in lines)]:
             connection.close_in_child()
@@ -164,8 +172,8 @@ class FailureDetector:
             self._take_leave_of(line)
             return
         if rank in self._gone:
-            # It was given up, and comes back; or it is the next one in its place, of which this
-            # rank has yet to hear, and knows that it is not meant.
+            # This is a rank that was declared lost and comes back, or the process that replaces
+            # it. The latter ignores the notice, whose mark names the former process.
             verdict = self._notice(rank, f"rank {self.rank} no longer counts on it")
             line.tell(FrameType.LOST, verdict.encode())
             former = self._returned.pop(rank, None)
@@ -211,7 +219,7 @@ class FailureDetector:
         self._ended(rank, f"it {ENDED}: {why}")
         self._dial(rank)
 
-    # -- judgement
+    # -- verdicts
 
     def _beat(self) -> None:
         if self._over:
@@ -223,10 +231,11 @@ class FailureDetector:
             line.tell(FrameType.BEAT, pulse)
 
     def _until_next_beat(self) -> float:
-        """Seconds to the next multiple of the interval on the host's clock, half an interval or more.
+        """Return the seconds to the next multiple of the interval on the host's clock, at least
+        half of one.
 
-        So the ranks of a host beat together, and each wakes once or twice for the beats of all its
-        neighbours, not once for each.
+        All ranks of a host therefore beat together. Each wakes once or twice for the heartbeats of
+        all its neighbours, instead of once for each.
         """
         seconds = self._interval - time.monotonic() % self._interval
         return seconds if seconds > self._interval / 2 else seconds + self._interval
@@ -252,7 +261,9 @@ class FailureDetector:
         return 0 <= rank < self.size and self._rank_infos[rank].mark == mark
 
     def _ended(self, rank: int, why: str) -> None:
-        """The kernel says that ``rank`` is gone: it may show soon that it is not."""
+        """Handle the end of a connection to ``rank``: the rank may come back within the grace
+        period.
+        """
         self._endings[rank] = why
         self._deadlines.hurry(rank, time.monotonic() + GRACE_SECONDS)
         self._loop.call_later(GRACE_SECONDS, self._judge)
@@ -261,7 +272,7 @@ class FailureDetector:
         rank = notice.rank
         if rank in self._gone or self._over or not self._is_meant(rank, notice.mark):
             return
-        if notice.noticed_by in self._gone:  # two that gave each other up: the first word counts
+        if notice.noticed_by in self._gone:  # two ranks accuse each other: the first notice counts
             return
         if rank == self.rank:
             self._over = True
@@ -304,15 +315,15 @@ class FailureDetector:
     # -- connections
 
     def _arrange(self) -> None:
-        """Watch all neighbours of now; those that were, and live, still are."""
+        """Connect to all present neighbours; connections that live are kept."""
         for rank in neighbours(self._ring, self.rank, self._gone):
             if rank not in self._deadlines:
                 self._deadlines.watch(rank, time.monotonic())
                 self._dial(rank)
 
     def _dial(self, rank: int, *, whoever: bool = False) -> None:
-        # Of two ranks the lower one dials, also to mend a line that was cut. While ranks come and
-        # go it may not know yet that it has to; then, after a while, the other one does.
+        # The lower of two ranks dials, also to restore a connection that was cut. While ranks join
+        # and leave it may not know yet that it should dial; then the other one dials after a while.
         if self.rank > rank and not whoever:
             self._loop.call_later(self._timeout / 2, partial(self._dial, rank, whoever=True))
         elif rank in self._deadlines and rank not in self._dialling and not self._over:
@@ -333,7 +344,9 @@ class FailureDetector:
                 del self._dialling[rank]
 
     async def _try_addresses(self, rank: int) -> str:
-        """Connect, by the first address that serves. If all refuse, what they say, else nothing."""
+        """Connect by the first address that works. If all refuse, return their errors, else an
+        empty text.
+        """
         refusals: list[str] = []
         rank_info, own = self._rank_infos[rank], self._rank_infos[self.rank]
         addresses = [

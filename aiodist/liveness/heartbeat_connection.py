@@ -1,4 +1,4 @@
-"""A connection between the heartbeat threads of two ranks: the mesh's handshake, then beats and news."""
+"""A connection between the heartbeat threads of two ranks: a handshake, then heartbeats and news."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class Owner(Protocol):
 
 
 class HeartbeatConnection:
-    """One connection. ``rank`` is -1 until the handshake has proven who is there."""
+    """One connection. ``rank`` is -1 until the handshake has proven the rank of the other side."""
 
     def __init__(self, owner: Owner, connection: Connection, handshake: Handshake) -> None:
         self.connection = connection
         self.rank = -1
-        self.vitals = ""  # what the other side last said that it does
+        self.vitals = ""  # the last activity that the other side has reported
         self.on_proven: Callable[[BaseException | None], None] | None = None
         self._owner = owner
         self._handshake = handshake
         self._over = False
-        self._decoder = FrameDecoder(self, max_payload=0)  # a beat is a header and a few words
+        self._decoder = FrameDecoder(self, max_payload=0)  # a heartbeat is a header and metadata
 
     def start(self, server_rank: int | None = None) -> None:
-        """Begin to read; as the client of the handshake where ``server_rank`` is given."""
+        """Begin to read. With ``server_rank``, act as the client of the handshake with that rank."""
         self.connection.start(self._decoder)
         if server_rank is not None:
             self.tell(FrameType.HELLO, self._handshake.start(server_rank))
@@ -46,7 +46,9 @@ class HeartbeatConnection:
         self.connection.send([encode(type, meta=meta, id=id)])
 
     def abort(self, error: BaseException) -> None:
-        """Close at once because of ``error``, and say so to whoever waits for this line."""
+        """Close at once because of ``error``, and report it to the task that waits for the
+        handshake.
+        """
         self.connection.abort()
         self.lost(error)
 

@@ -1,14 +1,18 @@
-"""How long each watched rank may stay silent. Pure: the time is an argument."""
+"""The deadline of each watched rank. Pure: the time is an argument."""
 
 from __future__ import annotations
 
 
 class HeartbeatDeadlines:
-    """The watched ranks, and until when each has to be heard of."""
+    """The watched ranks, each with the time until which it must send a sign of life."""
 
     def __init__(self, timeout: float, interval: float, now: float) -> None:
-        """``timeout``: seconds of silence. ``interval``: between two looks, and between beats."""
-        # A silence is seen at the next look, an interval later at most: that is part of it.
+        """Create an empty table.
+
+        ``timeout``: seconds of silence. ``interval``: seconds between two checks, and between
+        heartbeats.
+        """
+        # The next check notices a silence up to one interval late. The timeout includes that.
         self._patience = timeout - interval
         self._interval = interval
         self._looked = now
@@ -18,27 +22,29 @@ class HeartbeatDeadlines:
         return rank in self._limits
 
     def watch(self, rank: int, now: float) -> None:
-        """From now on ``rank`` has to be heard of."""
+        """Expect signs of life from ``rank`` from now on."""
         self._limits.setdefault(rank, now + self._patience)
 
     def release(self, rank: int) -> None:
         self._limits.pop(rank, None)
 
     def heard(self, rank: int, now: float) -> None:
-        """``rank`` gave a sign of life."""
+        """Record a sign of life of ``rank``."""
         if rank in self._limits:
             self._limits[rank] = now + self._patience
 
     def hurry(self, rank: int, limit: float) -> None:
-        """The kernel says that ``rank`` has ended: it has until ``limit`` to show otherwise."""
+        """Shorten the deadline of ``rank`` to ``limit``: the kernel says that its process has
+        ended.
+        """
         if rank in self._limits:
             self._limits[rank] = min(self._limits[rank], limit)
 
     def silent(self, now: float) -> list[int]:
-        """Those whose time is up.
+        """Return the ranks whose deadline has passed.
 
-        A look that comes late was kept from coming: this process was stopped, or a computation
-        held the interpreter. It heard nobody meanwhile, so that time counts for nobody.
+        A check that comes late was delayed: this process was stopped, or a computation held the
+        interpreter. The process could not read meanwhile, so that time is added to every deadline.
         """
         gap = now - self._looked
         self._looked = now

@@ -1,7 +1,7 @@
-"""The thread in which a rank's failure detector lives, and the way between it and the rank's own loop.
+"""The thread in which a rank's failure detector lives, and its connection to the rank's own loop.
 
-The rank's loop may be busy for minutes, or stand still; this thread needs the interpreter for a
-moment several times a timeout, and nothing else.
+The rank's loop may be busy for minutes, or stand still. This thread only needs the interpreter for
+a moment several times a timeout.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from aiodist.liveness.loss_notice import LossNotice
 from aiodist.transport.base import Transport
 
 DEFAULT_TIMEOUT = 10.0
-"""Seconds of silence after which a rank counts as lost, where nothing else is said."""
+"""Seconds of silence after which a rank counts as lost, by default."""
 
 SHORTEST = 0.2
-"""Seconds; below that a busy machine alone makes a rank silent for so long."""
+"""The shortest timeout in seconds. On a busy machine a healthy rank can be silent for longer."""
 
 _ORPHANED = "its event loop has ended without destroy_process_group()"
 
 
 class HeartbeatThread:
-    """A failure detector in a thread of its own. ``open``, ``meet``, in the end ``close``."""
+    """Run a failure detector in its own thread. Call ``open``, ``meet``, and in the end ``close``."""
 
     def __init__(
         self, rank: int, size: int, transports: Sequence[Transport], timeout: float
     ) -> None:
-        """``timeout``: seconds, see `DEFAULT_TIMEOUT`."""
+        """Create the thread without starting it. ``timeout``: seconds, see `DEFAULT_TIMEOUT`."""
         self._rank = rank
         self._size = size
         self._transports = transports
@@ -48,7 +48,7 @@ class HeartbeatThread:
     async def open(
         self, vitals: Callable[[], str], report: Callable[[LossNotice], None]
     ) -> tuple[str, ...]:
-        """Start; the addresses are for the other ranks. Raises DistNetworkError.
+        """Start the thread and return the addresses for the other ranks. Raises DistNetworkError.
 
         ``vitals()`` is called in the thread; ``report(notice)`` in this loop, for each lost rank.
         """
@@ -62,7 +62,7 @@ class HeartbeatThread:
             raise
 
     def meet(self, rank_infos: Sequence[RankInfo], key: bytes) -> None:
-        """Begin to beat and to watch. Ranks of one process live and die together, and need none."""
+        """Begin to send heartbeats and to watch. Ranks of one process share its fate and need none."""
         if len({(rank_info.host_id, rank_info.pid) for rank_info in rank_infos}) == 1:
             self._loop_thread.cancel()
             return
@@ -70,12 +70,12 @@ class HeartbeatThread:
         self._ask(FailureDetector.meet, rank_infos, key)
 
     def renew(self, rank_info: RankInfo) -> None:
-        """Another process has taken the place of a rank."""
+        """Accept another process in the place of a rank."""
         if self._met:
             self._ask(FailureDetector.renew, rank_info)
 
     def dismiss(self, rank: int) -> None:
-        """``rank`` was lost before this one came."""
+        """Stop watching ``rank``, which was lost before this rank joined."""
         if self._met:
             self._ask(FailureDetector.dismiss, rank)
 
@@ -84,20 +84,22 @@ class HeartbeatThread:
         self._loop_thread.ask(function, self._detector, *args)
 
     def heard_of(self, rank: int) -> str:
-        """What ``rank`` last said that it does; empty for one that is no neighbour."""
+        """Return the last activity that ``rank`` has reported; empty for a rank that is no
+        neighbour.
+        """
         return "" if self._detector is None else self._detector.heard_of.get(rank, "")
 
     async def close(self) -> None:
-        """Say goodbye and end the thread; 4 s at most. Idempotent."""
+        """Say goodbye and end the thread, within 4 s. Idempotent."""
         await self._loop_thread.close()
 
     def stop(self) -> None:
-        """End the thread without the owner's loop, which has ended: to the others, this rank died."""
+        """End the thread without the owner's loop, which has ended. To the others, this rank died."""
         self._last_words = _ORPHANED
         self._loop_thread.stop()
 
     def close_in_child(self) -> None:
-        """In a forked child, which has no such thread: give back its sockets."""
+        """Release the sockets in a forked child, which has no such thread."""
         if self._detector is not None:
             self._detector.close_in_child()
         self._loop_thread.close_in_child()
@@ -129,7 +131,7 @@ class HeartbeatThread:
 
 
 def _ignore(notice: LossNotice) -> None:
-    """Before `open`."""
+    """Ignore a notice that comes before `open`."""
 
 
 def _resolve(future: asyncio.Future[object], value: object) -> None:

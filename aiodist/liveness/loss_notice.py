@@ -1,4 +1,4 @@
-"""What ranks tell each other about a lost one."""
+"""The notice of a lost rank that ranks send each other."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import msgpack
 from aiodist.errors import ProtocolError
 
 MAX_TEXT = 600
-"""Bytes of a text in a notice or a beat; three of them fit into a frame's metadata."""
+"""Bytes of a text in a notice or heartbeat; three of them fit into a frame's metadata."""
 
 
 @dataclass(frozen=True)
 class LossNotice:
-    """Rank ``rank`` is lost. ``noticed_by``: the rank that found out; ``reason``: how.
+    """The notice that rank ``rank`` is lost.
 
-    ``mark``: of its rank info, for another process may have taken its place meanwhile.
-    ``last``: what the lost rank was last known to do, in words.
+    ``noticed_by``: the rank that found out. ``reason``: how. ``mark``: of the lost rank's info,
+    because another process may have replaced it meanwhile. ``last``: text for its last known
+    activity.
     """
 
     rank: int
@@ -40,14 +41,14 @@ class LossNotice:
 
     @classmethod
     def decode(cls, data: bytes) -> LossNotice:
-        """Raises ProtocolError."""
+        """Decode a notice. Raises ProtocolError."""
         try:
             rank, mark, noticed_by, reason, last = msgpack.unpackb(data)
             return cls(int(rank), bytes(mark), int(noticed_by), str(reason), str(last))
         except (ValueError, TypeError, msgpack.UnpackException) as error:
-            raise ProtocolError("a notice of a lost rank that nobody understands") from error
+            raise ProtocolError("a malformed notice of a lost rank") from error
 
 
 def shorten(text: str) -> str:
-    """``text`` in at most MAX_TEXT bytes of UTF-8."""
+    """Return ``text`` in at most MAX_TEXT bytes of UTF-8."""
     return text.encode("utf-8", "replace")[:MAX_TEXT].decode("utf-8", "ignore")

@@ -1,18 +1,18 @@
-"""Who watches whom: each rank and its nearest on both sides of a ring, decided alike everywhere."""
+"""The ring of ranks in which each rank watches its nearest neighbours, computed alike everywhere."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
 REACH = 2
-"""Neighbours on either side: each rank is watched by four others, however many there are."""
+"""Neighbours on either side: each rank is watched by four others, whatever the world's size."""
 
 
 def ring_order(hosts: Sequence[str]) -> list[int]:
-    """The ranks in ring order; ``hosts[rank]`` names each one's host.
+    """Return the ranks in ring order; ``hosts[rank]`` names each one's host.
 
-    Hosts take turns, so that neighbours stand on different ones where possible: when a whole
-    host goes, each of its ranks has a neighbour elsewhere who notices.
+    Hosts take turns, so that neighbours run on different hosts where possible. When a whole host
+    fails, each of its ranks has a neighbour on another host that notices.
     """
     first: dict[str, int] = {}
     counts: dict[str, int] = {}
@@ -26,7 +26,7 @@ def ring_order(hosts: Sequence[str]) -> list[int]:
 
 
 def neighbours(ring: Sequence[int], rank: int, gone: Collection[int]) -> list[int]:
-    """Whom ``rank`` watches, and is watched by, once those in ``gone`` are.
+    """Return the ranks that ``rank`` watches, and is watched by, without those in ``gone``.
 
     The relation is mutual. When ranks go, pairs are only added: the others move closer together.
     """

@@ -1,10 +1,10 @@
-"""Ranks of one host that sit on one core while another idles.
+"""Move a rank to an idle core when it shares its core with another rank of the host.
 
-Whoever is woken by a message tends to be put on the core of the rank that sent it. Two ranks that
-look instead of sleeping then take turns on that core: to the system both are busy, and it takes it
-some milliseconds to move one. A rank that has looked in vain for a moment, and sees another rank
-running on its own core, therefore steps aside, onto a core where no rank runs. It only moves: what
-cores it may use stays as it was.
+The kernel tends to place a woken rank on the core of the rank that sent the message. If both ranks
+then spin, they take turns on that core. To the kernel both are busy, so it takes some milliseconds
+to move one of them. A rank that has spun for a moment without success therefore checks whether
+another rank runs on its own core, and moves to a core where no rank runs. Only the placement
+changes: the set of cores that the rank may use stays the same.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 
 _MOST = 8
-"""Ranks to look after: each costs two microseconds."""
+"""The largest number of ranks to check: each check costs two microseconds."""
 
 FIRST_PAUSE = 1e-3
 LONGEST_PAUSE = 64e-3
-"""Seconds between two looks. Longer and longer where stepping aside does not help."""
+"""The longest pause between two checks, in seconds. The pause grows while moving does not help."""
 
 _THREADS = 8
-"""Of a rank, beside its main thread: those that were started first."""
+"""Threads checked per rank beside its main thread: those that were started first."""
 
 _PROCESSOR = 36
-"""The core, among the fields of /proc/<pid>/stat behind the name; field 0 is the state."""
+"""Index of the core among the fields of /proc/<pid>/stat behind the name; field 0 is the state."""
 
 
 class CorePlacement:
-    """The other ranks of this rank's host."""
+    """Track the other ranks of this host, and move this rank off a core that it shares."""
 
     __slots__ = ("_core", "_next", "_pause", "_pids")
 
@@ -40,14 +40,14 @@ class CorePlacement:
         self._pause = FIRST_PAUSE
 
     def meet(self, pids: Iterable[int]) -> None:
-        """Their processes. Looks after none where there are too many."""
+        """Set the process ids of the other ranks. Too many ranks switch the checks off."""
         others = tuple(pid for pid in pids if pid != os.getpid())
         self._pids = others if len(others) <= _MOST and self._core is not None else ()
 
     def move_to_idle_core(self, now: float) -> None:
-        """Go to another core if a neighbour runs on this one, and one is free of them.
+        """Move to a free core if a neighbour runs on this rank's core. Most calls return at once.
 
-        ``now``: of `time.perf_counter`. Most calls return at once.
+        ``now``: of `time.perf_counter`, in seconds.
         """
         if now < self._next or not self._pids or self._core is None:
             return
@@ -61,9 +61,9 @@ class CorePlacement:
 
 
 def running_on(pid: int) -> int:
-    """A core that a thread of the process runs on just now, -1 if none does.
+    """Return a core that a thread of the process runs on now, or -1 if no thread runs.
 
-    The main thread's first: in a blocking program it drives the engine for as long as it can.
+    The main thread is checked first: in a blocking program it drives the engine most of the time.
     """
     core = _core_of(f"/proc/{pid}/stat")
     if core < 0:
@@ -76,7 +76,7 @@ def running_on(pid: int) -> int:
 
 
 def _core_of(path: str) -> int:
-    """The core of a thread that runs, -1 of one that does not."""
+    """Return the core of a running thread, or -1 if the thread does not run."""
     try:
         stat = os.open(path, os.O_RDONLY)
     except OSError:
@@ -93,7 +93,10 @@ def _core_of(path: str) -> int:
 
 
 def move_from(core: int, taken: Sequence[int]) -> bool:
-    """Move this thread from ``core`` to one that is not ``taken``; False if there is none."""
+    """Move this thread from ``core`` to a core that is not ``taken``.
+
+    Returns False if every core is taken.
+    """
     with contextlib.suppress(OSError):
         allowed = os.sched_getaffinity(0)
         free = allowed.difference(taken, (core,))
@@ -105,7 +108,9 @@ def move_from(core: int, taken: Sequence[int]) -> bool:
 
 
 def _which_core() -> Callable[[], int] | None:
-    """What tells the calling thread's core; None where the system does not."""
+    """Return a function that tells the calling thread's core, or None if the system has no such
+    call.
+    """
     if not hasattr(os, "sched_setaffinity") or not os.path.exists("/proc/self/stat"):
         return None
     which: Callable[[], int] | None = getattr(ctypes.CDLL(None), "sched_getcpu", None)

@@ -1,4 +1,4 @@
-"""How a rank leaves: in order, and within a time that no silent rank can lengthen by much."""
+"""Leave in order, and within a time that a silent rank cannot lengthen much."""
 
 from __future__ import annotations
 
@@ -7,27 +7,29 @@ from collections.abc import Coroutine, Iterable
 from typing import Any
 
 FLUSH_SECONDS = 5.0
-"""What is under way has this long in all, whatever it waits for, when a rank leaves."""
+"""Total seconds for the work under way when a rank leaves."""
 
 LAST_SECONDS = 1.0
-"""What has to be said last has so long even where nothing is left of that: to be connected, and
-then for the others to hear it."""
+"""Seconds for each of two last steps, even if the flush has used up its time: to connect, and to
+deliver the goodbye."""
 
 
 class Departure:
-    """One rank's, from the moment it begins."""
+    """The time budget of a leaving rank, which starts when it is created."""
 
     def __init__(self, seconds: float) -> None:
-        """``seconds``: for what is under way."""
+        """Start the budget. ``seconds``: for the work under way."""
         self._loop = asyncio.get_running_loop()
         self._end = self._loop.time() + seconds
 
     def remaining(self) -> float:
-        """Seconds that are left for what is under way."""
+        """Return the seconds that are left for the work under way."""
         return max(0.0, self._end - self._loop.time())
 
     async def finish(self, tasks: list[asyncio.Task[Any]]) -> None:
-        """Let ``tasks`` end; those that do not are cancelled. Cancelled itself, it cancels all."""
+        """Await ``tasks`` and cancel those that exceed the budget. If cancelled, cancel all of
+        them.
+        """
         if not tasks:
             return
         try:
@@ -38,5 +40,5 @@ class Departure:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def take(self, closing_streams: Iterable[Coroutine[Any, Any, None]]) -> None:
-        """Await ``closing_streams`` side by side; those that do not end in time are cut short."""
+        """Await ``closing_streams`` concurrently, and cut short those that exceed their time."""
         await self.finish([self._loop.create_task(each) for each in closing_streams])

@@ -1,4 +1,4 @@
-"""A rank's place in the mesh: it listens, connects on first use, sends and receives by key."""
+"""One rank's endpoint: it listens, connects on first use, and sends and receives by key."""
 
 from __future__ import annotations
 
@@ -38,13 +38,15 @@ DEFAULT_WINDOW = 64 << 20
 """Bytes that a rank buffers, for each peer, of messages without a posted receive."""
 
 CONNECT_SECONDS = 60.0
-"""All ranks listen before any learns their addresses: who has not answered by then is gone."""
+"""Seconds to wait for a connection. All ranks listen before any rank learns their addresses, so a
+rank that has not answered by then is lost."""
 
 _SILENCE_SECONDS = 0.2
-"""How long a rank that was never connected may let a receive wait before it is looked for."""
+"""Seconds that a receive may wait for a rank without a connection before this rank connects to it.
+"""
 
 _LAST_WORDS_SECONDS = 0.3
-"""How long a rank that refuses connections may still be heard before it counts as gone."""
+"""Seconds to wait for a goodbye on another stream when a rank refuses connections."""
 
 _TEXT_END = "\0"
 _TEXT_CHARS = MAX_META // 8 - 1
@@ -52,9 +54,10 @@ _TEXT_CHARS = MAX_META // 8 - 1
 
 
 class Endpoint:
-    """Sends and receives between this rank and all others. Belongs to one event loop.
+    """Send and receive between this rank and all others. An endpoint belongs to one event loop.
 
-    ``open`` first, then ``meet`` with everybody's rank infos. Nothing connects before the first message.
+    Call ``open`` first, then ``meet`` with the rank infos of all ranks. The first message to a peer
+    opens the connection.
     """
 
     def __init__(
@@ -69,9 +72,11 @@ class Endpoint:
         memory: SharedMemory | None = None,
         host: str = "",
     ) -> None:
-        """``heartbeat``: what watches the other ranks while this one's loop is busy, if anything.
-        ``memory``: what this rank shares with those of its host. Both are closed with the rest.
-        ``host``: what ranks of one host are known by, found out where empty.
+        """Create an endpoint that is not yet open.
+
+        ``heartbeat``: watches the other ranks while this rank's loop is busy; None for no
+        heartbeats. ``memory``: the shared memory of this host's ranks. `close` closes both.
+        ``host``: the name that all ranks of this host share; determined here if empty.
         """
         self.rank = rank
         self.size = size
@@ -86,7 +91,7 @@ class Endpoint:
         self._pending: PendingHandshakes[Link] = PendingHandshakes(f"rank {rank}", size)
         self._heartbeat = heartbeat
         self._closing_streams = ClosingStreams()
-        self._early: list[Connection] = []  # came before ``meet``: the faster ranks know us already
+        self._early: list[Connection] = []  # accepted before ``meet``, from ranks that met sooner
         self._key = b""
         self._departure = False
         self._closed = False
@@ -95,10 +100,12 @@ class Endpoint:
         self.spin_policy = SpinPolicy(self._loop.call_soon)
         self.shm_progress = ShmProgress(memory, self.spin_policy)
 
-    # -- meeting
+    # -- rendezvous
 
     async def open(self) -> RankInfo:
-        """Listen on every transport; the rank info is for the other ranks. Raises DistNetworkError."""
+        """Listen on every transport and return this rank's info for the others. Raises
+        DistNetworkError.
+        """
         lifelines: tuple[str, ...] = ()
         if self._heartbeat is not None:
             lifelines = await self._heartbeat.open(self._events.activity, self._pronounced)
@@ -117,11 +124,11 @@ class Endpoint:
         return self.rank_info
 
     def meet(self, rank_infos: Sequence[RankInfo], key: bytes) -> None:
-        """Learn the others' rank infos and the job's key (32 bytes or so, secret)."""
+        """Set the rank infos of all ranks and the job's key (about 32 bytes, secret)."""
         self._key = key
         self.size = self.inbox.size = len(rank_infos)
         here = [rank_info.pid for rank_info in rank_infos if rank_info.host_id == self._host_id]
-        self.shares_process = len(set(here)) < len(here)  # there, looking keeps the other waiting
+        self.shares_process = len(set(here)) < len(here)  # where spinning blocks the other rank
         self.spin_policy.meet([] if self.shares_process else here)
         if self.memory is not None:
             segments = {c.rank: c.segment for c in rank_infos if c.host_id == self._host_id}
@@ -141,10 +148,10 @@ class Endpoint:
         self.inbox.add_source(peer)
 
     def renew(self, rank_info: RankInfo) -> None:
-        """Another process takes the place of a rank that is lost."""
+        """Replace a lost rank by a new process."""
         old = self._peers.get(rank_info.rank)
         if old is not None:
-            if old.error is None:  # the others noticed its end, this rank did not
+            if old.error is None:  # only the other ranks noticed its end
                 why = f"was replaced by process {rank_info.pid} on {rank_info.host}"
                 self._peer_lost(
                     old, peer_lost(old.rank_info, why, last=self._heard_of(old), departure="died")
@@ -158,33 +165,37 @@ class Endpoint:
             self._heartbeat.renew(rank_info)
 
     def give_up(self, rank: int, error: PeerLostError) -> None:
-        """``rank`` was lost before this rank came."""
+        """Record that ``rank`` was lost before this rank joined."""
         self._peer_lost(self._peers[rank], error)
         if self._heartbeat is not None:
             self._heartbeat.dismiss(rank)
 
     def rank_infos(self) -> list[RankInfo]:
-        """Everybody's, this rank's own too, by rank."""
+        """Return the rank infos of all ranks, by rank, this rank included."""
         known = {rank: peer.rank_info for rank, peer in self._peers.items()}
         known[self.rank] = self.rank_info
         return [known[rank] for rank in sorted(known)]
 
     def connected(self, rank: int) -> bool:
-        """Whether there is a stream to ``rank``."""
+        """Return whether a stream to ``rank`` is open."""
         return bool(self._peers[rank].links)
 
     def polls(self, ranks: Sequence[int]) -> list[Callable[[], None]]:
-        """What to call to take in what ``ranks`` have sent, and send what is queued for them."""
+        """Return the functions that read what ``ranks`` have sent and write what is queued for
+        them.
+        """
         return [poll for rank in set(ranks) for poll in self._peers[rank].polls()]
 
     def host_of(self, rank: int) -> str:
-        """A name for the host of ``rank``: equal for ranks under one kernel."""
+        """Return a name for the host of ``rank``: ranks under one kernel have equal names."""
         return self._host_id if rank == self.rank else self._peers[rank].rank_info.host_id
 
     # -- messages
 
     def send(self, dst: int, key: Key, data: memoryview, meta: bytes) -> Send:
-        """Send ``data`` (bytes, contiguous) to rank ``dst``; done when its memory is free again."""
+        """Send ``data`` (bytes, contiguous) to rank ``dst``. The send completes when its memory is
+        free again.
+        """
         message = Send(key, data, meta)
         peer = self._peers[dst]
         peer.outbox.send(message)
@@ -202,29 +213,31 @@ class Endpoint:
         return recv
 
     def peer(self, rank: int) -> Peer:
-        """What goes to ``rank`` and comes from it."""
+        """Return the state of the exchange with ``rank``."""
         return self._peers[rank]
 
     def withdraw_send(self, dst: int, message: Send) -> bool:
-        """Take a message back; False if it is on the stream already."""
+        """Take a message back. Returns False if it is on the stream already."""
         return self._peers[dst].outbox.withdraw(message)
 
     def reach(self, rank: int) -> None:
-        """Connect to ``rank``, which is how one learns of its end, before there is a message."""
+        """Connect to ``rank`` before there is a message: only a connection reports the end of its
+        process.
+        """
         peer = self._peers[rank]
         if not (peer.links or peer.connecting or peer.error or self._departure):
             peer.connecting = self._loop.create_task(self._connect(peer))
 
     def error_of(self, rank: int) -> BaseException | None:
-        """Why ``rank`` is gone, None while it is there."""
+        """Return why ``rank`` is lost, or None while it is reachable."""
         return self._peers[rank].error
 
     def lost(self, rank: int) -> bool:
-        """Whether ``rank`` is gone, as far as this rank knows."""
+        """Return whether ``rank`` is lost, as far as this rank knows."""
         return rank != self.rank and self._peers[rank].error is not None
 
     def _tell(self, rank: int, frame: bytes, payload: Sequence[bytes] = ()) -> bool:
-        """Send a frame of the protocol to ``rank``, connected or not; False if it is gone."""
+        """Send a control frame to ``rank``, connected or not. Returns False if the rank is lost."""
         peer = self._peers[rank]
         if peer.error is not None:
             return False
@@ -244,19 +257,20 @@ class Endpoint:
             self._tell(rank, frame, [error])
 
     def query_status(self, group: int, sequence: int, ranks: Sequence[int]) -> list[int]:
-        """Ask ``ranks`` whether they have entered a collective, and what they do. Returns those that may
-        answer. ``sequence`` below 0: about no collective.
+        """Ask ``ranks`` whether they have entered a collective, and what they do.
+
+        A ``sequence`` below 0 asks about no collective. Returns the ranks that may answer.
         """
         frame = encode(FrameType.STATUS_QUERY, (0, group, sequence))
         return [rank for rank in ranks if self._tell(rank, frame)]
 
     def agree(self, rank: int, group: int, number: int, message: bytes) -> None:
-        """Send ``rank`` a message of an agreement; nothing where it is gone."""
+        """Send ``rank`` a message of an agreement. A lost rank gets none."""
         frame = encode(FrameType.AGREE, (0, group, number), length=len(message))
         self._tell(rank, frame, [message])
 
     def ring(self, rank: int, group: int) -> None:
-        """Wake ``rank``, which sleeps over the memory that it shares with this one in ``group``."""
+        """Wake ``rank``, which sleeps until its flag in the shared memory of ``group`` changes."""
         self._tell(rank, encode(FrameType.WAKE, (0, group, 0)))
 
     # -- control messages from other ranks
@@ -283,9 +297,10 @@ class Endpoint:
     # -- the end
 
     async def close(self, seconds: float = FLUSH_SECONDS) -> None:
-        """Send what is queued for ``seconds`` at most, say goodbye, close everything. Idempotent.
+        """Flush the queues for at most ``seconds``, say goodbye and close every connection.
+        Idempotent.
 
-        Beyond that it takes two seconds (twice LAST_SECONDS) where a rank is silent.
+        A silent rank lengthens this by at most two seconds (twice LAST_SECONDS).
         """
         if self._departure:
             return
@@ -304,8 +319,8 @@ class Endpoint:
             self.shm_progress.close()
 
     async def _leave(self, leaving: Departure) -> None:
-        # What was sent before a connection was up still goes out, why an operation failed above
-        # all. Until then this rank can be reached: a refusal would look like a death.
+        # Messages sent before their connection was up still go out, above all the reasons of
+        # failed operations. Until then this rank listens: a refusal would look like its death.
         await leaving.finish([p.connecting for p in self._peers.values() if p.connecting])
         await self.shm_progress.clear(leaving.remaining())
         self._closed = True
@@ -328,14 +343,14 @@ class Endpoint:
         )
 
     def abandon(self) -> None:
-        """The loop has ended: close without it. To the other ranks, this one has died."""
+        """Close without the loop, which has ended. To the other ranks, this one has died."""
         if self._heartbeat is not None:
             self._heartbeat.stop()
             self._heartbeat = None
         self.close_in_child()
 
     def close_in_child(self) -> None:
-        """In a forked child: give back what it inherited; the parent's streams go on."""
+        """Release in a forked child what it inherited; the parent's streams stay open."""
         if self._closed:
             return
         self._closed = True
@@ -349,10 +364,10 @@ class Endpoint:
         self.shm_progress.close()
 
     def connections(self) -> list[Connection]:
-        """The open connections, to all ranks."""
+        """Return the open connections to all ranks."""
         return [link.connection for peer in self._peers.values() for link in peer.links]
 
-    # -- mesh.link.Owner
+    # -- p2p.link.Owner
 
     def proven(self, link: Link, rank: int) -> Peer:
         self._pending.proven(link)
@@ -360,7 +375,7 @@ class Endpoint:
         peer.links.append(link)
         if peer.rank_info.host_id != self._host_id:
             link.connection.leaves_host()
-        # One stream carries all we send: the one we made ourselves, or the first that came.
+        # One link carries all that this rank sends: the one it dialled, or the first that arrived.
         if link.dialled or peer.connecting is None:
             self._use(peer, link)
         return peer
@@ -372,7 +387,8 @@ class Endpoint:
             return
         certain = peer.said_goodbye or link.carries or isinstance(error, ProtocolError)
         if not certain and self._has_another(peer):
-            # Who leaves ends all links at once, and says goodbye on the one that carries.
+            # A leaving peer ends all its links at once and says goodbye only on the one that
+            # carries its messages. The goodbye may still be on its way.
             if peer.doubt is None:
                 peer.doubt = LossSuspicion(
                     lambda: peer.bytes_heard, partial(self._lost, peer, error)
@@ -381,12 +397,12 @@ class Endpoint:
         self._lost(peer, error)
 
     def _look_after(self, peer: Peer) -> None:
-        # Whoever waits for a rank that died before it ever connected learns it this way.
+        # A rank that died before it connected is noticed only by connecting to it.
         peer.watch = None
         self.reach(peer.rank)
 
     def _has_another(self, peer: Peer) -> bool:
-        # Who has not yet said who it is may be this very rank, its goodbye in the same stream.
+        # A connection before its handshake may be from this peer, with its goodbye in the stream.
         return bool(self._pending) or any(link.failed is None for link in peer.links)
 
     def _lost(self, peer: Peer, error: BaseException | None) -> None:
@@ -395,11 +411,11 @@ class Endpoint:
         left, heard = peer.said_goodbye, self._heard_of(peer)
         why = LEFT if left else f"{ENDED}: {error}"
         lost = peer_lost(peer.rank_info, why, last=heard, departure="left" if left else "died")
-        if not isinstance(error, DistError):  # whose text is all there is to say
+        if not isinstance(error, DistError):  # the text of a DistError needs no cause
             lost.__cause__ = without_frames(error)
         self._peer_lost(peer, lost)
         if not peer.said_goodbye:
-            # It may live, and learns from this that it is given up.
+            # The peer may be alive: the end of its streams tells it that it counts as lost.
             self._closing_streams.hang_up(*(link.connection for link in peer.links))
 
     def _heard_of(self, peer: Peer) -> str:
@@ -408,18 +424,18 @@ class Endpoint:
     # -- verdicts of the heartbeat threads
 
     def _pronounced(self, notice: LossNotice) -> None:
-        """The ranks' heartbeat threads agree that a rank is lost, perhaps this one."""
+        """Handle the verdict of the heartbeat threads that a rank is lost, perhaps this one."""
         if self._closed:
             return
         if notice.rank == self.rank:
-            self._given_up(notice)
+            self._declared_lost(notice)
             return
         peer = self._peers.get(notice.rank)
         if peer is None or peer.error is not None or peer.rank_info.mark != notice.mark:
             return
         why = f"is lost: {notice.reason}"
         lost = peer_lost(peer.rank_info, why, notice.noticed_by, notice.last, "died")
-        # Should it come back, it shall read this and not wonder why its streams have ended.
+        # If the rank comes back, this frame tells it why its streams have ended.
         peer.outbox.control(encode(FrameType.OUTCAST, meta=notice.encode()))
         self._peer_lost(peer, lost)
         if peer.connecting is not None:
@@ -427,13 +443,15 @@ class Endpoint:
         self._closing_streams.hang_up(*(link.connection for link in peer.links))
 
     def cast_out(self, peer: Peer, frame: Frame) -> None:
-        self._given_up(LossNotice.decode(frame.meta))
+        self._declared_lost(LossNotice.decode(frame.meta))
 
-    def _given_up(self, notice: LossNotice) -> None:
-        """This rank counts as lost: it was stopped, or cut off, for longer than the timeout."""
+    def _declared_lost(self, notice: LossNotice) -> None:
+        """Fail all peers: this rank was stopped or cut off for longer than the timeout and counts
+        as lost.
+        """
         lost = outcast(self.rank_info, notice.reason, notice.noticed_by, notice.last)
         living = [peer for peer in self._peers.values() if peer.error is None]
-        for peer in living:  # all of them first: none is to be told anything
+        for peer in living:  # mark all before failing any, so that no frame goes to them
             peer.error = lost
         for peer in living:
             self._peer_lost(peer, lost)
@@ -470,7 +488,7 @@ class Endpoint:
         link.start()
 
     async def _connect(self, peer: Peer) -> None:
-        """Try the peer's addresses in its order of preference; nobody there means it is gone."""
+        """Try the peer's addresses in its order of preference. If none answers, the peer is lost."""
         deadline = Deadline(CONNECT_SECONDS)
         tried: dict[str, DistError] = {}
         try:
@@ -484,12 +502,12 @@ class Endpoint:
                     tried[address] = error
                 else:
                     return
-            # It may be leaving, and have told why on a stream of its own that is on its way here.
+            # The peer may be leaving, with its goodbye on its way here on another stream.
             await asyncio.sleep(_LAST_WORDS_SECONDS)
         finally:
             peer.connecting = None
         if peer.links and peer.error is None:
-            self._use(peer, peer.links[0])  # it has reached us meanwhile
+            self._use(peer, peer.links[0])  # the peer has connected to this rank meanwhile
         elif peer.error is None:
             memory = self.memory
             peer.said_goodbye = left = memory is not None and memory.has_left(peer.rank)

@@ -1,4 +1,4 @@
-"""What the mesh tells the world that owns it, and asks of it."""
+"""What the endpoint reports to the world that owns it, and asks of it."""
 
 from __future__ import annotations
 
@@ -9,58 +9,58 @@ from aiodist.wire.frames import Frame, Key
 
 
 class Presence(NamedTuple):
-    """What a rank says of itself to one that waits for it."""
+    """A rank's answer to a status query: what it is doing."""
 
     entered: bool
-    """Whether the collective that it was asked about has started there."""
+    """Whether the collective in question has started there."""
     last: str = ""
-    """The collective of that group which it finished last, in words; empty where there is none."""
+    """Text for the last collective of that group that the rank finished; empty before the first."""
     now: str = ""
-    """What it does now, as in "rank 3 is in no operation": without the rank."""
+    """Text for its current activity without the rank, as in "rank 3 is in no operation"."""
 
 
 class EndpointEvents(Protocol):
-    """What the endpoint tells the world that owns it."""
+    """Callbacks of the endpoint into the world that owns it."""
 
     def is_over(self, key: Key) -> bool:
-        """Whether this rank has ended that collective, or closed that group."""
+        """Return whether this rank has ended that collective, or closed that group."""
         ...
 
     def late(self, key: Key, src: int, meta: bytes, length: int) -> None:
-        """A message of rank ``src`` came for what is over; it is dropped."""
+        """Report a dropped message of rank ``src`` for an operation that has ended here."""
         ...
 
     def collective_failed(self, src: int, group: int, sequence: int, error: memoryview) -> None:
-        """Rank ``src`` says why that collective failed."""
+        """Report that rank ``src`` says why that collective failed."""
         ...
 
     def agree_arrived(self, src: int, group: int, number: int, message: bytes) -> None:
-        """Rank ``src`` says something in agreement ``number`` of that group."""
+        """Report a message of rank ``src`` in agreement ``number`` of that group."""
         ...
 
     def present(self, group: int, sequence: int) -> Presence:
-        """What this rank says to one that waits for it in that collective."""
+        """Return this rank's answer to a peer that waits for it in that collective."""
         ...
 
     def status_answered(self, src: int, group: int, sequence: int, presence: Presence) -> None:
-        """Rank ``src`` has answered to `Endpoint.query_status`."""
+        """Report the answer of rank ``src`` to `Endpoint.query_status`."""
         ...
 
     def woken(self, group: int) -> None:
-        """A flag that this rank sleeps over was raised in the memory that ``group`` shares."""
+        """Report that a flag for which this rank sleeps was set in the shared memory of ``group``."""
         ...
 
     def explained(self, error: PeerLostError, last: Frame | None) -> PeerLostError:
-        """``error`` with what is known of that rank and it does not say yet.
+        """Return ``error`` with what is known of that rank and is not yet in the text.
 
-        ``last``: the last message that came from it.
+        ``last``: the last message that came from the rank.
         """
         ...
 
     def peer_lost(self, rank: int, error: PeerLostError, *, departed: bool) -> None:
-        """``rank`` is gone; ``departed`` if it said goodbye first."""
+        """Report that ``rank`` is lost; ``departed`` if it said goodbye first."""
         ...
 
     def activity(self) -> str:
-        """What this rank does or last did, in words; asked from another thread."""
+        """Return text for what this rank does or last did. May be called from another thread."""
         ...

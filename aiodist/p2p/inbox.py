@@ -1,4 +1,4 @@
-"""What one rank receives from all others: frames in, matched messages out, credit back."""
+"""The receiving half of a rank: frames in, matched messages out, credit back."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class EagerSource(Protocol):
 
 
 class Source(Protocol):
-    """What the inbox needs of a peer: where to answer, and what it owes and knows of it."""
+    """What the inbox needs of a peer: a way to answer, its credit and its state."""
 
     rank: int
     outbox: Outbox
@@ -46,7 +46,7 @@ class Source(Protocol):
 
 
 class Inbox:
-    """The receiving half of a rank."""
+    """Match the messages of all peers with this rank's receives."""
 
     def __init__(
         self,
@@ -54,9 +54,11 @@ class Inbox:
         is_over: Callable[[Key], bool],
         late: Callable[[Key, int, bytes, int], None],
     ) -> None:
-        """``is_over(key)``: whether that operation or its group has ended on this rank.
+        """Create an inbox for a world of ``size`` ranks.
 
-        ``late(key, source, metadata, length)`` hears of a message for such a key; it is dropped.
+        ``is_over(key)``: returns whether that operation or its group has ended on this rank.
+        ``late(key, source, metadata, length)``: called for a message of such a key, which is
+        dropped.
         """
         self.matcher = Matcher()
         self.size = size
@@ -90,13 +92,15 @@ class Inbox:
             if recv.key[0] != COLLECTIVE and not recv.done:
                 source.eager_receiver.watch()
                 if recv.done and recv.src == ANY_SOURCE:
-                    # Who answers is looked at last by the next one: no rank waits behind another's row.
+                    # The source that answers moves to the end of the order in which `ANY_SOURCE`
+                    # receives look, so that a busy source does not starve the others.
                     self._sources[source.rank] = self._sources.pop(source.rank)
 
     def take(self, key: Key, src: int, meta: bytes, into: memoryview | None) -> memoryview | None:
-        """Take the first message for ``key``, whole, of that metadata; copy it ``into`` if that fits.
+        """Take the first message for ``key`` if it is complete and has the metadata ``meta``.
 
-        Return its memory. None: no such message waits, or it needs a posted receive.
+        Copies it ``into``, if that fits, and returns its memory. Returns None if no such message
+        waits, or if the message needs a posted receive.
         """
         arrival = self.matcher.first(key, src)
         if arrival is None or arrival.data is None or not arrival.complete or arrival.meta != meta:
@@ -110,7 +114,9 @@ class Inbox:
         return arrival.data
 
     def withdraw(self, recv: Recv) -> None:
-        """Cancel a receive: its memory is not written any more, its message goes to the next one."""
+        """Cancel a receive: its memory is not written any more, and its message goes to the next
+        receive.
+        """
         if recv.done or self.matcher.withdraw(recv):
             return
         if recv.arrival is not None:
@@ -119,8 +125,8 @@ class Inbox:
             return
         if recv.into is None:
             return
-        # The message is on its way into the caller's memory. It moves to memory of its own and
-        # waits there for the next receive.
+        # The message is arriving in the caller's memory. It moves to separate memory and waits
+        # there for the next receive.
         into, length = recv.into, len(recv.into)
         arrival = Arrival(recv.key, recv.source, recv.meta, length, 0, None)
         arrival.order = recv.turn
@@ -144,7 +150,9 @@ class Inbox:
         self._hand_on(arrival)
 
     def _hand_on(self, arrival: Arrival) -> None:
-        """Give a message that is still arriving, and lost its receive, to the next one."""
+        """Give a message that is still arriving, and whose receive was cancelled, to the next
+        receive.
+        """
         arrival.recv = recv = self.matcher.take_recv(arrival.key, arrival.src)
         if recv is None:
             self.matcher.put_back(arrival)
@@ -153,15 +161,16 @@ class Inbox:
             recv.turn = arrival.order
 
     def watch(self, key: Key, unasked: Callable[[Arrival], None]) -> None:
-        """Show ``unasked`` each message for ``key`` that no receive is posted for, until `forget`."""
+        """Call ``unasked`` for each message for ``key`` without a posted receive, until `forget`."""
         self._watched[key] = unasked
         for arrival in self.matcher.waiting(key, range(self.size)):
             unasked(arrival)
 
     def forget(self, key: Key) -> Arrival | None:
-        """Collective ``key`` is over here: drop what is left of it, tell senders that wait for us.
+        """End collective ``key`` here: drop what is left of it and refuse the sends that wait for a
+        grant.
 
-        Returns the first message nobody had asked for, if there was one.
+        Returns the first message without a receive, or None.
         """
         self._watched.pop(key, None)
         left = self.matcher.forget_key(key, range(self.size))
@@ -172,7 +181,7 @@ class Inbox:
         return left[0] if left else None
 
     def forget_group(self, group: int) -> None:
-        """``group`` is closed here: drop all that waits for its operations and tags."""
+        """Drop all that waits for operations and tags of ``group``, which is closed here."""
         for arrival in self.matcher.forget_group(group):
             self._drop(arrival)
         self._void([t for t, r in self._tickets.items() if r.key[1] == group])
@@ -193,24 +202,26 @@ class Inbox:
             reader.redirect(None, None)
 
     def close(self) -> None:
-        """This rank leaves: what nobody has asked for may wait in memory of other ranks."""
+        """Release the unreceived messages when this rank leaves: they may lie in memory of other
+        ranks.
+        """
         self.matcher.forget_all()
 
     def peer_lost(self, source: Source, error: BaseException) -> None:
-        """``source.error`` is set: receives that only it could answer fail."""
+        """Fail the receives that only ``source`` could answer. Its ``error`` is set."""
         source.eager_receiver.close(error)
         self.matcher.drop_unfinished(source.rank)
         for recv in self.matcher.posted_from(source.rank):
             if recv.src == source.rank and self.matcher.withdraw(recv):
                 recv.fail(error)
         for ticket in [t for t, r in self._tickets.items() if r.source == source.rank]:
-            # One failure may end an operation, and that takes its other tickets away.
+            # One failure may end an operation, which removes the operation's other tickets.
             promised = self._tickets.pop(ticket, None)
             if promised is not None:
                 promised.fail(error)
 
     def interrupted(self, target: Recv | Arrival | None, error: BaseException) -> None:
-        """The stream ended inside a payload for ``target``."""
+        """Handle the end of the stream inside a payload for ``target``."""
         recv = target.recv if isinstance(target, Arrival) else target
         if recv is not None:
             recv.reader = recv.arrival = None
@@ -219,7 +230,7 @@ class Inbox:
     # -- frames from ``source``
 
     def eager(self, source: Source, frame: Frame, reader: Reader) -> Recv | Arrival | None:
-        """Where an eager payload goes. None drops it."""
+        """Return where an eager payload goes, or None to drop it."""
         key = frame.key
         if key[0] != COLLECTIVE:
             source.eager_receiver.overtaken()
@@ -272,7 +283,10 @@ class Inbox:
             self._deliver(recv, arrival)
 
     def coming(self, source: Source, frame: Frame, incoming: PartialMessage) -> bool:
-        """A message comes into the eager ring of ``source``. False: nobody waits for it yet."""
+        """Accept a message that is being written into the eager ring of ``source``.
+
+        Returns False if no receive waits for it yet.
+        """
         key = frame.key
         recv = None if self._is_over(key) else self.matcher.take_recv(key, source.rank)
         if recv is None:
@@ -282,7 +296,9 @@ class Inbox:
         return True
 
     def eager_message(self, source: Source, frame: Frame, payload: EagerMessage) -> None:
-        """A message has come into the eager ring of ``source``, and takes no memory of this rank's."""
+        """Accept a complete message in the eager ring of ``source``. It takes no memory of this
+        rank.
+        """
         source.last = frame
         key = frame.key
         if self._is_over(key):
@@ -299,8 +315,10 @@ class Inbox:
             arrival.order = recv.turn
             self._deliver(recv, arrival)
 
-    def unbox(self, src: int) -> None:
-        """The eager ring of ``src`` will be gone: what waits there moves to memory of this rank's."""
+    def empty_eager_ring(self, src: int) -> None:
+        """Copy the messages that wait in the eager ring of ``src``, which is about to go, into own
+        memory.
+        """
         for arrival in self.matcher.arrived_from(src):
             eager_message, arrival.eager_message = arrival.eager_message, None
             if eager_message is not None:
@@ -309,11 +327,13 @@ class Inbox:
                 eager_message.discard()
 
     def promised(self, ticket: int) -> Recv | None:
-        """The receive of that number; None if it is gone."""
+        """Return the receive of that ticket, or None if it was cancelled or has failed."""
         return self._tickets.get(ticket)
 
     def part(self, frame: Frame, reader: Reader) -> Recv | None:
-        """Whose next part this is; None if that receive is gone."""
+        """Return the receive to which the next part belongs, or None if it was cancelled or has
+        failed.
+        """
         recv = self._tickets.get(frame.id)
         if recv is not None:
             recv.reader = reader
@@ -329,7 +349,9 @@ class Inbox:
             recv.complete(source.rank)
 
     def withdrawn(self, source: Source, send_id: int) -> None:
-        """The sender takes a request back: a receive that was promised to it waits on."""
+        """Handle a request that the sender takes back: the receive that was promised to it waits
+        on.
+        """
         arrival = self.matcher.withdraw_arrival(source.rank, send_id)
         if arrival is not None:
             self._refund(source, arrival.cost)
@@ -341,9 +363,9 @@ class Inbox:
                 return
 
     def _take_back(self, recv: Recv) -> None:
-        """The message that ``recv`` was promised will not come: it gets the next one."""
+        """Give ``recv`` the next message: the one that it was promised will not come."""
         arrival = recv.stands_for
-        if arrival is not None:  # its own receive was cancelled before: see who waits now
+        if arrival is not None:  # its receive was cancelled before: take the one posted since
             if arrival.recv is None:
                 self.matcher.remove_arrival(arrival)
                 return
@@ -363,15 +385,17 @@ class Inbox:
         source.outbox.control(encode(FrameType.WANT, recv.key))
 
     def _check_excess(self, source: Source, frame: Frame, payload: int) -> None:
-        """A message came beyond the credit: one that was asked for may, if it brings no payload.
+        """Raise ProtocolError if a message exceeds the credit, unless it was asked for and has no
+        payload.
 
-        The sender has seen no more credit than was sent, and no other order of messages: what is
-        too much by this count was too much by its own.
+        Invariant: the sender has seen at most the credit that was sent, and both sides count
+        messages in the same order. An excess by this rank's count is therefore an excess by the
+        sender's.
         """
         if payload or not source.wants:
             raise ProtocolError(
-                f"rank {source.rank} sent {source.charged} bytes of messages that nobody has "
-                f"received yet, and may send {source.window}"
+                f"rank {source.rank} sent {source.charged} bytes of messages that are not yet "
+                f"received, and may send {source.window}"
             )
         source.wants -= 1
 
@@ -382,7 +406,7 @@ class Inbox:
         return [] if source is None else [source]
 
     def _deliver(self, recv: Recv, arrival: Arrival) -> None:
-        """Bring together a receive and the message that waits for it."""
+        """Give a receive the message that waits for it."""
         source = self._sources[arrival.src]
         eager_message = arrival.eager_message
         data = arrival.data if eager_message is None else eager_message.open()
@@ -444,7 +468,7 @@ class Inbox:
             source.outbox.control(encode(FrameType.REFUSE, id=arrival.send_id))
 
     def _refund(self, source: Source, cost: int) -> None:
-        # Credit goes back in large pieces: the rest of the window keeps the sender going.
+        # Credit returns in large pieces: the rest of the window keeps the sender going meanwhile.
         source.owed += cost
         if source.owed >= source.window // 4:
             owed, source.owed = source.owed, 0
@@ -453,7 +477,9 @@ class Inbox:
 
 
 def _to_read(recv: Recv, source: Source, frame: Frame, reader: Reader) -> Recv | None:
-    """``recv``, into which ``reader`` reads from now on; None where the message does not belong there."""
+    """Return ``recv``, into which ``reader`` reads from now on, or None if the message does not fit
+    it.
+    """
     error = recv.accept(source.rank, frame.meta, frame.length)
     if error is not None:
         recv.fail(error)

@@ -1,4 +1,4 @@
-"""A connection between two ranks: the handshake first, then frames, each to whom it concerns."""
+"""A connection between two ranks: first the handshake, then frames, each passed to its handler."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from aiodist.wire.frames import MAX_META, MAX_PAYLOAD, Frame, FrameDecoder, Fram
 from aiodist.wire.handshake import Handshake
 
 MAX_ABORT_BYTES = 1 << 20
-"""An error that travels to the other ranks is text and numbers; a longer one is not ours."""
+"""Limit on the error of an ABORT frame, which is text and numbers. A longer one breaks the
+protocol."""
 
 _TEXTS = (FrameType.ABORT, FrameType.AGREE)
 
@@ -47,12 +48,12 @@ class Owner(Protocol):
 
 
 class Link:
-    """One connection. ``peer`` is None until the handshake has proven who is there."""
+    """One connection. ``peer`` is None until the handshake has proven the other side's rank."""
 
     def __init__(self, owner: Owner, connection: Connection, handshake: Handshake) -> None:
         self.connection = connection
         self.peer: Peer | None = None
-        self.peer_window = 0  # bytes the peer buffers of what we send
+        self.peer_window = 0  # bytes that the peer buffers of what this rank sends
         self.dialled = False
         self.carries = False  # the peer sends on it
         self.failed: BaseException | None = None
@@ -61,16 +62,16 @@ class Link:
         self._handshake = handshake
         self._target: Recv | Arrival | None = None
         self._abort: memoryview | None = None
-        # Until the other side has proven itself it can make us take no memory at all.
+        # A side that has not proven itself cannot make this rank allocate memory.
         self._decoder = FrameDecoder(self, max_payload=0)
 
     @property
     def bytes_heard(self) -> int:
-        """How many bytes it has read."""
+        """Return how many bytes the connection has read."""
         return self._decoder.bytes_heard
 
     def start(self, server_rank: int | None = None) -> None:
-        """Begin to read; as the client of the handshake where ``server_rank`` is given."""
+        """Begin to read. With ``server_rank``, act as the client of the handshake with that rank."""
         self.connection.start(self._decoder)
         if server_rank is not None:
             self.dialled = True
@@ -78,7 +79,9 @@ class Link:
             self.connection.send([encode(FrameType.HELLO, meta=hello)])
 
     def abort(self, error: BaseException) -> None:
-        """Close at once because of ``error``, and say so to whoever waits for this link."""
+        """Close at once because of ``error``, and report the error to the tasks that wait for this
+        link.
+        """
         self.connection.abort()
         self.lost(error)
 
@@ -90,7 +93,7 @@ class Link:
             self._introduce(frame)
             return
         self.carries = True
-        self._owner.spin_policy.hear()
+        self._owner.spin_policy.note_progress()
         kind = frame.type
         if kind == FrameType.EAGER:
             inbox = self._owner.inbox
@@ -116,7 +119,7 @@ class Link:
             if peer.outbox.bulk_ring is not None:
                 peer.outbox.bulk_ring.emptied()
         elif kind == FrameType.EAGER_READY:
-            peer.eager_receiver.rung()
+            peer.eager_receiver.woken()
         elif kind == FrameType.GRANT:
             peer.outbox.granted(frame.id, frame.channel)
         elif kind == FrameType.CREDIT:
@@ -141,7 +144,7 @@ class Link:
             peer.said_goodbye = True
             self._owner.link_lost(self, None)
         else:
-            raise ProtocolError(f"a {FrameType(kind).name} frame has no place here")
+            raise ProtocolError(f"unexpected {FrameType(kind).name} frame")
 
     def payload(self, frame: Frame) -> memoryview | None:
         peer = self.peer
@@ -149,7 +152,7 @@ class Link:
         self._target = None
         self._abort = None
         if peer is None:
-            raise ProtocolError("a payload before the handshake")
+            raise ProtocolError("the other side sent a payload before the handshake")
         self.carries = True
         if frame.type == FrameType.EAGER:
             if frame.length > EAGER_BYTES:
@@ -162,7 +165,7 @@ class Link:
                 return None
             place = recv.into[recv.got : recv.got + frame.length]
             if len(place) != frame.length:
-                raise ProtocolError("a part runs over the end of its message")
+                raise ProtocolError("a part extends beyond the end of its message")
             return place
         if frame.type in _TEXTS and frame.length <= MAX_ABORT_BYTES:
             self._abort = scratch(frame.length)
@@ -173,7 +176,7 @@ class Link:
         peer = self.peer
         assert peer is not None  # payload() has refused everything before the proof
         target, self._target = self._target, None
-        self._owner.spin_policy.hear()
+        self._owner.spin_policy.note_progress()
         if frame.type == FrameType.EAGER:
             self._owner.inbox.eager_done(peer, target)
         elif frame.type == FrameType.DATA:
@@ -205,7 +208,7 @@ class Link:
             peer.bulk_receiver.interrupted(peer.error)
         self._answer(failed)
 
-    # -- mesh.matching.Reader
+    # -- p2p.matching.Reader
 
     def redirect(self, target: Recv | Arrival | None, destination: memoryview | None) -> None:
         self._target = target

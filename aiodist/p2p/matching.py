@@ -1,9 +1,9 @@
-"""Which message goes to which receive. Pure bookkeeping: no socket, no loop.
+"""Match messages with receives. Pure bookkeeping: no socket, no loop.
 
-A receive and a message belong together when their key (kind, group, sequence number or tag) and
-source rank are equal; among equals both go first come, first served, as MPI orders them. A
-receive from `ANY_SOURCE` takes the earliest message of its key from anybody. Messages without a
-receive wait as `Arrival`; the sender's credit bounds how much memory they take.
+A receive and a message match if their key (kind, group, sequence number or tag) and source rank are
+equal. Among equals, both are served in order of arrival, as MPI orders them. A receive from
+`ANY_SOURCE` takes the earliest message of its key from any rank. A message without a receive waits
+as an `Arrival`; the sender's credit bounds how much memory these take.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from aiodist.wire.frames import COLLECTIVE, Key
 ANY_SOURCE = -1
 
 Allocate = Callable[[bytes, int], memoryview]
-"""(metadata, payload bytes) -> memory for a message whose receive brought none."""
+"""(metadata, payload bytes) -> memory for a message whose receive has no buffer."""
 
 Check = Callable[["Recv", int, bytes, int], BaseException | None]
-"""(receive, source, metadata, payload bytes) -> why this message must not go there, or None."""
+"""(receive, source, metadata, payload bytes) -> why the message does not fit the receive, or None.
+"""
 
 
 class Recv(Pending[int]):
     """A posted receive; completes with the source's rank.
 
-    ``into`` is the caller's memory, or None until ``allocate`` makes some for the message that
-    came. ``expect``: metadata that is right at once; other metadata, or another length, asks ``check``.
+    ``into`` is the caller's memory, or None until ``allocate`` makes some for the message.
+    ``expect``: metadata that needs no check. Other metadata, or another length, calls ``check``.
     """
 
     __slots__ = (
@@ -66,21 +67,21 @@ class Recv(Pending[int]):
         self.expect = expect
         self.check = check
         self.allocate = allocate
-        self.order = 0  # among receives
-        self.turn = 0  # among messages: the one that was matched with this receive
+        self.order = 0  # of posting
+        self.turn = 0  # order of the message that was matched with this receive
         self.arrival: Arrival | None = None  # that message, while it is still arriving elsewhere
         self.stands_for: Arrival | None = (
             None  # this takes the parts of a cancelled receive's message
         )
         self.meta = b""  # of the message that was accepted
-        self.source = ANY_SOURCE  # who sent it
-        self.got = 0  # bytes in place, of a message that comes in parts
-        self.ticket = 0  # the number in our GRANT, while parts are on their way
-        self.send_id = 0  # the number of the sender's REQUEST, likewise
-        self.reader: Reader | None = None  # who reads a payload into this receive right now
+        self.source = ANY_SOURCE  # the sender of that message
+        self.got = 0  # bytes received so far, if the message comes in parts
+        self.ticket = 0  # the number in this rank's GRANT, while parts are on their way
+        self.send_id = 0  # the number in the sender's REQUEST, while parts are on their way
+        self.reader: Reader | None = None  # the connection that reads into this receive now
 
     def accept(self, src: int, meta: bytes, length: int) -> BaseException | None:
-        """Make ``into`` ready for the message, or say why it does not belong here."""
+        """Prepare ``into`` for the message. Returns why the message does not fit, or None."""
         into = self.into
         self.meta = meta
         self.source = src
@@ -90,7 +91,7 @@ class Recv(Pending[int]):
             error = self.check(self, src, meta, length)
             if error is None and into is None and self.allocate is not None:
                 self.into = self.allocate(meta, length)
-        except Exception as failed:  # noqa: BLE001  # e.g. no memory: this receive's trouble alone
+        except Exception as failed:  # noqa: BLE001  # e.g. no memory: only this receive fails
             return failed
         return error
 
@@ -99,26 +100,26 @@ class Reader(Protocol):
     """A connection that is reading a payload."""
 
     def redirect(self, target: Recv | Arrival | None, destination: memoryview | None) -> None:
-        """Read the rest for ``target`` into ``destination``, and move there what is read already."""
+        """Read the rest for ``target`` into ``destination``, and move there what was read already."""
         ...
 
 
 class EagerMessage(Protocol):
-    """Memory of the sender's, in which a message waits."""
+    """Memory of the sender in which a message waits."""
 
     def __len__(self) -> int: ...
 
     def open(self) -> memoryview:
-        """The payload; good until `discard`."""
+        """Return the payload, which is valid until `discard`."""
         ...
 
     def discard(self) -> None:
-        """It is not needed any more."""
+        """Release the memory."""
         ...
 
 
 class Arrival:
-    """A message, or the announcement of one, that no receive has asked for yet."""
+    """A message, or the announcement of one, without a receive."""
 
     __slots__ = (
         "complete",
@@ -151,19 +152,21 @@ class Arrival:
 
 
 class Matcher:
-    """Posted receives and waiting arrivals of one rank."""
+    """The posted receives and waiting arrivals of one rank."""
 
     def __init__(self) -> None:
         self._posted: dict[tuple[Key, int], deque[Recv]] = {}
         self._arrived: dict[tuple[Key, int], deque[Arrival]] = {}
         self.arrived: Mapping[tuple[Key, int], Sequence[Arrival]] = self._arrived
-        """Messages that wait. For those who ask often: mostly there are none."""
+        """Messages that wait, for frequent look-ups: it is mostly empty."""
         self._order = 0
 
     # -- receives
 
     def post(self, recv: Recv) -> Arrival | None:
-        """Give ``recv`` its message if one waits (it is removed), else remember the receive."""
+        """Give ``recv`` its message if one waits (the message is removed), else remember the
+        receive.
+        """
         self._order += 1
         recv.order = self._order
         arrival = self._take_arrival(recv.key, recv.src)
@@ -174,12 +177,12 @@ class Matcher:
         return arrival
 
     def first(self, key: Key, src: int) -> Arrival | None:
-        """The message that the next receive for ``key`` from rank ``src`` gets; None if none waits."""
+        """Return the message for the next receive of ``key`` from ``src``, or None if none waits."""
         queue = self._arrived.get((key, src))
         return None if queue is None else queue[0]
 
     def repost(self, recv: Recv) -> Arrival | None:
-        """As `post`, for a receive whose message was withdrawn; it keeps its turn."""
+        """Post a receive again whose message was withdrawn; it keeps its turn. See `post`."""
         recv.ticket = recv.send_id = recv.got = 0
         recv.source = ANY_SOURCE
         recv.arrival = None
@@ -193,13 +196,13 @@ class Matcher:
         return arrival
 
     def withdraw(self, recv: Recv) -> bool:
-        """Forget a posted receive; False if it is not (or no more) posted."""
+        """Remove a posted receive. Returns False if it is not posted."""
         return _remove(self._posted, (recv.key, recv.src), recv)
 
     # -- messages
 
     def take_recv(self, key: Key, src: int) -> Recv | None:
-        """The receive that a message from ``src`` goes to; removed from the posted ones."""
+        """Remove and return the posted receive for a message from ``src``, or None."""
         posted = self._posted
         if not posted:
             return None
@@ -216,7 +219,7 @@ class Matcher:
         return recv
 
     def keep(self, arrival: Arrival) -> None:
-        """Remember a message that nobody has asked for."""
+        """Remember a message without a receive."""
         self._order += 1
         arrival.order = self._order
         self._arrived.setdefault((arrival.key, arrival.src), deque()).append(arrival)
@@ -226,11 +229,11 @@ class Matcher:
         _insert(self._arrived, (arrival.key, arrival.src), arrival)
 
     def remove_arrival(self, arrival: Arrival) -> bool:
-        """Forget a message that waits; False if it does not."""
+        """Remove a waiting message. Returns False if it does not wait."""
         return _remove(self._arrived, (arrival.key, arrival.src), arrival)
 
     def withdraw_arrival(self, src: int, send_id: int) -> Arrival | None:
-        """Forget the announcement ``send_id`` of ``src``, if it still waits."""
+        """Remove the announcement ``send_id`` of ``src``, if it still waits, and return it."""
         for slot, queue in self._arrived.items():
             if slot[1] == src:
                 for arrival in queue:
@@ -240,7 +243,9 @@ class Matcher:
         return None
 
     def drop_unfinished(self, src: int) -> None:
-        """Forget what ``src`` has announced or begun: it is gone and will not finish it."""
+        """Remove the announced and partial messages of ``src``, which is lost and will not finish
+        them.
+        """
         for slot in [slot for slot in self._arrived if slot[1] == src]:
             whole = deque(a for a in self._arrived[slot] if a.complete)
             if whole:
@@ -249,7 +254,7 @@ class Matcher:
                 del self._arrived[slot]
 
     def forget_key(self, key: Key, sources: range) -> list[Arrival]:
-        """Drop all that waits for ``key``: receives and arrivals. Returns the arrivals."""
+        """Drop all receives and arrivals for ``key``. Returns the arrivals."""
         dropped: list[Arrival] = []
         if not self._posted and not self._arrived:
             return dropped
@@ -259,7 +264,7 @@ class Matcher:
         return dropped
 
     def forget_group(self, group: int) -> list[Arrival]:
-        """Drop all that waits for any key of ``group``. Returns the arrivals."""
+        """Drop all receives and arrivals for the keys of ``group``. Returns the arrivals."""
         for slot in [slot for slot in self._posted if slot[0][1] == group]:
             del self._posted[slot]
         dropped: list[Arrival] = []
@@ -268,51 +273,53 @@ class Matcher:
         return dropped
 
     def forget_all(self) -> None:
-        """Drop all that waits, at the end."""
+        """Drop all receives and arrivals when this rank leaves."""
         self._posted.clear()
         self._arrived.clear()
 
     # -- looking
 
     def arrived_from(self, src: int) -> Iterator[Arrival]:
-        """Messages of ``src`` that wait."""
+        """Yield the waiting messages of ``src``."""
         for (_, source), queue in list(self._arrived.items()):
             if source == src:
                 yield from list(queue)
 
     def posted_from(self, src: int) -> Iterator[Recv]:
-        """Receives that ``src`` could answer: posted for it, or for anybody."""
+        """Yield the receives that ``src`` could answer: posted for it, or for any rank."""
         for (_, wanted), queue in list(self._posted.items()):
             if wanted in (src, ANY_SOURCE):
                 yield from list(queue)
 
     def waits_for(self, src: int) -> bool:
-        """Whether a receive is posted that a message from rank to rank, of ``src``, could answer."""
+        """Return whether a posted receive could be answered by a point-to-point message of ``src``."""
         return any(
             key[0] != COLLECTIVE and wanted in (src, ANY_SOURCE) for key, wanted in self._posted
         )
 
     def is_open_to(self, key: Key, src: int) -> bool:
-        """Whether nothing waits here that a message of ``key`` from ``src`` could belong to, and no
-        such message: the next one would go to the next receive."""
+        """Return whether the next message of ``key`` from ``src`` would go to the next receive.
+
+        That holds if no receive for it is posted and no such message waits.
+        """
         posted = self._posted
         return (key, src) not in self._arrived and not (
             posted and ((key, src) in posted or (key, ANY_SOURCE) in posted)
         )
 
     def holds(self, key: Key, sources: Iterable[int]) -> bool:
-        """Whether a message for ``key`` waits from one of ``sources``."""
+        """Return whether a message for ``key`` from one of ``sources`` waits."""
         arrived = self._arrived
         return bool(arrived) and any((key, src) in arrived for src in sources)
 
     def waiting(self, key: Key, sources: Iterable[int]) -> Iterator[Arrival]:
-        """Messages for ``key`` from ``sources`` that wait."""
+        """Yield the waiting messages for ``key`` from ``sources``."""
         if self._arrived:
             for src in sources:
                 yield from self._arrived.get((key, src), ())
 
     def arrived_bytes(self) -> int:
-        """Payload bytes held for receives that are not posted."""
+        """Return the payload bytes that are held without a posted receive."""
         kept = (a.data or a.eager_message for queue in self._arrived.values() for a in queue)
         return sum(len(payload) for payload in kept if payload is not None)
 
@@ -336,7 +343,7 @@ _Ordered = TypeVar("_Ordered", Recv, Arrival)
 def _insert(
     table: dict[tuple[Key, int], deque[_Ordered]], slot: tuple[Key, int], item: _Ordered
 ) -> None:
-    """Put ``item`` where its order belongs; mostly that is the front."""
+    """Insert ``item`` in its order, which is mostly at the front."""
     queue = table.setdefault(slot, deque())
     place = 0
     for other in queue:

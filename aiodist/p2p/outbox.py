@@ -1,12 +1,13 @@
-"""What one rank sends to one other: eager and rendezvous protocols, credit, fair turns on the stream.
+"""What one rank sends to one peer: eager and rendezvous protocols, credit, fair turns on the
+stream.
 
-The receiver buffers at most its window for messages nobody has posted a receive for. A small
-message goes out at once (eager) and is charged to the credit that the window gave; the credit
-comes back when the message has left the receiver's buffer. A large one is announced (REQUEST),
-and goes when the receiver has a place for it (GRANT), in parts, so that small messages and other
-large ones get their turn in between. With no credit left, messages are held here and the
-receiver asks for those it has a receive for (STALLED, WANT): a flood under one tag never keeps
-another tag from its receive.
+The receiver buffers at most its window of messages without a posted receive. A small message goes
+out at once (eager) and is charged to the credit that the window gave. The credit comes back when
+the message has left the receiver's buffer. A large message is announced (REQUEST) and goes when the
+receiver has a place for it (GRANT). It goes in parts, so that other messages get their turn in
+between. With no credit left, messages are held here, and the receiver asks for those it has a
+receive for (STALLED, WANT). A flood under one tag therefore never keeps another tag from its
+receive.
 
 The protocols are those of MPI implementations (e.g. Gropp and Lusk, "A high-performance MPI
 implementation on a shared-memory vector supercomputer", 1997; Liu et al. on credits, 2003).
@@ -26,31 +27,31 @@ from aiodist.transport.base import Connection
 from aiodist.wire.frames import COLLECTIVE, FrameType, Key, encode
 
 EAGER_BYTES = 1 << 20
-"""Messages up to this length go at once. A copy of an unexpected one costs less than a round trip."""
+"""Messages up to this length go at once. Copying an unexpected one costs less than a round trip."""
 
 JOINED_BYTES = 2048
-"""A payload of up to this length is copied behind its header: a call for one buffer costs less."""
+"""Payloads up to this length are copied behind their header: one buffer costs less than two."""
 
 CHUNK_BYTES = 1 << 20
-"""Part of a large message between which others get their turn."""
+"""Length of a part of a large message. Other messages get their turn between two parts."""
 
 MESSAGE_COST = 2048
-"""Charged for each message beside its payload: what the receiver's bookkeeping of it takes.
-Measured: 1.6 kB for a message alone under its key, 0.8 kB for one of many."""
+"""Bytes charged for each message beside its payload, for the receiver's bookkeeping. Measured: 1.6
+kB for a message alone under its key, 0.8 kB for one of many."""
 
 _PARTS_A_TURN = 4
 
 _IN_FLIGHT = 2
-"""Parts handed to the stream ahead: one on its way, the next right behind it."""
+"""Parts handed to the stream ahead: one is being sent, the next is right behind it."""
 
 
 def head_of(key: Key, meta: bytes, length: int) -> bytes:
-    """What stands before the payload of a whole message."""
+    """Return the header of a whole message, which precedes its payload."""
     return encode(FrameType.EAGER, key, length=length, meta=meta)
 
 
 class Send(Pending[None]):
-    """A message on its way out; completes when its memory may be overwritten."""
+    """An outgoing message; completes when its memory may be overwritten."""
 
     __slots__ = ("by_bulk_ring", "data", "id", "key", "meta", "offset", "outbox", "ticket")
 
@@ -77,12 +78,15 @@ class Outbox:
 
     def __init__(
         self,
-        soon: Callable[[Callable[[], None]], object],
+        call_after_turn: Callable[[Callable[[], None]], object],
         part_sent: Callable[[], None],
     ) -> None:
-        """``soon(callback)`` calls it when others have had their turn. ``part_sent()`` is called
-        whenever a part of a long message has left."""
-        self._soon = soon
+        """Create an outbox without a connection.
+
+        ``call_after_turn(callback)``: calls it after the other work of the loop had its turn.
+        ``part_sent()``: called whenever a part of a long message has left.
+        """
+        self._call_after_turn = call_after_turn
         self._on_part_sent = part_sent
         self._pumping = False
         self._connection: Connection | None = None
@@ -91,7 +95,7 @@ class Outbox:
         self._held: deque[Send] = deque()
         self._requested: dict[int, Send] = {}
         self._bulk: deque[Send] = deque()
-        self._stranded: list[Send] = []  # the stream broke under them
+        self._stranded: list[Send] = []  # their stream broke
         self._in_flight = 0
         self._next_id = 0
         self._credit = 0
@@ -99,10 +103,11 @@ class Outbox:
         self._stalled = False
         self._wanted: Counter[Key] = Counter()
         self.bulk_ring: ShmBulkSender | None = None
-        """The way of payloads to a rank that shares memory with this one."""
+        """Carries payloads to a rank that shares memory with this one."""
         self.eager_sender: ShmEagerSender | None = None
-        """The way of short messages to it, ahead of all others."""
-        self._streamed = 0  # messages from rank to rank that went over the stream
+        """Carries short messages to a rank that shares memory with this one, before any other path.
+        """
+        self._streamed = 0  # point-to-point messages that went over the stream
 
     @property
     def connection(self) -> Connection | None:
@@ -127,9 +132,10 @@ class Outbox:
             self._hold(message)
 
     def put(self, head: bytes, data: memoryview) -> ShmEagerSender | None:
-        """Send a message from rank to rank by memory, if it can be away at once. None: it cannot.
+        """Send a point-to-point message through shared memory if there is room for it now.
 
-        ``head``: its `head_of`. Whoever calls this has it seen off.
+        ``head``: its `head_of`. The caller must then call `ShmEagerSender.see_off` on the result.
+        Returns None if the message cannot go this way.
         """
         eager_sender = self.eager_sender
         if eager_sender is None or self._held or not eager_sender.put(self._streamed, head, data):
@@ -137,9 +143,9 @@ class Outbox:
         return eager_sender
 
     def post(self, head: bytes, data: memoryview) -> bool:
-        """As `put`, over the stream, for messages of less than LANE_BYTES. Whether it is away.
+        """Send a message of less than BULK_RING_BYTES over the stream if it can go now.
 
-        What the stream does not take now is copied.
+        Returns whether it was sent. What the stream does not take at once is copied.
         """
         connection, length = self._connection, len(data)
         cost = length + MESSAGE_COST
@@ -161,17 +167,17 @@ class Outbox:
         return True
 
     def control(self, frame: bytes, payload: Sequence[bytes] = ()) -> None:
-        """Send a frame of the protocol itself; never held back."""
+        """Send a control frame; it is never held back."""
         if self._connection is not None:
             self._connection.send([frame, *payload])
         elif self._error is None:
             self._early.append(b"".join((frame, *payload)))
 
     def withdraw(self, message: Send) -> bool:
-        """Take a message back; False if it is on the stream already, or was never here.
+        """Take a message back. Returns False if it is on the stream already, or was never here.
 
-        In both cases its memory is the caller's again: what the stream has still to take of it
-        is copied.
+        In both cases the caller may reuse its memory: what the stream has still to take of it is
+        copied.
         """
         if message in self._held:
             self._held.remove(message)
@@ -195,7 +201,7 @@ class Outbox:
         bulk_ring: ShmBulkSender | None = None,
         eager_sender: ShmEagerSender | None = None,
     ) -> None:
-        """The stream is there and proven; the receiver buffers up to ``window`` bytes."""
+        """Use the stream, which is proven; the receiver buffers up to ``window`` bytes."""
         self._connection = connection
         self.bulk_ring = bulk_ring
         self.eager_sender = eager_sender
@@ -208,7 +214,7 @@ class Outbox:
         self._drain(connection)
 
     def fail(self, error: BaseException) -> None:
-        """The peer is gone: everything that waits fails, and all that comes later."""
+        """Fail every message that waits, and all later ones: the peer is lost."""
         self._error = error
         self.eager_sender = None
         if self.bulk_ring is not None:
@@ -222,7 +228,7 @@ class Outbox:
             message.fail(error)
 
     def stranded(self, message: Send) -> None:
-        """The stream broke under ``message``. What became of the peer, `fail` will say."""
+        """Keep ``message``, whose stream broke. `fail` reports what became of the peer."""
         if self._error is not None:
             message.fail(self._error)
         else:
@@ -266,11 +272,11 @@ class Outbox:
     # -- inside
 
     def _offer(self, message: Send, connection: Connection, wanted: bool = False) -> bool:
-        """Send a message or its announcement; False if the credit does not allow it."""
+        """Send a message or its announcement. Returns False if the credit does not allow it."""
         length = len(message.data)
         cost = length + MESSAGE_COST
-        # What the receiver asked for may use the reserve, too. Beyond the credit only its
-        # announcement goes: the receive that it was meant for may be gone by now.
+        # A message that the receiver asked for may also use the reserve. Beyond the credit only
+        # its announcement goes: the receive may have been cancelled by now.
         floor = 0 if wanted else self._reserve
         if length <= EAGER_BYTES and (self._credit - cost >= floor or (wanted and not length)):
             self._credit -= cost
@@ -298,7 +304,7 @@ class Outbox:
         return False
 
     def _count(self, message: Send) -> None:
-        # Before it goes: what that sets off may send the next one.
+        # Count before sending: a callback of the send may send the next message.
         if message.key[0] != COLLECTIVE:
             self._streamed += 1
 
@@ -332,8 +338,8 @@ class Outbox:
             self.control(encode(FrameType.STALLED, id=0))
 
     def _pump(self) -> None:
-        # A part may go out at once, and its _part_sent call back from inside send(): the loop here
-        # goes on by itself then. After a turn's worth, others of the event loop have theirs.
+        # A part may go out at once, and _part_sent is then called from inside send(): the loop
+        # here continues by itself. After a turn's worth of parts, other callbacks have their turn.
         connection = self._connection
         if connection is None or self._pumping:
             return
@@ -359,7 +365,7 @@ class Outbox:
             connection.send((header, part), sent)
         self._pumping = False
         if self._bulk and not turn:
-            self._soon(self._pump)
+            self._call_after_turn(self._pump)
 
     def _detach_bulk_ring(self, message: Send) -> None:
         if message.by_bulk_ring and self.bulk_ring is not None:

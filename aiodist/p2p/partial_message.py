@@ -1,4 +1,4 @@
-"""A message that comes in pieces through memory, while its receive may be cancelled or change."""
+"""A message that arrives in pieces through shared memory, while its receive may be cancelled."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from aiodist.p2p.matching import Arrival, Recv
 
 
 class PartialMessage:
-    """Its pieces go to ``target``; a `p2p.matching.Reader`."""
+    """Copy the pieces of a message to its ``target``; a `p2p.matching.Reader`."""
 
     __slots__ = ("_into", "got", "length", "target")
 
     def __init__(self, length: int) -> None:
-        """``length``: of the payload, in bytes."""
+        """Create a message without a target. ``length``: of the payload, in bytes."""
         self.length = length
         self.got = 0
         self.target: Recv | Arrival | None = None
@@ -24,7 +24,7 @@ class PartialMessage:
         return self.got == self.length
 
     def goes_to(self, target: Recv | Arrival | None) -> None:
-        """Where the pieces go; before the first of them. None drops them."""
+        """Set the target before the first piece. None drops the pieces."""
         self.target = target
         if target is not None:
             self._into = target.data if isinstance(target, Arrival) else target.into
@@ -35,7 +35,7 @@ class PartialMessage:
             copy(destination[: self.got], old[: self.got])
 
     def add(self, piece: memoryview) -> None:
-        """The next piece, of at most what is missing."""
+        """Copy the next piece, which has at most the missing bytes."""
         end = self.got + len(piece)
         if self._into is not None:
             copy(self._into[self.got : end], piece)

@@ -1,4 +1,4 @@
-"""What a rank knows of one other rank: where it listens, the links to it, what was said last."""
+"""The state that a rank keeps for one peer: its addresses, the links to it, the traffic both ways."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ class PeerLink(Protocol):
     peer_window: int
     """Bytes that the peer buffers of what this rank sends."""
     failed: BaseException | None
-    """Why it was closed, None while it is open."""
+    """Why the connection was closed, or None while it is open."""
 
     @property
     def bytes_heard(self) -> int:
-        """How many bytes it has read."""
+        """Return how many bytes the connection has read."""
 
     def abort(self, error: BaseException) -> None:
-        """Close it at once, because of ``error``."""
+        """Close the connection at once because of ``error``."""
 
 
 class Peer:
-    """One other rank. Its first link that is ready carries all that this rank sends to it.
+    """One other rank. Its first proven link carries all that this rank sends to it.
 
-    Both ranks may connect at the same moment; each then sends on the link it made and reads
-    both, so that the order of its messages is the order on one stream.
+    Both ranks may connect at the same moment. Each then sends on the link that it dialled and reads
+    both. The order of a rank's messages is therefore the order on one stream.
     """
 
     def __init__(
@@ -50,25 +50,25 @@ class Peer:
     ) -> None:
         self.rank_info = rank_info
         self.rank = rank_info.rank
-        self.outbox = Outbox(shm_progress.soon, shm_progress.hear)
+        self.outbox = Outbox(shm_progress.call_after_turn, shm_progress.note_progress)
         self.window = window  # bytes that this rank buffers of what the peer sends
-        self.charged = 0  # credit that its messages have taken and did not get back
-        self.owed = 0  # of that, what is to be given back soon
+        self.charged = 0  # credit that its messages have used and that was not returned
+        self.owed = 0  # the part of it that will be returned with the next CREDIT frame
         self.stalled = False  # the peer holds messages back for want of credit
-        self.wants = 0  # how often it was asked for one at any credit, less those beyond that came
+        self.wants = 0  # requests for a message beyond the credit, less the messages that came
         self.said_goodbye = False
         self.last: Frame | None = None  # the last message that it began to send
         self.error: BaseException | None = None
         self.links: list[PeerLink] = []
         self.doubt: LossSuspicion | None = None  # one of two links ended without a word
-        self.watch: asyncio.TimerHandle | None = None  # a receive waits, and nobody ever connected
+        self.watch: asyncio.TimerHandle | None = None  # a receive waits and there is no link yet
         self.connecting: asyncio.Task[Any] | None = None
         self.bulk_receiver = ShmBulkReceiver(self, inbox, shm_progress, self._broken)
         self.eager_receiver = ShmEagerReceiver(self, inbox, shm_progress, self._broken)
         self._shm_progress = shm_progress
 
     def carry(self, link: PeerLink) -> None:
-        """``link`` carries from now on what this rank sends."""
+        """Send all further messages to the peer on ``link``."""
         shm_progress, bulk_ring, eager_sender = self._shm_progress, None, None
         if shm_progress.memory is not None and shm_progress.memory.could_share([self.rank]):
             bulk_ring = ShmBulkSender(self.rank, shm_progress, link.connection, self._broken)
@@ -78,7 +78,7 @@ class Peer:
         self.outbox.connected(link.connection, link.peer_window, bulk_ring, eager_sender)
 
     def polls(self) -> list[Callable[[], None]]:
-        """What to call to take in what it has sent, and send what is queued for it."""
+        """Return the functions that read what the peer has sent and write what is queued for it."""
         polls = [self.eager_receiver.poll, *(link.connection.poll for link in self.links)]
         if self.outbox.bulk_ring is not None:
             polls.append(self._shm_progress.work)
@@ -90,6 +90,6 @@ class Peer:
 
     @property
     def bytes_heard(self) -> int:
-        """How many bytes its links have read, and how many came through shared memory."""
+        """Return how many bytes its links have read, and how many came through shared memory."""
         taken = self.bulk_receiver.bytes_taken + self.eager_receiver.bytes_taken
         return taken + sum(link.bytes_heard for link in self.links)

@@ -1,7 +1,7 @@
-"""Long messages from a rank of the same host, by way of memory that both share.
+"""Receive the payloads of long messages from a rank of this host through shared memory.
 
-`p2p/shm_bulk_sender.py` has the protocol. The receiver takes every piece that is announced and never stops
-reading its streams. So no rank waits here for a rank that waits for it.
+`p2p/shm_bulk_sender.py` has the protocol. The receiver takes every announced piece and never stops
+reading its streams, so no two ranks wait for each other here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BULK_EMPTIED = encode(FrameType.BULK_EMPTIED)
 
 
 class ShmBulkReceiver:
-    """What one other rank sends to this one through shared memory."""
+    """What one peer sends to this rank through shared memory."""
 
     def __init__(
         self, source: Source, inbox: Inbox, shm_progress: ShmProgress, broken: Broken
@@ -38,34 +38,32 @@ class ShmBulkReceiver:
         self.bytes_taken = 0
         self._bulk_ring: BulkRingReader | None = None
         self._placed: deque[PartialMessage] = deque()
-        self._midway = False  # the last piece was of a large message, and more are to come
+        self._midway = False  # the last piece belonged to a large message that has more to come
 
     # -- from the link
 
     def placed(self, frame: Frame) -> None:
-        """A message whose payload comes in pieces."""
+        """Expect a message whose payload comes in pieces."""
         one = PartialMessage(frame.length)
         one.goes_to(self._inbox.eager(self._source, frame, one))
         self._placed.append(one)
         self.filled()
 
     def filled(self) -> None:
-        """Pieces are there, or on their way."""
+        """Copy out the pieces that are there, or on their way."""
         bulk_ring = self._bulk_ring
         if bulk_ring is None:
             memory = self._shm_progress.memory
             bulk_ring = None if memory is None else memory.bulk_reader_from(self._source.rank)
             if bulk_ring is None:
-                raise ProtocolError(
-                    f"rank {self._source.rank} speaks of memory that it does not share"
-                )
+                raise ProtocolError(f"rank {self._source.rank} names memory that it does not share")
             self._bulk_ring = bulk_ring
         if not bulk_ring.is_closed:
-            bulk_ring.wake()
+            bulk_ring.disarm()
             self._shm_progress.enlist(self)
 
     def interrupted(self, error: BaseException) -> None:
-        """The other rank is gone, in the middle of what it was sending."""
+        """End the message that was arriving: the peer is lost."""
         placed, self._placed = self._placed, deque()
         for one in placed:
             self._inbox.interrupted(one.target, error)
@@ -86,13 +84,13 @@ class ShmBulkReceiver:
         found = self._next()
         if found is None:
             return False
-        whose, data = found
-        if whose:
-            self._part(whose, data)
+        ticket, data = found
+        if ticket:
+            self._part(ticket, data)
             return True
         one = self._placed[0]
         if len(data) > one.length - one.got:
-            raise ProtocolError("a piece runs over the end of its message")
+            raise ProtocolError("a piece extends beyond the end of its message")
         one.add(data)
         self._taken(data)
         if one.is_whole:
@@ -100,14 +98,14 @@ class ShmBulkReceiver:
             self._inbox.eager_done(self._source, one.target)
         return True
 
-    def rest(self) -> bool:
+    def arm(self) -> bool:
         bulk_ring = self._bulk_ring
         if bulk_ring is None or bulk_ring.is_closed:
             return True
-        bulk_ring.nap()
+        bulk_ring.arm()
         if self._next() is None:
             return True
-        bulk_ring.wake()
+        bulk_ring.disarm()
         return False
 
     # -- inside
@@ -117,7 +115,8 @@ class ShmBulkReceiver:
         if bulk_ring is None or bulk_ring.is_closed:
             return None
         found = bulk_ring.next()
-        # Of a message whose header is still in the stream: that will be the next bell.
+        # The piece may belong to a message whose header is still in the stream. That header will
+        # be the next wake-up.
         return None if found is not None and not found[0] and not self._placed else found
 
     def _part(self, ticket: int, data: memoryview) -> None:
@@ -125,7 +124,7 @@ class ShmBulkReceiver:
         if recv is not None and recv.into is not None:
             place = recv.into[recv.got : recv.got + len(data)]
             if len(place) != len(data):
-                raise ProtocolError("a part runs over the end of its message")
+                raise ProtocolError("a part extends beyond the end of its message")
             copy(place, data)
         self._taken(data)
         self._inbox.part_done(self._source, recv, len(data))

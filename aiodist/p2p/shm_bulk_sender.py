@@ -1,9 +1,10 @@
-"""Long messages to a rank of the same host, by way of memory that both share.
+"""Send the payloads of long messages to a rank of this host through shared memory.
 
-The protocols, their order and their credit are those of the stream. A PLACED frame announces an eager
-message in place of an EAGER frame. The payload, or the parts of a large message, go through the chunks
-of a bulk ring (`shm/bulk_ring.py`), piece by piece. So one rank copies in while the other copies out, and
-the kernel moves only headers and WAKE frames. Frames of other messages pass meanwhile.
+The protocols, the order and the credit are those of the stream. A PLACED frame replaces the EAGER
+frame of a message, and the payload goes through the chunks of a bulk ring (`shm/bulk_ring.py`),
+piece by piece. The parts of a large message go the same way. One rank copies in while the other
+copies out, and the kernel carries only headers and WAKE frames. Frames of other messages pass
+meanwhile.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ if TYPE_CHECKING:
     from aiodist.shm.bulk_ring import BulkRingWriter
 
 BULK_RING_BYTES = 128 << 10
-"""From this length on a payload goes through shared memory; below, a stream is as fast."""
+"""Payloads from this length on go through shared memory; below it a stream is as fast."""
 
 PIECES = 8
-"""Of a message of middling length: the receiver begins before the sender has ended."""
+"""Pieces of a message of middling length: the receiver copies the first while the sender copies on.
+"""
 
 MIN_PIECE_BYTES = 64 << 10
-"""More of them would cost more than they hide."""
+"""The shortest piece. Shorter pieces cost more than the overlap saves."""
 
 Broken = Callable[[BaseException], None]
 
@@ -36,29 +38,31 @@ _BULK_FILLED = (encode(FrameType.BULK_FILLED),)
 
 
 class _Job:
-    """Bytes that go through the bulk ring, one after the other."""
+    """The bytes of one message or part that go through the bulk ring in order."""
 
-    __slots__ = ("data", "done", "on_sent", "piece", "whose")
+    __slots__ = ("data", "done", "on_sent", "piece", "ticket")
 
-    def __init__(self, data: memoryview, whose: int, piece: int, on_sent: OnSent) -> None:
+    def __init__(self, data: memoryview, ticket: int, piece: int, on_sent: OnSent) -> None:
         self.data = data
-        self.whose = whose
+        self.ticket = ticket
         self.piece = piece
         self.on_sent = on_sent
         self.done = 0
 
 
 class ShmBulkSender:
-    """What this rank sends to one other through shared memory.
+    """What this rank sends to one peer through shared memory.
 
-    It takes room on first use, and when it uses none another bulk ring may have it. So a large message
-    that goes this way holds it from its first part to its last.
+    It allocates chunks on first use. An idle ring may lose its chunks to another ring, so a large
+    message pins them from its first part to its last.
     """
 
     def __init__(
         self, rank: int, shm_progress: ShmProgress, connection: Connection, broken: Broken
     ) -> None:
-        """``broken(error)`` is called where the other rank does not keep to the protocol."""
+        """Create a sender without memory. ``broken(error)`` is called if the peer breaks the
+        protocol.
+        """
         self._rank = rank
         self._shm_progress = shm_progress
         self._connection = connection
@@ -69,7 +73,9 @@ class ShmBulkSender:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is memory for what is sent at once; if not, the stream takes it."""
+        """Return whether there are chunks to send through now; if not, the stream takes the
+        message.
+        """
         out, memory = self._out, self._shm_progress.memory
         if (out is None or not out.is_attached) and not self._failed and memory is not None:
             out = memory.bulk_writer_to(self._rank)
@@ -77,21 +83,21 @@ class ShmBulkSender:
         return out is not None and out.is_attached
 
     def pin(self) -> bool:
-        """Keep the memory, if there is, until `unpin` is called as often; whether there is."""
+        """Keep the chunks until `unpin` has been called as often. Returns False if there are none."""
         if not self.is_open or self._out is None:
             return False
         self._out.users += 1
         return True
 
     def unpin(self) -> None:
-        """The end of what `pin` began. Not where this has failed."""
+        """End one `pin`. Do not call it after a failure."""
         if self._out is not None:
             self._out.users -= 1
 
     # -- from the outbox
 
     def place(self, key: Key, data: memoryview, meta: bytes, on_sent: OnSent) -> None:
-        """Send a message with its data behind it, while open. ``on_sent``: as a connection's."""
+        """Send a message and its data, while open. ``on_sent``: as of `Connection.send`."""
         self.pin()
         length = len(data)
         header = encode(FrameType.PLACED, key, length=length, meta=meta)
@@ -100,10 +106,10 @@ class ShmBulkSender:
         if out is not None and not out.is_closed:
             out.will_wake()
             if not self._shm_progress.is_wakeful:
-                # Nothing is won by pieces where the ranks take turns on a core: whoever is woken
-                # shall find all that there is.
+                # If the ranks share a core, pieces gain nothing: the woken receiver should find
+                # the whole message.
                 job.piece = length
-                with suppress(ProtocolError):  # which the next step raises as well
+                with suppress(ProtocolError):  # the next step raises the error again
                     if not self._jobs and out.free():
                         self._fill(out, job)
         self._connection.send((header,))
@@ -111,19 +117,23 @@ class ShmBulkSender:
         self._shm_progress.enlist(self)
 
     def put(self, ticket: int, data: memoryview, on_sent: OnSent) -> None:
-        """Send the next bytes for receive number ``ticket``, while held. ``on_sent``: likewise."""
+        """Send the next bytes for receive number ``ticket``, while pinned. ``on_sent``: as for
+        `place`.
+        """
         self.pin()
         self._jobs.append(_Job(data, ticket, len(data), on_sent))
         self._shm_progress.enlist(self)
 
     def release(self, memory: memoryview) -> None:
-        """Copy what is still to be sent of the object behind ``memory``: it may change from now on."""
+        """Copy what is still to be sent of the object behind ``memory``, which may change from now
+        on.
+        """
         for job in self._jobs:
             if job.data.obj is memory.obj:
                 job.data = memoryview(bytes(job.data))
 
     def fail(self, error: BaseException) -> None:
-        """The other rank is gone."""
+        """Fail all jobs: the peer is lost."""
         self._failed = True
         out, self._out = self._out, None
         if out is not None:
@@ -132,10 +142,10 @@ class ShmBulkSender:
         self._jobs.clear()
         for job in jobs:
             job.on_sent(error)
-        self._shm_progress.work()  # which notices that there is nothing to be done
+        self._shm_progress.work()  # removes this source, which has nothing to do any more
 
     def emptied(self) -> None:
-        """The other rank says that there are free chunks again."""
+        """Continue: the peer says that chunks are free again."""
         if self._jobs:
             self._shm_progress.enlist(self)
 
@@ -149,7 +159,7 @@ class ShmBulkSender:
 
     @property
     def is_near(self) -> bool:
-        # Who naps reads the bell in a turn of its loop, and perhaps waits for a turn of this one.
+        # A sleeping receiver reads the wake-up in a turn of its loop. It may wait for this loop.
         return self._out is not None and self._out.is_watched
 
     def step(self) -> bool:
@@ -167,15 +177,15 @@ class ShmBulkSender:
             job.on_sent(None)
         return True
 
-    def rest(self) -> bool:
+    def arm(self) -> bool:
         out = self._out
         if out is None or out.is_closed or not self._jobs:
             return True
-        out.nap()
+        out.arm()
         return not out.free()
 
     def _fill(self, out: BulkRingWriter, job: _Job) -> None:
         piece = job.data[job.done : job.done + min(job.piece, out.chunk_bytes)]
         job.done += len(piece)
-        if out.fill(piece, job.whose):
+        if out.fill(piece, job.ticket):
             self._connection.send(_BULK_FILLED)

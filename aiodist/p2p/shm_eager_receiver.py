@@ -1,13 +1,15 @@
-"""Short messages from one other rank of the host, which come through memory and not over a stream.
+"""Receive short messages from one peer of this host through its eager ring.
 
-`shm/eager_ring.py` has the memory, the sender's half is in the outbox. A message in the eager ring is
-one like an eager one, but takes no credit: what nobody has asked for waits in the eager ring, which
-bounds it, and
-`EagerMessage` is the place where it waits. Messages that went over the stream count as turns on both sides,
-so a message is looked at when all that were sent before it have come, and before any that was sent later.
+`shm/eager_ring.py` has the memory, `p2p/shm_eager_sender.py` the sender's half. A message in the
+ring is an eager message that takes no credit: an unexpected one waits in the ring, which bounds the
+memory, as an `EagerMessage`.
 
-A long one that a receive waits for is copied out while it is copied in, as
-`p2p.shm_progress.ProgressSource`; the next is looked at after it.
+Both sides count the messages that go over the stream as turns, and each ring message carries the
+turn behind which it was sent. Invariant: a ring message is delivered after all messages that were
+sent before it and before all that were sent later, on either path.
+
+A long message with a posted receive is copied out while the sender copies it in, as a
+`p2p.shm_progress.ProgressSource`. The next message waits for its end.
 """
 
 from __future__ import annotations
@@ -29,13 +31,13 @@ if TYPE_CHECKING:
     from aiodist.shm.eager_ring import EagerRingReader
 
 NEAR_SECONDS = 200e-6
-"""How long to look for the next bytes of a message that has begun: the sender is copying them."""
+"""Seconds to poll for the next bytes of a message that has begun: the sender is copying them."""
 
 Broken = Callable[[BaseException], None]
 
 
 class EagerMessage:
-    """Where a message waits in an eager ring."""
+    """A message that waits in an eager ring."""
 
     __slots__ = ("_data", "_eager_ring", "_number")
 
@@ -48,18 +50,20 @@ class EagerMessage:
         return len(self._data)
 
     def open(self) -> memoryview:
-        """The payload; good until `discard`."""
+        """Return the payload, which is valid until `discard`."""
         return self._data
 
     def discard(self) -> None:
-        """It is not needed any more."""
+        """Release the message's place in the ring."""
         self._data.release()
         if not self._eager_ring.is_closed:
             self._eager_ring.take(self._number)
 
 
 def _copy(eager_ring: EagerRingReader, message: memoryview, start: int, into: memoryview) -> bool:
-    """Copy what ``message`` has from ``start`` on as it comes. False: for a while nothing came."""
+    """Copy ``message`` from ``start`` on while it arrives. Returns False if no byte came for a
+    while.
+    """
     end, done, until = len(message), start, 0.0
     while done < end:
         there = eager_ring.there()
@@ -74,12 +78,12 @@ def _copy(eager_ring: EagerRingReader, message: memoryview, start: int, into: me
 
 
 class ShmEagerReceiver:
-    """What one other rank puts into its eager ring for this one."""
+    """Take the messages of one peer out of its eager ring."""
 
     def __init__(
         self, source: Source, inbox: Inbox, shm_progress: ShmProgress, broken: Broken
     ) -> None:
-        """``broken(error)`` is called where the other rank does not keep to the protocol."""
+        """Create a receiver. ``broken(error)`` is called if the peer breaks the protocol."""
         self._source = source
         self._inbox = inbox
         self._shm_progress = shm_progress
@@ -88,16 +92,16 @@ class ShmEagerReceiver:
         self._eager_ring: EagerRingReader | None = None
         self._closed = False
         self._incoming: PartialMessage | None = None  # a message of which a part is there
-        self._begin = 0  # of its payload, in what the eager ring has of it
-        self._engaged = False  # with a message, so that the next one has to wait
+        self._begin = 0  # offset of its payload in the ring's bytes
+        self._engaged = False  # a message is being handled, and the next one has to wait
         self._armed = False
         self.bytes_taken = 0
         self.is_prompt = False
-        """Whether nobody had to sleep for the last message: the next one may be a moment away, too."""
+        """Whether the last message came without a sleep: the next one may be a moment away, too."""
 
     @property
     def eager_ring(self) -> EagerRingReader | None:
-        """None where the other rank shares no memory with this one, or is gone."""
+        """The peer's ring, or None if the peer shares no memory with this rank or is lost."""
         eager_ring, memory = self._eager_ring, self._shm_progress.memory
         if eager_ring is None and not self._closed and memory is not None:
             self._eager_ring = eager_ring = memory.eager_reader_from(self._source.rank)
@@ -105,22 +109,25 @@ class ShmEagerReceiver:
         return None if eager_ring is None or eager_ring.is_closed else eager_ring
 
     def overtaken(self) -> None:
-        """A message has come over the stream: what was sent before it is looked at before it.
+        """Deliver the ring messages that were sent before a message that has just come over the
+        stream.
 
-        Raises ProtocolError for what is no message, which ends the stream that is being read.
+        Raises ProtocolError for malformed data, which ends the stream that is being read.
         """
         while self._incoming is not None:
             if not self.step():
-                raise ProtocolError(f"rank {self._source.rank} went on in the middle of a message")
+                raise ProtocolError(
+                    f"rank {self._source.rank} sent another frame in the middle of a message"
+                )
         self._look_at_all(wanted=False)
         self._turn += 1
         eager_ring = self._eager_ring
         if eager_ring is not None and not eager_ring.is_closed and eager_ring.has_next:
-            self._arm()  # it was sent after this message, and may have rung in vain
+            self._arm()  # a ring message sent after this one may have woken this rank too early
 
     def poll(self) -> None:
-        """Look at what is in the eager ring and whose turn has come, while a receive waits for it."""
-        if not self._engaged:  # what one message sets off is not to end in looking at the next
+        """Deliver the ring messages whose turn has come, while a receive waits for them."""
+        if not self._engaged:  # a callback of one message must not start on the next
             self._engaged = True
             try:
                 self._look(wanted=True)
@@ -130,10 +137,12 @@ class ShmEagerReceiver:
                 self._shm_progress.enlist(self)
 
     def take(self, head: bytes, frame: Frame, into: memoryview, spin: BoundedSpin | None) -> bool:
-        """Copy the next message ``into``, if it has that head and just as many bytes.
+        """Copy the next message ``into``, if it has the header ``head`` and exactly that many
+        bytes.
 
-        Only where nothing that came before could be meant for the same receive. ``frame``: what the
-        head says. ``spin``: how to look for a message that is not there yet; None for not at all.
+        Call it only while no earlier message could match the same receive. ``frame``: the decoded
+        header. ``spin``: how to poll for a message that is not there yet; None returns at once.
+        Returns False on a miss.
         """
         eager_ring = self.eager_ring
         if eager_ring is None or self._engaged:
@@ -143,38 +152,40 @@ class ShmEagerReceiver:
             if not self.is_prompt:
                 return False
         try:
-            found = eager_ring.begun(self._turn)
-        except ProtocolError:  # which the next look says as well
+            found = eager_ring.next_message(self._turn)
+        except ProtocolError:  # the next look raises the error again
             return False
         start = len(head)
         if found is None or len(found) != start + len(into) or found[:start] != head:
             return False
         if not _copy(eager_ring, found, start, into):
             return False
-        eager_ring.take(eager_ring.looked())
+        eager_ring.take(eager_ring.advance())
         self._source.last = frame
         self.bytes_taken += len(into)
         if eager_ring.is_asleep and not self._is_wanted():
-            eager_ring.wake()
+            eager_ring.disarm()
         return True
 
     def watch(self) -> None:
-        """A receive waits that the other rank could answer: look, and be woken if that is in vain."""
+        """Look for messages because a receive waits for the peer; ask to be woken if there are
+        none.
+        """
         self.poll()
         if self.eager_ring is not None and self._is_wanted():
             self._arm()
 
-    def rung(self) -> None:
-        """Something was put in for this rank, which slept."""
+    def woken(self) -> None:
+        """Look at the ring: the peer put a message in and woke this rank."""
         if self._incoming is None:
             self.poll()
         else:
             self._shm_progress.enlist(self)
         self.is_prompt = False
-        self._nap()
+        self._sleep_if_waiting()
 
     def close(self, error: BaseException) -> None:
-        """The other rank is gone, and its memory soon: what has come whole is kept elsewhere."""
+        """Copy the complete messages out of the ring of a lost peer, whose memory goes soon."""
         if self._incoming is not None:
             with suppress(ProtocolError):
                 self.step()
@@ -184,8 +195,8 @@ class ShmEagerReceiver:
         incoming, self._incoming = self._incoming, None
         if incoming is not None:
             self._inbox.interrupted(incoming.target, error)
-            self._shm_progress.work()  # which notices that there is nothing to be done
-        self._inbox.unbox(self._source.rank)
+            self._shm_progress.work()  # removes this source, which has nothing to do any more
+        self._inbox.empty_eager_ring(self._source.rank)
 
     # -- p2p.shm_progress.ProgressSource
 
@@ -201,16 +212,16 @@ class ShmEagerReceiver:
         eager_ring, incoming = self.eager_ring, self._incoming
         if eager_ring is None or incoming is None:
             return False
-        message = eager_ring.begun(self._turn)
+        message = eager_ring.next_message(self._turn)
         if message is None or len(message) != self._begin + incoming.length:
             raise ProtocolError(
-                f"rank {self._source.rank} has taken a message back that had begun in its eager ring"
+                f"rank {self._source.rank} withdrew a message that had begun in its eager ring"
             )
         there = eager_ring.there()
         if there > len(message):
             raise ProtocolError(
                 f"rank {self._source.rank} has put {there} bytes of a message into its eager ring, "
-                f"which is {len(message)} long"
+                f"but the message has only {len(message)}"
             )
         if there <= self._begin + incoming.got:
             return False
@@ -218,7 +229,7 @@ class ShmEagerReceiver:
         incoming.add(piece)
         self.bytes_taken += len(piece)
         if incoming.is_whole:
-            eager_ring.take(eager_ring.looked())
+            eager_ring.take(eager_ring.advance())
             self._incoming = None
             self._inbox.eager_done(self._source, incoming.target)
             self._engaged = False
@@ -226,14 +237,14 @@ class ShmEagerReceiver:
             self._arm()
         return True
 
-    def rest(self) -> bool:
+    def arm(self) -> bool:
         eager_ring, incoming = self.eager_ring, self._incoming
         if eager_ring is None or incoming is None:
             return True
-        eager_ring.nap()
+        eager_ring.arm()
         if eager_ring.there() <= self._begin + incoming.got:
             return True
-        eager_ring.wake()
+        eager_ring.disarm()
         return False
 
     # -- inside
@@ -245,10 +256,12 @@ class ShmEagerReceiver:
             self.broken(error)
 
     def _look_at_all(self, wanted: bool) -> None:
-        """``wanted``: only while a receive waits. What is not looked at can still be taken at once."""
+        """Deliver messages in order; with ``wanted``, only while a receive waits. The rest stays
+        for `take`.
+        """
         try:
             while (eager_ring := self.eager_ring) is not None and (
-                found := eager_ring.begun(self._turn)
+                found := eager_ring.next_message(self._turn)
             ) is not None:
                 if wanted and not self._is_wanted():
                     break
@@ -265,16 +278,18 @@ class ShmEagerReceiver:
 
     def _look_at(self, eager_ring: EagerRingReader, message: memoryview) -> None:
         frame, begin = self._read(message)
-        number = eager_ring.looked()
+        number = eager_ring.advance()
         self.bytes_taken += frame.length
         self.is_prompt = True
-        self._shm_progress.hear()
+        self._shm_progress.note_progress()
         self._inbox.eager_message(
             self._source, frame, EagerMessage(eager_ring, number, message[begin:])
         )
 
     def _begin_with(self, message: memoryview) -> None:
-        """Copy it out as it comes, if a receive waits for it; without one it is left to come whole."""
+        """Copy an incomplete message out while it arrives, if a receive waits for it; else leave it
+        there.
+        """
         frame, begin = self._read(message)
         incoming = PartialMessage(frame.length)
         if self._inbox.coming(self._source, frame, incoming):
@@ -282,36 +297,36 @@ class ShmEagerReceiver:
             self.is_prompt = True
 
     def _read(self, message: memoryview) -> tuple[Frame, int]:
-        """What the head of a message says, and where its payload begins."""
+        """Return the decoded header of a message and the offset of its payload."""
         frame, begin = decode(message)
         if frame.kind not in MESSAGES or frame.length != len(message) - begin:
             raise ProtocolError(
-                f"rank {self._source.rank} has put into its eager ring what is no message"
+                f"rank {self._source.rank} has put malformed data into its eager ring"
             )
         return frame, begin
 
     def _arm(self) -> None:
         if not self._armed:
             self._armed = True
-            self._shm_progress.later(self._fall_asleep)
+            self._shm_progress.call_in_next_turn(self._fall_asleep)
 
     def _fall_asleep(self) -> None:
         self._armed = False
         self.poll()
-        self._nap()
+        self._sleep_if_waiting()
 
-    def _nap(self) -> None:
-        """Sleep while a receive waits; whoever has been woken once is not woken again for it."""
+    def _sleep_if_waiting(self) -> None:
+        """Sleep while a receive waits. A rank that was woken for a message is not woken for it
+        again.
+        """
         eager_ring = self.eager_ring
-        if (
-            eager_ring is None or self._incoming is not None
-        ):  # of which the progress engine takes care
+        if eager_ring is None or self._incoming is not None:  # the progress engine takes care of it
             return
         if not self._is_wanted():
-            eager_ring.wake()
+            eager_ring.disarm()
             return
         self.is_prompt = False
-        eager_ring.nap()
+        eager_ring.arm()
         self.poll()
 
     def _is_wanted(self) -> bool:

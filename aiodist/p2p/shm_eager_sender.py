@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from aiodist.shm.shared_memory import SharedMemory
 
 EAGER_RING_BYTES = 4 << 20
-"""Payloads up to this length go through an eager ring, where it has room."""
+"""Payloads up to this length go through an eager ring if it has room."""
 
 PIECE_BYTES = 128 << 10
-"""Of a longer one as much is copied in before the receiver may begin to copy out."""
+"""Bytes of a longer message that are copied in before the receiver may begin to copy out."""
 
 _EAGER_READY = (encode(FrameType.EAGER_READY),)
 
 
 class ShmEagerSender:
-    """What this rank puts into its eager ring for one other. It makes the eager ring at the first
-    message.
+    """Put short messages for one peer into this rank's eager ring, which the first message
+    allocates.
     """
 
     def __init__(
@@ -40,7 +40,9 @@ class ShmEagerSender:
         connection: Connection,
         broken: Callable[[BaseException], None],
     ) -> None:
-        """``broken(error)`` is called where the other rank does not keep to the protocol."""
+        """Create a sender without memory. ``broken(error)`` is called if the peer breaks the
+        protocol.
+        """
         self._rank = rank
         self._memory = memory
         self._shm_progress = shm_progress
@@ -50,9 +52,9 @@ class ShmEagerSender:
         self._asked = False
 
     def put(self, turn: int, head: bytes, data: memoryview) -> bool:
-        """Send a message behind ``turn`` of the stream's: it is away after `see_off`.
+        """Put a message into the ring behind message number ``turn`` of the stream.
 
-        False: there is no room for it now.
+        The send is complete after `see_off`. Returns False if there is no room now.
         """
         if len(data) > EAGER_RING_BYTES:
             return False
@@ -63,18 +65,19 @@ class ShmEagerSender:
         if eager_ring is None or eager_ring.is_closed:
             return False
         try:
-            # Where ranks take turns on a core whoever finds a message shall find all of it.
+            # If the ranks share a core, the receiver should find the whole message.
             piece = PIECE_BYTES if self._shm_progress.is_wakeful else EAGER_RING_BYTES
             return eager_ring.put(turn, head, data, piece)
         except ProtocolError as error:
-            self._shm_progress.later(partial(self._broken, error))
+            self._shm_progress.call_in_next_turn(partial(self._broken, error))
             return False
 
     def see_off(self, data: memoryview, call: Callable[[Callable[[], None]], None]) -> None:
-        """Wake the other rank if it sleeps, and copy what `put` has left of the message's ``data``.
+        """Wake the peer if it sleeps, and copy the rest of the message's ``data`` that `put` has
+        left.
 
-        ``call(ring)`` is to call ``ring()``. A long message rings before it is there: whoever was
-        woken copies out what has come while more is copied in.
+        ``call(ring)`` must call ``ring()``. A long message wakes the peer before it is complete, so
+        that the peer copies out while this rank copies in.
         """
         self._wake(call)
         eager_ring = self._eager_ring
@@ -85,7 +88,7 @@ class ShmEagerSender:
 
     def _wake(self, call: Callable[[Callable[[], None]], None]) -> None:
         eager_ring = self._eager_ring
-        if eager_ring is not None and eager_ring.must_ring():
+        if eager_ring is not None and eager_ring.must_wake():
             call(self._ring)
 
     def _ring(self) -> None:

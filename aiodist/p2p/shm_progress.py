@@ -1,4 +1,4 @@
-"""Where payloads go through memory that ranks share: all of a rank's bulk rings, and who works at them."""
+"""The progress engine: advance all transfers of a rank through its bulk rings."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from aiodist.p2p.spin_policy import SpinPolicy
 from aiodist.shm.shared_memory import SharedMemory
 
 TURN_SECONDS = 1e-3
-"""How long copying may keep the loop busy before others have their turn."""
+"""Seconds that copying may keep the loop busy before other callbacks have their turn."""
 
 NEAR_SECONDS = 100e-6
-"""How long a rank in the middle of a message looks for the next piece, or for a free chunk: the
-other rank copies one meanwhile. Then it sleeps until it is told."""
+"""Seconds that a rank polls in the middle of a message for the next piece, or for a free chunk.
+
+The other rank copies one meanwhile. After that this rank sleeps until it is woken."""
 
 _give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
 
@@ -27,34 +28,34 @@ class ProgressSource(Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is more to be sent, or to come, of a message."""
+        """Whether a message is incomplete: there is more to send or to receive."""
         ...
 
     @property
     def owes(self) -> bool:
-        """Whether there is more to be sent."""
+        """Whether there is more to send."""
         ...
 
     @property
     def is_near(self) -> bool:
-        """Whether the next step may be a moment away: as far as known, the other rank is at it."""
+        """Whether the next step may be a moment away: the other rank seems to be working on it."""
         ...
 
     def step(self) -> bool:
-        """Copy one piece, if one can be copied."""
+        """Copy one piece if possible. Returns whether it did."""
         ...
 
-    def rest(self) -> bool:
-        """Ask to be woken; False where there is something to do after all."""
+    def arm(self) -> bool:
+        """Ask to be woken. Returns False if there is something to do now."""
         ...
 
     def broken(self, error: ProtocolError) -> None:
-        """The other rank does not keep to the protocol."""
+        """Handle a breach of the protocol by the other rank."""
         ...
 
 
 class ShmProgress:
-    """Of one rank."""
+    """The progress engine of one rank."""
 
     def __init__(
         self,
@@ -62,27 +63,29 @@ class ShmProgress:
         spin_policy: SpinPolicy,
     ) -> None:
         self.memory = memory
-        self.soon = spin_policy.soon
-        self.later = spin_policy.later
-        self.hear = spin_policy.hear
+        self.call_after_turn = spin_policy.call_after_turn
+        self.call_in_next_turn = spin_policy.call_in_next_turn
+        self.note_progress = spin_policy.note_progress
         self._spin_policy = spin_policy
-        self._busy: dict[ProgressSource, float] = {}  # and when a piece of it was copied
+        self._busy: dict[ProgressSource, float] = {}  # with the time of its last copied piece
         self._working = False
         self._armed = False
         self._cleared: asyncio.Future[None] | None = None
 
     @property
     def is_wakeful(self) -> bool:
-        """Whether looking takes no core away from another rank."""
+        """Whether spinning takes no core away from another rank."""
         return self._spin_policy.active
 
     def enlist(self, source: ProgressSource) -> None:
-        """Something is to be done at ``source``. Do it, or begin with it."""
+        """Start or continue the work of ``source``, which has something to do."""
         self._busy[source] = perf_counter()
         self.work()
 
     def work(self) -> None:
-        """Copy pieces where it can be done, at most for a turn. From anywhere, at any time."""
+        """Copy pieces where possible, for at most one turn. May be called anywhere in the loop's
+        thread.
+        """
         if self._busy and not self._working:
             self._working = True
             try:
@@ -91,13 +94,13 @@ class ShmProgress:
                 self._working = False
 
     async def clear(self, seconds: float) -> None:
-        """Wait until nothing is left to be sent, at most for so long."""
+        """Wait until nothing is left to send, for at most ``seconds``."""
         if self._owes():
             self._cleared = asyncio.get_running_loop().create_future()
             await asyncio.wait([self._cleared], timeout=seconds)
 
     def close(self) -> None:
-        """Let go of the memory. Idempotent."""
+        """Release the shared memory. Idempotent."""
         if self.memory is not None:
             self.memory.close()
 
@@ -119,9 +122,9 @@ class ShmProgress:
                 now - then < NEAR_SECONDS and source.is_near for source, then in busy.items()
             ):
                 _give_way()
-            elif all(self._try(source, source.rest) for source in list(busy)):
+            elif all(self._try(source, source.arm) for source in list(busy)):
                 break
-        self.hear()
+        self.note_progress()
         if self._cleared is not None and not self._owes():
             cleared, self._cleared = self._cleared, None
             if not cleared.done():
@@ -134,7 +137,7 @@ class ShmProgress:
                 moved = True
                 if source in self._busy:
                     self._busy[source] = now
-            elif not source.is_busy and self._try(source, source.rest):
+            elif not source.is_busy and self._try(source, source.arm):
                 self._busy.pop(source, None)
         return moved
 
@@ -152,7 +155,7 @@ class ShmProgress:
     def _go_on_soon(self) -> None:
         if not self._armed:
             self._armed = True
-            self.soon(self._go_on)
+            self.call_after_turn(self._go_on)
 
     def _go_on(self) -> None:
         self._armed = False

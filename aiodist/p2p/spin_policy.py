@@ -1,12 +1,14 @@
-"""How long a rank looks for messages before it sleeps.
+"""Decide how long a rank spins for messages before it sleeps.
 
-To sleep in the selector and be woken costs tens of microseconds, hundreds in a virtual machine,
-and the system tends to wake a rank on the core of the rank that wrote to it, where the two then
-take turns while another core idles. So where each rank of a host has a core of its own, a rank
-that waits goes on looking for a while. How long is learned from the waits before: a wait that
-looking would have covered makes it twice as long, a longer one half as long, as adaptive locks do
-it (Karlin, Li, Manasse and Owicki, "Empirical studies of competitive spinning for a shared-memory
-multiprocessor", 1991). So a rank that is seldom spoken to hardly looks at all.
+A sleep in the selector and the wake-up cost tens of microseconds, and hundreds in a virtual
+machine. The kernel also tends to wake a rank on the core of the rank that wrote to it. The two then
+take turns while another core idles. So if each rank of a host has its own core, a waiting rank
+spins for a while first.
+
+How long is learned from earlier waits. A wait that spinning would have covered doubles the time; a
+longer wait halves it. Adaptive locks do the same (Karlin, Li, Manasse and Owicki, "Empirical
+studies of competitive spinning for a shared-memory multiprocessor", 1991). A rank that seldom
+receives messages therefore hardly spins.
 """
 
 from __future__ import annotations
@@ -20,19 +22,20 @@ from aiodist.links.host import have_cores
 from aiodist.p2p.core_placement import CorePlacement
 
 SHORTEST = 50e-6
-"""Seconds of looking that are always worth it: about what falling asleep costs."""
+"""Seconds of spinning that are always worth it: about the cost of falling asleep."""
 
 _MOMENT = 1e-6
-"""Seconds asked for; the system makes some fifty times as much of it."""
+"""Seconds asked of `time.sleep`; the system makes about fifty times as much of it."""
 
 LONGEST = 2e-3
-"""A wait of more seconds than this is slept through."""
+"""The longest spin in seconds. A longer wait is spent asleep."""
 
 TURN_NANOSECONDS = 1_000_000
-"""So often the loop gets a turn from a task whose operations are all over before it would suspend."""
+"""Interval at which a task yields to the loop although its operations complete without suspending.
+"""
 
 _YIELDS = 12
-"""How often to ask the system for the next in turn before sleeping for the shortest time there is."""
+"""Calls of sched_yield before sleeping for the shortest possible time."""
 
 AT_ONCE_SECONDS = 80e-6
 """How long to look for the others before an operation gets a context, a record and a driver.
@@ -50,7 +53,10 @@ _yield: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
 
 
 class SpinPolicy:
-    """Of one rank. ``active``: every rank of this host has a core, so looking takes none away."""
+    """The spin policy of one rank.
+
+    ``active``: every rank of this host has a core, so spinning takes none away.
+    """
 
     __slots__ = (
         "_call_soon",
@@ -71,12 +77,12 @@ class SpinPolicy:
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self.active = False
         self.crowded = False
-        """Whether ranks have to share cores, so that whoever looks keeps others from working."""
+        """Whether ranks share cores, so that a spinning rank keeps others from working."""
         self.neighbours = CorePlacement()
         self.window = LONGEST
-        """Seconds of looking that the waits before have made worth it."""
+        """Seconds of spinning that earlier waits have made worthwhile."""
         self._call_soon = call_soon
-        self._due: list[Callable[[], None]] = []  # by who looks, since the loop has no turn
+        self._due: list[Callable[[], None]] = []  # called by `look`, since the loop does not turn
         self._heard = 0.0
         self._since = 0.0  # the last wait began
         self._turn_due = 0
@@ -86,26 +92,26 @@ class SpinPolicy:
         self._turning = False
 
     def meet(self, here: Sequence[int]) -> None:
-        """The processes of this host's ranks; none where looking would keep others waiting."""
+        """Set the process ids of this host's ranks; empty if spinning would block other ranks."""
         self.active = len(here) > 0 and have_cores(here)
         self.crowded = len(here) > 0 and not self.active
         if self.active:
             self.neighbours.meet(here)
 
     def give_way(self, times: int) -> None:
-        """Let others have this core between two looks; ``times``: how often in this wait before.
+        """Yield the core between two polls. ``times``: the earlier calls in this wait.
 
-        To yield costs little and is enough where it reaches the other ranks. It does not where each
-        has a session of its own, as launchers give them, and the system shares the cores between
-        sessions (autogroup): there a rank has to sleep, for a moment.
+        A sched_yield costs little and is enough if it reaches the other ranks. It does not reach
+        ranks in another session if the kernel shares the cores between sessions (autogroup), and
+        launchers give each rank its own session. In that case the rank has to sleep for a moment.
         """
         if self.crowded and times >= _YIELDS:
             sleep(_MOMENT)
         else:
             _yield()
 
-    def hear(self) -> None:
-        """A message, or a part of a long one, has come or has gone; there may be more."""
+    def note_progress(self) -> None:
+        """Record that a message, or a part of one, has come or gone; more may follow."""
         now = perf_counter()
         if self._waiting or self._looking:
             if now - max(self._heard, self._since) < LONGEST:
@@ -116,15 +122,15 @@ class SpinPolicy:
                 self._turn_on(now)
         self._heard = now
 
-    def soon(self, callback: Callable[[], None]) -> None:
-        """Call ``callback()`` when others have had their turn: of the loop, or of who looks."""
+    def call_after_turn(self, callback: Callable[[], None]) -> None:
+        """Call ``callback()`` after the other callbacks had their turn: in the loop, or in `look`."""
         if self._looking:
             self._due.append(callback)
         else:
             self._call_soon(callback)
 
-    def later(self, callback: Callable[[], None]) -> None:
-        """Call ``callback()`` in the next turn of the loop, which who looks keeps from turning."""
+    def call_in_next_turn(self, callback: Callable[[], None]) -> None:
+        """Call ``callback()`` in the next turn of the loop. `look` keeps the loop from turning."""
         self._call_soon(callback)
 
     def look(
@@ -134,9 +140,10 @@ class SpinPolicy:
         seconds: float,
         longest: float,
     ) -> None:
-        """Call ``polls`` in turn until ``is_done()``, or nothing was heard for ``seconds``.
+        """Call ``polls`` in turn until ``is_done()``, or until nothing has arrived for ``seconds``.
 
-        At most ``longest`` seconds; the loop does nothing else meanwhile. Not in a callback.
+        Spins for at most ``longest`` seconds; the loop does nothing else meanwhile. Must not be
+        called from a callback.
         """
         self._since = start = perf_counter()
         self._looking = True
@@ -156,7 +163,7 @@ class SpinPolicy:
                     return
                 if now - start > SHORTEST / 2:
                     self.neighbours.move_to_idle_core(now)
-                self.give_way(times)  # to the other rank, should it sit on the same core
+                self.give_way(times)  # to the other rank, which may be on the same core
                 times += 1
         finally:
             self._looking = False
@@ -165,21 +172,23 @@ class SpinPolicy:
                 self._call_soon(callback)
 
     def turn_is_due(self, now: int) -> bool:
-        """Whether a task that need not suspend, at ``now`` of `time.monotonic_ns`, is to let the loop
-        turn all the same."""
+        """Return whether a task that need not suspend should yield to the loop nevertheless.
+
+        ``now``: of `time.monotonic_ns`.
+        """
         if now <= self._turn_due:
             return False
         self._turn_due = now + TURN_NANOSECONDS
         return True
 
     def begin(self) -> None:
-        """Somebody waits: keep the loop awake for the window, and again whenever it hears."""
+        """Begin a wait: keep the loop awake for the window, and again after each message."""
         self._since = now = perf_counter()
         self._waiting += 1
         self._turn_on(now)
 
     def end(self) -> None:
-        """The counterpart of `begin`: that wait is over."""
+        """End a wait that `begin` began."""
         self._waiting -= 1
 
     def _turn_on(self, now: float) -> None:
@@ -190,7 +199,7 @@ class SpinPolicy:
                 self._call_soon(self._turn)
 
     def _turn(self) -> None:
-        # A loop that has something to call does not sleep, and looks at every socket each turn.
+        # A loop with a scheduled callback does not sleep, and polls every socket each turn.
         if self._waiting and (now := perf_counter()) < self._until:
             self.neighbours.move_to_idle_core(now)
             _yield()

@@ -1,12 +1,14 @@
-"""The list in the head of a segment: which areas its owner has laid out, and which it has done with.
+"""The directory in the head of a segment: the areas that its owner has laid out, and their states.
 
-An entry is stored before it counts, so that who finds an area's id finds the rest as well. Entries are
-used anew, the oldest of those that are over first: for a while others can read that one was.
+Invariant: an entry is stored before it is counted, so a reader that finds an area's id also finds
+the rest. Entries are reused, the oldest of those that are OVER first, so that other ranks can still
+read an ended state for a while.
 
-An area that finds no entry free is refused, for good: all that read so must conclude alike, however
-late. To remember every such area would take a list as well; so areas are dealt by their ids to many
-buckets, and what is remembered is that a bucket is shut: what is in it and not listed never will be.
-The areas of all other buckets are listed as before once entries are free again.
+An area that finds no free entry is refused for good, because all ranks must come to the same
+conclusion, however late they read. A list of all refused areas would need room as well. Areas are
+therefore dealt by their ids to many buckets, and the directory remembers which buckets are shut: an
+area of a shut bucket that is not listed never will be. The areas of all other buckets are listed
+again once entries are free.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from aiodist.shm.group_area import AreaShape
 
 MAX_ENTRIES = 1000
 KEPT = 64
-"""Entries that are over and still can be read."""
+"""Entries in state OVER that can still be read."""
 
 _COUNT = 3  # word: how many entries there are
 _SHUT = 8  # first word of the buckets, a bit each
@@ -33,44 +35,46 @@ _STATES = 3  # of the offset, whose lowest bits are zero
 
 
 class AreaState(IntEnum):
-    """Of an area, as its owner says."""
+    """The state of an area, as its owner has stored it."""
 
     OPEN = 0
     CLOSED = 1
-    """The owner does not look at anybody's area under this id any more."""
+    """The owner no longer reads any member's area under this id."""
     OVER = 2
-    """Nobody does: the room is used for something else."""
+    """No member reads the area any more, and its room may be reused."""
 
 
 class AreaDirectory:
-    """One segment's. Its owner alone calls what changes it."""
+    """The directory of one segment. Only the owner of the segment may change it."""
 
     def __init__(self, head: memoryview) -> None:
         self._head = head
         self._over: deque[int] = deque()
 
     def refuses(self, area: int) -> bool:
-        """Whether ``area``, unless it is listed by now, never will be.
+        """Return whether ``area`` will never be listed, unless it is listed by now.
 
-        To be asked before `state`: in between the owner may list it, and then shut its bucket.
+        Call it before `state`: the owner may list the area and then shut its bucket in between.
         """
         word, bit = divmod(area % BUCKETS, 64)
         return bool(self._head[_SHUT + word] >> bit & 1)
 
     def state(self, area: int) -> AreaState | None:
-        """What the owner says of ``area``; None where it is not listed."""
+        """Return the state of ``area``, or None if it is not listed."""
         entry = self._find(area)
         return None if entry is None else AreaState(self._head[entry + 1] & _STATES)
 
     def room(self, area: int) -> tuple[int, AreaShape] | None:
-        """Where the area is, and its shape; None where there was no room. It is listed."""
+        """Return the offset and shape of a listed area, or None if there was no room for it."""
         entry = self._find(area)
         assert entry is not None
         offset, chunk, depth, slot = self._head[entry + 1 : entry + _ENTRY]
         return (offset & ~_STATES, AreaShape(chunk, depth, slot)) if offset & ~_STATES else None
 
     def add(self, area: int, offset: int, shape: AreaShape) -> bool:
-        """List an area, or with offset 0 that it has no room. False where it is refused."""
+        """List an area; offset 0 means that it has no room. Returns False if the directory refuses
+        it.
+        """
         head, count = self._head, self._head[_COUNT]
         if self.refuses(area):
             return False
@@ -92,11 +96,11 @@ class AreaDirectory:
         return True
 
     def close(self, area: int) -> None:
-        """OPEN becomes CLOSED."""
+        """Change the state from OPEN to CLOSED."""
         self._say(area, AreaState.CLOSED)
 
     def end(self, area: int) -> None:
-        """It is OVER."""
+        """Change the state to OVER."""
         self._over.append(self._say(area, AreaState.OVER))
 
     def _say(self, area: int, state: AreaState) -> int:

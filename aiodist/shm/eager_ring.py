@@ -1,22 +1,21 @@
-"""An eager ring: a ring in one rank's segment for the short messages that it sends to one other.
+"""An eager ring: a ring in the sender's segment for short messages to one receiver.
 
-A message is its frame, head and payload in one piece, as a stream would carry it. Where it is stands
-in words of the table beside those of the bulk ring::
+A message is its frame, head and payload in one piece, as a stream would carry it. Control words in
+the table, beside those of the bulk ring, describe it::
 
-    taken, nap       how many messages this rank has taken out of the other's eager ring, from the first one
-                     on without a gap, and whether it sleeps until there is another
-    entries          for each message put into this rank's eager ring: stamp, turn, offset, bytes, and how
-                     many of these are there
+    taken, sleep     messages this rank has taken, without a gap; 0, or the number of its sleep.
+    entries          for each message that this rank has put: stamp, turn, offset, length, and how
+                     many bytes of it are present.
 
-The stamp is the message's number, from 1 on, and written when the head is there. The bytes of a long one
-may follow: a receiver who waits for them copies some out while others are copied in. The turn says behind
-how many messages that went over the stream it comes, so that the two ways together keep the order in which
-the messages were sent. A ring that has been emptied begins anew, so that the same few lines of the cache
-serve a row of messages that are taken one by one.
+The stamp is the message's number, from 1 on. It is stored after the head, so a reader that sees the
+stamp also finds the head. The bytes of a long message may follow: a receiver copies some out while
+the sender copies others in. The turn is the number of stream messages that come before the message,
+so both paths together keep the order of sending. An empty ring starts again at its beginning, so
+that messages that are taken one by one stay in the same few cache lines.
 
-Who writes what, and how a sleeper and whoever has something for him do not miss each other, is as with
-bulk rings. The idea is that of the "fastboxes" of MPI libraries (Buntinas, Mercier and Gropp, "Design and
-evaluation of Nemesis, a scalable, low-latency, message-passing communication subsystem", 2006).
+The rules for writing and for sleeping are those of bulk rings (`shm/bulk_ring.py`). The idea is
+that of the "fastboxes" of MPI libraries (Buntinas, Mercier and Gropp, "Design and evaluation of
+Nemesis, a scalable, low-latency, message-passing communication subsystem", 2006).
 """
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ from aiodist.errors import ProtocolError
 from aiodist.shm.ring_end import RingEnd
 
 DEPTH = 32
-"""Messages of one eager ring that have not been taken."""
+"""Messages in one eager ring that have not been taken."""
 
 MIN_BYTES = 8 << 10
 MAX_BYTES = (4 << 20) + 4096
-"""Of an eager ring's ring."""
+"""The longest ring."""
 
 _TAKEN = 0
-_NAP = 1
+_SLEEP = 1
 _ENTRIES = 8
 _WORDS = 5  # of an entry
 LINES_BYTES = 8 * (_ENTRIES + _WORDS * DEPTH)
-"""Of the table, for one other rank."""
+"""Bytes of the table for one other rank."""
 
 
 class EagerRingWriter(RingEnd):
-    """The sender's end; ``rank`` receives. The ring: ``nbytes`` from ``start`` on in the segment."""
+    """The sender's end; ``rank`` receives. The ring is ``nbytes`` from ``start`` on in the segment."""
 
     def __init__(
         self,
@@ -60,14 +59,15 @@ class EagerRingWriter(RingEnd):
         self._end = 0  # of the last message
 
     def put(self, turn: int, head: bytes, data: memoryview, piece: int) -> bool:
-        """Put a message in, behind ``turn`` of the stream's; False where there is no room now.
+        """Put a message behind message number ``turn`` of the stream. Returns False if there is no
+        room now.
 
-        Of data longer than ``piece`` only the head: `fill` is to follow. Raises ProtocolError where
-        the other end counts nonsense.
+        If ``data`` is longer than ``piece``, only the head is stored, and `fill` must follow.
+        Raises ProtocolError if the peer's count is impossible.
         """
         count = self._count
         length = len(head) + len(data)
-        skipped = -len(head) % EVERY if len(data) > SHORT else 0  # so that the data begins well
+        skipped = -len(head) % EVERY if len(data) > SHORT else 0  # so that the data is aligned
         room = skipped + length
         waiting = count - self._theirs[_TAKEN]
         if waiting:
@@ -98,14 +98,15 @@ class EagerRingWriter(RingEnd):
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of the message put in last is there."""
+        """Whether the last message is completely present."""
         mine, entry = self._mine, _ENTRIES + (self._count - 1) % DEPTH * _WORDS
         return mine[entry + 4] == mine[entry + 3]
 
     def fill(self, data: memoryview, piece: int) -> bool:
-        """Copy the next ``piece`` bytes in of the message put in last; whether more are missing then.
+        """Copy the next ``piece`` bytes of the last message in. Returns whether more are missing
+        then.
 
-        ``data``: all of its data.
+        ``data``: the whole payload of that message.
         """
         mine, entry = self._mine, _ENTRIES + (self._count - 1) % DEPTH * _WORDS
         begin, length, there = mine[entry + 2], mine[entry + 3], mine[entry + 4]
@@ -117,7 +118,7 @@ class EagerRingWriter(RingEnd):
         return end < length
 
     def _place(self, waiting: int, length: int) -> int:
-        """Where in the ring there is room for ``length`` bytes beside what waits; -1: nowhere."""
+        """Return an offset in the ring with room for ``length`` bytes, or -1 if there is no room."""
         count, end = self._count, self._end
         if not 0 < waiting <= DEPTH:
             raise ProtocolError(
@@ -127,26 +128,26 @@ class EagerRingWriter(RingEnd):
         if waiting == DEPTH:
             return -1
         oldest = self._begins[(count - waiting) % DEPTH]
-        if end > oldest:  # what waits is in one piece
+        if end > oldest:  # the waiting messages do not wrap around
             if end + length <= self._nbytes:
                 return end
             end = 0
         return end if end + length < oldest else -1
 
-    def must_ring(self) -> bool:
-        """Whether the receiver, for whom something was put in, sleeps and was not rung for yet."""
+    def must_wake(self) -> bool:
+        """Return whether the receiver of the last message sleeps and was not woken yet."""
         self._settle()
-        nap = self._theirs[_NAP]
-        if nap and nap != self._told:
-            self._told = nap
+        sleep = self._theirs[_SLEEP]
+        if sleep and sleep != self._told:
+            self._told = sleep
             return True
         return False
 
 
 class EagerRingReader(RingEnd):
-    """The receiver's end; ``rank`` sends, and ``segment`` is all of its segment.
+    """The receiver's end; ``rank`` sends, and ``segment`` is its whole segment.
 
-    Messages are looked at in order, and taken in any.
+    Messages are looked at in order, and taken in any order.
     """
 
     def __init__(
@@ -156,55 +157,57 @@ class EagerRingReader(RingEnd):
         self.is_asleep = False
         self._taken = 0
         self._ahead: set[int] = set()  # taken, while an earlier one is not
-        self._naps = 0
+        self._sleeps = 0
 
     @property
     def words(self) -> memoryview:
-        """Where stamps of messages are to be waited for."""
+        """The control words in which `next_stamp` waits."""
         return self._theirs
 
     @property
     def has_next(self) -> bool:
-        """Whether another message is there."""
+        """Whether another message is present."""
         word, stamp = self.next_stamp()
         return self._theirs[word] == stamp
 
     def next_stamp(self) -> tuple[int, int]:
-        """The word of the next message's stamp, and what it says once the message is there."""
+        """Return the word of the next message's stamp, and its value once the message is present."""
         return _ENTRIES + self._count % DEPTH * _WORDS, self._count + 1
 
     def there(self) -> int:
-        """How many bytes of the next message are there, which has `begun`."""
+        """Return how many bytes of the next message are present. Call it after `next_message`."""
         return self._theirs[_ENTRIES + self._count % DEPTH * _WORDS + 4]
 
-    def begun(self, turn: int) -> memoryview | None:
-        """Where the next message will be, head and all, of which the head is there.
+    def next_message(self, turn: int) -> memoryview | None:
+        """Return the memory of the next message, head and payload, once its head is present.
 
-        None where it has not begun, or comes behind more than ``turn`` messages of the stream.
-        Raises ProtocolError for what is outside the sender's segment.
+        Returns None if the message has not begun, or comes after more than ``turn`` messages of the
+        stream. Raises ProtocolError if it lies outside the sender's segment.
         """
         count, theirs = self._count, self._theirs
         entry = _ENTRIES + count % DEPTH * _WORDS
         stamp = theirs[entry]
-        if stamp <= count and count - stamp < DEPTH:  # the stamp of the one before in this place
+        if stamp <= count and count - stamp < DEPTH:  # still the entry's previous stamp
             return None
         begin, length = theirs[entry + 2], theirs[entry + 3]
         end = begin + length
         if stamp != count + 1 or not begin < end <= len(self._segment):
             raise ProtocolError(
-                f"rank {self.rank} speaks of bytes {begin} to {end} of its shared memory, which has "
-                f"{len(self._segment)}, in message {stamp}; number {count + 1} is the next"
+                f"rank {self.rank} names bytes {begin} to {end} of its shared segment, which has "
+                f"only {len(self._segment)} bytes, in message {stamp} instead of {count + 1}"
             )
         return self._segment[begin:end] if theirs[entry + 1] <= turn else None
 
-    def looked(self) -> int:
-        """The next message has been looked at, and waits to be taken under the number returned."""
+    def advance(self) -> int:
+        """Go on to the message after the next. Returns the number under which the next one can be
+        taken.
+        """
         number = self._count
         self._count = number + 1
         return number
 
     def take(self, number: int) -> None:
-        """That message is not needed any more."""
+        """Release that message's place."""
         if number == self._taken:
             number += 1
             ahead = self._ahead
@@ -215,15 +218,15 @@ class EagerRingReader(RingEnd):
         else:
             self._ahead.add(number)
 
-    def nap(self) -> None:
-        """Ask to be woken by the next message; look once more before sleeping."""
+    def arm(self) -> None:
+        """Ask to be woken by the next message. The caller must look once more before it sleeps."""
         self.is_asleep = True
-        self._naps += 1
-        self._mine[_NAP] = self._naps
+        self._sleeps += 1
+        self._mine[_SLEEP] = self._sleeps
         self._settle()
 
-    def wake(self) -> None:
-        """This rank looks by itself now, or waits for nothing."""
+    def disarm(self) -> None:
+        """Record that this rank polls again, or waits for nothing."""
         if self.is_asleep:
             self.is_asleep = False
-            self._mine[_NAP] = 0
+            self._mine[_SLEEP] = 0

@@ -1,13 +1,13 @@
-"""What one rank has for one group in its segment: words that say what is there, slots, chunks.
+"""One rank's area for one group in its segment: control words, slots and chunks.
 
 ::
 
-    control (4 KiB)   progress | asleep | a tag and a fingerprint for each slot | a tag for each chunk
+    control (4 KiB)   progress | asleep | a tag and fingerprint per slot | a tag per chunk
     slots             SLOTS times ``slot_bytes``: one message each, by turns of operations
-    chunks            ``depth`` times ``chunk_bytes``: the pipeline of large ones
+    chunks            ``depth`` times ``chunk_bytes``: the pipeline of large operations
 
-Words are 8 bytes, aligned, and stand on cache lines of their own. Only the rank that an area
-belongs to writes to it; all others read.
+Words are 8 bytes, aligned, and stand on cache lines of their own. Only the owner of an area writes
+to it; all other ranks read.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SLOTS = 2
-"""An operation and the next one: whoever is in the next one has left the one before."""
+"""Slots for operations n and n+1. A rank in operation n+1 has left operation n."""
 
 _LENGTHS = 4096
-"""A page behind what a slot is for: the lengths of as much in blocks."""
+"""A page beside the payload of a slot, for the lengths of its blocks."""
 
 SLOT_BYTES = (256 << 10) + _LENGTHS
-"""What any slot holds."""
+"""The payload that fits in any slot."""
 
 LARGEST_SLOT_BYTES = (1 << 20) + _LENGTHS
-"""What a slot holds where there is room: what two ranks swap faster whole than in chunks."""
+"""Length of a slot if there is room: two ranks exchange this much faster whole than in chunks."""
 
 CHUNK_BYTES = 512 << 10
-"""Of a chunk where there is room: it stays in the cache from one rank's write to the next's read."""
+"""Length of a chunk if there is room: it stays in the cache from one rank's write to the next's
+read."""
 
 CROWDED_CHUNK_BYTES = 1 << 20
-"""The same where ranks outnumber cores: they give way to each other half as often."""
+"""Length of a chunk if ranks outnumber cores: the ranks yield to each other half as often."""
 
 MIN_CHUNK_BYTES = 64 << 10
 MAX_DEPTH = 8
@@ -43,15 +44,16 @@ CONTROL_BYTES = 4096
 PROGRESS = 0
 ASLEEP = _LINE
 SLOT_TAGS = tuple((2 + slot) * _LINE for slot in range(SLOTS))
-"""Word of a slot's tag; behind it two words of fingerprint, one of payload length, and `COPIED`."""
+"""Word of each slot's tag. Behind it: two words of fingerprint, the payload length, and `COPIED`.
+"""
 COPIED = 4
-"""Behind a slot's tag: how much of the payload is there already."""
+"""Offset behind a slot's tag of the word that counts the payload bytes present so far."""
 CHUNK_TAGS = tuple((2 + SLOTS + chunk) * _LINE for chunk in range(MAX_DEPTH))
 
 
 @dataclass(frozen=True, slots=True)
 class AreaShape:
-    """How large the chunks of an area are, how many, and how large its slots."""
+    """The length and number of an area's chunks, and the length of its slots."""
 
     chunk_bytes: int
     depth: int
@@ -63,11 +65,11 @@ class AreaShape:
 
     @property
     def crowded(self) -> bool:
-        """Whether its rank says, by the length of its chunks, that ranks outnumber cores."""
+        """Whether the length of the chunks says that ranks outnumber cores on the owner's host."""
         return self.chunk_bytes > CHUNK_BYTES
 
     def common(self, other: AreaShape) -> AreaShape:
-        """What both have room for."""
+        """Return the shape for which both have room."""
         return AreaShape(
             min(self.chunk_bytes, other.chunk_bytes),
             min(self.depth, other.depth),
@@ -76,9 +78,9 @@ class AreaShape:
 
 
 def shape_for(nbytes: int, chunk_bytes: int = CHUNK_BYTES) -> AreaShape | None:
-    """The best shape that ``nbytes`` have room for, None where they have none.
+    """Return the best shape that fits in ``nbytes``, or None if none fits.
 
-    ``chunk_bytes``: of a chunk where there is room.
+    ``chunk_bytes``: length of a chunk if there is room.
     """
     for chunk in (chunk_bytes, CHUNK_BYTES):
         if (whole := AreaShape(chunk, DEPTH, LARGEST_SLOT_BYTES)).nbytes <= nbytes:

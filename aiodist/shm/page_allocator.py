@@ -1,4 +1,4 @@
-"""Which parts of a segment nobody has: given out, taken back, joined again."""
+"""Allocate the free pages of a segment and merge released ones."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ class PageAllocator:
 
     @property
     def left(self) -> int:
-        """Bytes that are free."""
+        """Return the number of free bytes."""
         return sum(end - start for start, end in self._holes)
 
     @property
     def largest(self) -> int:
-        """Bytes that are free in one piece."""
+        """Return the length of the largest free piece in bytes."""
         return max((end - start for start, end in self._holes), default=0)
 
     def take(self, nbytes: int) -> int:
-        """The offset of ``nbytes`` out of the smallest hole that has them, of at most `largest`."""
+        """Allocate ``nbytes``, at most `largest`, from the smallest hole that fits. Returns the
+        offset.
+        """
         nbytes = _up(nbytes)
         fitting = [hole for hole in self._holes if hole[1] - hole[0] >= nbytes]
         start, end = min(fitting, key=lambda hole: hole[1] - hole[0])
@@ -36,7 +38,7 @@ class PageAllocator:
         return start
 
     def give(self, offset: int, nbytes: int) -> None:
-        """Take back what `take` gave."""
+        """Release what `take` returned."""
         start, end = offset, offset + _up(nbytes)
         place = bisect(self._holes, (start, end))
         if place and self._holes[place - 1][1] == start:

@@ -1,8 +1,9 @@
-"""A piece of memory that several processes map: anonymous, so that it ends with the last of them.
+"""Anonymous memory that several processes map, which ends with the last of them.
 
 A segment is a memfd, which has no name in any file system. Another process of the same user opens
-it through ``/proc/<pid>/fd/<number>`` and compares a nonce at its start with the one it was told:
-the same memory, or none. Nothing has to be removed, however a process ends.
+it through ``/proc/<pid>/fd/<number>``. It compares a nonce at the start of the memory with the one
+in the description, so it maps the right segment or fails. However a process ends, nothing has to be
+removed.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ NONCE_BYTES = 16
 _NAME = "aiodist"  # seen in /proc/<pid>/maps
 
 _TARGET = f"/memfd:{_NAME}"
-"""How what the system says of such a descriptor begins."""
+"""How the link of such a descriptor in /proc begins."""
 
 _ORDERED = frozenset({"x86_64", "AMD64", "i686"})
-"""Machines whose stores become visible in their order, which is what flags beside data need."""
+"""Machines whose stores become visible in program order. Flags beside data need that."""
 
 _SEALS = ("F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_SEAL")
 
@@ -30,7 +31,7 @@ _SEALS = ("F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_SEAL")
 class Segment:
     """Mapped memory; ``view`` is its bytes. ``description`` tells another process how to open it.
 
-    It is unmapped when nobody holds a view of it any more.
+    The memory is unmapped when its last view is released.
     """
 
     def __init__(self, view: memoryview, description: str, fd: int = -1) -> None:
@@ -40,7 +41,7 @@ class Segment:
 
     @classmethod
     def create(cls, nbytes: int) -> Segment:
-        """A new one, zeroed; a page takes memory when it is first touched. Raises OSError."""
+        """Create a zeroed segment. A page takes memory when it is first touched. Raises OSError."""
         if not hasattr(os, "memfd_create"):
             raise OSError("this system has no memfd_create")
         if platform.machine() not in _ORDERED:
@@ -48,7 +49,7 @@ class Segment:
         fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, nbytes)
-            # Cut short by anybody, it would kill those who read on with SIGBUS.
+            # If any process could shrink the file, its readers would die of SIGBUS.
             for seal in _SEALS:
                 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, getattr(fcntl, seal))
             view = _map(fd, nbytes)
@@ -61,13 +62,13 @@ class Segment:
 
     @classmethod
     def open(cls, description: str) -> Segment:
-        """Map another process's. Raises OSError where that cannot be, or is not the one meant."""
+        """Map another process's segment. Raises OSError if that fails, or if it is another segment."""
         try:
             pid, number, nonce = description.split(":")
             path = _path(pid, number)
         except ValueError:
             raise OSError(f"not a description of a segment: {description!r}") from None
-        if not os.readlink(path).startswith(_TARGET):  # not even to be opened
+        if not os.readlink(path).startswith(_TARGET):  # do not open other files
             raise OSError(f"{path} is no segment of aiodist's")
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
@@ -78,12 +79,12 @@ class Segment:
         finally:
             os.close(fd)
         if view[:NONCE_BYTES].hex() != nonce:
-            raise OSError(f"{path} is another segment than the one that was meant")
+            raise OSError(f"{path} is not the segment that the description names")
         return cls(view, description)
 
     @property
     def is_orphan(self) -> bool:
-        """Whether the process that made it has ended, or has given it back."""
+        """Return whether the process that made the segment has ended, or has closed it."""
         pid, number, _ = self.description.split(":")
         try:
             return not os.readlink(_path(pid, number)).startswith(_TARGET)
@@ -91,7 +92,7 @@ class Segment:
             return True
 
     def close(self) -> None:
-        """Give the descriptor and this view back. Idempotent."""
+        """Release the descriptor and this view. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -103,9 +104,10 @@ def _path(pid: str, number: str) -> str:
 
 
 def _map(fd: int, nbytes: int) -> memoryview:
-    """The memory behind ``fd``; unmapped with the last view of it.
+    """Map the memory behind ``fd``; it is unmapped with its last view.
 
-    Python's own mmap keeps a descriptor for each mapping, and refuses to close while there are views.
+    Python's own mmap keeps a descriptor for each mapping, and refuses to close while there are
+    views.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
@@ -120,6 +122,6 @@ def _map(fd: int, nbytes: int) -> memoryview:
     if address is None or address == ctypes.c_void_p(-1).value:
         raise OSError(ctypes.get_errno(), "memory cannot be mapped")
     memory = (ctypes.c_ubyte * nbytes).from_address(address)
-    # Not at the end of the process, when threads may still look at it.
+    # Do not unmap at the end of the process, when threads may still read the memory.
     weakref.finalize(memory, libc.munmap, address, nbytes).atexit = False
     return memoryview(memory).cast("B")

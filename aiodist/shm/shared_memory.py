@@ -1,11 +1,12 @@
-"""A rank's own segment and those of the other ranks of its host, and which group has what in them.
+"""A rank's own segment, those of the other ranks of its host, and the areas and rings in them.
 
 The head of a segment says which segments its owner has mapped, and lists the areas that the owner
-has laid out for groups. Whether all members of a group share memory is thus read from memory, and comes
-out alike on all of them: it is so if each has mapped each, and each has found room.
+has laid out for groups. The members of a group share memory if each has mapped each and each has
+found room. All members read this from memory, so all come to the same answer.
 
-Room comes back: that of an area when every member says that it looks at this group's areas no more, or
-is gone; that of a bulk ring when it is empty and somebody else needs it.
+Room is reused. The room of an area returns when every member has stored that it no longer reads
+this group's areas, or is gone. The room of a bulk ring returns when the ring is empty and another
+needs it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Mapping, Sequence
 
 from aiodist.shm.area_directory import END, AreaDirectory, AreaState
 from aiodist.shm.bulk_ring import LINES_BYTES as BULK_LINES_BYTES
-from aiodist.shm.bulk_ring import BulkRingReader, BulkRingWriter, lay_lines, layout_for
+from aiodist.shm.bulk_ring import BulkRingReader, BulkRingWriter, init_control_words, layout_for
 from aiodist.shm.eager_ring import LINES_BYTES as EAGER_LINES_BYTES
 from aiodist.shm.eager_ring import MAX_BYTES as MAX_EAGER_RING_BYTES
 from aiodist.shm.eager_ring import MIN_BYTES as MIN_EAGER_RING_BYTES
@@ -28,33 +29,36 @@ from aiodist.shm.segment import Segment
 log = logging.getLogger("aiodist")
 
 DEFAULT_BYTES = 32 << 20
-"""Of a rank's segment."""
+"""Length of a rank's segment."""
 
 MIN_BYTES = 1 << 20
 
 _HEAD_BYTES = 96 << 10
-"""Room for the list of groups, and for a word about each of 4,096 ranks and more."""
+"""Room for the directory of areas, and for one word about each of more than 4,096 ranks."""
 
 _LEFT = 4  # word: the owner has left in good order
 _MAPPED = END  # first word of a list by rank: which segment is mapped
 _MAX_RANKS = _HEAD_BYTES // 8 - _MAPPED
 
 _NOT_MAPPED = 1
-"""In that list: it cannot be. 0: not known yet."""
+"""In that list: the segment cannot be mapped. 0 means not known yet."""
 
 _PAGE = 4096
 
 _PAIR_BYTES = BULK_LINES_BYTES + EAGER_LINES_BYTES
 _OF_BULK_RING = slice(0, BULK_LINES_BYTES)
 _OF_EAGER_RING = slice(BULK_LINES_BYTES, _PAIR_BYTES)
-"""What the table of a segment has for each other rank."""
+"""The part of a pair's control words that belongs to the eager ring."""
 
 _FOR_EAGER_RINGS = 6
-"""At most this part of a segment is for eager rings, in equal shares for all ranks of the host."""
+"""At most one such part of a segment is for eager rings, in equal shares for all ranks of the host.
+"""
 
 
 class SharedMemory:
-    """One rank's. ``create`` first, then ``meet`` with the descriptions of all ranks."""
+    """The shared memory of one rank. Call ``create``, then ``meet`` with the descriptions of all
+    ranks.
+    """
 
     def __init__(self, rank: int, segment: Segment) -> None:
         self.rank = rank
@@ -66,25 +70,25 @@ class SharedMemory:
         self._lists: dict[int, AreaDirectory] = {}
         self._areas: dict[int, tuple[int, AreaShape]] = {}  # which have room here
         self._closing: dict[int, set[int]] = {}  # by area: members that may still look at it
-        self._seen: dict[int, set[int]] = {}  # by such an area: who has listed it
+        self._seen: dict[int, set[int]] = {}  # by such an area: members that have listed it
         self._places: dict[int, int] = {}  # of the ranks of this host in the tables of bulk rings
         self._ends: list[BulkRingReader | BulkRingWriter | EagerRingReader | EagerRingWriter] = []
         self._outward: dict[int, BulkRingWriter] = {}
 
     @classmethod
     def create(cls, rank: int, nbytes: int) -> SharedMemory:
-        """Raises OSError where this system has no such memory."""
+        """Create a segment of ``nbytes``. Raises OSError if this system has no such memory."""
         return cls(rank, Segment.create(max(nbytes, MIN_BYTES)))
 
     @property
     def description(self) -> str:
-        """For the other ranks, to open this rank's segment."""
+        """Return the text with which other ranks open this rank's segment."""
         return self._own.description
 
     def meet(self, descriptions: Mapping[int, str]) -> None:
-        """Map the segments of the ranks of this host; ``descriptions`` are equal on all of them.
+        """Map the segments of this host's ranks; ``descriptions`` are equal on all of them.
 
-        A rank without memory has an empty one.
+        A rank without memory has an empty description.
         """
         failures = []
         head = self._own.view[:_HEAD_BYTES].cast("Q")
@@ -107,12 +111,12 @@ class SharedMemory:
             for rank in self._places:
                 lines = self._lines(self.rank, rank, _OF_BULK_RING)
                 if lines is not None:
-                    lay_lines(lines)
+                    init_control_words(lines)
         if failures:
             log.warning("rank %d uses streams instead of shared memory: %s", self.rank, failures[0])
 
     def forget(self, rank: int) -> None:
-        """Another process has taken the place of ``rank``; it shares no memory."""
+        """Drop the memory of ``rank``: the process that replaced it shares none."""
         if self._heads.pop(rank, None) is not None:
             self._heads[self.rank][_MAPPED + rank] = _NOT_MAPPED
             del self._lists[rank]
@@ -120,11 +124,13 @@ class SharedMemory:
             self._segments.pop(rank).close()
 
     def could_share(self, ranks: Sequence[int]) -> bool:
-        """Whether this rank has mapped all of ``ranks``. If not, no member shares with its group."""
+        """Return whether this rank has mapped all of ``ranks``. If not, their group shares no
+        memory.
+        """
         return all(rank in self._heads for rank in ranks)
 
     def is_mapped_by(self, rank: int) -> bool:
-        """Whether ``rank`` has mapped this rank's segment."""
+        """Return whether ``rank`` has mapped this rank's segment."""
         head = self._heads.get(rank)
         return head is not None and head[_MAPPED + self.rank] == self._digests[self.rank]
 
@@ -135,11 +141,11 @@ class SharedMemory:
         patient: bool = False,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        """Make an area in the own segment, with the id ``area``, or note that there is no room.
+        """Lay out an area with the id ``area`` in the own segment, or record that there is no room.
 
-        It gets one ``room_for``-th of what is left, at most what it can use. ``patient``: where there
-        is no room before others have let go of closed areas, do nothing; it is to be tried again.
-        ``chunk_bytes`` as in `shape_for`.
+        ``room_for``: the area gets this fraction (1/n) of the free room, at most what it can use.
+        ``patient``: if other ranks must first release closed areas to make room, do nothing; the
+        caller tries again. ``chunk_bytes``: as of `shape_for`.
         """
         listing = self._lists[self.rank]
         if listing.refuses(area) or listing.state(area) is not None:
@@ -167,9 +173,10 @@ class SharedMemory:
         return shape_for(fair, chunk_bytes) or shape_for(largest, chunk_bytes)
 
     def look(self, area: int, ranks: Sequence[int]) -> list[GroupArea] | str | None:
-        """The areas of ``ranks`` under one id; None while somebody has not said; or why there are none.
+        """Return the areas of ``ranks`` under one id, a text that says why they share none, or
+        None.
 
-        The answer is the same on all ``ranks`` once it is not None.
+        None means that a rank has not answered yet. Any other answer is the same on all ``ranks``.
         """
         for rank in ranks:
             head = self._heads[rank]
@@ -195,18 +202,19 @@ class SharedMemory:
         ]
 
     def is_settled(self, area: int) -> bool:
-        """Whether this rank has said what room it has under this id, also that it has none."""
+        """Return whether this rank has stored its room for this id, or that it has no room."""
         listing = self._lists.get(self.rank)
         return listing is None or listing.refuses(area) or listing.state(area) is not None
 
     def silent(self, area: int, ranks: Sequence[int]) -> list[int]:
-        """Those of ``ranks`` that have laid out nothing under this id so far."""
+        """Return those of ``ranks`` that have not yet stored an answer for this id."""
         return [rank for rank in ranks if self._state(rank, area) is None]
 
     def release_area(self, area: int, ranks: Sequence[int], all_listed: bool) -> None:
-        """This rank looks at nobody's area under this id any more; ``ranks`` share, or would have.
+        """Record that this rank no longer reads any area under this id, which ``ranks`` share or
+        would have.
 
-        The own area's room comes back when all of them have said so too, or are gone.
+        The room of the own area returns when all of them have recorded this too, or are gone.
         ``all_listed``: whether this rank has found the areas of all.
         """
         if self._heads and self._state(self.rank, area) == AreaState.OPEN:
@@ -217,7 +225,7 @@ class SharedMemory:
             self._take_back()
 
     def _take_back(self) -> None:
-        """The room of closed areas that nobody looks at any more."""
+        """Reuse the room of closed areas that no member reads any more."""
         for area, others in list(self._closing.items()):
             others -= {rank for rank in others if self._has_released(rank, area)}
             if not others:
@@ -232,12 +240,12 @@ class SharedMemory:
         if state == AreaState.OPEN:
             self._seen[area].add(rank)
         elif state is not None or rank in self._seen[area] or refuses:
-            return True  # where it is not listed any more, it has been over for long
+            return True  # an area that is not listed any more was OVER long ago
         segment = self._segments.get(rank)
         return segment is None or segment.is_orphan
 
     def never_shared(self, area: int) -> None:
-        """Nobody will ever look at the areas under this id. The entry stays, for who asks why."""
+        """Record that no rank will read the areas under this id. The entry stays, to answer why."""
         self._give_back(area)
 
     def _give_back(self, area: int) -> None:
@@ -252,10 +260,11 @@ class SharedMemory:
     # -- bulk rings
 
     def bulk_writer_to(self, rank: int) -> BulkRingWriter | None:
-        """The bulk ring for what is sent to ``rank``, one for each, with chunks in the own segment.
+        """Return the only bulk ring for messages to ``rank``, attached to chunks in the own
+        segment.
 
-        None where ``rank`` has not mapped this segment, or where there is no room: a quarter of the
-        segment is kept for groups, and no other bulk ring is idle whose chunks it could have.
+        Returns None if ``rank`` has not mapped this segment, or if there is no room. A quarter of
+        the segment is kept for groups. If the rest is used, an idle bulk ring gives up its chunks.
         """
         if not self.is_mapped_by(rank):
             return None
@@ -276,14 +285,14 @@ class SharedMemory:
         if bulk_ring is None:
             bulk_ring = BulkRingWriter(rank, self._own.view[:], *lines)
             self._ends.append(bulk_ring)
-        # At the end: who has had chunks for the longest gives them up first.
+        # Append at the end: the ring that has had its chunks for the longest gives them up first.
         self._outward.pop(rank, None)
         self._outward[rank] = bulk_ring
         bulk_ring.attach(ring)
         return bulk_ring
 
     def _idle_bulk_ring(self) -> BulkRingWriter | None:
-        """One that has chunks which it does not use now."""
+        """Return a ring that has chunks and does not use them now."""
         for bulk_ring in self._outward.values():
             if bulk_ring.is_attached and (
                 bulk_ring.is_idle or self._segments[bulk_ring.rank].is_orphan
@@ -296,7 +305,9 @@ class SharedMemory:
         self._room.give(ring.offset, ring.nbytes)
 
     def bulk_reader_from(self, rank: int) -> BulkRingReader | None:
-        """The memory in which ``rank`` may put what it sends; None where it is not mapped."""
+        """Return the reader of the ring in which ``rank`` sends, or None if its segment is not
+        mapped.
+        """
         if (lines := self._lines_between(rank, _OF_BULK_RING)) is None:
             return None
         bulk_ring = BulkRingReader(rank, self._segments[rank].view[:], *lines)
@@ -306,9 +317,10 @@ class SharedMemory:
     # -- eager rings
 
     def eager_writer_to(self, rank: int) -> EagerRingWriter | None:
-        """A new eager ring for short messages to ``rank``, in the own segment, and until the end.
+        """Return a new eager ring for short messages to ``rank``, which keeps its room until the
+        end.
 
-        For one that has mapped this segment. None where there is no room.
+        ``rank`` must have mapped this segment. Returns None if there is no room.
         """
         lines = self._lines_between(rank, _OF_EAGER_RING)
         share = len(self._own.view) // _FOR_EAGER_RINGS // max(len(self._places) - 1, 1)
@@ -320,7 +332,7 @@ class SharedMemory:
         return out
 
     def eager_reader_from(self, rank: int) -> EagerRingReader | None:
-        """The eager ring of ``rank`` for this one; None where it is not mapped."""
+        """Return the eager ring from ``rank`` to this rank, or None if its segment is not mapped."""
         if (lines := self._lines_between(rank, _OF_EAGER_RING)) is None:
             return None
         end = EagerRingReader(rank, self._segments[rank].view[:], *lines)
@@ -334,12 +346,14 @@ class SharedMemory:
         return -(-len(self._places) * _PAIR_BYTES // _PAGE) * _PAGE
 
     def _has_table(self, rank: int) -> bool:
-        """Whether ``rank`` is mapped, and its segment large enough for a table of so many."""
+        """Return whether ``rank`` is mapped, and its segment is large enough for a table of this
+        size.
+        """
         segment = self._segments.get(rank)
         return segment is not None and _HEAD_BYTES + 8 * self._table_bytes <= len(segment.view)
 
     def _lines(self, rank: int, other: int, which: slice) -> memoryview | None:
-        """What the table of ``rank`` has for ``other``."""
+        """Return the control words in the table of ``rank`` for ``other``."""
         place = self._places.get(other)
         if place is None or not self._has_table(rank):
             return None
@@ -347,7 +361,9 @@ class SharedMemory:
         return self._segments[rank].view[start : start + _PAIR_BYTES][which].cast("Q")
 
     def _lines_between(self, rank: int, which: slice) -> tuple[memoryview, memoryview] | None:
-        """Those of the own table for ``rank``, and those of its table for this rank."""
+        """Return the control words of the own table for ``rank``, and those of its table for this
+        rank.
+        """
         mine = self._lines(self.rank, rank, which)
         theirs = self._lines(rank, self.rank, which)
         return None if mine is None or theirs is None else (mine, theirs)
@@ -366,17 +382,17 @@ class SharedMemory:
     # -- the end
 
     def leave(self) -> None:
-        """For those that cannot be told otherwise: this rank goes in good order."""
+        """Store that this rank leaves in good order, for the ranks that get no goodbye."""
         if self._heads:
             self._heads[self.rank][_LEFT] = 1
 
     def has_left(self, rank: int) -> bool:
-        """Whether ``rank``, which has gone, went in good order."""
+        """Return whether ``rank``, which is gone, left in good order."""
         head = self._heads.get(rank)
         return head is not None and head[_LEFT] == 1
 
     def close(self) -> None:
-        """Unmap everything that nobody looks at any more. Idempotent."""
+        """Unmap the segments as soon as no view of them is left. Idempotent."""
         self._close_ends(self._ends[:])
         for head in self._heads.values():
             head.release()
@@ -389,7 +405,7 @@ class SharedMemory:
 
 
 def _digest(description: str) -> int:
-    """8 bytes that stand for a segment; neither 0 nor 1."""
+    """Return 8 bytes that stand for a segment; they are neither 0 nor 1."""
     return (
         int.from_bytes(hashlib.blake2b(description.encode(), digest_size=8).digest(), "little") | 2
     )

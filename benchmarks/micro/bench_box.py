@@ -37,10 +37,10 @@ def bench_put_and_take(
 
     def pass_on() -> None:
         assert out.put(0, HEAD, data, 1 << 20)
-        assert not out.must_ring()
-        found = into.begun(0)
+        assert not out.must_wake()
+        found = into.next_message(0)
         assert found is not None
         place[:] = found[len(HEAD) :]
-        into.take(into.looked())
+        into.take(into.advance())
 
     benchmark(pass_on)

@@ -215,7 +215,7 @@ async def test_a_rank_that_the_others_gave_up_does_not_go_on_alone(ranks: RunRan
             notice = LossNotice(
                 1, current_world().endpoint.rank_info.mark, 0, "it was stopped for long"
             )
-            current_world().endpoint._given_up(notice)
+            current_world().endpoint._declared_lost(notice)
             for call in (dist.shrink, lambda: dist.grow(dist.MemoryStore())):
                 with pytest.raises(dist.PeerLostError, match="given up by the others") as caught:
                     await call()

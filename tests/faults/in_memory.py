@@ -56,8 +56,8 @@ def at_flag(number: int, act: Callable[[], None]) -> None:
         count()
         wake(communicator, word)
 
-    def counted_fill(bulk_ring: BulkRingWriter, data: memoryview, whose: int) -> bool:
-        must_wake = fill(bulk_ring, data, whose)
+    def counted_fill(bulk_ring: BulkRingWriter, data: memoryview, ticket: int) -> bool:
+        must_wake = fill(bulk_ring, data, ticket)
         count()
         return must_wake
 

@@ -175,5 +175,5 @@ async def test_a_rank_that_sends_beyond_its_credit_is_cut_off_and_named(
         error, _ = await run_ranks(2, main, buffer_bytes=WINDOW)
     assert isinstance(error, dist.PeerLostError)
     assert error.rank == 1
-    assert f"messages that nobody has received yet, and may send {WINDOW}" in str(error)
+    assert f"messages that are not yet received, and may send {WINDOW}" in str(error)
     assert held[0] <= WINDOW

@@ -409,5 +409,5 @@ def test_a_part_that_runs_over_its_message_ends_the_connection() -> None:
     pair.a.stream.send([encode(FrameType.REQUEST, TAG, id=1, length=100, meta=b"m")])
     pair.settle()
     pair.a.stream.send([encode(FrameType.DATA, id=1, length=101), bytes(101)])
-    with pytest.raises(ProtocolError, match="runs over"):
+    with pytest.raises(ProtocolError, match="extends beyond"):
         pair.settle()

@@ -264,7 +264,7 @@ def test_a_piece_beyond_a_large_message_is_refused(pair: Pair) -> None:
     pair.b.stream.push(1 << 40)
     pair.a.stream.push(1 << 40)
     assert isinstance(pair.b.lost[0], ProtocolError)
-    assert "runs over the end" in str(pair.b.lost[0])
+    assert "extends beyond the end" in str(pair.b.lost[0])
 
 
 def test_a_receiver_that_lies_is_cut_off(pair: Pair) -> None:

@@ -307,12 +307,12 @@ def test_a_receiver_that_falls_asleep_in_a_message_looks_once_more(
 ) -> None:
     """The sender may have looked whether it sleeps just before."""
     data, recv = asleep(pair, 2)
-    nap = EagerRingReader.nap
+    arm = EagerRingReader.arm
     whole = 0
 
     def late(eager_ring: EagerRingReader) -> None:
         eager_ring_of(pair.a)._mine[eager_rings._ENTRIES + 4] = whole
-        nap(eager_ring)
+        arm(eager_ring)
 
     def between(pieces: int) -> None:
         nonlocal whole
@@ -320,7 +320,7 @@ def test_a_receiver_that_falls_asleep_in_a_message_looks_once_more(
             words = eager_ring_of(pair.a)._mine
             whole = words[eager_rings._ENTRIES + 4]
             words[eager_rings._ENTRIES + 4] = whole - PIECE_BYTES
-            monkeypatch.setattr(EagerRingReader, "nap", late)
+            monkeypatch.setattr(EagerRingReader, "arm", late)
             pair.a.stream.push(1 << 40)
             assert recv.done
 
@@ -569,14 +569,14 @@ def test_a_receiver_that_falls_asleep_looks_once_more(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sender may have looked whether it sleeps just before."""
-    nap = EagerRingReader.nap
+    arm = EagerRingReader.arm
 
     def late(eager_ring: EagerRingReader) -> None:
         if not eager_ring.is_asleep:
             pair.a.send(TAG, b"x")
-        nap(eager_ring)
+        arm(eager_ring)
 
-    monkeypatch.setattr(EagerRingReader, "nap", late)
+    monkeypatch.setattr(EagerRingReader, "arm", late)
     recv = pair.b.recv(TAG, 1)
     pair.run_soon()
     assert pair.a.stream.queued() == 0
@@ -643,7 +643,7 @@ def test_a_lie_found_by_a_message_of_the_stream_ends_that_one_too(pair: Pair) ->
     eager_ring_of(pair.a)._segment[eager_ring_of(pair.a)._start + 1] = COLLECTIVE
     anybody = Recv(TAG, ANY_SOURCE, memoryview(bytearray(100_000)), b"m", lambda *_: None)
     pair.b.inbox.matcher.post(anybody)
-    with pytest.raises(ProtocolError, match="what is no message") as raised:
+    with pytest.raises(ProtocolError, match="malformed data") as raised:
         pair.a.stream.push(50_000)
     pair.lose(pair.b, raised.value)
     assert not anybody.done

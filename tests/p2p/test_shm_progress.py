@@ -51,7 +51,7 @@ class FakeProgressSource:
         self.must -= 1
         return True
 
-    def rest(self) -> bool:
+    def arm(self) -> bool:
         self.rests += 1
         return not self.can
 

@@ -46,11 +46,11 @@ async def test_callbacks_that_are_due_soon_run_during_the_spin(monkeypatch) -> N
     def poll() -> None:
         clock.now += 10e-6
         done.append("poll")
-        spin_policy.soon(lambda: done.append("soon"))
+        spin_policy.call_after_turn(lambda: done.append("soon"))
 
     spin_policy.look([poll], lambda: done.count("soon") == 2, 1.0, 1.0)
     assert done == ["poll", "soon", "poll", "soon"]
-    spin_policy.soon(lambda: done.append("loop"))
+    spin_policy.call_after_turn(lambda: done.append("loop"))
     assert done[-1] != "loop"  # nobody looks: it is the loop's
     await asyncio.sleep(0)
     assert done[-1] == "loop"
@@ -65,9 +65,9 @@ async def test_callbacks_that_are_due_at_the_end_of_the_spin_are_left_to_the_loo
     def again() -> None:
         done.append("again")
         if len(done) < 10:
-            spin_policy.soon(again)
+            spin_policy.call_after_turn(again)
 
-    spin_policy.look([lambda: spin_policy.soon(again)], lambda: len(done) >= 3, 1.0, 1.0)
+    spin_policy.look([lambda: spin_policy.call_after_turn(again)], lambda: len(done) >= 3, 1.0, 1.0)
     looked = len(done)
     await asyncio.sleep(0)
     assert len(done) > looked
@@ -90,7 +90,7 @@ async def test_a_word_lets_it_look_on_but_not_beyond_the_longest(monkeypatch) ->
 
     def poll() -> None:
         clock.now += 10e-6
-        spin_policy.hear()
+        spin_policy.note_progress()
 
     spin_policy.look([poll], lambda: False, 15e-6, 995e-6)
     assert 995e-6 < clock.now - start < 1015e-6
@@ -101,11 +101,11 @@ async def test_long_waits_make_it_look_less_and_short_ones_more(monkeypatch) -> 
     spin_policy.begin()
     for _ in range(20):
         clock.now += 10 * LONGEST
-        spin_policy.hear()
+        spin_policy.note_progress()
     assert spin_policy.window == SHORTEST
     for _ in range(20):
         clock.now += LONGEST / 2
-        spin_policy.hear()
+        spin_policy.note_progress()
     assert spin_policy.window == LONGEST
     spin_policy.end()
 
@@ -113,7 +113,7 @@ async def test_long_waits_make_it_look_less_and_short_ones_more(monkeypatch) -> 
 async def test_bytes_that_arrive_without_a_waiter_do_not_change_the_spin_time(monkeypatch) -> None:
     spin_policy, clock = make(monkeypatch)
     clock.now += 1.0
-    spin_policy.hear()
+    spin_policy.note_progress()
     assert spin_policy.window == LONGEST
 
 
@@ -131,12 +131,12 @@ async def test_keeps_the_loop_awake_while_somebody_waits(monkeypatch) -> None:
     for _ in range(100):
         await asyncio.sleep(0)
     assert 9 <= turns <= 11  # the window, and no more
-    spin_policy.hear()
+    spin_policy.note_progress()
     for _ in range(100):
         await asyncio.sleep(0)
     assert 14 <= turns <= 16  # what came woke it again, for half: it had been waited for so long
     spin_policy.end()
-    spin_policy.hear()
+    spin_policy.note_progress()
     for _ in range(100):
         await asyncio.sleep(0)
     assert 14 <= turns <= 16  # nobody waits
@@ -146,7 +146,7 @@ async def test_never_takes_a_core_from_another_rank(monkeypatch) -> None:
     spin_policy, _ = make(monkeypatch, active=False)
     monkeypatch.setattr(module, "_yield", lambda: 1 / 0)
     spin_policy.begin()
-    spin_policy.hear()
+    spin_policy.note_progress()
     for _ in range(10):
         await asyncio.sleep(0)
     spin_policy.end()

@@ -67,22 +67,22 @@ def test_a_napping_reader_is_woken_once() -> None:
     one = memoryview(b"1")
     assert out.fill(one, 1)  # who has never looked is asleep
     assert not out.fill(one, 1)
-    into.wake()
+    into.disarm()
     assert out.is_watched
     for _ in range(2):
         into.next()
         assert not into.taken()  # nobody waits for it
     assert not out.fill(one, 1)  # who looks is not rung for
     into.taken()
-    into.nap()
+    into.arm()
     assert not out.is_watched
     out.will_wake()  # by another frame
     assert not out.fill(one, 1)
-    into.wake()
+    into.disarm()
     into.taken()
     for _ in range(DEPTH):
         out.fill(one, 1)
-    out.nap()
+    out.arm()
     rung = [into.taken() for _ in range(DEPTH)]
     assert rung == [False, True, False, False]
     close(memories)
@@ -138,7 +138,7 @@ def test_a_sender_that_lies_is_not_believed(start: int, length: int, filled: int
     out.fill(memoryview(b"x"), 1)
     words = out._mine
     words[16], words[17], words[8] = start, length, filled
-    with pytest.raises(ProtocolError, match="rank 0 speaks of"):
+    with pytest.raises(ProtocolError, match="rank 0 names bytes"):
         into.next()
     close(memories)
 
@@ -171,7 +171,7 @@ def test_another_process_reads_what_was_put_in() -> None:
     program = """
 print("met", flush=True)
 bulk_ring = mine.bulk_reader_from(0)
-bulk_ring.wake()
+bulk_ring.disarm()
 for number in range(40):
     while (found := bulk_ring.next()) is None:
         pass

@@ -39,7 +39,7 @@ class Ends:
         return True
 
     def whole(self, turn: int = 0) -> memoryview | None:
-        found = self.into.begun(turn)
+        found = self.into.next_message(turn)
         return found if found is not None and self.into.there() == len(found) else None
 
     def take(self, turn: int = 0) -> bytes | None:
@@ -47,7 +47,7 @@ class Ends:
         if found is None:
             return None
         data = bytes(found)
-        self.into.take(self.into.looked())
+        self.into.take(self.into.advance())
         assert data.startswith(HEAD)
         return data[len(HEAD) :]
 
@@ -94,7 +94,7 @@ def test_in_any_order_and_of_any_length(ends: Ends, seed: int) -> None:
                 put += 1
                 found = ends.whole(0)
                 assert found is not None
-                waiting[ends.into.looked()] = found, HEAD + data
+                waiting[ends.into.advance()] = found, HEAD + data
             else:
                 full += 1
         elif waiting:
@@ -123,7 +123,7 @@ def test_a_message_that_has_begun_is_not_there_before_its_last_byte(ends: Ends) 
     count = eager_rings._ENTRIES + 4
     ends.out._mine[count] = len(HEAD) + 199
     assert ends.whole(0) is None
-    begun = ends.into.begun(0)
+    begun = ends.into.next_message(0)
     assert begun is not None
     assert begun[: ends.into.there()] == HEAD + data[:199]
     assert ends.take() is None
@@ -162,16 +162,16 @@ def test_a_message_behind_one_of_the_stream_waits_for_it(ends: Ends) -> None:
 
 def test_a_sleeping_reader_is_woken_once(ends: Ends) -> None:
     ends.put(b"x")
-    assert not ends.out.must_ring()
-    ends.into.nap()
+    assert not ends.out.must_wake()
+    ends.into.arm()
     ends.put(b"x")
-    assert ends.out.must_ring()
-    assert not ends.out.must_ring()
-    ends.into.nap()
-    assert ends.out.must_ring()
-    ends.into.nap()
-    ends.into.wake()
-    assert not ends.out.must_ring()
+    assert ends.out.must_wake()
+    assert not ends.out.must_wake()
+    ends.into.arm()
+    assert ends.out.must_wake()
+    ends.into.arm()
+    ends.into.disarm()
+    assert not ends.out.must_wake()
 
 
 @pytest.mark.parametrize("taken", [2, 1 << 63])
@@ -190,7 +190,7 @@ def test_a_receiver_that_counts_nonsense_is_told(ends: Ends, taken: int) -> None
 def test_a_sender_that_speaks_of_other_memory_is_told(ends: Ends, word: int, value: int) -> None:
     ends.put(b"x")
     ends.out._mine[eager_rings._ENTRIES + word] = value
-    with pytest.raises(ProtocolError, match="rank 0 speaks of"):
+    with pytest.raises(ProtocolError, match="rank 0 names bytes"):
         ends.whole(0)
 
 

@@ -75,7 +75,7 @@ def test_a_malformed_segment_description_is_refused(wrong: str) -> None:
 def test_another_segment_or_file_under_the_number_is_refused() -> None:
     segment = Segment.create(MIB)
     pid, fd, nonce = segment.description.split(":")
-    with pytest.raises(OSError, match="another segment"):
+    with pytest.raises(OSError, match="not the segment"):
         Segment.open(f"{pid}:{fd}:{'0' * len(nonce)}")
     with tempfile.TemporaryFile() as file:
         file.write(bytes(MIB))

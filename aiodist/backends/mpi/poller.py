@@ -86,7 +86,7 @@ class Poller:
             return
         self._requests = left  # before anybody hears of it and starts the next
         self._since = perf_counter()
-        self._spin_policy.hear()
+        self._spin_policy.note_progress()
         for watched, failure in ended:
             if failure is not None:
                 watched.fail(failure)
