@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from common.ranks import BadInput, Ranks
+from common.ranks import BadInput, Ranks, complain
+
+RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+"""What launchers call a rank's number: aiodist run and torchrun, srun, Open MPI, MPICH, PMIx."""
 
 
 def count(text: str) -> int:
@@ -79,7 +83,15 @@ def add_rank_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser
 
 
 def rendezvous(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of ``init_process_group`` that the options of `add_rank_options` ask for."""
+    """Return the arguments of ``init_process_group`` that the options of `add_rank_options` ask for.
+
+    Exit with code 2 if neither the options nor a launcher say which rank this is.
+    """
+    asks_launcher = options.dist_url == "env://" and options.rank < 0
+    if asks_launcher and not any(name in os.environ for name in RANK_VARIABLES):
+        script = Path(sys.argv[0])
+        complain(f"no launcher has started this rank; start it by: aiodist run -n 2 {script}")
+        raise SystemExit(2)
     return {
         "backend": options.dist_backend,
         "init_method": options.dist_url,

@@ -19,7 +19,7 @@ Recipe = Callable[..., dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class CompletedRecord:
+class CompletedRun:
     """How one recipe ended on all ranks of a job."""
 
     codes: list[int]
@@ -32,7 +32,7 @@ class CompletedRecord:
     """What ``--summary`` wrote; empty where it wrote nothing."""
 
 
-Recipes = Callable[..., list[CompletedRecord]]
+Recipes = Callable[..., list[CompletedRun]]
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def recipes(launch: Callable[..., str], tmp_path: Path) -> Recipes:
     writes its files into the folder ``ranks-K``, for example ``2-0``, below ``tmp_path``.
     """
 
-    def run(ranks: int, runs: Sequence[Sequence[str]]) -> list[CompletedRecord]:
+    def run(ranks: int, runs: Sequence[Sequence[str]]) -> list[CompletedRun]:
         folders = [tmp_path / f"{ranks}-{number}" for number in range(len(runs))]
         given = [
             [*each, "--checkpoint-dir", str(folder), "--summary", str(folder / "summary.json")]
@@ -74,7 +74,7 @@ def recipes(launch: Callable[..., str], tmp_path: Path) -> Recipes:
             codes, output, errors = (list(column) for column in zip(*of_ranks, strict=True))
             file = folder / "summary.json"
             summary = json.loads(file.read_text()) if file.exists() else {}
-            ended.append(CompletedRecord(codes, output, errors, summary))
+            ended.append(CompletedRun(codes, output, errors, summary))
         return ended
 
     return run

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.examples.training.conftest import RECIPES, CompletedRecord, write_images
+from tests.examples.training.conftest import RECIPES, CompletedRun, write_images
+from tests.limits import scaled
 
-Recipes = Callable[..., list[CompletedRecord]]
+Recipes = Callable[..., list[CompletedRun]]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
-def sentence(ended: CompletedRecord) -> str:
+def sentence(ended: CompletedRun) -> str:
     """Return what rank 0 says; every rank has exit code 2, and no other one says anything."""
     assert ended.codes == [2, 2]
     assert ended.errors[1] == ""
@@ -85,3 +89,22 @@ def test_the_job_has_exit_code_2(launch: Callable[..., str]) -> None:
     assert output.count("[0] distributed.py: error: --arch vgg is unknown") == 1
     assert "[1] " not in output
     assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("script", ["distributed.py", "from_scratch.py", "async_training.py"])
+def test_a_rank_without_a_launcher_says_how_to_start_it(script: str) -> None:
+    environ = {
+        name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "PMI"))
+    }
+    environ.pop("RANK", None)
+    ended = subprocess.run(
+        [sys.executable, RECIPES / script],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=scaled(60),
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert f"{script}: error: no launcher has started this rank" in ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.examples.training.conftest import RECIPES, CompletedRecord, write_images
+from tests.examples.training.conftest import RECIPES, CompletedRun, write_images
 
-Recipes = Callable[..., list[CompletedRecord]]
+Recipes = Callable[..., list[CompletedRun]]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.training.conftest import CompletedRecord
+from tests.examples.training.conftest import CompletedRun
 
-Recipes = Callable[..., list[CompletedRecord]]
+Recipes = Callable[..., list[CompletedRun]]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from aiodist.launch.ports import reserve_port
-from tests.examples.training.conftest import RECIPES, CompletedRecord
+from tests.examples.training.conftest import RECIPES, CompletedRun
 
-Recipes = Callable[..., list[CompletedRecord]]
+Recipes = Callable[..., list[CompletedRun]]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
