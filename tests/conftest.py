@@ -186,7 +186,7 @@ def _command(pid: int) -> str:
         command = (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
     except OSError:
         return "gone"
-    return command or "a zombie: it ended and nobody waited for it"
+    return command or "a zombie: it ended and its parent has not waited for it"
 
 
 @pytest.fixture(autouse=True)

@@ -71,7 +71,7 @@ def test_slots_and_chunks(memories: list[SharedMemory], user: int) -> None:
 
 
 @pytest.mark.parametrize("user", USERS.values(), ids=USERS)
-def test_pieces_of_lanes(memories: list[SharedMemory], user: int) -> None:
+def test_pieces_of_bulk_rings(memories: list[SharedMemory], user: int) -> None:
     out, into = memories[0].bulk_writer_to(1), memories[1].bulk_reader_from(0)
     assert out is not None
     assert into is not None

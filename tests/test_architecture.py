@@ -326,9 +326,9 @@ def without_docstring(modules: tuple[Module, ...]) -> list[str]:
 
 
 def unlisted(found: dict[str, str], table: MappingProxyType[str, str]) -> list[str]:
-    """What was found and is not in the table of exceptions, and what the table has in vain."""
+    """List what was found but is not in the table of exceptions, and entries that match nothing."""
     return [line for name, line in found.items() if name not in table] + [
-        f"{name} is listed as an exception and is none" for name in table if name not in found
+        f"{name} is listed as an exception but was not found" for name in table if name not in found
     ]
 
 

@@ -1,4 +1,4 @@
-"""Pending and Driver: who is called back, when, and what errors leave behind."""
+"""Pending and Driver: which callbacks run, when, and what errors leave behind."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_throw_interrupts_the_wait_and_detaches_from_what_was_waited_for() -> No
     error = ValueError("thrown")
     driver.throw(error)
     assert outcome.calls == [(None, error)]
-    pending.complete(1)  # nobody waits any more
+    pending.complete(1)  # no caller waits any more
     driver.throw(ValueError("too late"))
     assert len(outcome.calls) == 1
 
@@ -256,7 +256,7 @@ def test_the_first_error_ends_all_that_run_together(from_outside: bool) -> None:
 
 
 @pytest.mark.parametrize("fails_first", [False, True])
-def test_an_error_at_once_ends_whoever_waits(fails_first: bool) -> None:
+def test_an_immediate_error_ends_the_waiting_coroutine(fails_first: bool) -> None:
     never: Pending[None] = Pending()
     ended: list[str] = []
     outcome = Outcome()

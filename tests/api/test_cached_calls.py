@@ -122,7 +122,7 @@ async def test_an_equal_call_with_splits_is_another_one() -> None:
     await run_ranks(2, main, "shm", timeout=20)
 
 
-async def test_whom_it_waited_for_in_vain_is_not_looked_for_again(
+async def test_a_rank_that_was_late_is_not_polled_for_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The call that follows is the same operation."""
@@ -139,7 +139,7 @@ async def test_whom_it_waited_for_in_vain_is_not_looked_for_again(
             await dist.barrier()
         if rank == 0:
             monkeypatch.setattr(group_engine, "run_in_slots", note)
-            assert cached_calls.barrier(default(), (), {}) is None  # nobody else has had a turn
+            assert cached_calls.barrier(default(), (), {}) is None  # no other task has run yet
             await dist.barrier()
             assert looks == [default().n_started - 1]
         else:

@@ -33,7 +33,7 @@ async def test_a_wrong_setting_is_found_before_the_ranks_meet(
 ) -> None:
     monkeypatch.setenv(variable, value)
     with pytest.raises(dist.InvalidUsageError, match=told):
-        # A store where nobody else arrives: whoever goes there waits for the timeout.
+        # No other rank uses this store: a call that reaches it waits for the timeout.
         await dist.init_process_group(store=dist.MemoryStore(), rank=0, world_size=2, timeout=50)
     assert not dist.is_initialized()
 

@@ -202,7 +202,7 @@ async def test_cancelled_on_one_rank_it_fails_on_the_others() -> None:
     assert await run_ranks(3, on_rank) == ["cancelled", "heard", "heard"]
 
 
-async def test_a_timeout_names_who_is_missing() -> None:
+async def test_a_timeout_names_the_missing_ranks() -> None:
     async def on_rank(rank: int) -> tuple[int, ...]:
         if rank == 1:
             await dist.recv(src=0)

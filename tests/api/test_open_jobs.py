@@ -1,4 +1,4 @@
-"""A job without a secret says so, once, where somebody else could reach it."""
+"""A job without a secret logs one warning if other users or hosts can reach it."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ KINDS = tuple(kinds(0, 2))
 
 @pytest.mark.parametrize("size", [2, 3])
 async def test_by_turns_each_rank_is_the_last(size: int) -> None:
-    """Whoever is last begins straight away, the others the usual way: results are the same."""
+    """The last rank to call starts at once and the others wait for it; all results are right."""
 
     async def main(rank: int) -> None:
         await meet()
@@ -153,13 +153,12 @@ async def test_the_first_chunk_is_written_once_while_the_others_are_looked_for(
     called, run_in_slots = asyncio.Event(), group_engine.run_in_slots
     marked: list[ShmCommunicator] = []
 
-    def marking_swap(communicator: ShmCommunicator, sequence: int, *rest: Any) -> bool:
+    def marking_run(communicator: ShmCommunicator, sequence: int, *rest: Any) -> bool:
         base = communicator.progress + 1
         is_over = run_in_slots(communicator, sequence, *rest)
         if not is_over and communicator.mine[CHUNK_TAGS[0]] == base + 1:
-            communicator.chunks[communicator.rank][0][0] ^= (
-                1  # whoever wrote it again would take that away
-            )
+            # A second write of the chunk would remove this mark.
+            communicator.chunks[communicator.rank][0][0] ^= 1
             marked.append(communicator)
         return is_over
 
@@ -170,7 +169,7 @@ async def test_the_first_chunk_is_written_once_while_the_others_are_looked_for(
             await called.wait()
             await dist.all_reduce(mine)
         else:
-            monkeypatch.setattr(group_engine, "run_in_slots", marking_swap)
+            monkeypatch.setattr(group_engine, "run_in_slots", marking_run)
             work = dist.all_reduce(mine)
             monkeypatch.setattr(group_engine, "run_in_slots", run_in_slots)
             chunk = marked[0].chunks[0][0]
@@ -361,7 +360,7 @@ async def test_a_root_that_waits_for_no_peer_completes_and_lets_the_loop_turn(
 async def test_a_collective_that_waited_for_its_turn_has_the_timeout_of_its_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of the root and of another rank, while the third has not begun."""
+    """The third rank starts after the root and another rank have timed out."""
     create = SharedMemory.create
     monkeypatch.setattr(SharedMemory, "create", lambda rank, _: create(rank, 32 << 20))
     called = [asyncio.Event() for _ in range(2)]
@@ -416,7 +415,7 @@ async def test_a_root_has_no_more_on_its_way_than_it_has_chunks() -> None:
 
 
 async def begin(rank: int, called: asyncio.Event, timeout: float = 10) -> dist.Work[None]:
-    """An all_reduce that rank 1 begins straight away, and cannot end without rank 0."""
+    """Start an all_reduce: rank 1 starts at once and cannot complete without rank 0."""
     if rank == 1:
         await called.wait()
     work = dist.all_reduce(torch.from_numpy(row(rank)), timeout=timeout)

@@ -42,7 +42,7 @@ SIDES = re.compile(
 
 
 async def refused(call: Call, tensor: torch.Tensor) -> bool:
-    """Whether this rank was told, in words that fit."""
+    """Return whether this rank raised CollectiveMismatchError, and check its text."""
     try:
         await call(tensor)
     except CollectiveMismatchError as error:
@@ -57,7 +57,10 @@ async def refused(call: Call, tensor: torch.Tensor) -> bool:
 
 
 async def check(rank: int, name: str) -> None:
-    """Who waits is told; a root, and whoever had what it wanted of it, may have ended before."""
+    """Check that a rank that waits for another one raises the error.
+
+    A root does not wait; a rank that has already received the root's data may have completed too.
+    """
     root = {"from the CPU": 0, "from the device": ON_DEVICE}.get(name[10:])
     for length in LENGTHS:
         tensor = torch.full((length,), rank + 1.0)

@@ -16,7 +16,7 @@ from aiodist.backends import message_plans
 from aiodist.groups.completed_work import CompletedRecv
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.world import World, current_world
-from aiodist.p2p import spin_policy as lookouts
+from aiodist.p2p import spin_policy
 from aiodist.tensors import buffer_of, encode_meta
 from aiodist.testing.in_process import run_ranks
 from aiodist.wire.frames import TENSOR
@@ -39,7 +39,7 @@ def recv(tensor: Any, src: int | None, **named: Any) -> Any:
 
 
 async def warm(rank: int, *tensors: Any, tag: int = 0) -> None:
-    """Exchange such tensors as ever, so that they are known in both directions."""
+    """Exchange equal tensors by the general path, so that both directions have cached plans."""
     for tensor in tensors:
         into = tensor.clone()
         receiving = dist.irecv(into, 1 - rank, tag=tag)
@@ -82,7 +82,7 @@ async def test_an_equal_message_is_over_at_once_and_recorded_like_any() -> None:
     await run_ranks(2, main, "shm", timeout=20)
 
 
-async def test_the_async_door_gives_a_work_that_is_over() -> None:
+async def test_the_async_api_returns_a_completed_work() -> None:
     async def main(rank: int) -> None:
         one = torch.ones(2)
         await warm(rank, one, one)
@@ -105,7 +105,7 @@ async def test_the_async_door_gives_a_work_that_is_over() -> None:
     await run_ranks(2, main, "shm", timeout=20)
 
 
-async def test_the_async_door_looks_only_for_what_may_come_promptly(
+async def test_the_async_api_polls_only_for_messages_that_may_come_promptly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def main(rank: int) -> None:
@@ -202,7 +202,7 @@ async def test_a_receive_that_waits_gets_its_message_first(earlier: str) -> None
 
 @pytest.mark.parametrize("transport", ["inproc", "tcp"])
 async def test_over_a_stream_the_tensor_is_the_callers_at_once(transport: str) -> None:
-    """What the stream does not take at once is copied; what would wait for credit goes as ever."""
+    """A payload that the stream does not accept at once is copied; one that lacks credit waits."""
 
     async def main(rank: int) -> None:
         count, one = 60, torch.zeros(15_000)
@@ -360,7 +360,7 @@ async def test_a_row_of_messages_lets_the_loop_turn(
                 turns += 1
                 await asyncio.sleep(0)
 
-        monkeypatch.setattr(lookouts, "TURN_NANOSECONDS", -1)
+        monkeypatch.setattr(spin_policy, "TURN_NANOSECONDS", -1)
         current_world().endpoint.spin_policy._turn_due = 0 if due else 1 << 62
         if rank == 0:
             await row(lambda: dist.send(one, 1))
@@ -373,7 +373,7 @@ async def test_a_row_of_messages_lets_the_loop_turn(
     await run_ranks(2, main, "shm", timeout=20)
 
 
-async def test_a_receive_from_anybody_starves_nobody() -> None:
+async def test_a_receive_from_any_rank_starves_no_sender() -> None:
     """While one rank's box is never empty, another one's message is taken all the same."""
 
     async def main(rank: int) -> int:

@@ -115,8 +115,10 @@ KINDS = tuple(kinds(0, 1))
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [2, 3, 4])
 async def test_the_last_to_call_has_ended_when_the_call_returns(size: int, kind: str) -> None:
-    """So has whoever needs nothing of the others: the root of a broadcast, and all but that of a
-    reduce."""
+    """A rank that needs no data of its peers has completed too.
+
+    These are the root of a broadcast, and every rank of a reduce but its root.
+    """
     called = [asyncio.Event() for _ in range(size)]
     at_once: set[int] = set()
 
@@ -138,7 +140,7 @@ async def test_the_last_to_call_has_ended_when_the_call_returns(size: int, kind:
 
 @pytest.mark.parametrize("size", [2, 3])
 async def test_by_turns_each_rank_is_the_last(size: int) -> None:
-    """Results are right whoever goes the short way, the usual one, or some steps ahead."""
+    """Results are right whether a rank takes the cached path or the general one, early or late."""
 
     async def main(rank: int) -> None:
         await meet()
@@ -175,7 +177,7 @@ async def test_equal_calls_are_remembered_and_unequal_ones_told_apart() -> None:
     await run_ranks(2, main, "shm", timeout=20)
 
 
-async def test_word_of_who_waited_long_is_not_kept_by_who_comes_late() -> None:
+async def test_a_late_rank_does_not_keep_the_note_of_one_that_waited_long() -> None:
     """A rank that sleeps in an operation tells the others over the streams: that is no message."""
 
     async def main(rank: int) -> None:
@@ -195,8 +197,10 @@ async def test_word_of_who_waited_long_is_not_kept_by_who_comes_late() -> None:
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.kind.name)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-async def test_results_are_those_of_the_usual_way(op: dist.ReduceOp, dtype: str) -> None:
-    """Whoever is last goes the short way, the others the usual one, by turns."""
+async def test_results_of_the_cached_path_equal_those_of_the_general_path(
+    op: dist.ReduceOp, dtype: str
+) -> None:
+    """Each rank in turn calls last and takes the cached path; the others take the general one."""
     bits: dict[int, list[bytes]] = {rank: [] for rank in range(3)}
 
     async def main(rank: int) -> None:
@@ -327,12 +331,12 @@ DISAGREEMENTS: dict[str, Callable[[int], dist.Work[None]]] = {
     ),
     "count in a broadcast": lambda rank: dist.broadcast(np.zeros(3 + rank), 0),
 }
-NEEDS_NOBODY = {("count in a broadcast", 0)}
+NEEDS_NO_PEER = {("count in a broadcast", 0)}
 """Who may have gone on by then: rank 0, the root."""
 
 
 @pytest.mark.parametrize("about", DISAGREEMENTS)
-async def test_ranks_that_disagree_are_told_whoever_comes_last(about: str) -> None:
+async def test_ranks_that_disagree_are_told_in_any_order_of_calls(about: str) -> None:
     async def main(rank: int) -> None:
         await meet()
         for last in range(2):
@@ -341,17 +345,17 @@ async def test_ranks_that_disagree_are_told_whoever_comes_last(about: str) -> No
                 await asyncio.sleep(0.01)
             error = await outcome(DISAGREEMENTS[about](rank))
             told = isinstance(error, dist.CollectiveMismatchError)
-            assert told or (about, rank) in NEEDS_NOBODY
+            assert told or (about, rank) in NEEDS_NO_PEER
 
     await run_ranks(2, main, "shm", timeout=20)
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_1_mib_of_an_all_to_all_fits_with_its_lengths(size: int) -> None:
-    seat = GroupShape(0, size, True, SHARED_RULES)
+    shape = GroupShape(0, size, True, SHARED_RULES)
     agreed, length = Fingerprint("all_to_all"), (1 << 20) // size
-    assert AllToAllPlan(seat, agreed, [length] * size).fits
-    assert not AllToAllPlan(seat, agreed, [length + 4096] * size).fits
+    assert AllToAllPlan(shape, agreed, [length] * size).fits
+    assert not AllToAllPlan(shape, agreed, [length + 4096] * size).fits
 
 
 @pytest.mark.parametrize("second", [32 << 20, 8 << 20])

@@ -90,7 +90,7 @@ def test_more_moves_than_a_group_keeps_are_not_kept(monkeypatch: pytest.MonkeyPa
 
 
 class Alone:
-    """A shared-memory context of which nobody waits; ``said`` is what was done there."""
+    """A shared-memory context without waiting peers; ``said`` lists the calls made on it."""
 
     rank, size, chunk_bytes = 0, 2, 4
 
@@ -126,7 +126,7 @@ class Alone:
         self.said.append(("post", step, phase))
 
     def release(self, steps: int) -> None:
-        self.said.append(("let go", steps))
+        self.said.append(("release", steps))
 
     def turn(self) -> Pending[None]:
         return self._asked("turn")
@@ -161,7 +161,7 @@ def test_a_row_is_carried_out_in_its_order() -> None:
         ("meet",),
         ("posted", 1, 0, 0),
         ("post", 0, 1),
-        ("let go", 1),
+        ("release", 1),
         ("turn",),
     ]
     assert seen == [b"data"]
@@ -194,21 +194,21 @@ def test_a_row_that_has_to_wait_says_so_and_goes_on_where_it_was() -> None:
     row = ScheduleRun(
         shm,  # type: ignore[arg-type]
         [
-            (REPOST, 0, 0, (), [lambda: done.append("change")]),
-            (WRITE, 0, 1, (), [lambda: done.append("put")]),
-            (READ_REPOSTED, 1, 0, (), [lambda: done.append("take")]),
-            (RELEASE, 0, 1, (), [lambda: done.append("let go")]),
+            (REPOST, 0, 0, (), [lambda: done.append("repost")]),
+            (WRITE, 0, 1, (), [lambda: done.append("write")]),
+            (READ_REPOSTED, 1, 0, (), [lambda: done.append("read")]),
+            (RELEASE, 0, 1, (), [lambda: done.append("release")]),
             (REPOST, 0, 1, (), ()),
         ],
     )
     assert row.go_on() is free
-    assert done == ["change"]
+    assert done == ["repost"]
     assert row.go_on() is posted
-    assert done == ["change", "put"]
+    assert done == ["repost", "write"]
     assert row.go_on() is turn
-    assert done == ["change", "put", "take", "let go"]
+    assert done == ["repost", "write", "read", "release"]
     assert row.go_on() is None
-    assert done == ["change", "put", "take", "let go"]
+    assert done == ["repost", "write", "read", "release"]
     assert shm.said == [
         ("post", 0, 1),
         ("free", 1),
@@ -216,7 +216,7 @@ def test_a_row_that_has_to_wait_says_so_and_goes_on_where_it_was() -> None:
         ("post", 1, 0),
         ("posted", 1, 0, 1),
         ("posted", 1, 0, 1),
-        ("let go", 1),
+        ("release", 1),
         ("turn",),
         ("post", 1, 1),
     ]
@@ -294,7 +294,7 @@ ROUNDS = """
     from aiodist.groups import chunk_execution
     from aiodist.p2p import spin_policy
 
-    # Everybody looks for the others until they are there, so that all calls take the short way.
+    # Each rank polls until its peers are there, so that all calls take the cached path.
     spin_policy.CROWDED_SECONDS = 20.0
     chunk_execution.ChunkExecution.spin_bytes = int(20.0 / spin_policy.BYTE_SECONDS)
 

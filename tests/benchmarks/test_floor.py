@@ -57,7 +57,7 @@ def test_more_ranks_than_two_do_not_add_halves() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="there is no memfd on this system")
-def test_a_rank_that_waits_in_vain_says_so() -> None:
+def test_a_rank_whose_wait_times_out_says_so() -> None:
     store = HashStore()
     store.set("rings, mapped by 1", "")  # and no word of it after that
     peer = Floor(limit=0.05)

@@ -52,7 +52,7 @@ def test_a_goal_is_met_at_its_limit_and_missed_beyond_it() -> None:
         assert goal(of, "barrier", ranks=2).verdict == verdict
 
 
-def test_the_worst_size_and_door_decide() -> None:
+def test_the_worst_size_and_api_decide() -> None:
     times = {
         ("all_reduce", 2, size): {"gloo": 100.0, "async": 10.0, "blocking": 15.0, "floor": 2.0}
         for size in MIDDLE
@@ -94,7 +94,7 @@ def test_sizes_without_figures_are_named() -> None:
     assert row in "\n".join(goal_rows(of))
 
 
-def test_a_door_without_figures_leaves_a_goal_open() -> None:
+def test_an_api_without_figures_leaves_a_goal_open() -> None:
     of = report({("broadcast", 4, 64): {"gloo": 100.0, "async": 10.0}})
 
     assert goal(of, "broadcast", ranks=4).verdict == MET_SO_FAR

@@ -1,4 +1,4 @@
-"""The microbenchmarks still run; their times are nobody's business here."""
+"""The microbenchmarks run; their times are not checked."""
 
 from __future__ import annotations
 

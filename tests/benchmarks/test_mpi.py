@@ -77,7 +77,7 @@ def test_direct_calls_and_aiodist_take_turns_in_one_job(name: str) -> None:
     assert jobs.peers == (name, f"{name}-aiodist")
     assert len(by_case) == len(cases)
     for ranks in by_case:
-        for samples in ranks:  # whose results were right, else there were none
+        for samples in ranks:  # a wrong result would have left no samples
             assert set(samples.intervals) == set(jobs.peers)
             assert all(len(intervals) >= 3 for intervals in samples.intervals.values())
             assert not samples.unsupported

@@ -34,5 +34,5 @@ def test_leftovers_of_a_job_are_removed_and_used_segments_stay(
     }
     with swept():
         pass
-    assert paths["sm_segment.h.1"].exists(), "whatever was there before is none of a job's"
+    assert paths["sm_segment.h.1"].exists(), "a file from before the job must stay"
     mapped.close()

@@ -1,7 +1,7 @@
 """Ranks in memory: a channel over deques, run step by step in an order that a seed decides.
 
-It knows who waits for whom, what is on its way, and what each rank has sent; and it fails a run
-that changes memory under way, reads what was never written, or leaves anything behind.
+It records which rank waits for which, the messages in flight, and what each rank has sent. A run
+fails if it changes memory in flight, reads memory that was never written, or leaves messages behind.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GARBAGE = 0xA5
 
 
 class Stuck(AssertionError):
-    """Some ranks wait for ever; the message says for whom."""
+    """Some ranks wait for ever; the message says for which ranks."""
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Network:
             raise errors[0]
         if len(results) < self.size:
             raise Stuck(self.report(set(range(self.size)) - set(results)))
-        assert not any(self.sent.values()), "messages that nobody received are left"
+        assert not any(self.sent.values()), "messages without a receive are left"
         assert not any(self.posted.values()), "receives are left posted"
         return [results[rank] for rank in range(self.size)]
 

@@ -63,7 +63,7 @@ def test_barrier(network, size):
 
 
 @pytest.mark.parametrize("late", range(5))
-def test_nobody_leaves_a_barrier_before_the_last_has_entered(network, late):
+def test_no_rank_leaves_a_barrier_before_the_last_has_entered(network, late):
     net = network(5)
     left = []
 

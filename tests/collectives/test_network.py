@@ -9,7 +9,7 @@ def mem(text: bytes) -> memoryview:
     return memoryview(bytearray(text))
 
 
-def test_a_deadlock_names_who_waits_for_whom(network):
+def test_a_deadlock_names_the_ranks_that_wait_for_each_other(network):
     async def program(line):
         await line.recv((line.rank + 1) % line.size, mem(b"x"))
 

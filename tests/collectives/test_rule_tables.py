@@ -1,4 +1,4 @@
-"""Measured tables: from figures to rows, to JSON and back, and what is none."""
+"""Measured tables: from figures to rows, to JSON and back; invalid tables are refused."""
 
 from __future__ import annotations
 

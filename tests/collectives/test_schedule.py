@@ -1,7 +1,7 @@
-"""Rows of moves, carried out in any order that the waits between ranks allow: right, and to the end.
+"""Schedules, run in any order that the waits between ranks allow, complete with the right result.
 
-A rank that let go too early, or waited for too little, has its chunk overwritten in some of these orders;
-one that waits for what cannot come stops them all.
+A rank that releases a chunk too early, or waits for too little, has it overwritten in some orders.
+A rank that waits for a step that never comes stops all ranks.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def carry_out(size: int, depth: int, schedule: Callable[[Any], Iterator[Step]], 
             ahead[rank] = next(rows[rank])
         except StopIteration:
             del ahead[rank]
-            model.progress[rank] = 1 << 40  # whoever has ended reads nothing any more
+            model.progress[rank] = 1 << 40  # a rank that has ended reads no more
 
 
 Case = tuple[Callable[[Any], Iterator[Step]], Callable[[], bool]]

@@ -18,8 +18,8 @@ from tests.leftovers import named_segments
 from tests.limits import scaled
 
 
-def lanes_to(rank: int) -> bool:
-    """Whether this rank sends to ``rank`` through shared memory."""
+def has_bulk_ring_to(rank: int) -> bool:
+    """Return whether this rank sends to ``rank`` through shared memory."""
     bulk_ring = current_world().endpoint._peers[rank].outbox.bulk_ring
     return bulk_ring is not None and bulk_ring.is_open
 
@@ -46,7 +46,7 @@ async def test_many_ranks_in_turn_find_room_under_a_small_limit(
                 for length in (300_000, EAGER_BYTES + 5):
                     if rank == 0:
                         await dist.send(positions(length, turn * other), other)
-                        assert lanes_to(other), "through memory every time"
+                        assert has_bulk_ring_to(other), "through memory every time"
                     elif rank == other:
                         into = np.zeros(length, np.uint8)
                         await dist.recv(into, 0)
@@ -59,7 +59,7 @@ async def test_many_ranks_in_turn_find_room_under_a_small_limit(
 async def test_many_at_once_under_a_small_limit_arrive_as_they_were(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Lanes and streams by turns: no part of a message overtakes another."""
+    """Bulk rings and streams take turns: no part of a message overtakes another."""
     monkeypatch.setattr(in_process, "_SHARED_BYTES", 1 << 20)
     size = 6
 
@@ -94,7 +94,7 @@ async def test_messages_of_every_kind_arrive_as_they_were() -> None:
             assert await dist.recv(into, left) == left
             await sent
             assert (into == numbers(length, left)).all()
-        assert lanes_to(right)
+        assert has_bulk_ring_to(right)
         if rank:  # from whomever, unexpected, and without a buffer
             await dist.send(numbers(400_000, rank), 0)
             await dist.send(numbers(3 << 20, rank), 0, tag=1)
@@ -148,7 +148,7 @@ async def test_a_segment_with_little_room(monkeypatch: pytest.MonkeyPatch, nbyte
                 await dist.recv(into, other)
                 await work
                 assert (into == numbers(2 << 20, other)).all()
-        found = [lanes_to(other) for other in range(5) if other != rank]
+        found = [has_bulk_ring_to(other) for other in range(5) if other != rank]
         data = np.full(100_000, 1.0)
         await dist.all_reduce(data)
         assert (data == 5).all()
@@ -164,7 +164,7 @@ async def test_streams_alone_where_shared_memory_was_not_chosen() -> None:
         into = np.zeros(2 << 20, np.uint8)
         await dist.recv(into, 1 - rank)
         await work
-        assert not lanes_to(1 - rank)
+        assert not has_bulk_ring_to(1 - rank)
 
     await run_ranks(2, main, "unix", timeout=40)
 
@@ -209,7 +209,7 @@ TRAFFIC = """
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("size", [2, 3])
 def test_traffic_in_all_directions_between_processes(tmp_path: Path, size: int) -> None:
-    """Who sleeps is woken, with a core for each rank and without: a lost bell would be a timeout."""
+    """A sleeping rank is woken, with a core for each rank and without; a lost wake-up would time out."""
     with ranks_of(TRAFFIC, size, tmp_path, size) as ranks:
         assert [rank.wait(timeout=100) for rank in ranks] == [0] * size
 
@@ -245,7 +245,7 @@ SURVIVE = """
             exchange(others)
     except dist.PeerLostError as error:
         assert error.rank == 2, error
-    # The group has lost a member; the lanes of the others go on.
+    # The group has lost a member; the bulk rings of the others go on.
     into = np.zeros_like(content)
     work = dist.isend(content, 1 - rank, both)
     dist.recv(into, 1 - rank, both)

@@ -45,7 +45,7 @@ async def test_revoke_ends_what_is_under_way_and_what_comes_on_all_ranks(ranks: 
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8])
-async def test_the_news_spreads_when_who_noticed_it_tells_only_one(
+async def test_a_loss_spreads_when_the_rank_that_noticed_it_tells_only_one(
     inproc: RunRanks, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     """As if it had died half way: each that hears of it passes it on."""
@@ -75,7 +75,7 @@ async def test_the_news_spreads_when_who_noticed_it_tells_only_one(
     assert all(isinstance(error, dist.GroupRevokedError) for error in errors), errors
 
 
-def test_neighbours_reach_everybody() -> None:
+def test_neighbours_reach_all_ranks() -> None:
     for size in range(1, 40):
         reached, front = {0}, {0}
         while front:
@@ -164,7 +164,7 @@ async def test_abort_of_one_group_leaves_the_others(inproc: RunRanks) -> None:
     await inproc(2, main)
 
 
-async def test_the_error_about_a_dead_rank_says_who_where_what_and_who_noticed(
+async def test_the_error_about_a_dead_rank_names_it_its_host_its_operation_and_the_rank_that_noticed(
     streams: RunRanks,
 ) -> None:
     """Also on rank 3, which never talked to it."""

@@ -113,12 +113,12 @@ async def test_a_rank_that_only_sends_may_be_done_before_anybody_can_tell(
 
 @pytest.mark.parametrize("other", ["all_reduce", "broadcast_object_list"])
 @pytest.mark.parametrize("nbytes", [10, 4 * EAGER_BYTES])
-async def test_objects_of_which_nobody_had_asked_for_any(
+async def test_objects_without_a_posted_receive(
     ranks: RunRanks, other: str, nbytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They go over the streams on every transport; the other rank sends some, too, or is in memory.
 
-    All hear of it at once, before anybody who sleeps in memory asks what keeps the others.
+    All ranks hear of it at once, before a rank that sleeps in shared memory sends a status query.
     """
     monkeypatch.setattr("aiodist.groups.shm_communicator.SUSPICION_SECONDS", 1000)
 
@@ -210,7 +210,7 @@ async def test_the_last_rank_sees_two_roots_before_the_operation_completes() -> 
 
 
 async def test_a_root_that_uses_its_slot_again_sees_that_another_was_root_there() -> None:
-    """It has read nobody since, and nothing keeps it from putting up the third broadcast at once."""
+    """It has read no peer's slot since, so it may publish the third broadcast at once."""
     ready = [asyncio.Event() for _ in range(3)]
 
     async def main(rank: int) -> BaseException | None:
@@ -237,7 +237,7 @@ async def test_a_root_that_uses_its_slot_again_sees_that_another_was_root_there(
 
 
 async def test_a_rank_that_raised_a_disagreement_removes_its_fingerprint() -> None:
-    """Nobody that was through before is to find it in its next operation, once more."""
+    """A peer that completed before must not find it again in its next operation."""
 
     async def main(rank: int) -> None:
         await dist.barrier()
@@ -311,7 +311,7 @@ async def _disagree_while_rank_1_is_away(ranks: RunRanks, *, met: bool) -> None:
     assert isinstance(errors[1], dist.CollectiveMismatchError)
 
 
-async def test_a_mismatch_is_seen_while_waiting_for_somebody_else(streams: RunRanks) -> None:
+async def test_a_mismatch_is_seen_while_waiting_for_another_rank(streams: RunRanks) -> None:
     await _disagree_while_rank_1_is_away(streams, met=False)
 
 
@@ -321,7 +321,7 @@ async def test_a_mismatch_among_ranks_that_have_met_is_seen_likewise(ranks: RunR
 
 
 @pytest.mark.parametrize("length", [4, LARGE])
-async def test_a_timeout_reaches_all_ranks_and_names_who_is_missing(
+async def test_a_timeout_reaches_all_ranks_and_names_the_missing_ones(
     ranks: RunRanks, length: int
 ) -> None:
     over = asyncio.Event()
@@ -349,8 +349,10 @@ async def test_a_timeout_reaches_all_ranks_and_names_who_is_missing(
 
 
 @pytest.mark.parametrize("size", [2, 4, 5])
-async def test_a_timed_out_barrier_does_not_blame_in_circles(inproc: RunRanks, size: int) -> None:
-    """Everybody waits for a neighbour; only one has never come."""
+async def test_a_timed_out_barrier_names_the_missing_rank_and_no_cycle(
+    inproc: RunRanks, size: int
+) -> None:
+    """Each rank waits for a neighbour; only one rank has never entered the barrier."""
     over = asyncio.Event()
 
     async def main(rank: int) -> BaseException | None:
@@ -616,7 +618,7 @@ async def test_a_collective_without_a_rank_that_left_fails_on_all_that_are_there
         assert isinstance(error, dist.PeerLostError)
 
 
-async def test_a_receive_from_anybody_fails_when_everybody_has_left(ranks: RunRanks) -> None:
+async def test_a_receive_from_any_rank_fails_when_all_others_have_left(ranks: RunRanks) -> None:
     async def main(rank: int) -> None:
         await dist.barrier()
         if rank == 0:
@@ -693,7 +695,7 @@ def _depth(error: BaseException) -> int:
     return depth
 
 
-async def test_done_callbacks_that_raise_harm_nobody(inproc: RunRanks) -> None:
+async def test_done_callbacks_that_raise_do_not_harm_the_operation(inproc: RunRanks) -> None:
     complaints: list[Any] = []
 
     async def main(rank: int) -> None:

@@ -1,7 +1,7 @@
 """Collectives of ranks on several hosts, some together: in shared memory inside, else messages.
 
-The ranks live in one process; what makes them hosts is that they go by different names, as ranks do
-that have different AIODIST_HOST_ID, and then map nothing of each other.
+All ranks live in one process. Each host has its own name, as with different AIODIST_HOST_ID, and its
+ranks map no memory of ranks with another name.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from tests.engine.conftest import ranks_of
 
 RANKS = 16
 SECONDS = 2.0
-"""Of each of three measurements, after the waiting ranks have had time to fall asleep."""
+"""The length of each of the three measurements, after the waiting ranks have fallen asleep."""
 
 WAITING = """
 import asyncio, json, sys, time

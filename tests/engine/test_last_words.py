@@ -39,7 +39,7 @@ async def test_a_cancellation_does_too(transport: str) -> None:
 
 
 LEFT = r"rank 1 \(.*\) has (probably left, or its process has ended: cannot connect to|left: it)"
-"""For certain where it left word in memory that it shares, as it seems where nobody listens."""
+"""Certain if the rank left a flag in shared memory; probable if its port refuses connections."""
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

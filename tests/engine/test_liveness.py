@@ -1,4 +1,4 @@
-"""Real processes that are stopped, killed, busy or cut off: who is found lost, and who is not."""
+"""Real processes that are stopped, killed, busy or cut off: which of them count as lost."""
 
 from __future__ import annotations
 
@@ -380,7 +380,7 @@ def test_a_loop_that_ended_without_destroy_counts_as_dead(job: Start) -> None:
         if rank == 1:
             from aiodist.groups.world import current_world
             detector = current_world().endpoint._heartbeat._detector
-            while not detector._lines:  # else rank 0 only sees that nobody listens any more
+            while not detector._lines:  # else rank 0 only sees a refused connection
                 await asyncio.sleep(0.01)
         else:
             try:

@@ -1,4 +1,4 @@
-"""What a rank holds for messages nobody has asked for, and what large transfers cost."""
+"""Memory that a rank holds for unclaimed messages, and that large transfers take."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ async def test_too_many_strangers_lose_their_places_and_the_ranks_work_on(
 
 
 async def test_a_replayed_handshake_is_worth_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """What rank 1 once said to rank 0, word for word, by somebody who listened in."""
+    """An eavesdropper repeats the bytes that rank 1 once sent to rank 0."""
 
     async def main(rank: int) -> None:
         await dist.barrier()

@@ -244,7 +244,7 @@ async def test_grow_without_anybody_waiting_is_the_same_group(
     await inproc(3, main)
 
 
-async def test_grow_says_for_whom_nobody_came(inproc: RunRanks, store: dist.Store) -> None:
+async def test_grow_names_the_ranks_without_a_newcomer(inproc: RunRanks, store: dist.Store) -> None:
     over = asyncio.Barrier(3)
 
     async def main(rank: int) -> None:
@@ -281,7 +281,7 @@ async def test_shrink_and_grow_meet(inproc: RunRanks, store: dist.Store) -> None
     await inproc(2, main)
 
 
-async def test_rejoin_says_when_nobody_takes_it_in(store: dist.Store) -> None:
+async def test_rejoin_says_when_no_group_admits_it(store: dist.Store) -> None:
     async def alone() -> None:
         with pytest.raises(dist.StoreTimeoutError, match="nobody has taken this process in"):
             await dist.rejoin(store, 1, timeout=0.05)

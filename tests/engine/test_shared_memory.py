@@ -356,7 +356,7 @@ BETWEEN_PIECES = """
                 os.kill(os.getpid(), signal.SIGKILL)
             of_all(call, piece, *rest)
         of_all, BroadcastPlan.fill_piece = BroadcastPlan.fill_piece, fill_piece
-    else:  # not before the root has begun: it would hear that somebody waits, and go another way
+    else:  # after the root has begun: a waiting rank would make it take another path
         group = dist.group.WORLD
         word = SLOT_TAGS[group._engine.n_started % SLOTS] + COPIED
         words, begun = group._engine.communicator.words[0], group._engine.n_started + 1 << STEP_BITS
@@ -371,7 +371,7 @@ BETWEEN_PIECES = """
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="ranks that share a core put up no pieces")
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="ranks that share a core publish no pieces")
 def test_a_root_killed_between_two_pieces_is_lost(tmp_path: Path) -> None:
     with ranks_of(BETWEEN_PIECES, 2, tmp_path) as ranks:
         outputs = [rank.communicate(timeout=scaled(40))[0] for rank in ranks]

@@ -75,7 +75,7 @@ async def test_some_that_die_during_the_agreement_and_after_it(ranks: RunRanks) 
             shrinking = asyncio.ensure_future(dist.shrink())
             await asyncio.sleep(0)
             group = current_world().default_group()
-            # until somebody has answered its question
+            # until a member has answered its question
             await until(lambda: any(a._joined for a in group.agreements._agreements.values()))
             asked.set()
             await die()
@@ -137,7 +137,7 @@ async def test_a_revoked_group_without_any_dead_gets_a_successor_of_all(ranks: R
 async def test_a_member_that_does_not_call_shrink_is_named_and_may_call_later(
     inproc: RunRanks,
 ) -> None:
-    given_up = asyncio.Barrier(3)  # whoever calls again may bring in one who has not given up
+    given_up = asyncio.Barrier(3)  # a rank that calls again may admit a rank that has not given up
 
     async def main(rank: int) -> None:
         missing: tuple[int, ...] = ()

@@ -127,7 +127,7 @@ async def test_a_rank_that_does_not_answer(
     assert "still waiting for rank 1; it does not answer; " in str(error)
 
 
-async def test_a_receive_from_anybody_asks_nobody(streams: RunRanks) -> None:
+async def test_a_receive_from_any_rank_sends_no_status_query(streams: RunRanks) -> None:
     async def main(rank: int) -> BaseException | None:
         error = None
         if rank == 0:

@@ -26,7 +26,7 @@ page counts what was within the promise.
 """
 
 LIVENESS_SECONDS = 2.0
-"""The liveness timeout where nobody tells that a rank is gone; by default it is longer."""
+"""The liveness timeout of cells in which no peer reports the loss; the default is longer."""
 
 SILENT_SECONDS = 2.0
 """The timeout of operations where only they can end it; by default it is longer."""
@@ -202,8 +202,8 @@ class Cell:
             return frozenset({self.culprit})
         if self.fault == "half-open" and rank != self.culprit:
             return frozenset({self.culprit})
-        # A link has two ends, and each calls the other one lost; who hears of both may blame
-        # either, and an end may hear from the rest that it is called lost itself.
+        # Each end of a cut link calls the other one lost. A rank that hears of both may name
+        # either, and an end may hear from the others that it is called lost itself.
         if rank == self.culprit or self.phase == "connecting" or self.fault != "cut link":
             return frozenset(range(self.size))
         return frozenset({self.culprit, self.neighbour})

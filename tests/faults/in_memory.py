@@ -1,4 +1,4 @@
-"""What the matrix does to ranks that share memory: strike at a flag, damage what is put up."""
+"""Faults of the matrix for ranks that share memory: strike at a flag, damage a published word."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ def world_communicator() -> ShmCommunicator:
 
 
 def at_flag(number: int, act: Callable[[], None]) -> None:
-    """Call ``act()`` when this process has written its ``number``-th flag from now on, before it
-    rings for whoever sleeps over it; the flag that is its progress counts afterwards once more."""
+    """Call ``act()`` after this process has written its ``number``-th flag from now on.
+
+    The call comes before the wake-up of a sleeping reader. The flag that is the rank's progress
+    counts once more after the wake-up.
+    """
     advance, wake, fill, taken = (
         ShmCommunicator.advance,
         ShmCommunicator.wake,
@@ -85,7 +88,7 @@ def at_flag(number: int, act: Callable[[], None]) -> None:
 
 
 def damage_next(bits: int) -> None:
-    """Flip ``bits`` of the first byte of the fingerprint that this process puts up next."""
+    """Flip ``bits`` of the first byte of the fingerprint that this process publishes next."""
     run_in_slots, publish = group_engine.run_in_slots, OperationShm.publish
 
     def restore() -> None:
@@ -108,7 +111,7 @@ def damage_next(bits: int) -> None:
             finish_piece=what.finish_piece,
         )
         is_over = run_in_slots(communicator, sequence, damaged, given)
-        if is_over:  # else it puts up the same again
+        if is_over:  # else it publishes the same again
             restore()
         return is_over
 

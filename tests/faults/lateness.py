@@ -1,8 +1,8 @@
 """How long a busy machine kept ranks from running: the kernel counts it, thread by thread.
 
-What a cell promises holds of a rank that gets its turns. Linux says of each thread how long it ran
-and how long it could have and did not (``schedstat``), so that the second can be allowed for,
-as it was in this very cell, and nothing else: a product that sleeps or computes is not excused.
+The bounds of a cell hold for a rank that gets CPU time. Linux counts for each thread how long it ran
+and how long it was runnable but did not run (``schedstat``). The test adds the second figure, as
+measured in this cell, to the bound. It adds nothing for a rank that sleeps or computes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NANOSECOND = 1e-9
 
 
 def turns_of(pid: int) -> Turns:
-    """Of each thread of a process; empty where it is gone, or the kernel does not count."""
+    """Return the turns of each thread of a process; empty if it is gone or the kernel does not count."""
     found: Turns = {}
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np  # noqa: F401  # once, before the forks
-import uvloop  # noqa: F401  # likewise
+import uvloop  # noqa: F401  # once, before the forks
 
 from tests.faults.cells import AT_A_FLAG, LARGE, MEETING, Cell
 from tests.faults.lateness import Turns, turns_of

@@ -110,7 +110,7 @@ def become_rank(cell: Cell, rank: int, control: Control, place: str) -> NoReturn
 
 
 class CulpritError(Exception):
-    """The culprit's own: nobody catches it."""
+    """An error that the culprit raises and no code catches."""
 
 
 def _loop_factory(rank: int) -> Callable[[], asyncio.AbstractEventLoop]:
@@ -392,7 +392,7 @@ async def error_of(operation: Awaitable[Any]) -> BaseException | None:
 
 
 def describe(error: BaseException | None) -> dict[str, Any]:
-    """The class, the text, and whom it blames."""
+    """Return the class and the text of an error, and the ranks that it names."""
     if error is None:
         return {"error": None, "blames": []}
     if isinstance(error, dist.CollectiveTimeoutError):

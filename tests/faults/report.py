@@ -33,7 +33,7 @@ class Measured(NamedTuple):
     kept: bool
     """That was within the promise, which on a busy machine is less than the test insists on."""
     load: float
-    """Of the machine, over the minute before: processes that run or want to."""
+    """The load of the machine over the minute before: processes that run or are runnable."""
     late: float
     """Seconds that ranks could have run and did not, for other programs: the test allowed for them."""
 

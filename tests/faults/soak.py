@@ -51,7 +51,7 @@ class Soak:
         self.operations = 0
 
     async def connect(self) -> None:
-        """Connect everybody to everybody, so that no connection comes later."""
+        """Connect each rank to each other one, so that no connection comes later."""
         await dist.all_to_all([np.empty(1) for _ in range(self._size)], [np.ones(1)] * self._size)
 
     async def step(self) -> None:
@@ -222,7 +222,7 @@ async def main() -> None:
             samples.append({"seconds": now - begin, **sample()})
             due = now + options.seconds / SAMPLES
         goes_on[0] = now - begin < options.seconds or len(samples) < LEAST_SAMPLES
-        await dist.barrier()  # nobody leaves while another counts
+        await dist.barrier()  # no rank leaves while another counts
         await dist.broadcast(goes_on, 0)
     await dist.destroy_process_group()
     report = {

@@ -51,7 +51,7 @@ async def damaged(offset: int, bits: int) -> tuple[list[BaseException | None], l
         if rank == 1:
             faults.corrupt(offset, bits)
         error = await outcome(dist.all_reduce(data[rank], timeout=TIMEOUT))
-        # Whoever had what it needed hears of the other one's trouble when it ends the group.
+        # A rank that had all it needed learns of the other one's error when it destroys the group.
         last = await outcome(dist.destroy_process_group())
         assert last is None or isinstance(last, dist.CollectiveMismatchError), last
         assert last is None or error is None
@@ -88,7 +88,7 @@ async def test_a_damaged_payload_is_not_noticed() -> None:
 
 @pytest.fixture
 def damage(monkeypatch: pytest.MonkeyPatch) -> dict[ShmCommunicator, tuple[int, int]]:
-    """Of a communicator in it: which word beside its own slot is damaged as it is put up, by which bits."""
+    """Map a communicator to the word of its own slot to damage at publication, and the bits to flip."""
     damage: dict[ShmCommunicator, tuple[int, int]] = {}
     run_in_slots, publish = group_engine.run_in_slots, OperationShm.publish
 
@@ -116,7 +116,7 @@ def damage(monkeypatch: pytest.MonkeyPatch) -> dict[ShmCommunicator, tuple[int, 
 async def test_a_damaged_word_in_shared_memory_is_an_error_or_does_not_matter(
     bits: int, damage: dict[ShmCommunicator, tuple[int, int]]
 ) -> None:
-    """Each byte of what stands beside a slot: tag, fingerprint and length, as rank 1 puts them up."""
+    """Damage each byte of a slot's words: tag, fingerprint and length, as rank 1 publishes them."""
 
     async def one(place: int) -> list[BaseException | None]:
         async def main(rank: int) -> BaseException | None:
@@ -141,7 +141,7 @@ async def test_a_damaged_word_in_shared_memory_is_an_error_or_does_not_matter(
 async def test_a_damaged_count_of_what_is_copied_does_not_matter(
     bits: int, damage: dict[ShmCommunicator, tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who reads a long slot piece by piece waits for the tag when the count makes no sense."""
+    """A rank that reads a long slot in pieces waits for the tag if the count is invalid."""
     monkeypatch.setattr(in_process, "_SHARED_BYTES", 32 << 20)  # so that slots are large
     sent = np.arange(PIECE_BYTES, dtype=np.float32)
 

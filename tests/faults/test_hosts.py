@@ -1,4 +1,4 @@
-"""Ranks on hosts of their own, made of network namespaces; a pulled cable tells nobody anything."""
+"""Ranks on hosts of their own, made of network namespaces; a pulled cable sends no error to a peer."""
 
 from __future__ import annotations
 

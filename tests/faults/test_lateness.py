@@ -24,7 +24,7 @@ def test_a_computing_or_sleeping_rank_is_not_late() -> None:
     assert lateness(before, before) == {0: 0.0, 1: 0.0}
 
 
-def test_a_rank_alone_has_nobody_to_hear_from() -> None:
+def test_a_rank_alone_has_no_peer_to_hear_from() -> None:
     assert lateness({}, {2: {"10": (0.0, 0.5)}}) == {2: 0.5}
 
 

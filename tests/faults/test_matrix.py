@@ -17,7 +17,7 @@ from tests.faults.lateness import lateness
 from tests.faults.report import Measured
 
 LEAVE_SECONDS = 12.0
-"""``destroy_process_group`` flushes for a bounded time (5 s) to whoever does not answer."""
+"""``destroy_process_group`` flushes for a bounded time (5 s) to a peer that does not answer."""
 
 LOUD = ("Traceback", "never retrieved", "never awaited", "Exception ignored", "was destroyed")
 """What no survivor may have said on stderr."""

@@ -17,7 +17,7 @@ def test_the_page_says_what_was_measured() -> None:
 
 
 def test_the_whole_matrix_was_measured() -> None:
-    """Of the transports on the page; a new one is tested at once and measured at the next run."""
+    """All transports on the page were measured; a new one is measured at the next run."""
     rows = json.loads(MATRIX.read_text())["rows"]
     measured = {(row["fault"], row["phase"], row["transport"]) for row in rows}
     over = {transport for _, _, transport in measured}

@@ -53,7 +53,7 @@ def test_nothing_grows(seconds: int, tmp_path: Path, scaled: Callable[[float], f
 
 
 def summary(reports: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of all ranks: what the page says."""
+    """Summarise the reports of all ranks as the page does."""
     first = [report["samples"][len(report["samples"]) // 4] for report in reports]
     last = [report["samples"][-1] for report in reports]
     return {

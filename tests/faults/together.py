@@ -1,7 +1,7 @@
 """A rank of a job on several hosts that have several: ``python -m tests.faults.together RANK SIZE STORE``.
 
-Tells in a line of JSON what it reduced, with whom it shares memory, and what its host has sent, by
-interface.
+Prints a line of JSON: what it reduced, the ranks with which it shares memory, and the bytes that its
+host has sent, by interface.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The coverage-guided run: ``python -m tests.fuzz [--seconds 60] [target ...]``.
 
-Each target has the same time, in a process of its own, which libFuzzer (through atheris) ends
-with an error at a crash, at an input that takes longer than 5 s, or above 1 GiB of memory. Where
-one is found, it lies in the current directory and is replayed with ``--replay``.
+Each target has the same time, in a process of its own. libFuzzer (through atheris) ends it with an
+error at a crash, at an input that takes longer than 5 s, or above 1 GiB of memory. The input that
+caused the error lies in the current directory; ``--replay`` runs it again.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class _Handler:
         self.held = 0
 
     def lost(self, error: BaseException | None) -> None:
-        raise AssertionError("nobody ended the stream")
+        raise AssertionError("the stream was lost without being ended")
 
 
 def feed(decoder: FrameDecoder, data: bytes, cuts: bytes) -> None:
@@ -122,7 +122,7 @@ def objects(data: bytes) -> None:
     """An object of another rank: it, or ProtocolError; nothing is ever unpickled."""
     try:
         ObjectCodec().loads(data)
-    except (ProtocolError, TypeError):  # TypeError: a pickled part, which nobody allowed
+    except (ProtocolError, TypeError):  # TypeError: a pickled part, which is not allowed
         pass
 
 

@@ -1,4 +1,4 @@
-"""Skips what needs a GPU where there is none, with the reason."""
+"""Skip tests that need a GPU on a machine without one, with the reason."""
 
 from __future__ import annotations
 

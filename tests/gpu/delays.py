@@ -1,4 +1,4 @@
-"""Work for a stream, so that who does not wait for what comes after it is found."""
+"""Delays on a CUDA stream, which expose code that does not wait for the work behind them."""
 
 from __future__ import annotations
 

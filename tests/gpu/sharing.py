@@ -1,7 +1,9 @@
-"""A rank that makes every operation by one way, and compares the results with the CPU's.
+"""A rank that runs every operation in one way, and compares the results with the CPU's.
 
-``python -m aiodist run -n 3 sharing.py WAY``, where WAY is "ipc", "ipc-in-steps" (small areas) or
-"staging" (CUDA tensors), or "memfd" (tensors on the CPU, in segments in the place of a GPU's memory).
+    python -m aiodist run -n 3 sharing.py WAY
+
+WAY is "ipc", "ipc-in-steps" (small areas) or "staging" for CUDA tensors. With "memfd" the tensors are on
+the CPU, in segments in the place of a GPU's memory.
 """
 
 from __future__ import annotations

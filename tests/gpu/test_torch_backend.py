@@ -38,9 +38,9 @@ for number in range(3):
         step.zero_grad()
 for mine, theirs in zip(model.parameters(), alone.parameters()):
     torch.testing.assert_close(mine.detach().cpu(), theirs.detach(), rtol=1e-3, atol=1e-5)
-    everybody = [torch.empty_like(mine) for _ in range(size)]
-    dist.all_gather(everybody, mine.detach())
-    assert all(torch.equal(mine, other) for other in everybody)
+    gathered = [torch.empty_like(mine) for _ in range(size)]
+    dist.all_gather(gathered, mine.detach())
+    assert all(torch.equal(mine, other) for other in gathered)
 dist.destroy_process_group()
 print("equal", flush=True)
 """

@@ -24,7 +24,7 @@ from tests.gpu.delays import delay
 
 COMPRESSION = Compression[os.environ["COMPRESSION"]]
 BUCKET_BYTES = 4096
-# Buckets go from the last to the first layer: of the bucket of this one the rest waits for synchronize().
+# Buckets go from the last to the first layer: the rest of this layer's bucket waits for synchronize().
 unused = nn.Linear(2, 2)
 layers = [nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 8)]
 is_first = os.environ["UNUSED"] == "first"

@@ -47,7 +47,7 @@ class Net:
                 context.append(None)
 
     def step(self) -> bool:
-        """Deliver one message; False if there is none."""
+        """Deliver one message; return False if no message is in flight."""
         ready = [
             pair for pair, context in self.lines.items() if context and pair[1] not in self.dead
         ]
@@ -99,7 +99,7 @@ def test_the_living_decide_alike_whenever_the_others_die(size: int) -> None:
             assert set(net.members[rank].waiting_for) <= {*net.living()} - {rank}, seed
 
 
-def test_those_that_were_dead_before_are_not_among_the_members() -> None:
+def test_ranks_that_were_dead_before_are_not_among_the_members() -> None:
     rng = random.Random(1)
     net = Net(4, rng, {rank: {0, 2} for rank in (1, 3)})
     net.dead |= {0, 2}
@@ -120,7 +120,7 @@ def test_a_death_known_to_one_member_is_believed_by_all() -> None:
     assert net.decisions() == {Decision((0, 2), "of 0")}
 
 
-def test_nobody_decides_without_a_member_that_lives() -> None:
+def test_there_is_no_decision_without_a_living_member() -> None:
     net = Net(3, random.Random(1), {})
     for rank in (0, 1):
         net.members[rank].enter()

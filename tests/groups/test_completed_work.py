@@ -84,7 +84,7 @@ async def test_the_loop_has_a_turn_where_it_is_due() -> None:
         await asyncio.sleep(0)
 
 
-async def test_its_record_is_made_when_somebody_asks() -> None:
+async def test_its_record_is_made_on_demand() -> None:
     recorder = Recorder(2)
     running = recorder.begin(LABEL, 0, SENT)
     for sequence in (1, 2, 3):

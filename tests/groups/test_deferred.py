@@ -34,7 +34,7 @@ async def test_run_coroutine_threadsafe_takes_an_operation_called_in_a_thread() 
     await run_ranks(2, main)
 
 
-async def test_it_is_waited_for_as_any_other() -> None:
+async def test_a_deferred_work_is_waited_for_like_any_other() -> None:
     async def main(rank: int) -> None:
         loop = asyncio.get_running_loop()
         x = np.ones(3)

@@ -1,4 +1,4 @@
-"""Whom an error names, and what it says of them."""
+"""The ranks that an error names, and what it says of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from aiodist.wire.frames import COLLECTIVE, TENSOR
 ELSEWHERE = Presence(False, "barrier(), operation 3", "is in no operation")
 
 
-def test_those_that_are_not_there_with_what_they_do() -> None:
+def test_missing_ranks_are_named_with_what_they_do() -> None:
     missing = missing_of({1: ELSEWHERE, 2: Presence(True), 4: Presence(False, "", "is in recv()")})
     assert describe_missing(missing, []) == (
         "ranks 1, 4 did not enter it (rank 1 finished barrier(), operation 3 last, and is in no "
@@ -31,7 +31,7 @@ def test_those_that_are_not_there_with_what_they_do() -> None:
     )
 
 
-def test_those_that_do_not_answer() -> None:
+def test_ranks_that_do_not_answer_are_named() -> None:
     assert describe_missing(missing_of({1: None}), [1]) == "rank 1 does not answer"
     said = describe_missing({1: ELSEWHERE, 2: None, 5: None}, [])
     assert said.startswith("rank 1 did not enter it (it finished barrier(), operation 3 last, and")
@@ -45,19 +45,19 @@ def test_a_few_of_many_missing_ranks_report_their_activity() -> None:
     assert said.endswith("; and 12 more)")
 
 
-def test_whom_a_message_waits_for() -> None:
+def test_the_ranks_that_a_message_waits_for() -> None:
     assert describe_waiting([1, 2], "", {}) == "still waiting for ranks 1, 2"
-    said = describe_waiting([1], ", who is late", {1: ELSEWHERE})
-    assert said == "still waiting for rank 1, who is late; it is in no operation"
+    said = describe_waiting([1], ", which is late", {1: ELSEWHERE})
+    assert said == "still waiting for rank 1, which is late; it is in no operation"
     said = describe_waiting([1], "", {1: None})
     assert said == "still waiting for rank 1; it does not answer"
 
 
-def test_those_it_waits_for_where_all_are_there() -> None:
+def test_waiting_ranks_are_named_where_all_have_entered() -> None:
     assert describe_missing({}, [2]) == "all ranks are in it, still waiting for rank 2"
 
 
-def test_messages_that_nobody_has_asked_for() -> None:
+def test_unclaimed_messages() -> None:
     arrived = [((TENSOR, 9, tag), 1) for tag in (7, 5)]
     others = [((TENSOR, 8, 1), 1), ((COLLECTIVE, 9, 2), 1), ((TENSOR, 9, 3), 2)]
     assert unread_in_words(others, 9, [1]) == ""
@@ -67,7 +67,7 @@ def test_messages_that_nobody_has_asked_for() -> None:
     assert "tag 0, 1, 2, 3, 4, ... have" in unread_in_words(many, 9, [1])
 
 
-def test_nobody_where_it_is_only_slow() -> None:
+def test_a_slow_operation_names_no_rank() -> None:
     assert "it needs more time" in describe_missing({}, [])
 
 

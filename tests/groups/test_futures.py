@@ -23,7 +23,7 @@ def test_then_of_a_complete_future_runs_here() -> None:
     assert thread == (4, threading.current_thread())
 
 
-def test_then_runs_apart_from_whoever_completes_the_future() -> None:
+def test_then_runs_apart_from_the_code_that_completes_the_future() -> None:
     future: WorkFuture[int] = WorkFuture()
     gate = threading.Event()
 

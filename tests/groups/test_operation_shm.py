@@ -38,7 +38,7 @@ def test_a_slot_that_is_written_anew_is_no_disagreement(after: str, disagrees: b
 
 
 def test_the_tag_goes_first_and_comes_last() -> None:
-    """So whoever finds it has what belongs to it."""
+    """A reader that finds the tag finds the words that belong to it."""
     written: list[tuple[int, int]] = []
 
     class Words(dict[int, int]):
@@ -51,7 +51,7 @@ def test_the_tag_goes_first_and_comes_last() -> None:
     assert written == [(0, 0), (1, 3), (2, 4), (3, 8), (COPIED, 20), (0, 12)]
     written.clear()
     announce(words, 0, 12, THERE, 8)  # type: ignore[arg-type]
-    assert (0, 0) not in written  # again the same: nobody is to miss it meanwhile
+    assert (0, 0) not in written  # unchanged, so the tag must not vanish meanwhile
     written.clear()
     announce(words, 0, 16, THERE, 8, 5)  # type: ignore[arg-type]
     assert written == [(0, 0), (1, 3), (2, 4), (3, 8), (COPIED, 21)]  # and no tag as yet

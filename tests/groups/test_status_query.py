@@ -1,4 +1,4 @@
-"""Who is missing: those that say so, those that cannot be asked, and those that stay silent."""
+"""Missing ranks: those that say so, those that cannot be asked, and those that stay silent."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ async def test_silence_is_no_answer(
     assert results == [{1: None, 2: THERE}]
 
 
-async def test_nobody_to_ask(results: list[Answers]) -> None:
+async def test_a_query_without_ranks_to_ask(results: list[Answers]) -> None:
     StatusQuery(asyncio.get_running_loop(), [], [7], results.append)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert results == [{7: None}]
 
 
-async def test_a_dropped_roll_says_nothing(
+async def test_a_dropped_status_query_says_nothing(
     results: list[Answers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(status_query, "ANSWER_SECONDS", 0.0)

@@ -74,7 +74,7 @@ class Sandbox:
         raise AssertionError(f"not all of {names} appeared")
 
     def wait_dead(self, *pids: int) -> None:
-        """Wait until no such process runs (a zombie that nobody collects counts as dead)."""
+        """Wait until no such process runs (a zombie that its parent does not collect counts as dead)."""
         end = time.monotonic() + self.limit
         while any(map(_runs, pids)):
             assert time.monotonic() < end, f"still running: {[p for p in pids if _runs(p)]}"

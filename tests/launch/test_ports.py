@@ -1,4 +1,4 @@
-"""The reserved port: nobody else's, and usable by the server it is kept for."""
+"""The reserved port: taken for other processes, usable by the server that it is kept for."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def test_a_torch_store_listens_on_a_reserved_port(use_libuv):
         assert store.get("key") == b"value"
 
 
-def test_a_reserved_port_refuses_connections_until_somebody_listens():
+def test_a_reserved_port_refuses_connections_until_a_server_listens():
     with reserve_port() as reservation, pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", reservation.port), timeout=scaled(5))
 
 
-def test_the_system_gives_no_reserved_port_to_anybody_who_wants_any():
+def test_the_system_hands_out_no_reserved_port():
     with contextlib.ExitStack() as stack:
         mine = [stack.enter_context(reserve_port()).port for _ in range(200)]
         other = "from aiodist.launch.ports import reserve_port as r\n"
@@ -102,7 +102,7 @@ def test_an_exclusive_bind_fails_while_the_reservation_stands():
         plain.bind(("127.0.0.1", reservation.port))
 
 
-def test_a_port_somebody_listens_on_is_refused_with_advice():
+def test_a_port_in_use_is_refused_with_advice():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(

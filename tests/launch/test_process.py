@@ -57,7 +57,7 @@ def test_a_group_of_zombies_does_not_run():
     assert rank.reap()
     assert not rank.reap()
     assert not rank.group_alive()
-    rank.send_group(signal.SIGKILL)  # reaches nobody
+    rank.send_group(signal.SIGKILL)  # reaches no process
     assert rank.status == -signal.SIGKILL
 
 

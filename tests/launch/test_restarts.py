@@ -197,7 +197,7 @@ def test_invalid_arguments_are_refused():
         JobSpec(program=("x",), max_restarts=-1)
 
 
-def test_nobody_is_replaced_for_whom_nobody_is_left():
+def test_no_rank_is_replaced_without_survivors():
     with Restarts(2, b"secret") as restarts:
         assert not restarts.may_replace(0, [])
         assert not restarts.may_replace(0, [1])
@@ -221,7 +221,7 @@ async def _register(
         await store.set(f"rejoin/elastic/{rank}", b"1")
 
 
-def test_a_replacement_that_is_only_starting_counts_as_elastic_but_takes_nobody_in():
+def test_a_replacement_that_is_only_starting_counts_as_elastic_but_admits_no_rank():
     with Restarts(9, b"secret") as restarts:
         for rank in range(3):
             asyncio.run(_register(restarts, rank))

@@ -153,9 +153,7 @@ def test_a_rank_killed_by_a_signal_gives_128_plus_it(sandbox, run_command):
     assert "rank 0 failed first: SIGKILL" in err
 
 
-def test_those_that_are_left_say_whom_they_have_lost_and_leave_their_dumps(
-    tmp_path, capfd, monkeypatch
-):
+def test_surviving_ranks_name_the_lost_one_and_leave_their_dumps(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(supervisor, "HEAR", scaled(20))  # on a busy machine a second may be little
     script = (
         "import os, numpy as np, aiodist.sync as dist\n"
@@ -173,7 +171,7 @@ def test_those_that_are_left_say_whom_they_have_lost_and_leave_their_dumps(
             line.startswith(f"[{rank}] aiodist.errors.PeerLostError: rank 1") for line in told
         )
     assert any(line.startswith("aiodist: rank 1 failed first: SIGKILL") for line in told)
-    assert "aiodist: then ended: ranks 0, 2 by exit code 1" in told, "nobody had to stop them"
+    assert "aiodist: then ended: ranks 0, 2 by exit code 1" in told, "the launcher had to stop them"
     parts = read_parts(tmp_path / "dump").parts
     assert sorted(parts) == [0, 2]
     assert all(part.reason.startswith("rank 1 ") for part in parts.values())

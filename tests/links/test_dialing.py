@@ -18,7 +18,7 @@ STRIPED = failed("of 2 streams, number 0 failed: refused", REFUSED)
 SILENT = failed("timed out", TimeoutError())
 
 
-def test_where_nobody_listens_it_has_probably_ended() -> None:
+def test_a_refused_connection_means_that_the_process_has_probably_ended() -> None:
     assert unreachable({"unix:/x": NO_FILE, "tcp:h:1": REFUSED}, left=False) == (
         "has probably left, or its process has ended: cannot connect to unix:/x: refused; "
         "cannot connect to tcp:h:1: refused"

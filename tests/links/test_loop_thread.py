@@ -55,9 +55,9 @@ async def test_the_owner_is_told_in_its_loop() -> None:
 
 def test_a_loop_thread_notices_that_its_owners_loop_is_closed() -> None:
     async def main() -> None:
-        while not loop_thread.is_orphaned:  # noqa: ASYNC110  # as whoever lives there looks
+        while not loop_thread.is_orphaned:  # noqa: ASYNC110  # as a task on this loop polls
             await asyncio.sleep(0.001)
-        loop_thread.tell(said.append, "nobody hears that")
+        loop_thread.tell(said.append, "never delivered")
 
     async def begin() -> LoopThread:
         return LoopThread("aiodist-test", main)

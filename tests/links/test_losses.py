@@ -45,7 +45,7 @@ def test_the_rest_is_said_as_it_was_told(error: DistError) -> None:
         ("the cable of rank 1 was pulled", "is lost, they say: the cable of rank 1 was pulled"),
     ],
 )
-def test_a_rank_whose_process_nobody_named_and_a_sentence_that_begins_otherwise(
+def test_a_rank_of_unknown_process_and_a_sentence_that_begins_otherwise(
     told: str, said: str
 ) -> None:
     own = own_loss(PeerLostError(told, rank=1), 1)

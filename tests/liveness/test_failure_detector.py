@@ -44,7 +44,7 @@ class Rank:
         return self.detector._rank_infos[rank].mark
 
     def die(self) -> None:
-        """As the kernel ends a process: every socket closes, and nobody says a word."""
+        """End as when the kernel kills a process: every socket closes without a message."""
         self.fall_silent()
         for listener in self.detector._listeners:
             listener.close_now()  # type: ignore[attr-defined]
@@ -221,7 +221,7 @@ async def test_another_process_may_take_a_lost_ranks_place(make: Make) -> None:
         await newcomer.detector.leave()
 
 
-async def test_a_newcomer_is_told_who_is_gone_already(make: Make) -> None:
+async def test_a_newcomer_is_told_which_ranks_are_gone(make: Make) -> None:
     ranks = await make(5)
     ranks[1].die()
     ranks[4].detector.dismiss(1)

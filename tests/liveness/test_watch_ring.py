@@ -1,4 +1,4 @@
-"""Who watches whom."""
+"""Which rank watches which."""
 
 from __future__ import annotations
 

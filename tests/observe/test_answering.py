@@ -74,7 +74,7 @@ async def _begin_and_end() -> None:
     one.close()
 
 
-def test_a_world_that_nobody_closed_takes_its_thread_along(
+def test_the_thread_of_a_world_that_was_not_closed_ends_with_it(
     scaled: Callable[[float], float],
 ) -> None:
     before = signal.getsignal(signal.SIGUSR1)

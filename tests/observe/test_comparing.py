@@ -1,4 +1,4 @@
-"""Parts compared: who is behind, and where the ranks begin to differ."""
+"""Parts compared: which ranks are behind, and where the ranks begin to differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions between hosts are for those who know the key; nobody else gets anything, or in the way."""
+"""Queries between hosts need the key; a client without it gets no answer and blocks no other."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_a_question_without_the_key_gets_no_answer() -> None:
 
 async def test_by_tls_where_the_job_has_certificates() -> None:
     one = observer(0, environ=tls_environ())
-    others = [Trust(one.trust.key), Trust(one.trust.key, tls_files("somebody else's"))]
+    others = [Trust(one.trust.key), Trust(one.trust.key, tls_files("another job's"))]
     with answering(one) as (server,):
         there = await elsewhere(ask_there, server.address, one.trust, {"ask": "part"}, 5)
         assert decode_report(there).identity == one.identity
@@ -199,7 +199,7 @@ async def test_garbage_ends_the_connection_and_the_next_question_is_answered(
 @pytest.mark.parametrize(
     "question", [b"", b"not json", b"[]", b'{"ask": "secrets"}', b'{"ask": "relay", "ranks": 1}']
 )
-async def test_a_question_that_nobody_asks_ends_the_connection(question: bytes) -> None:
+async def test_an_unknown_query_ends_the_connection(question: bytes) -> None:
     one = observer(0)
 
     def ask(address: str) -> bytes:
@@ -244,7 +244,7 @@ async def test_ranks_on_another_host_are_asked_by_way_of_one_here() -> None:
 async def test_ranks_that_have_gone_are_named() -> None:
     one = observer(0, ["here", "here", "there"])
     with answering(one) as (server,):
-        server._addresses = {2: "127.0.0.1:1"}  # nobody listens at port 1
+        server._addresses = {2: "127.0.0.1:1"}  # no process listens at port 1
         answers = await elsewhere(ask_job, one.identity.job, [place(one)], 5)
     assert sorted(answers.parts) == [0]
     assert "process 1001 on host here has ended" in answers.silent[1]

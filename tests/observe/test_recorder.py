@@ -108,7 +108,7 @@ async def test_an_operation_in_progress_names_its_peers_and_is_never_forgotten()
     await run_ranks(2, main)
 
 
-async def test_an_operation_that_failed_tells_why_and_who_was_missing() -> None:
+async def test_an_operation_that_failed_tells_why_and_which_ranks_were_missing() -> None:
     failed = asyncio.Event()
 
     async def main(rank: int) -> None:

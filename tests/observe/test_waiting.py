@@ -1,4 +1,4 @@
-"""The wait-for graph names the rank that everybody waits for, and cycles as cycles."""
+"""The wait-for graph names the rank that all others wait for, and cycles as cycles."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_groups_entered_in_another_order_are_a_cycle() -> None:
     assert verdict.cycles == ((0, 1),)
 
 
-def test_a_collective_that_all_are_in_is_under_way_and_nobodys_fault() -> None:
+def test_a_collective_that_all_are_in_is_in_progress_and_blames_no_rank() -> None:
     parts = {
         0: part(0, op(0, waiting_for=[1]), size=2),
         1: part(1, op(0, waiting_for=[0]), size=2),

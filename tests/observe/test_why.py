@@ -1,4 +1,4 @@
-"""A running job says which rank waits for whom, whatever its ranks are doing."""
+"""A running job says which rank waits for which, whatever its ranks are doing."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_a_rank_is_asked_while_its_loop_is_stuck() -> None:
             await receiving
             return
         await entered.wait()
-        work = dist.irecv(np.zeros(1), 1, tag=9)  # nobody awaits it: it keeps nobody
+        work = dist.irecv(np.zeros(1), 1, tag=9)  # no task awaits it: it keeps no rank waiting
         observer = current_world().observer
         assert observer is not None
         job = observer.identity.job
@@ -269,7 +269,7 @@ while "barrier" not in told.text:
     time.sleep(0.001)
 print(told.text, flush=True)
 dist.destroy_process_group()
-os.kill(os.getpid(), signal.SIGUSR1)  # nobody heeds it any more
+os.kill(os.getpid(), signal.SIGUSR1)  # its handler is gone
 time.sleep(60)
 """
     kept = {key: value for key, value in os.environ.items() if not key.startswith("AIODIST_")}
@@ -332,6 +332,6 @@ def test_jobs_are_found_in_the_kernels_table() -> None:
     assert choose_job({"only": []}, None) == "only"
 
 
-def test_a_job_of_which_nobody_answers_is_an_error() -> None:
+def test_a_job_in_which_no_rank_answers_is_an_error() -> None:
     with pytest.raises(DistError, match="no rank of job gone"):
         ask_job("gone", [Place("aiodist-why/nobody", 0, 1 << 30)], 1)

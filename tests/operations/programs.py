@@ -141,7 +141,7 @@ def _reduced(dtype: str, op: str, size: int, piece: int, count: int) -> Array:
     return result
 
 
-# -- point to point; a world of one has nobody to write to
+# -- point to point; a world of one has no peer
 
 
 async def isend_irecv(rank: Rank) -> None:

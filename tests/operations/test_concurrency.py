@@ -98,7 +98,7 @@ async def test_messages_of_one_tag_keep_their_order(transport: str, count: int) 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_messages_and_collectives_do_not_wait_for_each_other(transport: str) -> None:
-    """A large message nobody receives yet holds nothing up."""
+    """A large message without a posted receive delays no other operation."""
 
     async def on_rank(rank: int) -> None:
         other = 1 - rank
@@ -152,7 +152,7 @@ async def test_a_work_may_be_awaited_twice_and_by_many() -> None:
     await run_ranks(2, on_rank, timeout=30)
 
 
-async def test_nobody_has_to_await() -> None:
+async def test_an_operation_completes_without_await() -> None:
     """Works that are dropped at once still run, and complete before the group is destroyed."""
     tensors = [torch.ones(100_000) for _ in range(2)]
 

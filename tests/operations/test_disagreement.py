@@ -152,7 +152,7 @@ async def test_sizes_that_do_not_fit(
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize("transport", ["inproc", "tcp", "unix", "shm", "hosts"])
-async def test_nobody_leaves_a_barrier_before_all_have_entered(size: int, transport: str) -> None:
+async def test_no_rank_leaves_a_barrier_before_all_have_entered(size: int, transport: str) -> None:
     async def on_rank(rank: int) -> None:
         for step in range(5):
             late = (rank + step) % size

@@ -1,4 +1,4 @@
-"""Groups: who is in them, their numbers, their operations, and how ranks agree on them."""
+"""Groups: their members, numbers and operations, and how ranks agree on them."""
 
 from __future__ import annotations
 

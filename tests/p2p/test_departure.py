@@ -138,7 +138,7 @@ async def test_a_stream_broken_by_what_came_on_it_is_no_farewell(
     await met.endpoint.close()
 
 
-async def test_nobody_is_given_up_as_long_as_something_comes(
+async def test_no_peer_is_given_up_as_long_as_it_sends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(closing, "QUIET_SECONDS", 0)

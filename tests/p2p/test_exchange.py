@@ -55,7 +55,7 @@ class Exchange:
         self.receives: dict[tuple[int, int], list[Recv]] = {}
         self.cancelled: list[tuple[memoryview, bytes]] = []
         self.stalls = 0
-        # Of a run: how eager one direction is, and how long receivers hesitate.
+        # Drawn for each run: how eager one direction is, and how long receivers hesitate.
         self.lean = self.random.random()
         self.weights = [self.random.choice([1, 3, 9]) for _ in range(6)]
 
@@ -181,14 +181,14 @@ class Exchange:
             assert all(message.done for message, _, _ in messages)
 
 
-@pytest.mark.parametrize("way", ["streams", "lanes", "boxes"])
+@pytest.mark.parametrize("way", ["streams", "bulk rings", "eager rings"])
 @pytest.mark.parametrize("block", range(4))
 def test_every_message_arrives_once_in_order_and_within_the_window(
     block: int, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stalls = 0
     shared_bytes = 0 if way == "streams" else 1 << 20
-    if way == "boxes":  # that are full now and then, and too small for some messages
+    if way == "eager rings":  # which are full at times, and too small for some messages
         monkeypatch.setattr(shm_eager_sender, "EAGER_RING_BYTES", A_MESSAGE_IN_IT)
     for seed in range(block * 60, block * 60 + 60):
         exchange = Exchange(seed, shared_bytes)

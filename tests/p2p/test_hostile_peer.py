@@ -88,11 +88,11 @@ async def conversation(
 
     async with asyncio.timeout(scaled(LIMIT_SECONDS)):
         await run_ranks(2, main, transport)
-    assert told == [], "an error that nobody expected"
+    assert told == [], "an unexpected error"
     return outcomes
 
 
-# Of the barrier that is over: rank 1 hears that it was in another collective than rank 0.
+# About a completed barrier: rank 1 hears that it was in another collective than rank 0.
 @example([(FrameType.EAGER, 0, "default", 0, 0, b"", 0, None)], "inproc")
 @settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(frames(), max_size=12), st.sampled_from(["inproc", "shm"]))

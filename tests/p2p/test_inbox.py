@@ -269,7 +269,7 @@ def test_a_message_of_the_wrong_length_fails_its_receive_and_is_dropped() -> Non
         send = pair.a.send(TAG, data)
         pair.settle()
         assert isinstance(recv.error, ValueError)
-        assert send.done  # its memory is free: nobody will read it
+        assert send.done  # its memory is free: no receive will read it
         assert waiting(pair) == []
     pair.a.send(TAG, b"1234567")
     assert content_of_next(pair, 7) == b"1234567"

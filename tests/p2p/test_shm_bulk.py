@@ -215,7 +215,7 @@ def test_a_sender_without_a_free_chunk_sleeps_until_it_is_told(pair: Pair) -> No
     pair.settle()
 
 
-def test_without_room_for_a_lane_messages_use_the_stream() -> None:
+def test_without_room_for_a_bulk_ring_messages_use_the_stream() -> None:
     pair = Pair(64 << 20, shared_bytes=MIB)
     memory = pair.memories[0]
     assert memory is not None

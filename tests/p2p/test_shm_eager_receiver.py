@@ -193,14 +193,14 @@ def test_a_sleeping_receiver_is_woken_once_for_several_messages(pair: Pair) -> N
     assert pair.a.stream.queued() == 40
     pair.settle()
     assert b"".join(content(recv) for recv in recvs) == b"abcd"
-    pair.a.send(TAG, b"e")  # nobody waits
+    pair.a.send(TAG, b"e")  # no receive is posted
     assert pair.a.stream.queued() == 0
 
 
 def test_bytes_that_follow_are_copied_as_they_come(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And who waits for them in vain has not received anything: a receive gets all, later."""
+    """A reader that times out on them has consumed nothing: a later receive gets the whole message."""
     data = bytes_of(7, 9000)
     pair.a.send(TAG, data)
     head, place = head_of(TAG, b"m", len(data)), memoryview(bytearray(len(data)))
@@ -275,7 +275,7 @@ def test_a_sleeping_receiver_is_woken_by_the_head_of_a_long_message(
 
     def between(pieces: int) -> None:
         if pieces != 3:
-            pair.a.stream.push(1 << 40)  # the bell; the second is for the rest
+            pair.a.stream.push(1 << 40)  # the wake-up; the second is for the rest
             pair.b.shm_progress.work()
         heard.append(pair.b.peer.bytes_heard - before)
         assert not recv.done or pieces == 4
@@ -355,7 +355,7 @@ def test_a_receive_cancelled_in_the_middle_of_a_message_leaves_it_to_the_next(
     assert waiting(pair.a) == 0
 
 
-def test_a_long_message_that_nobody_waits_for_is_looked_at_when_it_is_whole(
+def test_a_long_message_without_a_receive_is_looked_at_when_it_is_whole(
     pair: Pair, steps: Steps
 ) -> None:
     other = pair.b.recv(OTHER, 1)
@@ -417,7 +417,7 @@ def test_where_ranks_take_turns_on_a_core_all_of_a_message_is_there_at_once(
 
 @pytest.mark.parametrize("last", ["unseen", "missing"])
 def test_a_sender_lost_in_the_middle_of_a_message(pair: Pair, steps: Steps, last: str) -> None:
-    """Who has put in all of it before has sent it."""
+    """The message arrives if the sender had written all of it before it was lost."""
     data, recv = asleep(pair, 2)
 
     def between(pieces: int) -> None:
@@ -425,7 +425,7 @@ def test_a_sender_lost_in_the_middle_of_a_message(pair: Pair, steps: Steps, last
             pair.a.stream.push(1 << 40)
         if pieces == (1 if last == "missing" else 2):
             peer = pair.b.peer
-            peer.error = ConnectionError("cast out")  # nobody has looked at a stream
+            peer.error = ConnectionError("cast out")  # no stream was read
             pair.b.inbox.peer_lost(peer, peer.error)
 
     steps.between = between
@@ -451,7 +451,7 @@ def test_a_later_message_over_the_stream_comes_after_one_in_the_ring(
     outbox = pair.a.peer.outbox
     pair.a.send(TAG, data)
     eager_sender, outbox.eager_sender = outbox.eager_sender, None
-    pair.a.stream.queue.clear()  # of the bell that is on its way
+    pair.a.stream.queue.clear()  # drop the wake-up that is in flight
     pair.a.send(TAG, b"x")
     outbox.eager_sender = eager_sender
     pair.settle()
@@ -501,7 +501,7 @@ def test_messages_are_prompt_while_the_receiver_is_awake(pair: Pair) -> None:
     assert eager_receiver.is_prompt
     pair.b.recv(TAG, 1)
     pair.a.send(TAG, b"x")
-    eager_receiver.poll()  # as who looks for it
+    eager_receiver.poll()  # as a polling receiver does
     assert eager_receiver.is_prompt
     pair.b.recv(TAG, 1)
     pair.run_soon()
@@ -511,7 +511,7 @@ def test_messages_are_prompt_while_the_receiver_is_awake(pair: Pair) -> None:
 
 
 def test_a_receiver_woken_before_an_earlier_stream_message_looks_again(pair: Pair) -> None:
-    """The bell was for the first message; for the last one nobody rings any more."""
+    """The wake-up was for the first message; the sender sends no wake-up for the last one."""
     recvs = [pair.b.recv(TAG, 1) for _ in range(3)]
     pair.run_soon()
     outbox = pair.a.peer.outbox
@@ -520,7 +520,7 @@ def test_a_receiver_woken_before_an_earlier_stream_message_looks_again(pair: Pai
     pair.a.send(TAG, b"2")
     outbox.eager_sender = eager_sender
     pair.a.send(TAG, b"3")
-    assert pair.a.stream.push(40) == 40  # the bell
+    assert pair.a.stream.push(40) == 40  # the wake-up
     assert [recv.done for recv in recvs] == [True, False, False]
     pair.settle()
     assert b"".join(content(recv) for recv in recvs) == b"123"

@@ -86,7 +86,7 @@ def test_a_source_that_can_progress_does_so_at_once_and_is_dropped() -> None:
     assert not rank.soon
 
 
-def test_a_dock_that_waits_sleeps_at_once_where_ranks_share_cores() -> None:
+def test_a_waiting_source_sleeps_at_once_where_ranks_share_cores() -> None:
     rank = Rank()
     source = FakeProgressSource(2, 3)
     rank.shm_progress.enlist(source)
@@ -145,7 +145,7 @@ def test_a_source_added_during_progress_makes_progress_too() -> None:
     assert not second.must
 
 
-def test_a_dock_whose_other_end_lies_is_told_and_the_others_go_on() -> None:
+def test_a_source_whose_peer_writes_garbage_fails_and_the_others_go_on() -> None:
     rank = Rank()
     bad, good = FakeProgressSource(1, 1), FakeProgressSource(3, 4)
     bad.lies = True

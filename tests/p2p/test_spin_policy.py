@@ -51,7 +51,7 @@ async def test_callbacks_that_are_due_soon_run_during_the_spin(monkeypatch) -> N
     spin_policy.look([poll], lambda: done.count("soon") == 2, 1.0, 1.0)
     assert done == ["poll", "soon", "poll", "soon"]
     spin_policy.call_after_turn(lambda: done.append("loop"))
-    assert done[-1] != "loop"  # nobody looks: it is the loop's
+    assert done[-1] != "loop"  # no caller polls: the loop runs it
     await asyncio.sleep(0)
     assert done[-1] == "loop"
 
@@ -117,7 +117,7 @@ async def test_bytes_that_arrive_without_a_waiter_do_not_change_the_spin_time(mo
     assert spin_policy.window == LONGEST
 
 
-async def test_keeps_the_loop_awake_while_somebody_waits(monkeypatch) -> None:
+async def test_keeps_the_loop_awake_while_a_caller_waits(monkeypatch) -> None:
     spin_policy, clock = make(monkeypatch)
     turns = 0
 
@@ -139,7 +139,7 @@ async def test_keeps_the_loop_awake_while_somebody_waits(monkeypatch) -> None:
     spin_policy.note_progress()
     for _ in range(100):
         await asyncio.sleep(0)
-    assert 14 <= turns <= 16  # nobody waits
+    assert 14 <= turns <= 16  # no caller waits
 
 
 async def test_never_takes_a_core_from_another_rank(monkeypatch) -> None:

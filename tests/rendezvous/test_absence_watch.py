@@ -207,7 +207,7 @@ def test_the_watch_of_a_loop_that_has_ended_ends() -> None:
     assert not watch._loop_thread._thread.is_alive()
 
 
-async def test_a_silent_rank_is_lost_also_where_nobody_can_be_told() -> None:
+async def test_a_silent_rank_is_lost_also_where_no_peer_can_be_told() -> None:
     store = MemoryStore()
     await store.close()
     watch = AbsenceWatch(

@@ -1,4 +1,4 @@
-"""Ranks of one loop that really meet: over TCP, files, given stores; again; and not at all."""
+"""Ranks of one loop that meet over TCP, files and given stores, meet again, and fail to meet."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ async def test_rank_0_may_come_last(port: int) -> None:
     await close(ranks)
 
 
-async def test_closing_waits_for_who_still_reads(port: int) -> None:
+async def test_closing_waits_for_clients_that_still_read(port: int) -> None:
     ranks = await all_meet(2, f"tcp://127.0.0.1:{port}")
     closing = asyncio.create_task(ranks[0].close())
     await ranks[1].store.set("late", b"1")

@@ -1,4 +1,4 @@
-"""Lanes between two segments: what is put in comes out, and no count or offset is believed."""
+"""Bulk rings between two segments: what is written is read, and no count or offset is trusted."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def test_a_napping_reader_is_woken_once() -> None:
     memories = met(2, 16 * MIB)
     out, into = bulk_ring(memories)
     one = memoryview(b"1")
-    assert out.fill(one, 1)  # who has never looked is asleep
+    assert out.fill(one, 1)  # a reader that has never looked is asleep
     assert not out.fill(one, 1)
     into.disarm()
     assert out.is_watched
     for _ in range(2):
         into.next()
-        assert not into.taken()  # nobody waits for it
-    assert not out.fill(one, 1)  # who looks is not rung for
+        assert not into.taken()  # no writer waits for it
+    assert not out.fill(one, 1)  # a polling reader needs no wake-up
     into.taken()
     into.arm()
     assert not out.is_watched
@@ -83,12 +83,12 @@ def test_a_napping_reader_is_woken_once() -> None:
     for _ in range(DEPTH):
         out.fill(one, 1)
     out.arm()
-    rung = [into.taken() for _ in range(DEPTH)]
-    assert rung == [False, True, False, False]
+    wakes = [into.taken() for _ in range(DEPTH)]
+    assert wakes == [False, True, False, False]
     close(memories)
 
 
-def test_lanes_leave_a_quarter_of_the_segment_to_groups() -> None:
+def test_bulk_rings_leave_a_quarter_of_the_segment_to_groups() -> None:
     memories = met(12, 2 * MIB)
     made = []
     for rank in range(1, 12):

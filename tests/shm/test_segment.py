@@ -47,7 +47,7 @@ def test_another_process_sees_and_writes_the_same_bytes() -> None:
     assert mappings() == before
 
 
-def test_the_memory_stays_as_long_as_somebody_looks_at_it() -> None:
+def test_the_memory_stays_mapped_while_a_view_of_it_exists() -> None:
     before = mappings()
     segment = Segment.create(MIB)
     part = segment.view[100:200]

@@ -193,7 +193,7 @@ input()
     memory.close()
 
 
-def test_an_idle_lane_gives_its_chunks_to_another_and_a_busy_one_does_not() -> None:
+def test_an_idle_bulk_ring_gives_its_chunks_to_another_and_a_busy_one_does_not() -> None:
     memories = met(8, MIB)
     into = [memory.bulk_reader_from(0) for memory in memories]
     bulk_rings = []
@@ -226,7 +226,7 @@ def test_an_idle_lane_gives_its_chunks_to_another_and_a_busy_one_does_not() -> N
     close(memories)
 
 
-def test_groups_have_the_room_of_idle_lanes() -> None:
+def test_groups_have_the_room_of_idle_bulk_rings() -> None:
     memories = met(2, MIB)
     bulk_ring = memories[0].bulk_writer_to(1)
     assert bulk_ring is not None
@@ -240,7 +240,7 @@ def test_groups_have_the_room_of_idle_lanes() -> None:
     close(memories)
 
 
-def test_a_lane_to_a_rank_that_was_replaced_leaves_its_room() -> None:
+def test_a_bulk_ring_to_a_rank_that_was_replaced_frees_its_room() -> None:
     memories = met(2)
     before = memories[0]._room.left
     assert memories[0].bulk_writer_to(1) is not None

@@ -66,7 +66,7 @@ def test_the_logarithmic_ones_at_scale(ranks: int) -> None:
 @pytest.mark.parametrize("ranks", [16, 64, 256, 1024])
 @pytest.mark.parametrize("operation", ["all_reduce", "all_gather"])
 @pytest.mark.parametrize("network", ["10G", "100G"])
-def test_the_table_chooses_well_where_nobody_can_measure(
+def test_the_table_chooses_well_for_sizes_that_cannot_be_measured(
     operation: str, ranks: int, network: str
 ) -> None:
     """Never beyond 2.5 times the fastest: the networks differ, and the table is one for both."""

@@ -222,7 +222,7 @@ async def test_damaged_record(path):
             await store.num_keys()
 
 
-async def test_file_of_somebody_else_is_left_alone(path):
+async def test_file_of_another_program_is_left_alone(path):
     path.write_bytes(b"my thesis")
     with pytest.raises(DistStoreError, match="no file of an aiodist store"):
         await FileStore.open(path, 0)
@@ -297,7 +297,7 @@ async def test_the_living_carry_out_the_wills_of_the_dead(path):
     assert not path.exists()
 
 
-def test_a_handle_that_nobody_closed_goes_with_its_loop(path):
+def test_a_handle_that_was_not_closed_goes_with_its_loop(path):
     async def main():
         return await FileStore.open(path, 0)
 

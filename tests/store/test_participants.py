@@ -35,7 +35,7 @@ def test_an_ended_process_is_dead_even_before_anybody_waited_for_it():
     assert replace(other, started=None).is_dead()  # as on systems without /proc
 
 
-def test_nobody_knows_about_processes_of_other_hosts():
+def test_processes_of_other_hosts_count_as_unknown():
     assert not Participant("t", 0, 2**22 + 1, "elsewhere", 1).is_dead()
 
 

@@ -1,4 +1,4 @@
-"""Connections to the store that say nothing: many of them keep nobody out."""
+"""Silent connections to the store: many of them keep no other client out."""
 
 from __future__ import annotations
 

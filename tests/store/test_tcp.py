@@ -45,7 +45,7 @@ async def test_client_may_come_before_the_server():
         assert await server.store().get("k", soon()) == b"v"
 
 
-async def test_nobody_there_by_the_deadline():
+async def test_no_server_by_the_deadline():
     with socket.socket() as placeholder:
         placeholder.bind(("127.0.0.1", 0))
         port = placeholder.getsockname()[1]

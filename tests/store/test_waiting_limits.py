@@ -49,7 +49,7 @@ async def test_infinity_waits_until_the_key_is_there(make_store):
     ("limit", "error"),
     [(0, ValueError), (-1, ValueError), (math.nan, ValueError), ("5", TypeError)],
 )
-async def test_what_is_no_timeout_raises_and_the_store_stays_usable(limit, error):
+async def test_an_invalid_timeout_raises_and_the_store_stays_usable(limit, error):
     store = MemoryStore()
     with pytest.raises(error):
         await store.get("absent", limit)

@@ -16,7 +16,7 @@ from aiodist.sync import adapter
 from aiodist.sync.portal import Portal
 
 GROUP: Any = object()
-ENDED = SimpleNamespace(is_completed=lambda: True, result=lambda: "the usual way")
+ENDED = SimpleNamespace(is_completed=lambda: True, result=lambda: "the general path")
 
 
 class Api:
@@ -68,24 +68,24 @@ def test_an_operation_that_completed_at_once_is_not_started_again(api: Api) -> N
 
 def test_an_operation_that_cannot_complete_at_once_takes_the_general_path(api: Api) -> None:
     for _ in range(2):
-        assert api.call(lambda *_: None) == "the usual way"
+        assert api.call(lambda *_: None) == "the general path"
 
 
 def test_a_world_of_another_loop_is_not_asked(api: Api) -> None:
     api.world._loop = asyncio.new_event_loop()
     try:
-        assert api.call(lambda *_: pytest.fail("asked")) == "the usual way"
+        assert api.call(lambda *_: pytest.fail("asked")) == "the general path"
     finally:
         api.world._loop.close()
 
 
 def test_nothing_is_asked_where_nothing_is_initialised(api: Api) -> None:
     api.world.default = None
-    assert api.call(lambda *_: pytest.fail("asked")) == "the usual way"
+    assert api.call(lambda *_: pytest.fail("asked")) == "the general path"
 
 
 @pytest.mark.parametrize("named", ["group", "timeout"])
-def test_with_a_group_or_a_timeout_of_its_own_it_goes_the_usual_way(
+def test_a_call_with_a_group_or_a_timeout_takes_the_general_path(
     api: Api, monkeypatch: pytest.MonkeyPatch, named: str
 ) -> None:
     """It is tried for the default group alone; what else is said by name it looks at itself."""
@@ -109,7 +109,7 @@ def test_with_a_group_or_a_timeout_of_its_own_it_goes_the_usual_way(
     assert looked == [(GROUP, (1,), {"group_src": 3})]
     options[named] = 0
     asked, given = call()
-    assert asked == "the usual way"
+    assert asked == "the general path"
     assert given[named] == 0
 
 
@@ -119,7 +119,7 @@ def test_wrong_arguments_are_refused_and_the_loop_goes_on(api: Api) -> None:
 
     with pytest.raises(TypeError, match="ReduceOp"):
         api.call(run_cached)
-    assert api.portal.call(lambda: ENDED, True) == "the usual way"
+    assert api.portal.call(lambda: ENDED, True) == "the general path"
 
 
 def test_ctrl_c_waits_until_it_is_over(api: Api) -> None:
@@ -136,17 +136,17 @@ def test_ctrl_c_waits_until_it_is_over(api: Api) -> None:
 
 
 def test_ctrl_c_strikes_no_operation_between_the_two_ways(api: Api) -> None:
-    """It has been put up by then: only what is under way can be cancelled, and the others told."""
+    """It is published by then: only an operation in progress can be cancelled and reported."""
     steps = []
 
     def run_cached(*_: object) -> None:
         signal.raise_signal(signal.SIGINT)
-        steps.append("put up")
+        steps.append("published")
 
     def begin() -> Any:
-        steps.append("begun")
+        steps.append("started")
         return ENDED
 
     with pytest.raises(KeyboardInterrupt):
         api.portal.apply(begin, True, (), {}, run_cached)
-    assert steps == ["put up", "begun"]
+    assert steps == ["published", "started"]

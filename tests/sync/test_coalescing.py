@@ -31,7 +31,7 @@ def test_coalesced_operations_have_completed_after_the_block(run_threads: Run) -
     run_threads(2, main)
 
 
-def test_a_receive_inside_says_who_sends_where_that_is_known(run_threads: Run) -> None:
+def test_a_receive_inside_names_the_sender_where_it_is_known(run_threads: Run) -> None:
     def main(rank: int) -> None:
         data = np.full(3, float(rank))
         with dist._coalescing_manager():
@@ -41,7 +41,7 @@ def test_a_receive_inside_says_who_sends_where_that_is_known(run_threads: Run) -
             else:
                 others = np.ones(3)
                 assert dist.recv(data, 0) == 0
-                assert dist.recv(others) == -1  # nobody has said yet
+                assert dist.recv(others) == -1  # the sender is not known yet
         assert (data == 0).all()
         assert rank == 0 or (others == 0).all()
         dist.barrier()

@@ -41,7 +41,7 @@ def acquired(loop: asyncio.AbstractEventLoop, handoff: LoopHandoff) -> None:
     )
 
 
-def test_nobody_borrows_a_loop_that_runs(loop: asyncio.AbstractEventLoop) -> None:
+def test_a_loop_that_runs_cannot_be_acquired(loop: asyncio.AbstractEventLoop) -> None:
     assert not LoopHandoff().acquire()
 
 
@@ -83,10 +83,10 @@ class Turn:
         self.release()
 
 
-def test_the_loop_does_not_ask_for_the_turn_of_who_drives(
+def test_the_loop_does_not_interrupt_the_thread_that_drives_it(
     loop: asyncio.AbstractEventLoop,
 ) -> None:
-    """It would get it between two calls, and the second would find the loop taken."""
+    """The loop would be handed over between two calls, and the second would find it taken."""
     handoff = LoopHandoff()
     turn = Turn()
     handoff._turn = turn  # type: ignore[assignment]  # as much of a lock as a loop handoff uses
@@ -241,7 +241,7 @@ def _exit_by_handler() -> None:
     raise SystemExit(7 if signal.getsignal(signal.SIGINT) is signal.default_int_handler else 8)
 
 
-def test_ctrl_c_leaves_no_loop_in_nobodys_hands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_leaves_no_loop_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """It strikes in the very moment in which a call has borrowed the loop."""
     portal = Portal()
     handoff, loop = portal._handoff, portal.enter()

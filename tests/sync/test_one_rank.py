@@ -153,7 +153,7 @@ def test_an_error_leaves_no_cycle_behind(fail: Callable[[], None]) -> None:
     gc.disable()
     try:
         reference = caught()
-        dist.barrier()  # the loop's thread has let go of the operation
+        dist.barrier()  # the loop's thread has released the operation
         assert reference() is None
     finally:
         gc.enable()
@@ -187,7 +187,7 @@ def test_no_call_returns_after_the_end() -> None:
 
 
 class Own:
-    """Of the test's own: it travels by pickle alone."""
+    """A class of this test: it travels by pickle alone."""
 
 
 @pytest.mark.parametrize("how", ["argument", "variable"])

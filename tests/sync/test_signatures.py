@@ -86,7 +86,7 @@ OURS = {
     "rejoin": "recovery is aiodist's own",
     "sync_state": "recovery is aiodist's own",
     "revoke": "recovery is aiodist's own",
-    "shrink": "recovery is aiodist's own; torch's shrink_group is told whom to leave out",
+    "shrink": "recovery is aiodist's own; torch's shrink_group is told which ranks to leave out",
     "abort_process_group": "torch has it as a method of some groups",
     "dump_operations": "the flight recorder is aiodist's own",
     "all_gather_new": "torch's receivers know the shapes beforehand",
@@ -117,7 +117,7 @@ def test_parameters_are_those_of_torch(name: str) -> None:
             assert same_default(mine.default, other.default), parameter
 
 
-def test_functions_of_our_own_are_not_torchs_and_equal_in_both_doors() -> None:
+def test_functions_of_our_own_are_not_torchs_and_equal_in_both_apis() -> None:
     for name in OURS:
         assert not hasattr(torch.distributed, name)
         assert parameters(getattr(dist, name)) == parameters(getattr(aiodist, name))
@@ -179,14 +179,14 @@ ASYNC_ONLY = {
 SYNC_ONLY = {"HashStore", "TCPStore", "default_pg_timeout"}
 
 
-def test_both_doors_have_the_same_names() -> None:
+def test_both_apis_have_the_same_names() -> None:
     assert set(aiodist.__all__) - set(ASYNC_ONLY) == set(dist.__all__) - SYNC_ONLY
     assert set(ASYNC_ONLY) <= set(aiodist.__all__)
     assert set(dist.__all__) >= SYNC_ONLY
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_both_doors_have_the_same_signatures(name: str) -> None:
+def test_both_apis_have_the_same_signatures(name: str) -> None:
     ours = parameters(getattr(dist, name))
     theirs = parameters(getattr(aiodist, name))
     if ours.pop("async_op", None) is not None:

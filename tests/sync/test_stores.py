@@ -113,7 +113,7 @@ def test_a_group_keeps_the_store_that_it_was_given(tmp_path: Path) -> None:
     dist.destroy_process_group()
 
 
-def test_a_prefix_needs_a_store_of_this_door() -> None:
+def test_a_prefix_needs_a_store_of_the_blocking_api() -> None:
     with pytest.raises(TypeError, match=r"aiodist\.sync"):
         dist.PrefixStore("a", object())  # type: ignore[arg-type]
     store = dist.HashStore()

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Cuda:
-    """Streams by thread, as CUDA has them; stands for it where there is none."""
+    """Streams by thread, as CUDA has them; stands in for CUDA on a machine without a GPU."""
 
     def __init__(self) -> None:
         self.local = threading.local()

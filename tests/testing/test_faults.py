@@ -170,7 +170,7 @@ async def test_after_a_cut_connections_are_refused_until_it_is_mended(scheme: st
     await listener.close()
 
 
-async def test_silence_is_heard_by_nobody_and_ends_with_mend(scheme: str) -> None:
+async def test_silence_reaches_no_peer_and_ends_with_mend(scheme: str) -> None:
     faults = Faults()
     async with pair(scheme, faults) as (ours, theirs):
         near, far, sent = Sink(), Sink(), Sent()

@@ -22,7 +22,7 @@ def test_its_names() -> None:
     assert all(callable(check) for check in aiodist.testing.TRANSPORT_CHECKS)
 
 
-async def test_they_are_the_functions_and_not_the_modules() -> None:
+async def test_names_are_the_functions_and_not_the_modules() -> None:
     store = MemoryStore()
 
     async def make() -> MemoryStore:

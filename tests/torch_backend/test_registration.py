@@ -60,7 +60,7 @@ def test_where_autoload_is_off_importing_aiodist_after_torch_registers_it(run: R
     assert run("-c", source, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "False\naiodist\n"
 
 
-def test_importing_the_door_itself_registers_it(run: Run) -> None:
+def test_importing_the_backend_module_registers_it(run: Run) -> None:
     source = """
         import aiodist.torch_backend, torch
         print(torch.distributed.Backend.AIODIST)

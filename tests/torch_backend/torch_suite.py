@@ -1,12 +1,12 @@
-"""Runs PyTorch's own tests of torch.distributed, out of the installed wheel, over a backend.
+"""Run PyTorch's own tests of torch.distributed, out of the installed wheel, over a backend.
 
     python tests/torch_backend/torch_suite.py --backend aiodist --ranks 2 [--all] [--only all_reduce]
 
 The tests are ``torch.testing._internal.distributed.distributed_test``'s, the class
-``DistributedTest._DistTestBase``. Decorators decide by the name in ``BACKEND``, when the module is
-imported, which tests run; they are shown a name that passes for "gloo" and, for the tests of
-``all_to_all`` on CPU, for "mpi". The tests themselves run with the backend asked for, each in ranks
-forked for it. torch_suite.toml says which cannot run here, and why; ``--all`` tries them as well.
+``DistributedTest._DistTestBase``. When the module is imported, its decorators select tests by the
+name in ``BACKEND``. They see a name that passes for "gloo" and, for the tests of ``all_to_all`` on CPU,
+for "mpi". The tests themselves run with the backend asked for, each in ranks forked for it.
+torch_suite.toml lists the tests that cannot run here, and why; ``--all`` tries them as well.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def parameter(*numbers: float) -> torch.Tensor:
     return made
 
 
-def test_a_bucket_holds_scaled_gradients_and_who_has_one() -> None:
+def test_a_bucket_holds_scaled_gradients_and_which_ranks_have_one() -> None:
     unused = torch.zeros(2, requires_grad=True)
     bucket = Bucket([parameter(2, 4), unused, parameter(6)], torch.float32, 0.5)
 

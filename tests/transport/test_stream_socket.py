@@ -133,7 +133,7 @@ async def test_a_failed_send_before_start_is_reported_at_start() -> None:
     assert isinstance(sink.ends[0].__cause__, BrokenPipeError)
 
 
-async def test_a_raising_on_sent_harms_nobody_else() -> None:
+async def test_a_raising_on_sent_harms_no_other_send() -> None:
     connection, theirs = socket_pair()
     complaints: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
@@ -267,7 +267,7 @@ async def test_close_now_sends_what_is_queued_without_the_loop() -> None:
     connection.abort()
 
 
-async def test_close_now_gives_up_when_nobody_reads() -> None:
+async def test_close_now_gives_up_when_the_peer_does_not_read() -> None:
     connection, theirs = socket_pair()
     connection.send([bytes(16 << 20)])
     connection.close_now(timeout=0.02)

@@ -179,7 +179,7 @@ async def test_a_host_that_does_not_answer_times_out() -> None:
         connections = []
 
         async def fill() -> None:
-            while True:  # the backlog takes one or two; after that, nobody answers
+            while True:  # the backlog takes one or two; later ones get no answer
                 connections.append(await transport.connect(address, Deadline(0.05)))
 
         with pytest.raises(DistNetworkError, match=rf"timed out connecting to {address} after"):

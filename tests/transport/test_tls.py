@@ -1,4 +1,4 @@
-"""Who gets through TLS, and who does not."""
+"""Which peers TLS accepts, and which it refuses."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ async def test_says_why_there_is_nothing_to_measure(
 async def test_a_job_over_hosts_goes_by_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Of each host one rank sends, or all in columns; with results as ever."""
+    """One rank of each host sends, or all ranks do, in columns; the results are the same."""
     path = tmp_path / "table.json"
     row = Rule(2, MANY, Choice(name, 1024), least=2)
     path.write_text(encode({}, {}, {"all_reduce": [row]}, {}))
@@ -145,7 +145,7 @@ async def test_a_job_over_hosts_goes_by_the_table(
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 async def test_a_run_goes_by_its_choice(operation: str) -> None:
-    """Of each host one rank sends, or all do; in a broadcast and a reduction those of one host."""
+    """One rank of each host sends, or all do; broadcast and reduction send from one host only."""
 
     async def rank(_: int) -> list[bool]:
         await dist.barrier()
@@ -194,7 +194,7 @@ def test_jobs_of_one_run_meet_at_ports_of_their_own(
 
 
 def two_ports() -> tuple[ExitStack, int]:
-    """A port that nobody else takes, nor the next one, until the first of these is closed."""
+    """Return a port that is reserved together with the next one until the stack is closed."""
     while True:
         with ExitStack() as stack, suppress(DistNetworkError):
             port = stack.enter_context(reserve_port()).port

@@ -122,7 +122,7 @@ def _forced(ranks: int, way: str) -> str:
 async def test_a_job_goes_by_the_table_in_shared_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, way: str
 ) -> None:
-    """With results as ever, for any length. No chunk is used where slots are forced."""
+    """Results are the same for any length. No chunk is used where slots are forced."""
     path = tmp_path / "table.json"
     path.write_text(_forced(ranks, way))
     monkeypatch.setenv("AIODIST_TABLE", str(path))

@@ -196,7 +196,7 @@ def test_a_small_payload_that_is_here_comes_with_its_frame(first: int) -> None:
     stream = encode(FrameType.EAGER, length=5) + b"abcde"
     feed(FrameDecoder(handler), stream * 2, [len(stream) + first])
     assert [data for _, data in handler.got] == [b"abcde"] * 2
-    # Of the second frame the header alone was there, or not even that.
+    # The second frame had only its header, or not even that.
     assert handler.whole == (1 if HEADER_BYTES <= first < len(stream) else 2)
 
 

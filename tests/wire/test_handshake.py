@@ -1,4 +1,4 @@
-"""The handshake: two sides that know the key agree; everybody else is turned away."""
+"""The handshake: two sides that know the key agree; any other side is refused."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_server_with_another_key_is_refused() -> None:
     assert not client.done
 
 
-def test_the_wrong_rank_is_told_who_is_here() -> None:
+def test_the_wrong_rank_is_told_which_rank_answers() -> None:
     client, server = pair(server=2)
     with pytest.raises(HandshakeError, match="this is rank 2, rank 1 was wanted here"):
         server.receive(client.start(1))

@@ -122,7 +122,7 @@ def python(mpi: MpiEnvironment, source: str, **variables: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_blocking_door(job: Job, tmp_path: Path) -> None:
+def test_the_blocking_api(job: Job, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(BLOCKING)
     output = job(2, "-W", "error", script)

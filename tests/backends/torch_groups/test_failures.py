@@ -18,7 +18,7 @@ from aiodist.backends.torch_groups.kinds import Gloo
 from aiodist.testing.in_process import run_ranks
 
 
-async def test_a_timeout_names_who_is_missing_and_ends_the_group() -> None:
+async def test_a_timeout_names_the_missing_ranks_and_ends_the_group() -> None:
     async def body(rank: int) -> None:
         group = await dist.new_group(backend="torch:gloo")
         tensor = torch.ones(1 << 18)
@@ -67,7 +67,7 @@ async def test_ranks_that_disagree_find_out() -> None:
     await run_ranks(2, body)
 
 
-async def test_destroying_a_group_frees_who_waits() -> None:
+async def test_destroying_a_group_frees_waiting_callers() -> None:
     async def body(rank: int) -> None:
         group = await dist.new_group(backend="torch:gloo")
         await dist.barrier(group)
@@ -175,7 +175,7 @@ async def test_a_group_that_cannot_be_built_says_so() -> None:
     await run_ranks(2, body)
 
 
-async def test_nobody_may_leave_before_all_are_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_rank_may_leave_before_all_are_connected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gloo connects every pair of ranks; the end of one would fail the others' beginning."""
     order: list[str] = []
     make = torch.distributed.ProcessGroupGloo

@@ -14,7 +14,7 @@ def test_ranks_that_share_a_gpu_are_named_with_the_way_out() -> None:
     with pytest.raises(dist.InvalidUsageError, match=r"ranks 3 and 7 share the GPU b; .*aiodist"):
         check_devices([(1, "a"), (3, "b"), (7, "b")])
     check_devices([(0, "a"), (1, "b")])
-    check_devices([(0, ""), (1, "")])  # nobody knows yet
+    check_devices([(0, ""), (1, "")])  # no rank has a tensor yet
 
 
 def test_every_rank_hears_what_all_say() -> None:

@@ -1,4 +1,4 @@
-"""Tensors as torch's groups take them, on a device that is none: "meta" has shapes and no memory."""
+"""Tensors as torch's groups take them, on the device "meta", which has shapes and no memory."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ Recipes = Callable[..., list[CompletedRun]]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
-def test_they_learn_what_one_process_learns(recipes: Recipes, tmp_path: Path) -> None:
+def test_recipes_learn_what_one_process_learns(recipes: Recipes, tmp_path: Path) -> None:
     quick = ("--arch", "mlp", "--lr", "0.2", "--epochs", "4")
     half = str(tmp_path / "2-1" / "checkpoint.pth.tar")
     runs = recipes(

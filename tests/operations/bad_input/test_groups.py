@@ -92,7 +92,7 @@ ENTRIES: list[Entry] = [
         "group_size 2 does not divide the group's 3 ranks",
     ),
     (
-        "subgroups of nobody",
+        "subgroups of no ranks",
         lambda h: dist.new_subgroups(0),
         InvalidUsageError,
         "group_size 0 does not divide",

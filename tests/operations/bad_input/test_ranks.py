@@ -16,7 +16,7 @@ from tests.operations.bad_input.calls import (
 ENTRIES: list[Entry] = [
     ("no src", lambda h: dist.broadcast(t(4)), InvalidUsageError, "pass src"),
     ("no dst", lambda h: dist.reduce(t(4)), InvalidUsageError, "pass dst"),
-    ("send to nobody", lambda h: dist.send(t(4)), InvalidUsageError, "pass dst"),
+    ("send without dst", lambda h: dist.send(t(4)), InvalidUsageError, "pass dst"),
     (
         "src out of range",
         lambda h: dist.broadcast(t(4), 3),

@@ -141,7 +141,7 @@ def gradient_accumulation(rank: int, size: int) -> None:
 
 
 def uneven_inputs(rank: int, size: int) -> None:
-    """Rank r has r + 2 batches; who is done shadows the others' collectives."""
+    """Rank r has r + 2 batches; a rank that is done shadows the others' collectives."""
     wrapped = DistributedDataParallel(Net(), bucket_cap_mb=0.002)
     steps = optimizer(wrapped)
     with Join([wrapped]):

@@ -114,9 +114,9 @@ def again(rank: int, size: int) -> None:
 
 
 def after_workers_that_died(rank: int, size: int) -> None:
-    """They meet at a store where some have been before, in vain, in processes that are no more.
+    """Meet at a store where processes that have died since tried to meet before.
 
-    So it is for workers that torchrun starts anew when one has died: the store is its agent's.
+    Workers that torchrun restarts after a death find this: the store belongs to its agent.
     """
     files = dist.distributed_c10d._get_default_store()
     dist.destroy_process_group()
@@ -136,8 +136,8 @@ def after_workers_that_died(rank: int, size: int) -> None:
             said = error_of(lambda: start(0.2))
             os._exit(0 if "did not arrive" in said and f"rank {rank}: " in said else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        files.set(f"in vain {rank}", "")
-    files.wait([f"in vain {other}" for other in range(size) if other != 1])
+        files.set(f"no meeting {rank}", "")
+    files.wait([f"no meeting {other}" for other in range(size) if other != 1])
     for _ in range(2):
         start(40)
         t = torch.ones(1)
@@ -147,10 +147,10 @@ def after_workers_that_died(rank: int, size: int) -> None:
 
 
 def back_before_rank_0(rank: int, size: int) -> None:
-    """Initialised anew where rank 0 still serves the store of the time before.
+    """Initialise again while rank 0 still serves the store of the previous group.
 
-    The others come back before rank 0 destroys its group, each time; with its store goes the
-    server they are at. They meet at the next one, and so does torch; after the last there is none.
+    Each time, the others come back before rank 0 destroys its group. The server that they use ends
+    with the store of rank 0. They meet at the next server, and so does torch; the last has no next.
     """
     files = dist.distributed_c10d._get_default_store()
     if rank == 0:

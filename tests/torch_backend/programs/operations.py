@@ -271,7 +271,7 @@ def errors(rank: int, size: int) -> None:
     work = dist.all_reduce(torch.ones(2 + (rank == 1)), async_op=True)
     text = said(work.get_future().wait)
     assert "rank 1 called all_reduce(3 x float32, SUM)" in text, text
-    # An argument that cannot be meant fails here alone, and takes no number.
+    # An invalid argument fails on this rank alone, and takes no sequence number.
     text = said(dist.all_gather, [torch.ones(2)] * (size - 1), torch.ones(2))
     assert "InvalidUsageError" in text, text
     text = said(dist.all_reduce, torch.ones(3, device="meta"))

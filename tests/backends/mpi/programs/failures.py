@@ -86,7 +86,7 @@ async def _cancelled() -> None:
 
 
 async def _message_out_of_time() -> None:
-    """A send that nobody receives: its group goes on."""
+    """Time out in a send without a matching receive; the group stays usable."""
     rank, size = dist.get_rank(), dist.get_world_size()
     if rank == 0:
         with pytest.raises(dist.CollectiveTimeoutError, match="send to rank 1 with tag 4"):

@@ -1,4 +1,4 @@
-"""Reductions over MPI mean what they mean elsewhere, whoever computes them."""
+"""Reductions over MPI give the same results as on other backends, whether MPI or aiodist computes them."""
 
 from __future__ import annotations
 
