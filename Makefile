@@ -44,7 +44,7 @@ for candidate in $(if $(PYTHON),"$(PYTHON)",python3.11 python3.12 python3.13 pyt
 done
 endef
 
-# pip would compile 12,000 files, most of which nobody imports; torch alone is for ranks that start
+# pip would compile 12,000 files, most of which are never imported; torch alone is for ranks that start
 # at the same moment.
 PIP_INSTALL := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check \
 	-c constraints.txt

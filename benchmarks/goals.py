@@ -27,7 +27,7 @@ class Worst:
     case: Case | None
     """None of training steps."""
     floor: float | None
-    """The ratio of a program without any library in the same case; None where there is none."""
+    """The ratio of a program without any library in the same case; None if it has no figure."""
 
 
 @dataclass(frozen=True)

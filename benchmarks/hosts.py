@@ -13,7 +13,7 @@ _NETWORK = "10.112.0"
 _CONTROL = "net.ipv4.tcp_congestion_control"
 _BURST = "256kb"
 _QUEUE = "50ms"
-"""Of a limited link: what may leave at once, and how long a packet may wait before it is dropped."""
+"""Limits of a link with a rate: the longest wait of a packet; ``_BURST`` may leave at once."""
 
 
 class NoNamespacesError(RuntimeError):
@@ -24,11 +24,11 @@ class NoNamespacesError(RuntimeError):
 def namespaces(
     count: int, rate: str | None = None, congestion: str | None = None
 ) -> Iterator[list[str]]:
-    """Names of ``count`` namespaces, each with an address on `INTERFACE`, joined by a bridge.
+    """Yield the names of ``count`` namespaces, each with an address on `INTERFACE`, joined by a bridge.
 
-    ``rate``: what each may send at, in tc's words ("1gbit"); unlimited where None.
-    ``congestion``: TCP's congestion control there, where nobody chooses; the system's where None.
-    Raises NoNamespacesError. They are removed at the end, with all that is in them.
+    ``rate``: the rate at which each may send, as tc writes it ("1gbit"); None means unlimited.
+    ``congestion``: the default TCP congestion control there; None means the system's.
+    Raises NoNamespacesError. The namespaces are removed at the end, with all that is in them.
     """
     stem = f"aiodist-bench-{os.getpid()}-{secrets.token_hex(2)}"
     switch = f"{stem}-switch"

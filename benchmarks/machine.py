@@ -73,7 +73,7 @@ def _cpu() -> str:
 
 
 def _congestion_control() -> str:
-    """What TCP uses where nobody chooses; empty where the system does not tell."""
+    """Return the system's default congestion control of TCP; empty if the system does not tell."""
     try:
         return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
     except OSError:

@@ -63,7 +63,7 @@ def mpi_environment(name: str, say: Callable[[str], None] = lambda line: None) -
     folder = CACHE / name
     CACHE.mkdir(parents=True, exist_ok=True)
     with open(CACHE / f"{name}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # somebody else may be making it
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be making it
         if not (folder / _STAMP).exists():
             say(f"== installing {name} and mpi4py")
             _make(folder, name)

@@ -37,7 +37,7 @@ def _segments() -> set[Path]:
 
 
 def _in_use() -> set[Path]:
-    """Of all processes that may be looked at: what they have mapped, and what they have open."""
+    """Return the files that the processes visible to this user have mapped or open."""
     found: set[Path] = set()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended, or is another user's

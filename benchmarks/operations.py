@@ -101,8 +101,8 @@ CONTENTS = {
 class Call:
     """The memory of one case on one rank, rewritten before each call and checked after it.
 
-    ``empty(count)`` makes float32 memory and returns the peer's form of it and a numpy view;
-    ``source`` and ``target`` are in that form, one and the same where the operation is in place.
+    ``empty(count)`` makes float32 memory and returns it in the peer's form, and as a numpy view.
+    ``source`` and ``target`` are in the peer's form; they are the same if the operation is in place.
     """
 
     def __init__(self, case: Case, rank: int, empty: Callable[[int], tuple[Any, Array]]) -> None:

@@ -31,9 +31,9 @@ def render(report: Report, folder: str = "performance") -> str:
         "## How it is measured",
         _method(report),
         "## At a glance",
-        _glance_words(report),
+        _summary_text(report),
     ]
-    parts += ["\n".join(_glance(report, ranks)) for ranks in report.rank_counts()]
+    parts += ["\n".join(_summary(report, ranks)) for ranks in report.rank_counts()]
     parts += ["## Goals", goal_words(report), "\n".join(goal_rows(report))]
     for ranks in report.rank_counts():
         parts += [f"## {ranks} ranks"]
@@ -84,9 +84,9 @@ def _method(report: Report) -> str:
         "The same processes hold all peers, and in each round every peer has one turn, forwards "
         "and backwards by turns. A turn is one call or, where calls are short, up to eight in a "
         "row, of which the first is not counted. Before each call the buffers are rewritten and "
-        "all ranks meet in a barrier of the same peer; after it they meet again, so that none "
-        "takes a core from another whose time runs, and the result is compared, element by "
-        "element, with what it must be. A time is that of the slowest rank; of send_recv half "
+        "all ranks meet in a barrier of the same peer. They meet again after the call, so that no "
+        "rank takes a core from one whose time runs. Then each element of the result is compared "
+        "with the expected value. A time is that of the slowest rank; for send_recv it is half "
         "a round trip. Tables show the median, the 10th to 90th percentile, and the ratio of "
         f"medians to {label(report.peers[0])} in the same run (below 1 is faster). "
         f"Each case has {effort['fewest']} to {effort['most']} rounds within about "
@@ -106,8 +106,8 @@ def _passes(report: Report) -> str:
     if passes == 1:
         return ""
     return (
-        f", in each of {passes} passes over all cases, with processes of their own: what sticks to "
-        "a process, as its core, decides about one of them alone"
+        f", in each of {passes} passes over all cases. Each pass has processes of its own, so a "
+        "property of one process, such as its core, affects one pass only"
     )
 
 
@@ -115,15 +115,15 @@ def _has_mpi(report: Report) -> bool:
     return any(peer.endswith(OVER) for peer in report.peers)
 
 
-def _glance_words(report: Report) -> str:
+def _summary_text(report: Report) -> str:
     first = label(report.peers[0])
     return (
         f"Median over that of {first}: the smallest to the largest ratio over all sizes. "
-        "Peers marked TCP leave the faster transports of one host aside."
+        "Peers marked TCP do not use the faster transports of one host."
     )
 
 
-def _glance(report: Report, ranks: int) -> Iterator[str]:
+def _summary(report: Report, ranks: int) -> Iterator[str]:
     _, *peers = report.shown(ranks, *report.operations(ranks))
     yield markdown_row([f"{ranks} ranks", *map(label, peers)])
     yield markdown_row(["---", *["---:"] * len(peers)])

@@ -60,7 +60,7 @@ class Ranks:
                 "127.0.0.1", 0, is_master=True, wait_for_workers=False
             )
             self._meeting = str(self._store.port)
-        # Files, since nobody reads while the time runs, and a full pipe would stop a rank.
+        # Files, since the parent does not read while the time runs, and a full pipe would stop a rank.
         self._said = [
             tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # closed by _kill
             for _ in range(ranks)

@@ -28,8 +28,8 @@ class Summary:
 def combine(case: Case, by_rank: Sequence[Sequence[Interval]]) -> list[float]:
     """One time in microseconds for each repetition.
 
-    The slowest rank's; of send_recv half the round trip that rank 0 sees. Raises WrongOrderError
-    where a barrier was none.
+    It is the slowest rank's; for send_recv it is half the round trip that rank 0 sees. Raises
+    WrongOrderError if a rank left a barrier before another one entered it.
     """
     if len({len(intervals) for intervals in by_rank}) != 1:
         raise ValueError(f"{case}: the ranks have different numbers of repetitions")

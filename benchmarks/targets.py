@@ -1,4 +1,4 @@
-"""The goals for speed, as data: what, against whom, and how much of its time at most."""
+"""The goals for speed, as data: the case, the peer to compare with, and the largest ratio."""
 
 from __future__ import annotations
 

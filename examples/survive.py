@@ -4,7 +4,7 @@
     aiodist run -n 4 --max-restarts 2 examples/survive.py
 
 Two ranks kill themselves in the middle of a step, by SIGKILL: rank 2, and later rank 0, at which all
-had met. The others notice, agree on who is left, and go on from the newest state among them. The
+had met. The others notice, agree on the survivors, and go on from the newest state among them. The
 launcher starts a process in place of each, which gets the model from a rank that lives.
 """
 
@@ -72,7 +72,7 @@ class Training:
         return flat[0].item()
 
     def digest(self) -> str:
-        """Of the model's bytes."""
+        """Return a short hash of the model's bytes."""
         parts = (value.numpy().tobytes() for value in self.model.state_dict().values())
         return hashlib.sha256(b"".join(parts)).hexdigest()[:12]
 
@@ -84,8 +84,10 @@ def say(text: str) -> None:
 
 
 def train(training: Training, kills: dict[int, int], total: int, full: list[int]) -> None:
-    """Make ``total`` steps; rank ``kills[step]`` dies in that step. At the steps in ``full`` wait
-    until everybody is back."""
+    """Make ``total`` steps; rank ``kills[step]`` dies in that step.
+
+    At the steps in ``full``, wait until all ranks are back.
+    """
     rank = int(os.environ["RANK"])
     known: dist.ProcessGroup | None = None  # the group whose members have agreed on the state
     progress = time.perf_counter()
@@ -99,9 +101,9 @@ def train(training: Training, kills: dict[int, int], total: int, full: list[int]
                 known = group
                 if group.newcomers:
                     say(f"step {training.steps}: took in rank {group.newcomers[0]}")
-            everybody = group.lineage
-            if training.steps in full and len(group.ranks) < len(everybody):
-                dist.grow(ranks=everybody)
+            all_ranks = group.lineage
+            if training.steps in full and len(group.ranks) < len(all_ranks):
+                dist.grow(ranks=all_ranks)
             elif training.steps % 5 == 0:
                 dist.grow()
             if dist.group.WORLD is not known:

@@ -21,7 +21,7 @@ def bench_call(benchmark: Any) -> None:
 
 
 def bench_blocking_operation(benchmark: Any, tmp_path: Path) -> None:
-    """A whole operation with nobody to wait for: a barrier of one rank."""
+    """Measure a whole operation without a peer: a barrier of one rank."""
     dist.init_process_group(init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     try:
         benchmark(dist.barrier)

@@ -8,7 +8,7 @@ from functools import partial
 from types import MappingProxyType
 
 from benchmarks.peers.base import Peer
-from benchmarks.peers.doors import AsyncApi, BlockingApi
+from benchmarks.peers.both_apis import AsyncApi, BlockingApi
 from benchmarks.peers.floor import Floor
 from benchmarks.peers.floor_shared import FloorShared
 from benchmarks.peers.floor_tcp import FloorTcp

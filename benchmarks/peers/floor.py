@@ -1,7 +1,7 @@
-"""What the machine does with no library at all: numpy, memory that ranks map, flags that they poll.
+"""A lower bound without any library: numpy, memory that ranks map, flags that they poll.
 
-No check of arguments, no event loop, no failure but a wait that lasts too long. So its times are no
-library's to reach, and what it does not reach itself, Python on this machine does not.
+It has no check of arguments, no event loop, and no failure but a wait that lasts too long. So no
+library reaches its times, and what it does not reach itself, Python on this machine does not reach.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from benchmarks.pattern import Array
 from benchmarks.peers.base import BlockingPeer, Place, UnsupportedError
 
 PART = 1 << 16
-"""Elements of a rank's part of a chunk, which is what is put up at once: 256 KiB.
+"""Elements of a rank's part of a chunk, which it publishes as a whole: 256 KiB.
 
-Of chunks from 128 KiB to 1 MiB, 100 MiB took the least time in those of 256 to 512 KiB with two
-ranks, and of 1 MiB with four ranks on two cores, which give way to each other less often then.
+With two ranks, 100 MiB took the least time in chunks of 256 to 512 KiB, out of 128 KiB to 1 MiB. With
+four ranks on two cores chunks of 1 MiB did, since the ranks then yield to each other less often.
 """
 DEPTH = 4
 """Chunks of a rank that may be on their way."""
@@ -41,8 +41,8 @@ LIMIT = 60.0
 """Seconds that a rank waits for another, before it says that none comes."""
 
 _LINE = 64  # bytes of a cache line: each flag has one of its own
-_POLLS = 2000  # looks before the core is offered to somebody else at each
-_YIELDS = 3  # looks, with the core given up at each, before it sleeps between them
+_POLLS = 2000  # polls before the rank yields its core at each poll
+_YIELDS = 3  # polls that yield the core, before the rank sleeps between polls
 _NAP = 50e-6
 _ORDERED = frozenset({"x86_64", "AMD64"})  # stores become visible in their order
 
@@ -220,7 +220,7 @@ class Floor(BlockingPeer):
         raise UnsupportedError(f"no operation {operation}")
 
     def _stripes(self, chunks: Sequence[Array]) -> Iterator[Put | Take]:
-        """Of each chunk a rank adds up one stripe, and takes the others as their ranks made them."""
+        """Yield steps in which a rank adds up one stripe of each chunk and copies the other stripes."""
         rank, others, part = self._rank, self._others, PART
         ranks = 1 + len(others)
         stripes = [_cut(each, -(-len(each) // ranks), ranks) for each in chunks]

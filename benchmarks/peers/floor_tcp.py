@@ -1,4 +1,4 @@
-"""What the network does with no library at all: two processes, one TCP connection, numpy.
+"""A lower bound for the network without any library: two processes, one TCP connection, numpy.
 
 No check of arguments, no event loop, no header on a message, no failure but a wait that lasts too
 long. So its times are no library's to reach, and what it does not reach itself, Python over this

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.operations import Call
 from benchmarks.peers.base import BlockingPeer, Place, UnsupportedError
-from benchmarks.peers.doors import AsyncApi
+from benchmarks.peers.both_apis import AsyncApi
 
 OVER = "-aiodist"
 """Ends the names of peers that are aiodist over the MPI in front of it."""

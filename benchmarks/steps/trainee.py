@@ -111,15 +111,15 @@ def _totalled(total: Callable[[Array], None], bucket: Any) -> torch.futures.Futu
 
 
 def compare(trainees: Sequence[Trainee], case: object) -> None:
-    """Raise WrongResultError unless all averaged their gradients as well as can be.
+    """Raise WrongResultError unless all trainees averaged their gradients up to rounding.
 
-    Between the ranks of one trainee the parameters must be equal bit for bit, and between trainees
-    the losses up to rounding. What a backend makes of the ranks' gradients is compared with their
-    mean in float64, number by number. Parameters of two trainees are not compared: backends add in
-    different orders, and where the last bit turns a ReLU off, the next gradients are other ones.
-    Measured with 4 ranks and 25 M parameters, Gloo's and aiodist's gradients were 5e-8 apart in
-    the first step and 3e-2 in the twentieth; with tanh for ReLU they were 6e-7 apart in the
-    twelfth. All ranks call it together.
+    The ranks of one trainee must have the same parameters, bit for bit. Two trainees must have the
+    same losses, up to rounding. Each averaged gradient is compared with its mean in float64.
+
+    Parameters of two trainees are not compared: backends add in different orders, and where the
+    last bit turns a ReLU off, the next gradients differ. With 4 ranks and 25 M parameters, Gloo's
+    and aiodist's gradients were 5e-8 apart in the first step and 3e-2 in the twentieth. With tanh
+    in place of ReLU they were 6e-7 apart in the twelfth step. All ranks call it together.
     """
     rank = torch.distributed.get_rank()
     for trainee in trainees:
@@ -147,9 +147,9 @@ def _check_mean(own: torch.Tensor, found: torch.Tensor, who: str) -> None:
     for each in (mean, size):
         torch.distributed.all_reduce(each)
         each /= ranks
-    # In any order: ranks - 1 additions, and two roundings where ranks are divided by. Each is off
-    # by half an epsilon of what is there by then, at most the mean of the absolute values, or by a
-    # part of the smallest number there is.
+    # In any order there are ranks - 1 additions and two roundings of the division. Each is off by at
+    # most half an epsilon of the partial result, which the mean of the absolute values bounds. Tiny
+    # results are off by a part of the smallest number.
     bound = (ranks + 1) * (size * (info.eps / 2) + info.smallest_normal * info.eps)
     off = (found.double() - mean).abs() - bound
     wrong = ~(off <= 0)  # not a number is no small one

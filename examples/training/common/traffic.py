@@ -21,7 +21,7 @@ class Traffic:
         self.bytes = 0
         """What this rank gave to the operations; an algorithm may send more or less."""
         self.seconds: list[float] = []
-        """Of each training step."""
+        """The seconds of each training step."""
         self._lock = threading.Lock()
         self._open = 0
         self._since = 0.0
