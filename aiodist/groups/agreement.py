@@ -1,19 +1,19 @@
 """The survivors of a group agree on who they are, and on a value, while more of them may die.
 
-One coordinator at a time: the lowest rank that is not known to be dead. It asks all that it takes
-for alive; each of them, once it has entered the agreement, joins, which is a promise to obey no
-lower coordinator any more. When all that are alive have joined, the coordinator decides, those who
-joined being the survivors, and tells everybody. If it dies before everybody has heard, the next
-one asks: whoever has heard the decision answers with it, and it stands; if nobody alive has, a new
-one cannot contradict anybody. The promise keeps a decision that is still on its way from a dead
+There is one coordinator at a time: the lowest rank that is not known to be dead. It asks all ranks that it
+takes for alive. Each of them joins once it has entered the agreement. To join is a promise to obey no
+lower coordinator any more. When all living ranks have joined, the coordinator decides that these are the
+survivors, and sends the decision to all of them. If it dies before all have the decision, the next
+coordinator asks. A rank that has the decision answers with it, and it stands. If no living rank has it, a
+new decision cannot contradict another. The promise keeps a decision that is still on its way from a dead
 coordinator from arriving after that answer.
 
-It is the two-phase consensus with a rotating coordinator of Chandra and Toueg ("Unreliable failure
-detectors for reliable distributed systems", 1996), with the unanimity of the living in place of a
-majority, as in the early-returning agreement behind MPI_Comm_shrink (Herault et al., "Practical
-scalable consensus for pseudo-synchronous distributed systems", SC 2015). It relies on messages
-that arrive in order and on every death being noticed in the end; ranks that are only cut off from
-each other decide for themselves. Pure: no clock, no sockets.
+This is the two-phase consensus with a rotating coordinator of Chandra and Toueg ("Unreliable failure
+detectors for reliable distributed systems", 1996). In place of a majority it needs all living ranks, as
+the early-returning agreement behind MPI_Comm_shrink does (Herault et al., "Practical scalable consensus
+for pseudo-synchronous distributed systems", SC 2015). Messages must arrive in order, and every death must
+be noticed in the end. Ranks that are only cut off from each other decide for themselves. Pure: no clock,
+no sockets.
 """
 
 from __future__ import annotations

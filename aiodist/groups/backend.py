@@ -20,7 +20,7 @@ class Received(NamedTuple):
     """A message that was received without a buffer."""
 
     tensor: Tensor
-    """Of the sender's kind (torch or numpy), dtype and shape."""
+    """With the sender's kind (torch or numpy), dtype and shape."""
     source: int
     """The sender's global rank."""
 

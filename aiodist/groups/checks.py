@@ -155,6 +155,6 @@ def check_ranks(ranks: Sequence[int], size: int, where: str = "the world") -> tu
 
 
 def check_int(value: Any, name: str) -> None:
-    """Refuses what is no int; True and False are none."""
+    """Raise TypeError unless ``value`` is an int and not a bool."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{name} must be an int, not {type(value).__name__}")

@@ -1,9 +1,9 @@
-"""A collective in chunks, carried out straight away, before a context or a record is made for it.
+"""A collective in chunks, carried out at the call, before a context or a record is made for it.
 
-All publish a slot, as the operations of one slot published theirs (`run_in_slots`): an empty one, or
-one that says what is to come. When those are there whose chunks a rank reads, the algorithm runs on,
-here and now, as far as it comes without having to wait for long: mostly to its end. One that does have
-to wait gets what others wait with, and goes on where it is.
+Each rank publishes a slot, as in an operation of one slot (`run_in_slots`). The slot is empty, or says
+what is to come. Once the ranks whose chunks this rank reads are there, the algorithm runs until it would
+have to wait for long, mostly to its end. If it has to wait, it gets a context and a record, and continues
+from the same step.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class ChunkExecution(Generic[Given]):
         self._what.fill_head(slot, given)
 
     def fill_piece(self, piece: slice, slot: memoryview, given: Given) -> None:
-        """There are none."""
+        """Do nothing: the slot has no pieces."""
 
     finish_piece = fill_piece
 

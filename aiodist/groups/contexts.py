@@ -155,7 +155,7 @@ class CollectiveContext:
     def late(self, src: int, sequence: int, words: Words) -> DistError | None:
         """Group rank ``src`` had published another operation than the one that has ended here.
 
-        Returns the error that this one is to fail with, if nobody has said so before.
+        Returns the error that this operation is to fail with; None where it was reported before.
         """
         return self._group.late(sequence, self._ranks[src], encoded_of(words))
 
@@ -179,7 +179,7 @@ class CollectiveContext:
             self._group.fail_soon(self.sequence, self._mismatch(arrival.src, arrival.meta))
 
     def tell(self) -> None:
-        """Say over the streams, to those that may be in another operation, which one this is."""
+        """Tell the ranks that may be in another operation, over the streams, which one this is."""
         assert self.communicator is not None  # on which the operation has slept for long
         for rank in self.communicator.seats:
             if rank != self.rank:
@@ -300,9 +300,9 @@ class CollectiveContext:
             and communicator is not None
             and (left.meta, left.length) == (self._meta, 0)
         ):
-            left = None  # somebody's `tell`
+            left = None  # another rank's `tell`
         if error is None and left is not None:
-            # All that this rank wanted came, and more: somebody thinks of another operation.
+            # All that this rank wanted came, and more: another rank is in another operation.
             error = self._mismatch(left.src, left.meta)
         told = None if error is None else self._told(error)
         self._group.ended(self.sequence, self._fingerprint, told)
@@ -396,7 +396,7 @@ class MessageContext:
 
     @property
     def other(self) -> int:
-        """The global rank at the other end, -1 as long as nobody knows."""
+        """The global rank at the other end, -1 as long as it is not known."""
         return self._other
 
     def matched(self, rank: int) -> None:

@@ -1,4 +1,4 @@
-"""The words of errors about operations: who disagrees, who is missing, what was under way."""
+"""The texts of errors about operations: which ranks disagree or are missing, what was under way."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def unread_in_words(arrived: Iterable[tuple[Key, int]], group: int, sources: Seq
         + (", ..." if len(tags[kind]) > _TAGS else "")
         for kind in sorted(tags)
     )
-    return f", from where {which} have come that nobody has asked for"
+    return f", from where {which} have come that no receive asked for"
 
 
 def missing_of(answers: Answers) -> Answers:
@@ -158,8 +158,10 @@ def missing_of(answers: Answers) -> Answers:
 
 
 def describe_missing(missing: Answers, waiting: Sequence[int]) -> str:
-    """Why a collective takes so long. ``missing`` from it, of those that were asked; ``waiting``: whom
-    it waits for just now."""
+    """Return why a collective takes so long.
+
+    ``missing``: the ranks that were asked and are not in it. ``waiting``: those that it waits for now.
+    """
     told = []
     if outside := {rank: said for rank, said in missing.items() if said is not None}:
         peers = "rank {}" if len(outside) > 1 else "it"

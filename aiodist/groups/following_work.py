@@ -18,8 +18,8 @@ def following(
 ) -> Work[T]:
     """When ``work`` ends well, its result is that of ``finish()``, run in the loop's thread.
 
-    ``finish`` awaits only `Pending`. Errors, timeouts and cancellation are those of ``work``: whoever
-    gives this up gives that up.
+    ``finish`` awaits only `Pending`. Errors, timeouts and cancellation are those of ``work``: to
+    cancel the result cancels ``work``.
     """
     context = _Following(work)
 

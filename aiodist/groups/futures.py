@@ -21,7 +21,7 @@ class WorkFuture(concurrent.futures.Future[T]):
         return self.result()
 
     def value(self) -> T:
-        """Its value, or its error raised. Raises InvalidUsageError while there is none."""
+        """Return its value or raise its error. Raises InvalidUsageError before it is complete."""
         if not self.done():
             raise InvalidUsageError("the future is not complete: wait() for it first")
         return self.result()

@@ -68,7 +68,7 @@ class GroupAgreements:
             try:
                 self._agreement(number).receive(src, msgpack.unpackb(message))
             except (ValueError, TypeError, msgpack.UnpackException) as error:
-                text = f"rank {src} spoke of an agreement in a form nobody understands"
+                text = f"rank {src} sent a message of an agreement that cannot be decoded"
                 raise ProtocolError(text) from error
 
     def greet(self, rank: int) -> None:

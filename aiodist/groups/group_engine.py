@@ -127,12 +127,12 @@ class GroupEngine(Messaging):
     def carry_out(
         self, what: DirectPlan[D], given: D, timeout: float | None = None, owner: object = None
     ) -> CompletedRecord | Work[None] | None:
-        """A collective in memory, if it can be over before anything is made for it.
+        """Carry out a collective in shared memory, if it can end before anything is made for it.
 
-        A `Work`: it has begun, and has to wait. None: not at once. Then start it by `collective`,
-        with an equal fingerprint; to ask again before that is in vain. ``timeout`` as there;
-        ``owner`` of the memory in ``given``, which is held as long as that is used. Of an engine
-        that another thread drives it needs no running loop.
+        Returns a `Work` where it has begun and has to wait. Returns None where it cannot be done at
+        once: then start it by `collective` with an equal fingerprint, before this is called again.
+        ``timeout`` as there. ``owner``: of the memory in ``given``, held as long as that is used. It
+        needs no running loop where another thread drives the engine.
         """
         communicator, sequence = self.communicator, self._next
         if (
@@ -187,7 +187,7 @@ class GroupEngine(Messaging):
         return work
 
     def over(self, done: CompletedRecord | Work[None]) -> Work[None]:
-        """The handle of what was carried out: whoever awaits it may have to let the loop turn."""
+        """Return the handle of what was carried out. Its first ``await`` may yield to the loop."""
         if not isinstance(done, tuple):
             return done
         return CompletedWork(self.world.loop, done, self._turn_is_due(done))
@@ -222,9 +222,9 @@ class GroupEngine(Messaging):
             self._break(told)
 
     def next_turn(self) -> Pending[None]:
-        """Done in the next turn of the event loop; for bodies with much to do in between.
+        """Return what is done in the next turn of the event loop, for bodies that take long.
 
-        Whoever looks for the operation in a thread that has borrowed the loop takes the turn.
+        A thread that holds the loop and spins for the operation takes the turn itself.
         """
         turn: Pending[None] = Pending()
         self._turns.append(turn)
@@ -253,7 +253,7 @@ class GroupEngine(Messaging):
             return ""
         which = f"operation {sequence} of {self.group_name!r}"
         fingerprint = self._finished.get(sequence)
-        # Of what has not ended well here nobody knows whether it did there.
+        # If it has not ended well here, this rank cannot tell whether it did there.
         return f"left {which}" if fingerprint is None else f"finished {fingerprint}, {which}"
 
     def fail_soon(self, sequence: int, error: BaseException) -> None:
@@ -300,7 +300,7 @@ class GroupEngine(Messaging):
         """A message came for a collective that is over here."""
         error = self.late(sequence, src, meta)
         # An empty one tells what a rank waits in that shares memory: it fails as it hears of this.
-        # Whoever has sent data may be done with it.
+        # A rank that has sent data may have ended the operation.
         if error is not None and (length or self.communicator is None):
             self.world.loop.call_soon(self._spoil, error)
 
@@ -342,7 +342,7 @@ class GroupEngine(Messaging):
         super().peer_lost(error, heard=heard)
 
     def peer_left(self, rank: int, error: PeerLostError) -> None:
-        """A member said goodbye: what waits for it will wait in vain, the rest goes on."""
+        """A member has left: what waits for it fails, the rest goes on."""
         self._left.add(rank)
         if self.communicator is not None:
             self.communicator.poll()  # it may have left everything there before
@@ -366,7 +366,7 @@ class GroupEngine(Messaging):
         return [*list(self._active.values()), *list(self._messages.values())]
 
     def unfinished(self) -> list[Work[Any]]:
-        """Collectives and sends under way, for whoever waits until the group is quiet."""
+        """Return collectives and sends under way, for a caller that waits until the group is quiet."""
         sends = [work for context, work in self._messages.items() if context.is_send]
         return [*self._active.values(), *sends]
 

@@ -1,4 +1,4 @@
-"""Who is in a group, and what ends it: a lost member, a revocation, an abort, its destruction."""
+"""The members of a group, and what ends it: a lost member, a revocation, an abort, its destruction."""
 
 from __future__ import annotations
 
@@ -73,10 +73,14 @@ class GroupLifecycle(ABC):
         self.backend_name = backend_name
         self.timeout = None if timeout == math.inf else timeout  # None: no limit
         self.settings = settings
-        self.handle: object = None  # what the program holds of this group
-        self.lineage = self.ranks  # with those that were lost since, in the group's order
-        self.newcomers: tuple[int, ...] = ()  # members that `grow` took in with this group
-        self.generation = 0  # how many groups this one follows on
+        self.handle: object = None
+        """What the program holds of this group."""
+        self.lineage = self.ranks
+        """The members and those that were lost since, in the group's order."""
+        self.newcomers: tuple[int, ...] = ()
+        """Members that `grow` took in with this group."""
+        self.generation = 0
+        """How many groups this one follows on."""
         self._numbers = {global_rank: number for number, global_rank in enumerate(self.ranks)}
         self._error: DistError | None = None
         self.is_broken = False
@@ -139,10 +143,10 @@ class GroupLifecycle(ABC):
     def _spread(self, error: DistError, heard: bool) -> None:
         """Tell the members what has ended the group.
 
-        Who noticed it tells all. It may die half way: who hears of it passes it on to the ranks
-        at distances 1, 2, 4 and so on, both ways round, so that all learn it unless these die, too
-        (the binomial graph of Bosilca et al., "Failure detection and propagation in HPC
-        systems", SC 2016).
+        The rank that noticed it tells all, and may die half way. So each rank that hears of it tells
+        the ranks at distances 1, 2, 4 and so on, both ways round: all learn it unless these die, too.
+        This is the binomial graph of Bosilca et al., "Failure detection and propagation in HPC
+        systems", SC 2016.
         """
         ranks = neighbours(self.own_rank, self.n_ranks) if heard else range(self.n_ranks)
         others = [self.ranks[number] for number in ranks if number != self.own_rank]
@@ -164,7 +168,7 @@ class GroupLifecycle(ABC):
         self._in_loop(partial(self._revoke, error, heard=False))
 
     def abort(self) -> None:
-        """End the group now: whoever waits for it on this rank gets GroupClosedError.
+        """End the group now: what waits for it on this rank raises GroupClosedError.
 
         The other members get CollectiveCancelledError for what is under way and GroupRevokedError
         for what comes later, both naming this rank. Nothing is flushed. Any thread; a second

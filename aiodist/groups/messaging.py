@@ -134,10 +134,11 @@ class Messaging(GroupLifecycle):
     def recv_at_once(
         self, plan: MessagePlan, into: memoryview, blocks: bool
     ) -> CompletedRecord | None:
-        """As `send_at_once`. ``blocks``: whoever calls this does nothing else before he has it.
+        """Receive a message now if it is here, as `send_at_once` sends one. None: then use `recv`.
 
-        Then a message that is not there yet is looked for for a moment. Else only after one that came
-        as promptly: a receive is often posted long before its message is sent, and the loop has other
+        ``blocks``: the caller does nothing else before it has the message. Then this looks for a
+        message that is not there yet for a moment. Otherwise it looks only after a message that came
+        promptly: a receive is often posted long before its message is sent, and the loop has other
         things to do.
         """
         endpoint, peer = self.world.endpoint, plan.peer
@@ -181,7 +182,7 @@ class Messaging(GroupLifecycle):
         """Start receiving a message of ``kind`` from group rank ``src``, or from any where None.
 
         ``make(key, global source)`` makes the receive; ``finish(global source)`` the result, which
-        is the global source itself where there is none.
+        is the global source itself without ``finish``.
         """
         self._check_open()
         self._check_source(src)
@@ -264,14 +265,14 @@ class Messaging(GroupLifecycle):
         self._messages.pop(context, None)
 
     def _fail_lonely(self) -> None:
-        """Fail receives from anybody once nobody is left."""
+        """Fail receives from any rank once no other rank is left."""
         if len(self._left) < self.n_ranks - 1:
             return
         for context, work in list(self._messages.items()):
             if context.from_anybody:
                 work._fail(
                     PeerLostError(
-                        f"{context.describe()} waits in vain: all other ranks have left",
+                        f"{context.describe()} cannot get a message: all other ranks have left",
                         departed=sorted(self._left),
                         departure="left",
                     )

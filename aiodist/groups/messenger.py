@@ -1,4 +1,4 @@
-"""What a group's operations need of whoever carries their messages: the mesh, or another library."""
+"""What a group's operations need of the carrier of their messages: the endpoint, or another library."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aiodist.wire.frames import Key
 
 
 class RecvControl(Protocol):
-    """Takes back receives that are not wanted any more, and shows what nobody has asked for."""
+    """Takes back receives that are not wanted any more, and shows messages without a receive."""
 
     def watch(self, key: Key, unasked: Callable[[Arrival], None]) -> None:
         """Show ``unasked`` each message for the collective ``key`` that comes, or has come, and that
@@ -28,7 +28,7 @@ class RecvControl(Protocol):
         ...
 
     def forget(self, key: Key) -> Arrival | None:
-        """The collective ``key`` is over. A message that nobody asked for, if there is one."""
+        """The collective ``key`` is over. Returns a message without a receive, if there is one."""
         ...
 
 
@@ -54,7 +54,7 @@ class Messenger(Protocol):
 
     @property
     def spin_policy(self) -> SpinPolicy | None:
-        """Who knows how long to look for messages before sleeping; None where nobody does."""
+        """How long to look for messages before sleeping; None: this is not known."""
         ...
 
     def polls(self, ranks: Sequence[int]) -> Sequence[Callable[[], None]]:

@@ -85,4 +85,4 @@ class UnretrievedError:
         error = self.error
         # What this rank did itself is no news to it.
         if error is not None and not isinstance(error, (asyncio.CancelledError, GroupClosedError)):
-            log.error("an operation failed and nobody awaited it: %s", error)
+            log.error("an operation failed and was not awaited: %s", error)

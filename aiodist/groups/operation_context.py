@@ -21,7 +21,7 @@ class OperationContext(Protocol):
 
     @property
     def spin_policy(self) -> SpinPolicy | None:
-        """How long to look for what is missing before sleeping; None: not at all."""
+        """How long to look for what is missing before sleeping; None: do not look."""
         ...
 
     def polls(self) -> Sequence[Callable[[], None]]:
@@ -33,5 +33,5 @@ class OperationContext(Protocol):
         ...
 
     def expired(self, seconds: float, fail: Callable[[BaseException], None]) -> None:
-        """Time is up: find out who is missing, then ``fail`` with CollectiveTimeoutError."""
+        """Time is up: find out which ranks are missing, then ``fail`` with CollectiveTimeoutError."""
         ...

@@ -65,8 +65,9 @@ class OperationShm:
     def __init__(
         self, communicator: ShmCommunicator, sequence: int, context: OperationStreams | None = None
     ) -> None:
-        """Of operation ``sequence``. Without ``context`` as long as nobody has to be waited for, and
-        once those that it has to meet are known to be in it: see `take_up`."""
+        """``sequence``: of the operation. ``context``: None while the operation needs to wait for no
+        rank, and knows that all ranks that it needs are in it (`take_up`).
+        """
         self.rank = communicator.rank
         self.size = communicator.size
         self.chunk_bytes = communicator.shape.chunk_bytes
@@ -153,7 +154,7 @@ class OperationShm:
                 raise error
 
     def take_back(self) -> None:
-        """The ranks disagree, and all are told: whoever has left is not to find it once more."""
+        """Remove what this rank published: the ranks disagree, and all are told of it by messages."""
         if self._mine[self._tag] == self._base:
             self._mine[self._tag] = 0
 
@@ -248,11 +249,11 @@ class OperationShm:
     # -- waiting
 
     def _until(self, rank: int, word: int, low: int, high: int) -> Pending[None]:
-        """See `Wait`. For who has just looked, in vain."""
+        """Return a `Wait` for a word that a look has just found too small."""
         communicator = self.communicator
         words = communicator.words[rank]
         if self._met and communicator.spin_policy.active:
-            # Whoever was to be met is in it, so what is missing is mostly a step away.
+            # All ranks that it needs are in it, so what is missing is mostly a step away.
             end = perf_counter() + NEAR_SECONDS
             times = 0
             while perf_counter() < end:

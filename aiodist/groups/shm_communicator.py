@@ -2,13 +2,13 @@
 other.
 
 Collectives of one group run on the communicator one after the other, in the order in which they started,
-which is the same on all ranks. So two slots a rank are enough, and nobody waits for a rank that
-waits for him. `ShmContext` is one operation's turn.
+which is the same on all ranks. So two slots a rank are enough, and no two ranks wait for each other.
+`OperationShm` is one operation's turn.
 
-Waiting is looking at a word in a peer's area. Who has looked for a while says in his own area that
-he sleeps and for whom; whoever raises a flag looks for sleepers and sends them a bell, a frame
-on the stream. A store may be delayed behind the load that follows it, so the two can miss each
-other; the sleeper therefore looks again after a millisecond, when every store has long arrived.
+To wait is to look at a word in a peer's area. A rank that has looked for a while writes into its own area
+that it sleeps, and over which word of which rank. A rank that raises a word looks for sleepers and sends
+each a WAKE frame over the stream. A store may be delayed behind the load that follows it, so the two ranks
+can miss each other. So the sleeper looks again after a millisecond, when every store has long arrived.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ AWAKE_SECONDS = 300e-6
 
 _RANK_BITS = 16
 _WHOM = (1 << 32) - 1
-"""Of a nap: the word slept over, and behind it whose it is."""
+"""In the word of a sleeper: the word that it sleeps over, and behind it that word's rank."""
 
 
 class SharingGroup(GroupFacts, Protocol):
@@ -127,7 +127,7 @@ class ShmCommunicator:
         self.mine: memoryview = memoryview(b"")
         self.shape = AreaShape(0, 0)
         self.room = -1
-        """Bytes of a slot; -1 as long as there are none."""
+        """Bytes of a slot; -1 before the areas are known."""
         self.progress = 0
         self.met = -1
         """The last operation in which this rank has seen all others in their slots."""
@@ -204,7 +204,7 @@ class ShmCommunicator:
             self._admitting = False
 
     def _is_open(self) -> bool:
-        """Whether the members' areas are known, or that there are none."""
+        """Whether the members' areas are known, or known to be missing."""
         memory = self._memory
         if self.words or memory is None:
             return True
@@ -348,23 +348,25 @@ class ShmCommunicator:
         self.poll()
         wait = self._wait
         if wait is not None and wait.asleep:
-            self._nap(wait)  # nobody rings twice for one nap
+            self._nap(wait)  # each nap gets one WAKE frame
 
     @property
     def is_opening(self) -> bool:
-        """Whether the members' areas are not known yet: somebody has not begun an operation."""
+        """Whether the members' areas are not known yet: a member has not begun an operation."""
         return not self.words and self._memory is not None
 
     def passed(self, rank: int) -> int:
-        """The last operation that global rank ``rank`` has ended, as its area says, also when it is
-        gone; -1 where there is none, or where that is not known."""
+        """Return the last operation that global rank ``rank`` has ended, as its area says.
+
+        It may be gone. Returns -1 if it has ended no operation, or if that is not known.
+        """
         if not self.words or rank not in self.members:
             return -1
         progress = self.words[self.members.index(rank)][PROGRESS]
         return max(-1, (progress + 1 >> STEP_BITS) - 2)  # the number of operation 0 is 1 there
 
     def waiting_for(self) -> list[int]:
-        """Global ranks without which the operation, or the first one at all, cannot go on."""
+        """Global ranks without which the operation, or the first one of the group, cannot go on."""
         if self._wait is not None:
             return [self.members[self._wait.rank]]
         if self._memory is not None and not self.words:

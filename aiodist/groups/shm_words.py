@@ -49,13 +49,14 @@ def stray(words: memoryview, sequence: int, meta: Words) -> Words | None:
 def announce(
     mine: memoryview, tag: int, base: int, meta: Words, nbytes: int, copied: int | None = None
 ) -> None:
-    """Say in this rank's words what it has published in a slot, for the operation that begins at ``base``.
+    """Write into this rank's words what it has published in a slot for an operation.
 
-    ``copied``: so much of it is there as yet, for those who begin with that; the tag is to follow.
+    ``base``: the progress at which the operation begins. ``copied``: so many bytes of it are there yet, for
+    readers that begin with that; the tag follows.
 
-    Each rank compares what others left in that slot (`stray`) before it announces anew, and what a rank
-    left in the other slot when it reads what that one announced next. So of two ranks that disagreed,
-    and did not look at each other's slots then, one or the other sees it.
+    Each rank compares what others left in that slot (`stray`) before it announces anew. It also compares
+    what a rank left in the other slot when it reads what that rank announced next. So if two ranks
+    disagreed and did not look at each other's slots then, at least one of them sees it.
     """
     if mine[tag] != base:
         mine[tag] = 0

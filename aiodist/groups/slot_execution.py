@@ -1,7 +1,7 @@
 """A collective of one slot a rank, before a context, a record or a coroutine is made for it.
 
-What is published, and where, is what `shm.OperationShm` would published: a rank that goes this way and one
-that takes its turn on the communicator as ever cannot tell the difference.
+It publishes the same words in the same places as `OperationShm`. So one rank may take this way while
+another rank of the same operation takes its turn on the communicator.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def run_in_slots(
 ) -> bool:
     """Carry out the collective ``sequence``, if all it needs is there at once and ranks agree.
 
-    False: somebody is not there yet, or the communicator is not free, or ranks disagree. The operation
-    then takes its turn as ever, and publishes the same again.
+    Returns False if a rank is not there yet, the communicator is not free, or ranks disagree. The operation
+    then takes its turn on the communicator, and publishes the same again.
     """
     base = sequence + 1 << STEP_BITS
     # As long as another operation has the communicator, or waits for it, the last one has not ended there.
@@ -101,11 +101,11 @@ def run_in_slots(
     low, high = meta = what.fingerprint.words
     follows, reads = nbytes < 0 and bool(what.pieces), what.reads
     if nbytes >= 0:
-        # Whoever is in the last operation has left the one before it, and what that published here.
+        # A peer in operation n-1 no longer reads the slot of operation n-2, so it may be overwritten.
         if communicator.met != sequence - 1 and not _may_write(communicator, slot, what.spin_bytes):
             return False
         if what.pieces and not communicator.spin_policy.crowded:
-            # Where ranks take turns on a core whoever finds anything shall find all of it.
+            # Where ranks take turns on a core, a rank that finds anything shall find all of it.
             for piece in what.pieces:
                 what.fill_piece(piece, slots[communicator.rank], given)
                 announce(communicator.mine, tag, base, meta, nbytes, piece.stop)
@@ -166,7 +166,7 @@ def _may_write(communicator: ShmCommunicator, slot: int, spin_bytes: int) -> boo
 
 
 def _agreed(communicator: ShmCommunicator, slot: int) -> bool:
-    """Whether nobody had published another operation than this rank did, in a slot that it left unread."""
+    """Whether all ranks had published this rank's operation in a slot that it left unread."""
     unread = communicator.unread[slot]
     assert unread is not None
     for _, words in communicator.peers:

@@ -1,4 +1,4 @@
-"""Who is missing from an operation that has not ended in time, and what those ranks do instead.
+"""Which ranks are missing from an operation that has not ended in time, and what they do instead.
 
 In a ring or a tree a rank waits for its neighbour, which may wait for the next: to name the one it
 waits for would blame a bystander. So the rank whose time is up asks all members whether they have
@@ -39,7 +39,7 @@ class StatusQuery:
         self._silent = set(asked)
         self._answers: Answers = dict.fromkeys((*self._silent, *absent))
         self._done = done
-        # At once, also where nobody is left to ask: later, for whoever keeps the roll.
+        # Also with no rank to ask the answer comes later, when the caller has stored this query.
         seconds = ANSWER_SECONDS if self._silent else 0.0
         self._timer = loop.call_later(seconds, self._finish)
 

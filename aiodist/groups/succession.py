@@ -69,7 +69,7 @@ async def follow(group: GroupEngine, decision: Decision, deadline: Deadline) -> 
     ranks = [rank for rank in group.lineage if rank in decision.members or rank in new]
     successor = await succeed(group, ranks, deadline, new)
     for rank in new:
-        # The first word goes this way: the newcomer cannot know who has heard of it yet.
+        # This rank connects: the newcomer cannot know which members have heard of it yet.
         successor.agreements.greet(rank)
     return successor
 

@@ -76,7 +76,7 @@ class Work(Coroutine[Any, Any, T]):
         self._retrieved = False
         self._unheard: UnretrievedError | None = None
         self._source = -1
-        self._yields = False  # whoever awaits it, though it has ended, lets the loop turn
+        self._yields = False  # its first await yields to the loop, though it has ended
         self._callbacks: list[Callable[[], None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._driver: Driver[T] | Once[T] | None = None
@@ -86,7 +86,7 @@ class Work(Coroutine[Any, Any, T]):
         """What the flight recorder remembers of it."""
         return opened(self._record)
 
-    # -- for whoever runs the operation
+    # -- for the engine
 
     def _start_body(self, body: Coroutine[Any, Any, T], timeout: float | None) -> None:
         """Run ``body`` (it awaits only `Pending`) up to its first wait, now."""
@@ -109,7 +109,7 @@ class Work(Coroutine[Any, Any, T]):
             self._timer = self._loop.call_later(timeout, self._expire, timeout)
 
     def _over_at(self, spin_policy: SpinPolicy) -> None:
-        """It has ended before anybody could await it: whoever does is to let the loop turn at times."""
+        """Note that the operation completed synchronously: its first ``await`` may yield to the loop."""
         self._yields = spin_policy.turn_is_due(monotonic_ns())
 
     def _fail(self, error: BaseException) -> None:
@@ -176,7 +176,7 @@ class Work(Coroutine[Any, Any, T]):
 
     @property
     def _is_awaited(self) -> bool:
-        """Whether somebody waits until it ends. Any thread."""
+        """Whether a caller waits until it ends. Any thread."""
         return bool(self._callbacks)
 
     def _spin(self, longest: float = SHORTEST) -> bool:
@@ -197,7 +197,7 @@ class Work(Coroutine[Any, Any, T]):
         return self._done
 
     def _stay_awake(self) -> None:
-        """Somebody waits for the end: the loop looks for it a while before it sleeps."""
+        """Let the loop look for the end for a while before it sleeps: a caller waits for it."""
         context = self._context
         if context is not None and (spin_policy := context.spin_policy) is not None:
             spin_policy.begin()
@@ -308,9 +308,9 @@ class Work(Coroutine[Any, Any, T]):
         """Block the calling thread until the operation ends; True, or its error raised.
 
         ``timeout`` (seconds or timedelta): the operation itself fails with
-        CollectiveTimeoutError when it passes; ValueError or TypeError where it is none, also when
-        the operation has ended. In the loop's own thread one that has not raises
-        InvalidUsageError: there, ``await`` it.
+        CollectiveTimeoutError when it passes. Raises ValueError or TypeError for an invalid timeout,
+        also when the operation has ended. Raises InvalidUsageError in the loop's own thread while
+        the operation is under way: there, ``await`` it.
         """
         seconds = to_seconds(timeout)
         self._asked = True

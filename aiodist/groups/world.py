@@ -84,7 +84,7 @@ class World:
     def open(self, rank: int, size: int, store: Store | None) -> None:
         """Take a place among ``size`` ranks; the endpoint and the default group follow.
 
-        Raises InvalidUsageError for an AIODIST_RECORDER_SIZE that is none.
+        Raises InvalidUsageError for an invalid AIODIST_RECORDER_SIZE.
         """
         self.recorder = Recorder(size_from(os.environ))
         self.destroyed = self.is_child = False
@@ -97,7 +97,7 @@ class World:
     def choose_by(self, table: bytes) -> None:
         """Choose algorithms by rank 0's ``table``, as all ranks do; by our own where it is empty.
 
-        Raises InvalidUsageError for what is none.
+        Raises InvalidUsageError for an invalid table.
         """
         self.table = table
         self.tables = decode(table) if table else OURS
@@ -110,8 +110,8 @@ class World:
     ) -> None:
         """Await ``callback()`` when the world closes, after the endpoint.
 
-        In a forked child ``in_child()`` gives back what the child inherited; likewise, without a
-        loop, where the world's own has ended.
+        In a forked child ``in_child()`` gives back what the child inherited. It is also called, without
+        a loop, where the world's own loop has ended.
         """
         self._on_close.append(callback)
         self._in_child.append(in_child)
@@ -139,7 +139,7 @@ class World:
     def abandon_if_orphaned(self) -> bool:
         """Be empty if the event loop that the world lived on has ended; whether that was so.
 
-        Nobody said goodbye: to the other ranks this one has died.
+        This rank sent no goodbye: to the other ranks it has died.
         """
         if self._loop is None or not self._loop.is_closed():
             return False
@@ -322,9 +322,9 @@ class World:
         if running is not self._loop:
             where = "outside any event loop" if running is None else "in another event loop"
             raise InvalidUsageError(
-                f"called {where}: this process group lives in the loop that init_process_group ran "
-                "in; call and await it there (asyncio.run_coroutine_threadsafe leads there from "
-                "other threads), or use aiodist.sync in a program without a loop"
+                f"called {where}: this process group belongs to the loop that init_process_group ran "
+                "in. Call and await it there (by asyncio.run_coroutine_threadsafe from other threads), "
+                "or use aiodist.sync in a program without a loop"
             )
 
     # -- mesh.events.Events

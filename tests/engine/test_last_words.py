@@ -90,5 +90,5 @@ async def test_a_cancelled_operation_receives_no_status(
             assert second.is_completed()
 
     await run_ranks(2, leave)
-    complaints = [r for r in caplog.records if "nobody awaited" in r.getMessage()]
+    complaints = [r for r in caplog.records if "was not awaited" in r.getMessage()]
     assert len(complaints) == 1  # of the second, which was not given up

@@ -62,7 +62,7 @@ def test_unclaimed_messages() -> None:
     others = [((TENSOR, 8, 1), 1), ((COLLECTIVE, 9, 2), 1), ((TENSOR, 9, 3), 2)]
     assert unread_in_words(others, 9, [1]) == ""
     said = unread_in_words([*arrived, *others], 9, [1])
-    assert said == ", from where tensors with tag 5, 7 have come that nobody has asked for"
+    assert said == ", from where tensors with tag 5, 7 have come that no receive asked for"
     many = [((TENSOR, 9, tag), 1) for tag in range(9)]
     assert "tag 0, 1, 2, 3, 4, ... have" in unread_in_words(many, 9, [1])
 
