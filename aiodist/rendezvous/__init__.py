@@ -1,4 +1,4 @@
-"""How ranks find each other: rank, size, a store they share, and each one's own address."""
+"""How ranks find each other: rank, size, a shared store, and each rank's own address."""
 
 from aiodist.rendezvous.meeting import Rendezvous, rendezvous
 

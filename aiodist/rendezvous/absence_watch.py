@@ -1,9 +1,11 @@
-"""Who falls silent while ranks meet: each rank beats in a store, and looks for beats of others.
+"""Detect a rank that falls silent while ranks meet: each rank beats in a store and reads other
+beats.
 
-Before ranks know each other's addresses they have no heartbeat connections (`liveness`), only a store. So
-each has a thread with a handle of its own on one, which counts up a key of the rank's. Where rank 0
-serves the store, its thread serves another one for the beats, so that they need nobody's loop; rank 0
-looks at all, and all look at rank 0. In a file each looks at the next ranks.
+Before ranks know each other's addresses they have no heartbeat connections (`liveness`), only a
+store. Each rank therefore runs a thread with its own handle on a store, in which it counts up a
+key. If rank 0 serves the store, its thread serves another one for the beats, which needs no rank's
+main loop. Rank 0 then checks every rank, and every rank checks rank 0. In a file each rank checks
+the next ranks.
 """
 
 from __future__ import annotations
@@ -28,28 +30,28 @@ from aiodist.store import FileStore, PrefixStore, Store, TcpStore, TcpStoreServe
 from aiodist.wire.failures import decode_error, encode_error
 
 BEATS = 10
-"""Beats within the timeout."""
+"""Heartbeats within the timeout."""
 
 LAST = "entered init_process_group"
-"""All that is known of what a rank did last."""
+"""The only known last activity of a rank that has not yet met the others."""
 
 _REACH = 16
-"""How many ranks each looks at in a file; the next ones, in a ring."""
+"""How many ranks each rank checks in a file: the next ones, in a ring."""
 _SERVE_SECONDS = 5.0
-"""How long rank 0 waits until it serves the beats before there is no watch."""
+"""Seconds after which rank 0 gives up serving the beats, and there is no watch."""
 _LEAVE_SECONDS = 0.2
-_QUERY_SECONDS = 1e-3
-"""How often rank 0 looks who has come, a rank: the cost of one look, and of telling all, is theirs."""
+_CHECK_SECONDS = 1e-3
+"""Seconds per rank between two checks by rank 0 of the arrivals: about the cost of one check."""
 _VERDICT = "verdict"
 _ABSENT = "absent"
 
 Opening = Callable[[str, float], AbstractAsyncContextManager[tuple[Store, str]]]
-"""Opens the store of the beats, in the loop that enters it, for a rank that was told so much about
-it, within so many seconds; with it comes what to tell the others."""
+"""(text from rank 0, seconds) -> context manager that opens the store of the beats in the current
+loop. It yields the store and the text for the other ranks."""
 
 
 class AbsenceWatch:
-    """One rank's part, and the thread for it. ``begin``, in the end ``end``."""
+    """One rank's part of the watch, and its thread. Call ``begin``, and in the end ``end``."""
 
     def __init__(
         self,
@@ -61,12 +63,13 @@ class AbsenceWatch:
         *,
         star: bool,
     ) -> None:
-        """``patience``: seconds of silence that count as death. ``star``: rank 0 serves the store.
+        """Prepare the watch.
 
-        ``report(error)`` is called once in the owner's loop, when a rank is lost.
+        ``patience``: seconds of silence after which a rank counts as lost. ``star``: rank 0 serves
+        the store. ``report(error)`` is called once in the owner's loop, when a rank is lost.
         """
         self.absent: list[int] | None = None
-        """Who had not arrived when that was last heard of; None where it was not."""
+        """Ranks that had not arrived at the last check; None before the first."""
         self._opening = opening
         self._rank = rank
         self._size = size
@@ -90,7 +93,7 @@ class AbsenceWatch:
         self._known: dict[int, list[object]] = {}
 
     async def begin(self, told: str, deadline: Deadline) -> str:
-        """Beat from here on. What to tell the other ranks, "" if it cannot be begun so far."""
+        """Start to beat. Returns the text for the other ranks, or "" if the watch cannot begin yet."""
         self._told = told
         self._loop_thread.start()
         within = _SERVE_SECONDS if self._hub else self._patience
@@ -98,7 +101,7 @@ class AbsenceWatch:
         return self._begun.result() if self._begun.done() else ""
 
     async def end(self) -> None:
-        """This rank is not to be missed any more."""
+        """Stop the beats without being reported as lost."""
         self._begun.cancel()
         await self._loop_thread.close()
 
@@ -106,13 +109,13 @@ class AbsenceWatch:
 
     async def _main(self) -> None:
         if self._spoke:
-            # Before the first answer, too: a stopped rank 0's kernel still takes connections.
+            # Watch before the first answer: the kernel of a stopped rank 0 still accepts.
             self._deadlines.watch(0, time.monotonic())
         beating = asyncio.ensure_future(self._keep_beating())
         try:
             error: PeerLostError | None = None
             while error is None and not self._loop_thread.is_orphaned:
-                # Not in one task: an answer of rank 0's may be what does not come.
+                # Wait and check in separate tasks: an answer of rank 0 may never come.
                 done, _ = await asyncio.wait([beating], timeout=self._interval)
                 error = beating.result() if done else await self._judge()
             if error is not None:
@@ -124,14 +127,14 @@ class AbsenceWatch:
             await asyncio.wait([beating])
 
     async def _keep_beating(self) -> PeerLostError:
-        """Until somebody else has found a rank lost."""
+        """Beat until another rank has found a rank lost, and return that error."""
         while True:
             try:
                 async with self._opening(self._told, self._patience) as (store, tell):
                     return await self._beat(store, tell)
             except (DistError, OSError) as error:
-                # Refused, or cut: whether rank 0 has ended is not told by this connection. One
-                # that nobody answers is silence.
+                # A refused or cut connection does not tell whether rank 0 has ended. A missing
+                # answer counts as silence.
                 if not isinstance(error, StoreTimeoutError) or error.__cause__ is not None:
                     for rank in self._whom:
                         self._forget(rank)
@@ -139,7 +142,7 @@ class AbsenceWatch:
             await asyncio.sleep(self._interval)
 
     async def _beat(self, store: Store, tell: str) -> PeerLostError:
-        calling = asyncio.ensure_future(self._query_status(store))
+        calling = asyncio.ensure_future(self._check_arrivals(store))
         self._store = store
         try:
             me = msgpack.packb([socket.gethostname(), os.getpid()])
@@ -166,12 +169,13 @@ class AbsenceWatch:
             calling.cancel()
             await asyncio.gather(calling, return_exceptions=True)
 
-    async def _query_status(self, store: Store) -> None:
-        """Know beforehand who is missing: when it matters, the store may be out of reach.
+    async def _check_arrivals(self, store: Store) -> None:
+        """Look up the absent ranks in advance: when the list is needed, the store may be out of
+        reach.
 
-        Where rank 0 serves it the others hear it from there; in a file each looks for itself.
+        If rank 0 serves the store, it tells the others; in a file each rank looks for itself.
         """
-        edition, pause = 0, _QUERY_SECONDS * self._size
+        edition, pause = 0, _CHECK_SECONDS * self._size
         if not self._hub:
             pause = max(self._interval, 10 * pause)  # a file is locked for each look
         while self._spoke:
@@ -190,7 +194,7 @@ class AbsenceWatch:
     async def _look(self, store: Store, rank: int) -> None:
         value = await _peek(store, _beat(rank))
         if value is None:
-            self._forget(rank)  # it has not come so far, or has left
+            self._forget(rank)  # the rank has not arrived yet, or has left
         elif value != self._seen.get(rank):
             if rank not in self._known:
                 self._known[rank] = msgpack.unpackb(await _peek(store, _who(rank)) or b"\x90")
@@ -208,7 +212,8 @@ class AbsenceWatch:
             return None
         store = None if self._spoke else self._store
         if store is not None:
-            # It may be out of reach for the same reason: a stopped process can hold a file's lock.
+            # The store may be out of reach for the same reason: a stopped process can hold the
+            # lock of a file.
             with contextlib.suppress(DistError, OSError, TimeoutError):
                 async with asyncio.timeout(self._patience / 2):
                     self.absent = await self._not_there(store)
@@ -242,7 +247,7 @@ class AbsenceWatch:
 
 
 def describe_absent(absent: Sequence[int], size: int) -> str:
-    """Words for who had not arrived; to be followed by when."""
+    """Return text for the ranks that had not arrived; the caller appends when that was known."""
     if not absent:
         return "all others had arrived"
     names = ", ".join(map(str, absent[:16]))
@@ -252,7 +257,7 @@ def describe_absent(absent: Sequence[int], size: int) -> str:
 
 
 def over_tcp_served(host: str, secret: bytes, certificates: Certificates | None) -> Opening:
-    """Where this rank serves the beats, at a free port of ``host``, which is to be told."""
+    """Return an opening that serves the beats at a free port of ``host``; the text is the port."""
 
     @contextlib.asynccontextmanager
     async def opening(told: str, seconds: float) -> AsyncIterator[tuple[Store, str]]:
@@ -264,7 +269,7 @@ def over_tcp_served(host: str, secret: bytes, certificates: Certificates | None)
 
 
 def over_tcp(host: str, secret: bytes, certificates: Certificates | None) -> Opening:
-    """At the port of ``host`` that was told."""
+    """Return an opening that connects to ``host`` at the port in the text."""
 
     @contextlib.asynccontextmanager
     async def opening(told: str, seconds: float) -> AsyncIterator[tuple[Store, str]]:
@@ -283,7 +288,7 @@ def over_tcp(host: str, secret: bytes, certificates: Certificates | None) -> Ope
 
 
 def in_file(path: Path, rank: int) -> Opening:
-    """In the file, in a part of it that is named by what was told."""
+    """Return an opening of the part of the file that the text names."""
 
     @contextlib.asynccontextmanager
     async def opening(told: str, seconds: float) -> AsyncIterator[tuple[Store, str]]:
@@ -306,7 +311,7 @@ def _who(rank: int) -> str:
 
 
 async def _peek(store: Store, key: str) -> bytes | None:
-    """The value, if there is one now."""
+    """Return the value of ``key``, or None if it has none now."""
     if not await store.check([key]):
         return None
     try:

@@ -1,6 +1,6 @@
-"""A torch TCPStore that torchrun's agent or torch's default group serves.
+"""Connect to a torch TCPStore that torchrun's agent or torch's default group serves.
 
-Only torch's own client speaks to it.
+Only torch's own client speaks its protocol.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LONGEST_TIMEOUT = timedelta(days=30)
 def agent_client(master: Master, deadline: Deadline) -> Any:
     """Return a torch TCPStore that is connected to ``master``. Blocks, up to ``deadline``.
 
-    Raises DistNetworkError if nothing of torch's answers there.
+    Raises DistNetworkError if no torch store answers there.
     """
     torch = importlib.import_module("torch.distributed")
     timeout = _LONGEST_TIMEOUT
@@ -38,9 +38,9 @@ def agent_client(master: Master, deadline: Deadline) -> Any:
 
 
 def torchs_store() -> tuple[Master, int, int] | None:
-    """Return where torch's default group has met, and the rank and size that it has.
+    """Return where torch's default group has met, with its rank and size.
 
-    None where torch has no default group, or that has met elsewhere than at a TCPStore.
+    Returns None if torch has no default group, or if that group did not meet at a TCPStore.
     """
     torch = sys.modules.get("torch.distributed")
     if torch is None or not torch.is_available() or not torch.is_initialized():

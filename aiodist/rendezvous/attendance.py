@@ -1,11 +1,13 @@
-"""Whether the ranks that have come are still there, from their arrival until all have met.
+"""Watch the ranks that have arrived, until all have met.
 
-Each rank bequeaths the news of its own end to the store, which writes it when the rank's connection
-ends (in a file store, when others of its host see that the process has). A rank that gives up while it
-lives writes it itself. Where rank 0 serves the store, it alone reads that, adds who has not come, and
-passes it on, before it ends and the store with it; elsewhere each rank reads for itself. A store
-that vanishes without a farewell was rank 0's, and means that rank 0 has died. Of a rank that falls
-silent no connection tells: that is for the `watch`.
+Each rank leaves a will in the store: a message that the store writes when the rank's connection
+ends. In a file store, other ranks of its host write it when they see that the process has ended. A
+rank that gives up while it lives writes the message itself.
+
+If rank 0 serves the store, only rank 0 reads these messages. It adds the ranks that have not
+arrived and passes the news on before it ends and the store with it. With any other store each rank
+reads for itself. A store that vanishes without a goodbye was served by rank 0, so rank 0 has died.
+No connection reports a rank that falls silent: that is the task of `absence_watch`.
 """
 
 from __future__ import annotations
@@ -33,28 +35,31 @@ from aiodist.store.waiting import in_time
 from aiodist.wire.failures import decode_error, encode_error
 
 _LOST = "lost"
-"""The key under which the first loss stands."""
+"""The key of the first loss."""
 _VERDICT = "verdict"
-"""The key under which rank 0 repeats it, with what it knows beside."""
+"""The key under which rank 0 repeats the loss with what it knows besides."""
 
 _WATCH = "watch"
-"""The key under which stands what a rank has to be told for the watch; nothing where there is none."""
+"""The key of the text that a rank needs to join the watch; empty if there is no watch."""
 _SECONDS = 1.0
-"""For the words of one who gives up, and for a lost connection to be known for one."""
+"""Seconds to write the message of a rank that gives up, and to recognise a lost connection."""
 _END_SECONDS = 1.0
-"""For the end of a process to be known where the next one of its rank has come."""
+"""Seconds until the end of a process is noticed after its successor has arrived."""
 _TELL_SECONDS = 0.1
-"""For the words about one who is silent, and may be the one who keeps the store."""
+"""Seconds to report a silent rank, which may be the one that serves the store."""
 
 
 class Attendance:
-    """One rank's part. ``begin``, then whatever waits for the others inside ``heeding``, ``end``."""
+    """One rank's part. Call ``begin``, await the other ranks inside ``heeding``, then call ``end``."""
 
     def __init__(
         self, place: MeetingStore, part: Store, rank: int, size: int, patience: float = 0.0
     ) -> None:
-        """``part``: of the place's store, for this initialisation. ``patience``: seconds of silence
-        that count as death; 0 where nobody is to be watched."""
+        """Prepare the watch.
+
+        ``part``: the part of the store for this initialisation. ``patience``: seconds of silence
+        after which a rank counts as lost; 0 switches the watch off.
+        """
         self._place = place
         self._part = part
         self._rank = rank
@@ -71,7 +76,7 @@ class Attendance:
 
     @property
     def absent(self) -> Sequence[int] | None:
-        """Who had not arrived when rank 0 was last heard, where it serves the store."""
+        """Ranks that had not arrived when rank 0 last reported, if it serves the store."""
         return None if self._watch is None else self._watch.absent
 
     @property
@@ -80,7 +85,7 @@ class Attendance:
         return self._loss is not None or self._gave_up
 
     async def begin(self, deadline: Deadline) -> None:
-        """From here on the others learn of this rank's end, where the store can tell.
+        """Let the others learn of this rank's end from now on, if the store supports it.
 
         Raises StoreTimeoutError and DistStoreError as the store does.
         """
@@ -92,10 +97,11 @@ class Attendance:
 
     @contextlib.asynccontextmanager
     async def heeding(self) -> AsyncIterator[None]:
-        """What is awaited within ends when a rank is lost, with the error that all ranks raise.
+        """Interrupt the enclosed awaits when a rank is lost, with the error that all ranks raise.
 
-        PeerLostError for one that died or gave up; a StoreTimeoutError where it gave up since
-        others did not come. What ends by itself with an error, or is cancelled, tells the others.
+        Raises PeerLostError for a rank that died or gave up, and StoreTimeoutError if it gave up
+        because others did not arrive. An error or a cancellation inside the block is told to the
+        others.
         """
         if self._loss is not None:
             raise self._loss
@@ -116,19 +122,22 @@ class Attendance:
     def complete(self) -> None:
         """Note that all ranks have met, and this rank only has to leave the store.
 
-        Rank 0 may return from ``init_process_group`` and end while this rank leaves: that is no loss
-        inside ``init_process_group``. The first operation that needs rank 0 reports it.
+        Rank 0 may return from ``init_process_group`` and end while this rank leaves. That is no
+        loss inside ``init_process_group``: the first operation that needs rank 0 reports it.
         """
         self._is_complete = True
 
     async def told(self) -> None:
-        """Return when the others have been told of a silent rank: before the store is given back,
-        lest they take this one's leave for the first loss."""
+        """Return when the others have been told of a silent rank.
+
+        Await it before the store is closed. Otherwise the others would take this rank's leave for
+        the first loss.
+        """
         if self._telling is not None:
             await asyncio.wait([self._telling])
 
     async def end(self) -> None:
-        """This rank waits for nobody any more, and nobody for it. Idempotent; no DistError."""
+        """End the watch: this rank is not waited for any more. Idempotent; raises no DistError."""
         watch, self._watch = self._watch, None
         if watch is not None:
             await watch.end()
@@ -144,7 +153,7 @@ class Attendance:
                     await self._part.renounce(_LOST)
 
     async def _hear_the_end(self, error: BaseException) -> None:
-        """If the store has gone, the task that watches it is about to say so."""
+        """Give the task that watches the store a moment to report that the store has gone."""
         failed = isinstance(error, DistStoreError) and not isinstance(error, StoreTimeoutError)
         if failed and self._loss is None and self._task is not None:
             await asyncio.wait([self._task], timeout=_SECONDS)
@@ -177,7 +186,7 @@ class Attendance:
         self._interrupt()
 
     async def _pass_on(self, error: PeerLostError) -> None:
-        """Let those know that are not watched; and rank 0 itself, should it go on one day."""
+        """Tell the ranks that are not watched, and rank 0 itself in case it continues."""
         key = _VERDICT if self._place.serves else _LOST
         seconds = _TELL_SECONDS if self._place.once else _SECONDS
         with contextlib.suppress(DistError, TimeoutError):
@@ -196,13 +205,13 @@ class Attendance:
         except DistError:
             lost = keeper_lost(self._place, self._rank, self._size, self.absent)
             if lost is None or self._is_complete:
-                return  # whoever needs the store finds out
+                return  # the next call of the store raises the error
             told = lost
         self._loss = told
         self._interrupt()
 
     async def _completed(self, error: DistError) -> DistError:
-        if not isinstance(error, PeerLostError) or error.noticed_by >= 0:  # who did said it all
+        if not isinstance(error, PeerLostError) or error.noticed_by >= 0:  # already complete
             return error
         absent = await absent_ranks(self._part, self._size)
         others = [rank for rank in absent or () if rank != error.rank]
@@ -214,9 +223,9 @@ class Attendance:
         return PeerLostError(f"{error.message}; {who}; rank {self._rank} noticed", **fields)
 
     async def _give_up(self, error: BaseException) -> None:
-        """Tell the others why this rank is not coming, as far as that is possible."""
+        """Tell the others why this rank does not arrive, as far as that is possible."""
         if self._task is None or (self._place.serves and isinstance(error, StoreTimeoutError)):
-            return  # nobody would hear; or `exchange` has told them itself
+            return  # no rank would read it, or `exchange` has told them itself
         self._gave_up = True
         told: DistError
         if isinstance(error, StoreTimeoutError):
@@ -242,10 +251,11 @@ class Attendance:
 
 
 async def check_alone(place: MeetingStore, part: Store, rank: int) -> None:
-    """Raises InvalidUsageError if another process waits at ``place`` as ``rank``, too.
+    """Raise InvalidUsageError if another process waits at ``place`` with the same rank.
 
-    A store that ends with rank 0's process serves one initialisation: who finds that its rank has
-    been there meets nobody. If that one has ended or given up, rank 0 will as well, and start anew.
+    A store that ends with rank 0's process serves one initialisation. A rank that finds its own
+    earlier arrival there meets no other rank. If the earlier process has ended or given up, rank 0
+    will end as well, and start a new store.
     """
     first = first_of(part) if place.once else None
     if first is None or not await is_waiting(first, rank):
@@ -263,9 +273,9 @@ async def check_alone(place: MeetingStore, part: Store, rank: int) -> None:
 def keeper_lost(
     place: MeetingStore, rank: int, size: int, absent: Sequence[int] | None = None
 ) -> PeerLostError | None:
-    """The error, as ``rank`` sees it, if rank 0 served the store and has died; else None.
+    """Return the error, as ``rank`` sees it, if rank 0 served the store and has died; else None.
 
-    ``absent``: who had not arrived when rank 0 was last heard, if it said so.
+    ``absent``: the ranks that had not arrived when rank 0 last reported, if it did.
     """
     store = place.store
     keeper = store.bereft if place.once and isinstance(store, TcpStore) else None
@@ -289,4 +299,4 @@ def keeper_lost(
 
 
 def _nothing() -> None:
-    """Nobody is inside `Attendance.heeding`."""
+    """Do nothing outside `Attendance.heeding`."""

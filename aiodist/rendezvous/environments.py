@@ -1,7 +1,8 @@
-"""What each launcher's environment variables say: one table, a row a launcher, first match counts.
+"""The environment variables of each launcher: one table with a row per launcher; the first match
+counts.
 
-RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT are everybody's names and win over a
-launcher's own. Only what nobody set is then taken from the launcher's variables.
+RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT are common to all launchers and win over a
+launcher's own variables. The launcher's variables supply only what these leave unset.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Environ = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Number:
-    """A whole number and where it was found, for messages: ``rank=4``, ``RANK=4``."""
+    """A whole number and its origin, for messages: ``rank=4``, ``RANK=4``."""
 
     value: int
     origin: str
@@ -44,9 +45,9 @@ class Meeting:
 
 @dataclass(frozen=True)
 class Launcher:
-    """A row of the table. It is the launcher when all its ``markers`` are set.
+    """A row of the table. It matches when all its ``markers`` are set.
 
-    ``marker_value``: what the first marker has to be, where being set is not enough.
+    ``marker_value``: the required value of the first marker, if being set is not enough.
     """
 
     name: str
@@ -60,7 +61,7 @@ class Launcher:
     agent: bool = False
     """Whether the launcher itself serves a torch TCPStore at MASTER_PORT."""
     count_local: Callable[[Environ], int | None] | None = None
-    """How many ranks are on this host, where no variable alone says it."""
+    """Counts the ranks on this host, if no single variable says it."""
 
     def started(self, environ: Environ) -> bool:
         if not all(environ.get(marker) for marker in self.markers):
@@ -70,9 +71,11 @@ class Launcher:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What an environment says, read as it is asked for: what an argument overrides is looked at
-    for messages alone. None: it says nothing about that. Raises InvalidUsageError for what is
-    malformed."""
+    """The facts of an environment, each read on demand.
+
+    A fact that an argument overrides is read only for messages. None means that the environment
+    does not say. Raises InvalidUsageError for malformed values.
+    """
 
     environ: Environ
     launcher: Launcher
@@ -84,7 +87,7 @@ class Surroundings:
         return _first_number(self.environ, "WORLD_SIZE", self.launcher.size)
 
     def overruled(self, rank: Number, size: Number) -> list[str]:
-        """For messages: what it says of rank and size where these come from elsewhere, and differ."""
+        """Return texts for rank and size of the environment where they differ from the given ones."""
         found = []
         for given, own in (
             (rank, ("RANK", self.launcher.rank)),
@@ -110,7 +113,7 @@ class Surroundings:
 
 
 def look_around(environ: Environ) -> Surroundings:
-    """Which launcher left its variables in ``environ``."""
+    """Return the facts of the launcher whose variables are in ``environ``."""
     return Surroundings(environ, next(row for row in LAUNCHERS if row.started(environ)))
 
 
@@ -120,7 +123,7 @@ def _first_number(environ: Environ, *names: str | None) -> Number | None:
 
 
 def _first_text(environ: Environ, *names: str | None) -> tuple[str, str]:
-    """The first of ``names`` that is set, and to what; two times "" where none is."""
+    """Return the first of ``names`` that is set and its value, or two times ""."""
     for name in filter(None, names):
         text = environ.get(name, "").strip()
         if text:
@@ -129,7 +132,7 @@ def _first_text(environ: Environ, *names: str | None) -> tuple[str, str]:
 
 
 def whole_number(text: str, origin: str) -> Number:
-    """``text`` as a Number. Raises InvalidUsageError, naming ``origin``."""
+    """Return ``text`` as a Number. Raises InvalidUsageError, which names ``origin``."""
     try:
         return Number(int(text), origin)
     except ValueError:
@@ -137,7 +140,7 @@ def whole_number(text: str, origin: str) -> Number:
 
 
 def port_number(text: str, origin: str) -> Number:
-    """A TCP port from 1 to 65535. Raises InvalidUsageError, naming ``origin``."""
+    """Return ``text`` as a TCP port from 1 to 65535. Raises InvalidUsageError."""
     port = whole_number(text, origin)
     if not 0 < port.value < 65536:
         raise InvalidUsageError(f"{port} is not a TCP port: those go from 1 to 65535")
@@ -177,7 +180,7 @@ def _meet_in_mpi(environ: Environ, launcher: Launcher) -> Meeting:
     size = _first_number(environ, launcher.size)
     local_size = _first_number(environ, launcher.local_size)
     one_host = size is not None and local_size is not None and local_size.value == size.value
-    # One of the two alone is a slip that a file would only hide.
+    # If only one of the two is set, that is a mistake, which meeting at a file would hide.
     if len(master.missing) < 2 or not one_host:
         return master
     return Meeting(file=mpi.meeting_file(environ, launcher.rank))
@@ -190,7 +193,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
         "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", _meet_at_master,
         marker_value="True", agent=True,
     ),
-    # `aiodist run`, torchrun without its agent's store, and whoever sets the variables by hand.
+    # `aiodist run`, torchrun without its agent's store, and variables set by hand.
     Launcher(
         "the environment", ("RANK",),
         "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", _meet_at_master,

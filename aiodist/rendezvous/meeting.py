@@ -1,4 +1,4 @@
-"""The rendezvous itself: open the store, join this initialisation's part of it, see all ranks."""
+"""The rendezvous: open the store, join this initialisation's part of it, wait for all ranks."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _PATIENCE_SECONDS = 15.0
 
 @dataclass
 class Rendezvous:
-    """Who this rank is, and the store that all ranks of this initialisation share.
+    """This rank's identity, and the store that all ranks of this initialisation share.
 
     ``host``: this rank's own address, by which the others reach it; listeners bind to it.
-    ``hosts``: all addresses of its own that streams are dealt to, ``host`` first.
-    ``local_rank``: its number on this host, None where nothing tells. ``source``: who told rank
-    and size, for messages. ``secret``: the job's, empty where it has none.
+    ``hosts``: all own addresses that streams are dealt to, ``host`` first. ``local_rank``: its
+    number on this host, None if unknown. ``source``: where rank and size come from, for messages.
+    ``secret``: the job's, empty if it has none.
     """
 
     rank: int
@@ -58,22 +58,23 @@ class Rendezvous:
 
     @property
     def is_private(self) -> bool:
-        """Whether strangers cannot read what is in the store, the secret that it holds included."""
+        """Whether strangers cannot read what is in the store, its secret included."""
         return self._place.private
 
     def heeding(self) -> AbstractAsyncContextManager[None]:
-        """Until the ranks are `done`: what is awaited within fails when a rank is lost.
+        """Interrupt the enclosed awaits when a rank is lost, until the ranks are `done`.
 
-        With the same error on all ranks, see `Attendance.heeding`; so it does on them when what
-        is within fails here.
+        All ranks raise the same error, see `Attendance.heeding`. If the block fails here, it fails
+        on the others as well.
         """
         return self._attendance.heeding()
 
     async def done(self) -> None:
-        """This rank needs nothing more from the store. Idempotent; `close` says it as well.
+        """Record that this rank needs nothing more from the store. Idempotent; `close` does it as
+        well.
 
-        Said early by every rank, it lets rank 0 close without waiting. Never raises a DistError:
-        a store that is gone needs no farewell.
+        If every rank does so early, rank 0 can close without waiting. Never raises a DistError: a
+        store that is gone needs no goodbye.
         """
         if self._left or self._place.serves:
             return
@@ -87,9 +88,9 @@ class Rendezvous:
             await self._attendance.end()
 
     async def settle(self, deadline: Deadline) -> None:
-        """All ranks call it: returns when none needs the store any more, or at the deadline.
+        """Return when no rank needs the store any more, or at the deadline. All ranks must call it.
 
-        So the rank that serves the store may from then on keep its loop busy with other things.
+        From then on the rank that serves the store may block its loop.
         """
         if self._place.serves and not self._left:
             self._left = True
@@ -102,11 +103,10 @@ class Rendezvous:
             await self.done()
 
     async def close(self) -> None:
-        """Give back the store and, on the rank that serves it, the server. Idempotent.
+        """Close the store and, on the rank that serves it, the server. Idempotent.
 
-        That rank first waits until all others are `done`, for 5 seconds at most: one of them may
-        have died. Where the meeting has failed, or while it waits it is cancelled, it closes at
-        once.
+        That rank first waits until all others are `done`, for at most 5 seconds: one of them may
+        have died. If the meeting has failed, or the wait is cancelled, it closes at once.
         """
         if self._closed:
             return
@@ -124,7 +124,7 @@ class Rendezvous:
             await _end(self._attendance, self._place)
 
     def close_in_child(self) -> None:
-        """In a forked child: give back inherited sockets; the parent goes on."""
+        """Release inherited sockets in a forked child; the parent keeps its own."""
         self._closed = True
         self._place.close_in_child()
 
@@ -143,20 +143,20 @@ async def rendezvous(
     environ: Mapping[str, str],
     patience: float = 0.0,
 ) -> Rendezvous:
-    """Find rank, size, store and own address, and wait until all ranks are there.
+    """Find rank, size, store and own address, and wait until all ranks have arrived.
 
-    ``init_method``: ``env://`` (also what None means), ``tcp://host:port``, ``file:///path``.
-    ``rank``, ``size``: -1 where the caller left them out. ``store``: one of ours, or of torch's,
-    instead of an init_method; it stays the caller's to close. ``patience``: seconds of silence after
-    which a rank that has come counts as lost; 0 where nobody is to be watched.
+    ``init_method``: ``env://`` (the default for None), ``tcp://host:port`` or ``file:///path``.
+    ``rank``, ``size``: -1 if the caller left them out. ``store``: an aiodist or torch store instead
+    of an init_method; the caller closes it. ``patience``: seconds of silence after which a rank
+    that has arrived counts as lost; 0 switches the watch off.
 
-    Raises TypeError and InvalidUsageError for what cannot be meant, at once; DistStoreError and
-    DistNetworkError for a port in use, a name that does not resolve, a host without a route, at
-    once; StoreTimeoutError at the deadline, naming the ranks that did not come (its ``ranks``);
-    PeerLostError as soon as a rank that had come is gone (see `Attendance`) or has been silent for
-    ``patience``, with the ``not_arrived``; InvalidUsageError, after a second, where another process
-    waits with this rank at rank 0's store.
-    Cancelled or failed, it leaves nothing open, and tells the ranks that wait.
+    Raises at once TypeError and InvalidUsageError for invalid arguments, and DistStoreError and
+    DistNetworkError for a port in use, a name that does not resolve, or a host without a route.
+    Raises StoreTimeoutError at the deadline, with the ranks that did not arrive as its ``ranks``.
+    Raises PeerLostError as soon as a rank that had arrived is gone (see `Attendance`) or has been
+    silent for ``patience``; its ``not_arrived`` lists the missing ranks. Raises InvalidUsageError,
+    after a second, if another process waits with this rank at rank 0's store. If cancelled or
+    failed, it leaves nothing open, and tells the ranks that wait.
     """
     if store is not None:
         if init_method is not None:
@@ -172,9 +172,9 @@ async def rendezvous(
 
 
 def _beside_torch(own: MeetingPlan) -> MeetingPlan:
-    """Return ``own``, with torch's store as its place where torch's ranks have met at the same port.
+    """Return ``own``, with torch's store as its place if torch's ranks have met at the same port.
 
-    torch's rank 0 listens there then, so ours cannot.
+    torch's rank 0 listens there in that case, so aiodist's rank 0 cannot.
     """
     torchs = torchs_store()
     if own.master is None or own.master.server or torchs is None:
@@ -186,7 +186,7 @@ def _beside_torch(own: MeetingPlan) -> MeetingPlan:
 
 @contextmanager
 def _patience(own: MeetingPlan, where: str) -> Iterator[None]:
-    """Log it, once, when the others take long: a wrong address is no error until the deadline."""
+    """Log once that the others take long: a wrong address is no error until the deadline."""
     note = asyncio.get_running_loop().call_later(
         _PATIENCE_SECONDS,
         log.warning,
@@ -218,8 +218,8 @@ async def _find(
         try:
             return await _meet(own, place, environ, deadline, patience)
         except DistStoreError as error:
-            # Rank 0's server of an initialisation before this one may still have been there, and
-            # is now gone; or rank 0 started anew.
+            # This may have been rank 0's server of an earlier initialisation, which is gone now;
+            # or rank 0 was restarted.
             if isinstance(error, StoreTimeoutError) or not place.once:
                 raise
             if deadline.remaining() <= pause:
@@ -239,9 +239,10 @@ async def meet_at(
     environ: Mapping[str, str],
     patience: float = 0.0,
 ) -> Rendezvous:
-    """Wait until all ranks are at ``place``, for who knows rank and size by other means.
+    """Wait until all ranks are at ``place``, if rank and size are known by other means.
 
-    ``source``: who told them, for messages. Errors as of `rendezvous`; then the place is closed.
+    ``source``: where they come from, for messages. Errors as of `rendezvous`; then the place is
+    closed.
     """
     own = MeetingPlan(rank, size, local_rank=look_around(environ).local_rank(), source=source)
     return await _meet(own, place, environ, deadline, patience)
@@ -290,7 +291,7 @@ async def _meet(
 
 
 async def _end(attendance: Attendance, place: MeetingStore) -> None:
-    """End both; at the same time where a rank that is lost may keep each of them waiting."""
+    """End both, concurrently: a lost rank may keep each of them waiting."""
     if attendance.is_broken:
         await attendance.told()
         await asyncio.gather(attendance.end(), place.close())
@@ -302,11 +303,11 @@ async def _end(attendance: Attendance, place: MeetingStore) -> None:
 async def _own_addresses(
     own: MeetingPlan, part: Store, hosts: tuple[str, ...] | None, values: Sequence[bytes]
 ) -> tuple[str, ...]:
-    """This rank's addresses, if need be from what all ranks have said on their arrival."""
+    """Return this rank's addresses, if need be from what all ranks stored on their arrival."""
     others = [msgpack.unpackb(value) for value in values]
     sizes = [size for size, _ in others]
     if {*sizes, own.size} != {own.size}:
-        # All find it in the same values; rank 0 keeps the store until they have.
+        # All ranks find this in the same values; rank 0 keeps the store until they have.
         await leave(part, own.rank, sizes[0], _farewell(), name=_FAREWELL)
         told = ", ".join(f"rank {rank}: {size}" for rank, size in enumerate(sizes))
         raise InvalidUsageError(
@@ -315,14 +316,16 @@ async def _own_addresses(
         )
     if hosts is not None:
         return hosts
-    # No master to find the route to: loopback serves as long as nobody is on another host.
+    # There is no master to find a route to: loopback serves if all ranks are on this host.
     one_host = len({identity for _, identity in others}) == 1
     return (_LOOPBACK if one_host else default_address(),)
 
 
 def host_identity() -> str:
-    """Equal for processes that reach each other by loopback: one boot of one host, one network
-    namespace. Without /proc, the host's name."""
+    """Return a text that is equal for processes that reach each other by loopback.
+
+    It names one boot of one host and one network namespace. Without /proc it is the host's name.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/net').readlink()}"

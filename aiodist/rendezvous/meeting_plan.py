@@ -1,8 +1,8 @@
-"""Who this rank is and where it meets the others, from arguments, URL and environment. Pure.
+"""Find rank and meeting place from arguments, URL and environment. Pure.
 
-Precedence, for each fact by itself: the argument of init_process_group or the URL's query
-(never both), then RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, then the launcher's
-own variables.
+Precedence, for each fact separately: the argument of init_process_group or the URL's query (never
+both), then RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, then the launcher's own
+variables.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from aiodist.rendezvous.environments import Meeting, Number, Surroundings, look_
 from aiodist.rendezvous.methods import InitMethod, parse
 
 UNSET = -1
-"""What rank and world_size are where the caller left them out, as in torch."""
+"""The value of rank and world_size if the caller left them out, as in torch."""
 
 AGENT = "torchrun's store"
 TORCH_GROUP = "the store of torch's default group"
@@ -29,7 +29,7 @@ _UNSET_IS = f"(rank={UNSET} or world_size={UNSET} means that it is not given)"
 class Master:
     """Where a store is served. ``server``: what serves a torch TCPStore there, for messages.
 
-    Without one, rank 0 serves a store of ours.
+    Without one, rank 0 serves an aiodist store.
     """
 
     host: str
@@ -42,10 +42,13 @@ class Master:
 
 @dataclass(frozen=True)
 class MeetingPlan:
-    """At most one of ``master`` and ``file`` is set; with neither, the rank is alone or was
-    handed a store. ``source``: who told all that, for messages. ``one_host``: whether the launcher
+    """Rank, size and meeting place.
+
+    At most one of ``master`` and ``file`` is set; with neither, the rank is alone or was handed a
+    store. ``source``: where the facts come from, for messages. ``one_host``: whether the launcher
     says that all ranks are on this host. ``by_munge``: whether ranks without a secret may share one
-    by MUNGE."""
+    by MUNGE.
+    """
 
     rank: int
     size: int
@@ -60,12 +63,14 @@ class MeetingPlan:
 def plan(
     init_method: str | None, *, rank: int, size: int, environ: Mapping[str, str]
 ) -> MeetingPlan:
-    """The plan without a store of the caller's. Raises TypeError, or InvalidUsageError with all
-    that is missing at once."""
+    """Return the plan without a caller's store.
+
+    Raises TypeError, or InvalidUsageError that names everything missing at once.
+    """
     method = parse("env://" if init_method is None else init_method)
     here = look_around(environ)
-    own_rank = _given("rank", rank, method.rank, method) or here.rank()
-    own_size = _given("world_size", size, method.size, method) or here.size()
+    own_rank = _argument_or_query("rank", rank, method.rank, method) or here.rank()
+    own_size = _argument_or_query("world_size", size, method.size, method) or here.size()
     check_rank(own_rank, own_size)
     meeting = _meeting(method, here)
     alone = own_size is not None and own_size.value == 1 and own_rank is not None
@@ -94,7 +99,7 @@ def plan(
 
 
 def plan_with_store(*, rank: int, size: int, environ: Mapping[str, str]) -> MeetingPlan:
-    """The plan with a store of the caller's, where rank and size have to be arguments."""
+    """Return the plan for a caller's store, for which rank and size must be arguments."""
     own_rank, own_size = _argument("rank", rank), _argument("world_size", size)
     if own_rank is None or own_size is None:
         raise InvalidUsageError(
@@ -112,7 +117,7 @@ def plan_with_store(*, rank: int, size: int, environ: Mapping[str, str]) -> Meet
 
 
 def check_rank(rank: Number | None, size: Number | None) -> None:
-    """Raises InvalidUsageError unless 0 <= rank < size, as far as they are known."""
+    """Raise InvalidUsageError unless 0 <= rank < size, as far as they are known."""
     if size is not None and size.value < 1:
         raise InvalidUsageError(f"{size} is impossible: a world has at least one rank")
     if rank is not None and rank.value < 0:
@@ -121,7 +126,9 @@ def check_rank(rank: Number | None, size: Number | None) -> None:
         raise InvalidUsageError(f"{rank} does not fit {size}: ranks go from 0 to {size.value - 1}")
 
 
-def _given(name: str, argument: int, queried: Number | None, method: InitMethod) -> Number | None:
+def _argument_or_query(
+    name: str, argument: int, queried: Number | None, method: InitMethod
+) -> Number | None:
     number = _argument(name, argument)
     if number is not None and queried is not None:
         raise InvalidUsageError(
@@ -154,7 +161,9 @@ def _source(method: InitMethod, here: Surroundings, rank: Number, size: Number) 
 
 
 def _is_agents(host: str, port: Number, method: InitMethod, here: Surroundings) -> bool:
-    """Whether the launcher's agent serves there: ranks that name its port by URL have to use it."""
+    """Return whether the launcher's agent serves there: ranks that name its port by URL have to use
+    it.
+    """
     if not here.launcher.agent or method.scheme == "env":
         return here.launcher.agent
     agents = here.meeting()
@@ -171,8 +180,8 @@ def _missing(method: InitMethod, here: Surroundings, names: list[str]) -> Invali
         by = "" if name == "the environment" else f" (ranks seem started by {name})"
         return InvalidUsageError(
             f"init_process_group with init_method 'env://': {what}{by}. `aiodist run`, torchrun, "
-            "mpiexec and Slurm's srun set what is needed, except that mpiexec over several hosts "
-            "wants MASTER_ADDR and MASTER_PORT from you; or pass rank=, world_size= and "
+            "mpiexec and Slurm's srun set what is needed. Only mpiexec over several hosts "
+            "wants MASTER_ADDR and MASTER_PORT from you. Or pass rank=, world_size= and "
             f"init_method='tcp://host:port' or 'file:///path' yourself. {_UNSET_IS}"
         )
     return InvalidUsageError(

@@ -1,4 +1,4 @@
-"""Opening the store where a plan says the ranks meet: at a master, an agent, a file, or nowhere."""
+"""Open the store where a plan says the ranks meet: at a master, an agent, a file, or nowhere."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _LOCAL_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loop
 
 
 def _keep() -> None:
-    """A store without sockets of its own."""
+    """Do nothing: the store has no sockets."""
 
 
 _TORCH_METHODS = ("set", "add", "check", "compare_set", "delete_key", "num_keys")
@@ -49,12 +49,13 @@ _TORCH_METHODS = ("set", "add", "check", "compare_set", "delete_key", "num_keys"
 
 @dataclass
 class MeetingStore:
-    """An open store. ``where``: for messages. ``route``: a numeric address to be reached by.
+    """An open store.
 
-    ``serves``: this rank keeps the store alive for the others. ``once``: the others lose it with
-    the process that serves it, so meeting there may be tried anew. ``private``: strangers cannot
-    read what is in it. ``watch``: where ranks can beat meanwhile, see `watch`. ``secret``: the job's,
-    empty where the store was opened without it.
+    ``where``: for messages. ``route``: a numeric address by which this rank is reached. ``serves``:
+    this rank keeps the store alive for the others. ``once``: the others lose the store with the
+    process that serves it, so meeting there may be tried again. ``private``: strangers cannot read
+    what is in it. ``watch``: where ranks can beat meanwhile, see `absence_watch`. ``secret``: the
+    job's, empty if the store was opened without one.
     """
 
     store: Store
@@ -73,7 +74,9 @@ class MeetingStore:
 async def open_place(
     plan: MeetingPlan, environ: Mapping[str, str], deadline: Deadline
 ) -> MeetingStore:
-    """The store of ``plan``. Raises DistStoreError or DistNetworkError; then nothing is open."""
+    """Open the store of ``plan``. Raises DistStoreError or DistNetworkError and then leaves nothing
+    open.
+    """
     if plan.file is not None:
         file = await FileStore.open(plan.file, plan.rank, deadline)
         where, given_back = f"the file {plan.file}", file.close_in_child
@@ -88,9 +91,9 @@ async def open_place(
 
 
 def given_place(store: Any) -> MeetingStore:
-    """A store that the caller made: ours, or one of torch's. It stays the caller's to close.
+    """Wrap a store that the caller made, of aiodist or torch. The caller closes it.
 
-    Raises TypeError for anything else.
+    Raises TypeError for other objects.
     """
     if isinstance(store, Store):
         return MeetingStore(store, "the store given", _nothing)
@@ -101,7 +104,7 @@ def given_place(store: Any) -> MeetingStore:
         )
     adapter = TorchStore(store)
     where = f"the {type(store).__name__} given"
-    # It may outlive ranks: torchrun's agent serves the same one to the workers it starts anew.
+    # The store may outlive ranks: torchrun's agent serves the same one to restarted workers.
     return MeetingStore(PrefixStore("aiodist", adapter), where, adapter.close, join=assemble)
 
 
@@ -155,13 +158,13 @@ async def _at_master(
     elif own:
         host = route = next((a for a in own if family_of(a) == socket.AF_INET), own[0])
     else:
-        # Behind address translation the host itself does not know the address others see.
+        # Behind address translation the host itself does not know the address that others see.
         host = route = (choose_hosts(None, environ) or (default_address(),))[0]
         where = f"{host} (since {master} is no address of rank 0's own host), port {master.port}"
     if shared is not None:
         await shared.make()
         secret = shared.value
-    # Everybody connected: the port is free for a next job, which then cannot meet this one.
+    # Once all ranks are connected the port is free for the next job, which cannot meet this one.
     server = await TcpStoreServer.start(
         host,
         master.port,
@@ -170,7 +173,7 @@ async def _at_master(
         certificates=certificates,
         seal=None if shared is None else shared.seal,
     )
-    # Where the address is another host's that passes connections on, it may pass on no second port.
+    # If the address belongs to a host that forwards connections, it may forward no second port.
     offered = over_tcp_served(host, secret, certificates) if own else None
     given_back = server.close_in_child
     return MeetingStore(
@@ -188,10 +191,11 @@ async def _at_master(
 async def numeric_addresses(
     master: Master, one_host: bool, environ: Mapping[str, str], deadline: Deadline
 ) -> list[str]:
-    """The master's addresses as this host sees them, in the system's order.
+    """Return the master's addresses as this host sees them, in the system's order.
 
-    Many hosts give their own name the address 127.0.1.1 or 127.0.0.1. Served there, nobody else
-    would reach it: unless all ranks are on one host, the address that others know takes its place.
+    Many hosts give their own name the address 127.0.1.1 or 127.0.0.1. A store served there is out
+    of reach for other hosts. Unless all ranks are on one host, the address that others know takes
+    its place.
     """
     try:
         known = await resolve(master.host, master.port, deadline)
@@ -224,7 +228,9 @@ def _is_numeric(host: str) -> bool:
 
 
 def _routed(addresses: list[str], master: Master) -> str:
-    """One that this host has a route to, IPv4 first: every rank then picks the same family."""
+    """Return an address to which this host has a route, IPv4 first: every rank then picks the same
+    family.
+    """
     routed = [address for address in addresses if route_to(address) is not None]
     if not routed:
         raise DistNetworkError(
@@ -235,7 +241,7 @@ def _routed(addresses: list[str], master: Master) -> str:
 
 
 def _is_own(address: str) -> bool:
-    """Whether this host has ``address``: a socket can be bound to it."""
+    """Return whether this host has ``address``: a socket can be bound to it."""
     with socket.socket(family_of(address), socket.SOCK_DGRAM) as probe:
         host, _, scope = address.partition("%")
         try:
@@ -248,7 +254,7 @@ def _is_own(address: str) -> bool:
 async def _at_torchs_store(
     plan: MeetingPlan, master: Master, environ: Mapping[str, str], deadline: Deadline
 ) -> MeetingStore:
-    """Be a client of the torch TCPStore that torchrun's agent or torch's default group serves."""
+    """Connect as a client to the torch TCPStore of torchrun's agent or of torch's default group."""
     addresses = await numeric_addresses(master, plan.one_host, environ, deadline)
     route = _routed(addresses, master)
     loop = asyncio.get_running_loop()
@@ -257,6 +263,6 @@ async def _at_torchs_store(
     store = PrefixStore(f"aiodist/{environ.get('TORCHELASTIC_RUN_ID', '')}", adapter)
     # torch's store ends when rank 0 destroys torch's group, so rank 0 stays until all have met.
     serves = plan.rank == 0 and master.server == TORCH_GROUP
-    # Not by counting: the agents of several nodes count attempts differently.
+    # Do not count attempts: the agents of several nodes count them differently.
     where = f"{master.server} at {master}"
     return MeetingStore(store, where, adapter.close, route, serves=serves, join=assemble)

@@ -14,7 +14,7 @@ from aiodist.rendezvous.environments import Number, port_number, whole_number
 
 @dataclass(frozen=True)
 class InitMethod:
-    """A parsed URL. ``rank`` and ``size`` come from its query string, None where it has none."""
+    """A parsed URL. ``rank`` and ``size`` come from its query string, or are None."""
 
     url: str
     scheme: str
@@ -26,7 +26,7 @@ class InitMethod:
 
 
 def parse(url: object) -> InitMethod:
-    """What ``url`` means. Raises TypeError, or InvalidUsageError that says what is wrong."""
+    """Parse ``url``. Raises TypeError, or InvalidUsageError that says what is wrong."""
     if not isinstance(url, str):
         raise TypeError(f"init_method must be a URL such as 'env://', not {url!r}")
     try:
@@ -65,7 +65,7 @@ def _env(url: str, parts: SplitResult) -> _Parts:
 
 
 def _tcp(url: str, parts: SplitResult) -> _Parts:
-    # Not SplitResult.port: its errors do not say which number was wrong.
+    # Do not use SplitResult.port: its errors do not say which number is wrong.
     place = parts.netloc.rpartition("@")[2]
     host, colon, port = place.rpartition(":")
     if not colon or place.endswith("]"):

@@ -1,7 +1,7 @@
 """Where ranks of an MPI launcher on one host meet: a file that only this job's ranks can name.
 
-``mpiexec`` tells its ranks no address and no port. On one host the ranks can do without: they
-share a file in a directory of this user's own, named by the job and by the launcher's process.
+``mpiexec`` tells its ranks no address and no port. On one host the ranks need none: they share a
+file in a directory of this user, named by the job and by the launcher's process.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ from pathlib import Path
 from aiodist.errors import InvalidUsageError
 
 JOB_VARIABLES = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PMI_JOBID")
-"""Open MPI 5, Open MPI 4, older Hydra; today's Hydra names no job."""
+"""Of Open MPI 5, Open MPI 4 and older Hydra. Today's Hydra names no job."""
 
 _PROC = Path("/proc")
 
 
 def meeting_file(environ: Mapping[str, str], rank_variable: str) -> Path:
-    """The file at which the ranks of this job meet; same path on every rank, not made yet.
+    """Return the file at which the ranks of this job meet: the same path on every rank, not made
+    yet.
 
-    ``rank_variable``: the one that the launcher sets in its ranks, and has not itself.
-    Raises InvalidUsageError where the directory for it belongs to somebody else.
+    ``rank_variable``: the variable that the launcher sets in its ranks, but does not have itself.
+    Raises InvalidUsageError if the directory for the file belongs to another user.
     """
     job = next((environ[name] for name in JOB_VARIABLES if environ.get(name)), "job")
-    # The process as well: a job's name may come back, as it often is made of a process id.
+    # Include the process: a job's name may recur, because it is often made of a process id.
     name = re.sub(r"[^A-Za-z0-9.-]", "_", f"{job}-{launcher_process(rank_variable)}")
     return private_directory(Path(tempfile.gettempdir())) / name
 
 
 def private_directory(parent: Path) -> Path:
-    """``aiodist-<user id>`` in ``parent``, made where needed, closed to other users."""
+    """Return ``aiodist-<user id>`` in ``parent``, made if needed, closed to other users."""
     user = os.getuid() if hasattr(os, "getuid") else "user"
     directory = parent / f"aiodist-{user}"
     directory.mkdir(mode=0o700, exist_ok=True)
@@ -49,10 +50,10 @@ def private_directory(parent: Path) -> Path:
 
 
 def launcher_process(rank_variable: str) -> str:
-    """The launcher's process on this host: its id and, where known, the time of its start.
+    """Return the id of the launcher's process on this host and, if known, the time of its start.
 
-    The nearest ancestor that is no rank itself. A shell or a wrapper between launcher and script
-    has inherited the rank's variables, and is not what the ranks have in common.
+    That is the nearest ancestor that is no rank itself. A shell or a wrapper between launcher and
+    script has inherited the rank's variables, and is not common to the ranks.
     """
     pid = os.getppid()
     while (parent := _parent_of_rank(pid, rank_variable)) is not None:
@@ -62,7 +63,7 @@ def launcher_process(rank_variable: str) -> str:
 
 
 def _parent_of_rank(pid: int, rank_variable: str) -> int | None:
-    """The parent of ``pid``, if that process has ``rank_variable`` in its environment."""
+    """Return the parent of ``pid``, if that process has ``rank_variable`` in its environment."""
     try:
         variables = (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
     except OSError:
@@ -74,7 +75,7 @@ def _parent_of_rank(pid: int, rank_variable: str) -> int | None:
 
 
 def _stat_fields(pid: int) -> list[str]:
-    """/proc/<pid>/stat from the process's state on: [1] its parent, [19] when it started."""
+    """Return /proc/<pid>/stat from the process's state on: [1] is its parent, [19] its start time."""
     try:
         text = (_PROC / str(pid) / "stat").read_text()
     except OSError:

@@ -1,8 +1,8 @@
-"""MUNGE, by which Slurm's own daemons know each other: rank 0 tells a secret to its user's ranks.
+"""Share a secret with the other ranks of this user by MUNGE, which Slurm's own daemons use.
 
-``munge`` encrypts a text with the cluster's key, and ``unmunge`` gives it back to processes of one user
-alone, on every node of the cluster. So a step that was given no secret shares one with nothing passed
-by hand. Nothing secret is on a command line: both programs read their input from a pipe.
+``munge`` encrypts a text with the cluster's key, and ``unmunge`` decrypts it only for processes of
+one user, on every node of the cluster. A step without a secret can therefore share one without any
+configuration. No secret is on a command line: both programs read their input from a pipe.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from pathlib import Path
 from aiodist.errors import DistStoreError
 
 _CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
-"""Where Slurm's configuration lies if SLURM_CONF does not say: a file of the host, or fetched by slurmd."""
+"""Paths of Slurm's configuration if SLURM_CONF is not set: a file of the host, or fetched by
+slurmd."""
 
 _SOCKET = re.compile(r"^\s*AuthInfo\s*=.*?\bsocket=([^,\s]+)", re.IGNORECASE | re.MULTILINE)
 _PROGRAM_SECONDS = 10.0
 _FRESH_SECONDS = 60.0
-"""How long a credential is told again. MUNGE's own daemons refuse one after 300 seconds."""
+"""Seconds for which a credential is used again. MUNGE's daemons refuse one after 300 seconds."""
 
 _SUCCESS, _REPLAYED = 0, 17
-"""``unmunge``'s status. A credential that another rank of this node has read before counts as replayed.
+"""Exit codes of ``unmunge``. A credential that another rank of this node has read counts as replayed.
 
-Reading it twice gives nothing away: only processes of this user can read it, and a stranger that repeats it
+Reading it twice reveals nothing: only processes of this user can read it. A stranger that repeats it
 does not learn the secret, which it has to prove afterwards.
 """
 
@@ -42,7 +43,9 @@ class MungeError(Exception):
 
 @dataclass(frozen=True)
 class Munge:
-    """The programs, and the daemon's socket as Slurm is configured. An empty ``socket``: MUNGE's own."""
+    """MUNGE's programs, and the daemon's socket from Slurm's configuration; empty for MUNGE's
+    default.
+    """
 
     munge: str
     unmunge: str
@@ -50,7 +53,7 @@ class Munge:
 
     @classmethod
     def find(cls, environ: Mapping[str, str]) -> Munge | None:
-        """Return where MUNGE is, or None where its programs are not installed."""
+        """Return MUNGE's programs, or None if they are not installed."""
         path = environ.get("PATH")
         munge, unmunge = (shutil.which(name, path=path) for name in ("munge", "unmunge"))
         if munge is None or unmunge is None:
@@ -74,9 +77,10 @@ class Munge:
         return output.strip()
 
     def open(self, credential: bytes) -> bytes:
-        """Return the text in ``credential``, which this user's process has made.
+        """Return the text in ``credential``, which this user's process must have made.
 
-        Blocks for some milliseconds. Raises MungeError for any other one, and where it is too old.
+        Blocks for some milliseconds. Raises MungeError for another user's credential or one that is
+        too old.
         """
         code, output, why = self._run(
             self.unmunge, "--numeric", "--keys=STATUS,UID", given=credential
@@ -90,7 +94,7 @@ class Munge:
         return text
 
     def _run(self, program: str, *options: str, given: bytes) -> tuple[int, bytes, str]:
-        """Its exit code, its output, and what it says went wrong. Raises MungeError."""
+        """Return a program's exit code, its output, and its error text. Raises MungeError."""
         place = (f"--socket={self.socket}",) if self.socket else ()
         try:
             done = subprocess.run(
@@ -106,25 +110,26 @@ class Munge:
 
 
 class StepSecret:
-    """The secret of a step's ranks that were given none: rank 0 makes it, MUNGE tells it to the others.
+    """The secret of ranks that were given none: rank 0 makes it, and MUNGE conveys it to the
+    others.
 
-    ``value``: empty until it is made or learnt, and where MUNGE does not work.
+    ``value``: empty until it is made or learnt, and if MUNGE does not work.
     """
 
     def __init__(self, munge: Munge | None) -> None:
-        """``munge``: None where it is not installed."""
+        """Create an empty secret. ``munge``: None if it is not installed."""
         self.value = b""
         self._munge = munge
         self._credential = b""
         self._made = 0.0
 
     async def make(self) -> None:
-        """On rank 0: draw a secret, if MUNGE can tell it to this user's processes."""
+        """Draw a secret on rank 0, if MUNGE can convey it to this user's processes."""
         if await asyncio.to_thread(self._works):
             self.value = secrets.token_hex(32).encode()
 
     async def seal(self) -> bytes:
-        """On rank 0: return the secret as a credential, empty where there is no secret."""
+        """Return the secret as a credential on rank 0, empty if there is no secret."""
         if not self.value or self._munge is None:
             return b""
         if not self._credential or time.monotonic() - self._made > _FRESH_SECONDS:
@@ -136,10 +141,10 @@ class StepSecret:
         return self._credential
 
     async def learn(self, credential: bytes) -> bytes:
-        """On the other ranks: return the secret in rank 0's ``credential``.
+        """Return the secret in rank 0's ``credential`` on the other ranks.
 
-        Raises DistStoreError where one of both sides has MUNGE and the other has not, and for what
-        a process of another user has made.
+        Raises DistStoreError if only one side has MUNGE, or if another user's process made the
+        credential.
         """
         if not credential:
             if await asyncio.to_thread(self._works):
@@ -161,7 +166,7 @@ class StepSecret:
         return self.value
 
     def _works(self) -> bool:
-        """Whether this process can read what it seals. In a container its user may be another one."""
+        """Return whether this process can read what it seals: in a container its user may differ."""
         if self._munge is None:
             return False
         probe = secrets.token_hex(8).encode()
@@ -172,7 +177,7 @@ class StepSecret:
 
 
 def _configured_socket(environ: Mapping[str, str]) -> str:
-    """The socket that Slurm's configuration names, or empty."""
+    """Return the socket that Slurm's configuration names, or an empty text."""
     for place in filter(None, (environ.get("SLURM_CONF"), *_CONFIGURATIONS)):
         try:
             text = Path(place).read_text(errors="replace")

@@ -1,4 +1,4 @@
-"""The address of a Slurm node whose name this host cannot look up, as in a container."""
+"""Find the address of a Slurm node whose name this host cannot look up, as in a container."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import subprocess
 from collections.abc import Mapping
 
 _SECONDS = 20.0
-"""For scontrol, which asks the controller."""
+"""Timeout in seconds for scontrol, which asks the controller."""
 
 
 def address_of_node(name: str, environ: Mapping[str, str]) -> str:
     """Return ``name`` if this host can look it up, else the node's address as Slurm knows it.
 
-    ``name``: that of the first node of a Slurm step. One that the user has set as MASTER_ADDR, and
-    any name outside of a Slurm job, is returned as it is.
+    ``name``: that of the first node of a Slurm step. A name that the user has set as MASTER_ADDR,
+    and any name outside of a Slurm job, is returned unchanged.
 
     Asks SLURM_NODE_ALIASES, then ``scontrol``, then SLURM_LAUNCH_NODE_IPADDR: a batch script runs
-    srun on the first node, which is that of rank 0. Returns ``name`` where none of them helps.
-    Blocks for a name look-up, and for scontrol up to 20 seconds.
+    srun on the first node, which is that of rank 0. Returns ``name`` if none of them helps. Blocks
+    for a name look-up, and for scontrol up to 20 seconds.
     """
     candidates = (_alias, _of_scontrol, _launching_node)
     in_job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
@@ -37,7 +37,7 @@ def _is_known(host: str) -> bool:
 
 
 def _alias(name: str, environ: Mapping[str, str]) -> str:
-    """``name:address:hostname`` of each node of a cloud, separated by commas."""
+    """Find ``name`` in ``name:address:hostname`` of each node of a cloud, separated by commas."""
     for entry in environ.get("SLURM_NODE_ALIASES", "").split(","):
         node, _, rest = entry.partition(":")
         if node == name and rest:

@@ -1,4 +1,4 @@
-"""What Slurm's variables say of a step: its hosts, ``node[01-04,7],gpu3``, its tasks on each, a port."""
+"""Slurm's variables about a step: its hosts, ``node[01-04,7],gpu3``, its tasks on each, a port."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def expand_nodelist(text: str) -> list[str]:
-    """Host names in order. Raises InvalidUsageError where ``text`` is no node list."""
+    """Return host names in order. Raises InvalidUsageError if ``text`` is no node list."""
     hosts: list[str] = []
     for item in _split(text):
         # "rack[1-2]n[01-02]" -> ["rack", "1-2", "n", "01-02", ""]: texts at even places
@@ -33,12 +33,12 @@ def expand_nodelist(text: str) -> list[str]:
 
 
 def job_port(job: str, step: str) -> int:
-    """A port from 10000 to 29999, the same on every rank of a job's step."""
+    """Return a port from 10000 to 29999 that is the same on every rank of a job's step."""
     return _FIRST_PORT + zlib.crc32(f"{job}.{step}".encode()) % _PORTS
 
 
 def tasks_on_this_node(environ: Mapping[str, str]) -> int | None:
-    """Return how many tasks of the step run on this node, None where Slurm does not say."""
+    """Return how many tasks of the step run on this node, or None if Slurm does not say."""
     node = environ.get("SLURM_NODEID", "")
     counts = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or ""
     try:
@@ -48,7 +48,7 @@ def tasks_on_this_node(environ: Mapping[str, str]) -> int | None:
 
 
 def expand_counts(text: str) -> list[int]:
-    """``2(x3),1`` -> 2 2 2 1. Raises ValueError where ``text`` is no such list."""
+    """Expand ``2(x3),1`` to 2 2 2 1. Raises ValueError if ``text`` is no such list."""
     counts: list[int] = []
     for part in text.split(","):
         match = _COUNT.fullmatch(part)
@@ -59,12 +59,12 @@ def expand_counts(text: str) -> list[int]:
 
 
 def _split(text: str) -> list[str]:
-    """At the commas outside of brackets."""
+    """Split at the commas outside of brackets."""
     return [item for item in re.split(r",(?![^\[]*\])", text.strip()) if item]
 
 
 def _expand_ranges(ranges: str, text: str) -> list[str]:
-    """``01-03,7`` -> 01 02 03 7: the width of a range's first number holds for all of it."""
+    """Expand ``01-03,7`` to 01 02 03 7: the width of a range's first number applies to all of it."""
     numbers: list[str] = []
     for part in ranges.split(","):
         match = _RANGE.fullmatch(part)

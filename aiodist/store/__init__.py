@@ -1,4 +1,4 @@
-"""Key-value stores that ranks meet at, and the few steps of meeting."""
+"""Key-value stores at which ranks meet, and the few steps of meeting."""
 
 from aiodist.store.base import Store
 from aiodist.store.exchange import absent_ranks, exchange, is_waiting, leave

@@ -1,4 +1,4 @@
-"""Names to addresses, and addresses to listening sockets, with errors that say what to change."""
+"""Resolve names and open listening sockets, with errors that say what to change."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ Address = tuple[socket.AddressFamily, Any]
 
 
 def show(host: str, port: int) -> str:
-    """``host:port``, with brackets around an IPv6 address."""
+    """Return ``host:port``, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 async def resolve(
     host: str, port: int, deadline: Deadline, *, to_listen: bool = False
 ) -> list[Address]:
-    """The addresses of ``host``, an IPv4 or IPv6 address or a name, in the system's order.
+    """Return the addresses of ``host``, an IPv4 or IPv6 address or a name, in the system's order.
 
-    Raises DistStoreError at once if there are none, StoreTimeoutError if the look-up takes too
-    long, InvalidUsageError for an impossible port or no name at all.
+    Raises DistStoreError at once if there is no address, StoreTimeoutError if the look-up takes too
+    long, InvalidUsageError for an impossible port or an empty name.
     """
     if not isinstance(port, int) or not (0 if to_listen else 1) <= port <= 65535:
         raise InvalidUsageError(f"port must be a number up to 65535, not {port!r}")
     if not host:
-        # The system takes no name for every address of the machine; that is to be asked for.
+        # To the system an empty name means every address, which the caller must ask for explicitly.
         raise InvalidUsageError("host must be an address or a name, not empty")
     loop = asyncio.get_running_loop()
     try:
@@ -60,10 +60,10 @@ async def resolve(
 
 
 def listen(host: str, port: int, addresses: list[Address]) -> list[socket.socket]:
-    """Sockets that listen at all ``addresses`` of ``host``, on one port (0: any free one).
+    """Return sockets that listen at all ``addresses`` of ``host``, on one port (0: any free one).
 
-    An address whose family this machine lacks is skipped while another one works. Raises
-    DistStoreError, and then leaves nothing open.
+    An address whose family this machine lacks is skipped while another one works. If it raises
+    DistStoreError, it leaves nothing open.
     """
     for attempt in range(_TRIES):
         sockets: list[socket.socket] = []
@@ -93,7 +93,7 @@ def _listen_at(family: socket.AddressFamily, address: Any) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         if os.name == "posix":
-            # The last job's connections may linger on the port; a listener still keeps it.
+            # Connections of the last job may linger on the port; another listener still blocks it.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

@@ -1,4 +1,4 @@
-"""The key-value store that ranks meet at. Every implementation passes `testing.check_store`."""
+"""The interface of key-value stores. Every implementation passes `testing.check_store`."""
 
 from __future__ import annotations
 
@@ -72,30 +72,31 @@ class Store(ABC):
 
     @abstractmethod
     async def check(self, keys: Sequence[str]) -> bool:
-        """Whether all ``keys`` are there, without waiting."""
+        """Return whether all ``keys`` are set, without waiting."""
 
     @abstractmethod
     async def delete_key(self, key: str) -> bool:
-        """Remove ``key``; whether it was there."""
+        """Remove ``key``. Returns whether it was set."""
 
     @abstractmethod
     async def num_keys(self) -> int:
-        """How many keys the whole store holds."""
+        """Return how many keys the whole store holds."""
 
     async def bequeath(self, key: str, value: bytes) -> bool:
-        """Have ``value`` written under ``key`` if this handle ends before `renounce` takes it back.
+        """Leave a will: the store writes ``value`` under ``key`` if this handle ends before
+        `renounce`.
 
-        It ends with its process, its connection, or by ``close``. A key that is there by then stays
-        as it is. Whether the store can do that; where it cannot, nothing has happened.
+        A handle ends with its process, its connection, or by ``close``. A key that is set by then
+        stays as it is. Returns False, without effect, if the store does not support wills.
         """
         return False
 
     async def renounce(self, key: str) -> None:  # noqa: B027  # where there are no wills
-        """Take back what was bequeathed under ``key``; nothing where nothing was."""
+        """Withdraw the will for ``key``, if there is one."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Give up this handle's connection, server or file. Idempotent; never raises."""
+        """Close this handle's connection, server or file. Idempotent; never raises."""
 
     def close_in_child(self) -> None:  # noqa: B027  # most hold nothing that is shared
-        """In a forked child: give back inherited sockets without a word to the other side."""
+        """Release inherited sockets in a forked child without a message to the other side."""

@@ -1,4 +1,4 @@
-"""Every rank publishes one value and gets those of all, with a few store operations each."""
+"""Publish one value per rank and return the values of all, with a few store operations each."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from aiodist.store.base import Store
 from aiodist.store.waiting import in_time
 
 _DIAGNOSIS_SECONDS = 5.0
-"""How long the store is asked, after the deadline, who is missing."""
+"""Seconds after the deadline to ask the store which ranks are missing."""
 
 
 async def exchange(
     store: Store, rank: int, size: int, value: bytes, deadline: Deadline, *, name: str = "exchange"
 ) -> list[bytes]:
-    """The values of all ``size`` ranks, by rank. Needs a ``name`` that was not used in ``store``.
+    """Return the values of all ``size`` ranks, by rank. ``name`` must not have been used in
+    ``store``.
 
-    Ranks set a key each; rank 0 gathers them and publishes them together, and the others wait for
-    that one key: 3 N operations for N ranks in all, not N * N.
+    Each rank sets one key; rank 0 gathers them and publishes them together, and the others wait for
+    that one key. That makes 3 N operations for N ranks instead of N * N.
 
-    Raises StoreTimeoutError on every rank that is there when some are not by rank 0's deadline (or
-    this rank's own); its ``ranks`` are the absent ones. DistStoreError if the store fails.
-    Cancelled, this rank may or may not have arrived for the others.
+    If ranks are missing at rank 0's deadline (or this rank's own), every rank that has arrived
+    raises StoreTimeoutError with the absent ``ranks``. Raises DistStoreError if the store fails. If
+    cancelled, this rank may or may not have arrived for the others.
     """
     await in_time(store.set(f"{name}/{rank}", value), deadline)
     if rank != 0:
@@ -52,11 +53,12 @@ async def leave(
     host: int = 0,
     name: str = "exchange",
 ) -> bool:
-    """This rank needs nothing more of the exchange ``name``; ``host`` waits until all say so.
+    """Record that this rank needs nothing more of the exchange ``name``; ``host`` waits until all
+    have.
 
     ``host`` is the rank that keeps the store alive (it owns the server) and closes it afterwards.
-    There the result is whether all others have left by the deadline; elsewhere it is True at once.
-    Raises DistStoreError if the store fails.
+    On that rank the result is whether all others have left by the deadline; on the others it is
+    True at once. Raises DistStoreError if the store fails.
     """
     if rank != host:
         if await store.add(f"{name}/left", 1) == size - 1:
@@ -70,7 +72,7 @@ async def leave(
 
 
 async def _gather(store: Store, size: int, deadline: Deadline, name: str) -> bytes:
-    """All values packed, or, if some did not come, which: the others learn it at once that way."""
+    """Return all values packed, or the absent ranks, which the others thus learn at once."""
     keys = [f"{name}/{rank}" for rank in range(size)]
     try:
         await store.wait(keys, deadline)
@@ -87,7 +89,9 @@ def _pack(values: list[bytes], absent: list[int], timeout: float | None) -> byte
 
 
 async def absent_ranks(store: Store, size: int, name: str = "exchange") -> list[int] | None:
-    """The ranks that have not entered the exchange ``name``; None if the store does not say."""
+    """Return the ranks that have not entered the exchange ``name``, or None if the store does not
+    say.
+    """
     try:
         async with asyncio.timeout(_DIAGNOSIS_SECONDS):
             there = await asyncio.gather(*(store.check([f"{name}/{r}"]) for r in range(size)))
@@ -97,7 +101,7 @@ async def absent_ranks(store: Store, size: int, name: str = "exchange") -> list[
 
 
 async def is_waiting(store: Store, rank: int, name: str = "exchange") -> bool:
-    """Whether somebody has entered the exchange ``name`` as ``rank``, and it has not ended."""
+    """Return whether a process has entered the exchange ``name`` as ``rank``, and it has not ended."""
     return await store.check([f"{name}/{rank}"]) and not await store.check([f"{name}/all"])
 
 

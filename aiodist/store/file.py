@@ -22,23 +22,23 @@ _log = logging.getLogger("aiodist.store")
 T = TypeVar("T")
 
 _LOCK_SECONDS = 60.0
-"""How long the lock, which is held for microseconds, may be out of reach."""
+"""Timeout in seconds for the lock, which is normally held for microseconds."""
 _LEAVE_SECONDS = 1.0
 _LOOK_SECONDS = 0.2
-"""How often a handle that waits looks whether others have died that bequeathed something."""
+"""Interval at which a waiting handle checks for dead participants that left a will."""
 
 
 class FileStore(Store):
     """A handle on the store in a file. Make it with `open`.
 
-    Writers append under a file lock; readers look again and again with growing pauses of at most
-    20 ms. No call blocks the loop for longer than it takes to read or write its own bytes.
-    The file (mode 0600) is removed when the last handle on it is closed. Not to be used in a
-    child after ``fork``: open it there. Usable as an async context manager.
+    Writers append under a file lock. Readers poll with growing pauses of at most 20 ms. No call
+    blocks the loop for longer than it takes to read or write its own bytes. The file (mode 0600) is
+    removed when its last handle is closed. Do not use a handle in a forked child: open the file
+    there. Usable as an async context manager.
     """
 
     def __init__(self, log: FileLog, me: Participant) -> None:
-        """Not for users: `open` makes one."""
+        """Create a handle. Users call `open` instead."""
         self._log = log
         self._me = me
         self._closed = False
@@ -48,15 +48,15 @@ class FileStore(Store):
     async def open(
         cls, path: str | os.PathLike[str], rank: int | None = None, deadline: Deadline | None = None
     ) -> FileStore:
-        """Join the store in the file ``path``; the file is made if there is none.
+        """Join the store in the file ``path``, which is made if it does not exist.
 
-        ``rank`` is recorded with this process's id, so that later ranks can tell who is there.
-        A file all of whose users died is started afresh, with one warning in the log
-        ``aiodist.store``. None joins without a rank. ``deadline``: for getting the lock.
+        ``rank`` is recorded with this process's id, so that later ranks can tell which ranks are
+        present; None joins without a rank. If all users of a file have died, the file is started
+        afresh, with one warning in the log ``aiodist.store``. ``deadline``: for getting the lock.
 
-        Raises DistStoreError at once if the rank is held by another running process, or was
-        recorded on another host or boot; if the file is none of a store, or cannot be opened.
-        Cancelled, it leaves nothing open.
+        Raises DistStoreError at once if another running process holds the rank, or if the rank was
+        recorded on another host or boot. Raises it also if the file belongs to no store, or cannot
+        be opened. Cancelled, it leaves nothing open.
         """
         me = Participant.me(rank)
         log = FileLog(os.fspath(path))
@@ -65,7 +65,7 @@ class FileStore(Store):
             for pause in pauses():
                 log.open()
                 with log.locked(exclusive=True) as held:
-                    # Its last user may have removed it since: then open what is there now.
+                    # The last user may have removed the file since: then open the present one.
                     if held and log.is_current():
                         _join(log, me)
                         return cls(log, me)
@@ -120,7 +120,7 @@ class FileStore(Store):
         return await self._under_lock(lambda: len(self._log.table))
 
     async def bequeath(self, key: str, value: bytes) -> bool:
-        # Carried out by others of this host that wait for keys meanwhile: they see its end.
+        # Other handles of this host that wait for keys carry the will out: they see this process end.
         data = check_value(value)
         await self._under_lock(
             lambda: self._log.append("will", self._me.token, key, data), exclusive=True
@@ -135,7 +135,7 @@ class FileStore(Store):
     async def close(self) -> None:
         """Record that this handle has left; the last one removes the file. Idempotent.
 
-        Calls that wait on this handle raise DistStoreError. Never raises; cancelled, the handle
+        Calls that wait on this handle raise DistStoreError. Never raises. If cancelled, the handle
         is closed, and counts as present until this process ends.
         """
         if self._closed:
@@ -161,7 +161,7 @@ class FileStore(Store):
         await self.close()
 
     async def _values(self, keys: Sequence[str], deadline: Deadline) -> list[bytes]:
-        """Their values at a moment when all were there."""
+        """Return the values of ``keys`` at a moment when all were set."""
         table = self._log.table
 
         def look() -> tuple[list[str], list[bytes]]:
@@ -169,7 +169,7 @@ class FileStore(Store):
 
         for pause in pauses():
             left = deadline.remaining()
-            # A look needs its moment even if the deadline has passed.
+            # One poll is made even if the deadline has passed.
             within = min(_LOCK_SECONDS, max(left, _LEAVE_SECONDS))
             missing, values = await self._under_lock(look, within=within)
             if not missing:
@@ -181,7 +181,7 @@ class FileStore(Store):
         raise AssertionError("unreachable: pauses never end")
 
     async def _look_after_others(self) -> None:
-        """Carry out what the dead among the others bequeathed, now and then."""
+        """Carry out the wills of dead participants from time to time."""
         now = time.monotonic()
         if now - self._looked < _LOOK_SECONDS:
             return
@@ -190,7 +190,7 @@ class FileStore(Store):
             await self._under_lock(self._carry_out, exclusive=True)
 
     def _heirless(self) -> list[Participant]:
-        """Those whose wills are still to be carried out, in an order that all agree on."""
+        """Return the dead participants with a will, in an order on which all handles agree."""
         log = self._log
         return [
             log.present[token] for token, will in log.wills.items() if will and token in log.present
@@ -204,7 +204,9 @@ class FileStore(Store):
     async def _under_lock(
         self, action: Callable[[], T], *, exclusive: bool = False, within: float = _LOCK_SECONDS
     ) -> T:
-        """Call ``action`` on the up-to-date table, with nobody writing meanwhile."""
+        """Call ``action`` on the up-to-date table under the lock, so that no other handle writes
+        meanwhile.
+        """
         limit = Deadline(within)
         for pause in pauses():
             if self._closed:
@@ -223,12 +225,12 @@ async def _pause_for_lock(path: str, pause: float, limit: Deadline) -> None:
             f"could not lock the store's file {path} within {limit.timeout:g} s; a process that "
             "uses it may be stopped, or the file system's lock service may be down"
         )
-    # Uneven, so that processes which met at the lock do not meet again.
+    # A random pause, so that processes which met at the lock do not meet again.
     await asyncio.sleep(pause * random.uniform(0.5, 1.0))
 
 
 def _join(log: FileLog, me: Participant) -> None:
-    """Enter the file, afresh if nobody who lives uses it. Under the exclusive lock."""
+    """Enter the file, afresh if no living process uses it. Call it under the exclusive lock."""
     if log.read_header():
         log.refresh(exclusive=True)
         present = list(log.present.values())
@@ -248,7 +250,7 @@ def _join(log: FileLog, me: Participant) -> None:
 
 
 def _leave_a_will(log: FileLog, who: Participant) -> None:
-    """``who`` leaves, and what it bequeathed is written. Under the exclusive lock."""
+    """Record that ``who`` leaves, and write its will. Call it under the exclusive lock."""
     wills = log.wills.get(who.token, {})
     log.append("left", who.token)
     for key, value in wills.items():
@@ -257,7 +259,7 @@ def _leave_a_will(log: FileLog, who: Participant) -> None:
 
 
 def _leave(log: FileLog, me: Participant) -> None:
-    """Leave the file, and remove it if nobody who lives is in it. Under the exclusive lock."""
+    """Leave the file, and remove it if no living process uses it. Call it under the exclusive lock."""
     _leave_a_will(log, me)
     if all(other.is_dead() for other in log.present.values()) and log.is_current():
         log.remove()

@@ -1,9 +1,9 @@
-"""The file beneath the file store: records appended under a lock, replayed into a table.
+"""The file of the file store: records appended under a lock, replayed into a table.
 
-First the line ``AIODIST-FILESTORE 1`` and 16 random bytes, the file's epoch: another epoch under
-the same path means that another job started the file afresh. Then records: four bytes of length,
-big-endian, and a msgpack array whose first element is the kind. Nothing here waits: a lock that
-is not free is for the caller to try again.
+The file begins with the line ``AIODIST-FILESTORE 1`` and 16 random bytes, its epoch. Another epoch
+under the same path means that another job started the file afresh. Records follow: four bytes of
+length, big-endian, and a msgpack array whose first element is the kind. Nothing here waits: if the
+lock is taken, the caller tries again.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ _MAGIC = b"AIODIST-FILESTORE 1\n"
 _HEADER = len(_MAGIC) + 16
 _LENGTH = struct.Struct(">I")
 MAX_RECORD = 64 * 2**20
-"""Bytes of one record, so the size of a value that the store takes."""
+"""Bytes of one record, which limits the size of a value."""
 
 
 class FileLog:
-    """One handle on the file: its descriptor, what was read so far, and what that amounts to."""
+    """One handle on the file: its descriptor, what was read so far, and the resulting table."""
 
     def __init__(self, path: str) -> None:
-        """Opens nothing yet. ``present``: who joined and did not leave, by token.
+        """Create a handle without opening the file.
 
-        ``wills``: what they want to be written when they have ended, by token and key.
+        ``present``: participants that joined and did not leave, by token. ``wills``: values to
+        write when a participant has ended, by token and key.
         """
         self.path = path
         self.table = KeyTable()
@@ -49,7 +50,7 @@ class FileLog:
         self._end = 0
 
     def open(self) -> None:
-        """Open the file, make it (for this user alone) if there is none. Raises DistStoreError."""
+        """Open the file, or make it for this user alone. Raises DistStoreError."""
         if sys.platform == "win32":
             raise DistStoreError("file stores need POSIX file locks; use tcp://host:port instead")
         self.close()
@@ -62,18 +63,18 @@ class FileLog:
             ) from None
 
     def close(self) -> None:
-        """Close the descriptor, and give the lock back with it."""
+        """Close the descriptor, which also releases the lock."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def __del__(self) -> None:
-        # A number closes nothing by itself, and who holds the log may be dropped without a word.
+        # A descriptor is a number, which nothing closes if the owner of the log is garbage.
         self.close()
 
     @contextmanager
     def locked(self, *, exclusive: bool) -> Iterator[bool]:
-        """Hold the lock if it is free; gives whether it is held."""
+        """Hold the lock if it is free; yields whether it is held."""
         mode = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
         try:
             fcntl.flock(self._fd, mode | fcntl.LOCK_NB)
@@ -95,7 +96,7 @@ class FileLog:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def is_current(self) -> bool:
-        """Whether the path still names the open file: its last user may have removed it."""
+        """Return whether the path still names the open file: its last user may have removed it."""
         try:
             there = os.stat(self.path)
         except FileNotFoundError:
@@ -103,7 +104,7 @@ class FileLog:
         return os.path.samestat(there, os.fstat(self._fd))
 
     def begin(self) -> None:
-        """Make the file an empty store, whatever it held. Under the exclusive lock."""
+        """Make the file an empty store, whatever it held. Call it under the exclusive lock."""
         os.ftruncate(self._fd, 0)
         self._epoch = os.urandom(_HEADER - len(_MAGIC))
         self._end = 0
@@ -113,15 +114,15 @@ class FileLog:
         self.wills.clear()
 
     def read_header(self) -> bool:
-        """Whether there is a store in the file; False if it is empty or was cut off at birth.
+        """Return whether the file has a store; False if it is empty or its header is incomplete.
 
-        Raises DistStoreError for a file of somebody else, which is left as it is.
+        Raises DistStoreError for another program's file, which is left as it is.
         """
         header = os.pread(self._fd, _HEADER, 0)
         if not header.startswith(_MAGIC[: len(header)]):
             raise DistStoreError(
                 f"{self.path} is no file of an aiodist store; name another one, or delete it if "
-                "nobody needs it (a file of torch's FileStore cannot be shared with aiodist)"
+                "it is not needed (a file of torch's FileStore cannot be shared with aiodist)"
             )
         if len(header) < _HEADER:
             return False
@@ -130,10 +131,10 @@ class FileLog:
         return True
 
     def refresh(self, *, exclusive: bool) -> None:
-        """Replay the records that others have appended. Under the lock.
+        """Replay the records that others have appended. Call it under the lock.
 
-        A record that was cut off (its writer was killed) is removed if the lock is ``exclusive``.
-        Raises DistStoreError if the file is not the one that was joined any more.
+        An incomplete record, whose writer was killed, is removed if the lock is ``exclusive``.
+        Raises DistStoreError if the file is no longer the one that was joined.
         """
         if os.pread(self._fd, _HEADER, 0)[len(_MAGIC) :] != self._epoch:
             raise DistStoreError(
@@ -156,7 +157,7 @@ class FileLog:
             os.ftruncate(self._fd, self._end)
 
     def append(self, *record: Any) -> None:
-        """Add one record and replay it. Under the exclusive lock, after `refresh`."""
+        """Append one record and replay it. Call it under the exclusive lock, after `refresh`."""
         body: bytes = msgpack.packb(record)
         if len(body) > MAX_RECORD:
             raise DistStoreError(
@@ -167,7 +168,7 @@ class FileLog:
         self._replay(memoryview(body))
 
     def remove(self) -> None:
-        """Remove the file. Under the exclusive lock."""
+        """Remove the file. Call it under the exclusive lock."""
         os.unlink(self.path)
 
     def _read(self, count: int) -> bytearray:
@@ -180,7 +181,7 @@ class FileLog:
         return data
 
     def _write(self, data: bytes) -> None:
-        # A write that stops half-way is removed by the next exclusive refresh of anybody.
+        # The next exclusive refresh of any handle removes a partial record.
         at, view = self._end, memoryview(data)
         while view:
             written = os.pwrite(self._fd, view, at)

@@ -1,4 +1,4 @@
-"""Keep two initialisations in a row on one store apart."""
+"""Keep successive initialisations on one store apart."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from aiodist.store.waiting import in_time
 
 
 async def join(store: Store, rank: int, world_size: int, deadline: Deadline) -> Store:
-    """The part of ``store`` that belongs to this initialisation, as a `PrefixStore` over it.
+    """Return the part of ``store`` that belongs to this initialisation, as a `PrefixStore` over it.
 
     Rank r counts its own initialisations under ``init/r`` and works in ``gen<k>/`` the k-th time.
-    So ranks that initialise equally often meet in the same part, and never see keys of an earlier
-    time. Every rank calls it once per initialisation, a failed one included; cancelled, it may or
-    may not have counted.
+    Ranks that initialise equally often therefore meet in the same part, and never see keys of an
+    earlier time. Every rank must call it once per initialisation, a failed one included. If
+    cancelled, it may or may not have counted.
 
     Raises InvalidUsageError for a rank outside the world, StoreTimeoutError if the store does not
     answer by the deadline, DistStoreError if it fails.
@@ -29,7 +29,7 @@ async def join(store: Store, rank: int, world_size: int, deadline: Deadline) -> 
 
 
 def first_of(part: Store) -> Store | None:
-    """The part of the first initialisation, where ``part`` is that of a later one."""
+    """Return the part of the first initialisation if ``part`` is that of a later one, else None."""
     if not isinstance(part, PrefixStore) or part.prefix == _part(1):
         return None
     return PrefixStore(_part(1), part.store)

@@ -12,13 +12,15 @@ from aiodist.store.waiting import check_value, limit, timed_out
 
 
 class MemoryStore(Store):
-    """All ranks of one loop hold the same object. Waiters are futures; nothing is polled.
+    """A store that all ranks of one loop hold in common. Waiters are futures; nothing is polled.
 
     A handle holds no resources, so ``close`` does nothing: the other ranks go on using it.
     """
 
     def __init__(self, table: KeyTable | None = None) -> None:
-        """``table``: keys to share with another holder (the TCP server's own rank); new if None."""
+        """Create a store. ``table``: keys to share with another holder (the TCP server's own rank),
+        or None.
+        """
         self._table = KeyTable() if table is None else table
 
     async def set(self, key: str, value: bytes) -> None:
@@ -35,7 +37,7 @@ class MemoryStore(Store):
         ready: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
 
         def take() -> None:
-            # Taken here, inside the set that completed them, before anybody can delete them.
+            # Read inside the set that completed them, before another caller can delete them.
             if not ready.done():
                 ready.set_result([table.get(key) or b"" for key in keys])
 

@@ -1,4 +1,4 @@
-"""Who uses a file store, and whether they still live: pure decisions over recorded facts."""
+"""The participants of a file store, and whether they live: pure decisions over recorded facts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from aiodist.errors import DistStoreError
 
 _PROC = Path("/proc")
-_GONE_STATES = "ZX"  # a zombie has ended, even while nobody has asked for its exit code
+_GONE_STATES = "ZX"  # a zombie has ended, even if its parent has not read its exit code
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,9 @@ class Participant:
         return f"pid {self.pid}" if self.rank is None else f"rank {self.rank} (pid {self.pid})"
 
     def is_dead(self) -> bool:
-        """Whether the process surely has ended. False for those of other hosts: nobody knows."""
+        """Return whether the process has surely ended. False for other hosts, about which nothing
+        is known.
+        """
         if self.host != this_host():
             return False
         if self.started is not None:
@@ -42,7 +44,7 @@ class Participant:
 
 
 def this_host() -> str:
-    """What stays the same for all processes that see each other's pids, until the next boot."""
+    """Return what is equal for all processes that see each other's pids, until the next boot."""
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
         # Containers on one host share the boot id, and may not see each other's processes.
@@ -52,9 +54,9 @@ def this_host() -> str:
 
 
 def start_time(pid: int) -> int | None:
-    """When ``pid`` was started, to tell it from a later process of that number; None if it ended.
+    """Return when ``pid`` was started, or None if it has ended, or without /proc.
 
-    Also None where the system has no /proc.
+    The time tells the process from a later one with the same id.
     """
     try:
         stat = (_PROC / str(pid) / "stat").read_text()
@@ -79,14 +81,16 @@ _WATCHED = 8
 
 
 def neighbours(me: Participant, everybody: Sequence[Participant]) -> list[Participant]:
-    """Whom ``me`` looks after: the next eight of its host, so that few look at each."""
+    """Return the participants that ``me`` watches: the next eight of its host, so that few watch
+    each.
+    """
     here = [other for other in everybody if other.host == me.host]
     at = here.index(me) if me in here else -1
     return [other for other in (here[at + 1 :] + here[: max(at, 0)])[:_WATCHED] if other != me]
 
 
 def check_admission(path: str, newcomer: Participant, present: Iterable[Participant]) -> None:
-    """Raise DistStoreError if ``newcomer``'s rank is held by somebody else of ``present``.
+    """Raise DistStoreError if another participant in ``present`` holds ``newcomer``'s rank.
 
     The same process may hold its rank several times: it initialises again.
     """

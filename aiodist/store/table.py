@@ -1,7 +1,7 @@
-"""The keys themselves and what the operations on them mean: one dictionary, no I/O, no asyncio.
+"""The keys and the operations on them: one dictionary, no I/O, no asyncio.
 
-The memory store, the TCP server and the file store's replica all hold one of these, so that
-counters and compare-and-set mean the same everywhere.
+The memory store, the TCP server and the file store's replica each hold one of these, so counters
+and compare-and-set behave the same everywhere.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from aiodist.errors import DistStoreError
 
 
 class Watch:
-    """Somebody who waits for keys. Fires once, from inside the call that completes them."""
+    """A wait for keys. It fires once, inside the call that sets the last of them."""
 
     __slots__ = ("_keys", "_missing", "_on_ready", "_table")
 
@@ -24,11 +24,11 @@ class Watch:
         self._arm()
 
     def missing(self) -> list[str]:
-        """Which of the keys are not there now, in the order they were asked for."""
+        """Return the keys that are not set now, in the order of the request."""
         return self._table.missing(self._keys)
 
     def cancel(self) -> None:
-        """Forget about it. Harmless after it fired."""
+        """Cancel the wait. Does nothing after it fired."""
         self._on_ready = None
         for key in self._missing:
             self._table._unwatch(key, self)
@@ -46,12 +46,12 @@ class Watch:
     def _arrived(self, key: str) -> None:
         self._missing.discard(key)
         if not self._missing and self._on_ready is not None:
-            # A key that came early may have been deleted meanwhile: look at all of them again.
+            # A key that was set early may have been deleted meanwhile: check all of them again.
             self._arm()
 
 
 class KeyTable:
-    """str keys, bytes values, and those who wait for them. Belongs to one thread."""
+    """Keys (str), values (bytes), and the waits for them. Belongs to one thread."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -72,7 +72,7 @@ class KeyTable:
             watch._arrived(key)
 
     def sum(self, key: str, amount: int) -> int:
-        """What ``add`` would make of the counter ``key``; changes nothing."""
+        """Return what ``add`` would make of the counter ``key``, without changing it."""
         value = self._values.get(key, b"0")
         try:
             total = int(value) + amount
@@ -91,7 +91,7 @@ class KeyTable:
         return total
 
     def matches(self, key: str, expected: bytes) -> bool:
-        """Whether ``compare_set`` would write."""
+        """Return whether ``compare_set`` would write."""
         return self._values.get(key, b"") == expected
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
@@ -106,7 +106,7 @@ class KeyTable:
         self._values.clear()
 
     def watch(self, keys: Sequence[str], on_ready: Callable[[], None]) -> Watch:
-        """Call ``on_ready`` when all ``keys`` are there: now, or from inside a later ``set``."""
+        """Call ``on_ready`` when all ``keys`` are set: now, or inside a later ``set``."""
         return Watch(self, keys, on_ready)
 
     def _watch(self, key: str, watch: Watch) -> None:

@@ -21,19 +21,19 @@ CALL_SECONDS = 300.0
 _CANCEL_SECONDS = 5.0
 
 _Reply = tuple[bool, Any]
-"""Whether it went well, and the value or the error (its sentence, if the server sent it)."""
+"""Whether the call succeeded, and its value or its error (a text if the server sent it)."""
 
 
 class TcpStore(Store):
     """A connection to a `TcpStoreServer`. Make it with `connect`.
 
-    Calls are pipelined: many can be under way at once. Waiting happens in the server. When the
-    connection breaks, every call under way and every later one raises DistStoreError; make a new
-    store to go on. Usable as an async context manager.
+    Calls are pipelined: many can be in progress at once. Waiting happens in the server. When the
+    connection breaks, every call in progress and every later one raises DistStoreError; connect
+    again to go on. Usable as an async context manager.
     """
 
     def __init__(self, name: str, stream: Stream, call_timeout: float, max_frame: int) -> None:
-        """Not for users: `connect` makes one."""
+        """Create a store on an open stream. Users call `connect` instead."""
         self._name = name
         self._reader, self._writer = stream
         self._call_timeout = call_timeout
@@ -60,16 +60,17 @@ class TcpStore(Store):
         once: bool = False,
         learn: Learn | None = None,
     ) -> TcpStore:
-        """Connect to ``host``:``port``; tries until ``deadline`` if no server is there yet, or ``once``.
+        """Connect to ``host``:``port``, again and again until ``deadline`` if no server listens
+        yet, or ``once``.
 
-        ``secret``: the job's, as the server's. ``call_timeout``: seconds after which a call that
-        does not wait for keys counts as failed. ``certificates``: the server has some too, and the
-        connection is by TLS. ``learn``: ask the server for its credential, and take what this returns
-        in the place of ``secret``; its DistStoreError ends the attempts.
+        ``secret``: the job's, equal to the server's. ``call_timeout``: seconds after which a call
+        that does not wait for keys counts as failed. ``certificates``: connect by TLS; the server
+        has certificates too. ``learn``: ask the server for its credential, and use what this
+        returns instead of ``secret``; its DistStoreError ends the attempts.
 
-        Raises DistStoreError at once if the name does not resolve or what answers there is no
-        aiodist store of this job, and StoreTimeoutError, with the last attempt's reason (as its cause
-        where there was an answer), at the deadline.
+        Raises DistStoreError at once if the name does not resolve or another program answers there.
+        Raises StoreTimeoutError at the deadline, with the last attempt's reason, and as its cause
+        where there was an answer.
         """
         seconds = to_seconds(call_timeout) or CALL_SECONDS
         stream = await connect(host, port, deadline, secret, certificates, once=once, learn=learn)
@@ -116,13 +117,16 @@ class TcpStore(Store):
 
     @property
     def bereft(self) -> tuple[str, int] | None:
-        """Host name and process id of the server if it is gone without a farewell: it has died, or
-        the connection was cut. Empty and 0 where nothing was ever bequeathed."""
+        """Return the server's host name and process id if it is gone without a goodbye, else None.
+
+        It has died in that case, or the connection was cut. The result is empty and 0 if nothing
+        was ever bequeathed.
+        """
         cut = isinstance(self._cause, asyncio.IncompleteReadError | OSError)
         return self._keeper if cut and not self._dismissed and not self._closed else None
 
     async def close(self) -> None:
-        """Drop the connection; calls under way raise DistStoreError. Idempotent; never raises."""
+        """Drop the connection; calls in progress raise DistStoreError. Idempotent; never raises."""
         self._closed = True
         self._drop()
         self._task.cancel()
@@ -158,8 +162,7 @@ class TcpStore(Store):
 
     async def _wait(self, operation: str, keys: list[str], deadline: Deadline) -> Any:
         number, future = self._send(operation, (keys,))
-        # The deadline is about keys that do not appear; the way to the server and back needs time
-        # even if it has passed.
+        # The deadline limits the wait for keys. The round trip needs time even if it has passed.
         left = limit(deadline)
         try:
             await asyncio.wait({future}, timeout=left)
@@ -169,7 +172,7 @@ class TcpStore(Store):
                 missing = await self._call("cancel", number, within=_CANCEL_SECONDS)
             except DistStoreError as error:
                 raise timed_out(keys, deadline) from error
-            # Answers come in order: what was there in time has arrived before this one.
+            # Answers come in order: a value that was set in time has arrived before this one.
             if future.done():
                 return self._value(future)
             raise timed_out(missing, deadline)
@@ -214,7 +217,7 @@ class TcpStore(Store):
             self._drop()
 
     def _drop(self) -> None:
-        # Not close(): that would first wait for a server that does not read any more.
+        # Do not call close(), which would first wait for a server that reads no more.
         self._writer.transport.abort()
         for future in self._calls.values():
             if not future.done():

@@ -1,4 +1,4 @@
-"""How the TCP store's client finds its server: name, address, attempts, greeting."""
+"""Connect the TCP store's client: name, address, attempts, greeting."""
 
 from __future__ import annotations
 
@@ -26,14 +26,13 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 _ATTEMPT_SECONDS = 5.0
 _GREETING_SECONDS = 15.0
 _MUTE_ATTEMPTS = 5
-"""Attempts in a row that are closed without a word before the other side counts as a stranger.
+"""Attempts in a row that are closed without data before the other side counts as a stranger.
 
-Not one: the server of the last job on this port may just be closing.
-"""
+One attempt is not enough: the server of the last job on this port may just be closing."""
 
 
 class _TryAgain(Exception):
-    """This attempt failed in a way that time may mend. ``mute``: closed without a word."""
+    """A failed attempt that may succeed later. ``mute``: closed without data."""
 
     def __init__(self, why: str, *, mute: bool = False) -> None:
         super().__init__(why)
@@ -50,7 +49,9 @@ async def connect(
     once: bool = False,
     learn: Learn | None = None,
 ) -> Stream:
-    """A greeted connection. Errors as for `TcpStore.connect`; leaves nothing open when it fails."""
+    """Return a greeted connection. Errors as of `TcpStore.connect`; after a failure nothing is
+    open.
+    """
     context = None if certificates is None else certificates.client_context()
     addresses = await resolve(host, port, deadline)
     mute = 0
@@ -67,7 +68,7 @@ async def connect(
         if mute == _MUTE_ATTEMPTS:
             raise _stranger(host, port, StrangerError(describe_stranger(b""), first=b""))
         if once or deadline.remaining() <= pause:
-            # Of several addresses the reason of one that was reached says most.
+            # The reason of an address that was reached says most.
             reasons = "; ".join(dict.fromkeys(str(failure) for failure in failures))
             raise StoreTimeoutError(
                 f"no store answered at {show(host, port)} within {deadline.timeout:g} s "
@@ -162,8 +163,8 @@ async def _open(family: socket.AddressFamily, address: tuple[str, int]) -> socke
         _keep_alive(sock)
         await asyncio.get_running_loop().sock_connect(sock, address)
         if sock.getsockname() == sock.getpeername():
-            # On one host the kernel may pick the very port that is tried as this side's own, and
-            # connect the socket to itself. It would also keep the server off its port.
+            # On one host the kernel may pick the target port as this side's own and connect the
+            # socket to itself. It would also block the server's port.
             raise ConnectionRefusedError("Connection refused")
     except BaseException:
         sock.close()
@@ -172,7 +173,7 @@ async def _open(family: socket.AddressFamily, address: tuple[str, int]) -> socke
 
 
 def _keep_alive(sock: socket.socket) -> None:
-    """Notice within about a minute that the server's host is gone without a goodbye."""
+    """Enable keep-alive, so that the loss of the server's host is noticed within about a minute."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):

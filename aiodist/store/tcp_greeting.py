@@ -1,4 +1,4 @@
-"""The first words on a connection to the TCP store: is it one, of this version, and of this job.
+"""The greeting on a connection to the TCP store, which proves protocol, version and job.
 
 ::
 
@@ -7,14 +7,14 @@
     client -> server   HMAC(secret, "client", C, S)
 
 Each side proves that it knows the job's secret without showing it (RFC 2104 with SHA-256; nonces
-of 32 bytes). The empty secret is everybody's. Nothing else is read from a stranger.
+of 32 bytes). A job without a secret uses the empty one. Nothing else is read from a stranger.
 
-A client that was told no secret may ask for it before it greets::
+A client without a secret may ask for it before it greets::
 
     client -> server   the line "AIODIST-STORE secret"
     server -> client   the line "AIODIST-STORE <version>", two bytes of length, a credential
 
-The credential is empty, or the secret as only the job's own processes can read it.
+The credential is empty, or holds the secret in a form that only the job's own processes can read.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ _TORCH_MAGIC = 0x3C85F7CE
 
 
 Seal = Callable[[], Awaitable[bytes]]
-"""The server's: the secret as a credential, empty where it tells none."""
+"""Server side: returns the secret as a credential, empty if it tells none."""
 Learn = Callable[[bytes], Awaitable[bytes]]
-"""The client's: the secret in a credential. Raises DistStoreError for one that it does not trust."""
+"""Client side: returns the secret in a credential. Raises DistStoreError if it does not trust it.
+"""
 
 
 class StrangerError(DistStoreError):
-    """The other side is not of this job. ``first``: its first bytes, empty if it said nothing."""
+    """The other side is not of this job. ``first``: its first bytes, empty if it sent nothing."""
 
     first: bytes
 
@@ -66,7 +67,9 @@ async def ask_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
 async def greet_server(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes
 ) -> None:
-    """The client's part. Raises StrangerError, OSError or IncompleteReadError."""
+    """Prove the client's identity and check the server's. Raises StrangerError, OSError or
+    IncompleteReadError.
+    """
     mine = os.urandom(_NONCE)
     writer.write(GREETING + mine)
     await _expect_greeting(reader)
@@ -84,7 +87,9 @@ async def greet_client(
     secret: bytes,
     seal: Seal | None = None,
 ) -> None:
-    """The server's part. Raises StrangerError, OSError or IncompleteReadError."""
+    """Prove the server's identity and check the client's. Raises StrangerError, OSError or
+    IncompleteReadError.
+    """
     first = await read_greeting(reader)
     if first == _QUESTION:
         credential = b"" if seal is None else await seal()
@@ -93,7 +98,7 @@ async def greet_client(
     try:
         _check_greeting(first)
     except StrangerError:
-        # Also to a client of another version, so that it can say so on its side.
+        # A client of another version gets a greeting, too, so that its own error can say so.
         writer.write(GREETING)
         raise
     theirs = await reader.readexactly(_NONCE)
@@ -133,14 +138,14 @@ def _wrong_secret() -> StrangerError:
 
 
 async def read_greeting(reader: asyncio.StreamReader) -> bytes:
-    """The other side's first bytes: its line, or as much as shows that it is none of ours.
+    """Return the other side's first bytes: its line, or enough to show that it is no greeting.
 
-    A stranger may wait for an answer without ever ending a line, so reading stops at the first
-    byte that is wrong. Empty at the end of the stream.
+    A stranger may wait for an answer without ever ending a line, so reading stops at the first byte
+    that is wrong. Returns an empty text at the end of the stream.
     """
     first = b""
     while len(first) < _LONGEST and not first.endswith(b"\n"):
-        # Byte by byte near the end, so that no byte of the first frame is taken.
+        # Read byte by byte near the end, so that no byte of the first frame is consumed.
         want = max(1, len(MAGIC) - len(first))
         chunk = await reader.read(want)
         first += chunk
@@ -150,7 +155,7 @@ async def read_greeting(reader: asyncio.StreamReader) -> bytes:
 
 
 def describe_stranger(first: bytes) -> str:
-    """Who says ``first`` instead of this version's greeting, as far as it can be told."""
+    """Return text for a side that sends ``first`` instead of this version's greeting."""
     if first.startswith(MAGIC):
         theirs = first[len(MAGIC) :].strip().decode("ascii", "replace")
         return (

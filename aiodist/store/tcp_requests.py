@@ -1,4 +1,4 @@
-"""What the TCP store's server does for one client."""
+"""Answer the requests of one client of the TCP store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aiodist.store.tcp_wire import FAREWELL, pack
 
 
 class Client:
-    """One client's requests, answered from the table; belongs to the server's loop."""
+    """One client's requests, answered from the table. Belongs to the server's loop."""
 
     def __init__(self, table: KeyTable, writer: asyncio.StreamWriter, max_frame: int) -> None:
         self._table = table
@@ -36,7 +36,7 @@ class Client:
         }
 
     def handle(self, message: list[Any]) -> None:
-        """Answer one request, now or when its keys are there."""
+        """Answer one request, now or when its keys are set."""
         number, operation, *arguments = message
         if operation in ("get", "wait"):
             _check(operation, arguments, (list,))
@@ -54,7 +54,7 @@ class Client:
             self._answer(number, True, value)
 
     def drop(self) -> None:
-        """The client is gone: nobody waits any more, and what it bequeathed comes to be."""
+        """Cancel the waits of a client that is gone, and carry out its wills."""
         for watch in self._watches.values():
             watch.cancel()
         self._watches.clear()
@@ -64,7 +64,7 @@ class Client:
                 self._table.set(key, value)
 
     def dismiss(self) -> None:
-        """The server ends: say so, and forget what the client bequeathed."""
+        """Send the goodbye of the server, and drop the client's wills."""
         self._wills.clear()
         self._dismissed = True
         self._answer(FAREWELL, True, None)

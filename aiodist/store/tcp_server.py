@@ -23,14 +23,14 @@ _FLUSH_SECONDS = 0.5
 
 _SPARE = 64
 _MANY = 1024
-"""Clients that may be greeting at the same moment where nobody said how many there are."""
+"""Clients that may be greeting at the same moment if the expected number is unknown."""
 
 
 class TcpStoreServer:
-    """Serves a store at ``host``:``port`` until closed. Make it with `start`.
+    """Serve a store at ``host``:``port`` until closed. Make it with `start`.
 
-    Whoever connects must greet as an aiodist client that knows the job's secret; others are
-    refused with one line in the log ``aiodist.store``. Usable as an async context manager.
+    A client must greet as an aiodist client that knows the job's secret. Others are refused with
+    one line in the log ``aiodist.store``. Usable as an async context manager.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class TcpStoreServer:
         max_frame: int,
         seal: Seal | None,
     ) -> None:
-        """Not for users: `start` makes one that listens."""
+        """Create a server that does not listen. Users call `start` instead."""
         self.host = host
         self.port = port
         self._secret = secret
@@ -69,17 +69,18 @@ class TcpStoreServer:
         certificates: Certificates | None = None,
         seal: Seal | None = None,
     ) -> TcpStoreServer:
-        """Listen at ``host``, an address or a name of this machine, and no other address.
+        """Listen at ``host``, an address or a name of this machine, and at no other address.
 
-        ``host`` "0.0.0.0" or "::" asks for every address of the family. ``port`` 0 takes a free
-        one: see the attribute ``port``. With ``expected_clients``, the server stops accepting
-        once that many are connected at the same time: the port is free for the next job's
-        server, and nobody of the next job meets this one. ``secret``: the job's; without one
-        every aiodist client may come. ``max_frame``: bytes of the longest message.
-        ``certificates``: clients must come by TLS, with a certificate of the same authority.
-        ``seal``: the secret as a credential, for clients that ask for it; None tells them nothing.
+        ``host``: "0.0.0.0" or "::" asks for every address of the family. ``port``: 0 takes a free
+        one, see the attribute ``port``. ``expected_clients``: the server stops accepting once that
+        many are connected at the same time, so the port is free for the next job's server, and no
+        client of the next job meets this one. ``secret``: the job's; without one every aiodist
+        client may connect. ``max_frame``: bytes of the longest message. ``certificates``: clients
+        must connect by TLS, with a certificate of the same authority. ``seal``: the secret as a
+        credential, for clients that ask for it; None tells them nothing.
 
-        Raises DistStoreError for a name that does not resolve, a port in use, a foreign address.
+        Raises DistStoreError for a name that does not resolve, a port in use, or an address of
+        another machine.
         """
         tls: dict[str, Any] = {}
         if certificates is not None:
@@ -109,23 +110,25 @@ class TcpStoreServer:
 
     @property
     def clients(self) -> int:
-        """How many clients are connected."""
+        """Return how many clients are connected."""
         return len(self._clients)
 
     def store(self) -> MemoryStore:
-        """The server's keys for its own process, without a connection. Lives as long as it does."""
+        """Return a store over the server's keys for its own process. It lives as long as the
+        server.
+        """
         return MemoryStore(self._table)
 
     def stop_accepting(self) -> None:
-        """Give the port back; clients that are connected stay. Idempotent."""
+        """Release the port; connected clients stay. Idempotent."""
         listeners, self._listeners = self._listeners, []
         for listener in listeners:
             listener.close()
 
     async def close(self) -> None:
-        """Send what is answered, and that this is the end; then drop all clients and the port.
+        """Send the pending answers and a goodbye, then drop all clients and the port.
 
-        What clients have bequeathed is void. Idempotent; never raises.
+        The wills of the clients are dropped. Idempotent; never raises.
         """
         self.stop_accepting()
         for client in self._clients:
@@ -141,7 +144,7 @@ class TcpStoreServer:
                 await asyncio.wait(late)
 
     def close_in_child(self) -> None:
-        """In a forked child: give back inherited sockets; the parent goes on serving."""
+        """Release inherited sockets in a forked child; the parent goes on serving."""
         close_inherited([*self._tasks.values(), *self._listeners])
 
     async def __aenter__(self) -> TcpStoreServer:
@@ -178,10 +181,10 @@ class TcpStoreServer:
                 self._enough()
                 while True:
                     client.handle(await read_message(reader, self._max_frame))
-                    # A client that does not read its answers gets no further ones.
+                    # A client that does not read its answers gets no more of them.
                     await writer.drain()
         except (asyncio.IncompleteReadError, OSError):
-            pass  # it has left; whether it should have is not for the store to say
+            pass  # the client has left; the store does not judge that
         except DistStoreError as error:
             _log.warning("store at %s: dropped the client %s: %s", self.address, name, error)
             writer.transport.abort()
@@ -210,7 +213,7 @@ class TcpStoreServer:
             why = f"it did not greet within {_GREETING_SECONDS:g} s"
         except StrangerError as error:
             if not error.first:
-                return False  # it may have given up, and this server may be closing
+                return False  # the client may have given up, or this server may be closing
             why = str(error)
         else:
             return True

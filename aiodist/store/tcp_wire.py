@@ -1,10 +1,10 @@
-"""What the TCP store's two sides say to each other.
+"""The protocol between the two sides of the TCP store.
 
-After the greeting (`tcp_greeting`) frames: four bytes of length, big-endian, and a msgpack array.
-A request is ``[id, operation, *arguments]``; its answer ``[id, ok, value]``, in any order, where
-a value that is not ok is the error's sentence. ``cancel`` takes the id of a waiting request,
-withdraws it, and answers with the keys it still missed. ``bequeath`` is answered with the host name
-and process id of the server. A server that ends in good order says so with the id -1.
+After the greeting (`tcp_greeting`) come frames: four bytes of length, big-endian, and a msgpack
+array. A request is ``[id, operation, *arguments]``. Its answer is ``[id, ok, value]``, in any
+order; if ``ok`` is false, the value is the error's text. ``cancel`` takes the id of a waiting
+request, withdraws it, and answers with the keys it still missed. ``bequeath`` is answered with the
+host name and process id of the server. A server that ends in good order says so with the id -1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgpack
 from aiodist.errors import DistStoreError
 
 MAX_FRAME = 64 * 2**20
-"""Bytes of one frame, so the size of a value that the store takes."""
+"""Bytes of one frame, which limits the size of a value."""
 
 FAREWELL = -1
 """The id of the message that ends a connection in good order."""
@@ -29,7 +29,7 @@ _LENGTH = struct.Struct(">I")
 
 
 def pack(message: Sequence[Any], max_frame: int) -> bytes:
-    """One frame. Raises DistStoreError for one that is too long."""
+    """Return one frame. Raises DistStoreError if it is too long."""
     body: bytes = msgpack.packb(message)
     if len(body) > max_frame:
         raise DistStoreError(
@@ -40,10 +40,10 @@ def pack(message: Sequence[Any], max_frame: int) -> bytes:
 
 
 def close_inherited(owners: Iterable[asyncio.StreamWriter | asyncio.Server]) -> None:
-    """In a forked child: end the sockets of streams and servers for this process alone.
+    """End the sockets of streams and servers for this process alone, in a forked child.
 
-    Their descriptors become /dev/null: the objects that own the numbers, asyncio's or uvloop's,
-    stay as they are, and may close them whenever they like.
+    Their descriptors become /dev/null. The objects of asyncio or uvloop that own the numbers stay
+    as they are, and may close them at any time.
     """
     numbers: list[int] = []
     for owner in owners:
@@ -59,12 +59,12 @@ def close_inherited(owners: Iterable[asyncio.StreamWriter | asyncio.Server]) -> 
 
 
 async def read_message(reader: asyncio.StreamReader, max_frame: int) -> list[Any]:
-    """The next frame's array. Raises DistStoreError for bytes that no side of the store sends.
+    """Return the next frame's array. Raises DistStoreError for malformed bytes.
 
-    asyncio.IncompleteReadError at the end of the stream.
+    Raises asyncio.IncompleteReadError at the end of the stream.
     """
     (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-    # Before any memory is taken for it: the length is the other side's word.
+    # Check before allocating: the other side has not proven that the length is true.
     if length > max_frame:
         raise DistStoreError(f"a frame of {length} bytes is over the limit of {max_frame}")
     body = await reader.readexactly(length)

@@ -1,4 +1,4 @@
-"""torch.distributed's stores behind aiodist's interface. Is handed one: does not import torch."""
+"""Adapt torch.distributed's stores to aiodist's interface, without importing torch."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ CALL_SECONDS = 300.0
 
 
 class TorchStore(Store):
-    """Wraps any ``torch.distributed.Store``: TCPStore, FileStore, HashStore, PrefixStore.
+    """Wrap any ``torch.distributed.Store``: TCPStore, FileStore, HashStore, PrefixStore.
 
     torch's calls block, so they run one after the other in a thread of this object. None of them
-    waits for keys: waiting is asking again with growing pauses of at most 20 ms, so it can be
-    cancelled, and no thread is stuck in it when the interpreter ends. ``delete_key`` asks first
-    whether the key is there (torch's FileStore does not say), so of two deletions at the same
-    moment both may return True. Usable as an async context manager.
+    waits for keys. A wait polls with growing pauses of at most 20 ms, so it can be cancelled, and
+    no thread is stuck in it when the interpreter ends. ``delete_key`` first asks whether the key is
+    set, because torch's FileStore does not say. Of two deletions at the same moment both may
+    therefore return True. Usable as an async context manager.
     """
 
     def __init__(self, store: Any, *, call_timeout: float = CALL_SECONDS) -> None:
-        """``store`` stays the caller's: its own timeout is not changed, and it is not closed.
+        """Wrap ``store``, which stays the caller's: its own timeout is not changed, and it is not
+        closed.
 
         ``call_timeout``: seconds after which a call that does not wait for keys counts as failed.
         """
@@ -37,7 +38,7 @@ class TorchStore(Store):
         self._call_timeout = to_seconds(call_timeout)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="aiodist-torch-store")
         self._closed = False
-        # No value of anybody else's: see get().
+        # A value that no other handle writes: see get().
         self._nothing = os.urandom(16).hex()
 
     async def set(self, key: str, value: bytes) -> None:
@@ -45,16 +46,16 @@ class TorchStore(Store):
 
         def set_now() -> None:
             self.store.set(key, given)
-            # torch's TCPStore sends a value and does not wait: until the server has answered to what
-            # comes behind, others may still get the value before.
+            # torch's TCPStore sends a value without waiting for the server. Until the server has
+            # answered the next call, other ranks may still read the former value.
             self.store.check([key])
 
         await self._call(set_now)
 
     async def get_until(self, key: str, deadline: Deadline) -> bytes:
-        # torch's get() waits, and nobody can call it back. compare_set with a value that nobody
-        # has is a get() that does not: it writes nothing and answers with what is there, or with
-        # the value that was expected.
+        # torch's get() blocks and cannot be cancelled. compare_set with an expected value that no
+        # key has does not block: it writes nothing and returns the present value, or the expected
+        # value if there is none.
         nothing = self._nothing
         for pause in pauses():
             value: bytes = await self._call(self.store.compare_set, key, nothing, nothing)
@@ -96,7 +97,7 @@ class TorchStore(Store):
     async def close(self) -> None:
         """End this object's thread. The torch store stays open. Idempotent; never raises."""
         self._closed = True
-        # Not cancelled: a queued call is short, and whoever awaits it gets its answer.
+        # Queued calls are not cancelled: they are short, and their callers get an answer.
         self._pool.shutdown(wait=False)
 
     async def __aenter__(self) -> TorchStore:

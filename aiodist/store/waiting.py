@@ -1,4 +1,4 @@
-"""What the stores' waits have in common: limits, pauses between polls, the timeout's sentence."""
+"""What the stores' waits have in common: limits, pauses between polls, errors."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ LONGEST_PAUSE = 0.02
 
 
 def limit(deadline: Deadline) -> float | None:
-    """Seconds left, as asyncio wants them: None where there is no limit."""
+    """Return the seconds left as asyncio takes them: None without a limit."""
     left = deadline.remaining()
     return None if math.isinf(left) else left
 
 
 def pauses(longest: float = LONGEST_PAUSE, first: float = FIRST_PAUSE) -> Iterator[float]:
-    """Seconds to sleep between polls: growing by half each time up to ``longest``, for ever."""
+    """Yield seconds to sleep between polls, growing by half each time up to ``longest``, without
+    end.
+    """
     pause = first
     while True:
         yield pause
@@ -31,21 +33,21 @@ def pauses(longest: float = LONGEST_PAUSE, first: float = FIRST_PAUSE) -> Iterat
 
 
 def timed_out(keys: Sequence[str], deadline: Deadline) -> StoreTimeoutError:
-    """The error for ``keys`` that did not appear by ``deadline``."""
+    """Return the error for ``keys`` that were not set by ``deadline``."""
     names = ", ".join(repr(key) for key in keys[:8])
     if len(keys) > 8:
         names += f" and {len(keys) - 8} more"
     noun = "key" if len(keys) == 1 else "keys"
     after = "" if deadline.timeout is None else f" within {deadline.timeout:g} s"
     return StoreTimeoutError(
-        f"nobody set {noun} {names} in the store{after}: the rank that should have done it has "
-        "not come so far, or waits elsewhere",
+        f"no rank set {noun} {names} in the store{after}: the rank that should have done it has "
+        "not arrived yet, or waits elsewhere",
         keys=keys,
     )
 
 
 async def in_time(call: Awaitable[T], deadline: Deadline) -> T:
-    """The result of a call that waits for no key, by ``deadline``. Raises StoreTimeoutError."""
+    """Return the result of a call that waits for no key. Raises StoreTimeoutError at ``deadline``."""
     try:
         async with asyncio.timeout(limit(deadline)):
             return await call
@@ -59,12 +61,12 @@ async def in_time(call: Awaitable[T], deadline: Deadline) -> T:
 
 
 def closed(what: str) -> DistStoreError:
-    """The error for a call on a handle after its ``close``."""
+    """Return the error for a call on a handle after its ``close``."""
     return DistStoreError(f"{what} is closed on this side; open it again to go on")
 
 
 def check_value(value: object) -> bytes:
-    """``value`` as bytes of its own. Raises TypeError for what is no bytes."""
+    """Return a copy of ``value`` as bytes. Raises TypeError for other types."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, (bytearray, memoryview)):
