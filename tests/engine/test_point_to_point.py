@@ -198,7 +198,7 @@ async def test_a_timed_out_receive_tells_of_messages_with_another_tag(ranks: Run
         else:
             await dist.recv(np.zeros(1), 0, tag=4)
             error = await outcome(dist.irecv(np.zeros(1), 0, tag=3, timeout=0.02))
-            assert "rank 0, from where tensors with tag 5 have come that nobody" in str(error)
+            assert "rank 0, from where tensors with tag 5 have come that no receive" in str(error)
             await dist.recv(np.zeros(1), 0, tag=5)
         await dist.barrier()
 
