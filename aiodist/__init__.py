@@ -99,14 +99,17 @@ from aiodist.errors import (
     NotInitializedError,
     PeerLostError,
     ProtocolError,
+    ServiceClosedError,
     StoreTimeoutError,
     StreamClosedError,
+    WorkerError,
 )
 from aiodist.groups.backend import ObjectStream, Received, ReceivedObject
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import Operation
 from aiodist.rank_processes import Cluster as cluster  # noqa: N813    # called like a function
 from aiodist.rank_processes import RanksError
+from aiodist.service import Service, serving
 from aiodist.spawn import spawn
 from aiodist.store import FileStore, MemoryStore, PrefixStore, Store, TcpStore, TcpStoreServer
 from aiodist.types import Backend, ReduceOp, reduce_op
@@ -143,12 +146,15 @@ __all__ = [
     "Received",
     "ReceivedObject",
     "ReduceOp",
+    "Service",
+    "ServiceClosedError",
     "Store",
     "StoreTimeoutError",
     "StreamClosedError",
     "TcpStore",
     "TcpStoreServer",
     "Work",
+    "WorkerError",
     "abort_process_group",
     "all_gather",
     "all_gather_coalesced",
@@ -223,6 +229,7 @@ __all__ = [
     "send",
     "send_object",
     "send_object_list",
+    "serving",
     "shrink",
     "spawn",
     "split_group",

@@ -17,6 +17,8 @@ The tree, with torch's names where torch has one::
         ├── DistNetworkError             the network between ranks
         │   ├── HandshakeError           the other side is not a rank of this job, or speaks another version
         │   └── ProtocolError            bytes that no rank of this version sends
+        ├── WorkerError                  a service's handler raised on another rank
+        ├── ServiceClosedError           a service has ended: it answers no more
         ├── StreamClosedError            the other end of a stream was closed, or given up
         └── DistStoreError               the rendezvous store
             └── StoreTimeoutError        also a TimeoutError: a key did not appear in time
@@ -231,6 +233,26 @@ class PeerLostError(GroupEndedError, DistNetworkError):
 
 class StreamClosedError(DistError):
     """The other end of a stream was closed, or was given up."""
+
+
+class ServiceClosedError(DistError):
+    """The service has ended on this rank: its leader has left the block of `aiodist.serving`."""
+
+
+class WorkerError(DistError):
+    """The handler of a service raised on rank ``rank``: ``kind`` names the class of its exception.
+
+    ``traceback``: that of the exception there, as text.
+    """
+
+    rank: int
+    kind: str
+    traceback: str
+
+    def __init__(
+        self, message: str, *, rank: int = -1, kind: str = "", traceback: str = "", **fields: Any
+    ) -> None:
+        super().__init__(message, rank=rank, kind=kind, traceback=traceback, **fields)
 
 
 class DistStoreError(DistError):

@@ -30,7 +30,7 @@ LAYERS: tuple[tuple[frozenset[str], ...], ...] = (
     (frozenset({"groups"}), frozenset({"simulate"})),
     (frozenset({"backends"}),),
     (frozenset({"api"}),),
-    (frozenset({"tuning"}),),
+    (frozenset({"tuning"}), frozenset({"service"})),
     (
         frozenset({"sync"}),
         frozenset({"launch", "spawn", "__main__"}),

@@ -1,0 +1,107 @@
+"""The leader's queue of requests, and of what else happens between them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from aiodist.errors import DistError
+
+
+class Request:
+    """One call of a caller. ``answer`` is cancelled where the caller was."""
+
+    __slots__ = ("answer", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def succeed(self, result: Any) -> None:
+        """Give the caller ``result``, or raise it there if it is an exception."""
+        if self.answer.done():
+            return
+        if isinstance(result, Exception):
+            self.answer.set_exception(result)
+            self.answer.exception()  # a caller that was cancelled at this moment does not ask
+        else:
+            self.answer.set_result(result)
+
+    def fail(self, error: Exception) -> None:
+        """Raise ``error`` at the caller."""
+        self.succeed(error.again() if isinstance(error, DistError) else error)
+
+
+class Admission(Request):
+    """A call of `Service.grow`: ``value`` are the ranks that wait to be taken in."""
+
+
+class RequestQueue:
+    """Requests in the order of their calls. It outlives groups: what waits is served by the next one."""
+
+    def __init__(self) -> None:
+        self._requests: deque[Request] = deque()
+        self._changed = asyncio.Event()
+        self.is_closed = False
+
+    def add(self, request: Request) -> None:
+        """Queue ``request``; an `Admission` goes before all others."""
+        if isinstance(request, Admission):
+            self._requests.appendleft(request)
+        else:
+            self._requests.append(request)
+        self._changed.set()
+
+    def put_back(self, requests: Sequence[Request]) -> None:
+        """Queue again, before all others, what was taken and not begun."""
+        self._requests.extendleft(reversed(requests))
+        self._changed.set()
+
+    def close(self, error: Exception) -> None:
+        """Fail what waits with ``error``; `take` returns nothing from here on. Idempotent."""
+        self.is_closed = True
+        while self._requests:
+            self._requests.popleft().fail(error)
+        self._changed.set()
+
+    def __len__(self) -> int:
+        return sum(not request.answer.done() for request in self._requests)
+
+    async def take(self, most: int, delay: float) -> Sequence[Request]:
+        """Wait for requests and take up to ``most`` of them, or one `Admission` alone.
+
+        The first one waits ``delay`` seconds for others. Returns nothing where the queue is closed.
+        Cancelled, it takes none.
+        """
+        while not self._waiting():
+            if self.is_closed:
+                return ()
+            await self._next_change()
+        if delay > 0:
+            try:
+                async with asyncio.timeout(delay):
+                    while self._waiting() < most and not self._is_urgent():
+                        await self._next_change()
+            except TimeoutError:
+                pass
+        taken: list[Request] = []
+        while self._waiting() and len(taken) < most:
+            if isinstance(self._requests[0], Admission):
+                return taken or [self._requests.popleft()]
+            taken.append(self._requests.popleft())
+        return taken or await self.take(most, delay)
+
+    async def _next_change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _is_urgent(self) -> bool:
+        return self.is_closed or isinstance(self._requests[0], Admission)
+
+    def _waiting(self) -> int:
+        """How many wait, without those at the front whose callers were cancelled."""
+        while self._requests and self._requests[0].answer.done():
+            self._requests.popleft()
+        return len(self._requests)

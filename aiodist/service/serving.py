@@ -1,0 +1,303 @@
+"""``serving``: a leader takes requests from many callers, and all ranks carry them out in one order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiodist.api.collectives import Timeout
+from aiodist.api.objects import all_gather_object
+from aiodist.api.process_group import ProcessGroup, handle_of
+from aiodist.api.recovery import grow, shrink
+from aiodist.api.rejoining import meeting_place, waiting_at
+from aiodist.deadline import Deadline
+from aiodist.errors import (
+    CollectiveCancelledError,
+    CollectiveTimeoutError,
+    GroupEndedError,
+    InvalidUsageError,
+    ServiceClosedError,
+)
+from aiodist.groups.checks import check_int, check_tag
+from aiodist.groups.world import current_world
+from aiodist.service.following import follow
+from aiodist.service.leading import Handler, Leader
+from aiodist.service.requests import Admission, Request, RequestQueue
+from aiodist.store.waiting import pauses
+
+Worker = Callable[[], Awaitable[Handler]]
+
+_NO_RANK = -1
+
+_ADMISSION_SECONDS = 5.0
+"""How long all ranks wait for newcomers that the leader has already seen at the store."""
+
+_LONGEST_PAUSE = 0.1
+"""Seconds between two looks at the store for newcomers."""
+
+
+class Service:
+    """One rank's part of a service. `serving` makes it."""
+
+    def __init__(self, worker: Worker, batching: tuple[int, float], store: Any, tag: int) -> None:
+        """Arguments as for `serving`; ``batching``: ``max_batch`` and ``max_delay``."""
+        self._worker = worker
+        self._batching = batching
+        self._store = store
+        self._tag = tag
+        self._world = current_world()
+        self._group = handle_of(self._world.default_group())
+        self._queue = RequestQueue()
+        self._leader = _NO_RANK
+        self._handler: Handler | None = None
+        self._prepared: list[int] = []  # the ranks that the handler was made for
+        self._changed = asyncio.Condition()
+        self._is_serving = False
+        self._is_over = False
+        self._running = asyncio.ensure_future(self._run())
+
+    # -- for users
+
+    @property
+    def group(self) -> ProcessGroup:
+        """The group that serves now. It changes when ranks are lost and when others come."""
+        return self._group
+
+    @property
+    def leader(self) -> int:
+        """The global rank of the leader; -1 before the ranks have agreed on it."""
+        return self._leader
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether the ranks are ready for requests; not while they load, or make a new group."""
+        return self._is_serving
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait on this rank for their batch."""
+        return len(self._queue)
+
+    async def call(self, request: Any) -> Any:
+        """Have ``request`` carried out by all ranks; return the leader's result. Only on the leader.
+
+        ``request``: what `aiodist.send_object` takes. Any number of tasks may call. Requests that
+        wait while the ranks make a new group are carried out by that one.
+
+        Cancelled while it waits, the request is dropped. Cancelled in its batch, the batch is carried
+        out to its end on all ranks, and the result is dropped: the order of the collectives stays.
+
+        Raises what the handler raised: on the leader the exception itself, on a worker WorkerError,
+        or its error of aiodist's own. Raises PeerLostError or GroupRevokedError where the group ended
+        in the middle of its batch; whether its effects took place is not known then. Raises TypeError
+        for a request that cannot travel, ServiceClosedError after the end of the service,
+        InvalidUsageError on another rank.
+        """
+        return await self._submit(Request(request))
+
+    async def grow(self, ranks: Sequence[int] = (), timeout: Timeout = None) -> ProcessGroup:
+        """Take in processes that wait in `aiodist.rejoin`; return the new group. Only on the leader.
+
+        Requests are carried out until ``ranks`` wait at the store, or where none are given one lost
+        rank at least. Then all ranks make the new group and call ``worker`` again. ``timeout``
+        (seconds or a timedelta): the group's where None.
+
+        Raises CollectiveTimeoutError where they did not come in time, InvalidUsageError where there is
+        no store, and what `call` raises. Cancelled, it may be called again.
+        """
+        group = self._group
+        deadline = Deadline(group.timeout if timeout is None else timeout)
+        wanted = set(ranks)
+        async with meeting_place(self._world, self._store, deadline) as place:
+            for pause in pauses(_LONGEST_PAUSE):
+                lost = [rank for rank in self._group.lineage if rank not in self._group.ranks]
+                there = {newcomer.rank for newcomer in await waiting_at(place, lost)}
+                if wanted & set(lost) <= there and (there or wanted):
+                    break
+                if deadline.expired():
+                    missing = sorted((wanted or set(lost)) - there)
+                    raise CollectiveTimeoutError(
+                        f"grow of the service timed out after {deadline.timeout:g} s: no process "
+                        f"came for a lost rank{(missing and f', of {missing}') or ''}",
+                        operation="grow",
+                        group=group.group_name,
+                        rank=group.global_rank,
+                        waiting_for=missing,
+                    )
+                await asyncio.sleep(min(pause, deadline.remaining()))
+        if not there:
+            return self._group
+        grown: ProcessGroup = await self._submit(Admission(sorted(there)))
+        return grown
+
+    async def until_leader(self) -> bool:
+        """Wait until this rank leads the service and serves; return False when the service has ended.
+
+        The first leader is the group's first rank. When a leader is lost, the first rank of those that
+        are left takes its place. Raises what ended the service on this rank.
+        """
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._is_over or self._leads)
+        if self._is_over:
+            await self.until_closed()
+        return not self._is_over
+
+    async def until_closed(self) -> None:
+        """Wait for the end of the service. Raises what ended it on this rank."""
+        await asyncio.wait({self._running})
+        self._running.result()
+
+    # -- the row of groups
+
+    @property
+    def _leads(self) -> bool:
+        return self._is_serving and self._leader == self._group.global_rank
+
+    async def _submit(self, request: Request) -> Any:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._is_over or self._leader != _NO_RANK)
+        if self._leader not in (_NO_RANK, self._group.global_rank):
+            raise InvalidUsageError(
+                f"rank {self._leader} leads the service: call() is for that rank alone"
+            )
+        if self._queue.is_closed:
+            raise _closed()
+        self._queue.add(request)
+        return await request.answer
+
+    async def _run(self) -> None:
+        """Serve in one group after the other, until the leader ends the service."""
+        try:
+            while True:
+                try:
+                    if await self._serve():
+                        return
+                    self._group = handle_of(self._world.default_group())
+                except (GroupEndedError, CollectiveCancelledError):
+                    await self._note(serving=False)
+                    self._group = await shrink(self._group)
+        finally:
+            self._is_over = True
+            self._queue.close(_closed())
+            await self._note(serving=False)
+
+    async def _serve(self) -> bool:
+        """Serve in the present group. Returns whether the service has ended."""
+        group = self._group
+        while not await self._agree(group):
+            self._handler = await self._worker()
+            self._prepared = list(group.ranks)
+        assert self._handler is not None  # the ranks have agreed that all have one
+        await self._note(serving=True)
+        try:
+            if self._leader != group.global_rank:
+                return await follow(group, self._leader, self._handler, self._tag, self._take_in)
+            leader = Leader(
+                group, self._handler, self._queue, self._batching, self._tag, self._take_in
+            )
+            return await leader.run()
+        finally:
+            await self._note(serving=False)
+
+    async def _agree(self, group: ProcessGroup) -> bool:
+        """Agree with the other ranks on the leader; return whether all are prepared for this group.
+
+        A leader stays the leader, also where a newcomer takes the first place in the group. Where one
+        rank is not prepared, all call ``worker``, for it may use collectives.
+        """
+        told: list[Any] = [None] * group.n_ranks
+        await all_gather_object(told, [self._leader, self._prepared], group)
+        known = [leader for leader, _ in told if leader in group.ranks]
+        settled = [rank for rank in group.ranks if rank not in group.newcomers]
+        self._leader = min(known, default=(settled or list(group.ranks))[0])
+        return all(prepared == list(group.ranks) for _, prepared in told)
+
+    async def _take_in(self, ranks: Sequence[int]) -> ProcessGroup:
+        return await grow(self._store, ranks, _ADMISSION_SECONDS)
+
+    async def _note(self, *, serving: bool) -> None:
+        async with self._changed:
+            self._is_serving = serving
+            self._changed.notify_all()
+
+    # -- the end
+
+    async def _leave(self) -> None:
+        """End the service if this rank leads it, now or later; return when it has ended."""
+        self._queue.close(_closed())
+        await self.until_closed()
+
+    async def _abandon(self) -> None:
+        """Stop at once."""
+        self._running.cancel()
+        await asyncio.wait({self._running})
+        if not self._running.cancelled():
+            self._running.exception()  # the block's own error is raised
+
+
+def _closed() -> ServiceClosedError:
+    return ServiceClosedError("the service has ended on this rank: it answers no more requests")
+
+
+@asynccontextmanager
+async def serving(
+    worker: Worker,
+    *,
+    max_batch: int = 1,
+    max_delay: float = 0.0,
+    store: Any | None = None,
+    tag: int = 0,
+) -> AsyncIterator[Service]:
+    """Serve requests by all ranks of the default group. All ranks enter it::
+
+        async def worker():
+            weight = load_shard(dist.get_rank(), dist.get_world_size())
+
+            async def forward(requests):
+                sums = [weight @ x for x in requests]
+                await asyncio.gather(*map(dist.all_reduce, sums))
+                return sums
+
+            return forward
+
+        async with dist.serving(worker, max_batch=8) as service:
+            if await service.until_leader():
+                await accept_clients(service.call)
+
+    ``worker()`` runs on every rank at the start, and again when ranks were lost or have come. It
+    returns the handler. The handler gets a list of requests on all ranks, the same one, and returns one
+    result for each; those of the leader go to the callers, and a result that is an exception is raised
+    there. Both use operations of the default group, which is another one after a loss: they must not
+    keep ``dist.group.WORLD``. No other code may use collectives of that group meanwhile.
+
+    ``max_batch``: the most requests that the handler gets at once: those that waited while the one
+    before was carried out. ``max_delay``: the seconds that a request waits for others. ``store``: where
+    newcomers ask, as for `aiodist.grow`. ``tag``: of the streams between the leader and its workers.
+
+    When a rank is lost, the callers whose batch was being carried out get PeerLostError. The ranks that
+    are left make a new group by `aiodist.shrink` and go on. Where an error leaves the ranks out of step,
+    they make a new group, too, with the same ranks.
+
+    The service ends on all ranks when the leader leaves the block: the present batch ends, and waiting
+    callers get ServiceClosedError. A worker that comes to the end of its block waits for the leader's.
+    A block that raises, or is cancelled, stops this rank's part at once: destroy or abort the process
+    group then, so that the others go on without this rank. A rank that was replaced enters it after
+    `aiodist.rejoin`, with no other collective before.
+
+    Raises what ``worker`` raised, InvalidUsageError for impossible arguments, NotInitializedError.
+    """
+    check_int(max_batch, "max_batch")
+    if max_batch < 1:
+        raise InvalidUsageError(f"max_batch must be at least 1, not {max_batch}")
+    if not max_delay >= 0:
+        raise InvalidUsageError(f"max_delay must be 0 or more seconds, not {max_delay!r}")
+    current_world().group_here(None)
+    service = Service(worker, (max_batch, max_delay), store, check_tag(tag))
+    try:
+        yield service
+        await service._leave()
+    except BaseException:
+        await service._abandon()
+        raise

@@ -1,0 +1,255 @@
+"""A service of several ranks: one order for concurrent callers, errors, losses, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+import aiodist as dist
+from aiodist.testing import run_ranks
+from tests.engine.deaths import die
+from tests.limits import scaled
+
+
+async def summing():
+    """A worker whose handler adds up, over all ranks, what each makes of every request."""
+
+    async def forward(requests):
+        parts = [
+            np.asarray(request, dtype=np.float64) * (dist.get_rank() + 1) for request in requests
+        ]
+        await asyncio.gather(*(dist.all_reduce(part) for part in parts))
+        return parts
+
+    return forward
+
+
+async def serve(size, lead, worker=summing, **options):
+    """Run ``lead(service)`` on the leader of a service of ``size`` ranks; return its result."""
+    result = None
+
+    async def main(rank):
+        nonlocal result
+        async with dist.serving(worker, **options) as service:
+            if await service.until_leader():
+                result = await lead(service)
+
+    async with asyncio.timeout(scaled(20)):
+        await run_ranks(size, main)
+    return result
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("max_batch", [1, 8])
+async def test_each_of_many_concurrent_callers_gets_its_own_answer(size, max_batch):
+    factor = size * (size + 1) / 2
+
+    async def lead(service):
+        requests = [np.full(n % 7 + 1, float(n)) for n in range(60)]
+        answers = await asyncio.gather(*map(service.call, requests))
+        for request, answer in zip(requests, answers, strict=True):
+            assert np.array_equal(answer, request * factor)
+
+    await serve(size, lead, max_batch=max_batch)
+
+
+async def test_requests_that_wait_are_carried_out_together():
+    sizes = []
+
+    async def worker():
+        async def forward(requests):
+            if dist.get_rank() == 0:
+                sizes.append(len(requests))
+            await dist.barrier()
+            return requests
+
+        return forward
+
+    async def lead(service):
+        return await asyncio.gather(*map(service.call, range(20)))
+
+    assert await serve(2, lead, worker, max_batch=8, max_delay=5.0) == list(range(20))
+    assert sizes[:2] == [8, 8]
+    assert sum(sizes) == 20
+
+
+async def test_a_cancelled_caller_leaves_the_order_of_all_others():
+    async def lead(service):
+        calls = [asyncio.ensure_future(service.call([float(n)])) for n in range(40)]
+        await asyncio.wait(calls[:3], return_when=asyncio.FIRST_COMPLETED)
+        for call in calls[1::3]:  # done, in a batch, and waiting
+            call.cancel()
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        for n, answer in enumerate(answers):
+            if isinstance(answer, asyncio.CancelledError):
+                assert n % 3 == 1
+            else:
+                assert answer.tolist() == [n * 6.0]
+        assert sum(isinstance(answer, asyncio.CancelledError) for answer in answers) >= 5
+
+    await serve(3, lead, max_batch=2)
+
+
+@pytest.mark.parametrize("culprit", [0, 1, 2])
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_an_error_on_one_rank_reaches_its_caller_and_no_other(culprit, when):
+    made = []
+
+    async def worker():
+        made.append(dist.get_rank())
+
+        async def forward(requests):
+            part = np.ones(1)
+            fails = requests == ["bad"] and dist.get_rank() == culprit
+            if fails and when == "before":
+                raise KeyError("no such model")
+            await dist.all_reduce(part)
+            if fails:
+                raise KeyError("no such model")
+            return [part[0]]
+
+        return forward
+
+    async def lead(service):
+        requests = ["good", "bad", "good", "bad", "good"]
+        return await asyncio.gather(*map(service.call, requests), return_exceptions=True)
+
+    answers = await serve(3, lead, worker)
+    assert answers[::2] == [3.0] * 3
+    for error in answers[1::2]:
+        if culprit == 0:
+            assert isinstance(error, KeyError)
+        else:
+            assert isinstance(error, dist.WorkerError)
+            assert (error.rank, error.kind) == (culprit, "KeyError")
+            assert "no such model" in error.message
+            assert "forward" in error.traceback
+    assert sorted(made) == [0, 1, 2]  # the ranks stayed: nothing is loaded again
+
+
+async def test_an_error_on_all_ranks_needs_no_new_group():
+    async def worker():
+        async def forward(requests):
+            await dist.barrier()
+            raise ValueError(requests[0])
+
+        return forward
+
+    async def lead(service):
+        before = service.group
+        for text in ("one", "two"):
+            with pytest.raises(ValueError, match=text):
+                await service.call(text)
+        return service.group is before
+
+    assert await serve(3, lead, worker)
+
+
+async def test_a_result_that_is_an_exception_is_raised_at_its_caller_alone():
+    async def worker():
+        async def forward(requests):
+            return [ZeroDivisionError() if x == 0 else 1 / x for x in requests]
+
+        return forward
+
+    async def lead(service):
+        return await asyncio.gather(*map(service.call, [2, 0, 4]), return_exceptions=True)
+
+    first, second, third = await serve(2, lead, worker, max_batch=4)
+    assert (first, third) == (0.5, 0.25)
+    assert isinstance(second, ZeroDivisionError)
+
+
+async def test_a_request_that_cannot_travel_fails_alone():
+    async def lead(service):
+        calls = [service.call([1.0]), service.call(object()), service.call([2.0])]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    first, second, third = await serve(2, lead, max_batch=8)
+    assert (first.tolist(), third.tolist()) == ([3.0], [6.0])
+    assert isinstance(second, TypeError)
+
+
+async def test_a_handler_without_a_result_for_each_request_raises_at_the_callers():
+    async def worker():
+        async def forward(requests):
+            return None
+
+        return forward
+
+    async def lead(service):
+        with pytest.raises(dist.InvalidUsageError, match="one result for each"):
+            await service.call(1)
+
+    await serve(2, lead, worker)
+
+
+async def test_only_the_leader_calls_and_the_end_of_its_block_ends_the_service():
+    ends = []
+
+    async def main(rank):
+        async with dist.serving(summing) as service:
+            if await service.until_leader():
+                assert service.leader == rank == 0
+                assert (await service.call([1.0])).tolist() == [3.0]
+            else:
+                ends.append(rank)
+                await service.until_closed()
+        with pytest.raises(dist.ServiceClosedError if rank == 0 else dist.InvalidUsageError):
+            await service.call([1.0])
+        await dist.barrier()  # the group is as good as before
+
+    async with asyncio.timeout(scaled(20)):
+        await run_ranks(2, main)
+    assert ends == [1]
+
+
+async def test_callers_that_wait_when_the_leader_leaves_get_an_error():
+    async def lead(service):
+        calls = [asyncio.ensure_future(service.call([1.0])) for _ in range(20)]
+        await calls[0]
+        return calls
+
+    calls = await serve(2, lead)
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    closed = [answer for answer in answers if isinstance(answer, dist.ServiceClosedError)]
+    assert closed
+    assert all(isinstance(answer, np.ndarray) for answer in answers[: -len(closed)])
+
+
+@pytest.mark.parametrize("options", [{"max_batch": 0}, {"max_delay": -1.0}])
+async def test_impossible_arguments_raise_at_once(options):
+    async def main(rank):
+        with pytest.raises(dist.InvalidUsageError):
+            async with dist.serving(summing, **options):
+                pass
+
+    await run_ranks(1, main)
+
+
+async def test_when_the_leader_dies_the_next_rank_leads():
+    led = []
+
+    async def main(rank):
+        async with dist.serving(summing) as service:
+            if not await service.until_leader():
+                return
+            led.append(rank)
+            assert service.leader == rank
+            if rank == 0:
+                await service.call([1.0])
+                await die()
+                raise asyncio.CancelledError
+            assert (await service.call([1.0])).tolist() == [3.0]
+
+    async def all_but_the_dead(rank):
+        try:
+            await main(rank)
+        except asyncio.CancelledError:
+            assert rank == 0
+
+    async with asyncio.timeout(scaled(20)):
+        await run_ranks(3, all_but_the_dead)
+    assert led == [0, 1]
