@@ -5,7 +5,7 @@
 #   make PYTHON=/path/to/python3.12 ...   to choose the interpreter of a new .venv
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format types imported pytest matrix soak fuzz test-slurm test-gpu test-gpu-emulated test-torch-versions check-torch-versions test-install test-ecosystem bench bench-mpi bench-network recipes clean distclean
+.PHONY: help install demo test lint format generated types imported pytest matrix soak fuzz test-slurm test-gpu test-gpu-emulated test-torch-versions check-torch-versions test-install test-ecosystem bench bench-mpi bench-network recipes clean distclean
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 # Tests and launchers start hundreds of processes: none of them compiles what another one has.
@@ -25,6 +25,7 @@ help:
 	@echo "make soak       eight ranks at work for five minutes: nothing may grow"
 	@echo "make fuzz       coverage-guided fuzzing of all that reads a stranger's bytes"
 	@echo "make format     let ruff mend what it can"
+	@echo "make generated  write the blocking API and the methods of a group from aiodist/api"
 	@echo "make test-slurm jobs of a real Slurm on two hosts of network namespaces (root; installs slurm-wlm and munge)"
 	@echo "make test-gpu   the tests that need a GPU, with the python3 of this machine as it is"
 	@echo "make test-gpu-emulated   the same without one, on emulated devices (installs torch for CUDA: gigabytes)"
@@ -96,6 +97,9 @@ lint: $(STAMP)
 format: $(STAMP)
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+generated: $(STAMP)
+	@$(BIN)/python -m tests.sync.generate
 
 types: $(STAMP)
 	@echo "== types: mypy --strict aiodist"

@@ -295,10 +295,9 @@ def all_to_all_single(
 def barrier(
     group: Group | None = None,
     device_ids: Sequence[int] | None = None,
-    *,
     timeout: Timeout = None,
 ) -> Work[None]:
-    """Done when all ranks of the group have called it. ``device_ids`` is for GPU backends."""
+    """Wait until all ranks of the group have called it. ``device_ids`` is for GPU backends."""
     pg = current_world().group(group)
     return pg.backend.barrier(to_seconds(timeout))
 
@@ -306,7 +305,7 @@ def barrier(
 def monitored_barrier(
     group: Group | None = None, timeout: Timeout = None, wait_all_ranks: bool = False
 ) -> Work[None]:
-    """A barrier whose CollectiveTimeoutError, on every rank that came, names all that did not.
+    """Wait for all ranks as `barrier`; its CollectiveTimeoutError names all ranks that did not come.
 
     Its ``waiting_for`` lists them, and ``last_finished`` says what each of them did last.
     ``timeout`` (seconds or timedelta) is the group's where None.

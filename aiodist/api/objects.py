@@ -106,7 +106,10 @@ def gather_object(
     allow_pickle: bool | None = None,
     timeout: Timeout = None,
 ) -> Work[None]:
-    """Fill ``object_gather_list[r]`` on rank ``dst`` (default: the group's first) with rank r's ``obj``."""
+    """Fill ``object_gather_list[r]`` on rank ``dst`` with rank r's ``obj``.
+
+    ``dst``: the group's first rank where None.
+    """
     pg = current_world().group(group)
     root = check_rank(pg, dst, group_dst, "dst", default=0)
     objects = check_root_list(object_gather_list, "object_gather_list", pg, root)

@@ -71,7 +71,11 @@ def send(
     *,
     timeout: Timeout = None,
 ) -> Work[None]:
-    """The same as `isend`: in the async API every operation starts at the call."""
+    """Send ``tensor`` to rank ``dst``, as `isend` does.
+
+    In the async API both start at the call. In the blocking API `send` returns when the memory of
+    ``tensor`` may be changed again.
+    """
     return isend(tensor, dst, group, tag, group_dst=group_dst, timeout=timeout)
 
 
@@ -108,10 +112,11 @@ def recv(
     *,
     timeout: Timeout = None,
 ) -> Work[Any]:
-    """With a tensor the same as `irecv`: its result is the sender's rank.
+    """Receive a tensor from rank ``src``, or from any rank where None.
 
-    Without one, the message brings kind, dtype and shape, and the result is a `Received`
-    (tensor, source).
+    With ``tensor`` it does as `irecv`: it receives into that tensor, and the result is the sender's
+    global rank. Without one, the message brings kind, dtype and shape, and the result is a
+    `Received` (tensor, source).
     """
     if tensor is not None:
         return irecv(tensor, src, group, tag, group_src=group_src, timeout=timeout)

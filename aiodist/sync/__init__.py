@@ -32,6 +32,7 @@ from aiodist.api.objects import register_type
 from aiodist.api.observing import dump_operations, recent_operations
 from aiodist.api.p2p import P2POp
 from aiodist.api.process_group import ProcessGroup
+from aiodist.api.recovery import revoke
 from aiodist.api.rejoining import get_restart_count, is_replacement
 from aiodist.errors import (
     CollectiveCancelledError,
@@ -106,7 +107,8 @@ from aiodist.sync.objects import (
     send_object_list,
 )
 from aiodist.sync.p2p import batch_isend_irecv, irecv, isend, recv, send
-from aiodist.sync.recovery import grow, register_elastic, rejoin, revoke, shrink, sync_state
+from aiodist.sync.recovery import grow, register_elastic, rejoin, shrink
+from aiodist.sync.state import sync_state
 from aiodist.sync.stores import FileStore, HashStore, PrefixStore, Store, TCPStore
 from aiodist.types import DEFAULT_TIMEOUT as default_pg_timeout  # noqa: N811    # torch's name
 from aiodist.types import Backend, ReduceOp, reduce_op

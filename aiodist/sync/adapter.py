@@ -1,8 +1,7 @@
-"""From an async function to a blocking one: the one place that knows ``async_op``."""
+"""Start an operation of the async API for the blocking one: the one place that knows ``async_op``."""
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -13,16 +12,15 @@ from aiodist.api.p2p import irecv, isend
 from aiodist.groups.chunk_execution import caller_overlaps
 from aiodist.groups.group_engine import NonGroupMember
 from aiodist.groups.handle import Group
+from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
 from aiodist.sync.coalescing import coalescing
 from aiodist.sync.portal import portal
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_ASYNC_OP = """
-    With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
-    when this rank's part is done.
-    """
+Done = Work[None] | None
+"""A Work where ``async_op``, else None."""
 
 
 def start(
@@ -32,13 +30,16 @@ def start(
     group: Group | None,
     timeout: Timeout,
     run_cached: CachedCall | None = None,
+    outside: Any = None,
     **kwargs: Any,
 ) -> Any:
-    """Call ``function`` of the async API; its `Work` if ``async_op``, else what it results in.
+    """Call ``function`` of the async API and return its `Work`, or its result unless ``async_op``.
 
-    ``run_cached``: its namesake in `api.cached_calls`, where it has one.
+    ``args``: the arguments before ``group``; ``kwargs``: those after it. ``run_cached``: the
+    function of the same name in `api.cached_calls`, None where there is none. ``outside``:
+    returned in place of a result that is None.
 
-    A rank outside ``group`` has nothing to do there: as in torch it is warned, and gets None.
+    As in torch, a call on a rank outside ``group`` does nothing but warn, and returns ``outside``.
     """
     if group is not None:
         if isinstance(group, NonGroupMember):
@@ -47,7 +48,7 @@ def start(
                 "not belong to the given group",
                 stacklevel=3,
             )
-            return None
+            return outside
         kwargs["group"] = group
         run_cached = None  # which knows the default group alone
     if timeout is not None:
@@ -58,9 +59,10 @@ def start(
         work = _begin(function, args, kwargs)
         work._outputs = _outputs(function, args)
         manager.append(work)
-        return work if async_op else None
+        return work if async_op else outside
     if not async_op:
-        return portal().apply(function, True, args, kwargs, run_cached)
+        result = portal().apply(function, True, args, kwargs, run_cached)
+        return outside if result is None else result
     started = _begin(function, args, kwargs)
     started._outputs = _outputs(function, args)
     return started
@@ -84,12 +86,10 @@ def _outputs(function: Callable[..., Any], args: Sequence[Any]) -> list[Any] | N
 
 
 def mirrors(function: Callable[..., Any]) -> Callable[[F], F]:
-    """Decorator: what ``function`` of the async API says goes below the own first line."""
+    """Decorator: add the docstring of ``function`` of the async API below the function's own."""
 
     def decorate(own: F) -> F:
         own.__doc__ = f"{own.__doc__}\n\n    {(function.__doc__ or '').strip()}\n"
-        if "async_op" in inspect.signature(own).parameters:
-            own.__doc__ += _ASYNC_OP
         return own
 
     return decorate

@@ -1,10 +1,4 @@
-"""Collectives of the blocking API: those of `aiodist`, with torch's ``async_op``.
-
-Each returns None when this rank's part is done; with ``async_op=True`` it returns a `Work` as
-soon as the operation has started: ``work.wait()``, ``work.is_completed()``. Tensors are CPU
-tensors of torch or numpy arrays. ``timeout`` (seconds or timedelta) is the group's where None.
-Arguments, errors and what they mean are those of `aiodist.api.collectives`.
-"""
+"""The blocking API. Generated from `aiodist.api.collectives` by ``make generated``: edit that instead."""
 
 from __future__ import annotations
 
@@ -15,15 +9,10 @@ from aiodist.api import collectives as api
 from aiodist.api.collectives import Timeout
 from aiodist.groups.backend import Tensor
 from aiodist.groups.handle import Group
-from aiodist.groups.work import Work
-from aiodist.sync.adapter import mirrors, start
+from aiodist.sync.adapter import Done, start
 from aiodist.types import ReduceOp
 
-Done = Work[None] | None
-"""A Work where ``async_op``, else None."""
 
-
-@mirrors(api.broadcast)
 def broadcast(
     tensor: Tensor,
     src: int | None = None,
@@ -33,8 +22,14 @@ def broadcast(
     *,
     timeout: Timeout = None,
 ) -> Done:
-    """Copy ``tensor`` of one rank to all."""
-    work: Done = start(
+    """Copy ``tensor`` of rank ``src`` (global; or ``group_src``) into ``tensor`` of all ranks.
+
+    Same number of elements and dtype on all ranks.
+
+    With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
+    when this rank's part is done.
+    """
+    result: Done = start(
         async_op,
         api.broadcast,
         (tensor, src),
@@ -43,10 +38,9 @@ def broadcast(
         cached_calls.broadcast,
         group_src=group_src,
     )
-    return work
+    return result
 
 
-@mirrors(api.broadcast_new)
 def broadcast_new(
     tensor: Tensor | None = None,
     src: int | None = None,
@@ -55,20 +49,31 @@ def broadcast_new(
     *,
     timeout: Timeout = None,
 ) -> Tensor:
-    """Broadcast a tensor whose shape only its source knows; None on a rank outside the group."""
+    """Return ``tensor`` of rank ``src`` (global; or ``group_src``) on all ranks.
+
+    The other ranks pass no tensor: kind (torch or numpy), dtype and shape travel with the data, and
+    their result is a new tensor on the CPU. The result on rank ``src`` is ``tensor`` itself. Errors
+    and cancellation are as for `broadcast`.
+
+    Blocks until this rank's part is done.
+    """
     return start(False, api.broadcast_new, (tensor, src), group, timeout, group_src=group_src)
 
 
-@mirrors(api.all_gather_new)
 def all_gather_new(
     tensor: Tensor, group: Group | None = None, *, timeout: Timeout = None
 ) -> list[Tensor]:
-    """Gather tensors of any shapes on all ranks; no tensors on a rank outside the group."""
-    gathered: list[Tensor] | None = start(False, api.all_gather_new, (tensor,), group, timeout)
-    return [] if gathered is None else gathered
+    """Return the tensors of all ranks, by group rank, as new tensors on the CPU.
+
+    Each rank's tensor has a kind, dtype and shape of its own, which travel with the data. Errors
+    and cancellation are as for `all_gather`.
+
+    Blocks until this rank's part is done. Returns no tensors on a rank outside the group.
+    """
+    result: list[Tensor] = start(False, api.all_gather_new, (tensor,), group, timeout, outside=[])
+    return result
 
 
-@mirrors(api.all_reduce)
 def all_reduce(
     tensor: Tensor,
     op: ReduceOp = ReduceOp.SUM,
@@ -77,14 +82,20 @@ def all_reduce(
     *,
     timeout: Timeout = None,
 ) -> Done:
-    """Reduce ``tensor`` over all ranks; all get the result."""
-    work: Done = start(
+    """Reduce ``tensor`` over all ranks, in place; the result is bitwise the same on all ranks.
+
+    Dtype and number of elements are the same on all ranks; where shapes are not, elements meet in C
+    order.
+
+    With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
+    when this rank's part is done.
+    """
+    result: Done = start(
         async_op, api.all_reduce, (tensor, op), group, timeout, cached_calls.all_reduce
     )
-    return work
+    return result
 
 
-@mirrors(api.all_reduce_coalesced)
 def all_reduce_coalesced(
     tensors: Sequence[Tensor],
     op: ReduceOp = ReduceOp.SUM,
@@ -93,12 +104,15 @@ def all_reduce_coalesced(
     *,
     timeout: Timeout = None,
 ) -> Done:
-    """Reduce several tensors at once; all ranks get the results."""
-    work: Done = start(async_op, api.all_reduce_coalesced, (tensors, op), group, timeout)
-    return work
+    """Reduce several tensors of one dtype in one operation, in place.
+
+    With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
+    when this rank's part is done.
+    """
+    result: Done = start(async_op, api.all_reduce_coalesced, (tensors, op), group, timeout)
+    return result
 
 
-@mirrors(api.reduce)
 def reduce(
     tensor: Tensor,
     dst: int | None = None,
@@ -109,8 +123,12 @@ def reduce(
     *,
     timeout: Timeout = None,
 ) -> Done:
-    """Reduce ``tensor`` over all ranks to one rank."""
-    work: Done = start(
+    """Reduce ``tensor`` over all ranks into that of rank ``dst``; the others' stay as they are.
+
+    With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
+    when this rank's part is done.
+    """
+    result: Done = start(
         async_op,
         api.reduce,
         (tensor, dst, op),
@@ -119,10 +137,9 @@ def reduce(
         cached_calls.reduce,
         group_dst=group_dst,
     )
-    return work
+    return result
 
 
-@mirrors(api.all_gather)
 def all_gather(
     tensor_list: list[Tensor],
     tensor: Tensor,
@@ -131,12 +148,17 @@ def all_gather(
     *,
     timeout: Timeout = None,
 ) -> Done:
-    """Gather ``tensor`` of all ranks on all ranks."""
-    work: Done = start(async_op, api.all_gather, (tensor_list, tensor), group, timeout)
-    return work
+    """Fill ``tensor_list[r]`` with rank r's ``tensor`` on all ranks.
+
+    Shapes may differ between ranks; ``tensor_list[r]`` then has rank r's number of elements.
+
+    With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
+    when this rank's part is done.
+    """
+    result: Done = start(async_op, api.all_gather, (tensor_list, tensor), group, timeout)
+    return result
 
 
-@mirrors(api.all_gather_coalesced)
 def all_gather_coalesced(
     output_tensor_lists: list[list[Tensor]],
     input_tensor_list: list[Tensor],
@@ -145,14 +167,19 @@ def all_gather_coalesced(
     *,
     timeout: Timeout = None,
 ) -> Done:
-    """Gather several tensors of all ranks at once on all ranks."""
-    work: Done = start(
+    """Fill ``output_tensor_lists[r][i]`` with rank r's ``input_tensor_list[i]`` on all ranks.
+
+    Several tensors of one dtype in one operation. All ranks pass equally many; shapes may differ.
+
+    With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
+    when this rank's part is done.
+    """
+    result: Done = start(
         async_op, api.all_gather_coalesced, (output_tensor_lists, input_tensor_list), group, timeout
     )
-    return work
+    return result
 
 
-@mirrors(api.all_gather_into_tensor)
 def all_gather_into_tensor(
     output_tensor: Tensor,
     input_tensor: Tensor,
@@ -161,8 +188,15 @@ def all_gather_into_tensor(
     *,
     timeout: Timeout = None,
 ) -> Done:
-    """Gather a tensor of all ranks into one tensor on all ranks."""
-    work: Done = start(
+    """Gather ``input_tensor`` of all ranks, one after the other, into one ``output_tensor``.
+
+    ``output_tensor`` has group size times the elements of ``input_tensor``, concatenated along
+    the first dimension or stacked along a new one: the memory is the same.
+
+    With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
+    when this rank's part is done.
+    """
+    result: Done = start(
         async_op,
         api.all_gather_into_tensor,
         (output_tensor, input_tensor),
@@ -170,13 +204,9 @@ def all_gather_into_tensor(
         timeout,
         cached_calls.all_gather_into_tensor,
     )
-    return work
+    return result
 
 
-all_gather_single = all_gather_into_tensor  # torch's newer name
-
-
-@mirrors(api.gather)
 def gather(
     tensor: Tensor,
     gather_list: list[Tensor] | None = None,
@@ -187,14 +217,19 @@ def gather(
     *,
     timeout: Timeout = None,
 ) -> Done:
-    """Gather ``tensor`` of all ranks on one rank."""
-    work: Done = start(
+    """Fill ``gather_list[r]`` on rank ``dst`` (default: the group's first) with rank r's ``tensor``.
+
+    ``gather_list`` is for ``dst`` alone. Shapes may differ between ranks.
+
+    With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
+    when this rank's part is done.
+    """
+    result: Done = start(
         async_op, api.gather, (tensor, gather_list, dst), group, timeout, group_dst=group_dst
     )
-    return work
+    return result
 
 
-@mirrors(api.scatter)
 def scatter(
     tensor: Tensor,
     scatter_list: list[Tensor] | None = None,
@@ -205,14 +240,19 @@ def scatter(
     *,
     timeout: Timeout = None,
 ) -> Done:
-    """Give each rank its tensor of a list on one rank."""
-    work: Done = start(
+    """Fill ``tensor`` on each rank r with ``scatter_list[r]`` of rank ``src`` (default: the first).
+
+    ``scatter_list`` is for ``src`` alone. Shapes may differ between ranks.
+
+    With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
+    when this rank's part is done.
+    """
+    result: Done = start(
         async_op, api.scatter, (tensor, scatter_list, src), group, timeout, group_src=group_src
     )
-    return work
+    return result
 
 
-@mirrors(api.reduce_scatter)
 def reduce_scatter(
     output: Tensor,
     input_list: list[Tensor],
@@ -222,12 +262,15 @@ def reduce_scatter(
     *,
     timeout: Timeout = None,
 ) -> Done:
-    """Reduce a list of tensors over all ranks; each rank gets its entry."""
-    work: Done = start(async_op, api.reduce_scatter, (output, input_list, op), group, timeout)
-    return work
+    """Reduce ``input_list[r]`` over all ranks into rank r's ``output``. Inputs stay as they are.
+
+    With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
+    when this rank's part is done.
+    """
+    result: Done = start(async_op, api.reduce_scatter, (output, input_list, op), group, timeout)
+    return result
 
 
-@mirrors(api.reduce_scatter_tensor)
 def reduce_scatter_tensor(
     output: Tensor,
     input: Tensor,
@@ -237,8 +280,12 @@ def reduce_scatter_tensor(
     *,
     timeout: Timeout = None,
 ) -> Done:
-    """Reduce a tensor over all ranks; each rank gets its part."""
-    work: Done = start(
+    """Reduce ``input`` over all ranks and leave rank r the r-th of its equal parts, in ``output``.
+
+    With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
+    when this rank's part is done.
+    """
+    result: Done = start(
         async_op,
         api.reduce_scatter_tensor,
         (output, input, op),
@@ -246,13 +293,9 @@ def reduce_scatter_tensor(
         timeout,
         cached_calls.reduce_scatter_tensor,
     )
-    return work
+    return result
 
 
-reduce_scatter_single = reduce_scatter_tensor  # torch's newer name
-
-
-@mirrors(api.all_to_all)
 def all_to_all(
     output_tensor_list: list[Tensor],
     input_tensor_list: list[Tensor],
@@ -261,14 +304,19 @@ def all_to_all(
     *,
     timeout: Timeout = None,
 ) -> Done:
-    """Send each rank its tensor of a list, and receive one from each."""
-    work: Done = start(
+    """Send ``input_tensor_list[r]`` to each rank r; fill ``output_tensor_list[r]`` from rank r.
+
+    Shapes may differ; each output has as many elements as what its rank sends here.
+
+    With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
+    when this rank's part is done.
+    """
+    result: Done = start(
         async_op, api.all_to_all, (output_tensor_list, input_tensor_list), group, timeout
     )
-    return work
+    return result
 
 
-@mirrors(api.all_to_all_single)
 def all_to_all_single(
     output: Tensor,
     input: Tensor,
@@ -279,8 +327,14 @@ def all_to_all_single(
     *,
     timeout: Timeout = None,
 ) -> Done:
-    """Send each rank its part of a tensor, and receive one from each."""
-    work: Done = start(
+    """Send ``input_split_sizes[r]`` rows of ``input`` to each rank r, and the like for ``output``.
+
+    Rows are counted along the first dimension; None divides them equally.
+
+    With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
+    when this rank's part is done.
+    """
+    result: Done = start(
         async_op,
         api.all_to_all_single,
         (output, input, output_split_sizes, input_split_sizes),
@@ -288,26 +342,44 @@ def all_to_all_single(
         timeout,
         cached_calls.all_to_all_single,
     )
-    return work
+    return result
 
 
-@mirrors(api.barrier)
 def barrier(
     group: Group | None = None,
     async_op: bool = False,
     device_ids: Sequence[int] | None = None,
     timeout: Timeout = None,
 ) -> Done:
-    """Wait until all ranks of the group are here."""
-    work: Done = start(
+    """Wait until all ranks of the group have called it. ``device_ids`` is for GPU backends.
+
+    With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
+    when this rank's part is done.
+    """
+    result: Done = start(
         async_op, api.barrier, (), group, timeout, cached_calls.barrier, device_ids=device_ids
     )
-    return work
+    return result
 
 
-@mirrors(api.monitored_barrier)
 def monitored_barrier(
     group: Group | None = None, timeout: Timeout = None, wait_all_ranks: bool = False
 ) -> None:
-    """Wait until all ranks of the group are here, or name all that are not."""
+    """Wait for all ranks as `barrier`; its CollectiveTimeoutError names all ranks that did not come.
+
+    Its ``waiting_for`` lists them, and ``last_finished`` says what each of them did last.
+    ``timeout`` (seconds or timedelta) is the group's where None.
+
+    ``wait_all_ranks`` changes nothing, and is there so that torch's calls work. With torch, False
+    names the first missing rank, since rank 0 asks one after the other and each may take the timeout.
+    Here the rank whose time is up asks all at once and waits 0.5 s at most for their answers, so all
+    that are missing are named either way, as soon as one alone would be.
+
+    Blocks until this rank's part is done.
+    """
     start(False, api.monitored_barrier, (), group, timeout, wait_all_ranks=wait_all_ranks)
+
+
+all_gather_single = all_gather_into_tensor  # torch's newer name
+
+reduce_scatter_single = reduce_scatter_tensor  # torch's newer name

@@ -1,7 +1,4 @@
-"""Collectives of the blocking API over several tensors of each rank, as torch 1 had them.
-
-Tensors on GPUs, or CPU tensors or arrays, with the same meaning; see `aiodist.api.multigpu`.
-"""
+"""The blocking API. Generated from `aiodist.api.multigpu` by ``make generated``: edit that instead."""
 
 from __future__ import annotations
 
@@ -9,12 +6,10 @@ from aiodist.api import multigpu as api
 from aiodist.api.collectives import Timeout
 from aiodist.groups.backend import Tensor
 from aiodist.groups.handle import Group
-from aiodist.sync.adapter import mirrors, start
-from aiodist.sync.collectives import Done
+from aiodist.sync.adapter import Done, start
 from aiodist.types import ReduceOp
 
 
-@mirrors(api.broadcast_multigpu)
 def broadcast_multigpu(
     tensor_list: list[Tensor],
     src: int,
@@ -24,14 +19,17 @@ def broadcast_multigpu(
     *,
     timeout: Timeout = None,
 ) -> Done:
-    """Copy one tensor of one rank into all tensors of all ranks."""
-    work: Done = start(
+    """Copy ``tensor_list[src_tensor]`` of rank ``src`` (global) into all tensors of all ranks.
+
+    With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
+    when this rank's part is done.
+    """
+    result: Done = start(
         async_op, api.broadcast_multigpu, (tensor_list, src), group, timeout, src_tensor=src_tensor
     )
-    return work
+    return result
 
 
-@mirrors(api.all_reduce_multigpu)
 def all_reduce_multigpu(
     tensor_list: list[Tensor],
     op: ReduceOp = ReduceOp.SUM,
@@ -40,12 +38,17 @@ def all_reduce_multigpu(
     *,
     timeout: Timeout = None,
 ) -> Done:
-    """Reduce all tensors of all ranks; all tensors get the result."""
-    work: Done = start(async_op, api.all_reduce_multigpu, (tensor_list, op), group, timeout)
-    return work
+    """Reduce all tensors of all ranks into one; every tensor of every rank becomes that.
+
+    AVG divides by the number of all tensors. The result is bitwise the same everywhere.
+
+    With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
+    when this rank's part is done.
+    """
+    result: Done = start(async_op, api.all_reduce_multigpu, (tensor_list, op), group, timeout)
+    return result
 
 
-@mirrors(api.reduce_multigpu)
 def reduce_multigpu(
     tensor_list: list[Tensor],
     dst: int,
@@ -56,14 +59,19 @@ def reduce_multigpu(
     *,
     timeout: Timeout = None,
 ) -> Done:
-    """Reduce all tensors of all ranks into one tensor of one rank."""
-    work: Done = start(
+    """Reduce all tensors of all ranks into ``tensor_list[dst_tensor]`` of rank ``dst`` (global).
+
+    AVG divides by the number of all tensors. All other tensors stay as they are.
+
+    With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
+    when this rank's part is done.
+    """
+    result: Done = start(
         async_op, api.reduce_multigpu, (tensor_list, dst, op), group, timeout, dst_tensor=dst_tensor
     )
-    return work
+    return result
 
 
-@mirrors(api.all_gather_multigpu)
 def all_gather_multigpu(
     output_tensor_lists: list[list[Tensor]],
     input_tensor_list: list[Tensor],
@@ -72,8 +80,15 @@ def all_gather_multigpu(
     *,
     timeout: Timeout = None,
 ) -> Done:
-    """Gather all tensors of all ranks, once for each tensor of this rank."""
-    work: Done = start(
+    """Gather all tensors of all ranks, once for each tensor of this rank.
+
+    Element j of rank k stands at ``output_tensor_lists[i][k * len(input_tensor_list) + j]``, for
+    every i below ``len(input_tensor_list)``; so each list has that times the group's size tensors.
+
+    With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
+    when this rank's part is done.
+    """
+    result: Done = start(
         async_op, api.all_gather_multigpu, (output_tensor_lists, input_tensor_list), group, timeout
     )
-    return work
+    return result

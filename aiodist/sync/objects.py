@@ -1,9 +1,4 @@
-"""Python objects of the blocking API: those of `aiodist`, each returning when it is done.
-
-Objects travel as msgpack; register classes of your own with `register_type`. ``allow_pickle=True``
-on all ranks carries other classes too, and lets the sender run code here. Errors are those of
-`aiodist.api.objects`.
-"""
+"""The blocking API. Generated from `aiodist.api.objects` by ``make generated``: edit that instead."""
 
 from __future__ import annotations
 
@@ -13,10 +8,9 @@ from aiodist.api import objects as api
 from aiodist.api.collectives import Timeout
 from aiodist.groups.backend import ReceivedObject
 from aiodist.groups.handle import Group
-from aiodist.sync.adapter import mirrors, start
+from aiodist.sync.adapter import start
 
 
-@mirrors(api.broadcast_object_list)
 def broadcast_object_list(
     object_list: list[Any],
     src: int | None = None,
@@ -27,7 +21,12 @@ def broadcast_object_list(
     allow_pickle: bool | None = None,
     timeout: Timeout = None,
 ) -> None:
-    """Copy a list of objects of one rank to all."""
+    """Replace the entries of ``object_list`` on all ranks by those of rank ``src`` (default 0).
+
+    The list has one length on all ranks. ``device`` is for GPU backends.
+
+    Blocks until this rank's part is done.
+    """
     start(
         False,
         api.broadcast_object_list,
@@ -40,7 +39,6 @@ def broadcast_object_list(
     )
 
 
-@mirrors(api.broadcast_object)
 def broadcast_object(
     obj: Any = None,
     src: int | None = None,
@@ -50,7 +48,13 @@ def broadcast_object(
     allow_pickle: bool | None = None,
     timeout: Timeout = None,
 ) -> Any:
-    """Return an object of one rank on all."""
+    """Send ``obj`` of rank ``src`` (default 0) to all ranks. The result is that object, on each.
+
+    ``obj`` is ignored on the other ranks; the source gets back its own. On errors and on what
+    must not change meanwhile see `send_object`. Cancelling it fails it on all ranks.
+
+    Blocks until this rank's part is done.
+    """
     return start(
         False,
         api.broadcast_object,
@@ -62,7 +66,6 @@ def broadcast_object(
     )
 
 
-@mirrors(api.all_gather_object)
 def all_gather_object(
     object_list: list[Any],
     obj: Any,
@@ -71,13 +74,15 @@ def all_gather_object(
     allow_pickle: bool | None = None,
     timeout: Timeout = None,
 ) -> None:
-    """Gather an object of each rank on all ranks."""
+    """Fill ``object_list[r]`` with rank r's ``obj`` on all ranks. Its length is the group's size.
+
+    Blocks until this rank's part is done.
+    """
     start(
         False, api.all_gather_object, (object_list, obj), group, timeout, allow_pickle=allow_pickle
     )
 
 
-@mirrors(api.gather_object)
 def gather_object(
     obj: Any,
     object_gather_list: list[Any] | None = None,
@@ -88,7 +93,12 @@ def gather_object(
     allow_pickle: bool | None = None,
     timeout: Timeout = None,
 ) -> None:
-    """Gather an object of each rank on one rank."""
+    """Fill ``object_gather_list[r]`` on rank ``dst`` with rank r's ``obj``.
+
+    ``dst``: the group's first rank where None.
+
+    Blocks until this rank's part is done.
+    """
     start(
         False,
         api.gather_object,
@@ -100,7 +110,6 @@ def gather_object(
     )
 
 
-@mirrors(api.scatter_object_list)
 def scatter_object_list(
     scatter_object_output_list: list[Any],
     scatter_object_input_list: list[Any] | None = None,
@@ -111,7 +120,10 @@ def scatter_object_list(
     allow_pickle: bool | None = None,
     timeout: Timeout = None,
 ) -> None:
-    """Give each rank its object of a list on one rank."""
+    """Put entry r of rank ``src``'s input list into the output list's first place on each rank r.
+
+    Blocks until this rank's part is done.
+    """
     start(
         False,
         api.scatter_object_list,
@@ -123,7 +135,6 @@ def scatter_object_list(
     )
 
 
-@mirrors(api.send_object)
 def send_object(
     obj: Any,
     dst: int | None = None,
@@ -134,20 +145,26 @@ def send_object(
     allow_pickle: bool | None = None,
     timeout: Timeout = None,
 ) -> None:
-    """Send an object to one rank."""
+    """Send ``obj`` to rank ``dst``, where `recv_object` with an equal ``tag`` receives it.
+
+    Objects and tensors with one tag do not meet: the kind of a message is part of its match.
+    ``obj`` must not change before the operation is done, as a tensor that is sent. A short object
+    without large arrays is read at the call. Errors are those of `send`, and TypeError for a part
+    of ``obj`` that cannot travel. Cancelling it is as for `send`.
+
+    Blocks until this rank's part is done.
+    """
     start(
         False,
         api.send_object,
-        (obj, dst),
+        (obj, dst, tag),
         group,
         timeout,
-        tag=tag,
         group_dst=group_dst,
         allow_pickle=allow_pickle,
     )
 
 
-@mirrors(api.recv_object)
 def recv_object(
     src: int | None = None,
     tag: int = 0,
@@ -157,21 +174,29 @@ def recv_object(
     allow_pickle: bool | None = None,
     timeout: Timeout = None,
 ) -> ReceivedObject:
-    """Receive an object; its source is -1 on a rank outside the group."""
-    received: ReceivedObject | None = start(
+    """Receive an object from rank ``src``, or from any rank where None.
+
+    The result is a `ReceivedObject`: ``obj, source = recv_object()``, where ``source`` is the
+    sender's global rank. Arrays and tensors inside are new. Errors are those of `recv`, and
+    TypeError for pickled parts without ``allow_pickle`` and for classes that are not registered on
+    this rank; the object is dropped then. After a cancellation or a timeout the object goes to the
+    next receive.
+
+    Blocks until this rank's part is done. Returns the source -1 on a rank outside the group.
+    """
+    result: ReceivedObject = start(
         False,
         api.recv_object,
-        (src,),
+        (src, tag),
         group,
         timeout,
-        tag=tag,
+        outside=ReceivedObject(None, -1),
         group_src=group_src,
         allow_pickle=allow_pickle,
     )
-    return ReceivedObject(None, -1) if received is None else received
+    return result
 
 
-@mirrors(api.send_object_list)
 def send_object_list(
     object_list: list[Any],
     dst: int | None = None,
@@ -183,7 +208,12 @@ def send_object_list(
     allow_pickle: bool | None = None,
     timeout: Timeout = None,
 ) -> None:
-    """Send a list of objects to one rank."""
+    """Send a list of objects to rank ``dst``. ``device`` is for GPU backends.
+
+    `recv_object_list` with an equal ``tag`` receives it. Tensors with that tag do not meet it.
+
+    Blocks until this rank's part is done.
+    """
     start(
         False,
         api.send_object_list,
@@ -197,7 +227,6 @@ def send_object_list(
     )
 
 
-@mirrors(api.recv_object_list)
 def recv_object_list(
     object_list: list[Any],
     src: int | None = None,
@@ -209,16 +238,22 @@ def recv_object_list(
     allow_pickle: bool | None = None,
     timeout: Timeout = None,
 ) -> int:
-    """Receive a list of objects; the sender's global rank."""
-    sender: int | None = start(
+    """Receive a list of objects, of the same length, from rank ``src``, or any where None.
+
+    Its result is the sender's global rank.
+
+    Blocks until this rank's part is done. Returns -1 on a rank outside the group.
+    """
+    result: int = start(
         False,
         api.recv_object_list,
         (object_list, src),
         group,
         timeout,
+        outside=-1,
         device=device,
         group_src=group_src,
         tag=tag,
         allow_pickle=allow_pickle,
     )
-    return -1 if sender is None else sender
+    return result

@@ -1,8 +1,4 @@
-"""Point-to-point messages of the blocking API: those of `aiodist`.
-
-``send`` and ``recv`` return when they are done; ``isend`` and ``irecv`` return a `Work` as soon
-as they have started. Errors are those of `aiodist.api.p2p`.
-"""
+"""The blocking API. Generated from `aiodist.api.p2p` by ``make generated``: edit that instead."""
 
 from __future__ import annotations
 
@@ -12,14 +8,14 @@ from typing import Any, overload
 from aiodist.api import cached_calls
 from aiodist.api import p2p as api
 from aiodist.api.collectives import Timeout
+from aiodist.api.p2p import P2POp
 from aiodist.groups.backend import Received, Tensor
 from aiodist.groups.handle import Group
 from aiodist.groups.work import Work
-from aiodist.sync.adapter import mirrors, start
+from aiodist.sync.adapter import start
 from aiodist.sync.portal import portal
 
 
-@mirrors(api.isend)
 def isend(
     tensor: Tensor,
     dst: int | None = None,
@@ -29,14 +25,19 @@ def isend(
     *,
     timeout: Timeout = None,
 ) -> Work[None] | None:
-    """Start to send ``tensor``; a `Work`, or None on a rank outside the group."""
-    work: Work[None] | None = start(
+    """Send ``tensor`` to rank ``dst``. Done when its memory may be changed again.
+
+    A small message is done as soon as it is on its way; a large one when its receive is posted
+    and it has been read.
+
+    Returns as soon as the operation has started, with None on a rank outside the group.
+    """
+    result: Work[None] | None = start(
         True, api.isend, (tensor, dst), group, timeout, tag=tag, group_dst=group_dst
     )
-    return work
+    return result
 
 
-@mirrors(api.irecv)
 def irecv(
     tensor: Tensor,
     src: int | None = None,
@@ -46,14 +47,19 @@ def irecv(
     *,
     timeout: Timeout = None,
 ) -> Work[int] | None:
-    """Start to receive ``tensor``; a `Work`, or None on a rank outside the group."""
-    work: Work[int] | None = start(
+    """Receive into ``tensor`` from rank ``src``, or from any rank where None.
+
+    Its result is the sender's global rank. A message of another dtype or number of elements
+    raises InvalidUsageError here and is dropped.
+
+    Returns as soon as the operation has started, with None on a rank outside the group.
+    """
+    result: Work[int] | None = start(
         True, api.irecv, (tensor, src), group, timeout, tag=tag, group_src=group_src
     )
-    return work
+    return result
 
 
-@mirrors(api.isend)
 def send(
     tensor: Tensor,
     dst: int | None = None,
@@ -63,7 +69,13 @@ def send(
     *,
     timeout: Timeout = None,
 ) -> None:
-    """Send ``tensor``; returns when its memory may be changed again."""
+    """Send ``tensor`` to rank ``dst``, as `isend` does.
+
+    In the async API both start at the call. In the blocking API `send` returns when the memory of
+    ``tensor`` may be changed again.
+
+    Blocks until this rank's part is done.
+    """
     start(
         False,
         api.send,
@@ -100,7 +112,6 @@ def recv(
 ) -> Received: ...
 
 
-@mirrors(api.recv)
 def recv(
     tensor: Tensor | None = None,
     src: int | None = None,
@@ -110,24 +121,33 @@ def recv(
     *,
     timeout: Timeout = None,
 ) -> Any:
-    """Receive into ``tensor``; the sender's global rank, -1 on a rank outside the group."""
-    received = start(
+    """Receive a tensor from rank ``src``, or from any rank where None.
+
+    With ``tensor`` it does as `irecv`: it receives into that tensor, and the result is the sender's
+    global rank. Without one, the message brings kind, dtype and shape, and the result is a
+    `Received` (tensor, source).
+
+    Blocks until this rank's part is done. Returns -1 on a rank outside the group.
+    """
+    return start(
         False,
         api.recv,
         (tensor, src),
         group,
         timeout,
         cached_calls.recv,
+        outside=-1 if src is None or group is not None else src,
         tag=tag,
         group_src=group_src,
     )
-    if received is None and group is None and src is not None:
-        return src  # where all was over at once
-    return -1 if received is None else received
 
 
-@mirrors(api.batch_isend_irecv)
-def batch_isend_irecv(p2p_op_list: Sequence[api.P2POp]) -> list[Work[Any]]:
-    """Start several messages; one `Work` for each."""
-    works: list[Work[Any]] = portal().call(api.batch_isend_irecv, False, p2p_op_list)
-    return works
+def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work[Any]]:
+    """Start several messages at once; one `Work` for each, in the order of the list.
+
+    Receives are posted before sends, so that what arrives finds its place.
+
+
+    """
+    result: list[Work[Any]] = portal().call(api.batch_isend_irecv, False, p2p_op_list)
+    return result

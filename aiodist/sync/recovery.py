@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from aiodist.api import recovery as api
-from aiodist.api import rejoining, state
+from aiodist.api import rejoining
 from aiodist.api.collectives import Timeout
 from aiodist.api.process_group import ProcessGroup
 from aiodist.groups.handle import Group
@@ -18,12 +18,6 @@ from aiodist.sync.adapter import mirrors
 from aiodist.sync.lifecycle import Member
 from aiodist.sync.portal import portal
 from aiodist.sync.stores import Store
-
-
-@mirrors(api.revoke)
-def revoke(group: Group | None = None) -> None:
-    """End a group on all its ranks."""
-    api.revoke(group)
 
 
 @mirrors(api.shrink)
@@ -70,19 +64,6 @@ def rejoin(
 def register_elastic() -> bool:
     """Tell the launcher to replace a rank that dies, and to leave the others alone."""
     return portal().run(rejoining.register_elastic)
-
-
-@mirrors(state.sync_state)
-def sync_state(
-    state_dict: Any,
-    group: Group | None = None,
-    src: int | None = None,
-    group_src: int | None = None,
-    *,
-    timeout: Timeout = None,
-) -> Any:
-    """Make ``state_dict`` equal to that of one rank."""
-    return portal().run(state.sync_state, state_dict, group, src, group_src, timeout=timeout)
 
 
 def _inner(store: Any) -> Any:

@@ -193,8 +193,6 @@ def test_both_apis_have_the_same_signatures(name: str) -> None:
         assert "group" in theirs
     if name == "init_process_group":  # which torch's modules, that block, go with
         assert ours.pop("torch_group").default is None
-    if name == "barrier":  # where torch itself has a timeout, by position
-        assert ours.pop("timeout").default is theirs.pop("timeout").default
     assert [(p.name, p.kind, p.default) for p in ours.values()] == [
         (p.name, p.kind, p.default) for p in theirs.values()
     ]

@@ -1,0 +1,546 @@
+"""Operations as methods. Generated from `aiodist.api.*` by ``make generated``: edit that instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, overload
+
+from aiodist.api import collectives, object_streams, objects, p2p, state
+from aiodist.api.collectives import Timeout
+from aiodist.api.object_streams import DEFAULT_MAX_BYTES
+from aiodist.groups.backend import ObjectStream, Received, ReceivedObject, Tensor
+from aiodist.groups.handle import GroupHandle
+from aiodist.groups.work import Work
+from aiodist.types import ReduceOp
+
+
+class GroupOperations(GroupHandle):
+    """The operations of a group as methods."""
+
+    __slots__ = ()
+
+    def broadcast(
+        self,
+        tensor: Tensor,
+        src: int | None = None,
+        group_src: int | None = None,
+        *,
+        timeout: Timeout = None,
+    ) -> Work[None]:
+        """Copy ``tensor`` of rank ``src`` (global; or ``group_src``) into ``tensor`` of all ranks.
+
+        As `aiodist.broadcast`, on this group.
+        """
+        return collectives.broadcast(tensor, src, self, group_src=group_src, timeout=timeout)
+
+    def broadcast_new(
+        self,
+        tensor: Tensor | None = None,
+        src: int | None = None,
+        group_src: int | None = None,
+        *,
+        timeout: Timeout = None,
+    ) -> Work[Tensor]:
+        """Return ``tensor`` of rank ``src`` (global; or ``group_src``) on all ranks.
+
+        As `aiodist.broadcast_new`, on this group.
+        """
+        return collectives.broadcast_new(tensor, src, self, group_src=group_src, timeout=timeout)
+
+    def all_gather_new(self, tensor: Tensor, *, timeout: Timeout = None) -> Work[list[Tensor]]:
+        """Return the tensors of all ranks, by group rank, as new tensors on the CPU.
+
+        As `aiodist.all_gather_new`, on this group.
+        """
+        return collectives.all_gather_new(tensor, self, timeout=timeout)
+
+    def all_reduce(
+        self, tensor: Tensor, op: ReduceOp = ReduceOp.SUM, *, timeout: Timeout = None
+    ) -> Work[None]:
+        """Reduce ``tensor`` over all ranks, in place; the result is bitwise the same on all ranks.
+
+        As `aiodist.all_reduce`, on this group.
+        """
+        return collectives.all_reduce(tensor, op, self, timeout=timeout)
+
+    def all_reduce_coalesced(
+        self, tensors: Sequence[Tensor], op: ReduceOp = ReduceOp.SUM, *, timeout: Timeout = None
+    ) -> Work[None]:
+        """Reduce several tensors of one dtype in one operation, in place.
+
+        As `aiodist.all_reduce_coalesced`, on this group.
+        """
+        return collectives.all_reduce_coalesced(tensors, op, self, timeout=timeout)
+
+    def reduce(
+        self,
+        tensor: Tensor,
+        dst: int | None = None,
+        op: ReduceOp = ReduceOp.SUM,
+        group_dst: int | None = None,
+        *,
+        timeout: Timeout = None,
+    ) -> Work[None]:
+        """Reduce ``tensor`` over all ranks into that of rank ``dst``; the others' stay as they are.
+
+        As `aiodist.reduce`, on this group.
+        """
+        return collectives.reduce(tensor, dst, op, self, group_dst=group_dst, timeout=timeout)
+
+    def all_gather(
+        self, tensor_list: list[Tensor], tensor: Tensor, *, timeout: Timeout = None
+    ) -> Work[None]:
+        """Fill ``tensor_list[r]`` with rank r's ``tensor`` on all ranks.
+
+        As `aiodist.all_gather`, on this group.
+        """
+        return collectives.all_gather(tensor_list, tensor, self, timeout=timeout)
+
+    def all_gather_coalesced(
+        self,
+        output_tensor_lists: list[list[Tensor]],
+        input_tensor_list: list[Tensor],
+        *,
+        timeout: Timeout = None,
+    ) -> Work[None]:
+        """Fill ``output_tensor_lists[r][i]`` with rank r's ``input_tensor_list[i]`` on all ranks.
+
+        As `aiodist.all_gather_coalesced`, on this group.
+        """
+        return collectives.all_gather_coalesced(
+            output_tensor_lists, input_tensor_list, self, timeout=timeout
+        )
+
+    def all_gather_into_tensor(
+        self, output_tensor: Tensor, input_tensor: Tensor, *, timeout: Timeout = None
+    ) -> Work[None]:
+        """Gather ``input_tensor`` of all ranks, one after the other, into one ``output_tensor``.
+
+        As `aiodist.all_gather_into_tensor`, on this group.
+        """
+        return collectives.all_gather_into_tensor(
+            output_tensor, input_tensor, self, timeout=timeout
+        )
+
+    def gather(
+        self,
+        tensor: Tensor,
+        gather_list: list[Tensor] | None = None,
+        dst: int | None = None,
+        group_dst: int | None = None,
+        *,
+        timeout: Timeout = None,
+    ) -> Work[None]:
+        """Fill ``gather_list[r]`` on rank ``dst`` (default: the group's first) with rank r's ``tensor``.
+
+        As `aiodist.gather`, on this group.
+        """
+        return collectives.gather(
+            tensor, gather_list, dst, self, group_dst=group_dst, timeout=timeout
+        )
+
+    def scatter(
+        self,
+        tensor: Tensor,
+        scatter_list: list[Tensor] | None = None,
+        src: int | None = None,
+        group_src: int | None = None,
+        *,
+        timeout: Timeout = None,
+    ) -> Work[None]:
+        """Fill ``tensor`` on each rank r with ``scatter_list[r]`` of rank ``src`` (default: the first).
+
+        As `aiodist.scatter`, on this group.
+        """
+        return collectives.scatter(
+            tensor, scatter_list, src, self, group_src=group_src, timeout=timeout
+        )
+
+    def reduce_scatter(
+        self,
+        output: Tensor,
+        input_list: list[Tensor],
+        op: ReduceOp = ReduceOp.SUM,
+        *,
+        timeout: Timeout = None,
+    ) -> Work[None]:
+        """Reduce ``input_list[r]`` over all ranks into rank r's ``output``. Inputs stay as they are.
+
+        As `aiodist.reduce_scatter`, on this group.
+        """
+        return collectives.reduce_scatter(output, input_list, op, self, timeout=timeout)
+
+    def reduce_scatter_tensor(
+        self, output: Tensor, input: Tensor, op: ReduceOp = ReduceOp.SUM, *, timeout: Timeout = None
+    ) -> Work[None]:
+        """Reduce ``input`` over all ranks and leave rank r the r-th of its equal parts, in ``output``.
+
+        As `aiodist.reduce_scatter_tensor`, on this group.
+        """
+        return collectives.reduce_scatter_tensor(output, input, op, self, timeout=timeout)
+
+    def all_to_all(
+        self,
+        output_tensor_list: list[Tensor],
+        input_tensor_list: list[Tensor],
+        *,
+        timeout: Timeout = None,
+    ) -> Work[None]:
+        """Send ``input_tensor_list[r]`` to each rank r; fill ``output_tensor_list[r]`` from rank r.
+
+        As `aiodist.all_to_all`, on this group.
+        """
+        return collectives.all_to_all(output_tensor_list, input_tensor_list, self, timeout=timeout)
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        *,
+        timeout: Timeout = None,
+    ) -> Work[None]:
+        """Send ``input_split_sizes[r]`` rows of ``input`` to each rank r, and the like for ``output``.
+
+        As `aiodist.all_to_all_single`, on this group.
+        """
+        return collectives.all_to_all_single(
+            output, input, output_split_sizes, input_split_sizes, self, timeout=timeout
+        )
+
+    def barrier(
+        self, device_ids: Sequence[int] | None = None, timeout: Timeout = None
+    ) -> Work[None]:
+        """Wait until all ranks of the group have called it. ``device_ids`` is for GPU backends.
+
+        As `aiodist.barrier`, on this group.
+        """
+        return collectives.barrier(self, device_ids=device_ids, timeout=timeout)
+
+    def monitored_barrier(
+        self, timeout: Timeout = None, wait_all_ranks: bool = False
+    ) -> Work[None]:
+        """Wait for all ranks as `barrier`; its CollectiveTimeoutError names all ranks that did not come.
+
+        As `aiodist.monitored_barrier`, on this group.
+        """
+        return collectives.monitored_barrier(self, timeout=timeout, wait_all_ranks=wait_all_ranks)
+
+    all_gather_single = all_gather_into_tensor  # torch's newer name
+
+    reduce_scatter_single = reduce_scatter_tensor  # torch's newer name
+
+    def isend(
+        self,
+        tensor: Tensor,
+        dst: int | None = None,
+        tag: int = 0,
+        group_dst: int | None = None,
+        *,
+        timeout: Timeout = None,
+    ) -> Work[None]:
+        """Send ``tensor`` to rank ``dst``. Done when its memory may be changed again.
+
+        As `aiodist.isend`, on this group.
+        """
+        return p2p.isend(tensor, dst, self, tag=tag, group_dst=group_dst, timeout=timeout)
+
+    def irecv(
+        self,
+        tensor: Tensor,
+        src: int | None = None,
+        tag: int = 0,
+        group_src: int | None = None,
+        *,
+        timeout: Timeout = None,
+    ) -> Work[int]:
+        """Receive into ``tensor`` from rank ``src``, or from any rank where None.
+
+        As `aiodist.irecv`, on this group.
+        """
+        return p2p.irecv(tensor, src, self, tag=tag, group_src=group_src, timeout=timeout)
+
+    def send(
+        self,
+        tensor: Tensor,
+        dst: int | None = None,
+        tag: int = 0,
+        group_dst: int | None = None,
+        *,
+        timeout: Timeout = None,
+    ) -> Work[None]:
+        """Send ``tensor`` to rank ``dst``, as `isend` does.
+
+        As `aiodist.send`, on this group.
+        """
+        return p2p.send(tensor, dst, self, tag=tag, group_dst=group_dst, timeout=timeout)
+
+    @overload
+    def recv(
+        self,
+        tensor: Tensor,
+        src: int | None = None,
+        tag: int = 0,
+        group_src: int | None = None,
+        *,
+        timeout: Timeout = None,
+    ) -> Work[int]: ...
+
+    @overload
+    def recv(
+        self,
+        tensor: None = None,
+        src: int | None = None,
+        tag: int = 0,
+        group_src: int | None = None,
+        *,
+        timeout: Timeout = None,
+    ) -> Work[Received]: ...
+
+    def recv(
+        self,
+        tensor: Tensor | None = None,
+        src: int | None = None,
+        tag: int = 0,
+        group_src: int | None = None,
+        *,
+        timeout: Timeout = None,
+    ) -> Work[Any]:
+        """Receive a tensor from rank ``src``, or from any rank where None.
+
+        As `aiodist.recv`, on this group.
+        """
+        return p2p.recv(tensor, src, self, tag=tag, group_src=group_src, timeout=timeout)
+
+    def broadcast_object_list(
+        self,
+        object_list: list[Any],
+        src: int | None = None,
+        device: Any = None,
+        group_src: int | None = None,
+        *,
+        allow_pickle: bool | None = None,
+        timeout: Timeout = None,
+    ) -> Work[None]:
+        """Replace the entries of ``object_list`` on all ranks by those of rank ``src`` (default 0).
+
+        As `aiodist.broadcast_object_list`, on this group.
+        """
+        return objects.broadcast_object_list(
+            object_list,
+            src,
+            self,
+            device=device,
+            group_src=group_src,
+            allow_pickle=allow_pickle,
+            timeout=timeout,
+        )
+
+    def broadcast_object(
+        self,
+        obj: Any = None,
+        src: int | None = None,
+        group_src: int | None = None,
+        *,
+        allow_pickle: bool | None = None,
+        timeout: Timeout = None,
+    ) -> Work[Any]:
+        """Send ``obj`` of rank ``src`` (default 0) to all ranks. The result is that object, on each.
+
+        As `aiodist.broadcast_object`, on this group.
+        """
+        return objects.broadcast_object(
+            obj, src, self, group_src=group_src, allow_pickle=allow_pickle, timeout=timeout
+        )
+
+    def all_gather_object(
+        self,
+        object_list: list[Any],
+        obj: Any,
+        *,
+        allow_pickle: bool | None = None,
+        timeout: Timeout = None,
+    ) -> Work[None]:
+        """Fill ``object_list[r]`` with rank r's ``obj`` on all ranks. Its length is the group's size.
+
+        As `aiodist.all_gather_object`, on this group.
+        """
+        return objects.all_gather_object(
+            object_list, obj, self, allow_pickle=allow_pickle, timeout=timeout
+        )
+
+    def gather_object(
+        self,
+        obj: Any,
+        object_gather_list: list[Any] | None = None,
+        dst: int | None = None,
+        group_dst: int | None = None,
+        *,
+        allow_pickle: bool | None = None,
+        timeout: Timeout = None,
+    ) -> Work[None]:
+        """Fill ``object_gather_list[r]`` on rank ``dst`` with rank r's ``obj``.
+
+        As `aiodist.gather_object`, on this group.
+        """
+        return objects.gather_object(
+            obj,
+            object_gather_list,
+            dst,
+            self,
+            group_dst=group_dst,
+            allow_pickle=allow_pickle,
+            timeout=timeout,
+        )
+
+    def scatter_object_list(
+        self,
+        scatter_object_output_list: list[Any],
+        scatter_object_input_list: list[Any] | None = None,
+        src: int | None = None,
+        group_src: int | None = None,
+        *,
+        allow_pickle: bool | None = None,
+        timeout: Timeout = None,
+    ) -> Work[None]:
+        """Put entry r of rank ``src``'s input list into the output list's first place on each rank r.
+
+        As `aiodist.scatter_object_list`, on this group.
+        """
+        return objects.scatter_object_list(
+            scatter_object_output_list,
+            scatter_object_input_list,
+            src,
+            self,
+            group_src=group_src,
+            allow_pickle=allow_pickle,
+            timeout=timeout,
+        )
+
+    def send_object(
+        self,
+        obj: Any,
+        dst: int | None = None,
+        tag: int = 0,
+        group_dst: int | None = None,
+        *,
+        allow_pickle: bool | None = None,
+        timeout: Timeout = None,
+    ) -> Work[None]:
+        """Send ``obj`` to rank ``dst``, where `recv_object` with an equal ``tag`` receives it.
+
+        As `aiodist.send_object`, on this group.
+        """
+        return objects.send_object(
+            obj, dst, tag, self, group_dst=group_dst, allow_pickle=allow_pickle, timeout=timeout
+        )
+
+    def recv_object(
+        self,
+        src: int | None = None,
+        tag: int = 0,
+        group_src: int | None = None,
+        *,
+        allow_pickle: bool | None = None,
+        timeout: Timeout = None,
+    ) -> Work[ReceivedObject]:
+        """Receive an object from rank ``src``, or from any rank where None.
+
+        As `aiodist.recv_object`, on this group.
+        """
+        return objects.recv_object(
+            src, tag, self, group_src=group_src, allow_pickle=allow_pickle, timeout=timeout
+        )
+
+    def send_object_list(
+        self,
+        object_list: list[Any],
+        dst: int | None = None,
+        device: Any = None,
+        group_dst: int | None = None,
+        *,
+        tag: int = 0,
+        allow_pickle: bool | None = None,
+        timeout: Timeout = None,
+    ) -> Work[None]:
+        """Send a list of objects to rank ``dst``. ``device`` is for GPU backends.
+
+        As `aiodist.send_object_list`, on this group.
+        """
+        return objects.send_object_list(
+            object_list,
+            dst,
+            self,
+            device=device,
+            group_dst=group_dst,
+            tag=tag,
+            allow_pickle=allow_pickle,
+            timeout=timeout,
+        )
+
+    def recv_object_list(
+        self,
+        object_list: list[Any],
+        src: int | None = None,
+        device: Any = None,
+        group_src: int | None = None,
+        *,
+        tag: int = 0,
+        allow_pickle: bool | None = None,
+        timeout: Timeout = None,
+    ) -> Work[int]:
+        """Receive a list of objects, of the same length, from rank ``src``, or any where None.
+
+        As `aiodist.recv_object_list`, on this group.
+        """
+        return objects.recv_object_list(
+            object_list,
+            src,
+            self,
+            device=device,
+            group_src=group_src,
+            tag=tag,
+            allow_pickle=allow_pickle,
+            timeout=timeout,
+        )
+
+    def open_stream(
+        self,
+        peer: int | None = None,
+        tag: int = 0,
+        window: int = 8,
+        group_peer: int | None = None,
+        *,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        allow_pickle: bool | None = None,
+    ) -> ObjectStream:
+        """Open a stream of objects between this rank and rank ``peer`` (global; or ``group_peer``).
+
+        As `aiodist.open_stream`, on this group.
+        """
+        return object_streams.open_stream(
+            peer,
+            tag,
+            window,
+            self,
+            group_peer=group_peer,
+            max_bytes=max_bytes,
+            allow_pickle=allow_pickle,
+        )
+
+    async def sync_state(
+        self,
+        state_dict: Any,
+        src: int | None = None,
+        group_src: int | None = None,
+        *,
+        timeout: Timeout = None,
+    ) -> Any:
+        """Make ``state_dict`` on all ranks of this group bitwise equal to that of one; returns it.
+
+        As `aiodist.sync_state`, on this group.
+        """
+        return await state.sync_state(
+            state_dict, self, src=src, group_src=group_src, timeout=timeout
+        )

@@ -1,0 +1,37 @@
+"""The blocking API. Generated from `aiodist.api.state` by ``make generated``: edit that instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiodist.api import state as api
+from aiodist.api.collectives import Timeout
+from aiodist.groups.handle import Group
+from aiodist.sync.portal import portal
+
+
+def sync_state(
+    state_dict: Any,
+    group: Group | None = None,
+    src: int | None = None,
+    group_src: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Any:
+    """Make ``state_dict`` on all ranks of ``group`` bitwise equal to that of one; returns it.
+
+    All call it, as a collective. The source is rank ``src`` (global; or ``group_src``); where
+    neither is given, the first member that is no newcomer: the one to ask after `grow` and
+    `rejoin`. ``state_dict``: dicts, lists and tuples of tensors (or arrays) and of what
+    objects may hold, such as ``model.state_dict()`` and ``optimizer.state_dict()``, or both in one
+    dict. On the other ranks it is changed in place: a tensor of the same kind, dtype and shape is
+    written into, so that a model whose ``state_dict()`` is passed has the source's
+    parameters; what is missing is added, what the source has not is removed. ``timeout``: of each
+    of its operations, the group's where None.
+
+    Raises what ``broadcast`` and ``broadcast_object_list`` raise. Then the state is a mixture:
+    call it again on a group that works.
+
+    Blocks until this rank's part is done.
+    """
+    return portal().run(api.sync_state, state_dict, group, src, group_src, timeout=timeout)

@@ -1,0 +1,301 @@
+"""Write the blocking API and the methods of `ProcessGroup` from the functions of `aiodist.api`.
+
+``make generated`` runs it. It reads sources and imports nothing of aiodist, so it also works while
+a generated file is broken. `tests/sync/test_generated.py` fails where a committed file is not what
+this writes.
+
+A blocking function has the parameters of its async namesake, and ``async_op`` after ``group`` where
+torch has that. A method has all of them but ``group``. No type of Python says "these parameters and
+one more in the middle", so no decorator could keep both signatures visible to editors and mypy.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from textwrap import indent
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "aiodist"
+
+HEADER = "Generated from `aiodist.api.{name}` by ``make generated``: edit that instead."
+
+STARTED = ("collectives", "p2p", "objects", "multigpu")
+"""Modules of `aiodist.api` whose functions start an operation on ``group``."""
+
+BLOCKING = (*STARTED, "groups", "state")
+BOUND = ("collectives", "p2p", "objects", "object_streams", "state")
+
+WITHOUT_ASYNC_OP = {"monitored_barrier"}
+"""Collectives without a result that have no ``async_op`` in torch."""
+
+OUTSIDE = {
+    "all_gather_new": "[]",
+    "recv": "-1 if src is None or group is not None else src",
+    "recv_object": "ReceivedObject(None, -1)",
+    "recv_object_list": "-1",
+}
+"""What is returned where the operation has no result: on a rank outside ``group``. A `recv` from a
+given rank of the default group has none either where it is found in the cache."""
+
+ON_OUTSIDE = {
+    "all_gather_new": "no tensors",
+    "recv": "-1",
+    "recv_object": "the source -1",
+    "recv_object_list": "-1",
+}
+"""`OUTSIDE` in words."""
+
+BLOCKS = "Blocks until this rank's part is done."
+STARTS = "Returns as soon as the operation has started, with None on a rank outside the group."
+ASYNC_OP = """With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
+when this rank's part is done."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Source:
+    """One module of `aiodist.api`."""
+
+    def __init__(self, name: str) -> None:
+        """``name``: as in ``aiodist/api/<name>.py``."""
+        self.name = name
+        self.body = ast.parse((PACKAGE / "api" / f"{name}.py").read_text()).body
+
+    def functions(self) -> Iterator[Function]:
+        """Yield the public functions that run an operation, with the overloads before each."""
+        for node in self.body:
+            if isinstance(node, Function) and not node.name.startswith("_"):
+                assert node.returns is not None
+                returns = ast.unparse(node.returns)
+                starts = "Work[" in returns or returns == "ObjectStream"
+                if starts or isinstance(node, ast.AsyncFunctionDef):
+                    yield node
+
+    def aliases(self) -> list[str]:
+        """Return the assignments that give a function a second name."""
+        second = self._second_names().items()
+        return [f"{own} = {function}  # torch's newer name" for own, function in second]
+
+    def _second_names(self) -> dict[str, str]:
+        names = {function.name for function in self.functions()}
+        return {
+            ast.unparse(node.targets[0]): node.value.id
+            for node in self.body
+            if isinstance(node, ast.Assign)
+            if isinstance(node.value, ast.Name) and node.value.id in names
+        }
+
+    def imports(self) -> dict[str, str]:
+        """Return an import statement for each name that an annotation or a default may have."""
+        found = {}
+        for node in self.body:
+            if isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    own = alias.asname or alias.name
+                    found[own] = f"from {node.module} import {ast.unparse(alias)}"
+            elif isinstance(node, ast.ClassDef):
+                found[node.name] = f"from aiodist.api.{self.name} import {node.name}"
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                own = node.targets[0].id
+                found[own] = f"from aiodist.api.{self.name} import {own}"
+        return {own: text for own, text in found.items() if own not in self._second_names()}
+
+
+def generated() -> dict[Path, str]:
+    """Return the text of each generated file."""
+    cached = {
+        node.name
+        for node in ast.parse((PACKAGE / "api" / "cached_calls.py").read_text()).body
+        if isinstance(node, ast.FunctionDef)
+    }
+    files = {
+        PACKAGE / "sync" / f"{name}.py": blocking_module(Source(name), cached) for name in BLOCKING
+    }
+    files[PACKAGE / "api" / "group_operations.py"] = group_methods([Source(n) for n in BOUND])
+    return {path: formatted(path, text) for path, text in files.items()}
+
+
+def blocking_module(source: Source, cached: set[str]) -> str:
+    """Return the blocking functions of one module of the async API."""
+    imports = source.imports() | {
+        "api": f"from aiodist.api import {source.name} as api",
+        "cached_calls": "from aiodist.api import cached_calls",
+        "Done": "from aiodist.sync.adapter import Done",
+        "start": "from aiodist.sync.adapter import start",
+        "portal": "from aiodist.sync.portal import portal",
+    }
+    header = HEADER.format(name=source.name)
+    functions = [blocking(source, node, cached) for node in source.functions()]
+    return module(f"The blocking API. {header}", imports, [*functions, *source.aliases()])
+
+
+def blocking(source: Source, node: Function, cached: set[str]) -> str:
+    """Return the blocking function for ``node``."""
+    returns = result = result_of(node)
+    has_async_op = (
+        source.name in ("collectives", "multigpu")
+        and result == "None"
+        and node.name not in WITHOUT_ASYNC_OP
+    )
+    starts = node.name in ("isend", "irecv")
+    if has_async_op:
+        returns = "Done"
+    elif starts:
+        returns = f"{unparsed_return(node)} | None"
+    own = copied(node, returns)
+    before, after = split(node)
+    if has_async_op:
+        names = [arg.arg for arg in own.args.args]
+        at = names.index("group") + 1
+        own.args.args.insert(at, ast.arg("async_op", ast.Name("bool")))
+        # Defaults belong to the last parameters, so they are counted from the end.
+        own.args.defaults.insert(len(own.args.defaults) - len(names) + at, ast.Constant(False))
+    if is_overload(node):
+        return definition(own, None, "...")
+    named = [f"{name}={name}" for name in after if name != "timeout"]
+    if source.name in STARTED and "group" in names_of(node):
+        when = "async_op" if has_async_op else str(starts)
+        places = ast.unparse(ast.Tuple([ast.Name(name) for name in before]))
+        call = [when, f"api.{node.name}", places, "group", "timeout"]
+        if node.name in cached:
+            call.append(f"cached_calls.{node.name}")
+        if node.name in OUTSIDE:
+            call.append(f"outside={OUTSIDE[node.name]}")
+        expression = f"start({', '.join([*call, *named])})"
+    else:
+        given = names_of(node)
+        values = [f"{name}={name}" if name in keyword_only(node) else name for name in given]
+        if isinstance(node, ast.AsyncFunctionDef):
+            expression = f"portal().run({', '.join([f'api.{node.name}', *values])})"
+        else:
+            blocks = str(unparsed_return(node).startswith("Work["))
+            expression = f"portal().call({', '.join([f'api.{node.name}', blocks, *values])})"
+    if returns == "None":
+        body = expression
+    elif returns in ("Any", "Tensor"):  # Tensor is Any for mypy
+        body = f"return {expression}"
+    else:
+        body = f"result: {returns} = {expression}\nreturn result"
+    doc = (ast.get_docstring(node) or "").replace("await ", "")
+    note = ASYNC_OP if has_async_op else STARTS if starts else BLOCKS
+    if node.name == "batch_isend_irecv":
+        note = ""  # it has no group, and says itself what it returns
+    if node.name in ON_OUTSIDE:
+        note += f" Returns {ON_OUTSIDE[node.name]} on a rank outside the group."
+    return definition(own, f"{doc}\n\n{note}\n", body)
+
+
+def group_methods(sources: list[Source]) -> str:
+    """Return the class with the functions that take a ``group`` as methods."""
+    imports = {"GroupHandle": "from aiodist.groups.handle import GroupHandle"}
+    body = []
+    for source in sources:
+        imports = {**source.imports(), **imports}
+        imports[source.name] = f"from aiodist.api import {source.name}"
+        for node in source.functions():
+            if "group" in names_of(node):
+                body.append(method(source, node))
+        body += source.aliases()
+    header = HEADER.format(name="*")
+    lines = ['"""The operations of a group as methods."""', "__slots__ = ()", *body]
+    text = "class GroupOperations(GroupHandle):\n" + indent("\n\n".join(lines), "    ")
+    return module(f"Operations as methods. {header}", imports, [text])
+
+
+def method(source: Source, node: Function) -> str:
+    """Return ``node`` as a method of a group."""
+    own = copied(node, unparsed_return(node))
+    names = [arg.arg for arg in own.args.args]
+    at = names.index("group")
+    del own.args.args[at], own.args.defaults[at - len(names)]
+    own.args.args.insert(0, ast.arg("self"))
+    if is_overload(node):
+        return definition(own, None, "...")
+    before, after = split(node)
+    call = [*before, "self", *(f"{name}={name}" for name in after)]
+    awaited = "await " if isinstance(node, ast.AsyncFunctionDef) else ""
+    doc = (ast.get_docstring(node) or "").split("\n\n")[0].replace("``group``", "this group")
+    body = f"return {awaited}{source.name}.{node.name}({', '.join(call)})"
+    text = definition(own, f"{doc}\n\nAs `aiodist.{node.name}`, on this group.\n", body)
+    return f"async {text}" if awaited else text
+
+
+def copied(node: Function, returns: str) -> ast.FunctionDef:
+    """Return the signature of ``node`` with another result, and no body."""
+    result = ast.parse(returns, mode="eval").body
+    args = copy.deepcopy(node.args)
+    return ast.FunctionDef(node.name, args, [], node.decorator_list, result, type_params=[])
+
+
+def definition(signature: ast.FunctionDef, doc: str | None, body: str) -> str:
+    """Return the text of a function."""
+    head = ast.unparse(ast.fix_missing_locations(signature))
+    text = body if doc is None else f'"""{doc}"""\n{body}'
+    return f"{head}\n{indent(text, '    ')}"
+
+
+def result_of(node: Function) -> str:
+    """Return what awaiting the operation results in: T of ``Work[T]``."""
+    assert node.returns is not None
+    if isinstance(node.returns, ast.Subscript) and ast.unparse(node.returns.value) == "Work":
+        return ast.unparse(node.returns.slice)
+    return ast.unparse(node.returns)
+
+
+def unparsed_return(node: Function) -> str:
+    """Return the annotation of the result as text."""
+    assert node.returns is not None
+    return ast.unparse(node.returns)
+
+
+def names_of(node: Function) -> list[str]:
+    """Return the names of the parameters."""
+    return [arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)]
+
+
+def keyword_only(node: Function) -> set[str]:
+    """Return the names of the parameters that are given by name alone."""
+    return {arg.arg for arg in node.args.kwonlyargs}
+
+
+def split(node: Function) -> tuple[list[str], list[str]]:
+    """Return the names of the parameters before ``group`` and after it."""
+    names = names_of(node)
+    at = names.index("group") if "group" in names else len(names)
+    return names[:at], names[at + 1 :]
+
+
+def is_overload(node: Function) -> bool:
+    """Return whether ``node`` is one of the signatures of an overloaded function."""
+    return any(ast.unparse(each) == "overload" for each in node.decorator_list)
+
+
+def module(doc: str, imports: Mapping[str, str], body: list[str]) -> str:
+    """Return the text of a module. Imports that it does not use go when it is formatted."""
+    head = [f'"""{doc}"""', "from __future__ import annotations", *imports.values()]
+    return "\n".join([*head, "\n\n".join(body), ""])
+
+
+def formatted(path: Path, text: str) -> str:
+    """Return ``text`` as ruff leaves it."""
+    name = f"--stdin-filename={path}"
+    for command in (
+        ["check", "--quiet", "--exit-zero", "--fix", "--select=I,F401", name, "-"],
+        ["format", "--quiet", name, "-"],
+    ):
+        ruff = [sys.executable, "-m", "ruff", *command]
+        done = subprocess.run(ruff, input=text, capture_output=True, text=True, cwd=ROOT)
+        if done.returncode:
+            raise RuntimeError(f"{path.name}: {done.stderr}")
+        text = done.stdout
+    return text
+
+
+if __name__ == "__main__":
+    for path, text in generated().items():
+        path.write_text(text)
