@@ -56,6 +56,7 @@ from aiodist.api.groups import (
     split_group,
 )
 from aiodist.api.lifecycle import init_process_group
+from aiodist.api.membership import membership
 from aiodist.api.multigpu import (
     all_gather_multigpu,
     all_reduce_multigpu,
@@ -105,6 +106,7 @@ from aiodist.errors import (
     WorkerError,
 )
 from aiodist.groups.backend import ObjectStream, Received, ReceivedObject
+from aiodist.groups.membership import MembershipEvent
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import Operation
 from aiodist.rank_processes import Cluster as cluster  # noqa: N813    # called like a function
@@ -133,6 +135,7 @@ __all__ = [
     "GroupRevokedError",
     "HandshakeError",
     "InvalidUsageError",
+    "MembershipEvent",
     "MemoryStore",
     "NotInitializedError",
     "ObjectStream",
@@ -204,6 +207,7 @@ __all__ = [
     "is_replacement",
     "is_torchelastic_launched",
     "isend",
+    "membership",
     "monitored_barrier",
     "new_group",
     "new_subgroups",

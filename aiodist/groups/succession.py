@@ -71,6 +71,7 @@ async def follow(group: GroupEngine, decision: Decision, deadline: Deadline) -> 
     for rank in new:
         # This rank connects: the newcomer cannot know which members have heard of it yet.
         successor.agreements.greet(rank)
+        group.world.membership.joined(rank)
     return successor
 
 

@@ -28,6 +28,7 @@ from aiodist.groups.group_engine import GroupEngine, NonGroupMember
 from aiodist.groups.group_facts import EndingGroup
 from aiodist.groups.handle import Group, GroupHandle
 from aiodist.groups.host_placement import place
+from aiodist.groups.membership import Membership
 from aiodist.groups.work import Work
 from aiodist.links.forks import close_in_children
 from aiodist.links.losses import own_loss
@@ -77,6 +78,7 @@ class World:
         self.is_child = False  # of the process that had one, by a fork, and has made none since
         self._on_close: list[Callable[[], Awaitable[None]]] = []
         self._in_child: list[Callable[[], None]] = []
+        self.membership = Membership()
         self.extras: dict[type, Any] = {}  # by class: what layers above keep until the world closes
 
     # -- life
@@ -154,6 +156,7 @@ class World:
         """Empty again, as before ``open``."""
         if self.observer is not None:
             self.observer.close()
+        self.membership.end()
         self.__init__()  # type: ignore[misc]  # one list of what empty means
 
     @property
@@ -395,6 +398,7 @@ class World:
                     group.peer_left(rank, error)
                 else:
                     group.peer_lost(error)
+        self.membership.lost(rank, error, departed=departed)
 
     def announce(
         self,
