@@ -39,10 +39,10 @@ class Measured(NamedTuple):
 
 
 def write_results(place: Path, measured: Mapping[Cell, Measured], scale: float) -> None:
-    """One row for each fault, phase and transport: how many cells, and their seconds.
+    """Write one row for each fault, phase and transport: the number of cells, and their seconds.
 
-    ``scale``: the bounds that the tests insisted on, in promises. Rows that ``place`` has already,
-    of what was not measured this time, stay.
+    ``scale``: the bounds that the tests allowed, in promises. Rows that ``place`` has already stay
+    if they were not measured this time.
     """
     groups: dict[tuple[str, ...], list[Measured]] = {}
     for cell, each in measured.items():
@@ -74,7 +74,7 @@ def write_results(place: Path, measured: Mapping[Cell, Measured], scale: float) 
 
 
 def tables(matrix: Mapping[str, Any], soak: Mapping[str, Any]) -> str:
-    """What stands between the markers."""
+    """Return the text between the markers of the page."""
     rows = matrix["rows"]
     transports = sorted({row["transport"] for row in rows})
     kept = sum(row["kept"] for row in rows)
@@ -82,9 +82,9 @@ def tables(matrix: Mapping[str, Any], soak: Mapping[str, Any]) -> str:
     loads = min(row["loads"][0] for row in rows), max(row["loads"][1] for row in rows)
     lines = [
         f"Measured over {', '.join(transports)}, with 2 to 4 ranks, on {matrix['machine']}, under",
-        f"a load of {loads[0]:.0f} to {loads[1]:.0f}: {matrix['cells']} cells, all of which passed, and "
-        f"{kept} of which kept the promise;",
-        f"the tests insisted on {scale:g} times as much at most{_allowed(rows)}.",
+        f"a load of {loads[0]:.0f} to {loads[1]:.0f}: {matrix['cells']} cells, all of which passed. "
+        f"{kept} cells kept the promise.",
+        f"The tests allowed at most {scale:g} times as much{_allowed(rows)}.",
         "",
         "| what happens to a rank | promise | worst | median of the phases | cells | kept |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -110,15 +110,15 @@ def tables(matrix: Mapping[str, Any], soak: Mapping[str, Any]) -> str:
         "",
         f"The soak: eight ranks that {'share' if soak['shares'] else 'do not share'} memory, "
         f"{soak['operations']:,} steps in {soak['seconds']:.0f} s.",
-        f"After a quarter of it no rank held more than {_holdings(soak, 'early')};",
-        f"at its end, no more than {_holdings(soak, 'late')}.",
+        f"After a quarter of it no rank held more than {_holdings(soak, 'early')}.",
+        f"At its end no rank held more than {_holdings(soak, 'late')}.",
     ]
     return "\n".join(lines)
 
 
 def _allowed(rows: Iterable[Mapping[str, Any]]) -> str:
     late = max(row["late"] for row in rows)
-    return f", and where the machine let ranks wait, on up to {late:.1f} s more" if late else ""
+    return f", and up to {late:.1f} s more where the machine let ranks wait" if late else ""
 
 
 def _worst(rows: Iterable[Mapping[str, Any]], key: str, value: str, fault: str) -> str:
@@ -147,7 +147,7 @@ def _seconds(value: float) -> str:
 
 
 def page(text: str, matrix: Mapping[str, Any], soak: Mapping[str, Any]) -> str:
-    """``text`` with the tables of these results."""
+    """Return ``text`` with the tables of these results."""
     begin, end = "<!-- measured -->\n", "\n<!-- end of measured -->"
     pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
     made, count = pattern.subn(lambda _: f"{begin}\n{tables(matrix, soak)}\n{end}", text)
