@@ -12,7 +12,7 @@ _TOLD = 2
 
 
 def describe_activity(recorder: Recorder) -> str:
-    """The operation that this rank finished last, and those that it is in. Any thread."""
+    """Return the operation that this rank finished last, and those that it is in. Any thread."""
     latest = recorder.latest(_LOOKED_AT)
     done = [record for record in latest if record.state == DONE]
     running = [record for record in latest if record.state == RUNNING]
@@ -26,7 +26,7 @@ def describe_activity(recorder: Recorder) -> str:
 
 
 def describe_present(recorder: Recorder) -> str:
-    """What this rank does now, as in "rank 3 is in no operation": without the rank. Any thread.
+    """Return what this rank does now, as in "rank 3 is in no operation": without the rank. Any thread.
 
     The time is that of the operation named first, which others may be waiting behind: the oldest of the
     64 that were begun last.

@@ -95,13 +95,13 @@ class Agreement:
             self._go_on()
 
     def offer(self, value: Any) -> None:
-        """The coordinator's value; the first counts."""
+        """Take the coordinator's value; the first counts."""
         if not self._value:
             self._value.append(value)
             self._go_on()
 
     def lost(self, rank: int) -> None:
-        """``rank`` has died or left."""
+        """Note that ``rank`` has died or left."""
         if rank in self._members and rank not in self._dead:
             self._dead.add(rank)
             self._go_on()
@@ -109,7 +109,7 @@ class Agreement:
     # -- what the others say
 
     def receive(self, src: int, message: Sequence[Any]) -> None:
-        """A message of member ``src``."""
+        """Take a message of member ``src``."""
         kind, *rest = message
         if self.decision is not None:
             if kind in (ASK, HERE):
@@ -156,7 +156,7 @@ class Agreement:
         self._dead.update(rank for rank in dead if rank != self._me and rank in self._members)
 
     def _promise(self, term: int) -> None:
-        """Obey coordinator number ``term`` from here on, and say so."""
+        """Promise to obey coordinator number ``term`` from here on, and say so."""
         if term < 0 or self._members[term] == self._me:
             return
         self._promised = term

@@ -204,7 +204,7 @@ class CollectiveBackend(ABC):
 
     @abstractmethod
     def agree(self, operation: str, digest: int, timeout: float | None) -> Work[None]:
-        """A barrier that fails on all ranks unless all pass the same ``digest`` (63 bits)."""
+        """Start a barrier that fails on all ranks unless all pass the same ``digest`` (63 bits)."""
 
     @abstractmethod
     def broadcast(self, tensor: Tensor, root: int, timeout: float | None) -> Work[None]: ...

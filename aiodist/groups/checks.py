@@ -32,7 +32,7 @@ def check_rank(
     *,
     default: int | None = None,
 ) -> int:
-    """The group rank that ``name`` (src or dst) or ``group_name`` means.
+    """Return the group rank that ``name`` (src or dst) or ``group_name`` means.
 
     ``default``: the group rank where neither is given; None: one of them is required.
     """
@@ -65,7 +65,7 @@ def check_rank(
 
 
 def check_other(group: GroupEngine, rank: int, name: str) -> int:
-    """Refuses a message to oneself."""
+    """Raise InvalidUsageError for a message to this rank itself."""
     if rank == group.own_rank:
         raise InvalidUsageError(
             f"{name} is this rank itself ({group.global_rank}); a message needs another rank"
@@ -74,14 +74,14 @@ def check_other(group: GroupEngine, rank: int, name: str) -> int:
 
 
 def check_source(group: GroupEngine, src: int | None, group_src: int | None) -> int | None:
-    """The group rank that ``src`` or ``group_src`` means, None (any rank) where neither is given."""
+    """Return the group rank that ``src`` or ``group_src`` means, None (any rank) where neither is given."""
     if src is None and group_src is None:
         return None
     return check_other(group, check_rank(group, src, group_src, "src"), "src")
 
 
 def check_tag(tag: int) -> int:
-    """A tag as it goes on the wire."""
+    """Return a tag as it goes on the wire."""
     if type(tag) is not int:
         check_int(tag, "tag")
     if not -(1 << 63) <= tag < 1 << 63:
@@ -90,7 +90,7 @@ def check_tag(tag: int) -> int:
 
 
 def check_index(index: Any, name: str, size: int, of: str) -> int:
-    """A place in the list ``of``, which has ``size`` entries."""
+    """Return a place in the list ``of``, which has ``size`` entries."""
     check_int(index, name)
     if not 0 <= index < size:
         raise InvalidUsageError(f"{name} {index} is out of range: {of} has entries 0 to {size - 1}")
@@ -98,7 +98,7 @@ def check_index(index: Any, name: str, size: int, of: str) -> int:
 
 
 def check_list(items: Any, name: str, size: int | None = None, each: str = "rank") -> list[Any]:
-    """A list or tuple; of ``size`` entries where that is given, one for each ``each``."""
+    """Return a list or tuple; of ``size`` entries where that is given, one for each ``each``."""
     if not isinstance(items, (list, tuple)):
         raise TypeError(f"{name} must be a list, not {type(items).__name__}")
     if size is not None and len(items) != size:
@@ -109,7 +109,7 @@ def check_list(items: Any, name: str, size: int | None = None, each: str = "rank
 
 
 def check_root_list(items: Any, name: str, group: GroupEngine, root: int) -> list[Any] | None:
-    """The list that only the root passes: required there, refused elsewhere unless empty."""
+    """Return the list that only the root passes: required there, refused elsewhere unless empty."""
     if group.own_rank == root:
         if items is None:
             raise InvalidUsageError(f"{name} is required on the root, rank {group.ranks[root]}")
@@ -137,7 +137,7 @@ def check_distinct(items: Sequence[Any], name: str) -> None:
 
 
 def check_ranks(ranks: Sequence[int], size: int, where: str = "the world") -> tuple[int, ...]:
-    """Ranks of a new group, numbers below ``size`` in ``where``: distinct, at least one."""
+    """Return ranks of a new group, numbers below ``size`` in ``where``: distinct, at least one."""
     if not isinstance(ranks, Iterable) or isinstance(ranks, (str, bytes)):
         raise TypeError(f"ranks must be a list of ints, not {type(ranks).__name__}")
     chosen = tuple(ranks)

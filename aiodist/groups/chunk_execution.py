@@ -52,11 +52,11 @@ class ChunkPlan(Protocol[Given]):
         ...
 
     def agrees(self, slots: Sequence[memoryview], given: Given) -> bool:
-        """Whether what those have published, by rank, fits what is ``given``."""
+        """Return whether what those have published, by rank, fits what is ``given``."""
         ...
 
     def schedule(self, shm: OperationShm, given: Given) -> Schedule:
-        """What this rank does on a shared-memory context where they meet."""
+        """Return what this rank does on a shared-memory context where they meet."""
         ...
 
 
@@ -75,7 +75,7 @@ class Unfinished(NamedTuple):
     waiting: Pending[None]
 
     async def rest(self, owner: object) -> None:
-        """What is left of it, for a driver. ``owner``: of its memory, which is held until the end."""
+        """Carry out what is left. ``owner``: of its memory, which is held until the end."""
         waiting: Pending[None] | None = self.waiting
         try:
             while waiting is not None:
@@ -139,7 +139,7 @@ class ChunkExecution(Generic[Given]):
         run.begin()
 
     def finish(self, number: int, slots: Sequence[memoryview], given: Given) -> bool:
-        """Whether the operation has ended."""
+        """Return whether the operation has ended."""
         if not self._what.agrees(slots, given):
             return False
         shm, run = self._shm, self._run

@@ -17,7 +17,7 @@ class CollectiveGate(Protocol):
         ...
 
     def leave(self, context: CollectiveContext) -> None:
-        """The collective, which had called `enter`, is over."""
+        """Note that the collective, which had called `enter`, is over."""
         ...
 
 
@@ -26,7 +26,7 @@ async def through_gate(
     context: CollectiveContext,
     body: Callable[[CollectiveContext], Coroutine[Any, Any, T]],
 ) -> T:
-    """``await body(context)`` between the two."""
+    """Await ``body(context)`` between `enter` and `leave` of ``gate``."""
     try:
         await gate.enter(context)
         return await body(context)

@@ -19,23 +19,23 @@ class CompletedOperations:
         self.ring: list[tuple[int, Fingerprint] | None] = [None] * REMEMBERED
 
     def get(self, sequence: int) -> Fingerprint | None:
-        """What collective ``sequence`` was; None if it is not remembered, or has not ended well."""
+        """Return what collective ``sequence`` was; None if it is not remembered, or has not ended well."""
         found = self.ring[sequence % REMEMBERED]
         return None if found is None or found[0] != sequence else found[1]
 
     def add(self, sequence: int, fingerprint: Fingerprint) -> None:
-        """It has ended well."""
+        """Remember a collective that has ended well."""
         self.ring[sequence % REMEMBERED] = sequence, fingerprint
 
     def pop(self, sequence: int) -> Fingerprint | None:
-        """`get`, and remember it no more."""
+        """Return what `get` does, and remember it no more."""
         found = self.get(sequence)
         if found is not None:
             self.ring[sequence % REMEMBERED] = None
         return found
 
     def last(self) -> tuple[int, Fingerprint] | None:
-        """The one of the highest number."""
+        """Return the one of the highest number."""
         return max((each for each in self.ring if each is not None), default=None, key=_number)
 
 

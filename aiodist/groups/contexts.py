@@ -82,7 +82,7 @@ class MessagingGroup(AskingGroup, Protocol):
 
 
 class CollectiveContext:
-    """A collective's private line: a `collectives.Channel` by (group, sequence number)."""
+    """The messages of one collective: a `collectives.Channel` by (group, sequence number)."""
 
     __slots__ = (
         "_fingerprint",
@@ -131,11 +131,11 @@ class CollectiveContext:
         return True
 
     def take_turn(self, communicator: ShmCommunicator) -> None:
-        """It is this operation's turn on the communicator, which it has waited for."""
+        """Take the turn on the communicator that the operation has waited for."""
         communicator.current = self.shm = OperationShm(communicator, self.sequence, self)
 
     def take_up(self, shm: OperationShm) -> None:
-        """The operation has begun on ``shm`` already, with the communicator to itself."""
+        """Continue on ``shm``, where the operation has begun with the communicator to itself."""
         self.communicator, self.shm = shm.communicator, shm
         shm.take_up(self)
 
@@ -145,7 +145,7 @@ class CollectiveContext:
         return self._fingerprint.words
 
     def disagreement(self, src: int, words: Words, came: int, expected: int) -> DistError:
-        """The error for what group rank ``src`` has published: another operation, or other lengths."""
+        """Return the error for what group rank ``src`` has published: another operation, or length."""
         meta = encoded_of(words)
         detail = f" and publish {came} bytes where {expected} are expected"
         if meta != self._meta:
@@ -153,14 +153,14 @@ class CollectiveContext:
         return self._mismatch(self._ranks[src], meta, detail)
 
     def late(self, src: int, sequence: int, words: Words) -> DistError | None:
-        """Group rank ``src`` had published another operation than the one that has ended here.
+        """Report that group rank ``src`` had published another operation than the one that has ended here.
 
         Returns the error that this operation is to fail with; None where it was reported before.
         """
         return self._group.late(sequence, self._ranks[src], encoded_of(words))
 
     def lost(self, src: int, wait: Pending[None]) -> bool:
-        """Whether group rank ``src`` is gone; ``wait`` has failed then."""
+        """Return whether group rank ``src`` is gone; ``wait`` has failed then."""
         error = self._group.endpoint.error_of(self._ranks[src])
         if error is not None:
             wait.fail(error)
@@ -253,7 +253,7 @@ class CollectiveContext:
     def _mismatch(self, src: int, meta: bytes, detail: str = "") -> CollectiveMismatchError:
         return mismatch(self._group, self.sequence, self._fingerprint, src, meta, detail)
 
-    # -- group.work.Line
+    # -- groups.operation_context.OperationContext
 
     def describe(self) -> str:
         return f"{self._fingerprint.operation} (operation {self.sequence} of {self._group.group_name!r})"
@@ -313,7 +313,7 @@ class CollectiveContext:
         return error
 
     def _told(self, error: BaseException) -> DistError:
-        """The error as the other ranks are to hear it."""
+        """Return the error as the other ranks are to hear it."""
         here = self._ranks[self.rank]
         name = self._fingerprint.operation
         common: dict[str, Any] = {
@@ -355,7 +355,7 @@ class CollectiveContext:
 
 
 def shm_of(channel: Channel) -> OperationShm | None:
-    """The shared memory of the collective that runs over ``channel``, where it has any."""
+    """Return the shared memory of the collective that runs over ``channel``, where it has any."""
     return channel.shm if isinstance(channel, CollectiveContext) else None
 
 
@@ -400,7 +400,7 @@ class MessageContext:
         return self._other
 
     def matched(self, rank: int) -> None:
-        """A receive from anybody has its message, from global rank ``rank``, on its way."""
+        """Note that a receive from any rank has its message, from global rank ``rank``, on its way."""
         self._other = rank
 
     def sending(self, message: Send) -> Send:

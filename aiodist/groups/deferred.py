@@ -25,7 +25,7 @@ from aiodist.observe.recorder import GroupLabel, Record
 def deferred(
     backend: CollectiveBackend, loop: asyncio.AbstractEventLoop, group: GroupLabel
 ) -> CollectiveBackend:
-    """A stand-in for ``backend`` that starts operations later, in ``loop``; checks pass through."""
+    """Return a stand-in for ``backend`` that starts operations later, in ``loop``; checks pass through."""
     return cast(CollectiveBackend, _DeferredBackend(backend, loop, group))
 
 
@@ -69,7 +69,7 @@ class DeferredWork(Work[T]):
         self._begun: Work[T] | None = None
 
     def _start_soon(self) -> None:
-        """Have the loop start it. Any thread."""
+        """Let the loop start it. Any thread."""
         try:
             self._loop.call_soon_threadsafe(self._start)
         except RuntimeError:  # the loop was closed meanwhile

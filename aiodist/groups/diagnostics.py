@@ -60,7 +60,7 @@ def mismatch(
     meta: bytes,
     detail: str = "",
 ) -> CollectiveMismatchError:
-    """The error for a message of rank ``src`` that another operation sent than is called here."""
+    """Return the error for a message of rank ``src`` that another operation sent than is called here."""
     mine = theirs = ""
     if fingerprint.elsewhere != is_elsewhere(meta):
         mine, theirs = (_ELSEWHERE, "") if fingerprint.elsewhere else ("", _ELSEWHERE)
@@ -87,7 +87,7 @@ def mismatch(
 def explained(
     error: PeerLostError, last: Frame | None, groups: Mapping[int, KnownGroup], here: int
 ) -> PeerLostError:
-    """``error`` with what rank ``here`` knows of the lost rank and the error does not say yet.
+    """Return ``error`` with what rank ``here`` knows of the lost rank and the error does not say yet.
 
     ``last``: the last message that came from that rank. ``groups``: those of ``here``, by their numbers.
     """
@@ -112,7 +112,7 @@ def explained(
 
 
 def last_activity(frame: Frame, groups: Mapping[int, KnownGroup]) -> str:
-    """What a rank's message says that it was doing, for the error about its end.
+    """Return what a rank's message says that it was doing, for the error about its end.
 
     ``groups``: this rank's, by their numbers.
     """
@@ -130,14 +130,14 @@ def last_activity(frame: Frame, groups: Mapping[int, KnownGroup]) -> str:
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:
-    """``ranks 1, 2``, or ``no rank``."""
+    """Return ``ranks 1, 2``, or ``no rank``."""
     if not ranks:
         return "no rank"
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def unread_in_words(arrived: Iterable[tuple[Key, int]], group: int, sources: Sequence[int]) -> str:
-    """Which messages of ``sources`` in that group wait for a receive of their kind and tag."""
+    """Return which messages of ``sources`` in that group wait for a receive of their kind and tag."""
     tags: dict[int, set[int]] = {}
     for (kind, its_group, tag), src in arrived:
         if kind in MESSAGES and its_group == group and src in sources:
@@ -153,7 +153,7 @@ def unread_in_words(arrived: Iterable[tuple[Key, int]], group: int, sources: Seq
 
 
 def missing_of(answers: Answers) -> Answers:
-    """Those that have not entered a collective, or do not answer."""
+    """Return those that have not entered a collective, or do not answer."""
     return {rank: said for rank, said in answers.items() if said is None or not said.entered}
 
 
@@ -184,7 +184,7 @@ def _does(said: Presence) -> str:
 
 
 def describe_waiting(ranks: Sequence[int], unread: str, answers: Answers) -> str:
-    """Why a message takes so long: it waits for ``ranks``. One that is alone may have been asked.
+    """Return why a message takes so long: it waits for ``ranks``. One that is alone may have been asked.
 
     ``unread``: what `unread_in_words` says of them.
     """
@@ -195,7 +195,7 @@ def describe_waiting(ranks: Sequence[int], unread: str, answers: Answers) -> str
 def timed_out(
     what: str, seconds: float, blame: str, ranks: Sequence[int], fields: dict[str, Any]
 ) -> CollectiveTimeoutError:
-    """The error for ``what``, which waits for ``ranks``; ``fields`` has the rest of its facts."""
+    """Return the error for ``what``, which waits for ``ranks``; ``fields`` has the rest of its facts."""
     if fields["tensor"]:
         blame += f"; the tensor here: {fields['tensor']}"
     return CollectiveTimeoutError(
@@ -207,7 +207,7 @@ def timed_out(
 
 
 def tensor_of_message(meta: bytes) -> str:
-    """The tensor that a message's description tells of; empty where it tells of none."""
+    """Return the tensor that a message's description tells of; empty where it tells of none."""
     try:
         _, dtype, shape = decode_meta(meta)
     except ProtocolError:  # objects, or a receive that takes what comes

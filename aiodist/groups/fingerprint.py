@@ -95,35 +95,35 @@ class Fingerprint:
 
 
 def tensor_in_words(dtype: DType, shape: Sequence[int]) -> str:
-    """``6 x int16, shape (2, 3)``."""
+    """Return ``6 x int16, shape (2, 3)``."""
     return f"{math.prod(shape)} x {dtype.name}, shape {tuple(shape)}"
 
 
 def words_of(encoded: bytes) -> Words:
-    """An encoded fingerprint as two words."""
+    """Return an encoded fingerprint as two words."""
     return int.from_bytes(encoded[:8], "little"), int.from_bytes(encoded[8:], "little")
 
 
 def encoded_of(words: Words) -> bytes:
-    """The counterpart of `words_of`."""
+    """Return the encoded fingerprint of two words."""
     low, high = words
     return (low.to_bytes(8, "little") + high.to_bytes(8, "little"))[: _LAYOUT.size]
 
 
 def differ_in_device_alone(one: bytes, other: bytes) -> bool:
-    """Whether two encoded ones are of the same operation, on tensors of the CPU and on others."""
+    """Return whether two encoded ones are of the same operation, on tensors of the CPU and on others."""
     if len(one) != len(other) or one[1:] != other[1:]:
         return False
     return one[0] ^ other[0] == _ELSEWHERE
 
 
 def is_elsewhere(encoded: bytes) -> bool:
-    """Whether an encoded one says that the tensors go beside our streams."""
+    """Return whether an encoded one says that the tensors go beside our streams."""
     return len(encoded) == _LAYOUT.size and bool(encoded[0] & _ELSEWHERE)
 
 
 def describe(encoded: bytes) -> str:
-    """A fingerprint that arrived, in words."""
+    """Return a fingerprint that arrived, in words."""
     if len(encoded) != _LAYOUT.size:
         return f"something unknown ({len(encoded)} bytes)"
     operation, dtype, op, root, count = _LAYOUT.unpack(encoded)

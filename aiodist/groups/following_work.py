@@ -16,7 +16,7 @@ def following(
     work: Work[Any],
     finish: Callable[[], Coroutine[Any, Any, T]],
 ) -> Work[T]:
-    """When ``work`` ends well, its result is that of ``finish()``, run in the loop's thread.
+    """Return a work whose result is that of ``finish()``, run in the loop's thread once ``work`` ends well.
 
     ``finish`` awaits only `Pending`. Errors, timeouts and cancellation are those of ``work``: to
     cancel the result cancels ``work``.

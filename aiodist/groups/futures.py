@@ -27,7 +27,7 @@ class WorkFuture(concurrent.futures.Future[T]):
         return self.result()
 
     def then(self, callback: Callable[[WorkFuture[T]], S]) -> WorkFuture[S]:
-        """A future of what ``callback(this one, complete)`` returns or raises.
+        """Return a future of what ``callback(this one, complete)`` returns or raises.
 
         It is called here and now where this one is complete; else in a thread of its own, so
         it may wait for other operations.

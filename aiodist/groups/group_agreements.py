@@ -61,7 +61,7 @@ class GroupAgreements:
         return agreement.decision
 
     def received(self, src: int, number: int, message: bytes) -> None:
-        """A message of ``src`` about agreement ``number``."""
+        """Take a message of ``src`` about agreement ``number``."""
         if self._group.is_closed:
             self._group.endpoint.agree(src, self._group.id, number, GONE)
         elif src in self._group.ranks and 0 <= number <= self._number + 1:
@@ -76,7 +76,7 @@ class GroupAgreements:
         self._tell(0, rank, [protocol.HERE])
 
     def lost(self, rank: int) -> None:
-        """A member has died or left."""
+        """Note that a member has died or left."""
         for each in list(self._agreements.values()):
             each.lost(rank)
 

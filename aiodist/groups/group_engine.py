@@ -120,7 +120,7 @@ class GroupEngine(Messaging):
     def at_once(
         self, what: DirectPlan[D], given: D, timeout: float | None = None, owner: object = None
     ) -> Work[None] | None:
-        """The handle of what `carry_out` has carried out, or begun; else None."""
+        """Return the handle of what `carry_out` has carried out, or begun; else None."""
         done = self.carry_out(what, given, timeout, owner)
         return None if done is None else self.over(done)
 
@@ -207,7 +207,7 @@ class GroupEngine(Messaging):
         return sequence < self._next and sequence not in self._active
 
     def ended(self, sequence: int, fingerprint: Fingerprint, told: DistError | None) -> None:
-        """A collective has ended here; ``told`` is its failure, for the other ranks' ears."""
+        """Note that a collective has ended here; ``told`` is its failure, for the other ranks."""
         self._active.pop(sequence, None)
         self.status_queries.drop(sequence)
         if told is None:
@@ -242,12 +242,12 @@ class GroupEngine(Messaging):
         self.world.as_its_loop(self.endpoint.ring, self.ranks[rank], self.id)
 
     def present(self, sequence: int) -> tuple[bool, str]:
-        """Whether that collective has started on this rank, and which one it finished last."""
+        """Return whether that collective has started on this rank, and which one it finished last."""
         last = self._finished.last()
         return sequence < self._next, "" if last is None else f"{last[1]}, operation {last[0]}"
 
     def last_in_memory(self, rank: int) -> str:
-        """What collective in shared memory global rank ``rank`` finished last; empty where none."""
+        """Return what collective in shared memory global rank ``rank`` finished last; empty where none."""
         sequence = -1 if self.communicator is None else self.communicator.passed(rank)
         if sequence < 0:
             return ""
@@ -263,7 +263,7 @@ class GroupEngine(Messaging):
             self.world.loop.call_soon(work._fail, error)
 
     def late(self, sequence: int, src: int, meta: bytes) -> DistError | None:
-        """Rank ``src`` was in another collective than the one of that number, which is over here.
+        """Report that rank ``src`` was in another collective than the one of that number, which is over.
 
         Returns the error that a later collective is to fail with. None after a failure, where that is
         usual. After a success those that still wait must know, since this rank will not answer them.
@@ -279,7 +279,7 @@ class GroupEngine(Messaging):
         return error
 
     def disagreement(self) -> Exception | None:
-        """That another rank was in another collective, where no later one has been there to say so.
+        """Return that another rank was in another collective, if no later collective has reported it.
 
         For who ends the group. None after a failure, as in `late`.
         """
@@ -297,7 +297,7 @@ class GroupEngine(Messaging):
         return self.late(sequence, src, encoded_of(words))
 
     def came_late(self, sequence: int, src: int, meta: bytes, length: int) -> None:
-        """A message came for a collective that is over here."""
+        """Take a message for a collective that is over here."""
         error = self.late(sequence, src, meta)
         # An empty one tells what a rank waits in that shares memory: it fails as it hears of this.
         # A rank that has sent data may have ended the operation.
@@ -312,7 +312,7 @@ class GroupEngine(Messaging):
         self._missed, self._trouble = self._next, error
 
     def failed_elsewhere(self, sequence: int, error: DistError) -> None:
-        """Another rank says that a collective failed, or the whole group."""
+        """Take from another rank that a collective failed, or the whole group."""
         work = self._active.get(sequence)
         if sequence == WHOLE_GROUP:
             if isinstance(error, PeerLostError):
@@ -333,7 +333,7 @@ class GroupEngine(Messaging):
                 self._break(error)
 
     def peer_lost(self, error: PeerLostError, *, heard: bool = False) -> None:
-        """A member is gone: all that is under way fails on all members, and all that comes later.
+        """End the group: a member is gone. All that is under way or comes later fails on all members.
 
         ``heard``: another member said so; a rank notices only the end of those it has talked to.
         """
@@ -342,7 +342,7 @@ class GroupEngine(Messaging):
         super().peer_lost(error, heard=heard)
 
     def peer_left(self, rank: int, error: PeerLostError) -> None:
-        """A member has left: what waits for it fails, the rest goes on."""
+        """Fail what waits for a member that has left; the rest goes on."""
         self._left.add(rank)
         if self.communicator is not None:
             self.communicator.poll()  # it may have left everything there before
@@ -362,7 +362,7 @@ class GroupEngine(Messaging):
         return self._next
 
     def under_way(self) -> list[Work[Any]]:
-        """Everything that has not ended. Any thread."""
+        """Return everything that has not ended. Any thread."""
         return [*list(self._active.values()), *list(self._messages.values())]
 
     def unfinished(self) -> list[Work[Any]]:

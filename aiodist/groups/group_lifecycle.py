@@ -96,11 +96,11 @@ class GroupLifecycle(ABC):
     # -- numbers
 
     def name(self) -> str:
-        """The name of the group's backend, as it was asked for."""
+        """Return the name of the group's backend, as it was asked for."""
         return str(self.backend_name)
 
     def group_rank(self, global_rank: int) -> int:
-        """This group's number of a global rank. Raises InvalidUsageError for a rank outside."""
+        """Return this group's number of a global rank. Raises InvalidUsageError for a rank outside."""
         try:
             return self._numbers[global_rank]
         except (KeyError, TypeError):
@@ -112,7 +112,7 @@ class GroupLifecycle(ABC):
     # -- what ends it without being asked
 
     def _break(self, error: DistError) -> None:
-        """A collective failed whose bytes the backend cannot call back: the group has ended."""
+        """End the group: a collective failed whose bytes the backend cannot call back."""
         self.is_broken = True
         if self._error is not None:
             return
@@ -127,7 +127,7 @@ class GroupLifecycle(ABC):
         self._fail_all(broken)
 
     def peer_lost(self, error: PeerLostError, *, heard: bool = False) -> None:
-        """A member is gone: all that is under way fails on all members, and all that comes later.
+        """End the group: a member is gone. All that is under way or comes later fails on all members.
 
         ``heard``: another member said so; a rank notices only the end of those it has talked to.
         """
@@ -212,7 +212,7 @@ class GroupLifecycle(ABC):
         done.wait()
 
     def close(self, error: GroupClosedError) -> None:
-        """Destroyed or aborted: nothing goes on and nothing starts any more."""
+        """Fail what is under way and what comes later: the group is destroyed or aborted."""
         if not isinstance(self._error, GroupClosedError):
             self._error = error
         self._fail_all(error)
@@ -223,7 +223,7 @@ class GroupLifecycle(ABC):
             raise self._error.again()
 
     def succeeded_by(self, successor: Self) -> None:
-        """The members go on in ``successor``: what is under way here has failed."""
+        """Fail what is under way: the members go on in ``successor``."""
         self.successor = successor
         text = f"group {self.group_name!r} was replaced by {successor.group_name!r}; use that"
         error = GroupRevokedError(text, group=self.group_name, rank=self.global_rank)

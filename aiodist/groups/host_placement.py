@@ -40,5 +40,5 @@ def place(group: GroupEngine, endpoint: Endpoint, incarnation: int) -> None:
 
 
 def topology_of(channel: Channel) -> HostTopology | None:
-    """Where the ranks of the collective live, if on several hosts of which some have several."""
+    """Return where the ranks of the collective live, if on several hosts of which some have several."""
     return channel.topology if isinstance(channel, CollectiveContext) else None

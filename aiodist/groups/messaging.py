@@ -64,11 +64,11 @@ class Messaging(GroupLifecycle):
 
     @property
     def messenger(self) -> Messenger:
-        """Who carries the messages of this group's operations: the mesh, unless `carry_by`."""
+        """What carries the messages of this group's operations: the endpoint, unless `carry_by`."""
         return self._messenger or self.world.endpoint
 
     def carry_by(self, messenger: Messenger, gate: CollectiveGate) -> None:
-        """From now on ``messenger`` carries them; the mesh still carries word of failures."""
+        """Let ``messenger`` carry the messages from now on; the endpoint still carries word of failures."""
         self._messenger = messenger
         self._gate = gate
 
@@ -280,4 +280,4 @@ class Messaging(GroupLifecycle):
 
 
 def _nothing(_: None) -> None:
-    """What a send results in."""
+    """Return the result of a send."""

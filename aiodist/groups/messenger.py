@@ -20,15 +20,15 @@ class RecvControl(Protocol):
         ...
 
     def drop(self, recv: Recv) -> None:
-        """A receive of a failed collective that is not done: its message is thrown away."""
+        """Throw away the message of a receive that is not done, of a failed collective."""
         ...
 
     def withdraw(self, recv: Recv) -> None:
-        """A message's that is not done: what comes goes to the next one, where that still may be."""
+        """Take back a message's receive that is not done: the next receive gets the message, if it can."""
         ...
 
     def forget(self, key: Key) -> Arrival | None:
-        """The collective ``key`` is over. Returns a message without a receive, if there is one."""
+        """Forget collective ``key``, which is over. Returns a message without a receive, or None."""
         ...
 
 
@@ -58,5 +58,5 @@ class Messenger(Protocol):
         ...
 
     def polls(self, ranks: Sequence[int]) -> Sequence[Callable[[], None]]:
-        """What to call to look for messages from ``ranks``."""
+        """Return what to call to look for messages from ``ranks``."""
         ...

@@ -9,18 +9,18 @@ from aiodist.wire.frames import STREAM, TENSOR
 
 
 def group_id(name: str, ranks: Sequence[int]) -> int:
-    """64 bits that name a group on the wire: equal on all ranks that made it with equal arguments."""
+    """Return 64 bits that name a group on the wire, equal on all ranks with equal arguments."""
     text = f"{name}\0{','.join(map(str, ranks))}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def announcement_group_id(name: str, ranks: Sequence[int]) -> int:
-    """The number under which a group's ranks talk about messages that another library carries."""
+    """Return the number under which a group's ranks talk about messages that another library carries."""
     return group_id(f"{name}\0transfers", ranks)
 
 
 def successor_name(name: str) -> str:
-    """``g~1`` after ``g``, ``g~2`` after ``g~1``."""
+    """Return ``g~1`` after ``g``, ``g~2`` after ``g~1``."""
     stem, mark, number = name.rpartition("~")
     if mark and number.isdecimal():
         return f"{stem}~{int(number) + 1}"
@@ -48,7 +48,7 @@ _PLURALS = (
 
 
 def neighbours(number: int, size: int) -> list[int]:
-    """Those at distances 1, 2, 4 and so on from ``number`` on a ring of ``size``, both ways."""
+    """Return those at distances 1, 2, 4 and so on from ``number`` on a ring of ``size``, both ways."""
     found: set[int] = set()
     distance = 1
     while distance < size:

@@ -31,7 +31,7 @@ class CallSite(NamedTuple):
 
 
 def call_site(depth: int, debug: bool) -> CallSite | None:
-    """The place outside this package that called, at least ``depth`` frames up; None where unknown."""
+    """Return the place outside this package that called, at least ``depth`` frames up; None: unknown."""
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
         code = frame.f_code

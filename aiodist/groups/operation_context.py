@@ -12,11 +12,11 @@ class OperationContext(Protocol):
     """The messages of one operation, as its `Work` sees them."""
 
     def describe(self) -> str:
-        """The operation in words: name, number, group."""
+        """Return the operation in words: name, number, group."""
         ...
 
     def waiting_for(self) -> Sequence[int]:
-        """Global ranks whose messages have not come, or have not been taken."""
+        """Return global ranks whose messages have not come, or have not been taken."""
         ...
 
     @property
@@ -25,13 +25,13 @@ class OperationContext(Protocol):
         ...
 
     def polls(self) -> Sequence[Callable[[], None]]:
-        """What to call to look for what is missing."""
+        """Return what to call to look for what is missing."""
         ...
 
     def over(self, error: BaseException | None) -> BaseException | None:
-        """The operation ended: take back what is left of it. Returns the error to report."""
+        """Take back what is left of the operation, which ended. Returns the error to report."""
         ...
 
     def expired(self, seconds: float, fail: Callable[[BaseException], None]) -> None:
-        """Time is up: find out which ranks are missing, then ``fail`` with CollectiveTimeoutError."""
+        """Find out which ranks are missing, then ``fail`` with CollectiveTimeoutError: time is up."""
         ...

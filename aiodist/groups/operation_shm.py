@@ -47,7 +47,7 @@ class OperationStreams(Protocol):
         ...
 
     def lost(self, src: int, wait: Pending[None]) -> bool:
-        """Whether group rank ``src`` is gone; ``wait`` has failed then."""
+        """Return whether group rank ``src`` is gone; ``wait`` has failed then."""
         ...
 
     def listen(self) -> None:
@@ -55,7 +55,7 @@ class OperationStreams(Protocol):
         ...
 
     def tell(self) -> None:
-        """Tell the others over the streams which operation this one is."""
+        """Tell the others over the streams, once, what this rank is in: it has slept for long."""
         ...
 
 
@@ -141,7 +141,7 @@ class OperationShm:
         return self._context.disagreement(self.communicator.seats[rank], words, came, expected)
 
     def _compare(self, rank: int, slot: int) -> None:
-        """What ``rank`` had published in a slot for an operation that this rank left without reading it.
+        """Compare what ``rank`` published in a slot that this rank left without reading it.
 
         Raises CollectiveMismatchError where that was another one.
         """
@@ -159,7 +159,7 @@ class OperationShm:
             self._mine[self._tag] = 0
 
     def close(self) -> None:
-        """The operation is over."""
+        """Give back the memory: the operation is over."""
         if self._reads < self.size - 1:
             self.communicator.unread[self._slot] = self.sequence, self._context.meta_words
         # An error may hold this by its frames, and is not to hold the memory that ranks share.
@@ -274,7 +274,7 @@ class OperationShm:
             communicator.wait(wait)
 
     def take_up(self, context: OperationStreams) -> None:
-        """From now on the operation has ``context``: it has to wait, for another rank or for its turn.
+        """Continue with ``context``: the operation has to wait, for another rank or for its turn.
 
         Until now it has written and read chunks alone, after an empty slot had been published.
         """
@@ -293,11 +293,11 @@ class OperationShm:
         return self.context
 
     def fell_asleep(self) -> None:
-        """The operation sleeps: what comes for it over the streams means that ranks disagree."""
+        """Listen on the streams while the operation sleeps: what comes for it means that ranks disagree."""
         self._context.listen()
 
     def tell(self) -> None:
-        """It has slept for long: tell the others over the streams what this rank is in."""
+        """Tell the others over the streams, once, what this rank is in: it has slept for long."""
         if not self._told:
             self._told = True
             self._context.tell()

@@ -86,11 +86,11 @@ class Turn(Protocol):
         ...
 
     def fell_asleep(self) -> None:
-        """The operation sleeps until another rank goes on."""
+        """Note that the operation sleeps until another rank goes on."""
         ...
 
     def tell(self) -> None:
-        """The operation has slept for long: tell the others what this rank is in."""
+        """Tell the others what this rank is in: the operation has slept for long."""
         ...
 
 
@@ -103,7 +103,7 @@ class Entrant(Protocol):
 
 
 class ShmCommunicator:
-    """One group's, or that of its ranks on one host. Belongs to its loop.
+    """The shared memory of a group, or of its ranks on one host. Belongs to the group's loop.
 
     The first operation opens it.
     """
@@ -177,7 +177,7 @@ class ShmCommunicator:
         return pending
 
     def leave(self, context: Entrant) -> None:
-        """``context`` has ended, well or badly, or was never admitted."""
+        """End the turn of ``context``, which has ended, well or badly, or was never admitted."""
         current = self.current
         if current is None or current.context is not context:
             self.queue = deque(entry for entry in self.queue if entry[0] is not context)
@@ -204,7 +204,7 @@ class ShmCommunicator:
             self._admitting = False
 
     def _is_open(self) -> bool:
-        """Whether the members' areas are known, or known to be missing."""
+        """Return whether the members' areas are known, or known to be missing."""
         memory = self._memory
         if self.words or memory is None:
             return True
@@ -270,11 +270,11 @@ class ShmCommunicator:
         return None
 
     def use_chunks(self, end: int) -> None:
-        """The operation up to ``end`` writes chunks from now on."""
+        """Note that the operation up to ``end`` writes chunks from now on."""
         self._chunks_used_before, self.chunks_used = self.chunks_used, end
 
     def chunks_before(self, end: int) -> int:
-        """The progress that frees the chunks for the operation up to ``end``, which may have begun."""
+        """Return the progress that frees the chunks for the operation up to ``end``. It may have begun."""
         return self._chunks_used_before if self.chunks_used == end else self.chunks_used
 
     # -- flags
@@ -296,7 +296,7 @@ class ShmCommunicator:
         self.group.ring(self.seats[self.members.index(global_rank)])
 
     def wake(self, word: int) -> None:
-        """This rank has raised ``word``: ring for those who sleep over it."""
+        """Wake the ranks that sleep over ``word``, which this rank has raised."""
         for rank, words in self.peers:
             nap = words[ASLEEP]
             if (
@@ -310,7 +310,7 @@ class ShmCommunicator:
     # -- waiting
 
     def wait(self, wait: Wait) -> None:
-        """``wait`` is what the operation waits for from now on."""
+        """Let the operation wait for ``wait`` from now on."""
         self._wait = wait
         self._turns = 0
         self._awake_until = perf_counter() + AWAKE_SECONDS if self.spin_policy.active else 0.0
@@ -319,7 +319,7 @@ class ShmCommunicator:
             self.group.world.loop.call_soon(self._fall_asleep)
 
     def forget_wait(self) -> None:
-        """The operation waits no more."""
+        """Let the operation wait no more."""
         if self._wait is not None and self._wait.asleep:
             self.mine[ASLEEP] = 0
         self._wait = None
@@ -366,7 +366,7 @@ class ShmCommunicator:
         return max(-1, (progress + 1 >> STEP_BITS) - 2)  # the number of operation 0 is 1 there
 
     def waiting_for(self) -> list[int]:
-        """Global ranks without which the operation, or the first one of the group, cannot go on."""
+        """Return global ranks without which the operation, or the first one of the group, cannot go on."""
         if self._wait is not None:
             return [self.members[self._wait.rank]]
         if self._memory is not None and not self.words:
@@ -423,7 +423,7 @@ class ShmCommunicator:
 
 
 def _no_turns(_: Callable[[], None]) -> None:
-    """A spin policy that keeps no loop awake: the communicator does that itself."""
+    """Keep no loop awake: the communicator does that itself."""
 
 
 def _area_id(group: int, incarnation: int) -> int:

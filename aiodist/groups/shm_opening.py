@@ -28,7 +28,7 @@ BACKSTOP_SECONDS = 10.0
 
 
 class ShmOpening:
-    """Of one communicator, until it is open. Belongs to the group's loop."""
+    """The opening of one communicator. Belongs to the group's loop."""
 
     def __init__(
         self,
@@ -98,13 +98,13 @@ class ShmOpening:
         return self._patient_until - perf_counter() if self._has_said else ROOM_SECONDS
 
     def silent(self) -> list[int]:
-        """Global ranks of the members that have not said what room they have."""
+        """Return global ranks of the members that have not said what room they have."""
         return self._memory.silent(self._area, self._members)
 
     # -- inside
 
     def _reach(self) -> bool:
-        """Whether there is a connection to each member that is not lost. Makes those that it should."""
+        """Connect to the members that this rank dials. Returns whether all that live are connected."""
         endpoint = self._endpoint
         missing = [
             rank
@@ -119,7 +119,7 @@ class ShmOpening:
         return not missing
 
     def _dials(self, rank: int) -> bool:
-        """Whether this rank makes the connection to ``rank`` first: one of each pair does."""
+        """Return whether this rank makes the connection to ``rank`` first: one of each pair does."""
         return self._members.index(rank) > self._place
 
     def _ring(self, ranks: Iterable[int]) -> None:

@@ -37,7 +37,7 @@ class Wait(Pending[None]):
 
 
 def stray(words: memoryview, sequence: int, meta: Words) -> Words | None:
-    """The fingerprint that ``words`` have for an operation, where it is not ``meta``."""
+    """Return the fingerprint that ``words`` have for an operation, where it is not ``meta``."""
     tag, base = SLOT_TAGS[sequence % SLOTS], sequence + 1 << STEP_BITS
     if words[tag] != base:
         return None

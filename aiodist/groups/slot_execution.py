@@ -64,7 +64,7 @@ class SlotExecution(Protocol[Given]):
         ...
 
     def fill_piece(self, piece: slice, slot: memoryview, given: Given) -> None:
-        """The same of one of `pieces`."""
+        """Write one of `pieces`, as `fill`."""
         ...
 
     @property
@@ -166,7 +166,7 @@ def _may_write(communicator: ShmCommunicator, slot: int, spin_bytes: int) -> boo
 
 
 def _agreed(communicator: ShmCommunicator, slot: int) -> bool:
-    """Whether all ranks had published this rank's operation in a slot that it left unread."""
+    """Return whether all ranks had published this rank's operation in a slot that it left unread."""
     unread = communicator.unread[slot]
     assert unread is not None
     for _, words in communicator.peers:

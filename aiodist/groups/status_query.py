@@ -44,7 +44,7 @@ class StatusQuery:
         self._timer = loop.call_later(seconds, self._finish)
 
     def answered(self, rank: int, presence: Presence) -> None:
-        """What ``rank`` says of itself."""
+        """Take what ``rank`` answers."""
         if rank in self._silent:
             self._silent.discard(rank)
             self._answers[rank] = presence
@@ -53,7 +53,7 @@ class StatusQuery:
                 self._finish()
 
     def drop(self) -> None:
-        """The operation has ended meanwhile."""
+        """Cancel the query: the operation has ended."""
         self._timer.cancel()
 
     def _finish(self) -> None:
@@ -73,7 +73,7 @@ class StatusQueries:
         self._last = 0
 
     def new_number(self) -> int:
-        """For an operation that has none."""
+        """Return a number for an operation that has none."""
         self._last -= 1
         return self._last
 
@@ -84,12 +84,12 @@ class StatusQueries:
         self._by_number[number] = StatusQuery(self._loop, asked, absent, done)
 
     def answered(self, number: int, rank: int, presence: Presence) -> None:
-        """What ``rank`` says to `call`."""
+        """Take what ``rank`` answers."""
         status_query = self._by_number.get(number)
         if status_query is not None:
             status_query.answered(rank, presence)
 
     def drop(self, number: int) -> None:
-        """The operation has ended."""
+        """Cancel the query: the operation has ended."""
         if self._by_number and (status_query := self._by_number.pop(number, None)) is not None:
             status_query.drop()

@@ -49,17 +49,17 @@ class Newcomer(NamedTuple):
 
 
 def newcomers_of(decision: Decision) -> list[Newcomer]:
-    """The newcomers that were agreed on."""
+    """Return the newcomers that were agreed on."""
     return [] if decision.value is None else [Newcomer(*fields) for fields in decision.value[0]]
 
 
 def changes(group: GroupEngine, decision: Decision) -> bool:
-    """Whether anybody has died or is to be taken in."""
+    """Return whether a member has died or a newcomer is to be taken in."""
     return bool(newcomers_of(decision)) or decision.members != group.ranks
 
 
 async def follow(group: GroupEngine, decision: Decision, deadline: Deadline) -> GroupEngine:
-    """The group that ``decision`` makes of ``group``; all its members do the same now."""
+    """Return the group that ``decision`` makes of ``group``; all its members do the same now."""
     newcomers = newcomers_of(decision)
     endpoint = group.world.endpoint
     if group.successor is None:

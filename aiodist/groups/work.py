@@ -120,7 +120,7 @@ class Work(Coroutine[Any, Any, T]):
             self._ended(None, error)
 
     def _describe(self) -> str:
-        """The operation in words: name, number, group."""
+        """Return the operation in words: name, number, group."""
         context = self._context
         return "an operation that is ending" if context is None else context.describe()
 
@@ -171,7 +171,7 @@ class Work(Coroutine[Any, Any, T]):
                 )
 
     def _waiting_for(self) -> Sequence[int]:
-        """Global ranks without which it cannot end; none once it has."""
+        """Return global ranks without which it cannot end; none once it has."""
         return () if self._context is None else self._context.waiting_for()
 
     @property
@@ -206,23 +206,23 @@ class Work(Coroutine[Any, Any, T]):
     # -- for users
 
     def is_completed(self) -> bool:
-        """Whether the operation has ended, well or badly. Any thread."""
+        """Return whether the operation has ended, well or badly. Any thread."""
         self._asked = True
         return self._done
 
     def is_success(self) -> bool:
-        """Whether it has ended well."""
+        """Return whether it has ended well."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> BaseException | None:
-        """The error it ended with, or None. Raises InvalidUsageError while it runs."""
+        """Return the error it ended with, or None. Raises InvalidUsageError while it runs."""
         if not self._done:
             raise InvalidUsageError("the operation has not finished: await it, or wait()")
         self._heard()
         return self._error
 
     def result(self) -> T:
-        """What it returns, or its error raised. Raises InvalidUsageError while it runs."""
+        """Return its result or raise its error. Raises InvalidUsageError while it runs."""
         self._asked = True
         if self._done and self._error is None:
             return self._value  # type: ignore[return-value]  # done without error: it is set
@@ -235,13 +235,13 @@ class Work(Coroutine[Any, Any, T]):
             del error, self  # else the error's traceback would hold this frame, and that it
 
     def source_rank(self) -> int:
-        """The global rank a receive got its message from. Raises InvalidUsageError for others."""
+        """Return the global rank a receive got its message from. Raises InvalidUsageError for others."""
         if self._source < 0:
             raise InvalidUsageError("source_rank() is for a receive that has finished")
         return self._source
 
     def _came_from(self, rank: int) -> int:
-        """For the engine: the receive got its message from global rank ``rank``. Returns that."""
+        """Note, for the engine, that the receive's message is from global rank ``rank``. Returns that."""
         self._source = rank
         return rank
 
@@ -264,11 +264,11 @@ class Work(Coroutine[Any, Any, T]):
         return True
 
     def done(self) -> bool:
-        """The same as `is_completed`, under the name that asyncio's futures have for it."""
+        """Return the same as `is_completed`, under the name that asyncio's futures have for it."""
         return self.is_completed()
 
     def cancelled(self) -> bool:
-        """Whether it was given up, by `cancel` or by the cancellation of who awaited it."""
+        """Return whether it was given up, by `cancel` or by the cancellation of a task that awaited it."""
         return isinstance(self._error, asyncio.CancelledError)
 
     def add_done_callback(
@@ -293,7 +293,7 @@ class Work(Coroutine[Any, Any, T]):
         self._loop.call_soon(callback, self, context=context)
 
     def _when_done(self, callback: Callable[[], None]) -> None:
-        """For the engine: call ``callback()`` in the very step that ends it; now if it has ended."""
+        """Call ``callback()``, for the engine, in the very step that ends it; now if it has ended."""
         if not self._done:
             self._callbacks.append(callback)
             if not self._done:
@@ -343,7 +343,7 @@ class Work(Coroutine[Any, Any, T]):
             gate.acquire()
 
     def get_future(self) -> WorkFuture[Any]:
-        """A future of the same outcome, for code that composes futures. Any thread.
+        """Return a future of the same outcome, for code that composes futures. Any thread.
 
         Its value is what ``await`` gives; in the blocking API, as torch has it, the list of
         the tensors that a collective writes. It has torch's ``wait``, ``value`` and ``then``, and
@@ -425,7 +425,7 @@ class Work(Coroutine[Any, Any, T]):
         )
 
     def _wait_in_loop(self) -> asyncio.Future[None]:
-        """A future that is done when the operation has ended."""
+        """Return a future that is done when the operation has ended."""
         self._stay_awake()
         waiter: asyncio.Future[None] = self._loop.create_future()
 

@@ -130,7 +130,7 @@ class World:
                 await callback()
 
     def close_in_child(self) -> None:
-        """In a forked child: be empty, and give back the sockets; the parent's streams go on."""
+        """Be empty in a forked child, and give back the sockets; the parent's streams go on."""
         if self._endpoint is not None:
             self._endpoint.close_in_child()
         for callback in self._in_child:
@@ -153,7 +153,7 @@ class World:
         return True
 
     def clear(self) -> None:
-        """Empty again, as before ``open``."""
+        """Become empty again, as before ``open``."""
         if self.observer is not None:
             self.observer.close()
         self.membership.end()
@@ -220,11 +220,11 @@ class World:
         return list(self._groups.values())
 
     def under_way(self) -> list[Work[Any]]:
-        """The operations of all groups that have not ended. Any thread."""
+        """Return the operations of all groups that have not ended. Any thread."""
         return [work for group in self.groups for work in group.under_way()]
 
     def unused_name(self, stem: str) -> str:
-        """A name for a new group; equal on ranks that make equal groups in the same order."""
+        """Return a name for a new group; equal on ranks that make equal groups in the same order."""
         generation = 0 if self.default is None else self.default.generation
         if generation:  # newcomers have made none of the names of before
             stem = f"{stem}{generation}."
@@ -243,7 +243,7 @@ class World:
         return NotInitializedError(_DESTROYED if self.destroyed else _NO_INIT)
 
     def find(self, group: Group | None) -> GroupEngine | NonGroupMember:
-        """``group``, or the default one where None; for questions about it.
+        """Return ``group``, or the default one where None; for questions about it.
 
         Raises NotInitializedError, InvalidUsageError for another world's group, and TypeError.
         """
@@ -294,7 +294,7 @@ class World:
         return chosen
 
     def default_on(self, loop: asyncio.AbstractEventLoop) -> GroupEngine | None:
-        """The default group, if its operations belong to ``loop``."""
+        """Return the default group, if its operations belong to ``loop``."""
         return self.default if self._loop is loop else None
 
     def as_its_loop(self, function: Callable[..., T], *args: Any) -> T:
@@ -330,7 +330,7 @@ class World:
                 "or use aiodist.sync in a program without a loop"
             )
 
-    # -- mesh.events.Events
+    # -- p2p.endpoint_events.EndpointEvents
 
     def is_over(self, key: Key) -> bool:
         kind, group, sequence = key
@@ -445,5 +445,5 @@ current_world: Callable[[], World] = _current.get
 
 
 def use_world(world: World) -> None:
-    """From here on, in this context, ``world`` is the current one."""
+    """Make ``world`` the current one from here on, in this context."""
     _current.set(world)
