@@ -1,36 +1,40 @@
-"""Where in a page data begins that is on its way: where the processor copies it at full speed.
+"""Where in a page a message's data begins, so that the processor copies it at full speed.
 
-``memcpy`` leaves stretches from 2 KiB on, until they get long (`aiodist.copying`), to the instruction
-``rep movsb`` where the processor says that it is quick at it, and the system's own copies, to sockets and
-from them, use it for any. AMD's processors say so since Zen 3, and yet they copy some 2 GB/s in place of
-30 where the destination begins 1 to 31 bytes further from its page's begin than the source from its own
-(glibc's bug 30994). What users have begins at byte 64 of a page (large tensors of torch), 16 (large arrays
-of numpy), 48 (``bytes``) or 0 (pages), or in rows from there on. Data that begins at byte 192, or multiples
-of 128 further, is out of the way of all four, whichever way it is copied, and of their rows where these are
-multiples of 128 bytes, but for one in 32 in ``bytes``.
+For lengths from 2 KiB to an upper limit (`aiodist.copying`), ``memcpy`` uses the instruction ``rep
+movsb`` if the processor reports that it is fast. The system's own copies, to and from sockets, use
+it for any length. AMD's processors have reported that since Zen 3. They copy only about 2 GB/s
+instead of 30 if the destination begins 1 to 31 bytes further from the start of its page than the
+source (glibc's bug 30994).
+
+User data begins at byte 64 of a page (large tensors of torch), 16 (large arrays of numpy), 48
+(``bytes``) or 0 (pages), or in rows from there on. Data at byte 192 plus a multiple of 128 avoids
+all four, in either direction of the copy. It also avoids their rows if these are multiples of 128
+bytes, except for one row in 32 in ``bytes``.
 """
 
 from __future__ import annotations
 
 LEAD = 192
-"""How far behind the begin of a page data begins."""
+"""Offset of data from the start of a page."""
 
 EVERY = 128
-"""What lies multiples of this further begins well, too."""
+"""Data at `LEAD` plus a multiple of this is aligned as well."""
 
 SHORT = 2048
-"""So few bytes take as long wherever they begin, or nearly."""
+"""Up to this length in bytes a copy takes nearly the same time wherever it begins."""
 
 
 def up(nbytes: int) -> int:
-    """The next multiple of `EVERY`."""
+    """Return ``nbytes`` rounded up to a multiple of `EVERY`."""
     return -(-nbytes // EVERY) * EVERY
 
 
 def gap(head: int, length: int) -> int:
-    """How many bytes to leave free behind a head of ``head`` bytes, which ``length`` of data follow.
+    """Return how many bytes to leave free between a head of ``head`` bytes and ``length`` bytes of
+    data.
 
-    0 where the data is short. The data then begins `LEAD` bytes behind the head's begin: the system puts
-    what one call sends at the begin of a page, unless there is still something of an earlier one.
+    The result is 0 for short data. The data then begins `LEAD` bytes behind the start of the head:
+    the system puts the bytes of one call at the start of a page, unless bytes of an earlier call
+    are still there.
     """
     return LEAD - head if length > SHORT and head < LEAD else 0

@@ -5,7 +5,7 @@ The tree, with torch's names where torch has one::
     RuntimeError
     └── DistError                        the root: ``except DistError`` catches them all
         ├── NotInitializedError          also a ValueError, as in torch: a call before init_process_group
-        ├── InvalidUsageError            also a ValueError: an argument that cannot be meant
+        ├── InvalidUsageError            also a ValueError: an argument has an impossible value
         ├── DistBackendError             a backend could not do what was asked
         │   ├── CollectiveMismatchError  two ranks entered different operations, or with different shapes
         │   ├── CollectiveTimeoutError   also a TimeoutError: an operation outlived its deadline
@@ -50,10 +50,10 @@ class DistError(RuntimeError):
         return partial(type(self), **self._fields), (self.message,)
 
     def again(self) -> Self:
-        """A new error that says the same.
+        """Return a new error with the same text and fields.
 
-        One error that many operations raised would collect all their tracebacks, and hold what
-        their frames hold.
+        If many operations raised one error object, it would collect all their tracebacks and keep
+        alive what their frames hold.
         """
         make, args = self.__reduce__()
         copy: Self = make(*args)
@@ -82,7 +82,7 @@ class CollectiveError(DistBackendError):
     """Common fields of an operation that failed on the whole group.
 
     ``operation``: its name. ``group``: the group's name. ``sequence``: its number in the group.
-    ``rank``: the global rank that caused or first noticed it, -1 where nobody is to blame.
+    ``rank``: the global rank that caused or first noticed it, -1 if there is no such rank.
     """
 
     operation: str
@@ -112,7 +112,7 @@ class CollectiveMismatchError(CollectiveError):
 class CollectiveTimeoutError(CollectiveError, TimeoutError):
     """An operation did not finish within its timeout.
 
-    It is raised up to 0.5 s later than that, where a rank does not answer what it does instead.
+    It is raised up to 0.5 s later if a rank does not answer the question what it does instead.
 
     ``waiting_for``: the global ranks that have not entered it, or have not answered.
     ``last_finished``: for each of those, in the same order, the last collective that it has
@@ -188,12 +188,12 @@ class ProtocolError(DistNetworkError):
 class PeerLostError(GroupEndedError, DistNetworkError):
     """Rank ``rank`` is gone: it died, left without waiting, or cannot be reached.
 
-    ``departure``: "left" if it said goodbye, "died" if it ended without a word or was given up, and ""
-    where that is not known. ``departed`` has ``rank`` in it.
-    ``host`` and ``pid``: where it ran; empty and 0 where nobody said. ``last``: what was heard
-    of it last, in words. ``noticed_by``: the global rank that noticed, -1 where unknown. On a rank
-    that was itself given up by the others, ``rank`` is its own. ``not_arrived``: where it was lost
-    inside ``init_process_group``, the ranks that had not come by then, as far as anybody knew.
+    ``departure``: "left" if it said goodbye, "died" if it ended without a goodbye or was declared
+    lost, and "" if that is not known. ``departed`` has ``rank`` in it.
+    ``host`` and ``pid``: where it ran; empty and 0 if unknown. ``last``: text for its last known
+    activity. ``noticed_by``: the global rank that noticed, -1 if unknown. On a rank that the others
+    declared lost, ``rank`` is its own. ``not_arrived``: if it was lost inside
+    ``init_process_group``, the ranks that were known not to have arrived by then.
     """
 
     departure: str

@@ -41,10 +41,10 @@ def spawn(
 ) -> ProcessContext | None:
     """Call ``fn(i, *args)`` in ``nprocs`` new processes, ``i`` from 0.
 
-    Parameters and meaning are those of torch.multiprocessing.spawn, which does the work; in
-    addition each process finds RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR,
-    MASTER_PORT, AIODIST_SECRET and AIODIST_RUN_ID, so that ``init_process_group()``
-    needs no arguments. ``fn`` may be a coroutine function: it runs under uvloop, or asyncio where
+    Parameters and meaning are those of torch.multiprocessing.spawn, which does the work. In
+    addition each process finds the variables that ``init_process_group()`` needs: RANK, LOCAL_RANK,
+    WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, AIODIST_SECRET and AIODIST_RUN_ID.
+    ``fn`` may be a coroutine function: it runs under uvloop, or asyncio if
     uvloop is not installed. ``start_method`` is "spawn", "fork" or "forkserver". This process's own
     environment is left as it is.
 

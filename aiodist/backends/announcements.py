@@ -1,7 +1,8 @@
-"""Messages that are announced over our streams and carried by another library.
+"""Messages that are announced over aiodist's streams and carried by another library.
 
-What an announcement says stands here, because whoever receives over our streams may get one: in a
-group with a backend for each kind of device, where sender and receiver use different ones.
+Any rank that receives over aiodist's streams may get an announcement: in a group with a backend for
+each kind of device, sender and receiver may use different ones. The format of announcements is
+therefore here.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from aiodist.groups.naming import announcement_group_id
 from aiodist.wire.frames import TENSOR, Key
 
 _MARK = b"\xfe"
-"""No tensor's description starts like it."""
+"""No tensor's description starts like this."""
 
 _HEAD = len(_MARK) + 8
 
@@ -41,12 +42,19 @@ def words_of(group: GroupEngine) -> int:
 
 
 def key_of(words: int, number: int, sender: int, receiver: int) -> Key:
-    """Of what the two say about the message. ``words``: see `words_of`; ranks are global."""
+    """Return the key of the control messages about the announced message.
+
+    ``words``: see `words_of`; ranks are global.
+    """
     return (TENSOR, words, number * 2 + (sender < receiver))
 
 
 def decline(group: GroupEngine, src: int, meta: bytes) -> InvalidUsageError:
-    """The error of a receive, over our streams, of what is announced; the sender gets its own."""
+    """Refuse an announced message on a receive over aiodist's streams, and return the receiver's
+    error.
+
+    The sender gets its own error.
+    """
     number, _ = read(meta)
     key = key_of(words_of(group), number, src, group.global_rank)
     group.endpoint.send(src, key, memoryview(ELSEWHERE), b"")

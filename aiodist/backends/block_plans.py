@@ -134,7 +134,7 @@ class AllToAllPlan(SlotPlan[tuple[BlocksView, BlocksView]]):
         places = given[1].views
         for rank in self.shape.others:
             lengths = lengths_of(slots[rank], self._size)
-            # Blocks of other lengths take other steps, and are left to the usual way.
+            # Blocks of other lengths need other steps: the general path handles them.
             if lengths[self.rank] != len(places[rank]) or max(lengths) != self._longest:
                 return False
         return True

@@ -86,12 +86,12 @@ def in_parts(
     timeout: float | None,
     shares: bool,
 ) -> Work[None]:
-    """A collective whose ``body`` takes ``buffer`` `through_host`; see `GroupEngine.collective`.
+    """Start a collective whose ``body`` takes ``buffer`` `through_host`; see `GroupEngine.collective`.
 
-    Ranks with tensors of the CPU, which run one algorithm on all of it, are refused at any size.
+    Ranks with CPU tensors, which run one algorithm on the whole buffer, are refused at any size.
     """
-    # Shared memory is laid out for one run of an algorithm, and each part is one. Several parts are
-    # more than it holds at once: who has published what is in one does not leave before all have read.
+    # Shared memory has room for one run of an algorithm, and each part is one run. Several parts need
+    # more: a rank that has published a part does not leave it before all have read it.
     shares = shares and buffer.count <= _part_of(buffer)
     return group.collective(replace(fingerprint, elsewhere=True), body, timeout, shares=shares)
 

@@ -36,12 +36,12 @@ class MessagePlans:
         return None if found is None else self._group.send_at_once(*found)
 
     def recv(self, tensor: Tensor, src: int, tag: int, *, blocks: bool) -> CompletedRecord | None:
-        """Receive it from ``src`` now, likewise. ``blocks``: as of `Messaging.recv_at_once`."""
+        """Receive it from ``src`` now, or return None. ``blocks``: as of `Messaging.recv_at_once`."""
         found = self._find("recv", tensor, src, tag)
         return None if found is None else self._group.recv_at_once(*found, blocks)
 
     def keep(self, what: str, buffer: Buffer, other: int, tag: int) -> None:
-        """Know a message like that from now on."""
+        """Cache the plan of messages like this one."""
         tensor = buffer.owner
         if buffer.is_staged or not 0 < buffer.nbytes <= EAGER_RING_BYTES:
             return

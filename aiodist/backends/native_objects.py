@@ -44,14 +44,14 @@ from aiodist.wire.registered_types import current_types
 
 
 class NativeObjects(CollectiveBackend):
-    """The operations on objects, and those on nothing at all."""
+    """The operations on objects, and those without data."""
 
     def __init__(
         self, group: GroupEngine, run: Operations | None = None, tables: Tables | None = None
     ) -> None:
-        """``run``: who moves the tensors' bytes in collectives; None for the engine's own.
+        """``run``: moves the tensors' bytes in collectives; None for the engine's own algorithms.
 
-        ``tables``: what that chooses by, the same on all ranks; None for the world's.
+        ``tables``: the rules by which it chooses, equal on all ranks; None for the world's.
         """
         tables = tables or group.world.tables
         self._group = group

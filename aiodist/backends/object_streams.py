@@ -1,14 +1,14 @@
 """Streams of objects between two ranks: in order, with back-pressure, and with an end.
 
-Both directions of a stream use messages of kind STREAM with the stream's tag. Their metadata says
-what they are:
+Both directions of a stream use messages of kind STREAM with the stream's tag. Their metadata is
+one of:
 
-    GRANT    how many items and bytes the receiver buffers; the first message of each side
-    ITEMS    items, each a u32 length and an envelope; they use up the credit of the grant
-    CREDIT   items and bytes that have left the receiver's buffer: the credit for them comes back
-    STOP     the receiver reads no more: what comes is thrown away
-    END      the sender sends no items any more; the payload says why, where it gave up
-    DONE     the receiver has got the END: it sends neither CREDIT nor STOP any more
+    GRANT    how many items and bytes the receiver buffers; the first message of each side.
+    ITEMS    items, each a u32 length and an envelope; they use up the credit of the grant.
+    CREDIT   items and bytes that have left the receiver's buffer: their credit returns.
+    STOP     the receiver reads no more: further items are thrown away.
+    END      the sender sends no more items; the payload says why, if it gave up.
+    DONE     the receiver has got the END: it sends neither CREDIT nor STOP any more.
 
 An item with long parts travels alone, and its parts as those of `object_messages`. Each side sends
 one END and one DONE. A closed stream takes messages until both have come from the peer, so that

@@ -1,4 +1,4 @@
-"""A group for a backend whose operations go over our own streams, whoever else carries some."""
+"""A group for a backend whose operations use aiodist's own streams in a mixed group."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from aiodist.groups.messenger import Messenger
 
 
 class OverP2P:
-    """``group``, but for who carries the operations that start here.
+    """``group`` with aiodist's own point-to-point messages for the operations that start here.
 
-    For the backends of a mixed group in which another one, MPI, has brought a carrier of its own.
+    For the backends of a mixed group in which another backend, MPI, has brought its own messenger.
     """
 
     def __init__(self, group: GroupEngine) -> None:

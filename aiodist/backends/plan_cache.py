@@ -68,7 +68,7 @@ class PlanCache:
     def at_once(
         self, call: SlotPlan[Given], given: Given, timeout: float | None, *owners: Buffer
     ) -> Work[None] | None:
-        """Carry it out now, as far as nobody has to be waited for; None where it cannot begin.
+        """Carry it out now as far as it need not wait for a peer. Returns None if it cannot begin.
 
         ``owners``: of the memory in ``given``.
         """
@@ -77,9 +77,9 @@ class PlanCache:
     def run_cached(
         self, operation: str, tensor: Tensor, variant: Hashable, timeout: float | None = None
     ) -> CompletedRecord | Work[None] | None:
-        """`CollectiveBackend.run_cached`. Nothing is said of tensors that cannot be meant.
+        """Implement `CollectiveBackend.run_cached`. Returns None on a miss, without checks.
 
-        Whoever gets None opens them by `buffer_of`, which does.
+        On a miss the caller opens the tensors by `buffer_of`, which raises for invalid ones.
         """
         signatures = self._signatures.get(type(tensor))
         if signatures is None:
@@ -91,7 +91,7 @@ class PlanCache:
             call, signature = known
             address = signature.address_of(tensor)
             data = signature.kept.get(address) or signature.open(tensor, address)
-        except RuntimeError:  # of torch, which gives no shape or storage where there is none
+        except RuntimeError:  # raised by torch for a tensor without shape or storage
             return None
         return None if data is None else self._group.carry_out(call, data, timeout, tensor)
 

@@ -29,7 +29,7 @@ from aiodist.shm.group_area import LARGEST_SLOT_BYTES
 from aiodist.tensors import Reduction, scratch
 
 PIECE_BYTES = 128 << 10
-"""Of what one rank publishes and others copy: as much is there before they begin."""
+"""Bytes that one rank publishes before the others begin to copy."""
 
 Views = Sequence[memoryview]
 Given = TypeVar("Given", contravariant=True)

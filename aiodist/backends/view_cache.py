@@ -62,10 +62,10 @@ class TensorViewCache:
         self._refused = 0  # requests, since it is full
 
     def keep(self, data: CachedView, beside: object, schedule: Iterator[Step]) -> Schedule:
-        """``schedule``, which are those of each operation like this one on ``data`` and ``beside``.
+        """Return the schedule of each operation like this one on ``data`` and ``beside``.
 
-        From the second time on they are kept, as ``data.schedule``: of the first one nobody knows
-        whether another will follow, and to make all of them beforehand takes longer.
+        From the second time on the schedule is cached as ``data.schedule``. The first time it is
+        unknown whether another operation will follow, and making all steps beforehand takes longer.
         """
         if not data.used or data.beside is not beside:
             data.used, data.beside, data.schedule = True, beside, None

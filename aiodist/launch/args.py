@@ -178,7 +178,7 @@ def _add_common(parser: Parser) -> None:
 
 
 def job_spec(args: argparse.Namespace, environment: Mapping[str, str]) -> JobSpec:
-    """The job that parsed options ask for. Raises InvalidUsageError where they cannot be meant."""
+    """Return the job that parsed options ask for. Raises InvalidUsageError if they are invalid."""
     if args.module and args.no_python:
         raise InvalidUsageError("-m and --no_python exclude each other: leave one out")
     if args.no_python and not args.use_env:

@@ -1,10 +1,10 @@
-"""Turns into one rank: ``python -I -S child.py PARENT_PID COMMAND...``.
+"""Become one rank: ``python -I -S child.py PARENT_PID COMMAND...``.
 
 Asks the kernel to kill this process when its launcher dies, then executes the command in place:
-same process, same pid. The request must be made inside the child, and a ``preexec_fn`` would
-run Python between fork and exec, which can deadlock where the launching process has threads
-(`run_job` may be called from any program). A separate small interpreter has no such trouble and
-costs about ten milliseconds. It imports nothing of aiodist, so that it may run isolated.
+same process, same pid. The request must be made inside the child. A ``preexec_fn`` would run Python
+between fork and exec, which can deadlock if the launching process has threads (`run_job` may be
+called from any program). A separate small interpreter avoids that and costs about ten milliseconds.
+It imports nothing of aiodist, so that it may run isolated.
 """
 
 from __future__ import annotations

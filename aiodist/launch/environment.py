@@ -24,7 +24,7 @@ send the ranks to a store that is not theirs."""
 def rank_environment(
     *, rank: int, local_rank: int | None, world_size: int, local_world_size: int | None
 ) -> dict[str, str]:
-    """Return what tells one process its place. What is None, since no launcher says it, is left out."""
+    """Return the variables that tell one process its place, without those whose value is None."""
     place = {
         "RANK": rank,
         "LOCAL_RANK": local_rank,

@@ -59,8 +59,8 @@ def why_main(argv: Sequence[str]) -> int:
     """``aiodist why [JOB]``; returns the exit code."""
     parser = Parser(
         prog="aiodist why",
-        description="Ask the ranks of a running job on this host, and by them those on other "
-        "hosts, which rank waits for whom.",
+        description="Ask the ranks of a running job on this host, and through them those on other "
+        "hosts, which rank waits for which.",
     )
     parser.add_argument(
         "job",
@@ -72,7 +72,7 @@ def why_main(argv: Sequence[str]) -> int:
         type=float,
         default=5.0,
         metavar="SECONDS",
-        help="who has not answered by then is named as silent (default 5)",
+        help="a rank that has not answered by then is named as silent (default 5)",
     )
     args = parser.read(argv)
     if not args.timeout > 0:
@@ -141,7 +141,7 @@ def report(dump: Dump) -> str:
 def _situation(
     parts: Mapping[int, RankReport], silent: Mapping[int, str], told: Sequence[GroupStory]
 ) -> list[str]:
-    """What each rank is in, and who is to blame: ranks that disagree before those that are missed."""
+    """Return text for each rank's operation, then disagreements, then the ranks others wait for."""
     verdict = judge(parts)
     disagreements = [story.disagreement for story in told if story.disagreement]
     return [

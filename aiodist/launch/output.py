@@ -117,7 +117,7 @@ class Screen:
         while data:
             try:
                 data = data[os.write(self._fd, data) :]
-            except BlockingIOError:  # somebody who shares the descriptor made it non-blocking
+            except BlockingIOError:  # another process that shares the descriptor set this mode
                 select.select([], [self._fd], [])
 
 

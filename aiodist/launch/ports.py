@@ -1,10 +1,10 @@
-"""A port that nobody else can take between the launcher's choice and rank 0's listening on it.
+"""Reserve a port between the launcher's choice and the moment rank 0 listens on it.
 
 Probing for a free port and closing the probe leaves a gap: a second launch may pick the same
-number. Here the probe stays open. On Linux two sockets may be bound to one port when both set
-SO_REUSEADDR and neither is listening yet. The reservation never listens, so rank 0's store binds
-the same port and listens, while the kernel hands the number to nobody who asks for "any free
-port", and gives it to no outgoing connection.
+number. Here the probe stays open. On Linux two sockets may be bound to one port if both set
+SO_REUSEADDR and neither is listening yet. The reservation never listens, so rank 0's store can bind
+the same port and listen. Meanwhile the kernel gives the port to no process that asks for "any free
+port", and to no outgoing connection.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def reserve_port(port: int = 0) -> PortReservation:
     asyncio and uvloop do. Outside Linux the kernels disagree about the second bind, so there the
     port is only checked and the reservation is empty.
 
-    Raises InvalidUsageError for a number that is no port, DistNetworkError where somebody is
-    listening on it already or this user may not use it.
+    Raises InvalidUsageError for a number that is no port, and DistNetworkError if a process already
+    listens on it or this user may not use it.
     """
     if not 0 <= port <= 65535:
         raise InvalidUsageError(f"a port is a number from 1 to 65535, not {port}")

@@ -61,7 +61,7 @@ class Watchdog:
         try:
             self._process.stdin.write(line.encode())
         except BrokenPipeError:
-            pass  # somebody killed the watchdog; the parent-death signal is still there
+            pass  # the watchdog was killed; the parent-death signal is still there
 
 
 class RankProcess:
@@ -148,13 +148,15 @@ class RankProcess:
                 pass  # macOS says so of groups that hold only zombies
 
     def group_alive(self) -> bool:
-        """Whether anything is left of the rank's group. Once it is empty it is never signalled
-        again: its number may then belong to somebody else."""
+        """Return whether a process of the rank's group exists.
+
+        An empty group is never signalled again: its number may then belong to another group.
+        """
         self.send_group(0)
         return not self.group_gone
 
     def group_running(self) -> bool:
-        """As `group_alive`, without zombies, which stay in containers where nobody collects them.
+        """Return `group_alive` without zombies, which stay in containers whose init reaps none.
 
         Looks at every process of the host, so it is for the end of the job only.
         """

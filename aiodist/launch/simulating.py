@@ -40,7 +40,7 @@ def _parser() -> Parser:
     parser = Parser(
         prog="aiodist simulate",
         description="Run the algorithms of the collectives under a simulated clock: seconds, "
-        "messages and bytes at numbers of ranks that nobody has here. A star marks what the table "
+        "messages and bytes for more ranks than this host can run. A star marks what the table "
         "of aiodist chooses.",
     )
     parser.add_argument(

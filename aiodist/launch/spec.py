@@ -15,7 +15,8 @@ from aiodist.launch.environment import (
 )
 
 DEFAULT_MASTER_PORT = 29500
-"""Of a job on several nodes that names none, as in torch: every node must know it beforehand."""
+"""The port of a job on several nodes without a port of its own, as in torch: every node must know
+it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,9 +55,9 @@ class OutputStream:
         self._put(self._splitter.flush())
 
     def partial_due(self, now: float) -> float:
-        """Seconds until `show_partial` will show something; inf where nothing waits for it.
+        """Return the seconds until `show_partial` shows something; inf if no text waits for it.
 
-        Only a terminal has somebody who waits for a prompt; in a file, lines stay whole.
+        Only on a terminal a user waits for a prompt; in a file, lines stay whole.
         """
         if not self._screen.tty or not self._splitter.holds_text:
             return math.inf

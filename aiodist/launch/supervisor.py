@@ -72,10 +72,10 @@ class Launcher:
     def run(self) -> int:
         """Start all ranks and wait for them; returns the job's exit code.
 
-        0 where all ranks returned 0; else that of the first to fail, 128 + N where signal N
-        killed it; 130 or 143 after SIGINT or SIGTERM to this process, 141 when nobody reads the
-        output any more. Raises DistError before anything is started (port in use, no POSIX system),
-        OSError where the system refuses a process; no rank is left then either.
+        The code is 0 if all ranks returned 0, else that of the first rank to fail, or 128 + N if
+        signal N killed it. It is 130 or 143 after SIGINT or SIGTERM to this process, and 141 if
+        the reader of the output has gone. Raises DistError before anything is started (port in
+        use, no POSIX system), and OSError if the system refuses a process; no rank is left then.
         """
         if os.name != "posix":
             raise DistError("the launcher needs a POSIX system; on Windows use aiodist.spawn")

@@ -97,9 +97,9 @@ def _of(ranks: int, rules: Rules, operation: str) -> list[Rule]:
 def _parser() -> Parser:
     parser = Parser(
         prog="aiodist tune",
-        description="Run every algorithm of every collective, over the transports that "
-        "AIODIST_TRANSPORT names, over messages, in shared memory, and over several hosts where "
-        "there are several, and write which was the fastest, for jobs to load.",
+        description="Measure every algorithm of every collective, over the transports in "
+        "AIODIST_TRANSPORT: over messages, in shared memory and over several hosts. Write the "
+        "fastest ones to a table that jobs can load.",
     )
     parser.add_argument(
         "operations", nargs="*", metavar="OPERATION", help="only these (default: all)"

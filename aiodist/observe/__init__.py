@@ -1,1 +1,1 @@
-"""What happened, and who waits for whom: flight recorder, dumps, traces, live questions, doctor."""
+"""Observability: flight recorder, dumps, traces, live questions, doctor."""

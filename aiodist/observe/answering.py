@@ -1,4 +1,4 @@
-"""From ``init_process_group`` on, a rank answers questions and heeds SIGUSR1."""
+"""Answer questions about a rank and handle SIGUSR1, from ``init_process_group`` on."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ log = logging.getLogger("aiodist")
 async def answer_questions(
     observer: Observer | None, store: Store, host: str, deadline: Deadline
 ) -> None:
-    """Start to answer; ranks that are reached by TCP learn each other's addresses.
+    """Start to answer. Ranks that are reached by TCP learn each other's addresses. All ranks must
+    call it.
 
-    ``host``: this rank's own address. All ranks call it. Where this one cannot listen the log says
-    so, and it goes on without. Raises what `exchange` does, and leaves nothing open then.
+    ``host``: this rank's own address. If this rank cannot listen, the log says so, and it continues
+    without. Raises what `exchange` raises, and then leaves nothing open.
     """
     if observer is None:
         return
@@ -50,7 +51,7 @@ async def answer_questions(
 
 
 def answer_here(observer: Observer | None) -> None:
-    """As `answer_questions`, for a rank that comes later than the others: on this host only."""
+    """Start to answer on this host only, for a rank that joins later. See `answer_questions`."""
     if observer is not None:
         _begin(observer, _listening(observer, None), {})
 
@@ -71,7 +72,7 @@ def _begin(observer: Observer, server: Server | None, addresses: Mapping[int, st
 
 
 class SignalHandler:
-    """A handler of SIGUSR1 that makes ranks tell what they do. Handlers may follow each other."""
+    """A handler of SIGUSR1 that makes ranks report what they do. Handlers may be chained."""
 
     def __init__(self, observer: Observer, before: Any) -> None:
         self._weak = weakref.ref(observer)  # a handler stays for ever
@@ -79,12 +80,12 @@ class SignalHandler:
 
     @property
     def observer(self) -> Observer | None:
-        """Who tells; None once it is closed, and in a forked child."""
+        """Return the observer, or None once it is closed and in a forked child."""
         observer = self._weak()
         return None if observer is None or observer.is_closed else observer
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Runs in the main thread, between any two steps of the program: it only wakes threads."""
+        """Wake the answering thread. Runs in the main thread, between any two steps of the program."""
         heeded = False
         each: Any = self
         while isinstance(each, SignalHandler):
@@ -93,15 +94,15 @@ class SignalHandler:
                 observer.signalled()
                 heeded = True
             each = each.before
-        if not heeded:  # as if it had never been there
+        if not heeded:  # restore the handler that was there before
             signal.signal(number, each)
             os.kill(os.getpid(), number)
 
 
 def heed_signal(observer: Observer | None) -> None:
-    """Let SIGUSR1 make this rank tell what it does, where the program has no use for it.
+    """Handle SIGUSR1 in this process, if the program has no handler for it.
 
-    Only the main thread may set handlers; elsewhere, and where there is one, this does nothing.
+    Only the main thread may set handlers. In another thread this does nothing.
     """
     if observer is None or threading.current_thread() is not threading.main_thread():
         return

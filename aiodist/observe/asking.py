@@ -31,7 +31,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Answers:
-    """The parts of the ranks that answered, and of the others what is known of each."""
+    """The reports of the ranks that answered, and what is known of each of the others."""
 
     job: str
     parts: dict[int, RankReport]
@@ -39,9 +39,9 @@ class Answers:
 
 
 def jobs_here(table: str | None = None) -> dict[str, list[Place]]:
-    """The jobs that have ranks on this host, in this network namespace; from /proc/net/unix.
+    """Return the jobs that have ranks on this host, in this network namespace, from /proc/net/unix.
 
-    Jobs of other users are left out. Raises InvalidUsageError where there is no such table.
+    Jobs of other users are left out. Raises InvalidUsageError if there is no such table.
     """
     if table is None:
         if not _TABLE.exists():
@@ -57,9 +57,9 @@ def jobs_here(table: str | None = None) -> dict[str, list[Place]]:
 
 
 def choose_job(jobs: Mapping[str, list[Place]], wanted: str | None) -> str:
-    """The only job, or the one whose name is, or begins with, ``wanted``.
+    """Return the only job, or the one whose name is, or begins with, ``wanted``.
 
-    Raises InvalidUsageError with those that there are.
+    Raises InvalidUsageError, which lists the jobs.
     """
     fitting = sorted(job for job in jobs if wanted is None or job.startswith(wanted))
     if wanted is not None and wanted in jobs:
@@ -79,10 +79,10 @@ def choose_job(jobs: Mapping[str, list[Place]], wanted: str | None) -> str:
 
 
 def ask_job(job: str, places: list[Place], seconds: float) -> Answers:
-    """Ask all ranks of ``job``; returns within ``seconds``, whoever does not answer.
+    """Ask all ranks of ``job``; return within ``seconds``, even if ranks do not answer.
 
-    Ranks on other hosts are asked by way of one that has answered. Raises DistError where no rank
-    answers at all.
+    Ranks on other hosts are asked through one that has answered. Raises DistError if no rank
+    answers.
     """
     end = monotonic() + seconds
     half = seconds / 2
@@ -120,7 +120,7 @@ def _ask_away(
     silent: dict[int, str],
     seconds: float,
 ) -> None:
-    """Have ``helper`` ask those that have no socket here: on other hosts, or not there any more."""
+    """Let ``helper`` ask the ranks without a socket here, which are on other hosts or have ended."""
     question = {
         "ask": "relay",
         "ranks": [each.rank for each in away],
@@ -155,7 +155,7 @@ def _why_silent(pid: int, error: Exception, seconds: float) -> str:
 
 
 def _state(pid: int) -> str:
-    """The letter that /proc has for what the process does; "" where there is none."""
+    """Return the letter for the process's state in /proc, or "" if the process has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

@@ -1,11 +1,11 @@
-"""One clock for all ranks: how far each rank's clock is from rank 0's, and how well that is known.
+"""One clock for all ranks: the offset of each rank's clock from rank 0's, and its error.
 
-Ranks under one kernel share CLOCK_MONOTONIC, and there is nothing to estimate. Between hosts a
-rank asks rank 0 for its time, some rounds, and takes the quickest (F. Cristian, Probabilistic
-clock synchronization, 1989; NTP's clock filter does the same): rank 0 has read its clock at some
-moment between the question and the answer, so that the middle of the two is wrong by at most half
-the round trip, whichever way is slower. Two estimates, at the start and at the end, are joined by
-a line, since quartzes drift (tens of microseconds a second).
+Ranks under one kernel share CLOCK_MONOTONIC, and need no estimate. Between hosts a rank asks rank 0
+for its time in several rounds and takes the quickest (F. Cristian, Probabilistic clock
+synchronization, 1989; NTP's clock filter does the same). Rank 0 read its clock at some moment
+between question and answer. The middle of the two is therefore wrong by at most half the round
+trip, whichever direction is slower. A line joins two estimates, at the start and at the end,
+because quartzes drift (tens of microseconds a second).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROUNDS = 8
 def estimate(
     ask: Callable[[], int], clock: Callable[[], int] = monotonic_ns, rounds: int = ROUNDS
 ) -> ClockSample:
-    """Ask for the other clock's time, ``rounds`` times; ``ask()`` returns it in nanoseconds."""
+    """Estimate the other clock in ``rounds`` questions; ``ask()`` returns its time in nanoseconds."""
     best: ClockSample | None = None
     for _ in range(rounds):
         before = clock()
@@ -39,13 +39,13 @@ def estimate(
 
 @dataclass(frozen=True)
 class Alignment:
-    """From one rank's clock to rank 0's. ``error`` in ns, at most; None where nobody knows it."""
+    """The mapping from one rank's clock to rank 0's. ``error``: at most, in ns; None if unknown."""
 
     samples: tuple[ClockSample, ...]
     error: int | None
 
     def common(self, clock: int) -> int:
-        """What rank 0's clock showed when this rank's showed ``clock``; nanoseconds."""
+        """Return the time of rank 0's clock, in ns, at time ``clock`` of this rank's."""
         if not self.samples:
             return clock
         first, last = self.samples[0], self.samples[-1]
@@ -54,15 +54,15 @@ class Alignment:
 
 
 def _share(first: ClockSample, last: ClockSample, clock: int) -> float:
-    """0.0 at the first estimate, 1.0 at the last, and more after it."""
+    """Return 0.0 at the first estimate, 1.0 at the last, and more after it."""
     span = last.clock - first.clock
     return (clock - first.clock) / span if span else 0.0
 
 
 def align(parts: Mapping[int, RankReport]) -> dict[int, Alignment]:
-    """How to bring the times in each part to one clock.
+    """Return the mapping of each report's times to one clock.
 
-    Where a part has no estimate, its host's calendar clock has to do, as that is set.
+    A report without an estimate is aligned by its host's calendar clock, as that is set.
     """
     if not parts:
         return {}
@@ -81,7 +81,9 @@ def _aligned(part: RankReport, reference: RankReport) -> Alignment:
 
 
 def _by_estimates(part: RankReport) -> Alignment:
-    """After the last estimate the line goes on, and so does the error of its slope."""
+    """Align by two estimates. After the last one the line continues, and so does the error of its
+    slope.
+    """
     if not part.samples:
         return Alignment((), 0)
     first, last = part.samples[0], part.samples[-1]

@@ -1,4 +1,4 @@
-"""Where a process is just now: the line of the program that its main thread executes."""
+"""The line of the program that the main thread of a process executes now."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _PACKAGES = ("site-packages" + os.sep, "dist-packages" + os.sep)
 
 @dataclass(frozen=True)
 class CodeLocation:
-    """``place``: file, line and function; "" where nothing of the program is on the stack.
+    """``place``: file, line and function; "" if no frame of the program is on the stack.
 
-    ``stuck``: for how many seconds, at least, the event loop has not turned: somebody computes in
-    it, and nothing that comes in is looked at. 0.0 where it turns.
+    ``stuck``: seconds, at least, for which the event loop has not turned, because a computation
+    blocks it; 0.0 if it turns.
     """
 
     place: str = ""
@@ -34,7 +34,7 @@ class CodeLocation:
 
 
 def place() -> str:
-    """Of this process's main thread: the innermost line that is the program's. Any thread."""
+    """Return the innermost line of the program in this process's main thread. Any thread."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None and _is_library(frame.f_code.co_filename):
         frame = frame.f_back
@@ -46,7 +46,9 @@ def _describe(frame: FrameType) -> str:
 
 
 def _is_library(name: str) -> bool:
-    """Python's own, and aiodist; other packages are the program's choice."""
+    """Return whether a module is Python's own or aiodist's; other packages are the program's
+    choice.
+    """
     if name.startswith((_OURS, "<frozen")):
         return True
     return name.startswith(_LIBRARY) and not any(part in name for part in _PACKAGES)

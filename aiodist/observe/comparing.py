@@ -1,4 +1,4 @@
-"""Dumps compared: who is behind, and the first operation about which ranks differ."""
+"""Compare dumps: the ranks that are behind, and the first operation in which ranks differ."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from aiodist.observe.report_text import ranks
 
 @dataclass(frozen=True)
 class GroupStory:
-    """A group as its members' parts tell it. ``started`` by rank, of those with a part.
+    """A group as the reports of its members describe it. ``started``: by rank, for ranks with a
+    report.
 
-    ``first_difference``: the lowest sequence number that some members have started as another
-    call, have started and others not, or have ended differently; None where there is none.
+    ``first_difference``: the lowest sequence number in which members differ, or None. They differ
+    if they started different calls, if only some started it, or if it ended differently.
     """
 
     name: str
@@ -22,13 +23,13 @@ class GroupStory:
     started: Mapping[int, int]
     first_difference: int | None
     calls: Mapping[str, tuple[int, ...]]
-    """At that number: what was called and how it ended, or that nothing was, and by which ranks."""
+    """At that number: each call and how it ended, or that there was none, with the ranks."""
     disagreement: str = ""
-    """In a sentence, where ranks called different things at that number."""
+    """A sentence, if ranks called different operations at that number; else empty."""
 
     @property
     def behind(self) -> tuple[int, ...]:
-        """The ranks that have started the fewest, where not all have started as many."""
+        """The ranks that have started the fewest collectives, if the numbers differ."""
         fewest = min(self.started.values())
         if fewest == max(self.started.values()):
             return ()
@@ -51,7 +52,7 @@ class GroupStory:
 
 
 def stories(parts: Mapping[int, RankReport]) -> list[GroupStory]:
-    """One of each group that a part knows, the default group first."""
+    """Return the story of each group that a report knows, the default group first."""
     known = {state.id: state for part in parts.values() for state in part.groups}
     told = []
     for state in known.values():

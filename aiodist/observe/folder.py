@@ -1,4 +1,4 @@
-"""The parts of a dump as files: one a rank, replaced as a whole, read together."""
+"""The reports of a dump as files: one per rank, replaced as a whole, read together."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _PATTERN = re.compile(r"aiodist-(.+)-rank(\d+)\.json")
 
 
 def write_part(directory: str | os.PathLike[str], part: RankReport) -> Path:
-    """Write ``part`` over this rank's earlier one in ``directory``, which is made if need be.
+    """Write ``part`` over this rank's earlier report in ``directory``, which is made if needed.
 
-    Readers see the old part or the new one. Raises OSError.
+    Readers see the old report or the new one. Raises OSError.
     """
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
@@ -31,7 +31,7 @@ def write_part(directory: str | os.PathLike[str], part: RankReport) -> Path:
 
 @dataclass(frozen=True)
 class Dump:
-    """The parts of one job by rank. ``others``: jobs that have files in the folder as well."""
+    """The reports of one job by rank. ``others``: jobs that also have files in the folder."""
 
     job: str
     parts: dict[int, RankReport]
@@ -43,16 +43,16 @@ class Dump:
 
     @property
     def silent(self) -> dict[int, str]:
-        """The ranks that have written nothing."""
+        """Return the ranks that have written nothing."""
         return {
             rank: "it has written no part" for rank in range(self.size) if rank not in self.parts
         }
 
 
 def read_parts(directory: str | os.PathLike[str], job: str | None = None) -> Dump:
-    """The parts of ``job`` (its name, or how it begins), or of the job that wrote last.
+    """Return the reports of ``job`` (its name, or how it begins), or of the job that wrote last.
 
-    Raises InvalidUsageError for a folder without any, and ProtocolError for a file that is none.
+    Raises InvalidUsageError for a folder without any, and ProtocolError for a malformed file.
     """
     folder = Path(directory)
     if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""What a rank does to be looked at: it makes its part, and writes it when something fails."""
+"""Observe one rank: make its reports, and write them when something fails."""
 
 from __future__ import annotations
 
@@ -39,14 +39,16 @@ RUN_VARIABLE = "AIODIST_RUN_ID"
 _LONGEST_NAME = 48
 
 KEPT_OPERATIONS = 128
-"""Of a rank that is killed, its trace has the last so many at the moment when they were written."""
+"""Operations in the trace of a rank that was killed: the last ones when the trace was written."""
 
 
 def job_name(environ: Mapping[str, str], key: bytes) -> str:
-    """What `aiodist why` and file names call these ranks: AIODIST_RUN_ID, and a few digits.
+    """Return the name of the job in `aiodist why` and in file names: AIODIST_RUN_ID, and a few
+    digits.
 
-    The digits are made from the ``key`` that all ranks got when they met, so that another meeting
-    under the same AIODIST_RUN_ID (a restart, the torch backend beside ours) has another name.
+    The digits are made from the ``key`` that all ranks got when they met. Another meeting under the
+    same AIODIST_RUN_ID (a restart, or the torch backend besides aiodist) therefore has another
+    name.
     """
     digits = hashlib.blake2b(key, digest_size=4, person=b"aiodist job").hexdigest()
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", environ.get(RUN_VARIABLE, ""))[:_LONGEST_NAME]
@@ -54,7 +56,7 @@ def job_name(environ: Mapping[str, str], key: bytes) -> str:
 
 
 class Answering(Protocol):
-    """Who answers questions about a rank; `server.Server` does."""
+    """Answers questions about a rank; `server.Server` does."""
 
     def signalled(self) -> None: ...
     def tell_others(self, reason: str) -> None: ...
@@ -62,7 +64,7 @@ class Answering(Protocol):
 
 
 def identities(rank_infos: Sequence[RankInfo], job: str) -> tuple[Identity, ...]:
-    """All ranks, as their cards introduce them."""
+    """Return the identities of all ranks from their rank infos."""
     return tuple(
         Identity(
             job, rank_info.rank, len(rank_infos), rank_info.host, rank_info.host_id, rank_info.pid
@@ -72,7 +74,7 @@ def identities(rank_infos: Sequence[RankInfo], job: str) -> tuple[Identity, ...]
 
 
 class Observer:
-    """Makes the parts of one rank. Belongs to its world; any thread may ask for a part."""
+    """Makes the reports of one rank. Belongs to its world; any thread may ask for a report."""
 
     def __init__(
         self,
@@ -82,7 +84,7 @@ class Observer:
         key: bytes,
         environ: Mapping[str, str],
     ) -> None:
-        """In the loop's thread. ``key``: secret, and all ranks have it."""
+        """Create an observer, in the loop's thread. ``key``: a secret that all ranks have."""
         secret = hmac.digest(key, b"questions about ranks", "sha256")
         self.trust = Trust(secret, Certificates.from_environ(environ))
         self.everybody = identities(rank_infos, job_name(environ, key))
@@ -95,28 +97,29 @@ class Observer:
         self._writing = threading.Lock()
         self._is_written = False  # the trace, to its end
         self._kept = (0, 0)  # operations begun and under way, when the trace was kept last
-        self._soon: DistError | None = None  # what the next dump is about
+        self._dump_reason: DistError | None = None  # what the next dump is about
         self._server: Answering | None = None
         self._pid = os.getpid()
         if self._traces:
             atexit.register(self._write_trace)
 
     def part(self, reason: str, stuck: float = 0.0, limit: int | None = None) -> RankReport:
-        """This rank's part, now. ``limit``: of finished operations. Any thread."""
+        """Return this rank's report. ``limit``: of finished operations. Any thread."""
         where = CodeLocation(place(), stuck)
         return report_of(self._observed, self.identity, reason, where, self.samples, limit)
 
     # -- dumps
 
     def dump(self, reason: str, directory: str | os.PathLike[str] | None = None) -> Path:
-        """Write this rank's part into ``directory``, or where AIODIST_DUMP_DIR says. Any thread.
+        """Write this rank's report into ``directory``, or the directory of AIODIST_DUMP_DIR. Any
+        thread.
 
         Raises OSError.
         """
         return self._write(directory or self._dumps, reason)
 
     def _write(self, directory: str | os.PathLike[str], reason: str, stuck: float = 0.0) -> Path:
-        with self._writing:  # the loop and who answers questions may both; the newer part stays
+        with self._writing:  # the loop and the answering thread may both write; the newer stays
             return write_part(directory, self.part(reason, stuck))
 
     @property
@@ -125,37 +128,38 @@ class Observer:
         return bool(self._dumps)
 
     def failed(self, error: DistError, *, here: bool) -> None:
-        """A collective failed, ``here`` or elsewhere: dump soon, once for all that fails together.
+        """Schedule a dump because a collective failed, once for all failures at the same time.
 
-        The first of these is the reason, or the first that is no mere consequence, as a revocation.
+        ``here``: whether it failed on this rank. The reason is the first failure, or the first that
+        is not a mere consequence, as a revocation is.
         """
         if not self._dumps:
             return
-        if self._soon is None:
+        if self._dump_reason is None:
             self.loop.call_soon(self._dump_after, here)
-        if self._soon is None or isinstance(self._soon, GroupRevokedError):
-            self._soon = error
+        if self._dump_reason is None or isinstance(self._dump_reason, GroupRevokedError):
+            self._dump_reason = error
 
     def _dump_after(self, here: bool) -> None:
-        reason, self._soon = str(self._soon), None
+        reason, self._dump_reason = str(self._dump_reason), None
         self.dump_quietly(reason)
         if here and self._server is not None:
             self._server.tell_others(reason)
 
     def dump_quietly(self, reason: str, stuck: float = 0.0) -> None:
-        """As `dump`; where that is impossible, the log says so."""
+        """Dump as `dump` does, but log an error instead of raising it."""
         try:
             self._write(self._dumps, reason, stuck)
         except OSError as error:
             log.error("cannot write a dump to %s=%s: %s", DUMP_VARIABLE, self._dumps, error)
 
     def signalled(self) -> None:
-        """SIGUSR1 came. May be called in its handler: another thread does the rest."""
+        """Handle SIGUSR1. May be called in a signal handler: another thread does the work."""
         if self._server is not None:
             self._server.signalled()
 
     def asked(self, reason: str, stuck: float = 0.0) -> None:
-        """Somebody asks by a signal: dump, or where no directory is set, say it on stderr."""
+        """Dump on a signal, or print the report on stderr if no directory is set."""
         if self._dumps:
             self.dump_quietly(reason, stuck)
         else:
@@ -165,16 +169,18 @@ class Observer:
     # -- the end
 
     def serves(self, server: Answering) -> None:
-        """``server`` answers for this rank, until the world closes."""
+        """Set the server that answers for this rank until the world closes."""
         self._server = server
 
     @property
     def is_closed(self) -> bool:
-        """Whether nobody answers for this rank in this process."""
+        """Whether no server answers for this rank in this process."""
         return self._server is None or self._pid != os.getpid()
 
     def close(self) -> None:
-        """The world closes. Idempotent; in a forked child it only gives back what is inherited."""
+        """Stop when the world closes. Idempotent; in a forked child it only releases what was
+        inherited.
+        """
         if self._traces:
             atexit.unregister(self._write_trace)
             self._write_trace()
@@ -185,13 +191,13 @@ class Observer:
 
     @property
     def keeps_a_trace(self) -> bool:
-        """Whether `keep_trace` is to be called now and then: there is one, and no dumps beside it."""
+        """Whether `keep_trace` is to be called periodically: a trace is written, and no dumps."""
         return bool(self._traces) and self._traces != self._dumps
 
     def keep_trace(self) -> None:
         """Write the last operations where the trace will be, in case this rank is killed.
 
-        Nothing where nothing has begun or ended since. In any thread but the loop's.
+        Does nothing if no operation has begun or ended since. Any thread except the loop's.
         """
         now = self._observed.recorder.count, len(self._observed.under_way())
         if now != self._kept:

@@ -1,12 +1,13 @@
 """Questions to a rank and their answers, over plain blocking sockets.
 
-A message is a length (4 bytes, big-endian) and that much JSON. On this host the kernel says who
-asks (SO_PEERCRED); between hosts, by TLS where the job has certificates, each side first proves,
-over nonces of 32 bytes, that it knows the key that the ranks of the job got when they met::
+A message is a length (4 bytes, big-endian) and that much JSON. On this host the kernel identifies
+the asker (SO_PEERCRED). Between hosts each side first proves, over nonces of 32 bytes, that it
+knows the key that the ranks of the job got when they met. If the job has certificates, that happens
+over TLS::
 
-    who asks    nonce C
-    who answers nonce S, HMAC(key, "answers", C, S)
-    who asks    HMAC(key, "asks", C, S)
+    asker       nonce C
+    answerer    nonce S, HMAC(key, "answers", C, S)
+    asker       HMAC(key, "asks", C, S)
 """
 
 from __future__ import annotations
@@ -40,21 +41,27 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class Trust:
-    """What ranks of one job know each other by between hosts. May be used in any thread."""
+    """The credentials by which ranks of one job know each other between hosts. Thread-safe."""
 
     def __init__(self, key: bytes, certificates: Certificates | None = None) -> None:
-        """``certificates``: of this rank, where the job talks by TLS. Read when first needed."""
+        """Create credentials. ``certificates``: of this rank, if the job uses TLS; read on first
+        use.
+        """
         self.key = key
         self._certificates = certificates
 
     def as_asker(self, line: Line) -> None:
-        """Raises HandshakeError, or OSError, where the other side does not belong to this job."""
+        """Prove both sides to each other. Raises HandshakeError or OSError if the other is not of
+        this job.
+        """
         if self._asking is not None:
             line.secure(self._asking, server_side=False)
         line.prove_as_asker(self.key)
 
     def as_answerer(self, line: Line) -> None:
-        """Raises HandshakeError, or OSError, where the other side does not belong to this job."""
+        """Prove both sides to each other. Raises HandshakeError or OSError if the other is not of
+        this job.
+        """
         if self._answering is not None:
             line.secure(self._answering, server_side=True)
         line.prove_as_answerer(self.key)
@@ -101,29 +108,31 @@ class Line:
     def tell(self, message: bytes) -> None:
         self._send(_LENGTH.pack(len(message)) + message)
 
-    def hear(self, longest: int) -> bytes:
-        """The next message. Raises EOFError at the end, ProtocolError, OSError (also in time)."""
+    def receive(self, longest: int) -> bytes:
+        """Return the next message. Raises EOFError at the end, ProtocolError, OSError (also on
+        timeout).
+        """
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
         if length > longest:
             raise ProtocolError(f"a message of {length} bytes, where {longest} is the most")
         return self._read(length)
 
     def prove_as_asker(self, key: bytes) -> None:
-        """Raises HandshakeError where the other side does not know ``key``."""
+        """Prove the key and check the other side's proof. Raises HandshakeError."""
         mine = os.urandom(_NONCE)
         self._send(mine)
         theirs = self._read(_NONCE)
         if not hmac.compare_digest(self._read(_PROOF), _proof(key, b"answers", mine + theirs)):
-            raise HandshakeError("who answers here does not belong to this job")
+            raise HandshakeError("the answering process does not belong to this job")
         self._send(_proof(key, b"asks", mine + theirs))
 
     def prove_as_answerer(self, key: bytes) -> None:
-        """Raises HandshakeError where the other side does not know ``key``."""
+        """Prove the key and check the other side's proof. Raises HandshakeError."""
         theirs = self._read(_NONCE)
         mine = os.urandom(_NONCE)
         self._send(mine + _proof(key, b"answers", theirs + mine))
         if not hmac.compare_digest(self._read(_PROOF), _proof(key, b"asks", theirs + mine)):
-            raise HandshakeError("who asks does not belong to this job")
+            raise HandshakeError("the asking process does not belong to this job")
 
     def _send(self, data: bytes) -> None:
         self._sock.settimeout(self._left())
@@ -151,14 +160,14 @@ def _proof(key: bytes, role: bytes, nonces: bytes) -> bytes:
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """Process id and user id at the other end of a Unix socket, as the kernel knows them."""
+    """Return process id and user id at the other end of a Unix socket, as the kernel knows them."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(raw)
     return pid, uid
 
 
 def is_trusted(uid: int) -> bool:
-    """Whether that user may look into this one's processes anyway."""
+    """Return whether that user may inspect this user's processes anyway."""
     return uid in (0, os.geteuid())
 
 
@@ -170,21 +179,21 @@ def ask_here(name: str, question: Mapping[str, Any], seconds: float) -> bytes:
         sock.connect("\0" + name)
         _, uid = peer_of(sock)
         if os.geteuid() != 0 and not is_trusted(uid):
-            raise HandshakeError(f"user {uid} listens there, who is another than you")
+            raise HandshakeError(f"another user, {uid}, listens there")
         line.tell(json.dumps(question).encode())
-        return line.hear(LONGEST_ANSWER)
+        return line.receive(LONGEST_ANSWER)
 
 
 def ask_there(address: str, trust: Trust, question: Mapping[str, Any], seconds: float) -> bytes:
     """Ask the rank that listens at ``address`` (host:port). Raises OSError, HandshakeError, ..."""
     with connected(address, trust, seconds) as line:
         line.tell(json.dumps(question).encode())
-        return line.hear(LONGEST_ANSWER)
+        return line.receive(LONGEST_ANSWER)
 
 
 @contextmanager
 def connected(address: str, trust: Trust, seconds: float) -> Iterator[Line]:
-    """A connection to ``address`` on which both sides have proved themselves. Raises likewise."""
+    """Connect to ``address`` and let both sides prove themselves. Raises as `ask_there`."""
     host, _, port = address.rpartition(":")
     with Line(socket.create_connection((host, int(port)), seconds), seconds) as line:
         trust.as_asker(line)
@@ -192,14 +201,14 @@ def connected(address: str, trust: Trust, seconds: float) -> Iterator[Line]:
 
 
 def all_at_once(calls: Mapping[int, Callable[[], T]]) -> dict[int, T | Exception]:
-    """Call all of ``calls`` in threads, and what each returned or raised."""
+    """Call all of ``calls`` in threads, and return what each returned or raised."""
     if not calls:
         return {}
 
     def one(call: Callable[[], T]) -> T | Exception:
         try:
             return call()
-        except Exception as error:  # noqa: BLE001  # told to whoever asked
+        except Exception as error:  # noqa: BLE001  # part of the result
             return error
 
     with ThreadPoolExecutor(min(_AT_ONCE, len(calls))) as pool:

@@ -1,6 +1,6 @@
-"""One rank's part of the picture: who it is, what its groups have done, where it stands.
+"""One rank's report: its identity, the operations of its groups, its present position.
 
-A part is plain data. It travels as JSON: into a file of a dump, or as the answer to a question.
+A report is plain data. It travels as JSON: in a file of a dump, or as the answer to a question.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SCALARS = MappingProxyType[str, tuple[type, ...]](
 
 
 class ObservedGroup(Protocol):
-    """A group, as far as it is looked at."""
+    """What the observer needs of a group."""
 
     @property
     def label(self) -> GroupLabel: ...
@@ -34,7 +34,9 @@ class ObservedGroup(Protocol):
 
 
 class Observed(Protocol):
-    """What is looked at: `groups.world.World` is one. Every call may come from any thread."""
+    """What the observer reads; `groups.world.World` is one. Every method may be called from any
+    thread.
+    """
 
     @property
     def recorder(self) -> Recorder: ...
@@ -47,7 +49,9 @@ class Observed(Protocol):
 
 @dataclass(frozen=True)
 class Identity:
-    """Which process this is. ``host_id`` is equal for ranks under one kernel, thus of one clock."""
+    """The identity of a rank's process. ``host_id`` is equal for ranks under one kernel, thus of
+    one clock.
+    """
 
     job: str
     rank: int
@@ -72,7 +76,9 @@ class GroupState:
 
 @dataclass(frozen=True)
 class ClockSample:
-    """At ``clock`` (ns, of this rank) rank 0's clock was ahead by ``offset``, give or take ``error``."""
+    """At time ``clock`` (ns, of this rank) rank 0's clock was ahead by ``offset``, plus or minus
+    ``error``.
+    """
 
     clock: int
     offset: int
@@ -80,12 +86,14 @@ class ClockSample:
 
 
 SO_FAR = "so far"
-"""The reason of a part that a rank keeps for the case that it is killed."""
+"""The reason in a report that a rank keeps for the case that it is killed."""
 
 
 @dataclass(frozen=True)
 class RankReport:
-    """What one rank says. ``clock`` and ``wall`` are its `monotonic_ns` and `time` when it says so."""
+    """The report of one rank. ``clock`` and ``wall`` are its `monotonic_ns` and `time` when it was
+    made.
+    """
 
     identity: Identity
     reason: str
@@ -101,11 +109,13 @@ class RankReport:
         return self.identity.rank
 
     def started(self, group: int) -> int:
-        """How many collectives it has started in the group with this id; 0 where it has none."""
+        """Return how many collectives it has started in the group with this id; 0 for an unknown
+        group.
+        """
         return next((state.started for state in self.groups if state.id == group), 0)
 
     def running(self) -> list[Operation]:
-        """What was under way."""
+        """Return the operations in progress."""
         return [each for each in self.operations if each.state == RUNNING]
 
     def encode(self) -> bytes:
@@ -120,7 +130,7 @@ def report_of(
     samples: Sequence[ClockSample] = (),
     limit: int | None = None,
 ) -> RankReport:
-    """The part of a rank, now. Any thread."""
+    """Return the present report of a rank. Any thread."""
     return RankReport(
         identity=identity,
         reason=reason,
@@ -134,7 +144,7 @@ def report_of(
 
 
 def decode_report(data: bytes) -> RankReport:
-    """The inverse of `RankReport.encode`. Raises ProtocolError for anything it would not have made."""
+    """Decode a report. Raises ProtocolError for data that `RankReport.encode` does not produce."""
     try:
         facts = json.loads(data)
         if facts["version"] != VERSION:
@@ -159,7 +169,9 @@ def decode_report(data: bytes) -> RankReport:
 
 
 def _made(kind: Callable[..., Any], facts: dict[str, Any]) -> Any:
-    """An instance of a dataclass from all of its fields, each of the type of a JSON scalar."""
+    """Return a dataclass instance from all of its fields, each checked to be a JSON scalar of its
+    type.
+    """
     known = {field.name: str(field.type) for field in fields(kind)}  # type: ignore[arg-type]
     if facts.keys() != known.keys():
         raise ValueError(f"fields {sorted(facts.keys() ^ known.keys())}")

@@ -1,9 +1,9 @@
 """The flight recorder: a ring of the last operations of one rank, always on.
 
-Beginning a record is one small object put into a list that has its length already, and ending it
-one more look at the clock: well under a microsecond together (``benchmarks/micro``). Words are
-made of it only when somebody asks (`operation`). The ring forgets the oldest; an operation that is
-still under way is also held by its `Work`, so that it is never forgotten.
+Beginning a record puts one small object into a preallocated list. Ending it reads the clock once
+more. Together that takes well under a microsecond (``benchmarks/micro``). Text is made only on
+request (`operation`). The ring forgets the oldest record. An operation in progress is also held by
+its `Work`, so it is never forgotten.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SIZE_VARIABLE = "AIODIST_RECORDER_SIZE"
 TRACE_VARIABLE = "AIODIST_TRACE_DIR"
 DEFAULT_SIZE = 1024
 TRACE_SIZE = 1 << 16
-"""Where a trace is to be written at the end."""
+"""Records to remember if a trace is to be written at the end."""
 
 _LARGEST = 1 << 24
 _LONGEST_ERROR = 300
@@ -34,7 +34,7 @@ CANCELLED = "cancelled"
 
 
 class GroupLabel(NamedTuple):
-    """A group, as records name it; it keeps nothing of the group alive."""
+    """The name of a group in records; it keeps nothing of the group alive."""
 
     id: int
     name: str
@@ -67,7 +67,7 @@ class Message(NamedTuple):
 
 
 Facts = tuple[str, int, int, bytes, int]
-"""Those of a `Message`. A bare tuple is what every message can afford; names are for the reader."""
+"""The fields of a `Message` as a bare tuple, which every message can afford."""
 
 
 class Record:
@@ -94,7 +94,7 @@ class Record:
         created: int,
         finished: int = 0,
     ) -> None:
-        """``finished``: where it has ended well already; then it has started at once, too."""
+        """Create a record. ``finished``: set if the operation completed synchronously."""
         self.number = number
         self.group = group
         self.sequence = sequence
@@ -106,14 +106,14 @@ class Record:
         self.waiting_for: Sequence[int] = ()
 
     def end(self) -> None:
-        """It has ended well."""
+        """Record success."""
         self.finished = monotonic_ns()
 
     def fail(self, error: BaseException, waiting_for: Sequence[int]) -> None:
-        """It has ended by ``error`` while it waited for these global ranks."""
+        """Record the failure ``error`` during a wait for these global ranks."""
         self.finished = monotonic_ns()
         self.waiting_for = tuple(waiting_for)
-        # In words: an error may hold what the caller wants to be rid of.
+        # Keep text only: the error object may hold memory that the caller wants to release.
         cancelled = isinstance(error, asyncio.CancelledError)
         text = error.message if isinstance(error, DistError) else str(error)
         self.error = "" if cancelled else f"{type(error).__name__}: {text}"[:_LONGEST_ERROR]
@@ -129,16 +129,16 @@ class Record:
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation of one rank, as the flight recorder tells it.
+    """One operation of one rank, as the flight recorder reports it.
 
     ``number`` counts all operations of the rank from 0. ``sequence`` is the collective's number in
-    its group, -1 for a message. Ranks (``ranks`` of the group, ``root``, ``peer``,
-    ``waiting_for``) are global, except ``root``, which is the group's own number; -1 is none, and
-    for a ``peer`` any. ``dtype`` and ``reduce_op`` are names, "" where there is none; ``count`` is
-    in elements, ``nbytes`` in bytes, -1 where not known. ``created``, ``started`` and ``finished``
-    are nanoseconds of `time.monotonic_ns`, 0 for what has not happened. ``state`` is "running",
-    "done", "failed" or "cancelled"; ``error`` says why it failed. ``awaited``: it is under way, and
-    somebody waits until it ends.
+    its group, -1 for a message. Ranks (``ranks`` of the group, ``peer``, ``waiting_for``) are
+    global; ``root`` is the group's own number. -1 means no rank, and for a ``peer`` any rank.
+    ``dtype`` and ``reduce_op`` are names, "" if not applicable. ``count`` is in elements,
+    ``nbytes`` in bytes, -1 if not known. ``created``, ``started`` and ``finished`` are nanoseconds
+    of `time.monotonic_ns`, 0 for what has not happened. ``state`` is "running", "done", "failed" or
+    "cancelled"; ``error`` says why it failed. ``awaited``: it is in progress, and a task or thread
+    waits for its end.
     """
 
     number: int
@@ -163,7 +163,7 @@ class Operation:
 
     @property
     def call(self) -> str:
-        """What was called, in words; equal on ranks that agree."""
+        """Return text for the call; equal on ranks that agree."""
         facts = []
         if self.peer >= 0:
             facts.append(
@@ -191,11 +191,11 @@ class Operation:
 
 
 CompletedRecord = tuple[int, GroupLabel, int, Agreement | Facts, int, int]
-"""What a `Record` is made of, for an operation of which one is made only when somebody asks."""
+"""The fields of a `Record`, for a completed operation whose `Record` is made only on request."""
 
 
 class Recorder:
-    """The last ``size`` operations of one rank. `begin` in the loop's thread, the rest in any."""
+    """The last ``size`` operations of one rank. Call `begin` in the loop's thread, the rest in any."""
 
     __slots__ = ("_number", "_ring", "_size")
 
@@ -205,7 +205,7 @@ class Recorder:
         self._number = 0
 
     def begin(self, group: GroupLabel, sequence: int, what: Agreement | Facts) -> Record:
-        """A record of an operation that is called now."""
+        """Record an operation that is called now."""
         number = self._number
         self._number = number + 1
         record = Record(number, group, sequence, what, monotonic_ns())
@@ -215,7 +215,7 @@ class Recorder:
     def ended(
         self, group: GroupLabel, sequence: int, what: Agreement | Facts, created: int
     ) -> CompletedRecord:
-        """What to remember of an operation that was called at ``created`` and has ended well by now."""
+        """Record an operation that was called at ``created`` and has completed successfully."""
         number = self._number
         self._number = number + 1
         ended = number, group, sequence, what, created, monotonic_ns()
@@ -224,16 +224,16 @@ class Recorder:
 
     @property
     def count(self) -> int:
-        """How many operations were begun."""
+        """Return how many operations were begun."""
         return self._number
 
     def records(self) -> list[Record]:
-        """Those that are remembered, oldest first."""
+        """Return the remembered records, oldest first."""
         kept = [opened(record) for record in list(self._ring) if record is not None]
         return sorted(kept, key=lambda record: record.number)
 
     def latest(self, count: int) -> list[Record]:
-        """The last ``count`` of them, newest first."""
+        """Return the last ``count`` records, newest first."""
         end = self._number
         places = range(end - 1, max(end - 1 - min(count, self._size), -1), -1)
         found = [self._ring[number % self._size] for number in places]
@@ -241,12 +241,12 @@ class Recorder:
 
 
 def opened(record: Record | CompletedRecord) -> Record:
-    """The record of an operation that may have ended as soon as it began."""
+    """Return the record of an operation that may have completed synchronously."""
     return Record(*record) if isinstance(record, tuple) else record
 
 
 class UnderWay(Protocol):
-    """An operation that has not ended; `groups.work.Work` is one. Any thread may ask it."""
+    """An operation in progress; `groups.work.Work` is one. Any thread may ask it."""
 
     @property
     def _recorded(self) -> Record: ...
@@ -258,7 +258,7 @@ class UnderWay(Protocol):
 
 
 def operation(record: Record, work: UnderWay | None = None) -> Operation:
-    """A record in words. ``work``: of an operation that is under way."""
+    """Describe a record. ``work``: set for an operation in progress."""
     what = record.what
     dtype, count, nbytes, reduce_op, root, peer, tag = "", -1, -1, "", -1, -1, -1
     if isinstance(what, tuple):
@@ -300,7 +300,7 @@ def operation(record: Record, work: UnderWay | None = None) -> Operation:
 def recent(
     recorder: Recorder, works: Sequence[UnderWay], limit: int | None = None
 ) -> list[Operation]:
-    """The last operations, ``limit`` at most, and all ``works`` under way; oldest first."""
+    """Return the last operations, at most ``limit``, and all ``works`` in progress; oldest first."""
     living = {work._recorded.number: work for work in works}
     kept = recorder.records() if limit is None else recorder.latest(limit)
     records = {record.number: record for record in kept}
@@ -309,7 +309,7 @@ def recent(
 
 
 def _tensor(meta: bytes) -> tuple[str, int]:
-    """dtype and number of elements of a message, where it is a tensor's."""
+    """Return dtype and number of elements of a message, if it is a tensor's."""
     try:
         _, dtype, shape = decode_meta(meta)
     except DistError:
@@ -321,7 +321,7 @@ def _tensor(meta: bytes) -> tuple[str, int]:
 
 
 def size_from(environ: Mapping[str, str]) -> int:
-    """How many operations AIODIST_RECORDER_SIZE asks to remember. Raises InvalidUsageError."""
+    """Return how many operations AIODIST_RECORDER_SIZE asks to remember. Raises InvalidUsageError."""
     text = environ.get(SIZE_VARIABLE, "")
     if not text:
         return TRACE_SIZE if environ.get(TRACE_VARIABLE) else DEFAULT_SIZE

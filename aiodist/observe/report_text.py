@@ -1,4 +1,4 @@
-"""A verdict in sentences, and the ranks in a table."""
+"""Format a verdict as sentences, and the ranks as a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _WIDEST = 60
 def sentences(
     verdict: Verdict, parts: Mapping[int, RankReport], silent: Mapping[int, str]
 ) -> list[str]:
-    """Who is waited for. ``silent``: ranks without a part, and what is known of each."""
+    """Return sentences about the ranks that others wait for.
+
+    ``silent``: ranks without a report, and what is known of each.
+    """
     everybody = parts.keys() | silent.keys()
     told = [
         _of_root(root, verdict, parts, silent, everybody=everybody - {root} <= verdict.reach[root])
@@ -90,7 +93,7 @@ def _step(rank: int, other: int, verdict: Verdict) -> Wait:
 
 
 def overview(verdict: Verdict, parts: Mapping[int, RankReport], silent: Mapping[int, str]) -> str:
-    """A table with a line for each rank and for each operation that it waits in."""
+    """Return a table with a row for each rank and for each operation in which it waits."""
     rows = [("rank", "process", "waits for", "since", "in", "stands")]
     for rank in sorted(parts.keys() | silent.keys()):
         if rank not in parts:
@@ -122,7 +125,7 @@ def _doing(part: RankReport) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest word, the last as wide as it likes."""
+    """Format ``rows`` in columns as wide as their widest entry; the last column is not padded."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     lines = [
         "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]])
@@ -132,7 +135,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def ranks(numbers: Sequence[int], *, capital: bool = False) -> str:
-    """``rank 3``, ``ranks 0-2, 5``."""
+    """Return ``rank 3`` or ``ranks 0-2, 5``."""
     word = "rank" if len(numbers) == 1 else "ranks"
     return f"{word.capitalize() if capital else word} {_numbers(numbers)}"
 

@@ -1,10 +1,9 @@
-"""Answers questions about one rank, from a thread of its own: also while its loop is busy.
+"""Answer questions about one rank in a separate thread, also while the rank's loop is busy.
 
-The thread sleeps in a selector. What it does for a question is bounded in time, and one question
-is answered after the other, so strangers can delay an answer and nothing else.
-
-On Linux it listens at a name in the abstract namespace, which vanishes with the process; where the
-ranks are on several hosts, also on TCP, on the interface by which the others reach this rank.
+The thread sleeps in a selector. Its work for a question is bounded in time, and it answers one
+question after the other, so strangers can only delay an answer. On Linux it listens at a name in
+the abstract namespace, which vanishes with the process. If the ranks are on several hosts, it also
+listens on TCP, on the interface by which the others reach this rank.
 """
 
 from __future__ import annotations
@@ -45,32 +44,32 @@ RECENT = 32
 """Finished operations in an answer."""
 
 TURN_SECONDS = 0.5
-"""A loop that has not turned for so long is stuck."""
+"""A loop that has not turned for this many seconds is stuck."""
 
 QUESTION_SECONDS = 2.0
-"""How long one question may keep the thread."""
+"""The most seconds for one question."""
 
 RELAY_SECONDS = 30.0
-"""The longest that ranks on other hosts are waited for, whatever is asked for."""
+"""The most seconds to wait for ranks on other hosts, whatever the question asks for."""
 
 KEEP_SECONDS = 1.0
-"""How often a rank that is traced writes what would be left if it were killed."""
+"""Interval at which a traced rank writes what would be left if it were killed."""
 
 _PING_SECONDS = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 
 
 def socket_name(uid: int, job: str, rank: int, pid: int) -> str:
-    """Where that rank of that job answers, in the abstract namespace."""
+    """Return the name in the abstract namespace at which that rank answers."""
     return f"{PREFIX}/{uid}/{job}/{rank}-{pid}"
 
 
 class Server:
-    """The thread and its sockets. Every method may be called in any thread."""
+    """The answering thread and its sockets. Every method may be called in any thread."""
 
     def __init__(self, observer: Observer, host: str | None) -> None:
-        """Listen; ``host``: also on TCP at this address of our own. Raises OSError."""
-        # Weakly: a world that nobody closed, or looks at any more, is to go with all that it holds.
+        """Listen; with ``host`` also on TCP at this own address. Raises OSError."""
+        # A weak reference, so that a world that was dropped without being closed can be collected.
         self._weak = weakref.ref(observer)
         weakref.finalize(observer, self._orphaned).atexit = False
         self._addresses: Mapping[int, str] = {}
@@ -108,22 +107,22 @@ class Server:
         self._thread.start()
 
     def signalled(self) -> None:
-        """The process got SIGUSR1. May be called in a signal handler."""
+        """Handle SIGUSR1. May be called in a signal handler."""
         self._signalled.append("SIGUSR1")
-        self._poke()
+        self._notify()
 
     def tell_others(self, reason: str) -> None:
-        """Have the other ranks dump as well, also those that never hear of this."""
+        """Make the other ranks dump as well, including those that do not learn of the failure."""
         self._signalled.append(reason)
-        self._poke()
+        self._notify()
 
     def close(self) -> None:
-        """Stop answering; the thread ends. In a forked child it only gives back the sockets."""
+        """Stop answering; the thread ends. In a forked child, only release the sockets."""
         if self._closed:
             return
         self._closed = True
         if self._pid == os.getpid() and self._thread is not None:
-            self._poke()
+            self._notify()
             current = self._open
             if current is not None:
                 current.cut()
@@ -139,13 +138,13 @@ class Server:
 
     def _orphaned(self) -> None:
         self._closed = True
-        self._poke()
+        self._notify()
 
-    def _poke(self) -> None:
+    def _notify(self) -> None:
         try:
             self._wake.send(b"!", socket.MSG_DONTWAIT)
         except OSError:
-            pass  # full of pokes already, or closed
+            pass  # full of wake-ups already, or closed
 
     def _close_sockets(self) -> None:
         for sock in (*self._listeners, self._wake, self._woken):
@@ -200,16 +199,16 @@ class Server:
                 else:
                     self._observer.trust.as_answerer(line)
                 while not self._closed:
-                    answer = self._answer(json.loads(line.hear(LONGEST_QUESTION)))
+                    answer = self._answer(json.loads(line.receive(LONGEST_QUESTION)))
                     line.renew(QUESTION_SECONDS)
                     line.tell(answer)
             except (OSError, EOFError, ValueError, DistError):
-                return  # whoever asked has gone, or is none of us
+                return  # the asker has gone, or does not belong to this job
             finally:
                 self._open = None
 
     def _answer(self, question: Any) -> bytes:
-        """Raises ProtocolError for a question that nobody of this version asks."""
+        """Return the answer. Raises ProtocolError for a question that this version does not know."""
         match question:
             case {"ask": "part"}:
                 return self._observer.part("asked", self._stuck(), RECENT).encode()
@@ -227,7 +226,7 @@ class Server:
                 raise ProtocolError(f"a question that this version does not know: {question!r}")
 
     def _relay(self, ranks: list[int], seconds: float) -> bytes:
-        """Ask ranks on other hosts for their parts."""
+        """Ask ranks on other hosts for their reports."""
         limit = min(seconds, RELAY_SECONDS)
         trust, question = self._observer.trust, {"ask": "part"}
         answers = all_at_once(
@@ -244,7 +243,7 @@ class Server:
         return json.dumps(told).encode()
 
     def _stuck(self) -> float:
-        """For how long, at least, the loop has not turned; 0.0 if it does."""
+        """Return for how many seconds, at least, the loop has not turned; 0.0 if it turns."""
         turned = threading.Event()
         try:
             self._observer.loop.call_soon_threadsafe(turned.set)
@@ -288,14 +287,14 @@ class Server:
         return 0 in self._addresses
 
     def _look_at_the_clock(self) -> None:
-        """Estimate how far rank 0's clock is; of the estimates the first and the last are kept."""
+        """Estimate the offset of rank 0's clock. The first and the last estimate are kept."""
         question = json.dumps({"ask": "clock"}).encode()
         try:
             with connected(self._addresses[0], self._observer.trust, _PING_SECONDS) as line:
 
                 def ask() -> int:
                     line.tell(question)
-                    return int(line.hear(64))
+                    return int(line.receive(64))
 
                 sample = estimate(ask)
         except (OSError, EOFError, ValueError, DistError):

@@ -1,4 +1,4 @@
-"""One rank's part in a few lines, for a terminal."""
+"""One rank's report in a few lines, for a terminal."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from aiodist.observe.rank_report import RankReport
 
 
 def summary(part: RankReport) -> str:
-    """What the rank is in, and what it finished last."""
+    """Return text for the operations a rank is in, and for the last that it finished."""
     where = f", {part.standpoint}" if str(part.standpoint) else ""
     lines = [f"aiodist: {part.identity} of {part.identity.size}{where} ({part.reason})"]
     running = part.running()
     for each in running:
         waiting = ", ".join(map(str, each.waiting_for)) or "no rank"
         seconds = (part.clock - each.created) / 1e9
-        idle = "" if each.awaited else "; nobody awaits it"
+        idle = "" if each.awaited else "; it is not awaited"
         lines.append(f"  in {each} for {seconds:.1f} s, waiting for {waiting}{idle}")
     if not running:
         lines.append("  in no operation")

@@ -1,8 +1,8 @@
 """The operations of all ranks as a trace for Perfetto (ui.perfetto.dev) and Chrome's about:tracing.
 
 The format is the JSON object of "Trace Event Format" (Google): complete events ("X") with a start
-and a duration in microseconds. A rank is a process there, and a group a thread; operations that
-overlap get lanes of their own, since a thread's events have to nest.
+and a duration in microseconds. A rank is a process there, and a group a thread. Overlapping
+operations get separate lanes, since a thread's events have to nest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aiodist.observe.recorder import Operation
 
 
 def chrome_trace(parts: Mapping[int, RankReport]) -> dict[str, Any]:
-    """The trace as an object for `json.dump`. Times start at 0, on rank 0's clock."""
+    """Return the trace as an object for `json.dump`. Times start at 0, on rank 0's clock."""
     aligned = align(parts)
     starts = [
         aligned[rank].common(each.created)
@@ -84,16 +84,16 @@ def _named(kind: str, rank: int, lane: int, **args: Any) -> dict[str, Any]:
 
 
 class Lanes:
-    """Threads of one rank's part of the trace: what overlaps gets another one."""
+    """Assign the operations of one rank to lanes so that no two in a lane overlap."""
 
     def __init__(self) -> None:
         self._tracks: dict[str, list[int]] = {}  # the lanes of a track, by number
         self._busy: list[int] = []  # until when each lane is taken
 
     def place(self, track: str, start: int, end: int) -> tuple[int, bool]:
-        """A lane of ``track`` that is free from ``start`` to ``end``, and whether it is a new one.
+        """Return a lane of ``track`` that is free from ``start`` to ``end``, and whether it is new.
 
-        Called in the order of the starts.
+        Call it in the order of the starts.
         """
         lanes = self._tracks.setdefault(track, [])
         for lane in lanes:

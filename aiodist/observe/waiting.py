@@ -1,10 +1,10 @@
-"""Who waits for whom, and for whom everybody waits in the end.
+"""Find the ranks for which all others wait in the end.
 
 The graph has an edge from each rank that waits to each rank it waits for. In a collective that not
-all members have entered, those members are the ones to wait for, whoever's message it is that an
-algorithm misses first: blame must not go in circles through ranks that only wait themselves. A
-rank that others wait for and that waits for nobody is a *root*; where there is none, some ranks
-wait for each other in a *cycle*.
+all members have entered, the edges lead to the missing members, whatever message an algorithm
+misses first. Otherwise the search could go in circles through ranks that only wait themselves. A
+rank that is waited for and does not wait itself is a *root*. Without a root, some ranks wait for
+each other in a *cycle*.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FRESH = 10_000_000_000
 class Wait:
     """``rank`` has waited ``seconds`` for the ranks ``on`` in ``operation``.
 
-    ``absent``: those have not entered the operation.
+    ``absent``: those of them that have not entered the operation.
     """
 
     rank: int
@@ -35,7 +35,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Verdict:
-    """``reach[root]``: the ranks that wait for it, directly or by way of others."""
+    """``reach[root]``: the ranks that wait for it, directly or through others."""
 
     waits: tuple[Wait, ...]
     roots: tuple[int, ...]
@@ -44,7 +44,7 @@ class Verdict:
 
 
 def judge(parts: Mapping[int, RankReport]) -> Verdict:
-    """What the parts, by rank, say together. A rank without a part waits for nobody."""
+    """Return the verdict of the reports, by rank. A rank without a report does not wait."""
     waits = tuple(wait for rank in sorted(parts) for wait in _waits(parts[rank], parts))
     edges: dict[int, set[int]] = {}
     back: dict[int, set[int]] = {}
@@ -67,18 +67,18 @@ def judge(parts: Mapping[int, RankReport]) -> Verdict:
 
 def _waits(part: RankReport, parts: Mapping[int, RankReport]) -> Iterable[Wait]:
     if part.standpoint.stuck:
-        return  # whatever comes for it, it does not look
+        return  # its loop is stuck, so it reads nothing
     for operation in part.operations:
         if operation.state == RUNNING:
             if not operation.awaited:
-                continue  # it does not keep the program from going on
+                continue  # it does not block the program
             ended = part.clock
         elif operation.state == FAILED and part.clock - operation.finished < _FRESH:
             ended = operation.finished
         else:
             continue
         if operation.operation.startswith("recv") and operation.peer < 0:
-            continue  # from any rank: no one of them is to blame
+            continue  # a receive from any rank does not wait for a particular one
         absent = _absent(part, operation, parts)
         on = absent or tuple(rank for rank in operation.waiting_for if rank != part.rank)
         if on:
@@ -89,7 +89,7 @@ def _waits(part: RankReport, parts: Mapping[int, RankReport]) -> Iterable[Wait]:
 def _absent(
     part: RankReport, operation: Operation, parts: Mapping[int, RankReport]
 ) -> tuple[int, ...]:
-    """Members that have not entered a collective, and those of whom nothing is known."""
+    """Return members that have not entered a collective, and those about which nothing is known."""
     if operation.sequence < 0:
         return ()
     members = next((g.ranks for g in part.groups if g.id == operation.group_id), ())
@@ -105,7 +105,7 @@ def _absent(
 
 
 def _reaching(ranks: Sequence[int], back: Mapping[int, set[int]]) -> frozenset[int]:
-    """Who waits for one of ``ranks``, directly or by way of others."""
+    """Return the ranks that wait for one of ``ranks``, directly or through others."""
     found: set[int] = set()
     todo = list(ranks)
     while todo:
@@ -117,7 +117,9 @@ def _reaching(ranks: Sequence[int], back: Mapping[int, set[int]]) -> frozenset[i
 
 
 def _cycle(start: int, edges: Mapping[int, set[int]]) -> tuple[int, ...]:
-    """A way through ``edges`` from a rank back to itself; there is one, since none has an end."""
+    """Return a path through ``edges`` from a rank back to itself; it exists, since every path goes
+    on.
+    """
     way: list[int] = []
     rank = start
     while rank not in way:

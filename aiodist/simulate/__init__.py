@@ -1,7 +1,7 @@
-"""The algorithms of ``collectives/`` under a simulated clock, at numbers of ranks nobody has here.
+"""Simulate the algorithms of ``collectives/`` for more ranks than one host can run.
 
-The files that run over sockets run here unchanged: only their `Channel` is another one. It moves
-no bytes; it says when they would have arrived. ``aiodist simulate`` is its command line.
+The files that run over sockets run here unchanged, with another `Channel`. It moves no bytes; it
+computes on a simulated clock when they would arrive. ``aiodist simulate`` is its command line.
 """
 
 from aiodist.simulate.hosts import (

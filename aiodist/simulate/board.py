@@ -1,8 +1,8 @@
 """Ranks of one host that share memory, on the simulated clock: a `ShmContext` that costs time.
 
-A rank that raises a flag does so at its clock; who waits for it goes on from there, ``FLAG`` later.
-What is written or read costs the time of a copy, as all memory of a simulated rank does. Chunks are
-used again as the real ones are: a writer waits until all have let go.
+A rank sets a flag at its own clock; a rank that waits for the flag goes on ``FLAG`` later. A write
+or read costs the time of a copy, as all memory of a simulated rank does. Chunks are reused as the
+real ones are: a writer waits until all peers have released them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Memory:
         self.waiting: list[tuple[Callable[[], float | None], _Wake]] = []
 
     def changed(self) -> None:
-        """Wake who waits for what is there now."""
+        """Wake the ranks whose condition holds now."""
         waiting, self.waiting = self.waiting, []
         for known, wake in waiting:
             when = known()
@@ -45,7 +45,7 @@ class Memory:
                 wake(when)
 
     def released_at(self, rank: int, steps: int) -> float | None:
-        """When ``rank`` had let go of ``steps`` steps; None if it has not yet."""
+        """Return when ``rank`` had released ``steps`` steps, or None if it has not yet."""
         return next((when for gone, when in self.gone[rank] if gone >= steps), None)
 
 

@@ -92,9 +92,9 @@ def lengths_of(operation: str, ranks: int, nbytes: int) -> list[int]:
 
 
 def program(operation: str, nbytes: int, choice: Choice) -> Callable[[Rank], Run]:
-    """What a rank runs: ``operation`` on ``nbytes`` in all, with root 0 where it has one.
+    """Return what a rank runs: ``operation`` on ``nbytes`` in all, with root 0 if it has a root.
 
-    Of an all_to_all, ``nbytes`` is what one rank has for all.
+    For an all_to_all, ``nbytes`` is what one rank sends to all.
     """
     build = _PROGRAMS[operation]
     return lambda rank: build(rank, nbytes, choice)

@@ -17,7 +17,7 @@ from aiodist.simulate.programs import Algorithm
 from aiodist.simulate.runs import Outcome, algorithms_of, selected, simulate
 
 HEADER = ("ranks", "bytes", "algorithm", "time", "bytes alone", "messages", "sent", "by formula")
-"""Of a row. "bytes alone": the time of the busiest rank's bytes on its link. Messages and bytes
+"""The columns. "bytes alone": the time of the busiest rank's bytes on its link. Messages and bytes
 are those of that rank, counted and by formula."""
 
 Row = tuple[str, ...]

@@ -13,10 +13,10 @@ from aiodist.simulate.parameters import Parameters
 from aiodist.simulate.programs import ALGORITHMS, ITEMSIZE, Algorithm, lengths_of, program
 
 MOST_MESSAGES = 2_000_000
-"""Of all ranks that are run: more would take minutes."""
+"""The most messages of all simulated ranks: more would take minutes."""
 
 MOST_BLOCKS = 1 << 22
-"""Likewise, of the lists of blocks that they hold."""
+"""The most entries of all lists of blocks: more would take minutes."""
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import Any
 
 
 def on_callers_stream(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, to be called in another thread as if in this one: on its device and stream.
+    """Return ``function`` to be called in another thread on this thread's device and stream.
 
-    So operations that the other thread starts come after what this one has asked the device to do.
-    Where nobody has used CUDA yet it is ``function`` itself.
+    Operations that the other thread starts then come after those that this one has submitted. If
+    CUDA is not in use yet, the result is ``function`` itself.
     """
     cuda = sys.modules.get("torch.cuda")
     if cuda is None or not cuda.is_initialized():

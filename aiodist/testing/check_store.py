@@ -116,7 +116,7 @@ async def check_keys(one: Store, two: Store) -> None:
 
 
 async def check_waits(one: Store, two: Store) -> None:
-    """Waiting gets and waits end when somebody sets what they wait for, and not before."""
+    """Waiting gets and waits end when their keys are set, and not before."""
     gets = [asyncio.create_task(s.get("check/waits/a", _soon())) for s in (one, two, one, two)]
     several = asyncio.create_task(
         one.wait(["check/waits/a", "check/waits/b", "check/waits/c"], _soon())

@@ -212,7 +212,7 @@ async def end_of_the_other_side_fails_queued_sends(make: Make) -> None:
 
 
 async def end_before_start_is_reported_at_start(make: Make) -> None:
-    """What was sent before the end arrives first; then the clean end, though nobody was reading."""
+    """What was sent before the end arrives first, then the clean end, even without a reader."""
     async with connected(make) as (a, b):
         sent = Sent()
         a.send([b"last words"], sent)
@@ -252,7 +252,7 @@ async def slow_reader_makes_sends_wait(make: Make) -> None:
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        assert sent.count < count, "all was taken though nobody reads"
+        assert sent.count < count, "all was taken although the other side does not read"
         assert peak < MIB, f"{peak} bytes were allocated to hold queued sends"
         b.start(memory)
         await memory.full()
@@ -331,7 +331,7 @@ async def cancelled_close_aborts(make: Make) -> None:
 
 
 async def refused_connect_names_the_address(make: Make) -> None:
-    """Nobody listens: DistNetworkError that names the address. Connections made before live on."""
+    """Connecting without a listener raises DistNetworkError with the address. Others live on."""
     listening, connecting = await make()
     accepted: asyncio.Queue[Connection] = asyncio.Queue()
     listener = await listening.listen(accepted.put_nowait)

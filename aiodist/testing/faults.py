@@ -85,11 +85,11 @@ class Faults:
             connection.cut()
 
     def silence(self) -> None:
-        """From now on nothing gets through in either direction, and neither side is told.
+        """Drop all data in both directions from now on, without an error on either side.
 
-        A pulled cable or a half-open connection: what is sent vanishes (after 1 MiB, sends
-        wait for ever), nothing arrives, connecting runs into its deadline, and a ``close`` or
-        ``abort`` on this side is not seen by the other before `mend`.
+        It is like a pulled cable or a half-open connection. What is sent vanishes (after 1 MiB,
+        sends wait for ever), and nothing arrives. Connecting runs into its deadline. The other
+        side does not see a ``close`` or ``abort`` on this side before `mend`.
         """
         self._is_silent = True
         for connection in self.connections:
@@ -195,7 +195,7 @@ class FaultyTransport(Transport):
 
 
 class FaultyConnection(CallbackConnection):
-    """One end of a stream, between a real connection and whoever uses it."""
+    """One end of a stream, between a real connection and its user."""
 
     def __init__(self, inner: Connection, faults: Faults) -> None:
         super().__init__(inner.scheme, inner.peer_name)

@@ -1,7 +1,7 @@
 """A ``torch.distributed.GroupEngine`` whose operations run on the engine.
 
 torch passes tensors in lists of one (a relic of one process with many devices) and options in
-small objects; here they become calls of the engine's backend, which checks them and has the
+small objects. Here they become calls of the engine's backend, which checks them and has the
 algorithms. Ranks are the group's own numbers on both sides.
 """
 

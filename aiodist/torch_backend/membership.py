@@ -30,7 +30,7 @@ Tensor = torch.Tensor
 Start = Callable[[GroupEngine, float | None], Work[Any] | Sequence[Work[Any]]]
 """Starts operations of a group of the engine, with a timeout in seconds."""
 
-# torch's stubs overload each method for calls that nobody makes on a Python subclass.
+# torch's stubs overload each method for calls that a Python subclass does not get.
 _Base: Any = c10d.ProcessGroup
 
 
@@ -225,7 +225,7 @@ class Membership(_Base):  # type: ignore[misc]  # see above
 def _forsake(
     world: TorchWorld, part: GroupEngine | None, levels: dict[int, Completions], pid: int
 ) -> None:
-    """Begin to close a group that is no longer referred to, or its world where ``part`` is None.
+    """Begin to close a group without references, or, with ``part`` None, its world.
 
     A finalizer: it runs in any thread, the event loop's too, and waits for nothing.
     """

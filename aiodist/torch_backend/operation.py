@@ -54,7 +54,7 @@ class Several:
             work._spin(longest)
 
     def stay_awake(self) -> None:
-        """Somebody waits: the loop looks for the end of each a while before it sleeps."""
+        """Let the loop spin for the end of each for a while, because a thread waits."""
         for work in self._works:
             work._stay_awake()
 
@@ -88,7 +88,7 @@ class Operation:
     ) -> None:
         """``start()`` runs in the loop's thread, see `submit`; ``post(function)`` brings it there.
 
-        ``on_end()`` is called when it ends, before anybody who waits learns of it.
+        ``on_end()`` is called when it ends, before any waiter learns of it.
         """
         self._post = post
         self._start = start
@@ -107,7 +107,7 @@ class Operation:
             self.end(error)
 
     def end(self, error: BaseException | None) -> None:
-        """It has ended, or could not start; whoever waits for it gets ``error``."""
+        """Complete the operation, which has ended or could not start; waiters get ``error``."""
         if error is not None:
             error.__traceback__ = None  # holds the tensors, and says nothing of the caller's code
         self._error = error

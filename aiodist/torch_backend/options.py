@@ -18,9 +18,10 @@ def seconds_of(opts: Any) -> float | None:
 
 
 def reduce_op(opts: Any) -> Callable[[], ReduceOp]:
-    """The reduction that options ask for, read at once: torch may change its object later.
+    """Return a function that makes the reduction that options ask for.
 
-    What cannot be meant raises when the result is called.
+    The options are read at once, because torch may change its object later. An invalid reduction
+    raises when the result is called.
     """
     found = getattr(opts, "reduceOp", opts)
     if found is None:

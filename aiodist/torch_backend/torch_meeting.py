@@ -1,9 +1,9 @@
 """Where the ranks of a default group meet: at torch's store, or at the one that follows it.
 
 By ``env://`` and ``tcp://``, torch's rank 0 serves the store and closes it when the group is
-destroyed. A rank that destroys the group and initialises anew before rank 0 has done so is a
-client of the old server again, and nothing in torch tells it apart from the one to come. Here the
-server itself does: who has met there before counts a second visit, and when such a server goes
+destroyed. A rank may destroy the group and initialise again before rank 0 has done so. It is then a
+client of the old server, and nothing in torch tells that server apart from the next one. Here the
+server itself does: a rank that has met there before counts a second visit. When such a server goes
 away, rank 0 is on its way to the next one at the same address.
 """
 
@@ -22,11 +22,11 @@ from aiodist.torch_backend.worlds import TorchWorld
 
 
 def meet(options: Any, name: str) -> tuple[TorchWorld, Any | None]:
-    """The world of the ranks that come to torch's store, and the store torch has to take instead.
+    """Return the world of the ranks that meet at torch's store, and a replacement for that store.
 
-    That one is None, unless the server of torch's store was an old one and has gone. torch's
-    client then logs that it lost its connection. ``options``: those of torch's for the default
-    group, which is called ``name``. Raises what ``aiodist.init_process_group`` does.
+    There is no replacement (None) unless the server of torch's store was an old one and has gone.
+    torch's client then logs that it lost its connection. ``options``: torch's for the default
+    group, which is called ``name``. Raises what ``aiodist.init_process_group`` raises.
     """
     # torch puts the kind of device in front, of the first one that the backend is named for.
     store = _for_us(options.store.underlying_store)

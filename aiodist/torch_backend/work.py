@@ -28,7 +28,7 @@ class TorchWork(c10d.Work):
     ) -> None:
         """``tensors``: what the operation writes, the result of the future.
 
-        ``completions`` is None for a message: it ends when it will, in no order with others.
+        ``completions``: None for a message, which completes in no order with others.
         """
         super().__init__()
         self.operation = operation
@@ -139,7 +139,7 @@ class TorchReceive(TorchWork):
 
 
 def given(timeout: timedelta | None) -> float | None:
-    """Seconds of a timeout that torch passes; None where it means that none was given."""
+    """Return the seconds of a timeout that torch passes, or None for its default."""
     if timeout is None:
         return None
     seconds = timeout.total_seconds()

@@ -1,9 +1,9 @@
-"""What every transport is: a reliable, ordered byte stream between two ranks, driven by callbacks.
+"""The interface of transports: reliable, ordered byte streams between two ranks, with callbacks.
 
-Bytes go straight to where they belong. A connection asks its `Receiver` for memory before each
-read and tells it how many bytes arrived; the receiver (a frame decoder) hands out the posted
-tensor's own memory, so a payload is copied once, by the kernel or the transport. A transport
-knows nothing of frames.
+Bytes are read directly into their destination. A connection asks its `Receiver` for memory before
+each read and tells it how many bytes arrived. The receiver (a frame decoder) hands out the posted
+tensor's own memory, so the kernel or the transport copies a payload only once. A transport knows
+nothing of frames.
 
 State after a failure: a connection that reported ``lost`` is closed; it is never reused. Every
 ``on_sent`` of a queued send is then called with the error.

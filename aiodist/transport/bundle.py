@@ -1,9 +1,9 @@
-"""Several stream sockets that look like one: bytes go round in blocks of a fixed length.
+"""Several stream sockets that look like one: bytes are striped in blocks of a fixed length.
 
-The first `BLOCK_BYTES` bytes go by the first socket, the next ones by the second, and so on round,
-in each direction by itself. Both ends count, so nothing is added to the stream, and its order is that
-of one socket. GridFTP and PSockets stripe likewise (Sivakumar, Bailey and Grossman, "PSockets: the case for
-application-level network striping", 2000).
+The first `BLOCK_BYTES` bytes go by the first socket, the next ones by the second, and so on in
+turn, in each direction separately. Both ends count, so nothing is added to the stream, and its
+order is that of one socket. GridFTP and PSockets stripe in the same way (Sivakumar, Bailey and
+Grossman, "PSockets: the case for application-level network striping", 2000).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Bundle:
         self._to_write = BLOCK_BYTES
 
     def fileno(self) -> int:
-        """Of the socket whose turn it is to be read."""
+        """Return the descriptor of the socket whose turn it is to be read."""
         return self._sockets[self._reading].fileno()
 
     def writing_fileno(self) -> int:
-        """Of the socket whose turn it is to be written."""
+        """Return the descriptor of the socket whose turn it is to be written."""
         return self._sockets[self._writing].fileno()
 
     def setblocking(self, blocks: bool) -> None:

@@ -21,7 +21,7 @@ class CallbackConnection(Connection):
         self.peer_name = peer_name
         self._loop = asyncio.get_running_loop()
         self._receiver: Receiver | None = None
-        # A view of what is still to be sent, and whom to tell when its last byte is gone.
+        # Views that are still to be sent, each with the callback for its last byte.
         self._queue: deque[tuple[memoryview, OnSent | None]] = deque()
         self._ended_unseen: list[BaseException | None] = []  # an end before anyone called start()
 

@@ -22,7 +22,7 @@ COPY_BUDGET = 4 << 20
 """Bytes copied in one turn of the loop before others get theirs."""
 
 CHUNKS_A_TURN = 256
-"""Buffers filled in one turn, likewise: many tiny ones cost time too."""
+"""Buffers filled in one turn of the loop: many tiny ones take time as well."""
 
 
 class InprocHub:
@@ -160,7 +160,7 @@ class InprocConnection(CallbackConnection):
             self._flushed.set_result(None)
 
     def _take(self, view: memoryview) -> int:
-        """Copy the beginning of ``view`` to our receiver; 0 if there is none yet."""
+        """Copy the beginning of ``view`` to the receiver. Returns the bytes, 0 without a receiver."""
         if self._closed:  # closing, it reads on into nothing, as a socket would
             return view.nbytes
         receiver = self._receiver

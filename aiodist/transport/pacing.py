@@ -24,14 +24,14 @@ class Socket(Protocol):
 
 
 def begin_unpaced(sock: Socket) -> None:
-    """Of a TCP socket before it connects or listens; those that it accepts begin like it."""
+    """Switch a TCP socket's pacing off before it connects or listens; accepted sockets inherit it."""
     if _OPTION is not None:
         with suppress(OSError):  # a system without Reno, if there is one: then as it will have it
             sock.setsockopt(socket.IPPROTO_TCP, _OPTION, _PLAIN)
 
 
 def go_by_the_system(sock: Socket) -> None:
-    """From now on as the system would have had it from the beginning."""
+    """Set a TCP socket's congestion control to the system's default."""
     if _OPTION is not None:
         with suppress(OSError):  # not a TCP socket, or it has just broken: reading finds out
             with socket.socket() as fresh:

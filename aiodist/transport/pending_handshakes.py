@@ -17,7 +17,8 @@ SPARE = 64
 """Connections of strangers that a listener bears at once, beside those that ranks may make."""
 
 MAX_LOGGED = 16
-"""Strangers that a listener tells of, one line each; somebody who knocks all day fills no disk."""
+"""Strangers that a listener logs, one line each, so that repeated connections do not fill the disk.
+"""
 
 
 class Abortable(Protocol):
@@ -30,14 +31,14 @@ L = TypeVar("L", bound=Abortable)
 
 
 class PendingHandshakes(Generic[L]):
-    """Those that one listener has accepted and that have not proven themselves.
+    """The connections that one listener has accepted and that have not proven themselves.
 
-    Each has `HANDSHAKE_SECONDS`. When there are too many, the oldest goes: ranks of the job take
-    milliseconds, so it is none of them.
+    Each has `HANDSHAKE_SECONDS`. If there are too many, the oldest is dropped. It is no rank of the
+    job, since those take milliseconds.
     """
 
     def __init__(self, who: str, size: int) -> None:
-        """``who``: the listener in words. ``size``: of the job, whose ranks may all come at once."""
+        """``who``: text for the listener. ``size``: of the job, whose ranks may all come at once."""
         self._who = who
         self._limit = SPARE + 2 * size
         self._waiting: dict[L, asyncio.TimerHandle] = {}
@@ -62,7 +63,7 @@ class PendingHandshakes(Generic[L]):
                 self._crowded = True
                 log.warning(
                     "%s is besieged: more than %d connections at once that have not proven to be "
-                    "of this job; the oldest are dropped (see who can reach this host, and name "
+                    "of this job. The oldest are dropped (see who can reach this host, and name "
                     "another interface in AIODIST_SOCKET_IFNAME)",
                     self._who,
                     self._limit,
@@ -88,7 +89,7 @@ class PendingHandshakes(Generic[L]):
             log.warning("%s turned a stranger away: %s%s", self._who, why, last)
 
     def close(self, hang_up: Callable[[L], None]) -> None:
-        """Nobody is waited for any more."""
+        """Drop all pending connections."""
         for link, timer in list(self._waiting.items()):
             timer.cancel()
             hang_up(link)

@@ -72,7 +72,7 @@ class SocketListener(Listener):
                 continue  # that connection ended before it was accepted
             try:
                 connection = self._wrap(sock)
-            except OSError:  # likewise, while its options were being set
+            except OSError:  # the connection ended while its options were being set
                 sock.close()
                 continue
             if connection is not None:

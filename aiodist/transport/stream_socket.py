@@ -1,8 +1,8 @@
 """A connection over a stream socket, driven by the loop's readiness callbacks.
 
-The system calls are made here and not by asyncio's transports, for two reasons: a payload goes
-from the tensor's memory to the kernel and back with no copy of ours in between, and ``on_sent``
-can say exactly when the kernel has taken the last byte, which is when memory may be reused.
+The system calls are made here and not by asyncio's transports, for two reasons. A payload goes from
+the tensor's memory to the kernel and back without a copy in between. And ``on_sent`` can report
+exactly when the kernel has taken the last byte, so that the memory may be reused.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ READ_BUDGET = 4 << 20
 """Bytes read in one callback before other callbacks get their turn."""
 
 WRITE_BUDGET = 4 << 20
-"""Bytes written in one callback, likewise."""
+"""Bytes written in one callback, so that other callbacks get their turn."""
 
 SEND_SLICE = 512 << 10
 """Bytes given to the kernel in one call: large enough to hide the call, small enough to be fair."""
 
 SHORT_REST = 4096
-"""What is left of a buffer beyond a slice, up to this many bytes, goes along: where a header has come
-before it, the rest of a payload would else take a call, and a packet, for a few bytes."""
+"""The rest of a buffer beyond a slice goes along up to this many bytes. Otherwise, after a header,
+the rest of a payload would take another call, and a packet, for a few bytes."""
 
 MAX_PARTS = 64
 """Buffers in one ``sendmsg``; far below every system's IOV_MAX."""
@@ -251,7 +251,7 @@ class SocketConnection(CallbackConnection):
     async def close(self) -> None:
         if self._state == _CLOSED:
             return
-        if self._done is not None:  # somebody else is closing it: share the outcome
+        if self._done is not None:  # another task is closing it: share the outcome
             try:
                 await asyncio.shield(self._done)
             except asyncio.CancelledError:

@@ -1,11 +1,12 @@
 """Several TCP streams as one: addresses ``stripes://host:port,host:port``.
 
-For links that one stream does not fill: a provider limits each stream, the way is long, or a host has
-several interfaces. An address has one place for each interface of the listener. Stream i goes from
-the i-th own interface to the i-th place, both taken in turn. Whoever connects says how many
-there are: each stream begins with the bundle's name, its own number, and how many they are.
+For links that one stream does not fill: a provider limits each stream, the round trip is long, or a
+host has several interfaces. An address has one entry for each interface of the listener. Stream i
+goes from the i-th own interface to the i-th entry, both taken in turn. The connecting side chooses
+the number of streams: each stream begins with the bundle's name, its own number, and how many there
+are.
 
-A bundle is one connection: it is there when all streams are, and gone when one of them is.
+A bundle is one connection: it is open when all streams are, and lost when one of them is.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class TcpTransport(Transport):
     and ``::`` only where the caller asks for them by name. ``advertise``: the host to put in
     the listener's address where it is not ``host`` (behind a wildcard, or a translated network).
     ``source_hosts``: local addresses that outgoing connections are bound to in turn, to spread
-    streams over several interfaces; the system chooses where there is none of the right family.
+    streams over several interfaces; if no address has the right family, the system chooses.
     """
 
     scheme = SCHEME

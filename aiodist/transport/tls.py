@@ -33,7 +33,7 @@ _CROWD = 1024
 
 
 class TlsTransport(TcpTransport):
-    """Streams between hosts that nobody else can read or change. Parameters as for `TcpTransport`."""
+    """Encrypted and authenticated streams between hosts. Parameters as for `TcpTransport`."""
 
     scheme = SCHEME
 

@@ -66,22 +66,22 @@ class FrameType(enum.IntEnum):
     STATUS_QUERY = 14
     """Has the receiver entered collective number ``channel`` of ``group``?"""
     PRESENT = 15
-    """The answer to a ROLL: ``id`` is 1 for yes, 0 for no; the metadata is what the rank finished last in
-    that group, a zero byte, and what it does now."""
+    """The answer to a STATUS_QUERY: ``id`` is 1 for yes, 0 for no. The metadata has text for the last
+    collective that the rank finished in that group, a zero byte, and its present activity."""
     AGREE = 16
-    """A message of agreement number ``channel`` of ``group``, on who is left; the payload says it."""
+    """A message of agreement number ``channel`` of ``group`` on the living ranks, in the payload."""
     WAKE = 17
-    """A flag that the receiver sleeps over was raised in the memory that ``group`` shares."""
+    """A flag for which the receiver sleeps was set in the shared memory of ``group``."""
     PLACED = 18
     """As EAGER, but the ``length`` bytes go through memory that the two ranks share."""
     BULK_FILLED = 19
-    """There is something in that memory for the receiver, who sleeps."""
+    """There is data in the bulk ring for the receiver, which sleeps."""
     BULK_EMPTIED = 20
-    """There is room in that memory for what the receiver has to send; it sleeps until then."""
+    """There is room in the bulk ring in which the receiver sends; it sleeps until then."""
     EAGER_READY = 21
-    """There is a short message in that memory for the receiver, who sleeps."""
+    """There is a message in the eager ring for the receiver, which sleeps."""
     BEAT = 32
-    """On a lifeline: the rank lives; the metadata says in words what it last did."""
+    """On a heartbeat connection: the rank lives; the metadata has text for its last activity."""
     LOST = 33
     """On a lifeline: a rank is lost; the metadata is a notice about it."""
     LEFT = 34

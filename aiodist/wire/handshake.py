@@ -1,14 +1,14 @@
-"""The first words on a connection: who is there, and the proof that both belong to this job.
+"""The handshake on a connection: both sides' ranks, and the proof that both belong to this job.
 
-Three messages, each side proving that it knows the job's key without showing it (an HMAC over
-both sides' nonces, RFC 2104 with SHA-256), before any other frame is looked at::
+It takes three messages, before any other frame is read. Each side proves that it knows the job's
+key without showing it, by an HMAC over both sides' nonces (RFC 2104 with SHA-256)::
 
     client -> server   HELLO    version, client rank, server rank, window, nonce C
     server -> client   WELCOME  version, server rank, window, nonce S, HMAC(key, "server", HELLO, WELCOME)
     client -> server   PROOF    HMAC(key, "client", HELLO, WELCOME)
 
-A replayed HELLO meets a new nonce S, so its old PROOF is worth nothing. The window is how many
-bytes the speaker buffers for messages nobody has posted a receive for.
+A replayed HELLO meets a new nonce S, so its old PROOF is worthless. The window is how many bytes
+the side that sends it buffers of messages without a posted receive.
 """
 
 from __future__ import annotations

@@ -133,10 +133,10 @@ _RECORDS = (
 )
 
 DICT_CODE = 40
-"""Of the record for a dict whose keys msgpack cannot have: key, value, key, value, ..."""
+"""Code of the record for a dict whose keys msgpack cannot encode: key, value, key, value, ..."""
 
 CLASS_CODE = 41
-"""Of the record for an instance of a registered class: its name, and what it is encoded as."""
+"""Code of the record for an instance of a registered class: its name and its encoded form."""
 
 BY_TYPE: Mapping[type, Record] = MappingProxyType({r.cls: r for r in _RECORDS})
 BY_CODE: Mapping[int, Record] = MappingProxyType(

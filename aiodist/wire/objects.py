@@ -69,7 +69,7 @@ class Envelope(NamedTuple):
 
 
 class ObjectCodec:
-    """Turns objects into bytes and back. Belongs to one thread at a time.
+    """Encode objects as bytes and back. Belongs to one thread at a time.
 
     These types come back exactly: None, bool, int, float, complex, str, bytes, bytearray, list,
     tuple, set, frozenset, dict, range, slice, Ellipsis, deque, OrderedDict, defaultdict, Counter,
@@ -100,7 +100,7 @@ class ObjectCodec:
         return None if head is None else _FIXED.pack(_VERSION, 0, 0, len(head)) + head
 
     def load_short(self, head: memoryview, *, allow_pickle: bool = False) -> Any:
-        """Make the object of which `short_head` is ``head``. Errors are those of `load_steps`."""
+        """Decode the object whose `short_head` is ``head``. Errors are those of `load_steps`."""
         return self._short_decoders[allow_pickle].whole(head)
 
     def dump_steps(
@@ -156,9 +156,9 @@ class ObjectCodec:
         """Make the object; yield after each step of about a millisecond, and return it.
 
         ``parts`` have the lengths that the envelope says. The object may keep their memory.
-        Raises ProtocolError for what no `dump_steps` has made, TypeError for pickled parts without
-        ``allow_pickle`` (nothing is unpickled then) and for classes that are not registered here,
-        DistError for a part that fails to unpickle or to be decoded.
+        Raises ProtocolError for data that `dump_steps` does not make. Raises TypeError for pickled
+        parts without ``allow_pickle`` (nothing is unpickled then), and for classes that are not
+        registered here. Raises DistError for a part that fails to unpickle or to be decoded.
         """
         if [len(part) for part in parts] != envelope.part_sizes:
             raise ProtocolError("an object came without some of its parts")

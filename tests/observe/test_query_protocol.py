@@ -144,7 +144,7 @@ async def test_closing_ends_a_connection_that_is_secured() -> None:
     def hang_on(address: str, connected_now: threading.Event) -> None:
         with connected(address, one.trust, 30) as line:
             connected_now.set()
-            line.hear(LONGEST_ANSWER)
+            line.receive(LONGEST_ANSWER)
 
     now = threading.Event()
     with answering(one) as (server,):
@@ -205,7 +205,7 @@ async def test_an_unknown_query_ends_the_connection(question: bytes) -> None:
     def ask(address: str) -> bytes:
         with connected(address, one.trust, 5) as line:
             line.tell(question)
-            return line.hear(LONGEST_ANSWER)
+            return line.receive(LONGEST_ANSWER)
 
     with answering(one) as (server,):
         with pytest.raises((EOFError, ConnectionError)):
@@ -218,7 +218,7 @@ def test_a_message_that_is_too_long_is_refused_before_memory_is_taken() -> None:
     with ours, theirs:
         theirs.sendall((LONGEST_QUESTION + 1).to_bytes(4, "big"))
         with pytest.raises(ProtocolError, match="is the most"):
-            Line(ours, 5).hear(LONGEST_QUESTION)
+            Line(ours, 5).receive(LONGEST_QUESTION)
 
 
 def test_a_line_is_over_when_its_time_is() -> None:
@@ -226,10 +226,10 @@ def test_a_line_is_over_when_its_time_is() -> None:
     with ours, theirs:
         line = Line(ours, 0.05)
         with pytest.raises(TimeoutError):
-            line.hear(10)
+            line.receive(10)
         theirs.sendall(b"too late")
         with pytest.raises(TimeoutError):
-            line.hear(10)
+            line.receive(10)
 
 
 async def test_ranks_on_another_host_are_asked_by_way_of_one_here() -> None:

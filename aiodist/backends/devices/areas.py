@@ -1,14 +1,14 @@
-"""The memory that the members of a group map of each other: how they come to it, and whose turn it is.
+"""The device memory that the members of a group map of each other, and its use by turns.
 
-Every operation begins with a round in which the ranks say where their tensors are and how far they
-are. Where all have theirs on one device, each allocates an area there, the first time, offers it to
-every other rank, opens what it was offered and looks whether the bytes in it are those that its
-owner told: locality is proven, never assumed. Where all have succeeded the areas are used from then
-on, else none is. All judge by the same words, so all come to the same; a rank that an error stopped
-half way says that it has got nowhere, and all try again.
+Every operation begins with a round in which each rank says where its tensors and its areas are. If
+all tensors are on one device, each rank allocates an area there, the first time. It offers the area
+to every other rank, opens what it was offered, and checks that the bytes in it are those that the
+owner announced: locality is proven, never assumed. If all succeed, the areas are used from then on;
+otherwise none is. All judge by the same messages, so all come to the same conclusion. A rank that
+an error stopped half way says that it has got nowhere, and all try again.
 
-Operations have their turns in the order of their start, the same on all ranks: the areas have room
-for one.
+Operations take turns in the order of their start, which is the same on all ranks: an area has room
+for one operation.
 """
 
 from __future__ import annotations

@@ -49,9 +49,10 @@ class NativeOnDevices(MixedBackend):
 
 
 def host_of(environ: Mapping[str, str]) -> str:
-    """The host with whose other ranks this one may share devices: nobody's, where it must not.
+    """Return a name of the host whose ranks may share devices with this one, unique if sharing is
+    off.
 
-    Raises InvalidUsageError for a value that cannot be meant.
+    Raises InvalidUsageError for an invalid value.
     """
     text = environ.get(VARIABLE, "") or "1"
     if text not in ("0", "1"):

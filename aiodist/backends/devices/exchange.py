@@ -1,15 +1,18 @@
-"""A collective in the areas: every rank puts its bytes up, and takes what it wants of the others'.
+"""A collective in the areas: every rank publishes its bytes, and reads what it needs of the
+others'.
 
-Steps: S = N / half, where N is the longest contribution. In step i each rank copies bytes
-``i * half`` to ``(i + 1) * half`` of what it gives into one half of its area; then all meet; then
-each copies or reduces what it wants out of the others' halves, while it fills its other half. When
-all meet again nobody reads the first half any more, and it is filled anew. Bytes on the device: a
-rank writes what it gives once, and reads what it wants once. An element of a reduction is made on
-every rank that wants it, from the same operands in the same order, so the bits are the same.
+There are S = N / half steps, where N is the longest contribution. In step i each rank copies bytes
+``i * half`` to ``(i + 1) * half`` of its operand into one half of its area. Then all meet. Then
+each copies or reduces what it needs out of the others' halves, while it fills its own other half.
 
-It is the scheme of MPI libraries for ranks of one node, by copies into and out of a shared segment
-(Graham and Shipman, "MPI support for multi-core architectures: optimized shared memory
-collectives", 2008), with a barrier of messages in the place of flags, which a device cannot raise.
+Invariant: when all meet again, no rank reads the first half any more, so it may be overwritten. A
+rank writes its operand to the device memory once, and reads what it needs once. Every rank that
+needs an element of a reduction computes it from the same operands in the same order, so the bits
+are equal.
+
+This is the scheme of MPI libraries for ranks of one node, by copies into and out of a shared
+segment (Graham and Shipman, "MPI support for multi-core architectures: optimized shared memory
+collectives", 2008). A barrier of messages takes the place of flags, which a device cannot set.
 """
 
 from __future__ import annotations

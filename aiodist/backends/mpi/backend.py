@@ -37,7 +37,7 @@ class MpiBackend(NativeBackend):
     is_fragile = True
     why_fixed = (
         "the processes of an MPI job are MPI's for good. Start the job anew, or go on among all of "
-        'them by destroy_process_group() and init_process_group("mpi"); a job that is to outlive '
+        'them by destroy_process_group() and init_process_group("mpi"). A job that is to outlive '
         'its ranks needs backend "aiodist", started by `aiodist run --max-restarts`'
     )
 
@@ -122,10 +122,11 @@ class MpiBackend(NativeBackend):
             self._gate.shut(error)
 
     def close(self) -> None:
-        """Gives the communicator back, as all its ranks do, unless something may be left in it.
+        """Free the communicator, as all its ranks do, unless messages may be left in it.
 
-        What MPI has not ended goes on, and messages that nobody took stay. MPI gives the number of
-        a communicator to a later one, which would find them: then it is kept, as they are.
+        Requests that MPI has not completed go on, and messages that were not received stay. MPI
+        reuses the number of a communicator for a later one, which would find them. In that case
+        the communicator is kept.
         """
         if self._closed:
             return

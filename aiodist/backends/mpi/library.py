@@ -82,7 +82,7 @@ def in_thread(loop: AbstractEventLoop, function: Callable[[], T]) -> Pending[T]:
         finish: Callable[[], None]
         try:
             value = function()
-        except BaseException as error:  # noqa: BLE001  # raised by whoever awaits the answer
+        except BaseException as error:  # noqa: BLE001  # raised where the answer is awaited
             failure = error
 
             def finish() -> None:
@@ -95,14 +95,14 @@ def in_thread(loop: AbstractEventLoop, function: Callable[[], T]) -> Pending[T]:
         try:
             loop.call_soon_threadsafe(finish)
         except RuntimeError:
-            pass  # the loop has ended, and nobody waits
+            pass  # the loop has ended, so no task waits
 
     threading.Thread(target=run, name="aiodist-mpi", daemon=True).start()
     return answer
 
 
 def translated(mpi: Mpi, error: Exception) -> Exception:
-    """An error that mpi4py raised, as one of ours; others as they are."""
+    """Return an error of mpi4py as an error of aiodist; other errors are returned unchanged."""
     if not isinstance(error, mpi.Exception):
         return error
     text = _context(error)

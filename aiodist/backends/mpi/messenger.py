@@ -1,10 +1,10 @@
-"""Messages between two ranks over MPI: those with tags, and those of our own algorithms.
+"""Messages between two ranks over MPI: those with tags, and those of aiodist's own algorithms.
 
-MPI delivers bytes under an int; our messages have metadata, 64-bit keys, and receivers that do not
-know the length. So a message begins with a head, which carries metadata and, if it is short, the
-payload; a long payload follows straight from and into the tensors' memory, under a tag that the
-head names. One communicator has a kind of MPI tags for heads of each kind of message, and one for
-long payloads.
+MPI delivers bytes under an int. aiodist's messages have metadata, 64-bit keys, and receivers that
+do not know the length. A message therefore begins with a head, which carries metadata and, if it is
+short, the payload. A long payload follows directly from and into the tensors' memory, under a tag
+that the head names. One communicator has a range of MPI tags for heads of each kind of message, and
+one for long payloads.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ class MpiMessenger:
     def polls(self, ranks: Sequence[int]) -> Sequence[Callable[[], None]]:
         return (self._gate.poller.poll,) if self._gate.is_open else ()
 
-    # -- Postbox
+    # -- RecvControl
 
     def watch(self, key: Key, unasked: Callable[[Arrival], None]) -> None:
-        """What nobody has asked for stays in MPI, and cannot be looked at."""
+        """Do nothing: unexpected messages stay in MPI, and cannot be inspected."""
 
     def drop(self, recv: Recv) -> None:
         recv.callback = None
@@ -182,7 +182,7 @@ class MpiMessenger:
             if error is None and recv.into is not None:
                 recv.into[:] = memoryview(head)[start : start + length]
         else:
-            # Also where it is not wanted: the sender waits until somebody has taken it.
+            # Receive it even if it is not wanted: the sender waits until it has been received.
             into = recv.into if error is None and recv.into is not None else scratch(length)
             mpi, tag = self._gate.mpi, self._tag(_LONG, number)
             request = self._gate.comm.Irecv([into, mpi.BYTE], source, tag)

@@ -1,11 +1,11 @@
-"""Collectives of one communicator one after the other, and only where all ranks mean the same.
+"""Run the collectives of one communicator in turn, and only if all ranks agree about them.
 
-MPI matches the collectives of a communicator by their order alone, and compares nothing: ranks
-that disagree about a length corrupt each other's memory, in Open MPI for one. So a collective
-begins when the one before it has ended here, and with a sum over all ranks of two numbers: a hash
-of what the ranks must agree on, which all equal if the sum is the group's size times one's own;
-and the lengths that ranks send each other less those they expect, each times a number of its own
-for the pair, which must add up to zero.
+MPI matches the collectives of a communicator only by their order, and compares nothing. In Open
+MPI, for example, ranks that disagree about a length corrupt each other's memory. So a collective
+begins when the one before it has ended here, and with a sum of two numbers over all ranks. The
+first is a hash of what the ranks must agree on: all are equal if the sum is the group's size times
+one's own. The second is the lengths that a rank sends less those it expects, each times a number
+for the pair: the sum must be zero.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MASK = (1 << 64) - 1
 
 
 def checks(environ: Mapping[str, str]) -> bool:
-    """Whether ranks compare. Raises InvalidUsageError for a value that cannot be meant."""
+    """Return whether ranks compare. Raises InvalidUsageError for an invalid value."""
     text = environ.get(VARIABLE, "") or "1"
     if text not in ("0", "1"):
         raise InvalidUsageError(f"{VARIABLE} must be 0 or 1, not {text!r}")

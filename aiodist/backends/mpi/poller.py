@@ -21,13 +21,13 @@ ATTENTIVE = 1e-3
 """Seconds for which every turn of the loop asks, beside the time that the bytes take."""
 
 BYTES_PER_SECOND = 2e8
-"""So slow may a transfer be and still find the loop attentive: about 2 Gbit/s."""
+"""The slowest transfer for which the loop still polls often, about 2 Gbit/s."""
 
 MOST_ATTENTIVE = 1.0
-"""Seconds; nobody is attentive for longer."""
+"""The most seconds of frequent polling."""
 
 LONGEST = 2e-3
-"""Seconds between two questions at most: five hundred a second take a thousandth of a core."""
+"""The most seconds between two polls: five hundred polls a second take a thousandth of a core."""
 
 _SHORTEST = 1e-3  # the resolution of the loops' timers
 
@@ -35,7 +35,9 @@ _give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
 
 
 class Request(Pending[None]):
-    """An MPI request under way. Its memory is MPI's until it is done, also if nobody waits any more."""
+    """An MPI request in progress. Its memory is MPI's until it is done, even if no task waits any
+    more.
+    """
 
     __slots__ = ("kept", "request", "status")
 
@@ -101,7 +103,7 @@ class Poller:
         self.poll()  # what was cancelled has ended by now
         left, self._requests = self._requests, []
         for watched in left:
-            # Given back, the memory would be somebody else's when MPI writes to it.
+            # If the memory were freed, MPI would later write to memory of another owner.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(watched))
         return not left
 

@@ -23,11 +23,12 @@ _LAST_SECONDS = 5.0
 _LOOK_SECONDS = 1e-3
 
 _MARGIN = 30.0
-"""torch's own timeout is longer than ours by this: ours says who is missing, and tells the others."""
+"""Seconds by which torch's own timeout is longer than aiodist's, which names the missing ranks and
+tells the others."""
 
 
 class Running:
-    """An operation of torch's that has been started. ``over`` is done when it has ended."""
+    """A started operation of torch. ``over`` completes when it has ended."""
 
     def __init__(self, group: TorchGroup, what: str) -> None:
         self.over: Pending[None] = Pending()
@@ -37,7 +38,7 @@ class Running:
         self._left = False
 
     def unless_left(self, finish: Callable[[], None]) -> Callable[[], None]:
-        """``finish``, which does nothing once nobody wants the result. Any thread."""
+        """Return ``finish``, which does nothing once the operation was abandoned. Any thread."""
 
         def once() -> None:
             with self._turn:
@@ -208,7 +209,7 @@ class TorchGroup:
             nonlocal group, place
             try:
                 group.abort() if abort else group.shutdown()
-            except Exception:  # noqa: BLE001  # it is given back in any case, and nobody asked
+            except Exception:  # noqa: BLE001  # it is released in any case, without a caller
                 pass
             self._remains.clear()
             group = None  # here, since torch joins its own threads then
@@ -239,4 +240,4 @@ class TorchGroup:
         try:
             self._loop.call_soon_threadsafe(function, value)
         except RuntimeError:
-            pass  # the loop has ended, and with it everybody who waited
+            pass  # the loop has ended, and with it all waiting tasks

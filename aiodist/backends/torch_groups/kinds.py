@@ -137,9 +137,9 @@ class Gloo(TorchKind):
 class Nccl(TorchKind):
     """NCCL through torch, for CUDA tensors.
 
-    Each torch group has a stream of its own for them. On the caller's, whatever came later would wait
-    for the operation: a receive for the send before it, and so for the rank that has to receive that
-    one, which in a ring waits likewise.
+    Each torch group has its own CUDA stream for them. On the caller's stream, later work would wait
+    for the operation. In a ring, each rank's receive would wait for its send, and so for the next
+    rank, which waits in the same way.
     """
 
     name = "nccl"

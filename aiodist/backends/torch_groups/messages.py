@@ -39,7 +39,7 @@ _TAG = 0
 
 
 class TorchMessages(NativeObjects):
-    """Sends and receives. Objects travel as bytes over aiodist's own streams, as ever."""
+    """Sends and receives. Objects travel as bytes over aiodist's own streams."""
 
     is_fragile = True
 
@@ -112,7 +112,7 @@ class TorchMessages(NativeObjects):
     def recv_new(self, src: int | None, tag: int, timeout: float | None) -> Work[Received]:
         made: list[Any] = []
         device = self._own_device()
-        self._bind(device)  # refused now, if at all, and not when the sender has begun
+        self._bind(device)  # raises before the sender has begun
         callers = self._kind.callers(device)
 
         def refuse(source: int, meta: bytes) -> BaseException | None:

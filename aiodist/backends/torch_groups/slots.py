@@ -19,7 +19,7 @@ from aiodist.tensors.torch_memory import dtype_of_tensor
 class Slot:
     """One tensor's memory. ``raw``: its bytes, a flat uint8 tensor, the owner's own memory or a copy.
 
-    ``load`` fills the copy, ``store`` brings it back; both do nothing where there is none.
+    ``load`` fills the copy, ``store`` copies it back; both do nothing without a copy.
     """
 
     __slots__ = ("_buffer", "_owner", "_staged", "count", "dtype", "kind", "raw", "shape")
@@ -73,7 +73,7 @@ class Slot:
 
     @property
     def memory(self) -> list[torch.Tensor]:
-        """What `load`, `store` and whoever uses ``raw`` touch."""
+        """The tensors that `load`, `store` and users of ``raw`` touch."""
         return [self.raw] if self._owner is None else [self.raw, self._owner]
 
     def load(self) -> None:

@@ -19,11 +19,11 @@ T = TypeVar("T")
 class BlockingStore(TorchStore):
     """``store``, which lives on ``loop``, for torch's threads. Never call it in the loop's thread.
 
-    torch finds the methods below by their names, and gives values as bytes. Waits end after
-    ``seconds`` where torch names no time, and when the store is closed; errors are the store's own.
+    torch finds the methods below by their names, and passes values as bytes. A wait ends after
+    ``seconds`` if torch names no time, and when the store is closed; errors are the store's own.
 
-    Whoever gives it to torch has to keep it for as long as torch may ask: torch holds its own half,
-    which without this one knows no method.
+    The caller must keep this object for as long as torch may use it: torch holds only the C++ half,
+    which loses its methods with this object.
     """
 
     def __init__(self, store: Store, loop: asyncio.AbstractEventLoop, seconds: float) -> None:

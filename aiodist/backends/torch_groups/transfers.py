@@ -1,18 +1,18 @@
-"""Messages whose payload another library carries: both ends agree first, over our own streams.
+"""Messages whose payload another library carries: both ends agree first, over aiodist's streams.
 
-torch's groups know messages of known size from a known rank, and cannot take a receive back; with
-NCCL the two ends also have to start their transfers in one order. So a message is announced over
-our streams, by tag and with its description, and matched there like any other. Then:
+torch's groups need messages of known size from a known rank, and cannot cancel a receive. With NCCL
+the two ends also have to start their transfers in one order. So a message is announced over
+aiodist's streams, by tag and with its description, and matched there like any other. Then:
 
     sender                  receiver
-    announces          ->   matches it with a receive
+    announces          ->   matches it with a receive.
                        <-   READY
     GO or COMMIT       ->                        (or WITHDRAWN: the send was cancelled)
-                       <-   GO, after COMMIT
+                       <-   GO, after COMMIT.
 
-Of two ranks the lower one says GO, in either role, and starts its half of the transfer in the
-same step; the other one starts when it hears it. One stream keeps the order of these words, so both
-start the transfers between them in one order.
+The lower of the two ranks sends GO, in either role, and starts its half of the transfer in the same
+step. The other rank starts when GO arrives. Invariant: one stream keeps the order of these messages,
+so both ranks start the transfers between them in one order.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Transfer:
         self.over: Pending[Any] = Pending()
         self.given_up = False
         self.announced: Callable[[], bool] | None = None
-        """Takes the announcement or its receive back, where nobody has seen it yet."""
+        """Withdraws the announcement or its receive, if the peer has not seen it yet."""
         self._driver: Driver[Any] | None = None
 
     def run(self, body: Coroutine[Any, Any, Any], ended: Callable[[Transfer], None]) -> None:

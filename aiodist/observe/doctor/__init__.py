@@ -1,1 +1,1 @@
-"""What this host, and the hosts of a job between them, offer to ranks, and what to set."""
+"""Examine what this host, and the network between a job's hosts, offer to ranks, and what to set."""

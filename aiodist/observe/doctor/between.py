@@ -1,4 +1,4 @@
-"""Hosts compared: each tells its facts at the store, and dials every other as ranks would."""
+"""Compare hosts: each publishes its facts at the store, and dials every other as ranks would."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from aiodist.store import exchange
 
 _DIAL_SECONDS = 5.0
 _PAYLOAD = 1 << 20
-"""Bytes that travel each way as a trial: more than fits into any buffer on a way that drops them."""
+"""Bytes of the trial in each direction: more than fits into the buffers of a path that drops
+packets."""
 
 _SAME = frozenset({"aiodist"})
-"""Versions that have to be equal; of the others a difference is a warning."""
+"""Versions that must be equal; differences of the others are warnings."""
 
 
 @dataclass(frozen=True)
 class Dial:
-    """One host's try to reach another. Times in seconds; ``error``: "" where it worked.
+    """One host's attempt to reach another. Times in seconds; ``error``: "" if it worked.
 
     ``connected``: whether at least a connection was made.
     """
@@ -42,7 +43,7 @@ class Dial:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The facts of all hosts by node rank, and all tries."""
+    """The facts of all hosts by node rank, and all attempts."""
 
     hosts: tuple[Facts, ...]
     dials: tuple[Dial, ...]
@@ -51,9 +52,9 @@ class Comparison:
 async def compare(
     master: str, port: int, nodes: int, node: int, seconds: float, environ: Mapping[str, str]
 ) -> Comparison:
-    """Meet the other hosts at ``master``:``port``, where node 0 listens. All of them call it.
+    """Meet the other hosts at ``master``:``port``, where node 0 listens. All of them must call it.
 
-    Raises what ``init_process_group`` does: StoreTimeoutError naming the nodes that did not come,
+    Raises what ``init_process_group`` raises: StoreTimeoutError with the nodes that did not arrive,
     DistNetworkError, DistStoreError.
     """
     deadline = Deadline(seconds)
@@ -89,7 +90,7 @@ async def compare(
 
 
 def resolve(name: str) -> str:
-    """The numeric address of the master. Raises DistNetworkError."""
+    """Return the numeric address of the master. Raises DistNetworkError."""
     try:
         return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
@@ -99,14 +100,14 @@ def resolve(name: str) -> str:
 
 
 async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A byte for a byte, and then as much as ranks send in one part, there and back."""
+    """Echo one byte, and then as much as ranks send in one part."""
     try:
         async with asyncio.timeout(2 * _DIAL_SECONDS):
             writer.write(await reader.readexactly(1))
             writer.write(await reader.readexactly(_PAYLOAD))
             await writer.drain()
     except (OSError, EOFError, TimeoutError):
-        pass  # the other side says what went wrong
+        pass  # the other side reports the error
     finally:
         writer.close()
 
@@ -136,7 +137,7 @@ async def _dial(source: int, target: int, host: str, port: int) -> Dial:
 
 
 def judge_between(comparison: Comparison) -> list[Finding]:
-    """What is to be said of the hosts together."""
+    """Return the findings about the hosts together."""
     hosts = comparison.hosts
     return [
         *_versions(hosts),

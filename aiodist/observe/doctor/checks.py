@@ -1,4 +1,4 @@
-"""One host's facts, judged."""
+"""Judge the facts of one host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OLDEST_PYTHON = (3, 11)
 
 
 def examine(facts: Facts, *, several: bool) -> list[Finding]:
-    """What is to be said of a host. ``several``: the job has ranks on other hosts too."""
+    """Return the findings about a host. ``several``: the job has ranks on other hosts too."""
     return [
         *_versions(facts),
         *_names(facts, several=several),
@@ -167,7 +167,7 @@ def _secret(facts: Facts, *, several: bool) -> Iterator[Finding]:
         yield Finding(
             WARNING,
             "secret",
-            "AIODIST_SECRET is not set: whoever reaches the ports can join the job",
+            "AIODIST_SECRET is not set: any process that reaches the ports can join the job",
             "set the same long random value on all hosts, such as from: openssl rand -hex 32",
         )
 

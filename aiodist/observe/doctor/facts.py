@@ -1,4 +1,4 @@
-"""What can be known of this host by looking: plain data, which travels to the other hosts."""
+"""Collect facts of this host: plain data, which travels to the other hosts."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Facts:
 
     ``identity``: equal for processes that reach each other by loopback. ``resolved``: addresses of
     the host's own name, found in ``resolve_seconds``. ``address``: by which other hosts most likely
-    reach it. ``route``: its own address on the way to the master, "" for none or no master.
-    ``chosen``: the addresses ranks would use; ``chosen_error``: why there are none. ``shm_bytes``:
+    reach it. ``route``: its own address on the route to the master, "" without one. ``chosen``: the
+    addresses ranks would use; ``chosen_error``: why ranks would have no address. ``shm_bytes``:
     size of /dev/shm, -1 without; ``memfd_error``: "" if anonymous shared memory works.
     ``open_files``: soft and hard limit, -1 for unlimited. ``versions``: "" for what is absent.
     """
@@ -70,7 +70,7 @@ class Facts:
 
 
 def decode_facts(data: bytes) -> Facts:
-    """The inverse of `Facts.encode`. Raises ProtocolError."""
+    """Decode facts. Raises ProtocolError."""
     try:
         told = json.loads(data)
         told["links"] = tuple(Link(**link) for link in told["links"])
@@ -82,7 +82,7 @@ def decode_facts(data: bytes) -> Facts:
 
 
 def look(environ: Mapping[str, str], master: str | None = None) -> Facts:
-    """The facts of this host. ``master``: the numeric address that the ranks will meet at."""
+    """Collect the facts of this host. ``master``: the numeric address that the ranks will meet at."""
     resolved, seconds = _own_name()
     chosen, chosen_error = _chosen(master, environ)
     return Facts(
@@ -144,7 +144,7 @@ def _text(path: Path) -> str:
 
 
 def _listening(addresses: Sequence[str]) -> str:
-    """What keeps ranks from listening at their own address and from reaching themselves there."""
+    """Return why ranks cannot listen at their own address or reach themselves there, or ""."""
     for address in addresses:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:

@@ -1,4 +1,4 @@
-"""What an examination finds."""
+"""The finding of an examination."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _RANK = (OK, WARNING, PROBLEM)
 
 @dataclass(frozen=True)
 class Finding:
-    """``level``: "ok"; "warning", it works and could be better; "problem", ranks will fail.
+    """``level``: "ok", "warning" (it works and could be better) or "problem" (ranks will fail).
 
-    ``advice`` says what to set or do, "" where there is nothing to do.
+    ``advice``: what to set or do, "" if there is nothing to do.
     """
 
     level: str
@@ -29,5 +29,5 @@ class Finding:
 
 
 def worst(findings: Iterable[Finding]) -> str:
-    """The worst level among them; "ok" for none."""
+    """Return the worst level among ``findings``, "ok" without any."""
     return max((finding.level for finding in findings), key=_RANK.index, default=OK)
