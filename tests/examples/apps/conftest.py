@@ -1,0 +1,88 @@
+"""Starts a service as its operator does, and ends what is left of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[3]
+APPS = ROOT / "examples" / "apps"
+
+Started = Callable[..., contextlib.AbstractAsyncContextManager["Job"]]
+
+
+class Job:
+    """A job under ``aiodist run``."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    def ranks(self) -> dict[int, psutil.Process]:
+        """The processes of the ranks that live, by rank."""
+        found = {}
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                rank = child.environ().get("RANK")
+                if rank is not None and child.status() != psutil.STATUS_ZOMBIE:
+                    found[int(rank)] = child
+        return found
+
+    def kill(self, rank: int) -> None:
+        """End a rank without a word."""
+        self.ranks()[rank].send_signal(signal.SIGKILL)
+
+    async def end(self) -> tuple[int, str]:
+        """Wait for the end; return the exit code and the output."""
+        output, _ = await self.process.communicate()
+        assert self.process.returncode is not None
+        return self.process.returncode, output.decode()
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        number: int = probe.getsockname()[1]
+        return number
+
+
+@pytest.fixture
+def start() -> Started:
+    """``async with start(ranks, app, *arguments, options=...) as job``."""
+
+    @contextlib.asynccontextmanager
+    async def run(
+        ranks: int, app: str, *arguments: str, options: tuple[str, ...] = ()
+    ) -> AsyncIterator[Job]:
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith("AIODIST_")
+        }
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "aiodist", "run", "-n", str(ranks), *options),
+            *(str(APPS / app), *arguments),
+            env=kept | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        job = Job(process)
+        try:
+            yield job
+        finally:
+            if process.returncode is None:
+                left = psutil.Process(process.pid).children(recursive=True)
+                for each in [psutil.Process(process.pid), *left]:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        each.kill()
+                await process.wait()
+
+    return run
