@@ -1,4 +1,4 @@
-"""What there is: the default group, backends, and what a launcher has told this process."""
+"""Questions about what is available: the default group, backends, the launcher's facts."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from aiodist.types import Backend
 
 
 def is_initialized() -> bool:
-    """Whether the default group is there."""
+    """Return whether the default group exists."""
     return current_world().is_initialized
 
 
 def is_available() -> bool:
-    """True: where aiodist imports, it works."""
+    """Return True: where aiodist imports, it works."""
     return True
 
 
 def is_mpi_available() -> bool:
-    """Whether backend "mpi" can be used here."""
+    """Return whether backend "mpi" can be used here."""
     return is_backend_available(Backend.MPI)
 
 
 def is_nccl_available() -> bool:
-    """Whether backend "nccl" can be used here."""
+    """Return whether backend "nccl" can be used here."""
     return is_backend_available(Backend.NCCL)
 
 
 def is_gloo_available() -> bool:
-    """True: "gloo" names the native backend."""
+    """Return True: "gloo" names the native backend."""
     return is_backend_available(Backend.GLOO)
 
 
 def is_backend_available(backend: str) -> bool:
-    """Whether ``init_process_group`` takes ``backend`` here; False also for an unknown name."""
+    """Return whether ``init_process_group`` takes ``backend`` here; False also for an unknown name."""
     try:
         backend_named(backend)
     except ValueError:
@@ -46,7 +46,7 @@ def is_backend_available(backend: str) -> bool:
 
 
 def is_torchelastic_launched() -> bool:
-    """Whether torchrun started this process."""
+    """Return whether torchrun started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
@@ -54,7 +54,7 @@ def get_node_local_size(fallback_size: int | None = None) -> int:
     """Return how many ranks are on this rank's host, as LOCAL_WORLD_SIZE or the launcher says.
 
     Where neither says it, the ranks of an initialised world on this host are counted. Without a
-    world, the result is ``fallback_size``. Raises InvalidUsageError if that is None.
+    world, the result is ``fallback_size``. If that is also missing, raises InvalidUsageError.
     """
     local = look_around(os.environ).local_size()
     if local is not None:
@@ -72,9 +72,10 @@ def get_node_local_size(fallback_size: int | None = None) -> int:
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
-    """This rank's number on its host, as LOCAL_RANK or the launcher's own variable has it.
+    """Return this rank's number on its host, as LOCAL_RANK or the launcher's own variable says.
 
-    Where neither is set, ``fallback_rank``; and where that is None, raises InvalidUsageError.
+    Where neither is set, the result is ``fallback_rank``. If that is also missing, raises
+    InvalidUsageError.
     """
     local = look_around(os.environ).local_rank()
     if local is not None:

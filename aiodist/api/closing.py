@@ -1,4 +1,4 @@
-"""The end: ``destroy_process_group`` and ``abort_process_group``, and how groups and worlds close."""
+"""``destroy_process_group`` and ``abort_process_group``, and how groups and worlds close."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _ABORT_SECONDS = 1.0
 async def destroy_process_group(group: Group | None = None) -> None:
     """Close ``group``, or where None all groups and the connections to the other ranks.
 
-    What is under way has 5 seconds to finish (receives have none); then it fails with
-    GroupClosedError, and what nobody awaits is logged. With a rank that is silent, stopped for
-    example, it takes up to 8 seconds in all. Afterwards ``init_process_group`` may be called again.
+    Operations under way have 5 seconds to finish (receives have none). Then they fail with
+    GroupClosedError, and those without an ``await`` are logged. If a rank is silent (stopped, for
+    example), the call takes up to 8 seconds. Afterwards ``init_process_group`` may be called again.
 
-    Raises CollectiveMismatchError, when all is closed, where another rank took part in another
-    collective than this one and there was no later one to say so.
+    Raises CollectiveMismatchError, when all is closed, if the last collective of another rank was
+    not that of this rank.
     """
     world, chosen = _chosen(group)
     if chosen is None:
@@ -42,17 +42,17 @@ async def destroy_process_group(group: Group | None = None) -> None:
         error = await close_groups(world, [chosen])
     for work, what in lonely:
         if isinstance(work.exception(), GroupClosedError):
-            log.warning("%s had not ended when its group was destroyed; nobody awaited it", what)
+            log.warning("%s had not ended when its group was destroyed; it was never awaited", what)
     if error is not None:
         raise error
 
 
 async def abort_process_group(group: Group | None = None) -> None:
-    """Close ``group``, or where None all groups and the connections, without waiting for anything.
+    """Close ``group``, or where None all groups and the connections, without waiting for operations.
 
-    Whoever waits for an operation is freed now, with GroupClosedError; the other members get
-    CollectiveCancelledError or GroupRevokedError that names this rank. What was still to be sent
-    may be lost. `GroupEngine.abort` does the first half and may be called in any thread.
+    Operations that wait on this rank raise GroupClosedError now. On the other members they raise
+    CollectiveCancelledError or GroupRevokedError, which name this rank. Data that was not sent yet
+    may be lost. `ProcessGroup.abort` ends a group in the same way and may be called in any thread.
     """
     world, chosen = _chosen(group)
     if chosen is None:
@@ -71,7 +71,7 @@ async def abort_process_group(group: Group | None = None) -> None:
 
 
 def _chosen(group: Group | None) -> tuple[World, GroupEngine | None]:
-    """This task's world, and what of it is to be closed: None where there is nothing to close."""
+    """Return this task's world and the group to close, None where there is nothing to close."""
     world = current_world()
     if world.abandon_if_orphaned():
         return world, None

@@ -2,15 +2,16 @@
 
 A tensor is a torch.Tensor on the CPU or a numpy.ndarray, contiguous or not, of any size from no
 element up. All members of the group call the same operations in the same order. ``group`` is the
-default group where None; ``timeout`` (seconds or timedelta) the group's where None;
-``math.inf`` is no limit, for a worker that waits for hours in `broadcast` or `recv`: it sleeps.
+default group where None; ``timeout`` (seconds or timedelta) the group's where None.
+``math.inf`` is no limit: a worker may wait for hours in `broadcast` or `recv`, and it sleeps.
 
 Raised at the call, before anything is sent, with the group still usable: TypeError and
-InvalidUsageError (a ValueError) for arguments that cannot be meant, NotInitializedError before
+InvalidUsageError (a ValueError) for invalid arguments, NotInitializedError before
 ``init_process_group``. Raised by ``await``: CollectiveMismatchError where ranks disagree,
-CollectiveTimeoutError, CollectiveCancelledError, PeerLostError, GroupClosedError. A rank
-whose part is over before anybody notices (the root of a broadcast of little data) has succeeded, and
-logs it. After a failure or a cancellation the outputs hold anything, and nothing writes to them any more.
+CollectiveTimeoutError, CollectiveCancelledError, PeerLostError, GroupClosedError. A rank may have
+succeeded before a failure is known, such as the root of a broadcast of little data: it logs the
+failure. After a failure or a cancellation the contents of the outputs are undefined, and nothing
+writes to them any more.
 """
 
 from __future__ import annotations
@@ -88,8 +89,8 @@ def all_reduce(
 ) -> Work[None]:
     """Reduce ``tensor`` over all ranks, in place; the result is bitwise the same on all ranks.
 
-    Dtype and number of elements are the same on all ranks; where shapes are not, elements meet in C
-    order.
+    Dtype and number of elements are the same on all ranks. Shapes may differ: elements are matched
+    in C order.
     """
     pg = current_world().group(group)
     return pg.backend.all_reduce(tensor, ReduceOp.of(op), to_seconds(timeout))
@@ -310,10 +311,9 @@ def monitored_barrier(
     Its ``waiting_for`` lists them, and ``last_finished`` says what each of them did last.
     ``timeout`` (seconds or timedelta) is the group's where None.
 
-    ``wait_all_ranks`` changes nothing, and is there so that torch's calls work. With torch, False
-    names the first missing rank, since rank 0 asks one after the other and each may take the timeout.
-    Here the rank whose time is up asks all at once and waits 0.5 s at most for their answers, so all
-    that are missing are named either way, as soon as one alone would be.
+    ``wait_all_ranks`` is torch's and changes nothing. In torch, False names only the first missing
+    rank: rank 0 asks one after the other, and each may take the timeout. Here the rank that times
+    out asks all ranks at once and waits at most 0.5 s for their answers.
     """
     pg = current_world().group(group)
     return pg.backend.agree("monitored_barrier", 0, to_seconds(timeout))

@@ -26,8 +26,8 @@ from aiodist.groups.world import World, current_world
 class _Worlds(type):
     @property
     def WORLD(cls) -> ProcessGroup | None:  # noqa: N802  # torch's name
-        # None and not an error where there is none yet: scripts have it as a default argument,
-        # which Python looks up before they can have initialised anything.
+        # Before init_process_group None and not an error: scripts have it as a default argument,
+        # which Python evaluates while it imports them.
         default = current_world().default
         return None if default is None else handle_of(default)
 
@@ -43,7 +43,7 @@ class group(GroupMember):  # noqa: N801  # torch's name
 
 
 Plan = tuple[str, tuple[int, ...]]
-"""A group to be: its name and its global ranks."""
+"""The name and the global ranks of a group that is being made."""
 
 
 def new_group(
@@ -98,8 +98,8 @@ def new_subgroups(
 ) -> Work[tuple[Group, list[Group]]]:
     """Divide ``group`` (default: the world) into groups of ``group_size`` consecutive ranks.
 
-    Where ``group_size`` is None, one group for each host, if all hosts have equally many ranks.
-    Its result is this rank's own group and the list of all.
+    A ``group_size`` of None makes one group for each host, if all hosts have equally many ranks.
+    The result is this rank's own group and the list of all.
     """
     world = current_world()
     parent = world.group_here(group)
@@ -123,7 +123,7 @@ def new_subgroups_by_enumeration(
     """Make one group for each list of global ranks; the lists have no rank in common.
 
     Each group is numbered from its lowest rank up.
-    Its result is this rank's own group (`GroupMember.NON_GROUP_MEMBER` if none) and all of them.
+    The result is this rank's own group (or `GroupMember.NON_GROUP_MEMBER`) and the list of all.
     """
     world = current_world()
     parent = world.group_here(None)
@@ -164,30 +164,30 @@ def split_group(
 
 
 def get_rank(group: AnyGroup | None = None) -> int:
-    """This process's number in ``group`` (default: the world); -1 if it is not a member."""
+    """Return this process's number in ``group`` (default: the world); -1 if it is not a member."""
     chosen = current_world().find(group)
     return chosen.own_rank if isinstance(chosen, GroupEngine) else -1
 
 
 def get_world_size(group: AnyGroup | None = None) -> int:
-    """How many ranks ``group`` has (default: the world); -1 if this rank is not a member."""
+    """Return how many ranks ``group`` has (default: the world); -1 if this rank is not a member."""
     chosen = current_world().find(group)
     return chosen.n_ranks if isinstance(chosen, GroupEngine) else -1
 
 
 def get_backend(group: AnyGroup | None = None) -> str:
-    """The name of the group's backend, as it was asked for."""
+    """Return the name of the group's backend, as it was asked for."""
     return str(_member(group).backend_name)
 
 
 def get_backend_config(group: AnyGroup | None = None) -> str:
-    """The backend of each kind of device that the group serves: ``"cpu:aiodist,cuda:nccl"``."""
+    """Return the backend of each kind of device of the group, as ``"cpu:aiodist,cuda:nccl"``."""
     by_device = served(_member(group).backend_name)
     return ",".join(f"{device}:{backend}" for device, backend in by_device.items())
 
 
 def get_default_backend_for_device(device: Any) -> str:
-    """The backend that serves tensors on ``device`` (a torch.device, or its name) by default.
+    """Return the backend that serves tensors on ``device`` (a torch.device, or its name) by default.
 
     Raises InvalidUsageError where none does.
     """
@@ -202,17 +202,17 @@ def get_default_backend_for_device(device: Any) -> str:
 
 
 def get_process_group_ranks(group: AnyGroup | None = None) -> list[int]:
-    """The group's global ranks, in its own order."""
+    """Return the group's global ranks, in its own order."""
     return list(_member(group).ranks)
 
 
 def get_group_rank(group: AnyGroup, global_rank: int) -> int:
-    """A global rank's number in ``group``. Raises InvalidUsageError if it is not a member."""
+    """Return a global rank's number in ``group``. Raises InvalidUsageError if it is not a member."""
     return _member(group).group_rank(global_rank)
 
 
 def get_global_rank(group: AnyGroup, group_rank: int) -> int:
-    """The global rank of a number in ``group``. Raises InvalidUsageError if out of range."""
+    """Return the global rank of a number in ``group``. Raises InvalidUsageError if out of range."""
     chosen = _member(group)
     if not 0 <= group_rank < chosen.n_ranks:
         raise InvalidUsageError(
@@ -250,10 +250,10 @@ def _subgroups(
 def _named(
     parent: GroupEngine, stem: str, parts: Sequence[Sequence[int]]
 ) -> Callable[[int], list[Plan]]:
-    """The plans for ``parts`` of ``parent``, by the sequence number of the call that makes them.
+    """Return the plans for ``parts`` of ``parent``, by the sequence number of the call that makes them.
 
-    The number is the parent's own, so that its ranks find equal names whatever else some of them
-    have made, in other groups or in vain.
+    The number is the parent's own. So its ranks find equal names, although some of them may have
+    made other groups, or failed to.
     """
     everybody = [rank for part in parts for rank in part]
     if len(set(everybody)) != len(everybody):
@@ -298,7 +298,7 @@ def _agreed(
     plans_of: Callable[[int], Sequence[Plan]],
     finish: Callable[[Sequence[Plan]], Any],
 ) -> Callable[[CollectiveContext], Coroutine[Any, Any, Any]]:
-    """A collective that ends with ``finish(plans)`` if all ranks of ``parent`` have equal plans."""
+    """Return a collective that ends with ``finish(plans)`` if all ranks of ``parent`` have equal plans."""
 
     async def body(line: CollectiveContext) -> Any:
         plans = plans_of(line.sequence)

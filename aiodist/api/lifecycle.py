@@ -83,11 +83,11 @@ async def init_process_group(
     ``liveness_timeout``: seconds of silence after which a rank counts as lost, where the kernel
     does not say so at once; None means AIODIST_LIVENESS_TIMEOUT, or 10. 0 turns the watch off.
 
-    Raises InvalidUsageError (a ValueError) for what cannot be meant, with all missing variables
-    in one message, and when the world is initialised already; StoreTimeoutError naming the ranks
-    that have not arrived; PeerLostError where a rank that had arrived died, gave up or fell silent;
-    DistNetworkError and DistStoreError for hosts and ports. Cancelled or failed, it leaves nothing
-    open, the ranks that wait for this one are told, and it may be called again.
+    Raises InvalidUsageError (a ValueError) for an invalid value, with all missing variables in one
+    message, and in a world that is initialised already. StoreTimeoutError names the ranks that have
+    not arrived. PeerLostError: a rank that had arrived died, gave up or fell silent.
+    DistNetworkError and DistStoreError are about hosts and ports. Cancelled or failed, it leaves
+    nothing open, the ranks that wait for this one are told, and it may be called again.
     """
     world = current_world()
     if asyncio._get_running_loop() is None:
@@ -213,9 +213,9 @@ async def _open_world(
 def introduce(
     world: World, endpoint: Endpoint, rank_infos: Sequence[RankInfo], token: bytes, secret: bytes
 ) -> None:
-    """Let ``endpoint`` know all ranks of ``world``, itself among them.
+    """Tell ``endpoint`` all ranks of ``world``, including this one.
 
-    They prove themselves to each other by the job's ``secret`` and the ``token``, which is rank 0's.
+    Ranks authenticate to each other with the job's ``secret`` and the ``token``, which is rank 0's.
     """
     key = hmac.new(secret, token, hashlib.sha256).digest()
     world.token = token
@@ -244,7 +244,7 @@ async def _make_default(
 
 
 def transports_at(hosts: Sequence[str], schemes: Sequence[str]) -> list[Transport]:
-    """The transports of a rank whose own addresses are ``hosts``."""
+    """Return the transports of a rank whose own addresses are ``hosts``."""
     known = Transports.default(
         hosts[0],
         source_hosts=hosts if len(hosts) > 1 else (),
@@ -254,13 +254,13 @@ def transports_at(hosts: Sequence[str], schemes: Sequence[str]) -> list[Transpor
 
 
 def _warn_if_open(met: Rendezvous) -> None:
-    """Say what is open to whom where nothing keeps strangers out."""
+    """Log a warning on rank 0 if any process in the network could take part in the job."""
     safe = met.secret or Certificates.from_environ(os.environ) or met.is_private
     if met.rank != 0 or met.size == 1 or safe or is_loopback(met.host):
         return
     log.warning(
-        "rank 0 listens at %s, and this job has no secret: whoever can reach the ranks' store can "
-        "read what the ranks say there, and take part in the job. Set AIODIST_SECRET (or "
+        "rank 0 listens at %s, and this job has no secret: a process that reaches the ranks' store "
+        "can read it and take part in the job. Set AIODIST_SECRET (or "
         "AIODIST_SECRET_FILE) to the same long random value on all ranks, for example from: "
         "openssl rand -hex 32",
         met.host,

@@ -4,7 +4,7 @@ What torch.distributed had in its versions 1 as ``*_multigpu``. A rank's tensors
 local reduction, one collective runs between the ranks, on the device of the first, and local
 copies give each tensor its result. The tensors of a list are alike: torch tensors or numpy arrays,
 one dtype, one number of elements; the backend of the group has to serve the device of the first.
-All ranks pass equally many. What is local before the collective runs at the call; errors and
+All ranks pass equally many. The local part before the collective runs at the call; errors and
 cancellation are those of the collectives.
 """
 
@@ -146,7 +146,7 @@ def all_gather_multigpu(
 def _then(
     pg: GroupEngine, work: Work[None], job: Callable[[], None], targets: Sequence[Tensor]
 ) -> Work[None]:
-    """``work``, and ``job()`` after it, which fills ``targets``: on GPUs, by the caller's stream."""
+    """Return a work that is ``work``, then ``job()``, which fills ``targets`` on the caller's stream."""
     begin = on_callers_stream(tensor_lists.begin)
 
     async def finish() -> None:
@@ -169,7 +169,7 @@ def _between_ranks(op: ReduceOp) -> ReduceOp:
 
 
 def _hand_over(result: Tensor, op: ReduceOp, total: int, targets: Sequence[Tensor]) -> None:
-    """The reduction over all ranks is in ``result``: finish it, and copy it to ``targets``."""
+    """Finish the reduction over all ranks in ``result``, and copy it to ``targets``."""
     if op.kind is RedOpType.AVG and targets:
         tensor_lists.divide(result, total)
     for target in targets:

@@ -12,18 +12,18 @@ from aiodist.observe.recorder import Operation, recent
 
 
 def recent_operations() -> list[Operation]:
-    """The last operations of this rank in all its groups, oldest first, finished or not.
+    """Return the last operations of this rank in all its groups, oldest first, finished or not.
 
     As many as AIODIST_RECORDER_SIZE says (1,024), and all that are under way, however old; empty
-    before ``init_process_group`` and after ``destroy_process_group``. Any thread may ask; it waits
-    for nobody.
+    before ``init_process_group`` and after ``destroy_process_group``. Any thread may call it; it
+    does not wait for other ranks.
     """
     world = current_world()
     return recent(world.recorder, world.under_way())
 
 
 def dump_operations(directory: str | os.PathLike[str] | None = None) -> Path:
-    """Write what `recent_operations` tells, and where this process stands, into a file; its path.
+    """Write `recent_operations` and the stacks of this process into a file; return its path.
 
     The file of each rank lies in ``directory``, by default the one AIODIST_DUMP_DIR names, and
     replaces that rank's earlier one; ``aiodist dump DIRECTORY`` reads those of all ranks together.

@@ -1,4 +1,4 @@
-"""Going on without the dead, of the async API: revoke, shrink, grow.
+"""Recovery from lost ranks in the async API: revoke, shrink, grow.
 
 The names and what they mean are those of User-Level Failure Mitigation, the extension of MPI
 (Bland et al., "Post-failure recovery of MPI communication capability", 2013).
@@ -36,25 +36,25 @@ _GRACE_SECONDS = 2.0
 def revoke(group: Group | None = None) -> None:
     """End ``group`` (the default one where None) on all its ranks: `ProcessGroup.revoke`.
 
-    For a rank that finds out something the others have to know, so that they come to `shrink`.
+    A rank calls it to make the other members stop what they do and call `shrink`.
     """
     _member(group).revoke()
 
 
 async def shrink(group: Group | None = None, timeout: Timeout = None) -> ProcessGroup:
-    """The group of those members of ``group`` that are left, in the same order; it works again.
+    """Return a working group of the members of ``group`` that are left, in the same order.
 
-    All members that live call it, when an operation has told them of a death (PeerLostError) or
-    of a revocation (GroupRevokedError), or for any other reason: the call revokes the group, so that
-    the others learn of it. They agree on who is left, also if more of them die meanwhile;
-    whoever dies too late to be left out is found by the next operation. Ranks keep their global
-    numbers, ``src=`` and ``dst=`` mean these, and get new ones in the group. If ``group`` was
-    the default group, its successor is. ``timeout`` (seconds or timedelta): the group's where None.
+    All members that are alive call it: after PeerLostError, after GroupRevokedError, or for any
+    other reason. The call revokes the group, so that the other members learn of it. They agree on
+    the members that are left, even if more ranks die meanwhile. A rank that dies too late to be
+    left out is reported by the next operation. Ranks keep their global numbers, which ``src=`` and
+    ``dst=`` mean, and get new numbers in the group. If ``group`` was the default group, the
+    result becomes the default group. ``timeout`` (seconds or timedelta): the group's where None.
 
-    Raises InvalidUsageError over MPI, whose ranks stay as they are, and so does `grow`;
-    CollectiveTimeoutError naming members that live and have not called it; GroupClosedError
-    for a group that was destroyed or aborted; PeerLostError if the others took this very rank for
-    dead. Cancelled or timed out, it may be called again, and its outcome is the same on all ranks.
+    Raises InvalidUsageError over MPI, where neither `shrink` nor `grow` is possible.
+    CollectiveTimeoutError names members that are alive and have not called it. GroupClosedError: the
+    group was destroyed or aborted. PeerLostError: the other members counted this rank as dead.
+    Cancelled or timed out, it may be called again, and its outcome is the same on all ranks.
     """
     return handle_of(await shrink_engine(_member(group), timeout))
 
@@ -62,19 +62,20 @@ async def shrink(group: Group | None = None, timeout: Timeout = None) -> Process
 async def grow(
     store: Any | None = None, ranks: Sequence[int] = (), timeout: Timeout = None
 ) -> ProcessGroup:
-    """Take the processes that wait in `rejoin` into the default group; the group that follows.
+    """Take the processes that wait in `rejoin` into the default group; return the group that follows.
 
-    All members of the default group call it, at the same point of their program. Where nobody
-    waits and nobody has died, it is the same group, so that a training loop may ask every some
-    steps. Where somebody does, a new one becomes the default, with the newcomers at the places of the
-    ranks that were lost and with those dead left out as in `shrink`; groups made of the old
-    one have to be made anew. ``ranks``: global ranks to wait for, up to ``timeout`` (seconds or
-    timedelta; the group's where None). ``store``: where the newcomers ask, as given to their
-    `rejoin`; where None, the one of ``aiodist run --max-restarts``.
+    All members of the default group call it, at the same point of their program. If no process
+    waits and no rank has died, the result is the same group. So a training loop may call it every
+    few steps. Otherwise a new group becomes the default: newcomers take the places of lost ranks,
+    and dead ranks are left out as in `shrink`. Subgroups of the old group have to be made again.
 
-    Raises CollectiveTimeoutError where none of ``ranks`` came, on all members, with the group as it
-    was; or where a member that lives has not called it. InvalidUsageError where there is no
-    store; GroupClosedError, PeerLostError as `shrink`. Cancelled, it may be called again.
+    ``store``: the store that the newcomers pass to `rejoin`; where None, the one of
+    ``aiodist run --max-restarts``. ``ranks``: global ranks to wait for, up to ``timeout`` (seconds
+    or timedelta; the group's where None).
+
+    Raises CollectiveTimeoutError if none of ``ranks`` came (on all members; the group stays as it
+    was), or if a member that is alive has not called it. InvalidUsageError: there is no store.
+    GroupClosedError and PeerLostError are as for `shrink`. Cancelled, it may be called again.
     """
     world = current_world()
     pg = world.default_group()
@@ -93,7 +94,7 @@ async def grow(
                     await welcome(place, newcomer, successor)
             return handle_of(successor)
         if decision.value[1]:
-            raise _nobody_came(pg, decision.value[1], deadline)
+            raise _none_came(pg, decision.value[1], deadline)
         return handle_of(pg)
 
 
@@ -121,7 +122,10 @@ async def _look(
     deadline: Deadline,
     offer: Callable[[Any], None],
 ) -> None:
-    """The coordinator's part: who waits at the store, and who of ``wanted`` does not."""
+    """Offer the newcomers that wait at the store, and the ranks of ``wanted`` that do not.
+
+    Only the coordinator of the agreement runs it.
+    """
     newcomers: list[Newcomer] = []
     missing = list(wanted)
     try:
@@ -134,17 +138,17 @@ async def _look(
                 break
             await asyncio.sleep(min(pause, deadline.remaining()))
     except DistStoreError as error:
-        log.warning("nobody can be taken in: %s", error)
+        log.warning("no newcomer can be taken in: %s", error)
     offer([[list(newcomer) for newcomer in newcomers], missing])
 
 
-def _nobody_came(
+def _none_came(
     group: GroupEngine, missing: Sequence[int], deadline: Deadline
 ) -> CollectiveTimeoutError:
     ranks = ", ".join(map(str, missing))
     return CollectiveTimeoutError(
-        f"grow of group {group.group_name!r} timed out after {deadline.timeout:g} s: nobody came "
-        f"for rank {ranks}; start a process that calls rejoin() as that rank, at the same store",
+        f"grow of group {group.group_name!r} timed out after {deadline.timeout:g} s: no process "
+        f"came for rank {ranks}; start a process that calls rejoin() as that rank, at the same store",
         operation="grow",
         group=group.group_name,
         rank=group.global_rank,

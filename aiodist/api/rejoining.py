@@ -53,7 +53,7 @@ _GREETING_SECONDS = 5.0
 
 
 def is_replacement() -> bool:
-    """Whether the launcher started this process alone, in place of a rank that was lost.
+    """Return whether the launcher started this process alone, in place of a rank that was lost.
 
     Then `rejoin` is what it has to call, and not ``init_process_group``.
     """
@@ -61,7 +61,7 @@ def is_replacement() -> bool:
 
 
 def get_restart_count() -> int:
-    """How often ``aiodist run --max-restarts`` has started this rank anew; 0 without it."""
+    """Return how often ``aiodist run --max-restarts`` has restarted this rank; 0 without it."""
     return int(os.environ.get(COUNT_VARIABLE, "") or 0)
 
 
@@ -94,7 +94,7 @@ async def rejoin(
     the one of ``aiodist run --max-restarts``. ``rank``: from the environment where left out.
     ``timeout`` (seconds or timedelta): for this call; None means AIODIST_INIT_TIMEOUT, or 30 minutes.
 
-    Raises StoreTimeoutError when nobody has taken it in by then; InvalidUsageError for an
+    Raises StoreTimeoutError if the members have not taken it in by then; InvalidUsageError for an
     initialised world, and where rank or store are not known; DistStoreError. Cancelled or failed,
     it leaves nothing open and may be called again.
     """
@@ -137,8 +137,8 @@ async def _come_in(
         told = await place.get(_welcome_of(newcomer), deadline)
     except StoreTimeoutError as error:
         raise StoreTimeoutError(
-            f"rank {rank}: nobody has taken this process in within {deadline.timeout:g} s; the "
-            "others have to call grow(), at the same store",
+            f"rank {rank}: no member has taken this process in within {deadline.timeout:g} s; "
+            "the members have to call grow(), at the same store",
             **error.fields,
         ) from None
     facts = msgpack.unpackb(told)
@@ -170,7 +170,7 @@ def _group_of(world: World, facts: dict[str, Any]) -> GroupEngine:
 
 
 async def _greeted(endpoint: Endpoint, ranks: Sequence[int]) -> None:
-    """Until all ``ranks`` have called: one that this rank called first might not know it yet."""
+    """Wait until all ``ranks`` have called: one that this rank called first might not know it yet."""
     patience = Deadline(_GREETING_SECONDS)
     for pause in pauses(longest=0.01):
         if patience.expired() or all(endpoint.connected(r) or endpoint.lost(r) for r in ranks):
@@ -185,7 +185,7 @@ async def _greeted(endpoint: Endpoint, ranks: Sequence[int]) -> None:
 async def meeting_place(
     world: World, store: Any | None, deadline: Deadline
 ) -> AsyncIterator[Store]:
-    """Where newcomers and members meet: the caller's store, or the launcher's.
+    """Open the store where newcomers and members meet: the caller's store, or the launcher's.
 
     Raises InvalidUsageError where there is neither, TypeError for what is no store, DistStoreError.
     """
@@ -200,7 +200,7 @@ async def meeting_place(
 
 
 async def _launchers_store(world: World, deadline: Deadline) -> Store:
-    """The connection to it, which stays open as long as the world."""
+    """Return the connection to the launcher's store, which stays open as long as the world."""
     if world.launchers_store is not None:
         return world.launchers_store
     address = os.environ.get(STORE_VARIABLE, "")
@@ -221,7 +221,7 @@ async def _launchers_store(world: World, deadline: Deadline) -> Store:
 
 
 async def waiting_at(place: Store, ranks: Sequence[int]) -> list[Newcomer]:
-    """Those that wait to be one of ``ranks``."""
+    """Return the newcomers that wait to become one of ``ranks``."""
     newcomers = []
     for rank in ranks:
         if await place.check([_place_of(rank)]):
@@ -232,7 +232,7 @@ async def waiting_at(place: Store, ranks: Sequence[int]) -> list[Newcomer]:
 
 
 async def welcome(place: Store, newcomer: Newcomer, group: GroupEngine) -> None:
-    """Tell ``newcomer`` all it needs to know as a member of ``group``. Any member may, all do."""
+    """Tell ``newcomer`` all it needs to know as a member of ``group``. Every member does so."""
     facts = {
         "rank_infos": [rank_info.encode() for rank_info in group.endpoint.rank_infos()],
         "token": group.world.token,

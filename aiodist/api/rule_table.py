@@ -10,7 +10,7 @@ from aiodist.errors import InvalidUsageError
 
 
 def table_from(environ: Mapping[str, str]) -> bytes:
-    """The table of choices in the file that AIODIST_TABLE names. Raises InvalidUsageError."""
+    """Return the table of choices in the file that AIODIST_TABLE names. Raises InvalidUsageError."""
     path = environ.get("AIODIST_TABLE", "")
     if not path:
         return b""

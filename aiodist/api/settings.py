@@ -25,7 +25,7 @@ _SECURE_TRANSPORTS = f"{SHARED},unix,tls"
 
 
 def schemes_from(environ: Mapping[str, str]) -> list[str]:
-    """The transports that AIODIST_TRANSPORT names, in its order."""
+    """Return the transports that AIODIST_TRANSPORT names, in its order."""
     certificates = Certificates.from_environ(environ)
     usual = _SECURE_TRANSPORTS if certificates else _DEFAULT_TRANSPORTS
     text = environ.get("AIODIST_TRANSPORT", "") or usual
@@ -52,7 +52,7 @@ def schemes_from(environ: Mapping[str, str]) -> list[str]:
 
 
 def pickle_from(argument: bool | None, environ: Mapping[str, str]) -> bool:
-    """Whether objects may be pickled where an operation does not say: False if nothing says so.
+    """Return whether operations without ``allow_pickle`` pickle objects; False by default.
 
     Raises InvalidUsageError where AIODIST_ALLOW_PICKLE is neither 0 nor 1.
     """
@@ -94,7 +94,7 @@ def init_timeout_from(
 
 
 def patience_from(argument: float | timedelta | None, environ: Mapping[str, str]) -> float:
-    """The liveness timeout in seconds; 0 where nobody is to be watched."""
+    """Return the liveness timeout in seconds; 0 where ranks are not watched."""
     if argument is not None:
         seconds = 0.0 if argument == 0 else to_seconds(argument)
         what = f"liveness_timeout={argument!r}"
@@ -108,13 +108,13 @@ def patience_from(argument: float | timedelta | None, environ: Mapping[str, str]
     if seconds is None or not (seconds == 0 or SHORTEST <= seconds < math.inf):
         raise InvalidUsageError(
             f"{what} is no liveness timeout: give a number of seconds, {SHORTEST:g} at least, or 0 "
-            "to watch nobody"
+            "to turn the watch off"
         )
     return seconds
 
 
 def window_from(environ: Mapping[str, str]) -> int:
-    """The bytes that AIODIST_BUFFER_BYTES lets a rank buffer for each other one."""
+    """Return how many bytes AIODIST_BUFFER_BYTES lets a rank buffer for each other rank."""
     text = environ.get("AIODIST_BUFFER_BYTES", "")
     if not text:
         return DEFAULT_WINDOW

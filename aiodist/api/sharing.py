@@ -1,4 +1,4 @@
-"""What a rank is told about shared memory, and the memory itself."""
+"""The settings of shared memory, and a rank's segment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHARED = "shm"
 
 
 def shared_bytes_from(environ: Mapping[str, str], schemes: Sequence[str]) -> int:
-    """The bytes that AIODIST_SHM_BYTES lets a rank share; 0 where ``schemes`` leave memory out."""
+    """Return how many bytes AIODIST_SHM_BYTES lets a rank share; 0 if ``schemes`` have no shared memory."""
     text = environ.get("AIODIST_SHM_BYTES", "")
     if text and (not text.isdecimal() or 0 < int(text) < MIN_BYTES):
         raise InvalidUsageError(
@@ -27,7 +27,7 @@ def shared_bytes_from(environ: Mapping[str, str], schemes: Sequence[str]) -> int
 
 
 def memory_of(rank: int, nbytes: int) -> SharedMemory | None:
-    """``nbytes`` to share with the ranks of this host, None where 0 or where that cannot be."""
+    """Return ``nbytes`` to share with the ranks of this host; None for 0, or if the system refuses."""
     if not nbytes:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Variables with a misspelt name: nothing reads them, so nothing else would say so."""
+"""Warnings about misspelt environment variables, which nothing reads."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ VARIABLES = tuple(
         "TRANSPORT",
     )
 )
-"""All that this package reads, or sets for its own processes."""
+"""The variables that this package reads, or sets for its own processes."""
 
 _NEAR = 0.85
-"""How alike, by difflib's measure, a name is that must be meant: one letter wrong or two exchanged."""
+"""difflib's ratio from which a name counts as misspelt: one letter wrong or two exchanged."""
 
 
 def warn_of_misspelt(environ: Mapping[str, str]) -> None:
-    """Log what looks like one of `VARIABLES` and is none. Others' names are their own affair."""
+    """Log the variables whose name nearly is one of `VARIABLES`, and leave other names alone."""
     for name in environ:
         if name.startswith("AIODIST_") and name not in VARIABLES:
-            from difflib import get_close_matches  # which nearly nobody needs
+            from difflib import get_close_matches  # imported where needed, which is rare
 
             for meant in get_close_matches(name, VARIABLES, 1, _NEAR):
                 log.warning("%s is set, and nothing reads it: is %s meant?", name, meant)

@@ -16,7 +16,7 @@ from aiodist.groups.world import current_world
 from aiodist.tensors import buffer_of, decode_meta, empty_like_message, encode_meta, is_tensor
 
 Node = list[Any]
-"""A part of a state as it is described to the other ranks: its kind, and what is in it."""
+"""The description of a part of a state for the other ranks: its kind and its contents."""
 
 _TENSOR, _DICT, _LIST, _TUPLE, _VALUE = range(5)
 
@@ -35,10 +35,11 @@ async def sync_state(
     neither is given, the first member that is no newcomer: the one to ask after `grow` and
     `rejoin`. ``state_dict``: dicts, lists and tuples of tensors (or arrays) and of what
     objects may hold, such as ``model.state_dict()`` and ``optimizer.state_dict()``, or both in one
-    dict. On the other ranks it is changed in place: a tensor of the same kind, dtype and shape is
-    written into, so that a model whose ``state_dict()`` is passed has the source's
-    parameters; what is missing is added, what the source has not is removed. ``timeout``: of each
-    of its operations, the group's where None.
+    dict. ``timeout``: of each of its operations, the group's where None.
+
+    On the other ranks ``state_dict`` is changed in place. A tensor of the same kind, dtype and
+    shape is written into, so a model whose ``state_dict()`` is passed gets the source's parameters.
+    Missing entries are added, and entries that the source does not have are removed.
 
     Raises what ``broadcast`` and ``broadcast_object_list`` raise. Then the state is a mixture:
     call it again on a group that works.
@@ -61,7 +62,7 @@ async def sync_state(
 
 
 def _healthy(group: GroupEngine) -> int:
-    """The first member that has been there before the last `grow`."""
+    """Return the first member that was in the group before the last `grow`."""
     for number, rank in enumerate(group.ranks):
         if rank not in group.newcomers:
             return number
@@ -81,7 +82,7 @@ async def _all(works: list[Work[None]]) -> None:
 
 
 def _describe(part: Any, tensors: list[Tensor]) -> Node:
-    """``part`` without the memory of its tensors, which are appended to ``tensors``."""
+    """Return ``part`` without the memory of its tensors, and append those to ``tensors``."""
     if is_tensor(part):
         tensors.append(part)
         return [_TENSOR, encode_meta(buffer_of(part, "a tensor of state_dict", writable=False))]
@@ -95,7 +96,7 @@ def _describe(part: Any, tensors: list[Tensor]) -> Node:
 
 
 def _rebuild(node: Node, mine: Any, tensors: list[Tensor]) -> Any:
-    """What ``node`` describes, in ``mine`` as far as that fits; tensors are yet to be filled."""
+    """Return what ``node`` describes, in ``mine`` as far as that fits; its tensors are not filled yet."""
     kind, content = node
     if kind == _TENSOR:
         tensor = mine if _fits(mine, content) else empty_like_message(*decode_meta(content)).owner

@@ -13,9 +13,9 @@ STREAMS_VARIABLE = "AIODIST_STREAMS"
 
 
 def streams_from(environ: Mapping[str, str], schemes: Sequence[str]) -> int:
-    """The number in AIODIST_STREAMS; 0 where it is not set.
+    """Return the number in AIODIST_STREAMS; 0 where it is not set.
 
-    Raises InvalidUsageError for what is no such number, and where ``schemes`` have no TCP.
+    Raises InvalidUsageError for any other value, and for several streams without TCP in ``schemes``.
     """
     text = environ.get(STREAMS_VARIABLE, "").strip()
     if not text:
@@ -35,9 +35,9 @@ def streams_from(environ: Mapping[str, str], schemes: Sequence[str]) -> int:
 def with_bundles(
     transports: Sequence[Transport], hosts: Sequence[str], streams: int
 ) -> list[Transport]:
-    """``transports``, and before TCP bundles of ``streams`` streams from ``hosts`` in turn.
+    """Return ``transports`` with a `StripedTransport` of ``streams`` TCP streams before TCP.
 
-    Where ``streams`` is 0 there are as many as ``hosts``. One alone needs no bundle.
+    0 means one stream for each of ``hosts``, which they use in turn. One stream needs no bundle.
     """
     count = streams or len(hosts)
     found: list[Transport] = []

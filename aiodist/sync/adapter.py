@@ -36,8 +36,8 @@ def start(
     """Call ``function`` of the async API and return its `Work`, or its result unless ``async_op``.
 
     ``args``: the arguments before ``group``; ``kwargs``: those after it. ``run_cached``: the
-    function of the same name in `api.cached_calls`, None where there is none. ``outside``:
-    returned in place of a result that is None.
+    function of the same name in `api.cached_calls`, if it exists. ``outside``: what to return in
+    place of None as a result.
 
     As in torch, a call on a rank outside ``group`` does nothing but warn, and returns ``outside``.
     """
@@ -50,7 +50,7 @@ def start(
             )
             return outside
         kwargs["group"] = group
-        run_cached = None  # which knows the default group alone
+        run_cached = None  # it serves the default group only
     if timeout is not None:
         kwargs["timeout"] = timeout
         run_cached = None
@@ -69,7 +69,7 @@ def start(
 
 
 def _begin(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Start an operation whose caller has something else to do meanwhile."""
+    """Start an operation that runs while the caller does something else."""
     token = caller_overlaps.set(True)
     try:
         return portal().apply(function, False, args, kwargs)
@@ -78,7 +78,7 @@ def _begin(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 
 
 def _outputs(function: Callable[..., Any], args: Sequence[Any]) -> list[Any] | None:
-    """The tensors that a collective writes: torch's futures have them. None for a message."""
+    """Return the tensors that a collective writes, for torch's futures; None for a message."""
     if function in (isend, irecv):
         return None
     written = args[1] or [] if function is gather else args[0] if args else []
@@ -86,7 +86,7 @@ def _outputs(function: Callable[..., Any], args: Sequence[Any]) -> list[Any] | N
 
 
 def mirrors(function: Callable[..., Any]) -> Callable[[F], F]:
-    """Decorator: add the docstring of ``function`` of the async API below the function's own."""
+    """Return a decorator that appends the docstring of ``function`` to the blocking function's own."""
 
     def decorate(own: F) -> F:
         own.__doc__ = f"{own.__doc__}\n\n    {(function.__doc__ or '').strip()}\n"

@@ -18,12 +18,12 @@ class CoalescingManager:
         self.works: list[Work[Any]] = []
 
     def append(self, work: Work[Any] | None) -> None:
-        """Have ``work`` waited for with the others."""
+        """Let `wait` wait for ``work``, too."""
         if work is not None:
             self.works.append(work)
 
     def wait(self) -> None:
-        """Block until all have ended; raises the first error, by order of their start."""
+        """Wait until all have ended; raise the first error, by order of their start."""
         works, self.works = self.works, []
         errors = []
         for work in works:
@@ -39,18 +39,18 @@ _current: ContextVar[CoalescingManager | None] = ContextVar("aiodist_coalescing"
 
 
 coalescing: Callable[[], CoalescingManager | None] = _current.get
-"""The manager that this context is in."""
+"""Return the manager of the calling context; None outside of a block."""
 
 
 @contextlib.contextmanager
 def _coalescing_manager(
     group: Group | None = None, device: Any | None = None, async_ops: bool = False
 ) -> Iterator[CoalescingManager]:
-    """Collectives called inside start at once and are waited for at the end of the block.
+    """Start the collectives of the block at once, and wait for all of them at its end.
 
-    With ``async_ops=True`` they are not: call ``wait()`` of what ``as`` gives. ``group`` and
-    ``device`` are torch's; operations on any group may be called inside. Raises the first error by order
-    of the calls, when all have ended.
+    With ``async_ops=True`` the block does not wait: call ``wait()`` of the `CoalescingManager`.
+    ``group`` and ``device`` are torch's; the block may call operations on any group. Raises the first
+    error by order of the calls, when all have ended.
     """
     manager = CoalescingManager()
     token = _current.set(manager)

@@ -84,8 +84,8 @@ def all_reduce(
 ) -> Done:
     """Reduce ``tensor`` over all ranks, in place; the result is bitwise the same on all ranks.
 
-    Dtype and number of elements are the same on all ranks; where shapes are not, elements meet in C
-    order.
+    Dtype and number of elements are the same on all ranks. Shapes may differ: elements are matched
+    in C order.
 
     With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
     when this rank's part is done.
@@ -370,10 +370,9 @@ def monitored_barrier(
     Its ``waiting_for`` lists them, and ``last_finished`` says what each of them did last.
     ``timeout`` (seconds or timedelta) is the group's where None.
 
-    ``wait_all_ranks`` changes nothing, and is there so that torch's calls work. With torch, False
-    names the first missing rank, since rank 0 asks one after the other and each may take the timeout.
-    Here the rank whose time is up asks all at once and waits 0.5 s at most for their answers, so all
-    that are missing are named either way, as soon as one alone would be.
+    ``wait_all_ranks`` is torch's and changes nothing. In torch, False names only the first missing
+    rank: rank 0 asks one after the other, and each may take the timeout. Here the rank that times
+    out asks all ranks at once and waits at most 0.5 s for their answers.
 
     Blocks until this rank's part is done.
     """

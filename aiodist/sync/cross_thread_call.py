@@ -1,4 +1,4 @@
-"""How a call gets to the loop's thread, and how its end gets back to the thread that waits."""
+"""A call that one thread hands to the loop's thread, and waits for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiodist.sync.loop_handoff import LoopHandoff
 
 
 def gate_of(work: Any, handoff: LoopHandoff) -> threading.Lock:
-    """What to wait for in a thread that has driven the loop, until ``work`` has ended elsewhere."""
+    """Return a lock that is released when ``work`` has ended, for a thread that has driven the loop."""
     gate = threading.Lock()
     gate.acquire()
     work._stay_awake()
@@ -24,8 +24,8 @@ def gate_of(work: Any, handoff: LoopHandoff) -> threading.Lock:
 
 def _open(gate: threading.Lock, handoff: LoopHandoff) -> None:
     gate.release()
-    # The caller is likely to call again: be there for it. Not here, in the middle of whatever
-    # has ended the operation.
+    # The caller is likely to call again, so the loop parks for it: in a callback of its own, not in
+    # the middle of the one that has ended the operation.
     asyncio.get_running_loop().call_soon(_park, handoff)
 
 
@@ -62,7 +62,7 @@ class CrossThreadCall:
         self.gate.acquire()
 
     def start(self) -> None:
-        """Run it in the loop's thread."""
+        """Start the function; the loop's thread calls this."""
         self._handoff.arrived()
         returned = self._begin()
         if returned is None or not self._blocks:
@@ -71,13 +71,13 @@ class CrossThreadCall:
         returned._spin()
         if returned.is_completed():
             self.gate.release()
-            _park(self._handoff)  # now: in a later turn the caller's next call would be here before
+            _park(self._handoff)  # now: the caller's next call would come before a later callback
             return
         returned._stay_awake()
         returned._when_done(partial(_open, self.gate, self._handoff))
 
     def _begin(self) -> Any:
-        """Call the function; what it returned, or None where it raised."""
+        """Call the function; return its result, or None if it raised."""
         try:
             self.returned = returned = self._function(*self._args, **self._kwargs)
         except BaseException as error:  # noqa: BLE001  # raised in the thread that called
@@ -87,7 +87,7 @@ class CrossThreadCall:
         return returned
 
     def cancel(self) -> None:
-        """Give up what it has started. In the loop's thread."""
+        """Cancel what the function has started; the loop's thread calls this."""
         works = self.returned if isinstance(self.returned, list) else [self.returned]
         for work in works:
             if work is not None:

@@ -58,8 +58,8 @@ def new_subgroups(
 ) -> tuple[Group, list[Group]]:
     """Divide ``group`` (default: the world) into groups of ``group_size`` consecutive ranks.
 
-    Where ``group_size`` is None, one group for each host, if all hosts have equally many ranks.
-    Its result is this rank's own group and the list of all.
+    A ``group_size`` of None makes one group for each host, if all hosts have equally many ranks.
+    The result is this rank's own group and the list of all.
 
     Blocks until this rank's part is done.
     """
@@ -79,7 +79,7 @@ def new_subgroups_by_enumeration(
     """Make one group for each list of global ranks; the lists have no rank in common.
 
     Each group is numbered from its lowest rank up.
-    Its result is this rank's own group (`GroupMember.NON_GROUP_MEMBER` if none) and all of them.
+    The result is this rank's own group (or `GroupMember.NON_GROUP_MEMBER`) and the list of all.
 
     Blocks until this rank's part is done.
     """

@@ -20,12 +20,12 @@ from aiodist.sync.stores import Store
 from aiodist.types import DEFAULT_TIMEOUT
 
 _EXIT_SECONDS = 2.0
-"""What is under way when the process ends has this long to finish."""
+"""How long operations have to finish when the process ends."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """A world that lives on the portal's loop, and the store it was given to meet by."""
+    """A world that lives on the portal's loop, and the store where its ranks meet."""
 
     world: World
     store: Any = None
@@ -68,12 +68,12 @@ def init_process_group(
     without `destroy_process_group` sends what is queued and says goodbye, within some seconds.
     """
     asked = default_of_torch.wanted(torch_group, os.environ)
-    door = portal()
+    loop_thread = portal()
     member = Member(current_world(), store)
     place = store.inner if isinstance(store, Store) else store
-    door.enter()
+    loop_thread.enter()
     try:
-        door.run(
+        loop_thread.run(
             init_async,
             backend,
             init_method,
@@ -88,7 +88,7 @@ def init_process_group(
             liveness_timeout=liveness_timeout,
             allow_pickle=allow_pickle,
         )
-        door.settle(member)
+        loop_thread.settle(member)
         heed_signal(member.world.observer)
         try:
             default_of_torch.make(member.world, asked)
@@ -96,7 +96,7 @@ def init_process_group(
             destroy_process_group()
             raise
     finally:
-        door.leave()
+        loop_thread.leave()
 
 
 @mirrors(closing.destroy_process_group)
@@ -112,11 +112,11 @@ def abort_process_group(group: Group | None = None) -> None:
 
 
 def _close(close: Callable[[Group | None], Coroutine[Any, Any, None]], group: Group | None) -> None:
-    door = portal()
+    loop_thread = portal()
     world = current_world()
     try:
-        door.run(close, group)
+        loop_thread.run(close, group)
     finally:
         if not world.is_initialized:
-            door.unsettle(Member(world))
+            loop_thread.unsettle(Member(world))
             default_of_torch.forget(world)

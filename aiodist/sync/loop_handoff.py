@@ -1,16 +1,16 @@
-"""The loop's thread stands still, so that a blocked thread can drive the engine itself.
+"""The loop's thread parks, so that a blocked thread can drive the engine itself.
 
-A blocking call is otherwise a hop to the loop's thread and one back, two wake-ups, which for a
-small message cost more than the message. After a blocking call has ended, the loop's thread
-waits a moment inside a callback instead of going back to sleep in its selector: a loop that stands
-still is a set of objects that any one thread may use. The next call starts its operation in the
-calling thread, looks for the answer there, and often has it before anybody would have woken up.
-If not, the loop's thread goes on, and the call waits as ever.
+Otherwise a blocking call is a hop to the loop's thread and one back: two wake-ups, which cost more
+than a small message. After a blocking call has ended, the loop's thread waits a moment inside a
+callback instead of going back to sleep in its selector. A parked loop is a set of objects that any
+one thread may use. The next call starts its operation in the calling thread and polls for the
+answer there, and often gets it before another thread would have woken up. If the answer takes
+longer, the loop's thread goes on, and the call waits for it.
 
-Standing still is bounded: five milliseconds without a call, ten at most in a row, and not at all
+Parking is bounded: five milliseconds without a call, ten at most in a row. The loop does not park
 while other operations are under way, where another thread calls, or where ranks share a process.
-Shorter times cost more than they give: whoever wakes up to look whether to go on takes the core, and
-a call that finds the loop gone takes the hop, which is dear where ranks outnumber cores.
+Shorter times cost more than they give. A loop that wakes up to decide whether to go on takes the
+core. A call that comes after that takes the hop, which is expensive where ranks outnumber cores.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LONGEST = 10e-3
 
 
 class LoopHandoff:
-    """Who may use the objects of one loop: its own thread, or for a moment another one."""
+    """The right to use the objects of one loop: its own thread has it, or for a moment another one."""
 
     def __init__(self) -> None:
         self.interrupts = Interrupts(threading.main_thread().ident)
@@ -41,16 +41,16 @@ class LoopHandoff:
         self._wake.acquire()
         self._parked = False
         self._recalled = False
-        self._coming: deque[None] = deque()  # calls on their way to the loop, which must not stand
+        self._coming: deque[None] = deque()  # calls on their way to the loop, which must not park
         self._used = 0.0
         self._until = 0.0
 
     def park(self) -> None:
-        """In a callback of the loop: stand still until recalled, or nobody comes."""
+        """Park the loop, in one of its callbacks, until it is recalled or no call comes."""
         self._used = now = perf_counter()
         self._until = now + _LONGEST
         self._parked = True
-        if self._coming:  # asked after saying that it stands: one of the two is seen by `expect`
+        if self._coming:  # after _parked is set: this sees the call, or `expect` sees _parked
             self._parked = self._recalled = False
             return
         while True:
@@ -70,7 +70,7 @@ class LoopHandoff:
         return perf_counter() - self._used <= _LINGER
 
     def acquire(self) -> bool:
-        """Whether the calling thread may drive now; it then ends with `give_back` or `resume`."""
+        """Return whether the calling thread may drive now; it then calls `give_back` or `resume`."""
         if not self._parked or not self._turn.acquire(False):
             return False
         if self._parked and not self._recalled and perf_counter() < self._until:
@@ -79,26 +79,26 @@ class LoopHandoff:
         return False
 
     def give_back(self) -> None:
-        """Done for now; the loop stands still a little longer."""
+        """End driving; the loop stays parked a little longer."""
         self._used = perf_counter()
         self._turn.release()
 
     def resume(self) -> None:
-        """Done, and the loop has something to do."""
+        """End driving and wake the loop, which has something to do."""
         self._turn.release()
         self.recall()
 
     def expect(self) -> None:
-        """A call has been handed to the loop; `arrived` follows, there. Any thread."""
+        """Note that a call is handed to the loop, where `arrived` follows. Any thread."""
         self._coming.append(None)
         self.recall()
 
     def arrived(self) -> None:
-        """The call that `expect` spoke of has begun."""
+        """Note that the call of `expect` has started."""
         self._coming.popleft()
 
     def recall(self) -> None:
-        """Let the loop go on, if it stands still. Any thread."""
+        """Wake the loop, if it is parked. Any thread."""
         if self._parked and not self._recalled:
             self._recalled = True
             if self._wake.locked():
@@ -124,7 +124,7 @@ class Interrupts:
         self._previous: Any = None
 
     def hold(self) -> bool:
-        """Hold Ctrl-C back until `let`.
+        """Hold Ctrl-C back until `release`.
 
         False where there is nothing to do: in threads that it never strikes, and where it is held
         already, as in a call that another signal's handler makes.
@@ -146,8 +146,8 @@ class Interrupts:
         self._held = True
         return True
 
-    def let(self) -> None:
-        """No more; one that came meanwhile is delivered now."""
+    def release(self) -> None:
+        """End `hold`, and deliver an interrupt that came meanwhile."""
         if self._previous is None:
             self._held = False
         else:
@@ -158,7 +158,7 @@ class Interrupts:
             _signal.raise_signal(_SIGINT)
 
     def retire(self) -> None:
-        """Nobody drives any more: Python's own handler is back, if this is the main thread."""
+        """Restore Python's own handler, if this is the main thread: no thread drives any more."""
         if _get_ident() == self._main_thread and _getsignal(_SIGINT) is self._ours:
             _signal_to(_SIGINT, _raise_interrupt)
 

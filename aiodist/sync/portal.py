@@ -1,4 +1,4 @@
-"""The event loop of the blocking API: a thread of its own, and the way in for all others."""
+"""The event loop of the blocking API: its thread, and how other threads call into it."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ _set_running_loop = asyncio._set_running_loop
 
 
 class Resident(Protocol):
-    """Something that lives on the portal's loop and keeps it running: a world, a store."""
+    """An object that uses the portal's loop and keeps it running: a world, a store."""
 
     async def leave(self) -> None:
-        """The process ends: say goodbye and close, within few seconds."""
+        """Close at the end of the process, within few seconds, and tell the other side."""
         ...
 
     def close_in_child(self) -> None:
-        """In a forked child: give back descriptors without a word to the other side."""
+        """Close the descriptors in a forked child, and send nothing to the other side."""
         ...
 
 
 class Portal:
-    """A daemon thread that runs an event loop as long as anything lives there.
+    """A daemon thread that runs an event loop as long as a `Resident` uses it.
 
-    A blocking call is one hop there and back: the loop's thread starts the operation and runs
-    it from its callbacks, and its end releases a lock that the calling thread waits for. No
-    task, no future, no coroutine of asyncio is made for it.
+    For a blocking call the loop's thread starts the operation and runs it from its callbacks. The
+    end of the operation releases a lock that the calling thread waits for. The call makes no task,
+    future or coroutine of asyncio.
 
     The loop sees the context variables of the calling thread, so also its world.
     """
@@ -69,7 +69,7 @@ class Portal:
         self._finalizer: Any = None
         os.register_at_fork(after_in_child=self._after_fork)
 
-    # -- the way in
+    # -- calls
 
     def call(self, function: Callable[..., Any], blocks: bool, *args: Any, **kwargs: Any) -> Any:
         """Start ``function(*args, **kwargs)`` in the loop's thread.
@@ -87,10 +87,10 @@ class Portal:
         kwargs: dict[str, Any],
         run_cached: CachedCall | None = None,
     ) -> Any:
-        """`call`, for whoever has the arguments together already.
+        """Do as `call`, with the arguments in a tuple and a dict.
 
-        ``run_cached``: what may carry the operation out at once, so that ``function`` is not called;
-        for such as say nothing by their result; it is None then.
+        ``run_cached``: tried first; ``function`` is called only if it misses. If it completes the
+        operation at once, `apply` returns None.
         """
         if _running_loop() is not None:
             with blocking_in_cell(function):
@@ -99,18 +99,18 @@ class Portal:
         if loop is None:
             return _beside_async(function(*args, **kwargs), blocks)
         interrupts = handoff.interrupts
-        # First: struck with the loop in its hands, nobody would get it back.
+        # First: an interrupt of a thread that drives the loop would leave the loop parked for ever.
         held = interrupts.hold()
         if not handoff.acquire():
             if held:
-                interrupts.let()
+                interrupts.release()
             return self._call(loop, function, blocks, args, kwargs)
         work: Any = None
         gate = None
         try:
             try:
                 if run_cached is not None:
-                    done = self._again(loop, run_cached, args, kwargs)
+                    done = self._run_cached(loop, run_cached, args, kwargs)
                     if isinstance(done, tuple):
                         handoff.give_back()
                         return None
@@ -133,7 +133,7 @@ class Portal:
                     gate = gate_of(work, handoff)
             finally:
                 if held:
-                    interrupts.let()
+                    interrupts.release()
             if gate is not None:
                 gate.acquire()
         except BaseException:
@@ -148,14 +148,17 @@ class Portal:
             # The traceback of an error holds this frame: what leads back to the error must go.
             del work, args, kwargs
 
-    def _again(
+    def _run_cached(
         self,
         loop: asyncio.AbstractEventLoop,
         run_cached: CachedCall,
         args: Any,
         kwargs: dict[str, Any],
     ) -> Done | None:
-        """What ``run_cached`` has carried out, or begun. In a thread that drives the loop."""
+        """Return what ``run_cached`` has completed or started; None for a miss.
+
+        The calling thread drives the loop.
+        """
         group = current_world().default_on(loop)
         try:
             return None if group is None else run_cached(group, args, kwargs)
@@ -171,7 +174,7 @@ class Portal:
         args: Any,
         kwargs: dict[str, Any],
     ) -> Any:
-        """`call` by way of the loop's thread."""
+        """Do `apply` in the loop's thread, and wait for it here."""
         call = CrossThreadCall(on_callers_stream(function), blocks, args, kwargs, self._handoff)
         _hand_over(loop, call.start, self._handoff)
         try:
@@ -188,9 +191,9 @@ class Portal:
             del call, error, args, kwargs  # as in `call`
 
     def post(self, function: Callable[[], None]) -> None:
-        """Have ``function()`` called in the loop's thread, after all that was asked for before.
+        """Call ``function()`` in the loop's thread, after all calls posted before, without waiting.
 
-        It raises nothing. Raises NotInitializedError where nothing lives on the loop.
+        ``function`` must not raise. Raises NotInitializedError where no resident uses the loop.
         """
         loop, handoff = self._loop, self._handoff
         if loop is None:
@@ -203,7 +206,7 @@ class Portal:
         _hand_over(loop, arrive, handoff)
 
     def run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> T:
-        """Await ``function(*args, **kwargs)`` in the loop's thread; its result. Not the hot path.
+        """Await ``function(*args, **kwargs)`` in the loop's thread; return its result. Not the hot path.
 
         Interrupted by Ctrl-C, the coroutine is cancelled.
         """
@@ -230,7 +233,7 @@ class Portal:
     # -- the thread's life
 
     def enter(self) -> asyncio.AbstractEventLoop:
-        """Keep the loop running until `leave`; starts it if need be."""
+        """Keep the loop running until `leave`; start it if it does not run. Return the loop."""
         with self._lock:
             self._users += 1
             if self._loop is None:
@@ -239,7 +242,7 @@ class Portal:
             return self._loop
 
     def leave(self) -> None:
-        """The counterpart of `enter`. After the last one the thread ends. Any thread."""
+        """Undo one `enter`. After the last one the thread ends. Any thread may call it."""
         with self._lock:
             self._users -= 1
             if self._users > 0 or self._loop is None:
@@ -249,12 +252,12 @@ class Portal:
             thread.join(_JOIN_SECONDS)
 
     def settle(self, resident: Resident) -> None:
-        """Let ``resident`` live on the loop: an `enter` that is undone by `unsettle`."""
+        """Let ``resident`` use the loop: an `enter` that `unsettle` undoes."""
         self.enter()
         self._residents.append(resident)
 
     def unsettle(self, resident: Resident) -> None:
-        """``resident`` has closed. Once only; a second call does nothing."""
+        """Remove ``resident``, which has closed. A second call does nothing."""
         try:
             self._residents.remove(resident)
         except ValueError:
@@ -274,7 +277,7 @@ class Portal:
             self.unsettle(resident)
 
     def close(self) -> None:
-        """The process ends: what is queued goes out, everybody says goodbye. Bounded in time."""
+        """Close all residents at the end of the process: queued data goes out. Bounded in time."""
         loop, thread = self._loop, self._thread
         if loop is None or thread is None:
             return
@@ -312,8 +315,8 @@ class Portal:
         return thread
 
     def _after_fork(self) -> None:
-        # The thread is the parent's. Nothing may touch its loop here: the epoll instance behind
-        # it is shared. The objects stay, lest they be torn down as if they were ours.
+        # The thread is the parent's. The child must not touch its loop: they share the epoll
+        # instance. The child keeps the objects, so that the garbage collector does not close them.
         loop, residents = self._loop, self._residents
         self._handoff.interrupts.retire()
         self._handoff = LoopHandoff()
@@ -326,16 +329,16 @@ class Portal:
             atexit.unregister(self.close)
             for resident in residents:
                 resident.close_in_child()
-            for name in ("_ssock", "_csock"):  # how others wake asyncio's own loop
+            for name in ("_ssock", "_csock"):  # the sockets that wake asyncio's own loop
                 sock = getattr(loop, name, None)
                 if sock is not None:
                     sock.close()
 
 
 def _beside_async(started: Any, blocks: bool) -> Any:
-    """What was called with no portal's loop: on a world that lives on an async program's loop.
+    """Return the result of a call on a world of the async API, as no portal's loop runs.
 
-    Where there is no such world either, the call has said so.
+    Without such a world, the call itself has raised.
     """
     if isinstance(started, DeferredWork):
         started._start_soon()
@@ -378,7 +381,7 @@ def blocking_in_cell(function: Callable[..., Any]) -> Iterator[None]:
 
 
 def _in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
+    """Return whether this process is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return getattr(shell, "kernel", None) is not None
@@ -392,7 +395,7 @@ async def _leave(residents: list[Resident]) -> None:
 
 
 def _live(loop: asyncio.AbstractEventLoop) -> None:
-    """The thread: run until stopped, then end what is still there."""
+    """Run the loop in its thread until it is stopped, then cancel the remaining tasks."""
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
@@ -425,7 +428,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 _CLOSED = "Default process group has not been initialized: another thread has just destroyed it."
 
-# One for the process; a context may have one of its own, as it may have a world of its own.
+# One for the process. As with worlds, a context may have its own.
 _current: ContextVar[Portal] = ContextVar("aiodist_portal", default=Portal())  # noqa: B039
 
 

@@ -1,4 +1,4 @@
-"""Going on without the dead, of the blocking API."""
+"""Recovery from lost ranks in the blocking API."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from aiodist.sync.stores import Store
 
 @mirrors(api.shrink)
 def shrink(group: Group | None = None, timeout: Timeout = None) -> ProcessGroup:
-    """A working group of the members that are left."""
+    """Return a working group of the members that are left."""
     successor = portal().run(api.shrink, group, timeout)
     if successor._engine is current_world().default:
         torch_group.remake(current_world())
@@ -48,21 +48,21 @@ def rejoin(
     timeout: float | timedelta | None = None,
 ) -> ProcessGroup:
     """Take the place of a rank that was lost, in place of ``init_process_group``."""
-    door = portal()
+    loop_thread = portal()
     member = Member(current_world(), store)
-    door.enter()
+    loop_thread.enter()
     try:
-        group = door.run(rejoining.rejoin, _inner(store), rank, timeout)
-        door.settle(member)
+        group = loop_thread.run(rejoining.rejoin, _inner(store), rank, timeout)
+        loop_thread.settle(member)
         torch_group.make(member.world, torch_group.wanted(None, os.environ))
     finally:
-        door.leave()
+        loop_thread.leave()
     return group
 
 
 @mirrors(rejoining.register_elastic)
 def register_elastic() -> bool:
-    """Tell the launcher to replace a rank that dies, and to leave the others alone."""
+    """Tell the launcher to replace only the rank that dies."""
     return portal().run(rejoining.register_elastic)
 
 

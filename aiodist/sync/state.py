@@ -24,10 +24,11 @@ def sync_state(
     neither is given, the first member that is no newcomer: the one to ask after `grow` and
     `rejoin`. ``state_dict``: dicts, lists and tuples of tensors (or arrays) and of what
     objects may hold, such as ``model.state_dict()`` and ``optimizer.state_dict()``, or both in one
-    dict. On the other ranks it is changed in place: a tensor of the same kind, dtype and shape is
-    written into, so that a model whose ``state_dict()`` is passed has the source's
-    parameters; what is missing is added, what the source has not is removed. ``timeout``: of each
-    of its operations, the group's where None.
+    dict. ``timeout``: of each of its operations, the group's where None.
+
+    On the other ranks ``state_dict`` is changed in place. A tensor of the same kind, dtype and
+    shape is written into, so a model whose ``state_dict()`` is passed gets the source's parameters.
+    Missing entries are added, and entries that the source does not have are removed.
 
     Raises what ``broadcast`` and ``broadcast_object_list`` raise. Then the state is a mixture:
     call it again on a group that works.

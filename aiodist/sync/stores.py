@@ -1,7 +1,7 @@
 """Stores of the blocking API: names and meaning of torch's, over those of `aiodist.store`.
 
 Values are str or bytes going in and bytes coming out. Waiting calls raise StoreTimeoutError, which
-names the missing keys. A store closes when nobody holds it any more, or by ``close()``.
+names the missing keys. A store closes by ``close()``, or with its last reference.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Store:
         self._run(self.inner.set, key, _bytes(value))
 
     def get(self, key: str) -> bytes:
-        """The value of ``key``; waits for it until the store's timeout."""
+        """Return the value of ``key``; wait for it until the store's timeout."""
         return self._run(self.inner.get, key, Deadline(self._timeout))
 
     def wait(self, keys: Sequence[str], timeout: float | timedelta | None = None) -> None:
@@ -58,15 +58,15 @@ class Store:
         return self._run(self.inner.compare_set, key, _bytes(expected), _bytes(desired))
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all ``keys`` are there, without waiting."""
+        """Return whether all ``keys`` exist, without waiting."""
         return self._run(self.inner.check, keys)
 
     def delete_key(self, key: str) -> bool:
-        """Remove ``key``; whether it was there."""
+        """Remove ``key``; return whether it existed."""
         return self._run(self.inner.delete_key, key)
 
     def num_keys(self) -> int:
-        """How many keys the store holds; a `TCPStore` with a ``world_size`` keeps two of its own."""
+        """Return the number of keys; a `TCPStore` with a ``world_size`` adds two of its own."""
         return self._run(self.inner.num_keys)
 
     def set_timeout(self, timeout: float | timedelta) -> None:
@@ -134,7 +134,7 @@ class _Resident:
 
 
 def _close_soon(owner: Portal, resident: _Resident) -> None:
-    # The garbage collector may come in any thread, the loop's too: nothing here may wait.
+    # The garbage collector may run in any thread, the loop's too, so this must not wait.
     owner.depart(resident)
 
 

@@ -30,7 +30,7 @@ _LONGEST = timedelta(days=365)
 
 
 def _nothing() -> None:
-    """Nothing has to be let go."""
+    """Do nothing: there is nothing to release."""
 
 
 @dataclass
@@ -122,7 +122,7 @@ def _make(torch: Any, shared: SharedWorld) -> None:
         )
     else:
         if shared.gives_way:
-            _let_replace(torch)
+            _allow_replacement(torch)
 
 
 def _init_torch(torch: Any, shared: SharedWorld) -> None:
@@ -146,10 +146,10 @@ def _init_torch(torch: Any, shared: SharedWorld) -> None:
     sys.excepthook = hook  # torch's own prefixes the tracebacks, once more after each init
 
 
-def _let_replace(torch: Any) -> None:
-    """Have the program's own call of torch's ``init_process_group`` replace the group.
+def _allow_replacement(torch: Any) -> None:
+    """Let the program's own call of torch's ``init_process_group`` replace the group.
 
-    Such a program means a group beside that of the blocking API.
+    Such a program wants a group apart from that of the blocking API.
     """
     original = torch.init_process_group
 

@@ -255,7 +255,7 @@ async def test_grow_names_the_ranks_without_a_newcomer(inproc: RunRanks, store: 
             await outcome(dist.barrier())
             group = await dist.shrink()
             for _ in range(2):
-                with pytest.raises(dist.CollectiveTimeoutError, match="nobody came for rank 1"):
+                with pytest.raises(dist.CollectiveTimeoutError, match="no process came for rank 1"):
                     await dist.grow(store, [1], timeout=0.05)
                 await dist.barrier(group)
         await over.wait()
@@ -283,7 +283,7 @@ async def test_shrink_and_grow_meet(inproc: RunRanks, store: dist.Store) -> None
 
 async def test_rejoin_says_when_no_group_admits_it(store: dist.Store) -> None:
     async def alone() -> None:
-        with pytest.raises(dist.StoreTimeoutError, match="nobody has taken this process in"):
+        with pytest.raises(dist.StoreTimeoutError, match="no member has taken this process in"):
             await dist.rejoin(store, 1, timeout=0.05)
         assert not dist.is_initialized()
 

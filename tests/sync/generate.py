@@ -34,21 +34,15 @@ WITHOUT_ASYNC_OP = {"monitored_barrier"}
 """Collectives without a result that have no ``async_op`` in torch."""
 
 OUTSIDE = {
-    "all_gather_new": "[]",
-    "recv": "-1 if src is None or group is not None else src",
-    "recv_object": "ReceivedObject(None, -1)",
-    "recv_object_list": "-1",
+    "all_gather_new": ("[]", "no tensors"),
+    "recv": ("-1 if src is None or group is not None else src", "-1"),
+    "recv_object": ("ReceivedObject(None, -1)", "the source -1"),
+    "recv_object_list": ("-1", "-1"),
 }
-"""What is returned where the operation has no result: on a rank outside ``group``. A `recv` from a
-given rank of the default group has none either where it is found in the cache."""
+"""The result on a rank outside ``group``, as an expression and in words.
 
-ON_OUTSIDE = {
-    "all_gather_new": "no tensors",
-    "recv": "-1",
-    "recv_object": "the source -1",
-    "recv_object_list": "-1",
-}
-"""`OUTSIDE` in words."""
+A cached `recv` leaves its result to the expression, too: it has a ``src``, and no ``group``.
+"""
 
 BLOCKS = "Blocks until this rank's part is done."
 STARTS = "Returns as soon as the operation has started, with None on a rank outside the group."
@@ -70,8 +64,7 @@ class Source:
         """Yield the public functions that run an operation, with the overloads before each."""
         for node in self.body:
             if isinstance(node, Function) and not node.name.startswith("_"):
-                assert node.returns is not None
-                returns = ast.unparse(node.returns)
+                returns = annotation(node)
                 starts = "Work[" in returns or returns == "ObjectStream"
                 if starts or isinstance(node, ast.AsyncFunctionDef):
                     yield node
@@ -136,19 +129,18 @@ def blocking_module(source: Source, cached: set[str]) -> str:
 
 def blocking(source: Source, node: Function, cached: set[str]) -> str:
     """Return the blocking function for ``node``."""
-    returns = result = result_of(node)
+    returns = result_of(node)
     has_async_op = (
         source.name in ("collectives", "multigpu")
-        and result == "None"
+        and returns == "None"
         and node.name not in WITHOUT_ASYNC_OP
     )
     starts = node.name in ("isend", "irecv")
     if has_async_op:
         returns = "Done"
     elif starts:
-        returns = f"{unparsed_return(node)} | None"
+        returns = f"{annotation(node)} | None"
     own = copied(node, returns)
-    before, after = split(node)
     if has_async_op:
         names = [arg.arg for arg in own.args.args]
         at = names.index("group") + 1
@@ -157,24 +149,8 @@ def blocking(source: Source, node: Function, cached: set[str]) -> str:
         own.args.defaults.insert(len(own.args.defaults) - len(names) + at, ast.Constant(False))
     if is_overload(node):
         return definition(own, None, "...")
-    named = [f"{name}={name}" for name in after if name != "timeout"]
-    if source.name in STARTED and "group" in names_of(node):
-        when = "async_op" if has_async_op else str(starts)
-        places = ast.unparse(ast.Tuple([ast.Name(name) for name in before]))
-        call = [when, f"api.{node.name}", places, "group", "timeout"]
-        if node.name in cached:
-            call.append(f"cached_calls.{node.name}")
-        if node.name in OUTSIDE:
-            call.append(f"outside={OUTSIDE[node.name]}")
-        expression = f"start({', '.join([*call, *named])})"
-    else:
-        given = names_of(node)
-        values = [f"{name}={name}" if name in keyword_only(node) else name for name in given]
-        if isinstance(node, ast.AsyncFunctionDef):
-            expression = f"portal().run({', '.join([f'api.{node.name}', *values])})"
-        else:
-            blocks = str(unparsed_return(node).startswith("Work["))
-            expression = f"portal().call({', '.join([f'api.{node.name}', blocks, *values])})"
+    when = "async_op" if has_async_op else str(starts)
+    expression = call_of(source, node, when, node.name in cached)
     if returns == "None":
         body = expression
     elif returns in ("Any", "Tensor"):  # Tensor is Any for mypy
@@ -185,9 +161,30 @@ def blocking(source: Source, node: Function, cached: set[str]) -> str:
     note = ASYNC_OP if has_async_op else STARTS if starts else BLOCKS
     if node.name == "batch_isend_irecv":
         note = ""  # it has no group, and says itself what it returns
-    if node.name in ON_OUTSIDE:
-        note += f" Returns {ON_OUTSIDE[node.name]} on a rank outside the group."
+    if node.name in OUTSIDE:
+        note += f" Returns {OUTSIDE[node.name][1]} on a rank outside the group."
     return definition(own, f"{doc}\n\n{note}\n", body)
+
+
+def call_of(source: Source, node: Function, when: str, is_cached: bool) -> str:
+    """Return the call that runs the async function; ``when``: the expression for ``async_op``."""
+    name = f"api.{node.name}"
+    if source.name in STARTED and "group" in names_of(node):
+        before, after = split(node)
+        places = ast.unparse(ast.Tuple([ast.Name(each) for each in before]))
+        values = [when, name, places, "group", "timeout"]
+        if is_cached:
+            values.append(f"cached_calls.{node.name}")
+        if node.name in OUTSIDE:
+            values.append(f"outside={OUTSIDE[node.name][0]}")
+        values += [f"{each}={each}" for each in after if each != "timeout"]
+        return f"start({', '.join(values)})"
+    named = {arg.arg for arg in node.args.kwonlyargs}
+    values = [f"{each}={each}" if each in named else each for each in names_of(node)]
+    if isinstance(node, ast.AsyncFunctionDef):
+        return f"portal().run({', '.join([name, *values])})"
+    blocks = str(annotation(node).startswith("Work["))
+    return f"portal().call({', '.join([name, blocks, *values])})"
 
 
 def group_methods(sources: list[Source]) -> str:
@@ -209,7 +206,7 @@ def group_methods(sources: list[Source]) -> str:
 
 def method(source: Source, node: Function) -> str:
     """Return ``node`` as a method of a group."""
-    own = copied(node, unparsed_return(node))
+    own = copied(node, annotation(node))
     names = [arg.arg for arg in own.args.args]
     at = names.index("group")
     del own.args.args[at], own.args.defaults[at - len(names)]
@@ -227,9 +224,12 @@ def method(source: Source, node: Function) -> str:
 
 def copied(node: Function, returns: str) -> ast.FunctionDef:
     """Return the signature of ``node`` with another result, and no body."""
-    result = ast.parse(returns, mode="eval").body
-    args = copy.deepcopy(node.args)
-    return ast.FunctionDef(node.name, args, [], node.decorator_list, result, type_params=[])
+    own = ast.parse("def function(): ...").body[0]
+    assert isinstance(own, ast.FunctionDef)
+    own.name, own.args, own.body = node.name, copy.deepcopy(node.args), []
+    own.decorator_list = node.decorator_list
+    own.returns = ast.parse(returns, mode="eval").body
+    return own
 
 
 def definition(signature: ast.FunctionDef, doc: str | None, body: str) -> str:
@@ -241,13 +241,11 @@ def definition(signature: ast.FunctionDef, doc: str | None, body: str) -> str:
 
 def result_of(node: Function) -> str:
     """Return what awaiting the operation results in: T of ``Work[T]``."""
-    assert node.returns is not None
-    if isinstance(node.returns, ast.Subscript) and ast.unparse(node.returns.value) == "Work":
-        return ast.unparse(node.returns.slice)
-    return ast.unparse(node.returns)
+    returns = annotation(node)
+    return returns[len("Work[") : -1] if returns.startswith("Work[") else returns
 
 
-def unparsed_return(node: Function) -> str:
+def annotation(node: Function) -> str:
     """Return the annotation of the result as text."""
     assert node.returns is not None
     return ast.unparse(node.returns)
@@ -256,11 +254,6 @@ def unparsed_return(node: Function) -> str:
 def names_of(node: Function) -> list[str]:
     """Return the names of the parameters."""
     return [arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)]
-
-
-def keyword_only(node: Function) -> set[str]:
-    """Return the names of the parameters that are given by name alone."""
-    return {arg.arg for arg in node.args.kwonlyargs}
 
 
 def split(node: Function) -> tuple[list[str], list[str]]:

@@ -135,17 +135,17 @@ def test_ctrl_c_waits_until_the_engine_is_left(interrupts: Interrupts) -> None:
             assert interrupts.hold()
             signal.raise_signal(signal.SIGINT)
             steps.append("driven to the end")
-            interrupts.let()
+            interrupts.release()
             steps.append("never reached")
     assert steps == ["driven to the end"] * 2
     assert interrupts.hold()
-    interrupts.let()  # nothing has come this time
+    interrupts.release()  # nothing has come this time
 
 
 def test_ctrl_c_strikes_at_once_between_calls(interrupts: Interrupts) -> None:
     for _ in range(2):
         assert interrupts.hold()
-        interrupts.let()
+        interrupts.release()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
@@ -156,9 +156,9 @@ def test_ctrl_c_that_is_held_already_is_let_once(interrupts: Interrupts) -> None
     try:
         assert not interrupts.hold()
     finally:
-        interrupts.let()
+        interrupts.release()
     assert interrupts.hold()
-    interrupts.let()
+    interrupts.release()
 
 
 @pytest.mark.parametrize("before", [False, True], ids=["set later", "set before"])
@@ -172,7 +172,7 @@ def test_a_handler_of_the_programs_own_stays_and_waits_likewise(
 
     if not before:
         assert interrupts.hold()
-        interrupts.let()
+        interrupts.release()
     replaced = signal.signal(signal.SIGINT, own)
     try:
         for n_calls in (1, 2):
@@ -180,7 +180,7 @@ def test_a_handler_of_the_programs_own_stays_and_waits_likewise(
             assert not interrupts.hold()
             signal.raise_signal(signal.SIGINT)
             assert len(came) == n_calls - 1
-            interrupts.let()
+            interrupts.release()
             assert len(came) == n_calls
             assert signal.getsignal(signal.SIGINT) is own
         interrupts.retire()
@@ -188,7 +188,7 @@ def test_a_handler_of_the_programs_own_stays_and_waits_likewise(
     finally:
         signal.signal(signal.SIGINT, replaced)
     assert interrupts.hold()
-    interrupts.let()
+    interrupts.release()
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
     assert came == [signal.SIGINT] * 2
@@ -199,7 +199,7 @@ def test_an_ignored_ctrl_c_stays_ignored(interrupts: Interrupts) -> None:
     try:
         assert interrupts.hold()
         signal.raise_signal(signal.SIGINT)
-        interrupts.let()
+        interrupts.release()
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         signal.raise_signal(signal.SIGINT)
     finally:
@@ -208,7 +208,7 @@ def test_an_ignored_ctrl_c_stays_ignored(interrupts: Interrupts) -> None:
 
 def test_in_other_threads_there_is_nothing_to_hold(interrupts: Interrupts) -> None:
     assert interrupts.hold()
-    interrupts.let()
+    interrupts.release()
     ours = signal.getsignal(signal.SIGINT)
     done = []
 
@@ -227,7 +227,7 @@ def test_a_forked_child_has_pythons_own_handler() -> None:
     portal = Portal()
     portal.enter()
     assert portal._handoff.interrupts.hold()
-    portal._handoff.interrupts.let()
+    portal._handoff.interrupts.release()
     assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
     child = get_context("fork").Process(target=_exit_by_handler)
     child.start()
