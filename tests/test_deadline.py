@@ -48,6 +48,6 @@ def test_to_seconds_refuses_other_types(given: object) -> None:
 
 
 @pytest.mark.parametrize("given", [0, -1, math.nan, timedelta(0), timedelta(seconds=-3)])
-def test_to_seconds_refuses_what_is_not_positive(given: float | timedelta) -> None:
+def test_to_seconds_refuses_values_that_are_not_positive(given: float | timedelta) -> None:
     with pytest.raises(ValueError, match="must be positive"):
         to_seconds(given)

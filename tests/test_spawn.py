@@ -167,6 +167,6 @@ def test_a_function_typed_in_interactively_is_refused():
         assert "was defined interactively" in done.stderr
 
 
-def test_importing_it_does_not_import_torch():
+def test_importing_spawn_does_not_import_torch():
     script = "import sys, aiodist.spawn; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=scaled(60))

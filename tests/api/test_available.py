@@ -37,7 +37,7 @@ def test_the_number_of_ranks_on_this_host(monkeypatch: pytest.MonkeyPatch) -> No
     assert dist.get_node_local_size(2) == 4
 
 
-async def test_ranks_on_this_host_are_counted_where_no_launcher_says_it() -> None:
+async def test_ranks_on_this_host_are_counted_without_a_launcher() -> None:
     async def on_rank(rank: int) -> int:
         return dist.get_node_local_size()
 

@@ -184,7 +184,7 @@ async def test_a_peers_error_fails_a_multigpu_operation() -> None:
         assert "3 x float32" in message
 
 
-async def test_cancelled_on_one_rank_it_fails_on_the_others() -> None:
+async def test_an_operation_cancelled_on_one_rank_fails_on_the_others() -> None:
     async def on_rank(rank: int) -> str:
         work = dist.all_reduce_multigpu([torch.ones(2)] * 2) if rank < 2 else None
         if rank == 0:

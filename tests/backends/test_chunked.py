@@ -306,7 +306,9 @@ async def test_a_chain_goes_in_the_chunks_that_there_are(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_the_last_to_call_has_done_what_it_can_when_the_call_returns(kind: str) -> None:
+async def test_the_last_caller_has_made_all_possible_progress_when_the_call_returns(
+    kind: str,
+) -> None:
     called = asyncio.Event()
 
     async def main(rank: int) -> None:
@@ -388,7 +390,7 @@ async def test_a_collective_that_waited_for_its_turn_has_the_timeout_of_its_call
     await run_ranks(3, main, "shm", timeout=20)
 
 
-async def test_a_root_has_no_more_on_its_way_than_it_has_chunks() -> None:
+async def test_a_root_has_at_most_as_many_pieces_in_flight_as_chunks() -> None:
     called = asyncio.Event()
 
     async def main(rank: int) -> None:
@@ -451,7 +453,7 @@ async def test_a_chunked_collective_keeps_its_tensor_until_its_end() -> None:
     await run_ranks(2, main, "shm", timeout=20)
 
 
-async def test_cancelled_it_fails_on_all_ranks() -> None:
+async def test_a_cancelled_collective_fails_on_all_ranks() -> None:
     called = asyncio.Event()
 
     async def main(rank: int) -> None:

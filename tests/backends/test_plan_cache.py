@@ -403,7 +403,9 @@ async def test_slots_are_large_where_all_ranks_have_room(
     await run_ranks(2, rank, "shm")
 
 
-async def test_a_row_of_them_lets_the_loop_have_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_sequence_of_cached_calls_lets_the_loop_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def main(rank: int) -> None:
         group = await dist.new_group()
         await dist.barrier(group)
@@ -465,7 +467,7 @@ async def test_small_ones_behind_large_ones_keep_their_order() -> None:
     await run_ranks(3, main, "shm", timeout=20)
 
 
-async def test_the_recorder_knows_them_and_a_closed_group_refuses_them() -> None:
+async def test_the_recorder_lists_cached_calls_and_a_closed_group_refuses_them() -> None:
     async def main(rank: int) -> None:
         await meet()
         before = current_world().recorder.count

@@ -57,7 +57,7 @@ def test_moves_on_other_memory_beside_are_others() -> None:
     assert first.schedule == list(make_schedule(2))
 
 
-def test_a_group_keeps_so_many_moves_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_caches_a_bounded_number_of_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view_cache, "MOST_STEPS", 10)
     kept = TensorViewCache()
     tensors = [data() for _ in range(4)]
@@ -187,7 +187,7 @@ def test_the_first_chunk_is_written_before_all_have_met_where_it_may_be(
     assert [what for what, *_ in shm.said] == ["enter", "meet", "posted"]
 
 
-def test_a_row_that_has_to_wait_says_so_and_goes_on_where_it_was() -> None:
+def test_a_schedule_that_must_wait_returns_the_wait_and_resumes_there() -> None:
     shm, done = Alone(), []
     shm.waits = {name: Pending() for name in ("free", "posted", "turn")}
     free, posted, turn = shm.waits.values()

@@ -159,7 +159,7 @@ def test_a_run_between_hosts_has_goals_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(("floor", "beyond"), [(85.0, False), (92.0, True)])
-def test_between_hosts_bare_tcp_says_what_is_out_of_reach(floor: float, beyond: bool) -> None:
+def test_between_hosts_bare_tcp_marks_goals_out_of_reach(floor: float, beyond: bool) -> None:
     row = {"gloo": 100.0, "async-tcp": 95.0, "blocking-tcp": 80.0, "floor-tcp": floor, "floor": 1.0}
     of = report(
         {("send_recv", 2, MIB): row},

@@ -33,7 +33,7 @@ def pretend(folder: Path, script: str, name: str = "mpich") -> MpiJobs:
     return MpiJobs(MpiEnvironment(name, "1.0", folder))
 
 
-def test_a_job_gets_its_cases_and_gives_what_its_ranks_saw(tmp_path: Path) -> None:
+def test_a_job_gets_its_cases_and_returns_the_samples_of_its_ranks(tmp_path: Path) -> None:
     ranks = [Samples({"mpich": [(0, 5)]}), Samples({"mpich": [(1, 7)]}, {"x": "not here"})]
     texts = [encode(samples) for samples in ranks]
     (tmp_path / "samples").write_text(json.dumps([texts, texts]))

@@ -115,7 +115,9 @@ def test_the_same_results_give_the_same_figures(report: Report, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("page", "results"), [(PAGE, RESULTS), (NETWORK_PAGE, NETWORK_RESULTS)], ids=["host", "network"]
 )
-def test_the_committed_page_is_what_the_committed_results_give(page: Path, results: Path) -> None:
+def test_the_committed_page_equals_the_page_of_the_committed_results(
+    page: Path, results: Path
+) -> None:
     assert page.exists() == results.exists()
     if results.exists():
         text = render(load(results), results.parent.name)

@@ -106,7 +106,7 @@ def row(recipe: str, backend: str, ranks: int, **more: Any) -> dict[str, Any]:
     return {"recipe": recipe, "backend": backend, "ranks": ranks, **usual, **more}
 
 
-def test_the_page_says_what_the_results_say() -> None:
+def test_the_page_equals_the_page_of_the_results() -> None:
     ours = [
         row("distributed.py", OURS, 2, images_per_second=rate, communication_by_step=[0.001, 0.005])
         for rate in (1000.0, 2000.0)

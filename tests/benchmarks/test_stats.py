@@ -16,7 +16,7 @@ def test_a_repetition_takes_as_long_as_its_slowest_rank() -> None:
     assert combine(CASE, [first, second]) == [3.0, 5.0]
 
 
-def test_a_message_takes_half_of_what_rank_0_sees_of_its_way_there_and_back() -> None:
+def test_a_message_takes_half_of_the_round_trip_that_rank_0_sees() -> None:
     assert combine(Case("send_recv", 2, 4), [[(0, 8000)], [(0, 99_000)]]) == [4.0]
 
 

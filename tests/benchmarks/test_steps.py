@@ -72,7 +72,7 @@ def test_a_step_takes_as_long_as_its_slowest_rank(result: StepResult) -> None:
     assert result.ratio(OURS) == 0.5
 
 
-def test_communication_is_what_a_silent_step_does_not_take(result: StepResult) -> None:
+def test_communication_is_the_time_beyond_a_silent_step(result: StepResult) -> None:
     assert {name: times.median for name, times in result.communication.items()} == {
         GLOO: 900.0,
         OURS: 400.0,

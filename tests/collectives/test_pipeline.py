@@ -64,7 +64,7 @@ def test_one_piece_goes_step_by_step() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_an_error_between_the_hosts_ends_it_all(count: int) -> None:
+def test_an_error_between_the_hosts_ends_both_coroutines(count: int) -> None:
     run = Run(count)
     error = ValueError("lost")
     run.travels[0].fail(error)

@@ -56,7 +56,7 @@ async def test_many_ranks_in_turn_find_room_under_a_small_limit(
     await run_ranks(size, main, "shm", timeout=scaled(40))
 
 
-async def test_many_at_once_under_a_small_limit_arrive_as_they_were(
+async def test_many_messages_at_once_under_a_small_limit_arrive_unchanged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Bulk rings and streams take turns: no part of a message overtakes another."""
@@ -83,7 +83,7 @@ async def test_many_at_once_under_a_small_limit_arrive_as_they_were(
     await run_ranks(size, main, "shm", timeout=scaled(40))
 
 
-async def test_messages_of_every_kind_arrive_as_they_were() -> None:
+async def test_messages_of_every_kind_arrive_unchanged() -> None:
     lengths = [BULK_RING_BYTES - 1, BULK_RING_BYTES, 600_001, EAGER_BYTES, EAGER_BYTES + 1, 5 << 20]
 
     async def main(rank: int) -> None:

@@ -18,7 +18,7 @@ from aiodist.testing import run_ranks
 from tests.engine.conftest import RunRanks, outcome, until
 
 
-async def test_revoke_ends_what_is_under_way_and_what_comes_on_all_ranks(ranks: RunRanks) -> None:
+async def test_revoke_ends_current_and_later_operations_on_all_ranks(ranks: RunRanks) -> None:
     done = asyncio.Barrier(3)
 
     async def main(rank: int) -> list[BaseException | None]:

@@ -84,11 +84,13 @@ async def test_a_mismatch_reaches_all_ranks_and_shows_both_sides(
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("length", [None, 4, LARGE])
 @pytest.mark.parametrize("sent", [4, LARGE])
-async def test_a_rank_that_only_sends_may_be_done_before_anybody_can_tell(
+async def test_a_rank_that_only_sends_may_complete_before_a_failure_is_known(
     ranks: RunRanks, caplog: pytest.LogCaptureFixture, size: int, length: int | None, sent: int
 ) -> None:
-    """Two roots: each has sent what it had to. No rank that waits is left waiting, and what they call
-    next says so, on one of them at least. ``length``: of an all_reduce; None: a barrier."""
+    """Let two ranks act as root: both have sent all their data, and no waiting rank waits for ever.
+
+    The next operation raises on at least one of them. ``length``: of an all_reduce; None: a barrier.
+    """
 
     async def main(rank: int) -> list[BaseException | None]:
         errors = [await outcome(broadcast(1 if rank == 1 else 0, sent))]
@@ -141,7 +143,7 @@ async def test_objects_without_a_posted_receive(
 
 
 @pytest.mark.parametrize("sent", [4, LARGE])
-async def test_two_roots_and_nothing_after_them_is_said_when_the_group_ends(
+async def test_two_roots_without_a_later_operation_are_reported_when_the_group_ends(
     ranks: RunRanks, caplog: pytest.LogCaptureFixture, sent: int
 ) -> None:
     async def main(rank: int) -> list[BaseException | None]:
@@ -315,7 +317,7 @@ async def test_a_mismatch_is_seen_while_waiting_for_another_rank(streams: RunRan
     await _disagree_while_rank_1_is_away(streams, met=False)
 
 
-async def test_a_mismatch_among_ranks_that_have_met_is_seen_likewise(ranks: RunRanks) -> None:
+async def test_a_mismatch_among_ranks_that_have_met_is_seen_too(ranks: RunRanks) -> None:
     """Shared memory begins when all have entered an operation; from then on it is as above."""
     await _disagree_while_rank_1_is_away(ranks, met=True)
 
@@ -717,7 +719,9 @@ async def test_done_callbacks_that_raise_do_not_harm_the_operation(inproc: RunRa
     assert [str(error) for error in complaints] == ["mine", "mine"]
 
 
-async def test_a_rank_that_hears_of_its_own_loss_by_a_group_says_so(inproc: RunRanks) -> None:
+async def test_a_rank_that_hears_of_its_own_loss_by_a_group_raises_its_own_loss(
+    inproc: RunRanks,
+) -> None:
     """A survivor passes the news on to all members, before it knows that one of them is meant."""
     said = "rank 1 (process 7 on there) is lost: it was silent"
     told = PeerLostError(said, rank=1, host="there", pid=7, noticed_by=2)

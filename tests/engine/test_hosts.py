@@ -113,7 +113,7 @@ async def test_ranks_that_are_all_alone_exchange_as_ever(size: int) -> None:
     await run_ranks(size, main, "shm", hosts=range(size), timeout=20)
 
 
-async def test_streams_between_hosts_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_streams_between_hosts_are_marked_as_remote(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[SocketConnection] = []
     monkeypatch.setattr(SocketConnection, "leaves_host", lambda stream: told.append(stream))
 
@@ -275,7 +275,7 @@ async def test_a_rank_that_leaves_is_missed_on_all_hosts(gone: int, length: int)
 
 @pytest.mark.parametrize("hosts", SHAPES)
 @pytest.mark.parametrize(("length", "piece"), [(3, PIECE), (30_000, PIECE), (30_000, 64 << 10)])
-async def test_every_collective_does_what_it_does_on_one_host(
+async def test_every_collective_gives_the_result_of_one_host(
     hosts: tuple[int, ...], length: int, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size = len(hosts)

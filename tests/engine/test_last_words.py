@@ -43,7 +43,7 @@ LEFT = r"rank 1 \(.*\) has (probably left, or its process has ended: cannot conn
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_receive_from_a_rank_that_left_without_a_word(
+async def test_a_receive_from_a_rank_that_left_without_a_message(
     transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The two were never connected, so no stream can break: the receiver has to look."""

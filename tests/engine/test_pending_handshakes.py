@@ -142,7 +142,9 @@ async def test_a_replayed_handshake_is_worth_nothing(caplog: pytest.LogCaptureFi
     assert "does not know this job's key" in caplog.text
 
 
-async def test_another_version_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
+async def test_another_version_gets_a_refusal_with_the_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def main(rank: int) -> None:
         if rank == 0:
             endpoint = current_world().endpoint

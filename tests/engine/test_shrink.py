@@ -62,7 +62,7 @@ async def test_the_others_go_on_without_the_dead(ranks: RunRanks, dead: int) -> 
     await ranks(4, main)
 
 
-async def test_some_that_die_during_the_agreement_and_after_it(ranks: RunRanks) -> None:
+async def test_ranks_that_die_during_the_agreement_and_after_it(ranks: RunRanks) -> None:
     """0 is dead; 1, the coordinator, dies when it has asked; then 2; the last one is alone."""
     over = asyncio.Barrier(4)
     asked = asyncio.Event()

@@ -51,7 +51,7 @@ async def test_two_groups_in_opposite_order(ranks: RunRanks) -> None:
     assert f"rank 1 did not enter it (it {doing})" in str(error)
 
 
-async def test_a_receive_says_what_the_sender_does_instead(streams: RunRanks) -> None:
+async def test_a_receive_names_the_current_operation_of_the_sender(streams: RunRanks) -> None:
     async def main(rank: int) -> BaseException | None:
         if rank == 0:
             error = await outcome(dist.irecv(np.zeros(2), 1, tag=4, timeout=SHORT))
@@ -66,7 +66,7 @@ async def test_a_receive_says_what_the_sender_does_instead(streams: RunRanks) ->
     assert f"still waiting for rank 1; it {doing};" in str(error)
 
 
-async def test_the_operations_that_it_began_first(streams: RunRanks) -> None:
+async def test_the_operations_that_the_rank_started_first(streams: RunRanks) -> None:
     async def main(rank: int) -> BaseException | None:
         if rank == 0:
             await dist.recv(np.zeros(1), 1)

@@ -39,7 +39,7 @@ def test_the_programs_were_found() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_program_prints_what_stands_below_it(
+def test_a_program_prints_the_output_below_it(
     launch: Callable[..., str], tmp_path: Path, program: Program
 ) -> None:
     script = tmp_path / "script.py"

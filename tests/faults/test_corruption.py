@@ -167,7 +167,7 @@ def box_of(rank: int) -> EagerRingWriter:
     return eager_sender._eager_ring
 
 
-async def test_a_damaged_word_or_head_in_a_box_is_an_error_or_does_not_matter(
+async def test_a_damaged_word_or_head_in_an_eager_ring_is_an_error_or_does_not_matter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each byte of its words (stamp, turn, offset, length, what is there) and of its head."""
@@ -241,7 +241,7 @@ async def test_by_tls_a_byte_damaged_on_the_wire_is_an_error() -> None:
     assert len(sink.data) < 200_000
 
 
-async def test_by_tcp_it_arrives() -> None:
+async def test_a_damaged_payload_arrives_over_tcp() -> None:
     async with asyncio.timeout(scaled(30)):
         sent, sink = await through_a_proxy("tcp", 200_000)
     assert sink.ends == [None]

@@ -138,7 +138,7 @@ def test_replicas_learn_what_one_process_learns(
     assert run_job(script, 2).count("equal") == 2
 
 
-def test_a_row_follows_every_stream_on_which_it_was_written() -> None:
+def test_a_bucket_follows_every_stream_on_which_it_was_written() -> None:
     parameters = [torch.zeros(1 << 16, device="cuda", requires_grad=True) for _ in range(2)]
     for number, parameter in enumerate(parameters):
         parameter.grad = torch.full_like(parameter, number + 1)

@@ -142,7 +142,7 @@ def test_a_member_that_has_left_the_group_is_left_out() -> None:
     assert net.members[0].decision == Decision((0,), "of 0")
 
 
-def test_the_word_of_a_dead_coordinator_is_not_taken_after_a_promise_to_the_next() -> None:
+def test_the_decision_of_a_dead_coordinator_is_refused_after_a_promise_to_the_next() -> None:
     net = Net(3, random.Random(1), {})
     two = net.members[2]
     two.enter()

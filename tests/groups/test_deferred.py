@@ -58,7 +58,7 @@ async def test_a_deferred_work_is_waited_for_like_any_other() -> None:
     await run_ranks(2, main)
 
 
-async def test_errors_of_the_call_are_raised_where_it_is_waited_for() -> None:
+async def test_errors_of_a_deferred_call_are_raised_at_the_wait() -> None:
     async def main(rank: int) -> None:
         loop = asyncio.get_running_loop()
 

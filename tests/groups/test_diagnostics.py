@@ -86,7 +86,7 @@ def test_fingerprints_that_differ_in_the_device_alone_are_recognised(here: bool)
 
 
 @pytest.mark.parametrize(("mine", "theirs"), [(False, False), (True, True)])
-def test_the_way_of_the_tensors_is_not_said_where_it_is_the_same(mine: bool, theirs: bool) -> None:
+def test_the_location_of_the_tensors_is_omitted_if_equal(mine: bool, theirs: bool) -> None:
     assert "by way of" not in disagreement(mine, theirs)
 
 

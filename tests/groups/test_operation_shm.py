@@ -57,7 +57,7 @@ def test_the_tag_goes_first_and_comes_last() -> None:
     assert written == [(0, 0), (1, 3), (2, 4), (3, 8), (COPIED, 21)]  # and no tag as yet
 
 
-def test_a_chunk_is_free_when_all_have_let_go_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_is_free_when_all_ranks_have_released_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if one does so while it is looked for, and another one does not."""
     areas = [memoryview(bytearray(CONTROL_BYTES)).cast("Q") for _ in range(3)]
     shm = OperationShm.__new__(OperationShm)

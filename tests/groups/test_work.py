@@ -61,7 +61,7 @@ async def test_callbacks_get_the_work_and_can_be_taken_back() -> None:
 @pytest.mark.parametrize(
     ("timeout", "error"), [(0, ValueError), (-1, ValueError), ("5", TypeError)]
 )
-async def test_a_timeout_that_is_none_is_refused_also_when_it_has_ended(
+async def test_an_invalid_timeout_is_refused_also_by_a_completed_work(
     timeout: Any, error: type[Exception]
 ) -> None:
     async def main(rank: int) -> None:

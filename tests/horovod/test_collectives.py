@@ -210,7 +210,7 @@ def test_a_process_that_no_launcher_started_is_a_job_of_one_rank(monkeypatch: An
     hvd.shutdown()
 
 
-def test_missing_names_raise_a_sentence_on_what_to_use(run_hvd: RunHvd) -> None:
+def test_missing_names_raise_with_the_replacement_to_use(run_hvd: RunHvd) -> None:
     with pytest.raises(InvalidUsageError, match=r"has no elastic: .*max-restarts"):
         from aiodist.horovod import elastic  # noqa: F401
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):

@@ -37,6 +37,6 @@ def test_the_table_of_functions_is_that_of_this_machine(capsys: pytest.CaptureFi
             assert cell == (expected if is_here else "no")
 
 
-def test_a_word_too_many_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_extra_argument_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["backends", "nccl"]) == cli.USAGE_ERROR
     assert "aiodist backends --help" in capsys.readouterr().err

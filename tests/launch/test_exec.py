@@ -90,7 +90,7 @@ def test_slurm_says_everything() -> None:
     ] == ("29500")
 
 
-def test_without_a_launcher_it_says_what_to_write(sandbox: Sandbox) -> None:
+def test_without_a_launcher_the_message_has_the_command_to_write(sandbox: Sandbox) -> None:
     code, _, err = sandbox.run(*EXEC, "true")
     assert code == 2
     assert "no launcher has started this process" in err

@@ -21,7 +21,7 @@ def start(*command: str) -> RankProcess:
     )
 
 
-def test_the_watchdog_kills_what_was_announced_and_not_taken_back():
+def test_the_watchdog_kills_announced_processes_that_were_not_withdrawn():
     assert surviving([b"+1\n", b"+22\n", b"-1\n", b"+333\n", b"+44"]) == {22, 333}
 
 

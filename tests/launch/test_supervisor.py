@@ -375,7 +375,7 @@ def test_raw_output_is_the_ranks_own(sandbox, run_command):
     assert "look above" in err
 
 
-def test_rank_0_reads_what_is_typed(sandbox, run_command):
+def test_rank_0_reads_the_terminal_input(sandbox, run_command):
     script = sandbox.script("print(repr(sys.stdin.read()))\n")
     job = sandbox.start(*run_command, "-n", "2", script, stdin=subprocess.PIPE)
     out, _ = job.communicate(b"typed", timeout=sandbox.limit)

@@ -26,7 +26,7 @@ def test_a_refused_connection_means_that_the_process_has_probably_ended() -> Non
     assert unreachable({"tcps://h:1": STRIPED}, left=False).startswith("has probably left")
 
 
-def test_where_anything_else_stops_it_nothing_is_known() -> None:
+def test_another_dialing_error_tells_nothing_about_the_process() -> None:
     assert unreachable({"unix:/x": NO_FILE, "tcp:h:2": SILENT}, left=False) == (
         "cannot be reached: unix:/x: cannot connect to unix:/x: refused; tcp:h:2: timed out"
     )

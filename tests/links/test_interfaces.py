@@ -89,7 +89,7 @@ def test_gloos_variable_is_read_where_ours_is_not_set() -> None:
 
 
 @pytest.mark.parametrize("spec", ["=eth", "wlan0", "ib0", "^lo,eth,docker", ","])
-def test_no_match_lists_what_there_is(spec: str) -> None:
+def test_no_match_lists_the_existing_interfaces(spec: str) -> None:
     with pytest.raises(InvalidUsageError) as caught:
         choose(spec)
     message = str(caught.value)

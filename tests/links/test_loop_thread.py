@@ -9,7 +9,7 @@ from aiodist.links.loop_thread import LoopThread
 from tests.limits import scaled
 
 
-async def test_however_often_it_is_ended_it_takes_its_leave() -> None:
+async def test_a_loop_thread_that_is_ended_several_times_finishes_its_cleanup() -> None:
     leaving, said = asyncio.Event(), list[str]()
     goes_on = threading.Event()
 

@@ -13,7 +13,7 @@ def rank_info(rank: int) -> RankInfo:
     return RankInfo(rank, "host", "id", 7, ("tcp:127.0.0.1:1",))
 
 
-def test_a_rank_that_is_told_its_own_loss_says_so() -> None:
+def test_a_rank_that_is_told_its_own_loss_raises_it() -> None:
     told = peer_lost(
         rank_info(1), "is lost: nothing was heard of it for 2 s", 3, "was in barrier()"
     )

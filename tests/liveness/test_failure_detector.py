@@ -138,7 +138,7 @@ async def test_a_watcher_that_dies_is_replaced_and_its_charge_is_still_watched(m
     assert {rank.lost()[1].noticed_by for rank in rest} <= {4, 5, 6}
 
 
-async def test_silence_is_death_and_the_silent_one_learns_of_it(make: Make) -> None:
+async def test_a_silent_rank_is_lost_and_learns_of_it(make: Make) -> None:
     ranks = await make(4, 0.5)
     ranks[2].fall_silent()
     rest = [rank for rank in ranks if rank is not ranks[2]]
@@ -168,7 +168,7 @@ async def test_a_leaving_rank_is_not_reported_lost(make: Make) -> None:
     assert all(rank.reports == [] for rank in ranks)
 
 
-async def test_last_words_are_passed_on(make: Make) -> None:
+async def test_the_last_activity_is_passed_on(make: Make) -> None:
     ranks = await make(5)
     words = LossNotice(3, ranks[0].mark(3), 3, "its event loop has ended")
     await ranks[3].detector.leave(words.reason)

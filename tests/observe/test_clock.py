@@ -15,7 +15,7 @@ DELAYS = st.integers(0, 50_000_000)
 @given(
     st.integers(-(1 << 62), 1 << 62), st.lists(st.tuples(DELAYS, DELAYS), min_size=1, max_size=12)
 )
-def test_the_estimate_is_wrong_by_no_more_than_it_says(
+def test_the_error_of_the_estimate_is_within_its_bound(
     offset: int, ways: list[tuple[int, int]]
 ) -> None:
     now = 0

@@ -36,7 +36,7 @@ def test_ranks_that_called_different_things() -> None:
     assert story.behind == ()
 
 
-def test_other_words_for_the_same_failure_are_no_difference() -> None:
+def test_other_texts_for_the_same_failure_are_no_difference() -> None:
     parts = {rank: part(rank, op(0, "failed", error=f"on {rank}"), size=2) for rank in (0, 1)}
     (story,) = stories(parts)
     assert story.first_difference is None

@@ -69,7 +69,7 @@ def test_a_folder_has_one_file_a_rank_and_the_latest_job_counts(tmp_path: Path) 
         read_parts(folder, "bef")
 
 
-def test_a_folder_without_parts_says_what_to_set(tmp_path: Path) -> None:
+def test_a_folder_without_parts_names_the_variable_to_set(tmp_path: Path) -> None:
     with pytest.raises(InvalidUsageError, match="set AIODIST_DUMP_DIR"):
         read_parts(tmp_path)
     with pytest.raises(InvalidUsageError, match="no folder"):

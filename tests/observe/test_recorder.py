@@ -36,7 +36,7 @@ def test_the_times_are_in_order_and_of_one_clock() -> None:
     assert record.state == "done"
 
 
-def test_a_failure_is_kept_in_words() -> None:
+def test_a_failure_is_kept_as_text() -> None:
     record = Recorder().begin(GROUP, 0, Fingerprint("barrier"))
     record.fail(CollectiveTimeoutError("nobody came"), [1])
     told = operation(record)

@@ -124,7 +124,7 @@ PROGRAMS: list[Program] = [broadcast, broadcast_one, all_gather, gather, scatter
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-async def test_builtin_objects_come_back_as_they_went(program: Program) -> None:
+async def test_builtin_objects_come_back_unchanged(program: Program) -> None:
     async def on_rank(rank: int) -> None:
         for name, value in VALUES.items():
 

@@ -75,7 +75,7 @@ async def test_the_deprecated_name_works_and_warns(name: str) -> None:
 
 
 @pytest.mark.parametrize("op", [dist.ReduceOp.PREMUL_SUM, torch.distributed.ReduceOp.PREMUL_SUM])
-async def test_a_premul_sum_without_its_factor_says_how_to_give_it(op: Any) -> None:
+async def test_a_premul_sum_without_a_factor_raises_with_the_usage(op: Any) -> None:
     with pytest.raises(TypeError, match=r"pass ReduceOp.premul_sum\(factor\)"):
         await reduced(op)
 

@@ -125,7 +125,7 @@ async def test_one_of_two_streams_is_cut_and_the_other_stands_still(
     await met.endpoint.close()
 
 
-async def test_a_stream_broken_by_what_came_on_it_is_no_farewell(
+async def test_a_stream_broken_by_invalid_bytes_is_not_a_departure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(closing, "QUIET_SECONDS", 1e6)

@@ -329,7 +329,7 @@ def test_a_closed_group_keeps_nothing() -> None:
 # The peer is gone.
 
 
-def test_a_lost_peer_fails_what_waits_for_it_in_every_state() -> None:
+def test_a_lost_peer_fails_waiting_messages_in_every_state() -> None:
     pair = Pair(64 << 20)
     pair.a.send(OTHER, b"whole")
     half = pair.b.recv((1, 9, 3), len(LARGE))

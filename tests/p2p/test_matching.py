@@ -180,7 +180,7 @@ def test_a_source_that_is_gone_leaves_whole_messages_only() -> None:
     assert matcher.post(recv(src=2)) is others
 
 
-def test_arrived_bytes_counts_what_is_held() -> None:
+def test_arrived_bytes_counts_the_held_messages() -> None:
     matcher = Matcher()
     one = arrival()
     one.data = memoryview(bytearray(100))

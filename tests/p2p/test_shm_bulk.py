@@ -202,7 +202,7 @@ def test_a_rank_lost_half_way_fails_both_ends(pair: Pair, size: int) -> None:
     assert isinstance(again.error, ConnectionError)
 
 
-def test_a_sender_without_a_free_chunk_sleeps_until_it_is_told(pair: Pair) -> None:
+def test_a_sender_without_a_free_chunk_sleeps_until_it_is_woken(pair: Pair) -> None:
     pair.b.recv(TAG, EAGER_BYTES)
     pair.run_soon()  # so that it would be woken for a short message, too
     pair.a.send(TAG, bytes_of(EAGER_BYTES))

@@ -72,7 +72,7 @@ def test_a_short_message_does_without_the_stream(pair: Pair, size: int, posted_f
     assert pair.b.peer.bytes_heard >= size
 
 
-def test_a_longer_one_takes_the_stream_and_so_does_a_collective(pair: Pair) -> None:
+def test_longer_messages_and_collectives_take_the_stream(pair: Pair) -> None:
     for send in (lambda: pair.a.send((COLLECTIVE, 9, 1), b"x"), lambda: pair.a.send(TAG, LONG)):
         send()
         assert pair.a.stream.queued() > 0
@@ -126,7 +126,7 @@ def test_all_ways_together_keep_the_order(pair: Pair, posted: str, anybody: bool
     assert waiting(pair.a) == 0
 
 
-def test_nothing_overtakes_what_waits_for_credit() -> None:
+def test_no_message_overtakes_one_that_waits_for_credit() -> None:
     pair = Pair(4096, shared_bytes=32 << 20)
     try:
         sends = [pair.a.send(TAG, bytes(EAGER_RING_BYTES + 1)) for _ in range(5)]
@@ -635,7 +635,7 @@ def test_a_receiver_that_lies_is_cut_off(pair: Pair) -> None:
     assert [type(error) for error in pair.a.lost] == [ProtocolError]
 
 
-def test_a_lie_found_by_a_message_of_the_stream_ends_that_one_too(pair: Pair) -> None:
+def test_garbage_found_by_a_message_of_the_stream_fails_that_message_too(pair: Pair) -> None:
     """A receive from anybody is not given to it: it could still have one from another rank."""
     for _ in range(eager_rings.DEPTH):
         pair.a.send(OTHER, b"x")

@@ -156,7 +156,7 @@ def test_a_source_whose_peer_writes_garbage_fails_and_the_others_go_on() -> None
     assert not good.must
 
 
-async def test_clear_waits_for_what_is_to_be_sent_and_for_nothing_else() -> None:
+async def test_clear_waits_for_pending_sends_only() -> None:
     rank = Rank()
     coming = FakeProgressSource(0, 1, owes=False)
     rank.shm_progress.enlist(coming)

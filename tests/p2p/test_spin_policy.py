@@ -73,7 +73,7 @@ async def test_callbacks_that_are_due_at_the_end_of_the_spin_are_left_to_the_loo
     assert len(done) > looked
 
 
-async def test_looks_no_longer_than_it_is_told_without_a_word(monkeypatch) -> None:
+async def test_polls_no_longer_than_the_limit_without_progress(monkeypatch) -> None:
     spin_policy, clock = make(monkeypatch)
     start = clock.now
 
@@ -84,7 +84,7 @@ async def test_looks_no_longer_than_it_is_told_without_a_word(monkeypatch) -> No
     assert 95e-6 < clock.now - start < 115e-6
 
 
-async def test_a_word_lets_it_look_on_but_not_beyond_the_longest(monkeypatch) -> None:
+async def test_progress_extends_polling_up_to_the_longest_limit(monkeypatch) -> None:
     spin_policy, clock = make(monkeypatch)
     start = clock.now
 
@@ -96,7 +96,7 @@ async def test_a_word_lets_it_look_on_but_not_beyond_the_longest(monkeypatch) ->
     assert 995e-6 < clock.now - start < 1015e-6
 
 
-async def test_long_waits_make_it_look_less_and_short_ones_more(monkeypatch) -> None:
+async def test_long_waits_shorten_polling_and_short_ones_lengthen_it(monkeypatch) -> None:
     spin_policy, clock = make(monkeypatch)
     spin_policy.begin()
     for _ in range(20):
@@ -152,7 +152,7 @@ async def test_never_takes_a_core_from_another_rank(monkeypatch) -> None:
     spin_policy.end()
 
 
-def test_where_ranks_share_cores_it_gives_way_by_sleeping_in_the_end(monkeypatch) -> None:
+def test_where_ranks_share_cores_polling_yields_and_finally_sleeps(monkeypatch) -> None:
     yields: list[None] = []
     sleeps: list[float] = []
     monkeypatch.setattr(module, "_yield", lambda: yields.append(None))

@@ -101,7 +101,7 @@ def run(url: str, size: int, victim: int, how: str, ranks: range, **more: str) -
 @pytest.mark.parametrize(
     ("medium", "victim"), [("tcp", 1), ("tcp", 0), ("tls", 1), ("tls", 0), ("file", 1), ("file", 0)]
 )
-def test_a_rank_that_is_stopped_in_there_is_known_to_all_and_learns_it_later(
+def test_a_rank_that_is_stopped_while_ranks_meet_is_lost_to_all_and_learns_it_later(
     medium: str, victim: int, port: int, tmp_path: Path, scaled: Callable[[float], float]
 ) -> None:
     url = address("file" if medium == "file" else "tcp", port, tmp_path)

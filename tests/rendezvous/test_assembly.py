@@ -79,7 +79,7 @@ async def test_absent_ranks_are_named() -> None:
     ]
 
 
-async def test_ranks_of_which_only_an_old_trace_is_there_did_not_come() -> None:
+async def test_ranks_with_only_an_old_key_have_not_arrived() -> None:
     store = PrefixStore("job", MemoryStore())
     await query_status(store, 3)
     errors = await asyncio.gather(

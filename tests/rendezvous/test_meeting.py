@@ -129,7 +129,7 @@ async def test_mpi_launcher_on_one_host(tmp_path: Path, monkeypatch: pytest.Monk
     await close(ranks)
 
 
-async def test_a_rank_that_waits_long_says_for_what(
+async def test_a_rank_that_waits_long_logs_its_meeting_place(
     port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(meeting, "_PATIENCE_SECONDS", 0)
@@ -366,7 +366,7 @@ async def test_something_that_is_no_store() -> None:
         await meet(rank=0, size=1, store={"not": "a store"})
 
 
-async def test_cancelled_it_leaves_nothing_open(port: int) -> None:
+async def test_a_cancelled_rendezvous_leaves_no_connection_open(port: int) -> None:
     waiting = asyncio.create_task(meet(f"tcp://127.0.0.1:{port}", 0, 2))
     client = await meeting_stores.TcpStore.connect("127.0.0.1", port, Deadline(20))
     waiting.cancel()

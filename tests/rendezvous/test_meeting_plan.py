@@ -161,7 +161,7 @@ def test_a_number_that_overrules_another_one_is_named_with_it() -> None:
     assert go(SLURM | {"WORLD_SIZE": "4"}).source == "Slurm"
 
 
-def test_urls_take_what_they_lack_from_the_environment() -> None:
+def test_urls_take_missing_values_from_the_environment() -> None:
     found = go(SLURM, "tcp://head:1234")
     assert (found.rank, found.size, found.local_rank) == (3, 8, 1)
     assert found.master == Master("head", 1234)

@@ -30,7 +30,7 @@ def test_expansion(text: str, hosts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "n[1-", "n]1[", "n[a-b]", "n[3-1]", "n[]", "a b", "n[[1]]"])
-def test_nonsense_is_refused_with_what_to_do(text: str) -> None:
+def test_invalid_values_are_refused_with_advice(text: str) -> None:
     with pytest.raises(InvalidUsageError, match=r"not a Slurm node list .* set MASTER_ADDR"):
         expand_nodelist(text)
 

@@ -14,7 +14,7 @@ def listing() -> tuple[AreaDirectory, AreaDirectory]:
     return AreaDirectory(head), AreaDirectory(head)
 
 
-def test_peers_read_what_the_owner_wrote() -> None:
+def test_peers_read_the_entries_of_the_owner() -> None:
     own, other = listing()
     assert other.state(5) is None
     own.add(5, 8 * 4096, SHAPE)

@@ -166,7 +166,7 @@ def test_nothing_stays_mapped() -> None:
     assert mappings() == before
 
 
-def test_another_process_reads_what_was_put_in() -> None:
+def test_another_process_reads_the_written_bytes() -> None:
     memory = SharedMemory.create(0, 4 * MIB)
     program = """
 print("met", flush=True)

@@ -63,7 +63,7 @@ def ends() -> Iterator[Ends]:
     made.close()
 
 
-def test_messages_come_out_as_they_were_put_in(ends: Ends) -> None:
+def test_messages_are_read_as_they_were_written(ends: Ends) -> None:
     for data in (b"", b"x", bytes(range(256)) * 40):
         assert ends.put(data)
         assert ends.into.has_next

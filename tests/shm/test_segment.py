@@ -180,7 +180,7 @@ def test_a_rank_that_was_replaced_shares_no_more() -> None:
     close(memories)
 
 
-def test_leaving_in_good_order_is_seen_by_those_that_cannot_be_told() -> None:
+def test_an_orderly_departure_is_seen_by_ranks_without_a_stream() -> None:
     memories = met(2)
     assert not memories[0].has_left(1)
     memories[1].leave()

@@ -85,7 +85,7 @@ def test_sharing_comes_back_after_more_groups_at_once_than_can_be_listed(
     close(memories)
 
 
-def test_nothing_comes_back_while_a_member_may_look_at_it() -> None:
+def test_no_area_is_freed_while_a_member_may_read_it() -> None:
     memories = met(2)
     before = memories[0]._room.left
     share(memories, 1)

@@ -27,7 +27,7 @@ SIZES = (1 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
 
 @pytest.mark.parametrize(("operation", "name"), CROSSINGS)
 @pytest.mark.parametrize(("ranks", "per_host"), [(4, 2), (9, 3), (7, 3), (8, 4)])
-def test_every_rank_sends_to_other_hosts_what_the_formula_says(
+def test_every_rank_sends_other_hosts_the_bytes_of_the_formula(
     operation: str, name: str, ranks: int, per_host: int
 ) -> None:
     topology = hosts_of(ranks, per_host)

@@ -28,7 +28,7 @@ def test_a_message_takes_overhead_latency_its_bytes_and_overhead() -> None:
     )  # its memory is free when the last byte has left
 
 
-def test_a_receiver_that_comes_late_finds_it_there() -> None:
+def test_a_late_receiver_finds_the_message() -> None:
     network = Network(2, MODEL)
     assert network.run(lambda rank: one_message(rank, 40, 400)) == 400 * R + OVERHEAD
 

@@ -20,7 +20,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
         ("barrier", "16,256,4096,65536"),
     ],
 )
-def test_the_page_is_what_the_command_prints(
+def test_the_page_equals_the_output_of_the_command(
     operation: str, ranks: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["simulate", operation, "-n", ranks, "-s", "1M,64M,1G", "--markdown"]

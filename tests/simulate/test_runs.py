@@ -28,7 +28,7 @@ def test_every_algorithm_is_here() -> None:
 
 @by_name
 @pytest.mark.parametrize("ranks", RANKS)
-def test_every_rank_sends_what_the_formula_says(algorithm: Algorithm, ranks: int) -> None:
+def test_every_rank_sends_the_bytes_of_the_formula(algorithm: Algorithm, ranks: int) -> None:
     for nbytes in SIZES:
         outcome = simulate(algorithm, ranks, nbytes, NETWORK, together=False)
         assert outcome is None or outcome.agrees, (outcome.sent, outcome.formula)

@@ -60,7 +60,7 @@ def test_torchs_own_api_meets_under_srun(slurm: Cluster, named: bool, tmp_path: 
     assert found[0]["secret"][0] == 64
 
 
-def test_exec_leaves_what_is_set(slurm: Cluster) -> None:
+def test_exec_leaves_variables_that_are_set(slurm: Cluster) -> None:
     show = "echo $AIODIST_SECRET $OMP_NUM_THREADS"
     command = (sys.executable, "-m", "aiodist", "exec", "sh", "-c", show)
     environ = {"AIODIST_SECRET": "mine"}

@@ -22,7 +22,7 @@ def test_a_later_process_of_the_same_pid_is_another_one():
     assert replace(me, started=me.started - 1).is_dead()
 
 
-def test_an_ended_process_is_dead_even_before_anybody_waited_for_it():
+def test_an_ended_process_is_dead_even_before_its_parent_waits_for_it():
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     with child:
         other = Participant("t", 0, child.pid, this_host(), start_time(child.pid))

@@ -408,7 +408,7 @@ async def test_two_jobs_in_a_row_on_one_port():
     assert await asyncio.gather(*map(rank_main, range(size))) == [expected] * size
 
 
-def test_uvloop_runs_it_too():
+def test_the_store_runs_on_uvloop_too():
     uvloop = pytest.importorskip("uvloop")
 
     async def main() -> None:

@@ -17,7 +17,7 @@ def soon() -> Deadline:
     return Deadline(20)
 
 
-async def test_torch_sees_what_we_set_and_the_other_way_round():
+async def test_torch_sees_keys_that_we_set_and_the_other_way_round():
     theirs = distributed.HashStore()
     async with TorchStore(theirs) as ours:
         await ours.set("a", b"1")

@@ -122,7 +122,7 @@ def test_wrong_arguments_are_refused_and_the_loop_goes_on(api: Api) -> None:
     assert api.portal.call(lambda: ENDED, True) == "the general path"
 
 
-def test_ctrl_c_waits_until_it_is_over(api: Api) -> None:
+def test_ctrl_c_waits_until_the_cached_call_is_over(api: Api) -> None:
     steps = []
 
     def run_cached(*_: object) -> tuple[int]:
@@ -135,7 +135,7 @@ def test_ctrl_c_waits_until_it_is_over(api: Api) -> None:
     assert steps == ["to the end"]
 
 
-def test_ctrl_c_strikes_no_operation_between_the_two_ways(api: Api) -> None:
+def test_ctrl_c_interrupts_no_operation_between_the_cached_and_the_general_path(api: Api) -> None:
     """It is published by then: only an operation in progress can be cancelled and reported."""
     steps = []
 

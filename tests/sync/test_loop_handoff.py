@@ -97,7 +97,7 @@ def test_the_loop_does_not_interrupt_the_thread_that_drives_it(
     handoff.resume()
 
 
-def test_recalled_it_goes_on_at_once_and_is_not_lent_again(
+def test_a_recalled_loop_continues_at_once_and_cannot_be_acquired_again(
     loop: asyncio.AbstractEventLoop,
 ) -> None:
     handoff = LoopHandoff()
@@ -162,7 +162,7 @@ def test_ctrl_c_that_is_held_already_is_let_once(interrupts: Interrupts) -> None
 
 
 @pytest.mark.parametrize("before", [False, True], ids=["set later", "set before"])
-def test_a_handler_of_the_programs_own_stays_and_waits_likewise(
+def test_a_handler_of_the_program_stays_and_is_deferred_too(
     interrupts: Interrupts, before: bool
 ) -> None:
     came = []

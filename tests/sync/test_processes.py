@@ -79,7 +79,7 @@ def test_a_receive_times_out_and_is_cancelled_in_the_callers_thread(
     assert finish(second)[0] == 0
 
 
-def test_leaving_without_destroy_delivers_what_was_sent_and_says_goodbye(
+def test_leaving_without_destroy_delivers_sent_messages_and_says_goodbye(
     script: Script, tmp_path: Path
 ) -> None:
     source = (

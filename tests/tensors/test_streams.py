@@ -22,7 +22,7 @@ def test_without_cuda_the_function_is_not_wrapped(cuda: Cuda) -> None:
     assert on_callers_stream(len) is len
 
 
-def test_another_thread_calls_it_on_the_stream_of_this_one(cuda: Cuda) -> None:
+def test_another_thread_calls_a_function_on_the_stream_of_this_one(cuda: Cuda) -> None:
     found: list[tuple[Any, ...]] = []
 
     def look(*args: Any, **kwargs: Any) -> None:

@@ -88,7 +88,7 @@ SLOW_CHECKS = [
 
 
 @pytest.mark.parametrize("check", SLOW_CHECKS, ids=lambda check: check.__name__)
-async def test_late_and_slow_it_still_keeps_the_promises(
+async def test_a_late_and_slow_transport_keeps_the_promises(
     check: Callable[[Make], Awaitable[None]], scheme: str, scaled: Callable[[float], float]
 ) -> None:
     async def make() -> tuple[Transport, Transport]:

@@ -35,7 +35,7 @@ async def test_an_ordinary_function_may_return_an_awaitable() -> None:
     assert await run_ranks(2, lambda rank: dist.barrier()) == [None, None]
 
 
-async def test_an_error_says_whose_it_is() -> None:
+async def test_an_error_names_its_rank() -> None:
     async def main(rank: int) -> None:
         if rank == 1:
             raise KeyError("x")

@@ -39,7 +39,7 @@ def run(tmp_path: Path) -> Callable[..., str]:
     return python
 
 
-def test_importing_torch_registers_it_and_does_not_import_aiodist(run: Run) -> None:
+def test_importing_torch_registers_the_backend_and_does_not_import_aiodist(run: Run) -> None:
     source = """
         import sys, torch
         print(torch.distributed.Backend.AIODIST, "aiodist" in sys.modules)
@@ -50,7 +50,9 @@ def test_importing_torch_registers_it_and_does_not_import_aiodist(run: Run) -> N
     assert run("-c", source) == f"aiodist False\n{kinds}\n"
 
 
-def test_where_autoload_is_off_importing_aiodist_after_torch_registers_it(run: Run) -> None:
+def test_where_autoload_is_off_importing_aiodist_after_torch_registers_the_backend(
+    run: Run,
+) -> None:
     source = """
         import torch
         print(hasattr(torch.distributed.Backend, "AIODIST"))
@@ -93,7 +95,7 @@ HARD_CODED = """
 
 
 @pytest.mark.parametrize("autoload", ["0", "1"])
-def test_a_program_that_asks_for_gloo_gets_aiodist_where_the_variable_says_so(
+def test_a_program_that_asks_for_gloo_gets_aiodist_if_the_variable_is_set(
     run: Run, autoload: str
 ) -> None:
     source = HARD_CODED if autoload == "1" else f"{HARD_CODED[:17]}, aiodist{HARD_CODED[17:]}"

@@ -67,7 +67,7 @@ def test_uneven_ranks_learn_what_one_process_learns(
     check(run_threads(3, on_rank), by_one_process(3, 2, divide_by_all))
 
 
-async def test_uneven_ranks_of_one_loop_do_so_too() -> None:
+async def test_uneven_ranks_of_one_loop_learn_the_same_too() -> None:
     async def on_rank(rank: int) -> Net:
         model = fresh()
         optimizer = optimizer_of(model)

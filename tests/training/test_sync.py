@@ -189,7 +189,7 @@ def _process(rank: int, size: int, folder: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_processes_learn_it_too(tmp_path: Path) -> None:
+def test_processes_learn_the_same_too(tmp_path: Path) -> None:
     aiodist.spawn(_process, args=(2, str(tmp_path)), nprocs=2)
 
     models = []

@@ -102,9 +102,7 @@ async def test_a_reset_is_a_network_error_that_names_the_peer() -> None:
     await listener.close()
 
 
-async def test_last_words_of_a_peer_that_has_gone_are_read_before_a_failed_send_is_reported() -> (
-    None
-):
+async def test_the_last_bytes_of_a_lost_peer_are_read_before_a_failed_send_is_reported() -> None:
     connection, theirs = socket_pair()
     sink, sent = Sink(), Sent()
     connection.start(sink)

@@ -151,7 +151,7 @@ async def test_a_source_that_is_not_ours_is_named() -> None:
         await connecting.connect("tcp://127.0.0.1:9", Deadline(5))
 
 
-async def test_listening_on_a_foreign_address_says_so() -> None:
+async def test_listening_on_a_foreign_address_raises() -> None:
     with pytest.raises(DistNetworkError, match=r"192\.0\.2\.1.*interface of this host"):
         await TcpTransport("192.0.2.1").listen(lambda connection: connection.abort())
 

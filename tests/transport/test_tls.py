@@ -46,7 +46,7 @@ async def test_a_certificate_of_another_authority_is_refused_on_both_sides(
         await listener.close()
 
 
-async def test_a_client_that_trusts_the_listener_and_is_not_trusted_learns_it() -> None:
+async def test_a_client_that_the_listener_does_not_trust_gets_an_error() -> None:
     accepted: list[Connection] = []
     files, another = tls_files(), tls_files("another")
     listener = await TlsTransport("127.0.0.1", files).listen(accepted.append)
@@ -62,7 +62,7 @@ async def test_a_client_that_trusts_the_listener_and_is_not_trusted_learns_it() 
         await listener.close()
 
 
-async def test_plain_words_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+async def test_plain_text_is_refused(caplog: pytest.LogCaptureFixture) -> None:
     accepted: list[Connection] = []
     listener = await TlsTransport("127.0.0.1", tls_files()).listen(accepted.append)
     try:

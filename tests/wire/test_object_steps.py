@@ -76,7 +76,7 @@ LONG: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_long_objects_come_back_as_they_went(name: str) -> None:
+def test_long_objects_come_back_unchanged(name: str) -> None:
     obj = LONG[name]
     back = there_and_back({"one": obj, "two": [obj]})
     assert back == {"one": obj, "two": [obj]}

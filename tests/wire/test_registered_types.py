@@ -86,7 +86,7 @@ CODEC = codec_of(Point, Frozen, Pair, Plain, Color, Level, Mode)
     ],
     ids=lambda obj: type(obj).__name__,
 )
-def test_instances_come_back_as_they_went(obj: Any) -> None:
+def test_instances_come_back_unchanged(obj: Any) -> None:
     back = CODEC.loads(CODEC.dumps(obj))
     assert back == obj
     assert type(back) is type(obj)

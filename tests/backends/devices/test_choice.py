@@ -21,7 +21,7 @@ from tests.backends.cached_paths import SHORT_WAYS, native
 
 
 @pytest.mark.parametrize("has_driver", [False, True])
-async def test_a_machine_with_a_driver_gets_it(
+async def test_a_machine_with_a_gpu_driver_gets_the_backend_for_devices(
     has_driver: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = tmp_path / "version"

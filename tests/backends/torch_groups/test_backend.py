@@ -171,7 +171,7 @@ async def test_invalid_arguments_are_refused_at_the_call(
     ],
     ids=["gather", "scatter", "all_to_all", "all_gather", "reduce_scatter"],
 )
-async def test_ranks_that_disagree_about_lengths_all_say_so(call: Callable[[int], Any]) -> None:
+async def test_ranks_that_disagree_about_lengths_all_raise(call: Callable[[int], Any]) -> None:
     """torch itself would hang, or mix up memory."""
 
     async def body(rank: int) -> None:
@@ -255,7 +255,7 @@ async def test_nothing_goes_past_torch() -> None:
 
 
 @pytest.mark.parametrize("with_buffer", [True, False])
-async def test_a_receive_follows_what_its_caller_had_asked_of_the_device(
+async def test_a_receive_follows_the_earlier_work_of_its_caller_on_the_device(
     with_buffer: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def body(rank: int) -> None:

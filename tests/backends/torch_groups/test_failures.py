@@ -165,7 +165,7 @@ async def test_the_loop_goes_on_during_a_large_collective() -> None:
     assert min(await run_ranks(2, body, backend="torch:gloo")) > 10
 
 
-async def test_a_group_that_cannot_be_built_says_so() -> None:
+async def test_a_group_that_cannot_be_built_raises() -> None:
     async def body(rank: int) -> None:
         group = await dist.new_group(backend="torch:gloo", pg_options="not what torch takes")
         with pytest.raises(dist.DistBackendError, match="torch:gloo could not be started"):

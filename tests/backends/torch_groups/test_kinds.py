@@ -17,7 +17,7 @@ def test_ranks_that_share_a_gpu_are_named_with_the_way_out() -> None:
     check_devices([(0, ""), (1, "")])  # no rank has a tensor yet
 
 
-def test_every_rank_hears_what_all_say() -> None:
+def test_every_rank_gets_the_values_of_all_ranks() -> None:
     store = HashStore()
     heard: dict[int, list[tuple[int, str]]] = {}
 
@@ -47,7 +47,7 @@ def test_a_launcher_names_the_gpu_of_a_rank(
     assert Nccl().place(0) == Nccl().place("cuda:0") == torch.device("cuda", 0)
 
 
-def test_nccls_own_words_get_the_way_out() -> None:
+def test_an_error_of_nccl_gets_advice() -> None:
     text = "ncclInvalidUsage: Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000"
     assert Nccl().explain(text).startswith(text)
     assert 'use backend "aiodist"' in Nccl().explain(text)

@@ -97,7 +97,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == (1 if "\nproblem" in told else 0)
 
 
-def test_quiet_says_only_what_is_not_well(
+def test_quiet_prints_problems_only(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "look", lambda environ: replace(HEALTHY, shm_bytes=1))

@@ -85,7 +85,7 @@ async def test_a_backend_that_is_not_there(backend: str, words: str) -> None:
     assert not dist.is_initialized()
 
 
-async def test_a_group_of_a_world_that_is_gone_says_so() -> None:
+async def test_a_group_of_an_ended_world_raises() -> None:
     old: list[dist.ProcessGroup] = []
 
     async def first(number: int) -> None:

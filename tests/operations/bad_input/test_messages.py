@@ -38,7 +38,7 @@ async def test_a_bad_message_in_a_batch_keeps_all_of_it_back() -> None:
     await run_ranks(2, on_rank, timeout=20)
 
 
-async def test_work_says_what_to_do_instead() -> None:
+async def test_a_refused_work_method_names_the_replacement() -> None:
     async def on_rank(number: int) -> None:
         if number == 1:
             work = dist.irecv(t(4), 0)
