@@ -7,7 +7,7 @@ import contextvars
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 from aiodist.api.available import is_initialized
 from aiodist.api.closing import destroy_process_group
@@ -17,6 +17,7 @@ from aiodist.errors import InvalidUsageError
 from aiodist.groups.checks import check_int
 from aiodist.groups.world import World, use_world
 from aiodist.store import MemoryStore
+from aiodist.testing.rank_threads import in_thread
 from aiodist.transport.base import Transport
 from aiodist.transport.inproc import InprocHub
 from aiodist.transport.registry import Transports
@@ -26,6 +27,7 @@ T = TypeVar("T")
 _SHARED_BYTES = 8 << 20
 
 
+@overload
 async def run_ranks(
     size: int,
     fn: Callable[[int], Awaitable[T]],
@@ -36,7 +38,37 @@ async def run_ranks(
     wrap: Callable[[int, Transport], Transport] | None = None,
     backend: str | None = None,
     hosts: Sequence[int] = (),
-) -> list[T]:
+    threads: Literal[False] = False,
+) -> list[T]: ...
+
+
+@overload
+async def run_ranks(
+    size: int,
+    fn: Callable[[int], T],
+    transport: str = "inproc",
+    *,
+    timeout: float | timedelta | None = 60.0,
+    buffer_bytes: int | None = None,
+    wrap: Callable[[int, Transport], Transport] | None = None,
+    backend: str | None = None,
+    hosts: Sequence[int] = (),
+    threads: Literal[True],
+) -> list[T]: ...
+
+
+async def run_ranks(
+    size: int,
+    fn: Callable[[int], Any],
+    transport: str = "inproc",
+    *,
+    timeout: float | timedelta | None = 60.0,
+    buffer_bytes: int | None = None,
+    wrap: Callable[[int, Transport], Transport] | None = None,
+    backend: str | None = None,
+    hosts: Sequence[int] = (),
+    threads: bool = False,
+) -> list[Any]:
     """Run ``await fn(rank)`` for ranks 0 to ``size`` - 1 at once; their results, by rank.
 
     Each has its own world, initialised before and destroyed after: ``aiodist``'s functions work
@@ -46,12 +78,18 @@ async def run_ranks(
     without a receive. ``wrap(rank, transport)``: what the rank uses in place of ``transport``, such
     as a `FaultyTransport` around it. ``backend``: of the default group, as for
     ``init_process_group``. ``hosts``: the number of each rank's host; ranks of different hosts share
-    no memory. All on one where empty.
+    no memory. All on one where empty. ``threads``: ``fn`` is an ordinary function over
+    `aiodist.sync`; each rank calls it in a thread of its own.
 
     Raises the first error of a rank, by time, after the others have been cancelled; a note of the
-    error says which rank it was. TypeError for a ``size`` that is no int and an ``fn`` that is no
-    async function.
+    error says which rank it was. A rank with a thread is cancelled by aborting its process group.
+    TypeError for a ``size`` that is no int and an ``fn`` that is not callable, or without
+    ``threads`` no async function.
     """
+    if threads:
+        if not callable(fn) or inspect.iscoroutinefunction(fn):
+            raise TypeError(f"with threads=True fn must be an ordinary function, not {fn!r}")
+        fn = in_thread(fn)
     results, failures = await collect_ranks(
         size,
         fn,
@@ -140,7 +178,7 @@ def _called(fn: Callable[[int], Awaitable[T]], rank: int) -> Awaitable[T]:
     if not inspect.isawaitable(called):
         raise TypeError(
             f"fn must be an async function, and fn({rank}) returned {called!r}, which cannot be "
-            "awaited: write `async def`; ordinary functions run in processes of their own, by "
-            "aiodist.spawn"
+            "awaited: write `async def`; for an ordinary function over aiodist.sync pass "
+            "threads=True"
         )
     return called
