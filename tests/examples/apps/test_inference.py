@@ -8,6 +8,7 @@ from collections import Counter
 import aiohttp
 import pytest
 
+from tests.examples.apps.waiting import until
 from tests.limits import scaled
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -49,15 +50,6 @@ async def load(session, answers, counts, stop):
         else:
             await asyncio.sleep(0.02)
         number += 1
-
-
-async def until(holds):
-    """Wait until ``holds()``."""
-    async with asyncio.timeout(scaled(40)):
-        while True:
-            if holds():
-                return
-            await asyncio.sleep(0.02)
 
 
 def client(port):
