@@ -176,7 +176,9 @@ bench: $(STAMP)
 # own, which stays (some gigabytes, as these builds bring CUDA). docs/torch-backend.md has the list too.
 TORCH_VERSIONS := 2.6.0 2.9.1 2.13.0 2.15.0
 # pytest and the plugins that tests/conftest.py and pyproject.toml name.
-BACKEND_TESTS_NEED := pytest pytest-asyncio pytest-timeout hypothesis trustme expecttest
+BACKEND_TESTS_NEED := pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis trustme expecttest
+BACKEND_TESTS := $(addprefix tests/torch_backend/,test_ddp.py test_programs.py test_registration.py) \
+	tests/sync/test_beside_torch.py tests/training tests/horovod
 TORCH_STAMPS := $(TORCH_VERSIONS:%=.venv-torch-%/.installed)
 
 .venv-torch-%/.installed: pyproject.toml
@@ -190,9 +192,8 @@ test-torch-versions: $(TORCH_STAMPS)
 	@status=0; for version in $(TORCH_VERSIONS); do \
 		echo "== tests: the torch backend on torch $$version"; \
 		AIODIST_TEST_TIMEOUT_SCALE=$${AIODIST_TEST_TIMEOUT_SCALE:-2} \
-			.venv-torch-$$version/bin/python -m pytest -q tests/torch_backend/test_ddp.py \
-			tests/torch_backend/test_programs.py tests/torch_backend/test_registration.py \
-			$(PYTEST_ARGS) || status=1; \
+			.venv-torch-$$version/bin/python -m pytest -q -n 2 --dist worksteal \
+			$(BACKEND_TESTS) $(PYTEST_ARGS) || status=1; \
 	done; exit $$status
 
 # By hand, once a week or so: not part of continuous integration, as it asks the package index.

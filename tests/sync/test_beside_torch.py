@@ -42,7 +42,8 @@ def job(tmp_path: Path) -> Iterator[Job]:
         started.append(process)
         out, err = process.communicate(timeout=scaled(100))
         assert process.returncode == 0, out + err
-        return sorted(out.splitlines())
+        # Gloo of torch 2.9 prints lines on stdout.
+        return sorted(line for line in out.splitlines() if "[Gloo]" not in line)
 
     yield run
     for process in started:
@@ -55,9 +56,12 @@ def test_both_apis_meet_at_one_port_in_either_order(job: Job) -> None:
     """One group of either API may go before the other, and both may come again."""
     said = job(
         """
+        kept = []  # torch 2.6 may wait for ever for a thread of Gloo's that frees the last tensor
+
         def both(first, second):
             first(), second()
             ours, torchs = torch.ones(3), torch.ones(3)
+            kept.append(torchs)
             dist.all_reduce(ours)
             torch_dist.all_reduce(torchs)
             assert ours.tolist() == torchs.tolist() == [2.0] * 3
@@ -65,6 +69,7 @@ def test_both_apis_meet_at_one_port_in_either_order(job: Job) -> None:
         def end(first, second):
             first.destroy_process_group()
             t = torch.ones(1)
+            kept.append(t)
             second.all_reduce(t)
             assert t.item() == 2.0
             assert second.get_world_size(second.new_group()) == 2

@@ -85,7 +85,7 @@ HARD_CODED = """
     import torch
     import torch.distributed as dist
 
-    dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     pair = dist.new_group(backend="cpu:gloo")
     tensor = torch.ones(1)
     dist.all_reduce(tensor, group=pair)
@@ -104,7 +104,8 @@ def test_a_program_that_asks_for_gloo_gets_aiodist_if_the_variable_is_set(
 
 
 def test_a_program_that_asks_for_gloo_gets_gloo_without_the_variable(run: Run) -> None:
-    assert run("-c", HARD_CODED).startswith("gloo")
+    said = run("-c", HARD_CODED).splitlines()
+    assert said[-1].startswith("gloo")  # Gloo of torch 2.9 prints lines before
 
 
 def test_other_backends_stay_what_they_are() -> None:
