@@ -38,9 +38,9 @@ def test_the_times_are_in_order_and_of_one_clock() -> None:
 
 def test_a_failure_is_kept_as_text() -> None:
     record = Recorder().begin(GROUP, 0, Fingerprint("barrier"))
-    record.fail(CollectiveTimeoutError("nobody came"), [1])
+    record.fail(CollectiveTimeoutError("no rank came"), [1])
     told = operation(record)
-    assert (told.state, told.error) == ("failed", "CollectiveTimeoutError: nobody came")
+    assert (told.state, told.error) == ("failed", "CollectiveTimeoutError: no rank came")
     assert told.waiting_for == (1,)
     given_up = Recorder().begin(GROUP, 0, Fingerprint("barrier"))
     given_up.fail(asyncio.CancelledError(), [])

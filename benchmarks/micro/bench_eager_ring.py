@@ -1,4 +1,4 @@
-"""A short message into the memory of two ranks of one host, and out of it."""
+"""Write a short message into an eager ring between two ranks of one host, and read it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEAD = bytes(54)  # of a frame with the description of a tensor of one dimension
 
 @pytest.fixture
 def ends() -> Iterator[tuple[EagerRingWriter, EagerRingReader]]:
-    """Of one box, in two segments of this process."""
+    """Yield the writer and the reader of one eager ring, in two segments of this process."""
     memories = [SharedMemory.create(rank, 32 << 20) for rank in range(2)]
     for memory in memories:
         memory.meet({other.rank: other.description for other in memories})

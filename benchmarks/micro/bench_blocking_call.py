@@ -1,4 +1,4 @@
-"""From the calling thread into the loop's thread and back: the price of a blocking call."""
+"""Cost of a blocking call: from the calling thread into the loop's thread and back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aiodist.sync.portal import Portal
 
 
 def bench_call(benchmark: Any) -> None:
-    """The portal's own way in: a callback and a lock."""
+    """Measure a call through the portal: a callback and a lock."""
     portal = Portal()
     portal.enter()
     try:
