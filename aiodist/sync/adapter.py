@@ -30,16 +30,14 @@ def start(
     group: Group | None,
     timeout: Timeout,
     run_cached: CachedCall | None = None,
-    outside: Any = None,
     **kwargs: Any,
 ) -> Any:
     """Call ``function`` of the async API and return its `Work`, or its result unless ``async_op``.
 
     ``args``: the arguments before ``group``; ``kwargs``: those after it. ``run_cached``: the
-    function of the same name in `api.cached_calls`, if it exists. ``outside``: what to return in
-    place of None as a result.
+    function of the same name in `api.cached_calls`, if it exists.
 
-    As in torch, a call on a rank outside ``group`` does nothing but warn, and returns ``outside``.
+    As in torch, a call on a rank outside ``group`` does nothing but warn, and returns None.
     """
     if group is not None:
         if isinstance(group, NonGroupMember):
@@ -48,7 +46,7 @@ def start(
                 "not belong to the given group",
                 stacklevel=3,
             )
-            return outside
+            return None
         kwargs["group"] = group
         run_cached = None  # it serves the default group only
     if timeout is not None:
@@ -59,10 +57,9 @@ def start(
         work = _begin(function, args, kwargs)
         work._outputs = _outputs(function, args)
         manager.append(work)
-        return work if async_op else outside
+        return work if async_op else None
     if not async_op:
-        result = portal().apply(function, True, args, kwargs, run_cached)
-        return outside if result is None else result
+        return portal().apply(function, True, args, kwargs, run_cached)
     started = _begin(function, args, kwargs)
     started._outputs = _outputs(function, args)
     return started

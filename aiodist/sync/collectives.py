@@ -70,7 +70,9 @@ def all_gather_new(
 
     Blocks until this rank's part is done. Returns no tensors on a rank outside the group.
     """
-    result: list[Tensor] = start(False, api.all_gather_new, (tensor,), group, timeout, outside=[])
+    result: list[Tensor] | None = start(False, api.all_gather_new, (tensor,), group, timeout)
+    if result is None:
+        return []
     return result
 
 

@@ -184,16 +184,17 @@ def recv_object(
 
     Blocks until this rank's part is done. Returns the source -1 on a rank outside the group.
     """
-    result: ReceivedObject = start(
+    result: ReceivedObject | None = start(
         False,
         api.recv_object,
         (src, tag),
         group,
         timeout,
-        outside=ReceivedObject(None, -1),
         group_src=group_src,
         allow_pickle=allow_pickle,
     )
+    if result is None:
+        return ReceivedObject(None, -1)
     return result
 
 
@@ -244,16 +245,17 @@ def recv_object_list(
 
     Blocks until this rank's part is done. Returns -1 on a rank outside the group.
     """
-    result: int = start(
+    result: int | None = start(
         False,
         api.recv_object_list,
         (object_list, src),
         group,
         timeout,
-        outside=-1,
         device=device,
         group_src=group_src,
         tag=tag,
         allow_pickle=allow_pickle,
     )
+    if result is None:
+        return -1
     return result

@@ -129,17 +129,19 @@ def recv(
 
     Blocks until this rank's part is done. Returns -1 on a rank outside the group.
     """
-    return start(
+    result: Any | None = start(
         False,
         api.recv,
         (tensor, src),
         group,
         timeout,
         cached_calls.recv,
-        outside=-1 if src is None or group is not None else src,
         tag=tag,
         group_src=group_src,
     )
+    if result is None:
+        return src if group is None and src is not None else -1
+    return result
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work[Any]]:

@@ -35,13 +35,13 @@ WITHOUT_ASYNC_OP = {"monitored_barrier"}
 
 OUTSIDE = {
     "all_gather_new": ("[]", "no tensors"),
-    "recv": ("-1 if src is None or group is not None else src", "-1"),
+    "recv": ("src if group is None and src is not None else -1", "-1"),
     "recv_object": ("ReceivedObject(None, -1)", "the source -1"),
     "recv_object_list": ("-1", "-1"),
 }
 """The result on a rank outside ``group``, as an expression and in words.
 
-A cached `recv` leaves its result to the expression, too: it has a ``src``, and no ``group``.
+A cached `recv` gives no result either. Then ``group`` was None, and the sender is ``src``.
 """
 
 BLOCKS = "Blocks until this rank's part is done."
@@ -151,7 +151,10 @@ def blocking(source: Source, node: Function, cached: set[str]) -> str:
         return definition(own, None, "...")
     when = "async_op" if has_async_op else str(starts)
     expression = call_of(source, node, when, node.name in cached)
-    if returns == "None":
+    if node.name in OUTSIDE:
+        body = f"result: {returns} | None = {expression}\n"
+        body += f"if result is None:\n    return {OUTSIDE[node.name][0]}\nreturn result"
+    elif returns == "None":
         body = expression
     elif returns in ("Any", "Tensor"):  # Tensor is Any for mypy
         body = f"return {expression}"
@@ -175,8 +178,6 @@ def call_of(source: Source, node: Function, when: str, is_cached: bool) -> str:
         values = [when, name, places, "group", "timeout"]
         if is_cached:
             values.append(f"cached_calls.{node.name}")
-        if node.name in OUTSIDE:
-            values.append(f"outside={OUTSIDE[node.name][0]}")
         values += [f"{each}={each}" for each in after if each != "timeout"]
         return f"start({', '.join(values)})"
     named = {arg.arg for arg in node.args.kwonlyargs}
