@@ -1,4 +1,6 @@
-"""Our own ways of a collective: as messages, in shared memory, or inside each host first."""
+"""aiodist's own implementations of a collective: by messages, in shared memory, or inside each host
+first.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ from aiodist.tensors import scratch
 
 
 class ByMessages:
-    """An `Operations`: each collective by the algorithm that a table of choices names.
+    """An `Operations`: run each collective by the algorithm that a table names.
 
-    ``rules`` are the same on all ranks. Ranks do not know of each other's blocks in a gather,
-    scatter or all_to_all: one algorithm fits.
+    ``rules`` are the same on all ranks. In a gather, scatter or all_to_all, ranks do not know the
+    lengths of each other's blocks, so there is one algorithm.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -31,7 +33,7 @@ class ByMessages:
 
 
 class AlgorithmChoice(ByMessages):
-    """The `Operations` of our own engine. A context that has a shared-memory context goes there.
+    """The `Operations` of aiodist's own engine. Ranks that share memory use it.
 
     Ranks on several hosts, some together, exchange inside their hosts first. ``tables`` are the
     same on all ranks.

@@ -1,4 +1,4 @@
-"""As `swaps`, of the collectives with a block for each rank."""
+"""Plans of the collectives with a block for each rank; see `plans`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from aiodist.tensors import Reduction
 
 
 class AllGatherPlan(SlotPlan[tuple[DataView, BlocksView]]):
-    """Given: the own block, and a place for each rank's."""
+    """``given``: the own block, and a place for each rank's block."""
 
     __slots__ = ()
 
@@ -55,7 +55,7 @@ class AllGatherPlan(SlotPlan[tuple[DataView, BlocksView]]):
 
 
 class ReduceScatterPlan(SlotPlan[tuple[BlocksView, DataView]]):
-    """Given: a block for each rank, and where the reduced own one goes."""
+    """``given``: a block for each rank, and the place for the reduced own block."""
 
     __slots__ = ("_mine", "_starts", "reduce")
 
@@ -95,14 +95,14 @@ class ReduceScatterPlan(SlotPlan[tuple[BlocksView, DataView]]):
 
 
 class AllToAllPlan(SlotPlan[tuple[BlocksView, BlocksView]]):
-    """Given: a block for each rank, and a place for each rank's."""
+    """``given``: a block for each rank, and a place for each rank's block."""
 
     __slots__ = ("_longest", "_size", "_starts")
 
     def __init__(self, shape: GroupShape, fingerprint: Fingerprint, lengths: Sequence[int]) -> None:
         self._size = shape.size
         self._starts = starts = starts_of(lengths)
-        reads = [(rank, -1) for rank in shape.others]  # who alone knows how much it has
+        reads = [(rank, -1) for rank in shape.others]  # only that rank knows its length
         super().__init__(shape, fingerprint, starts[-1], reads, starts[-1])
         self.fits = shape.shares and self.room <= LARGEST_SLOT_BYTES
         self.in_chunks = shape.shares and not self.fits

@@ -1,4 +1,4 @@
-"""The tensors of one call: their memory, and whether they fit together."""
+"""The buffers of one call: their memory, and whether they fit together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Memory(Protocol):
 
     @property
     def count(self) -> int:
-        """Elements."""
+        """The number of elements."""
         ...
 
 
@@ -33,9 +33,10 @@ def each_of(
     open_one: Callable[[Tensor, str], M],
     like: Memory | None = None,
 ) -> list[M]:
-    """``open_one(tensor, its name)`` for each of argument ``name``.
+    """Return ``open_one(tensor, its name)`` for each tensor of argument ``name``.
 
-    Raises InvalidUsageError unless all have the dtype of ``like``, or where None of the first.
+    Raises InvalidUsageError unless all have the dtype of ``like``, or, if that is None, of the
+    first.
     """
     found = [open_one(tensor, f"{name}[{number}]") for number, tensor in enumerate(tensors)]
     for number, one in enumerate(found):
@@ -44,24 +45,24 @@ def each_of(
 
 
 def to_write(tensors: Sequence[Tensor], name: str, like: Buffer | None = None) -> list[Buffer]:
-    """Buffers to write, not loaded; arguments and errors as of `each_of`."""
+    """Return buffers to write, not loaded; arguments and errors as of `each_of`."""
     return each_of(tensors, name, partial(buffer_of, writable=True, load=False), like)
 
 
 def to_read(tensors: Sequence[Tensor], name: str, like: Buffer | None = None) -> list[Buffer]:
-    """Buffers to read, not loaded; arguments and errors as of `each_of`."""
+    """Return buffers to read, not loaded; arguments and errors as of `each_of`."""
     return each_of(tensors, name, partial(buffer_of, writable=False, load=False), like)
 
 
 def are_staged(*buffers: Buffer) -> bool:
-    """Whether any of them is a copy, to be filled before or brought back behind an operation."""
+    """Return whether any of them is a copy, to be filled before or written back after an operation."""
     return any(buffer.is_staged for buffer in buffers)
 
 
 def digest_of_counts(tensors: Sequence[Memory]) -> int:
-    """56 bits that are equal on ranks whose lists of tensors have equal lengths, one by one.
+    """Return 56 bits that are equal on ranks whose lists of tensors have equal lengths, one by one.
 
-    Lists of one total would pass each other's data off as their own.
+    The total is not enough: lists of equal total but different lengths would mix up their data.
     """
     return digest_of_numbers([tensor.count for tensor in tensors])
 

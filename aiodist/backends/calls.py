@@ -1,7 +1,7 @@
-"""The collectives on bytes: what each is given, and how it runs by each of our own ways.
+"""The collectives on bytes: the arguments of each, and how it runs by each implementation.
 
-`aiodist.collectives.operations` says what each does; its promises hold everywhere: inputs are only
-read, outputs filled completely, `AllReduce` works in place, as does `Reduce` on the root, and
+`aiodist.collectives.operations` says what each does. Its guarantees hold for all: inputs are only
+read, outputs are filled completely, `AllReduce` works in place, as does `Reduce` on the root, and
 `AllGather` finds this rank's own block in place.
 """
 
@@ -32,19 +32,21 @@ class Call(ABC):
 
     @property
     def nbytes(self) -> int | None:
-        """What the choice of an algorithm goes by; None where ranks know only of their own blocks."""
+        """Return the length by which the algorithm is chosen, or None if ranks only know their own
+        blocks.
+        """
         return None
 
     @abstractmethod
     def over_messages(self, channel: Channel, choice: Choice | None = None) -> Run:
-        """``choice``: of an algorithm; None for the usual one."""
+        """Run over messages. ``choice``: of an algorithm; None for the default."""
 
     @abstractmethod
     def in_memory(self, shm: ShmContext, rules: Rules) -> Run:
-        """In memory that all ranks share. ``rules``: by which the algorithm is chosen."""
+        """Run in memory that all ranks share. ``rules``: by which the algorithm is chosen."""
 
     def over_hosts(self, among: MultiHostContext, rules: Rules) -> Run | None:
-        """Inside each host first; None where there is nothing to win by it.
+        """Run inside each host first. Returns None if that gains nothing.
 
         ``rules``: by which the algorithm over hosts is chosen.
         """
@@ -52,7 +54,7 @@ class Call(ABC):
 
 
 class Operations(Protocol):
-    """What moves and reduces the bytes: our own algorithms, or another library's."""
+    """Moves and reduces the bytes: aiodist's own algorithms, or another library's."""
 
     def __call__(self, channel: Channel, call: Call, /) -> Run: ...
 

@@ -1,6 +1,6 @@
-"""Short messages like those before, which may be over before anything is made for them.
+"""Plans of short messages, which may complete before a context and a record are made for them.
 
-As `small.Small` has it for collectives: what equal ones have in common is made once and kept.
+They correspond to the plans of collectives in `plan_cache`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from aiodist.tensors import Buffer, TensorSignature, encode_meta
 from aiodist.wire.frames import TENSOR
 
 _KEPT = 256
-"""Different messages of which one group remembers what they need."""
+"""The most plans that one group caches."""
 
 _Known = dict[Hashable, tuple[MessagePlan, TensorSignature[memoryview]]]
 
 
 class MessagePlans:
-    """The short messages of one group. Of tensors that lie plainly in the memory of the host."""
+    """The plans of one group's short messages, for tensors whose bytes lie in host memory without
+    gaps.
+    """
 
     __slots__ = ("_group", "_known")
 
@@ -31,7 +33,7 @@ class MessagePlans:
         self._known: _Known = {}
 
     def send(self, tensor: Tensor, dst: int, tag: int) -> CompletedRecord | None:
-        """Send it to group rank ``dst`` now, if an equal one was sent before; else None."""
+        """Send it to group rank ``dst`` now, if an equal message was sent before; else return None."""
         found = self._find("send", tensor, dst, tag)
         return None if found is None else self._group.send_at_once(*found)
 
@@ -56,7 +58,7 @@ class MessagePlans:
         self._known[key] = plan, signature
 
     def forget(self) -> None:
-        """Let go of what was remembered."""
+        """Drop all plans."""
         self._known.clear()
 
     def _find(

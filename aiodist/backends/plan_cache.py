@@ -1,8 +1,8 @@
-"""Collectives in shared memory, which may be over before anything is made for them.
+"""Start collectives in shared memory before a context and a record are made for them.
 
-A context, a record and a driver cost several times what the ranks need to swap a few bytes, and some
-part of what they need for some megabytes. So an operation first tries without: in slots, or in
-chunks. What it needs for that is the same in equal calls, and kept.
+A context, a record and a driver cost several times what the ranks need to exchange a few bytes, and
+a part of what they need for some megabytes. An operation first tries without them: in slots, or in
+chunks. Its plan is the same in equal calls, and is cached.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from aiodist.tensors import Buffer, DType, Reduction, TensorSignature
 from aiodist.types import ReduceOp
 
 _KEPT = 256
-"""Different calls of which one group remembers what they need."""
+"""The most plans that one group caches."""
 
 
 class PlanCache:
-    """The collectives of one group: what each needs, small or not, and the short way of small ones."""
+    """The plans of one group's collectives, and the direct path by which they start."""
 
     __slots__ = ("_group", "_known", "_pairs", "_reduction", "_shape", "_signatures", "barrier")
 
@@ -48,20 +48,21 @@ class PlanCache:
         rules: Rules,
         reduction: Callable[[ReduceOp, DType], Reduction],
     ) -> None:
-        """``shares``: whether the group's collectives run in memory where that is shared.
+        """Create an empty cache.
 
-        ``rules``: by which they are chosen there, on all ranks.
+        ``shares``: whether the group's collectives run in memory where that is shared. ``rules``:
+        by which the algorithms are chosen, equal on all ranks.
         """
         self._group = group
         self._reduction = reduction
         self._shape = GroupShape(group.own_rank, group.n_ranks, shares, rules)
         self._known: dict[Hashable, Any] = {}  # each a `SlotPlan`
-        # By type of the tensor. A key is that of an equal call, by what is at hand before its tensor
-        # has been opened.
+        # By type of the tensor. The key of a call consists of facts that are known before its
+        # tensor has been opened.
         self._signatures: dict[
             type, dict[Hashable, tuple[SlotPlan[DataView], TensorSignature[DataView]]]
         ] = {}
-        # The same of two tensors, by the operation and the types of both.
+        # Calls with two tensors, by the operation and the types of both.
         self._pairs: dict[Hashable, dict[Hashable, Any]] = {}
         self.barrier = BarrierPlan(self._shape)
 
@@ -103,7 +104,7 @@ class PlanCache:
         variant: Hashable = None,
         timeout: float | None = None,
     ) -> CompletedRecord | Work[None] | None:
-        """As `run_cached`, for an operation that writes one tensor and reads another."""
+        """Run an operation that writes one tensor and reads another. See `run_cached`."""
         signatures = self._pairs.get((operation, type(target), type(source)))
         if signatures is None or self._group.communicator is None:
             return None
@@ -122,7 +123,7 @@ class PlanCache:
         return self._group.carry_out(call, given, timeout, (target, source))
 
     def run_cached_without_tensor(self) -> CompletedRecord | Work[None] | None:
-        """As `run_cached`, for a barrier."""
+        """Run a barrier. See `run_cached`."""
         return self._group.carry_out(self.barrier, None) if self.barrier.fits else None
 
     def keep_pair(
@@ -133,9 +134,10 @@ class PlanCache:
         parts: tuple[bool, bool],
         variant: Hashable = None,
     ) -> None:
-        """Have `run_cached_between` know calls like that on ``target`` and ``source``, of plain tensors.
+        """Cache the plan for `run_cached_between` of equal calls on plain tensors.
 
-        ``parts``: whether what the call is given of each of the two are the ranks' parts of it.
+        ``parts``: for ``target`` and ``source``, whether the plan takes them as one part for each
+        rank.
         """
         to, of = target.owner, source.owner
         kind = call.fingerprint.operation, type(to), type(of)
@@ -151,13 +153,13 @@ class PlanCache:
             self._pairs.setdefault(kind, {})[key] = call, *signatures
 
     def forget(self) -> None:
-        """Let go of what was remembered: the group is closed."""
+        """Drop all plans: the group is closed."""
         self._known.clear()
         self._signatures.clear()
         self._pairs.clear()
         self._shape.view_cache.forget()
 
-    # -- what equal calls need. TypeError where ``op`` has no meaning for the elements.
+    # -- plans. They raise TypeError if ``op`` has no meaning for the dtype.
 
     def broadcast(self, buffer: Buffer, root: int) -> BroadcastPlan:
         key = ("broadcast", type(buffer.owner), buffer.dtype.code, buffer.shape, root)
@@ -170,7 +172,7 @@ class PlanCache:
         return call
 
     def reduce(self, buffer: Buffer, op: ReduceOp, root: int) -> ReducePlan:
-        # By identity: what is known keeps its op, and with it the number, which is its alone.
+        # By identity: a cached plan keeps its op alive, so the id cannot be reused.
         kind = type(buffer.owner)
         key = ("reduce", kind, buffer.dtype.code, buffer.shape, id(op), root)
         call: ReducePlan | None = self._known.get(key)
@@ -194,7 +196,7 @@ class PlanCache:
         return call
 
     def all_gather(self, buffer: Buffer, counts: Sequence[int]) -> AllGatherPlan:
-        """``counts``: how many elements each rank has."""
+        """Return the plan. ``counts``: how many elements each rank has."""
         key = ("all_gather", buffer.dtype.code, buffer.shape, *counts)
         call: AllGatherPlan | None = self._known.get(key)
         if call is None:
@@ -209,7 +211,9 @@ class PlanCache:
     def reduce_scatter(
         self, place: Buffer, counts: Sequence[int], op: ReduceOp
     ) -> ReduceScatterPlan:
-        """``counts``: how many elements each rank gets; ``place``: where this one's go."""
+        """Return the plan. ``counts``: how many elements each rank gets. ``place``: where this
+        rank's go.
+        """
         key = ("reduce_scatter", place.dtype.code, place.shape, id(op), *counts)
         call: ReduceScatterPlan | None = self._known.get(key)
         if call is None:
@@ -225,7 +229,9 @@ class PlanCache:
     def all_to_all(
         self, dtype: DType, shape: tuple[int, ...] | None, inputs: Sequence[memoryview]
     ) -> AllToAllPlan:
-        """``shape``: of this rank's tensor, if it is one; ``inputs``: what it has for each rank."""
+        """Return the plan. ``shape``: of this rank's tensor, if there is one. ``inputs``: its block
+        for each rank.
+        """
         lengths = [len(block) for block in inputs]
         key = ("all_to_all", dtype.code, shape, *lengths)
         call: AllToAllPlan | None = self._known.get(key)
@@ -237,7 +243,7 @@ class PlanCache:
 
     def _keep(self, key: Hashable, call: SlotPlan[Any], op: ReduceOp | None = None) -> None:
         if op is not None and op.factor is not None:
-            return  # each premul_sum is another
+            return  # every premul_sum is a new object, so it would never be found
         if len(self._known) >= _KEPT:
             self.forget()
         self._known[key] = call

@@ -1,8 +1,8 @@
-"""What equal calls of each collective in memory have in common: a `groups.chunk_execution.DirectPlan`
-for each.
+"""Plans of collectives in shared memory: what equal calls share, a
+`groups.chunk_execution.DirectPlan` each.
 
-Each does with slots what the algorithm "slots" of `aiodist.collectives` does, to the bit; what is
-too long for them is left to the other algorithms there.
+In slots, a plan does what the algorithm "slots" of `aiodist.collectives` does, with equal bits.
+Operands that are too long for slots go in chunks, or to the other algorithms there.
 """
 
 from __future__ import annotations
@@ -36,27 +36,31 @@ Given = TypeVar("Given", contravariant=True)
 
 
 class GroupShape:
-    """Where a rank sits in its group, by which table all choose there, and what its calls keep."""
+    """A rank's position in its group, the rules by which all ranks choose, and the caches of its
+    plans.
+    """
 
     __slots__ = ("meets", "others", "rank", "rules", "shares", "size", "view_cache")
 
     def __init__(self, rank: int, size: int, shares: bool, rules: Rules) -> None:
-        """``shares``: whether the group's collectives run in memory where that is shared."""
+        """Create the shape. ``shares``: whether the group's collectives run in memory where that is
+        shared.
+        """
         self.rank = rank
         self.size = size
         self.shares = shares
         self.rules = rules
-        # The next one first, so that not all begin with the same.
+        # Begin with the next rank, so that not all ranks read the same slot first.
         self.others = [(rank + distance) % size for distance in range(1, size)]
         self.meets = [(other, 0) for other in self.others]
         self.view_cache = TensorViewCache()
 
 
 class SlotPlan(ABC, Generic[Given]):
-    """What equal calls of one collective need.
+    """The plan of equal calls of one collective.
 
-    ``fits``: whether it goes into slots, of ``room``; ``in_chunks``: whether it goes in chunks, and
-    `schedule` does it.
+    ``fits``: whether the operand goes into slots, of ``room`` bytes. ``in_chunks``: whether it goes
+    in chunks, by `schedule`.
     """
 
     __slots__ = (
@@ -85,9 +89,10 @@ class SlotPlan(ABC, Generic[Given]):
         total: int,
         room: int | None = None,
     ) -> None:
-        """``nbytes`` and ``reads`` as in `SlotExecution`. ``total``: bytes, as `select` counts them.
+        """Choose the algorithm.
 
-        ``room``: as in `SlotExecution`, where not ``total``.
+        ``nbytes`` and ``reads``: as in `SlotExecution`. ``total``: bytes, as `select` counts them.
+        ``room``: as in `SlotExecution`, if it differs from ``total``.
         """
         self.shape = shape
         self.rank = shape.rank
@@ -100,63 +105,66 @@ class SlotPlan(ABC, Generic[Given]):
         self.knows_all = len(reads) == shape.size - 1
         self.room = total if room is None else room
         choice = select(fingerprint.operation, shape.size, total, rules=shape.rules)
-        # What no group's slots hold goes in chunks, as `shm` has it; of an all_gather ``total`` does.
+        # Operands that are too long for any slot go in chunks, as in `shm`. For an all_gather
+        # ``total`` decides.
         in_slots = choice.algorithm == "slots" and self.room <= LARGEST_SLOT_BYTES
         self.fits = shape.shares and in_slots
         self.in_chunks = shape.shares and not self.fits
 
     @property
     def is_direct(self) -> bool:
-        """Whether it may be carried out before anything is made for it."""
+        """Whether the operation can start before a context and a record are made for it."""
         return self.fits or self.in_chunks
 
     @property
     def meets(self) -> Sequence[tuple[int, int]]:
-        """As `ChunkPlan.meets`."""
+        """See `ChunkPlan.meets`."""
         return (
             [(other, self.head) for other in self.shape.others] if self.head else self.shape.meets
         )
 
     def fill_head(self, slot: memoryview, given: Given) -> None:
-        """As `ChunkPlan.fill_head`: that there is a slot is all it says."""
+        """Publish an empty slot. See `ChunkPlan.fill_head`."""
 
     def agrees(self, slots: Views, given: Given) -> bool:
-        """As `ChunkPlan.agrees`."""
+        """See `ChunkPlan.agrees`."""
         return True
 
     @abstractmethod
     def fill(self, slot: memoryview, given: Given) -> None:
-        """As `SlotExecution.fill`."""
+        """See `SlotExecution.fill`."""
 
     def fill_piece(self, piece: slice, slot: memoryview, given: Given) -> None:
-        """As `SlotExecution.fill_piece`."""
+        """See `SlotExecution.fill_piece`."""
         raise NotImplementedError(f"{self.fingerprint.operation} publishes nothing in pieces")
 
     def finish_piece(self, piece: slice, slot: memoryview, given: Given) -> None:
-        """As `SlotExecution.finish_piece`."""
+        """See `SlotExecution.finish_piece`."""
         raise NotImplementedError(f"{self.fingerprint.operation} publishes nothing in pieces")
 
     @abstractmethod
     def finish(self, number: int, slots: Views, given: Given) -> bool:
-        """As `SlotExecution.finish`."""
+        """See `SlotExecution.finish`."""
 
     def schedule(self, shm: ShmContext, given: Given) -> Schedule:
-        """As `ChunkPlan.schedule`: those of an equal call on the same memory, where they were kept."""
+        """Return the schedule, cached from an equal call on the same memory. See
+        `ChunkPlan.schedule`.
+        """
         data, beside = self._memory(given)
         kept = data.schedule if data.beside is beside else None
         return kept or self.shape.view_cache.keep(data, beside, self._schedule(shm, given))
 
     def _memory(self, given: Given) -> tuple[CachedView, object]:
-        """By which its moves are kept, and the other memory that they are about."""
+        """Return the view under which the schedule is cached, and the other memory that it uses."""
         raise NotImplementedError(f"{self.fingerprint.operation} does not go in chunks here")
 
     def _schedule(self, shm: ShmContext, given: Given) -> Iterator[Step]:
-        """What it does in chunks."""
+        """Return the steps in chunks."""
         raise NotImplementedError(f"{self.fingerprint.operation} does not go in chunks here")
 
 
 class _OneTensor(SlotPlan[DataView]):
-    """Given: the data, which is published as it is."""
+    """``given``: the data, which is published unchanged."""
 
     __slots__ = ("length",)
 
@@ -168,13 +176,15 @@ class _OneTensor(SlotPlan[DataView]):
         puts_up: bool,
         reads: Sequence[int],
     ) -> None:
-        """``length``: bytes of the tensor. ``reads``: the ranks whose slots this one reads."""
+        """Create a plan. ``length``: bytes of the tensor. ``reads``: the ranks whose slots this
+        rank reads.
+        """
         self.length = length
         own = length if puts_up else -1
         super().__init__(shape, fingerprint, own, [(rank, length) for rank in reads], length)
 
     def fill(self, slot: memoryview, given: DataView) -> None:
-        if self.length <= AT_ONCE:  # no call: of 4 bytes all of it counts
+        if self.length <= AT_ONCE:  # without a call, whose cost counts for 4 bytes
             slot[: self.length] = given.view
         else:
             copy(slot[: self.length], given.view)
@@ -184,7 +194,7 @@ class _OneTensor(SlotPlan[DataView]):
 
 
 class BarrierPlan(SlotPlan[None]):
-    """Given: nothing."""
+    """``given``: None."""
 
     __slots__ = ()
 
@@ -192,14 +202,14 @@ class BarrierPlan(SlotPlan[None]):
         super().__init__(shape, Fingerprint("barrier"), 0, [(r, 0) for r in shape.others], 0)
 
     def fill(self, slot: memoryview, given: None) -> None:
-        """A flag is all."""
+        """Publish only a flag."""
 
     def finish(self, number: int, slots: Views, given: None) -> bool:
         return True
 
 
 class BroadcastPlan(_OneTensor):
-    """The root is done when it has published the data. Others copy out while it copies in."""
+    """The root is done when it has published the data. The others copy out while it copies in."""
 
     __slots__ = ("_meets", "_root")
 
@@ -233,7 +243,7 @@ class BroadcastPlan(_OneTensor):
 
 
 class _Reducing(_OneTensor):
-    """The data is reduced in place, in the order of the ranks."""
+    """Reduce the data in place, in the order of the ranks."""
 
     __slots__ = ("reduce",)
 
@@ -263,10 +273,10 @@ class _Reducing(_OneTensor):
     def _steps(self, slots: Views, data: memoryview) -> Sequence[Callable[[], object]]:
         operands = [slot[: self.length] for slot in slots]
         steps: list[Callable[[], object]] = []
-        if self.nbytes < 0:  # its own is not in the slot
+        if self.nbytes < 0:  # this rank's own operand is not in its slot
             if self.rank < 2:
                 operands[self.rank] = data
-            else:  # the first operands overwrite it
+            else:  # the first operands overwrite this rank's own, so it is copied first
                 operands[self.rank] = own = scratch(self.length)
                 steps.append(partial(setitem, own, slice(None), data))
         steps += in_order(self.reduce, operands, self.rank, data)
@@ -274,7 +284,7 @@ class _Reducing(_OneTensor):
 
 
 class ReducePlan(_Reducing):
-    """The root reads all; the others are done when theirs is published."""
+    """The root reads all operands; the others are done when theirs is published."""
 
     __slots__ = ("_root",)
 
@@ -293,7 +303,7 @@ class ReducePlan(_Reducing):
 
 
 class AllReducePlan(_Reducing):
-    """All read all."""
+    """Every rank reads all operands."""
 
     __slots__ = ()
 
@@ -308,13 +318,13 @@ class AllReducePlan(_Reducing):
 
 
 def end_of(reduce: Reduction, out: memoryview) -> Iterator[Callable[[], object]]:
-    """What is left to do when ``out`` has been reduced, if anything."""
+    """Yield the steps that remain when ``out`` has been reduced, if any."""
     if reduce.needs_finish:
         yield partial(reduce.finish, out)
 
 
 def finish_gradually(shm: ShmContext, reduce: Reduction, data: memoryview) -> Iterator[Step]:
-    """`end_of` for data that takes long, when all chunks of it are done."""
+    """Yield `end_of` as steps for long data, when all its chunks are done."""
     if reduce.needs_finish:
         step = max(STEP // reduce.itemsize, 1) * reduce.itemsize
         for start in range(0, len(data), step):

@@ -1,4 +1,4 @@
-"""Waiting for what has no callback, by asking at growing intervals."""
+"""Wait for a condition without a callback, by polling at growing intervals."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _SHARE = 8
 
 
 class Poll:
-    """Asks ``is_over()`` from the loop until it says so, then calls ``done(None)``.
+    """Poll ``is_over()`` from the loop until it returns True, then call ``done(None)``.
 
-    For what has no callback, such as a CUDA event. The pauses are an eighth of the time that has
-    passed, between 50 us and 5 ms: a short operation is noticed soon, a long one costs few wake-ups,
-    and none is noticed later than an eighth of its length after its end. What the question raises
-    goes to ``done``.
+    For conditions without a callback, such as a CUDA event. The pauses are an eighth of the time
+    that has passed, between 50 us and 5 ms. A short operation is noticed soon, and a long one costs
+    few wake-ups. No operation is noticed later than an eighth of its length after its end. An error
+    of ``is_over`` goes to ``done``.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Poll:
 
 
 async def until(group: GroupEngine, is_over: Callable[[], bool]) -> None:
-    """Return when ``is_over()``; for the bodies of operations."""
+    """Return when ``is_over()``. For the bodies of operations."""
     over: Pending[None] = Pending()
 
     def done(error: BaseException | None) -> None:

@@ -1,4 +1,6 @@
-"""What a group's operations have made for the memory of one tensor, kept for the next one on it."""
+"""Cache what a group's operations have made for the memory of one tensor, for the next operation on
+it.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +10,25 @@ from aiodist.collectives.schedule import Schedule, Step
 from aiodist.shm.group_area import SLOTS
 
 MOST_STEPS = 1 << 14
-"""That a group keeps; one takes 340 to 1,260 bytes, with the views that it is about."""
+"""The most steps that a group caches. One takes 340 to 1,260 bytes, with its views."""
 
 PATIENCE = 8
-"""A group that is full releases what it keeps after so many vain requests for each that it keeps.
+"""A full cache is emptied after this many misses for each entry.
 
-A training loop goes through the same tensors again and again. To released the oldest for each new one
-would make all moves anew in each round, where they are too many: so some are kept, and the others not.
-"""
+A training loop uses the same tensors again and again. If they are too many for the cache and each
+new entry replaced the oldest, every round would make all steps anew. So some entries stay, and the
+others are not cached."""
 
 
 class CachedView:
-    """What an operation in chunks does with some memory; see `TensorViewCache`."""
+    """The schedule of an operation in chunks on some memory; see `TensorViewCache`."""
 
     __slots__ = ("beside", "schedule", "used")
 
     def __init__(self) -> None:
         self.schedule: Sequence[Step] | None = None
         self.beside: object = None
-        """The other memory that ``schedule`` are about."""
+        """The other memory that ``schedule`` uses."""
         self.used = False
 
 
@@ -39,7 +41,7 @@ class DataView(CachedView):
         super().__init__()
         self.view = view
         self.steps: list[Sequence[Callable[[], object]] | None] = [None] * SLOTS
-        """By slot: what reduces the ranks' data into this."""
+        """By slot: the steps that reduce the ranks' data into this memory."""
 
 
 class BlocksView(CachedView):
@@ -53,13 +55,13 @@ class BlocksView(CachedView):
 
 
 class TensorViewCache:
-    """The moves of equal operations in chunks on the same memory, of one group."""
+    """The schedules of one group's equal operations in chunks on the same memory."""
 
     __slots__ = ("_kept", "_refused")
 
     def __init__(self) -> None:
         self._kept: dict[CachedView, int] = {}
-        self._refused = 0  # requests, since it is full
+        self._refused = 0  # requests since the cache is full
 
     def keep(self, data: CachedView, beside: object, schedule: Iterator[Step]) -> Schedule:
         """Return the schedule of each operation like this one on ``data`` and ``beside``.
@@ -85,7 +87,7 @@ class TensorViewCache:
         return found
 
     def forget(self) -> None:
-        """Let go of all moves, and with them of the memory that ranks share."""
+        """Drop all schedules, and with them their views of shared memory."""
         for data in self._kept:
             data.schedule = None
         self._kept.clear()

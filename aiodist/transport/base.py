@@ -21,23 +21,25 @@ OnSent = Callable[[BaseException | None], None]
 
 
 class Receiver(Protocol):
-    """Who takes the bytes of a connection."""
+    """Takes the bytes of a connection."""
 
     def get_buffer(self) -> memoryview:
-        """Memory for the next bytes; never empty. Valid until the next ``received``.
+        """Return memory for the next bytes, which is never empty. Valid until the next
+        ``received``.
 
-        May be asked for though nothing comes: then it is asked for again before the next bytes.
+        It may be called although no bytes come. It is then called again before the next bytes.
         """
         ...
 
     def received(self, count: int) -> None:
-        """``count`` bytes were written at the start of the last ``get_buffer``."""
+        """Handle ``count`` bytes at the start of the last ``get_buffer``."""
         ...
 
     def lost(self, error: BaseException | None) -> None:
-        """The stream ended: None for a clean end by the other side, else why. Called once.
+        """Handle the end of the stream: None for a clean end by the other side, else the error.
+        Called once.
 
-        Not called after this side's own ``close`` or ``abort``.
+        It is not called after this side's own ``close`` or ``abort``.
         """
         ...
 
@@ -47,43 +49,43 @@ class Connection(ABC):
 
     scheme: str
     peer_name: str
-    """Where the other end is, for messages: an address, or a path."""
+    """The other end's address or path, for messages."""
 
     @abstractmethod
     def start(self, receiver: Receiver) -> None:
-        """Begin to read into ``receiver``. Called again, it hands the stream over."""
+        """Begin to read into ``receiver``. A second call hands the stream over."""
 
     @abstractmethod
     def send(self, parts: Sequence[memoryview | bytes], on_sent: OnSent | None = None) -> None:
         """Queue ``parts`` in order and return at once.
 
-        The memory must stay as it is until ``on_sent(None)``; ``on_sent(error)`` says it never
-        went out. May be called back before ``send`` returns. On a closed connection it fails
-        through ``on_sent``, it does not raise.
+        The memory must not change until ``on_sent(None)``. ``on_sent(error)`` means that it was not
+        sent. The callback may run before ``send`` returns. On a closed connection ``send`` does not
+        raise, but fails through ``on_sent``.
         """
 
     def poll(self) -> None:  # noqa: B027  # an offer, not a duty
-        """Take in now what has arrived, and send on, without waiting for the loop to say so.
+        """Read what has arrived and continue to send now, without waiting for the loop.
 
-        Never from inside one of this connection's callbacks. Where a transport has nothing to
-        gain from it, it does nothing.
+        Do not call it from a callback of this connection. A transport that gains nothing by it does
+        nothing.
         """
 
     def release(self, memory: memoryview) -> None:  # noqa: B027  # where there is a queue
-        """Copy what is still queued of the object behind ``memory``: it may change from now on.
+        """Copy what is still queued of the object behind ``memory``, which may change from now on.
 
-        For a sender that gives up waiting for ``on_sent``. A connection that queues no views of
-        the caller's memory has nothing to do.
+        For a sender that stops waiting for ``on_sent``. A connection that queues no views of the
+        caller's memory has nothing to do.
         """
 
     def leaves_host(self) -> None:  # noqa: B027  # most have left out nothing
-        """The other end is proven to be on another host: what only a network needs must be there."""
+        """Set the options of a network connection: the other end is proven to be on another host."""
 
     @abstractmethod
     async def close(self) -> None:
         """Send what is queued, then end the stream in both directions. Idempotent.
 
-        Cancelled while flushing, it aborts.
+        If cancelled while flushing, it aborts.
         """
 
     @abstractmethod
@@ -91,7 +93,7 @@ class Connection(ABC):
         """Drop what is queued and close at once. Idempotent."""
 
     def close_in_child(self) -> None:  # noqa: B027  # without a descriptor there is nothing to do
-        """In a forked child: give back what it inherited, without harm to the parent's stream."""
+        """Release in a forked child what it inherited, without harm to the parent's stream."""
 
 
 OnAccept = Callable[[Connection], None]
@@ -104,14 +106,14 @@ class Listener(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Stop listening and give the address back; accepted connections live on. Idempotent."""
+        """Stop listening and release the address; accepted connections stay open. Idempotent."""
 
     def close_in_child(self) -> None:  # noqa: B027  # without a descriptor there is nothing to do
-        """In a forked child: give back what it inherited; the parent keeps listening."""
+        """Release in a forked child what it inherited; the parent keeps listening."""
 
 
 class Transport(ABC):
-    """A way to make connections. ``scheme`` is the part of its addresses before the colon."""
+    """A kind of connection. ``scheme`` is the part of its addresses before the colon."""
 
     scheme: str
 
@@ -121,7 +123,7 @@ class Transport(ABC):
 
     @abstractmethod
     async def connect(self, address: str, deadline: Deadline) -> Connection:
-        """Connect to a listener's ``address``. Raises DistNetworkError, naming it.
+        """Connect to a listener's ``address``. Raises DistNetworkError, which names it.
 
-        Cancelled or failed, it leaves no socket behind.
+        If cancelled or failed, it leaves no socket open.
         """

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from aiodist.transport.callbacks import byte_view
 
 BLOCK_BYTES = 128 << 10
-"""Long enough to hide a system call; a megabyte still goes by eight sockets."""
+"""Long enough to hide a system call, and short enough to spread a megabyte over eight sockets."""
 
 
 class Bundle:
-    """What `stream_socket.SocketConnection` uses of a non-blocking socket."""
+    """The part of a non-blocking socket's interface that `stream_socket.SocketConnection` uses."""
 
     def __init__(self, sockets: Sequence[socket.socket]) -> None:
         self._sockets = list(sockets)
@@ -49,7 +49,7 @@ class Bundle:
             sock.setsockopt(level, name, value)
 
     def recv_into(self, buffer: memoryview | bytearray) -> int:
-        """As much as there is: fewer bytes than asked for mean that no more has arrived."""
+        """Read as much as is there: fewer bytes than asked for mean that no more has arrived."""
         view = memoryview(buffer)
         count = 0
         while count < len(view):
@@ -65,7 +65,7 @@ class Bundle:
             if not self._to_read:
                 self._to_read = BLOCK_BYTES
                 self._reading = (self._reading + 1) % len(self._sockets)
-            elif got < len(part):  # at the end, too: the next call finds it again
+            elif got < len(part):  # also at the end of the stream: the next call finds it again
                 break
         return count
 
@@ -73,7 +73,7 @@ class Bundle:
         return self.sendmsg([data])
 
     def sendmsg(self, parts: Sequence[memoryview | bytes]) -> int:
-        """As much as the sockets take in their turns."""
+        """Send as much as the sockets take in their turns."""
         views = [byte_view(part) for part in parts]
         total = 0
         while views:
@@ -107,7 +107,7 @@ class Bundle:
             sock.close()
 
     def detach(self) -> int:
-        """One descriptor, for its caller to close; the others are closed."""
+        """Return one descriptor, which the caller closes; the others are closed."""
         first, *others = self._sockets
         for sock in others:
             os.close(sock.detach())
@@ -121,7 +121,7 @@ class Bundle:
 
 
 def _split(views: list[memoryview], room: int) -> tuple[list[memoryview], int, list[memoryview]]:
-    """The first ``room`` bytes of ``views`` or all of them, how many that are, and the rest."""
+    """Return the first ``room`` bytes of ``views``, their length, and the rest."""
     size = 0
     for number, view in enumerate(views):
         if size + view.nbytes > room:

@@ -1,4 +1,4 @@
-"""What every connection does alike: queue what is to be sent, and call back safely."""
+"""What all connections have in common: a queue of data to send, and safe callbacks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aiodist.transport.base import Connection, OnSent, Receiver
 
 
 class CallbackConnection(Connection):
-    """A connection's queue and its calls to others, none of which may harm the stream.
+    """A connection's queue and its callbacks, none of which may harm the stream.
 
     An exception from ``on_sent`` or ``lost`` goes to the loop's exception handler.
     """
@@ -23,7 +23,7 @@ class CallbackConnection(Connection):
         self._receiver: Receiver | None = None
         # Views that are still to be sent, each with the callback for its last byte.
         self._queue: deque[tuple[memoryview, OnSent | None]] = deque()
-        self._ended_unseen: list[BaseException | None] = []  # an end before anyone called start()
+        self._ended_unseen: list[BaseException | None] = []  # an end before start() was called
 
     def release(self, memory: memoryview) -> None:
         for place, (view, on_sent) in enumerate(self._queue):
@@ -74,7 +74,7 @@ _EMPTY = memoryview(b"")
 
 
 def byte_view(part: memoryview | bytes) -> memoryview:
-    """``part`` as a row of bytes."""
+    """Return ``part`` as a flat view of bytes."""
     view = memoryview(part)
     if view.format == "B" and view.ndim == 1 and view.contiguous:
         return view

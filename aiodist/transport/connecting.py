@@ -19,7 +19,7 @@ _BACKLOG_PAUSE = 0.002
 
 @asynccontextmanager
 async def within(deadline: Deadline) -> AsyncIterator[None]:
-    """Raises TimeoutError in the body when the deadline passes."""
+    """Raise TimeoutError in the body when the deadline passes."""
     left = deadline.remaining()
     async with asyncio.timeout(None if math.isinf(left) else left):
         yield
@@ -28,11 +28,11 @@ async def within(deadline: Deadline) -> AsyncIterator[None]:
 async def connect_socket(sock: socket.socket, address: Any) -> None:
     """Connect the non-blocking ``sock``. Raises OSError; the caller owns and closes ``sock``.
 
-    Cancelled, the loop no longer watches the socket.
+    After a cancellation the loop no longer watches the socket.
     """
     code = sock.connect_ex(address)
     while code == errno.EAGAIN and sock.family == getattr(socket, "AF_UNIX", None):
-        # The listener's backlog is full, and Unix sockets do not queue: try again.
+        # The listener's backlog is full, and Unix sockets do not wait for it: try again.
         await asyncio.sleep(_BACKLOG_PAUSE)
         code = sock.connect_ex(address)
     if code in _IN_PROGRESS:
@@ -43,7 +43,7 @@ async def connect_socket(sock: socket.socket, address: Any) -> None:
 
 
 async def writable(sock: socket.socket) -> None:
-    """Until ``sock`` takes bytes, or has failed."""
+    """Return when ``sock`` takes bytes, or has failed."""
     loop = asyncio.get_running_loop()
     fd, ready = _event(sock)
     loop.add_writer(fd, _set, ready)
@@ -54,7 +54,7 @@ async def writable(sock: socket.socket) -> None:
 
 
 async def readable(sock: socket.socket) -> None:
-    """Until ``sock`` has bytes, or has ended."""
+    """Return when ``sock`` has bytes, or has ended."""
     loop = asyncio.get_running_loop()
     fd, ready = _event(sock)
     loop.add_reader(fd, _set, ready)

@@ -19,14 +19,14 @@ from aiodist.transport.callbacks import CallbackConnection
 SCHEME = "inproc"
 
 COPY_BUDGET = 4 << 20
-"""Bytes copied in one turn of the loop before others get theirs."""
+"""Bytes copied in one turn of the loop before other callbacks get their turn."""
 
 CHUNKS_A_TURN = 256
 """Buffers filled in one turn of the loop: many tiny ones take time as well."""
 
 
 class InprocHub:
-    """Where the ranks of one process meet. One for all of them; they hand it to InprocTransport."""
+    """The meeting point of the ranks of one process, which all of them pass to InprocTransport."""
 
     def __init__(self) -> None:
         self._listeners: dict[str, InprocListener] = {}
@@ -47,7 +47,7 @@ class InprocHub:
 
 
 class InprocListener(Listener):
-    """A place on the hub."""
+    """An address on the hub."""
 
     def __init__(self, hub: InprocHub, on_accept: OnAccept) -> None:
         self.address = hub.new_address()
@@ -73,7 +73,7 @@ class InprocTransport(Transport):
     async def connect(self, address: str, deadline: Deadline) -> Connection:
         if not address.startswith(f"{SCHEME}:"):
             raise InvalidUsageError(f"not an in-process address: {address!r}; write inproc:N")
-        await asyncio.sleep(0)  # as over a socket, nothing is connected within the call
+        await asyncio.sleep(0)  # as over a socket, the call suspends before it is connected
         listener = self._hub.find(address)
         if listener is None:
             raise DistNetworkError(
@@ -95,14 +95,14 @@ class InprocTransport(Transport):
 
 
 class InprocConnection(CallbackConnection):
-    """One end of a pair. It pushes what it has queued into the other end's receiver."""
+    """One end of a pair. It copies what it has queued into the other end's receiver."""
 
     def __init__(self, peer_name: str) -> None:
         super().__init__(SCHEME, peer_name)
         self._peer: InprocConnection | None = None
         self._scheduled = False
         self._closed = False  # sends fail, and nothing is delivered here any more
-        self._finished = False  # what was queued is gone too
+        self._finished = False  # the queue is empty, too
         self._flushed: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
@@ -143,7 +143,7 @@ class InprocConnection(CallbackConnection):
             view, on_sent = self._queue[0]
             if view.nbytes:
                 count = peer._take(view)
-                if count == 0:  # its start() will schedule us again
+                if count == 0:  # the receiver's start() will schedule this again
                     return
                 budget -= count
                 if not self._queue:  # aborted from within
@@ -161,7 +161,7 @@ class InprocConnection(CallbackConnection):
 
     def _take(self, view: memoryview) -> int:
         """Copy the beginning of ``view`` to the receiver. Returns the bytes, 0 without a receiver."""
-        if self._closed:  # closing, it reads on into nothing, as a socket would
+        if self._closed:  # a closing end reads and discards, as a socket does
             return view.nbytes
         receiver = self._receiver
         if receiver is None:
@@ -184,7 +184,7 @@ class InprocConnection(CallbackConnection):
         self._closed = True
         self._receiver = None
         if self._peer is not None:
-            self._peer._schedule()  # what it has queued for us goes nowhere, and it may finish
+            self._peer._schedule()  # its queue is discarded here, so that it may finish
         try:
             if self._queue:
                 if self._flushed is None:
@@ -202,13 +202,13 @@ class InprocConnection(CallbackConnection):
         self._finish(self._closed_error())
 
     def close_now(self, timeout: float = 0.0) -> None:
-        """Close without a loop; both ends live in this process, so nothing is worth a wait."""
+        """Close without a loop. Both ends live in this process, so there is nothing to wait for."""
         self._closed = self._finished = True
         self._receiver = None
         self._queue.clear()
 
     def close_in_child(self) -> None:
-        """Forget the stream in a forked child, which has its own copy of both ends."""
+        """Drop the stream in a forked child, which has its own copy of both ends."""
         self.close_now()
 
     def _finish(self, error: BaseException) -> None:
@@ -222,7 +222,7 @@ class InprocConnection(CallbackConnection):
         self._fail_queue(error)
 
     def _end(self, error: BaseException | None) -> None:
-        """The stream is over, and not by this side's doing."""
+        """Handle the end of the stream that this side did not cause."""
         if self._finished:
             return
         receiver, was_open = self._receiver, not self._closed

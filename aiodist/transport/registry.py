@@ -1,8 +1,4 @@
-"""Which transport serves which scheme of addresses.
-
-A new transport takes its place here: shared memory as scheme ``shm``, which the mesh offers to
-peers that have proven to be on this host.
-"""
+"""The transports of a rank, by the scheme of their addresses. A new transport is registered here."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from aiodist.transport.unix import UnixTransport
 
 
 class Transports:
-    """The transports of one rank, made on first use. ``factories``: scheme to maker."""
+    """The transports of one rank, made on first use. ``factories``: scheme to factory."""
 
     def __init__(self, factories: Mapping[str, Callable[[], Transport]]) -> None:
         self._factories = dict(factories)
@@ -33,7 +29,9 @@ class Transports:
         hub: InprocHub | None = None,
         certificates: Certificates | None = None,
     ) -> Transports:
-        """``tcp`` on ``host``, ``unix``; ``tls`` and ``inproc`` with certificates and a hub."""
+        """Return ``tcp`` on ``host`` and ``unix``; with certificates also ``tls``, with a hub also
+        ``inproc``.
+        """
         factories: dict[str, Callable[[], Transport]] = {
             "tcp": lambda: TcpTransport(host, source_hosts=source_hosts),
             "unix": UnixTransport,
@@ -49,7 +47,7 @@ class Transports:
         return tuple(self._factories)
 
     def get(self, scheme: str) -> Transport:
-        """The transport for ``scheme``; the same one each time. Raises InvalidUsageError."""
+        """Return the transport for ``scheme``, the same one each time. Raises InvalidUsageError."""
         if scheme not in self._made:
             if scheme not in self._factories:
                 known = ", ".join(self._factories)

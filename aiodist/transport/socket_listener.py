@@ -15,11 +15,11 @@ from aiodist.transport.stream_socket import SocketConnection
 logger = logging.getLogger("aiodist.transport")
 
 BACKLOG = 4096
-"""Connections the kernel holds for us until they are accepted; the system may cap it."""
+"""Connections that the kernel holds until they are accepted; the system may cap it."""
 
 ACCEPTS_A_TURN = 64
 PAUSE_SECONDS = 0.2
-"""How long accepting rests when the process or the system is out of descriptors or memory."""
+"""Seconds to wait before accepting again if the system is out of descriptors or memory."""
 
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -27,10 +27,10 @@ Wrap = Callable[[socket.socket], SocketConnection | None]
 
 
 class SocketListener(Listener):
-    """Accepts on a bound and listening socket, which it owns.
+    """Accept connections on a bound and listening socket, which it owns.
 
-    ``wrap`` makes a connection of an accepted socket, or returns None after refusing it;
-    ``on_closed`` gives back what else belongs to the address (a file, a directory).
+    ``wrap`` makes a connection of an accepted socket, or returns None after refusing it.
+    ``on_closed`` releases what else belongs to the address (a file, a directory).
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class SocketListener(Listener):
             )
 
     def _pause(self, error: OSError) -> None:
-        # The connection stays in the backlog, so the socket stays readable: without a pause
-        # the loop would spin.
+        # The connection stays in the backlog, so the socket stays readable. Without a pause the
+        # loop would spin.
         if not self._complained:
             self._complained = True
             logger.warning(
@@ -106,7 +106,7 @@ class SocketListener(Listener):
         self.close_now()
 
     def close_now(self) -> None:
-        """``close`` without a running loop, for interpreter exit."""
+        """Close without a running loop, for interpreter exit."""
         if self._closed:
             return
         self._closed = True
@@ -119,7 +119,7 @@ class SocketListener(Listener):
             self._on_closed()
 
     def close_in_child(self) -> None:
-        """Give back the descriptor in a forked child; the parent keeps listening."""
+        """Close the descriptor in a forked child; the parent keeps listening."""
         if not self._closed:
             self._closed = True
             os.close(self._sock.detach())

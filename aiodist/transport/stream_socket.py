@@ -36,7 +36,7 @@ MAX_PARTS = 64
 """Buffers in one ``sendmsg``; far below every system's IOV_MAX."""
 
 DRAIN_SECONDS = 1.0
-"""How long ``close`` reads on after the last byte, waiting for the other side's end."""
+"""Seconds that ``close`` reads on after the last byte, waiting for the other side's end."""
 
 _BLOCKED = (BlockingIOError, InterruptedError)
 _OPEN, _CLOSING, _CLOSED = range(3)
@@ -50,8 +50,8 @@ class SocketConnection(CallbackConnection):
         super().__init__(scheme, peer_name)
         sock.setblocking(False)
         self._sock = sock
-        self._fd = sock.fileno()  # watched for what comes
-        self._out = self._fd  # watched for room for what goes
+        self._fd = sock.fileno()  # watched for incoming bytes
+        self._out = self._fd  # watched for room for outgoing bytes
         self._state = _OPEN
         self._writing = False  # inside a flush or an on_sent: send() only queues
         self._wants_writer = False
@@ -110,7 +110,7 @@ class SocketConnection(CallbackConnection):
                 self._end(error)
                 return
             budget -= count
-            # A short read has emptied the socket: the call that would only say so is spared.
+            # A short read has emptied the socket, so another call would find nothing.
             if (count < size and not self._broken) or budget <= 0:
                 return
 
@@ -188,7 +188,7 @@ class SocketConnection(CallbackConnection):
             self._wake()
 
     def _next_batch(self) -> tuple[list[memoryview], int]:
-        """The front of the queue, as much as one call should carry, and its size in bytes."""
+        """Return the front of the queue, as much as one call should carry, and its length in bytes."""
         batch: list[memoryview] = []
         size = 0
         most = MAX_PARTS if _HAS_SENDMSG else 1
@@ -207,7 +207,7 @@ class SocketConnection(CallbackConnection):
         return batch, size
 
     def _advance(self, sent: int) -> None:
-        """Take ``sent`` bytes off the queue, then tell whose sends are complete."""
+        """Take ``sent`` bytes off the queue, then report the completed sends."""
         queue = self._queue
         finished: list[OnSent] = []
         while queue:
@@ -233,8 +233,8 @@ class SocketConnection(CallbackConnection):
                 self._loop.remove_writer(self._out)
 
     def _on_write_error(self, error: OSError) -> None:
-        # Reported a turn later: lost() from within send() would surprise every caller, and what
-        # the other side said before it closed may still lie in the socket, unread.
+        # Report it a turn later: lost() inside send() would surprise the caller, and the last data
+        # of the other side may still lie unread in the socket.
         self._broken = self._writing = True
         if self._wants_writer:
             self._wants_writer = False
@@ -260,7 +260,7 @@ class SocketConnection(CallbackConnection):
             return
         self._done = self._loop.create_future()
         self._state = _CLOSING
-        # Reading goes on, into nothing: two sides that flush at each other must both read.
+        # Keep reading and discard the data: two sides that flush to each other must both read.
         if self._receiver is None:
             self._loop.add_reader(self._fd, self._on_readable)
         self._receiver = _Discard()
@@ -293,7 +293,7 @@ class SocketConnection(CallbackConnection):
     def close_now(self, timeout: float = 0.2) -> None:
         """Close without a loop, at interpreter exit: best effort, at most ``timeout`` seconds.
 
-        What is queued is sent as far as time allows; on_sent is not called for it.
+        Queued data is sent as far as time allows; on_sent is not called for it.
         """
         if self._state == _CLOSED:
             return
@@ -315,10 +315,10 @@ class SocketConnection(CallbackConnection):
                     break
 
     def close_in_child(self) -> None:
-        """Give back the descriptor in a forked child; the parent's stream goes on unharmed.
+        """Close the descriptor in a forked child; the parent's stream stays open.
 
-        No shutdown, which would end the stream for both, and no call to the loop: the child
-        shares the parent's epoll instance, and to unregister here would unregister there.
+        No shutdown, which would end the stream for both, and no call to the loop: the child shares
+        the parent's epoll instance, and to unregister here would unregister there.
         """
         if self._state != _CLOSED:
             self._state = _CLOSED
@@ -327,7 +327,9 @@ class SocketConnection(CallbackConnection):
             os.close(self._sock.detach())
 
     def _end(self, error: BaseException | None) -> None:
-        """The stream is over, and not by our own doing (or not yet: close() was still busy)."""
+        """Handle the end of the stream that this side did not cause, or not yet while close()
+        flushes.
+        """
         if self._state == _CLOSED:
             return
         receiver, was_open = self._receiver, self._state == _OPEN

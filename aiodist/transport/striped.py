@@ -34,14 +34,14 @@ MAX_STREAMS = 64
 _HELLO = struct.Struct("<16sHH")  # the bundle's name, the stream's number, how many there are
 
 _CROWD = 1024
-"""Streams that may be in their greeting with one listener at the same moment."""
+"""The most streams that may be in their greeting with one listener at the same moment."""
 
 
 class StripedTransport(Transport):
     """Bundles of ``streams`` TCP streams each.
 
-    ``hosts``: the addresses of this host's interfaces to use, in turn. Raises InvalidUsageError for
-    a number of streams that cannot be.
+    ``hosts``: the addresses of this host's interfaces to use in turn. Raises InvalidUsageError for
+    an impossible number of streams.
     """
 
     scheme = SCHEME
@@ -59,7 +59,7 @@ class StripedTransport(Transport):
         try:
             for way in self._ways:
                 listener = await way.listen_raw(on_accept, reception.wrap)
-                listeners.append(listener)  # each is to be closed if one fails
+                listeners.append(listener)  # all are closed if one fails
         except BaseException:
             for each in listeners:
                 await each.close()
@@ -81,7 +81,9 @@ class StripedTransport(Transport):
                 way = self._ways[number % len(self._ways)]
                 place = places[number % len(places)]
                 sockets.append(await way.connected_socket(place, deadline))
-            for number, sock in enumerate(sockets):  # some bytes, which every new stream takes
+            for number, sock in enumerate(
+                sockets
+            ):  # a few bytes fit into every new stream's buffer
                 sock.send(_HELLO.pack(name, number, self._streams))
         except OSError as error:
             _close(sockets)
@@ -125,7 +127,7 @@ class StripedConnection(SocketConnection):
 
 
 class _Listener(Listener):
-    """Those of all interfaces."""
+    """The listeners of all interfaces as one."""
 
     def __init__(self, listeners: Sequence[Listener], reception: _Reception) -> None:
         places = [listener.address.partition("://")[2] for listener in listeners]
@@ -146,7 +148,7 @@ class _Listener(Listener):
 
 
 class _Reception:
-    """Streams that have been accepted and whose bundle is not complete."""
+    """Accepted streams whose bundle is not complete."""
 
     def __init__(self, on_accept: OnAccept) -> None:
         self._on_accept = on_accept
@@ -165,7 +167,7 @@ class _Reception:
         self._pending.admit(guest, guest.name)
 
     def greeted(self, guest: _Guest, hello: bytes) -> None:
-        """``guest`` has said which stream of which bundle it is."""
+        """Add ``guest``, which has told its bundle and number."""
         name, number, count = _HELLO.unpack(hello)
         which = name, count
         if number in self._bundles.get(which, ()) or not number < count <= MAX_STREAMS:
@@ -193,7 +195,7 @@ class _Reception:
     def refused(self, guest: _Guest, error: BaseException) -> None:
         assert self._pending is not None  # as in `wrap`
         self._pending.turned_away(guest, error)
-        # Its bundle will never be complete: the others are thrown out when their time is up.
+        # Its bundle will never be complete: its other streams are dropped after their timeout.
         self._bundles.pop(guest.bundle, None)
         guest.dismiss()
 
@@ -208,7 +210,7 @@ class _Reception:
 
 
 class _Guest:
-    """A stream that has yet to say which one it is, or whose bundle is not complete."""
+    """A stream that has not yet told its number, or whose bundle is not complete."""
 
     def __init__(self, sock: socket.socket, name: str, reception: _Reception) -> None:
         self.sock = sock
