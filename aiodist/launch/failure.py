@@ -1,4 +1,4 @@
-"""What went wrong first, told so that the cause is the last thing on the screen."""
+"""Find what failed first, and report it so that the cause is the last thing on the screen."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CONSEQUENCES = re.compile(
     re.M,
 )
 _TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ", re.M)
-"""What torch.distributed puts before each line of an uncaught exception's traceback."""
+"""The prefix that torch.distributed puts before each line of an uncaught exception's traceback."""
 
 
 class Tail:
@@ -62,36 +62,38 @@ class Failure:
     host: str
     status: int
     stderr: str | None
-    """The tail of its stderr; None where the output was not read."""
+    """The tail of its stderr; None if the output was not read."""
     stopped: bool = False
     """Whether the launcher had asked it to end, because of the failure of another rank."""
 
     @property
     def code(self) -> int:
-        """The exit code a shell would report: 128 + signal for a signal.
+        """Return the exit code that a shell would report: 128 + signal for a signal.
 
-        1, Python's own for an exception, where the launcher stopped a rank that had raised.
+        If the launcher stopped a rank that had raised, it is 1, Python's own for an exception.
         """
         return 1 if self.stopped else exit_code(self.status)
 
     @property
     def cause(self) -> str:
-        """``exit code 1``, ``SIGKILL``."""
+        """Return ``exit code 1`` or ``SIGKILL``."""
         ended = describe_status(self.status)
         return f"an exception, and still ending when stopped: {ended}" if self.stopped else ended
 
     def is_consequence(self) -> bool:
-        """Whether it says itself that another rank is to blame: its peer was lost, or cancelled."""
+        """Return whether its own error names another rank as the cause: a lost peer, or a
+        cancellation.
+        """
         return self._consequence() is not None
 
     def accused(self) -> int | None:
-        """Return the rank that a consequence names as lost; None where it names none."""
+        """Return the rank that a consequence names as lost, or None."""
         found = self._consequence()
         rank = None if found is None else found["rank"]
         return None if rank is None else int(rank)
 
     def raised(self) -> bool:
-        """Whether it wrote a traceback that blames no other rank."""
+        """Return whether it wrote a traceback that names no other rank as the cause."""
         return last_traceback(self.stderr or "") is not None and not self.is_consequence()
 
     def _consequence(self) -> re.Match[str] | None:
@@ -99,7 +101,7 @@ class Failure:
         return None if trace is None else _CONSEQUENCES.search(trace)
 
     def summary(self, others: str = "") -> str:
-        """Several lines, the traceback last."""
+        """Return several lines, the traceback last."""
         lines = [
             f"aiodist: rank {self.rank} failed first: {self.cause} "
             f"(local rank {self.local_rank}, pid {self.pid}, host {self.host})"
@@ -130,12 +132,12 @@ class Failure:
 
 
 def exit_code(status: int) -> int:
-    """A shell's exit code from subprocess's returncode."""
+    """Return a shell's exit code for subprocess's returncode."""
     return 128 - status if status < 0 else status
 
 
 def describe_status(status: int) -> str:
-    """``exit code 3`` or ``SIGSEGV``."""
+    """Return ``exit code 3`` or ``SIGSEGV``."""
     if status >= 0:
         return f"exit code {status}"
     try:
@@ -145,7 +147,7 @@ def describe_status(status: int) -> str:
 
 
 def last_traceback(text: str) -> str | None:
-    """The last Python traceback in ``text`` with those it is chained to; None without one."""
+    """Return the last Python traceback in ``text`` with those it is chained to; None without one."""
     starts = [match.start() for match in _START.finditer(text)]
     if not starts:
         return None

@@ -12,7 +12,7 @@ import select
 from typing import NamedTuple
 
 LINE_LIMIT = 1 << 20
-"""Bytes of one line kept back for its end; beyond, it is shown in parts."""
+"""Bytes of one line held back until its end; a longer line is shown in parts."""
 
 COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 """Terminal colours of the ranks in turn; red is left to errors."""
@@ -33,7 +33,7 @@ class Piece(NamedTuple):
 
 
 class LineSplitter:
-    """Cuts a stream of bytes at line feeds and carriage returns. Any bytes are allowed."""
+    """Split a stream of bytes at line feeds and carriage returns. Any bytes are allowed."""
 
     def __init__(self, limit: int = LINE_LIMIT) -> None:
         self._limit = limit
@@ -41,11 +41,11 @@ class LineSplitter:
 
     @property
     def holds_text(self) -> bool:
-        """Whether the start of a line is waiting for its end."""
+        """Whether the start of a line waits for its end."""
         return bool(self._rest)
 
     def feed(self, data: bytes) -> list[Piece]:
-        """The pieces that are complete now."""
+        """Return the pieces that are complete now."""
         data = self._rest + data
         pieces, start = [], 0
         for match in _END.finditer(data):
@@ -58,17 +58,17 @@ class LineSplitter:
         return pieces
 
     def flush(self) -> list[Piece]:
-        """The unfinished rest, as a piece without an end."""
+        """Return the unfinished rest, as a piece without an end."""
         rest, self._rest = self._rest, b""
         return [Piece(rest, b"")] if rest else []
 
 
 class Screen:
-    """Puts pieces of many sources on one file descriptor, which it does not own.
+    """Write pieces of many sources to one file descriptor, which it does not own.
 
-    A line that one source leaves open (a progress bar, a prompt) is never continued by
-    another: on a terminal the other's line appears above and the open one is drawn again, in a
-    file or pipe the open one is ended first.
+    If a source leaves a line open (a progress bar, a prompt), another source never continues it. On
+    a terminal the other's line appears above and the open one is drawn again. In a file or pipe the
+    open line is ended first.
     """
 
     def __init__(self, fd: int, *, tty: bool) -> None:
@@ -106,7 +106,7 @@ class Screen:
         self._owner, self._returned = source, end == b"\r"
 
     def settle(self) -> None:
-        """End the line that is open, if one is: what follows starts at the left."""
+        """End the open line, if there is one, so that the next text starts at the left."""
         if self._owner is not None:
             self._buffer += b"\n"
             self._owner = None
@@ -122,7 +122,7 @@ class Screen:
 
 
 class Console:
-    """The launcher's stdout and stderr as screens; one and the same where both go to one place."""
+    """The launcher's stdout and stderr as screens, which are one screen if both go to one place."""
 
     def __init__(self, stdout: int, stderr: int) -> None:
         """Ranks have colours on a terminal, unless NO_COLOR is set."""
@@ -133,13 +133,13 @@ class Console:
         self._colour = not os.environ.get("NO_COLOR")
 
     def prefix(self, rank: int, screen: Screen) -> bytes:
-        """What stands before each line of ``rank`` on ``screen``."""
+        """Return the prefix of each line of ``rank`` on ``screen``."""
         if not (self._colour and screen.tty):
             return b"[%d] " % rank
         return b"\x1b[%dm[%d]\x1b[0m " % (COLOURS[rank % len(COLOURS)], rank)
 
     def say(self, text: str) -> None:
-        """The launcher's own words, on stderr, on lines of their own."""
+        """Write the launcher's own text to stderr, on separate lines."""
         self.stderr.settle()
         for line in text.splitlines():
             self.stderr.put(self, b"", Piece(line.encode(errors="replace"), b"\n"))

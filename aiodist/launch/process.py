@@ -17,7 +17,9 @@ _HERE = Path(__file__).parent
 
 
 def helper_command(name: str) -> list[str]:
-    """How to run one of this folder's programs: quick to start, deaf to PYTHON* variables."""
+    """Return the command for one of this folder's programs: quick to start, ignoring PYTHON*
+    variables.
+    """
     return [sys.executable, "-I", "-S", str(_HERE / name)]
 
 
@@ -83,7 +85,7 @@ class RankProcess:
         stderr: int | None,
         replacement: bool = False,
     ) -> None:
-        """Descriptors are as in subprocess.Popen. Raises OSError where nothing can be started."""
+        """Start the process. Descriptors are as in subprocess.Popen. Raises OSError."""
         self.rank = rank
         self.local_rank = local_rank
         self.replacement = replacement
@@ -111,7 +113,7 @@ class RankProcess:
         return self.status is None
 
     def reap(self) -> bool:
-        """Whether it has ended just now; ``status`` then says how."""
+        """Return whether it has ended just now; ``status`` then says how."""
         if self.status is not None:
             return False
         self.status = self.popen.poll()
@@ -126,7 +128,7 @@ class RankProcess:
             self.pidfd = None
 
     def send(self, number: int) -> None:
-        """Signal the rank, not what it started.
+        """Signal the rank, but not what it started.
 
         A data loader's worker that ends first makes its trainer fail while that tries to save its
         work. Ctrl-C goes to all, as in a shell.
@@ -164,7 +166,7 @@ class RankProcess:
 
 
 def _only_zombies(group: int) -> bool:
-    """Whether every process of ``group`` has ended; False where the system does not tell."""
+    """Return whether every process of ``group`` has ended; False if the system does not tell."""
     stats = glob.glob("/proc/[0-9]*/stat")
     for path in stats:
         try:
@@ -179,7 +181,9 @@ def _only_zombies(group: int) -> bool:
 
 
 def _pidfd(pid: int) -> int | None:
-    """A descriptor that becomes readable when the child ends, where the system has such a thing."""
+    """Return a descriptor that becomes readable when the child ends, or None if the system has
+    none.
+    """
     if sys.platform == "linux":
         try:
             return os.pidfd_open(pid)

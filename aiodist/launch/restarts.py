@@ -1,4 +1,4 @@
-"""Starting ranks anew: how often, which of them, and the store where replacements meet the others."""
+"""Restart ranks: how often, which of them, and the store where replacements meet the others."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ _ANSWER_SECONDS = 10.0
 
 
 class Restarts:
-    """What ``--max-restarts`` allows. A context: inside of it, if any is allowed, the store serves.
+    """The restarts that ``--max-restarts`` allows. A context manager, in which the store serves.
 
-    The store lives in the launcher, so that it outlives every rank. One thread runs it; the
-    methods are for the launcher's own thread.
+    The store lives in the launcher, so that it outlives every rank; without restarts there is no
+    store. One thread runs it; the methods are for the launcher's own thread.
     """
 
     def __init__(self, limit: int, secret: bytes, certificates: Certificates | None = None) -> None:
-        """``secret``, ``certificates``: the job's, which the ranks show to the store."""
+        """Create a counter. ``secret``, ``certificates``: the job's, which the ranks show to the
+        store.
+        """
         self.limit = limit
         self.used = 0
         self._secret = secret
@@ -39,11 +41,11 @@ class Restarts:
 
     @property
     def left(self) -> int:
-        """How many more starts are allowed."""
+        """Return how many more starts are allowed."""
         return self.limit - self.used
 
     def variables(self, rank: int, *, replacement: bool) -> dict[str, str]:
-        """What ``rank`` finds in its environment about this."""
+        """Return the environment variables about restarts for ``rank``."""
         if self._server is None:
             return {}
         count = str(self._counts.get(rank, 0))
@@ -57,10 +59,10 @@ class Restarts:
         return found | ({"AIODIST_REPLACEMENT": "1"} if replacement else {})
 
     def may_replace(self, rank: int, others: Sequence[int]) -> bool:
-        """Whether ``rank`` alone is to be started anew: all have said that they can take that.
+        """Return whether ``rank`` alone can be restarted: all have registered that they support it.
 
-        ``others``: the ranks that run. One of them has to be a member that can take the new one in:
-        processes that wait to be taken in themselves cannot.
+        ``others``: the ranks that run. One of them must be a member that can take the new one in.
+        Processes that wait to be taken in themselves cannot.
         """
         if self.left <= 0 or not others:
             return False
@@ -73,13 +75,13 @@ class Restarts:
         return bool(ranks and self.used) and self._do(self._wait_in_rejoin(ranks))
 
     def replace(self, rank: int) -> None:
-        """``rank`` is started anew."""
+        """Count a restart of ``rank``."""
         self.used += 1
         self._counts[rank] = self._counts.get(rank, 0) + 1
         self._do(self._forget([rank]))
 
     def start_over(self, ranks: Sequence[int]) -> None:
-        """All ``ranks`` are."""
+        """Count a restart of all ``ranks``."""
         self.used += 1
         self._elastic.clear()
         for rank in ranks:
@@ -127,7 +129,7 @@ class Restarts:
         return PrefixStore("rejoin", self._server.store())
 
     async def _registered(self, ranks: Sequence[int]) -> set[int]:
-        """Those whose present process has."""
+        """Return the ranks whose present process has registered."""
         store = self._store()
         return {rank for rank in ranks if await store.check([f"elastic/{rank}"])}
 
@@ -135,7 +137,7 @@ class Restarts:
         return len(await waiting_at(self._store(), ranks)) == len(ranks)
 
     async def _forget(self, ranks: Sequence[int]) -> None:
-        """What processes that have ended had written."""
+        """Delete the keys that ended processes have written."""
         store = self._store()
         for rank in ranks:
             await store.delete_key(f"elastic/{rank}")

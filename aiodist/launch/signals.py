@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP of the launcher, brought into its loop."""
+"""Deliver SIGINT, SIGTERM and SIGHUP of the launcher to its loop."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class SignalInbox:
         return self._read
 
     def drain(self) -> None:
-        """Forget the wake-ups so far."""
+        """Discard the wake-ups so far."""
         try:
             while os.read(self._read, 512):
                 pass

@@ -1,4 +1,4 @@
-"""What to start: one node's share of a job."""
+"""The job to start: one node's share of it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class JobSpec:
     max_restarts: int = 0
     """How often ranks that failed are started anew, before a failure ends the job; on one node."""
     keep_going: bool = False
-    """Leave the others alone when a rank fails; they notice by themselves, and may `shrink`."""
+    """Leave the other ranks running when a rank fails; they notice by themselves, and may `shrink`.
+    """
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     """What the ranks inherit, before the job's own variables."""
 
@@ -85,23 +86,23 @@ class JobSpec:
         return self.nnodes * self.nproc
 
     def rank_of(self, local_rank: int) -> int:
-        """The global rank of this node's ``local_rank``."""
+        """Return the global rank of this node's ``local_rank``."""
         return self.node_rank * self.nproc + local_rank
 
     def command(self, local_rank: int) -> list[str]:
-        """The command line of one rank."""
+        """Return the command line of one rank."""
         own = [f"--local_rank={local_rank}"] if self.pass_local_rank else []
         return [*self.program, *own, *self.arguments]
 
     def limits_threads(self) -> bool:
-        """Whether ranks get OMP_NUM_THREADS=1, so that they do not fight over the cores."""
+        """Whether ranks get OMP_NUM_THREADS=1, so that they do not compete for the cores."""
         return self.nproc > 1 and "OMP_NUM_THREADS" not in self.environment
 
     def shared_environment(self, port: int) -> dict[str, str]:
-        """What every rank of this node has in common; made once for the job.
+        """Return the environment common to all ranks of this node; made once for the job.
 
         On several nodes the secret and the run's name are what the user set, or unset: one node
-        cannot tell the others what it invented.
+        cannot tell the others what it generated.
         """
         env = dict(self.environment)
         for name in INHERITED_FROM_AN_OUTER_JOB:
@@ -114,7 +115,7 @@ class JobSpec:
         return env | meeting_environment(self.master_addr, port)
 
     def rank_variables(self, local_rank: int) -> dict[str, str]:
-        """What only this rank has."""
+        """Return the variables of this rank alone."""
         return rank_environment(
             rank=self.rank_of(local_rank),
             local_rank=local_rank,

@@ -1,4 +1,4 @@
-"""A rank's stdout or stderr on its way to the screen."""
+"""Move a rank's stdout or stderr to the screen."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from aiodist.launch.output import LineSplitter, Piece, Screen
 CHUNK = 1 << 16
 
 DRAIN_LIMIT = 64
-"""Chunks read at a rank's end: more than a pipe can hold, so all the rank wrote is in it,
-and an end even where something it started goes on writing."""
+"""Chunks read at a rank's end. This is more than a pipe can hold, so it includes all that the rank
+wrote. It is bounded in case a process that the rank started goes on writing."""
 
 PATIENCE = 0.1
 """Seconds after which a terminal shows a line without its end: a prompt, a bar."""
 
 
 class OutputStream:
-    """Reads a pipe without ever blocking and puts its lines on a screen."""
+    """Read a pipe without blocking, and put its lines on a screen."""
 
     def __init__(
         self, rank: int, pipe: IO[bytes], screen: Screen, prefix: bytes, tail: Tail | None
@@ -40,17 +40,17 @@ class OutputStream:
         return self._fd
 
     def read(self) -> None:
-        """Take what is there, one chunk: each rank gets its turn."""
+        """Read one chunk: each rank gets its turn."""
         self._take()
 
     def drain(self) -> None:
-        """Take all that is in the pipe."""
+        """Read all that is in the pipe."""
         for _ in range(DRAIN_LIMIT):
             if self.closed or not self._take():
                 return
 
     def finish(self) -> None:
-        """No more will come: show the last line even without its end."""
+        """Show the last line even without its end: no more will come."""
         self.closed = True
         self._put(self._splitter.flush())
 
@@ -69,7 +69,7 @@ class OutputStream:
             self._put(self._splitter.flush())
 
     def _take(self) -> bool:
-        """Whether there was anything."""
+        """Read one chunk. Returns whether there was any."""
         try:
             data = os.read(self._fd, CHUNK)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Starts the ranks of one node, shows their output, and ends them together.
+"""Start the ranks of one node, show their output, and end them together.
 
 One thread, one selector. Whatever happens (a rank fails, Ctrl-C, a broken pipe, an error here), no
 rank outlives `Launcher.run`.
@@ -29,30 +29,31 @@ from aiodist.launch.spec import DEFAULT_MASTER_PORT, JobSpec
 from aiodist.launch.streams import OutputStream
 
 POLL = 0.05
-"""Seconds between looks at the children where the system cannot announce their end."""
+"""Seconds between checks of the children if the system cannot announce their end."""
 
 HEAR = 1.0
-"""Seconds that the others get, when a rank fails, to hear of it, write their dumps and tracebacks,
-and end by themselves, before they are asked to."""
+"""Seconds that the other ranks get after a failure before they are asked to end. They learn of it
+meanwhile, write their dumps and tracebacks, and end by themselves."""
 
 WAITING = 0.25
-"""Seconds between looks whether all that still run wait in ``rejoin()`` for others that are gone."""
+"""Seconds between checks whether all remaining processes wait in ``rejoin()`` for ranks that are
+gone."""
 
 SETTLE = 2.0
-"""Seconds that the others get to show the cause, when the first to fail blames another rank."""
+"""Seconds that the other ranks get to show the cause, if the first to fail names another rank."""
 
 LINGER = 0.5
 """Seconds that helpers of a finished rank get to end by themselves."""
 
 
 class Launcher:
-    """Runs one `JobSpec`. Use once; `run_job` is the short form."""
+    """Run one `JobSpec`. Use it once; `run_job` is the short form."""
 
     def __init__(self, spec: JobSpec, *, stdout: int = 1, stderr: int = 2) -> None:
-        """``stdout``, ``stderr``: descriptors that output goes to."""
+        """Create a launcher. ``stdout``, ``stderr``: descriptors for the output."""
         self.spec = spec
         self.failure: Failure | None = None
-        """The first rank to fail, once `run` has returned; None where none did."""
+        """The first rank to fail, once `run` has returned; None if no rank failed."""
         self._descriptors = stdout, stderr
         self._console = Console(stdout, stderr)
         self._ranks: list[RankProcess] = []
@@ -106,7 +107,7 @@ class Launcher:
         return self._conclude()
 
     def _port(self, stack: ExitStack) -> int:
-        """The port rank 0 is to listen on, kept for it if it runs on this node."""
+        """Return the port on which rank 0 will listen, reserved if it runs on this node."""
         spec = self.spec
         if spec.node_rank != 0:
             return spec.master_port or DEFAULT_MASTER_PORT
@@ -162,7 +163,7 @@ class Launcher:
             self._step()
 
     def _step(self, limit: float = math.inf) -> None:
-        """Wait for the next event, at most ``limit`` seconds, and deal with it."""
+        """Wait for the next event, at most ``limit`` seconds, and handle it."""
         timeout = min(limit, self._patience())
         for key, _ in self._selector.select(None if timeout == math.inf else timeout):
             act: Callable[[], None] = key.data
@@ -183,7 +184,7 @@ class Launcher:
             self._kill()
 
     def _patience(self) -> float:
-        """Seconds until something must be done even if nothing happens."""
+        """Return the seconds until the next timed action."""
         now = time.monotonic()
         patience = min(self._stop_at, self._kill_at) - now
         if any(rank.running and rank.pidfd is None for rank in self._ranks):
@@ -237,7 +238,7 @@ class Launcher:
         self._stop_at = min(self._stop_at, time.monotonic() + patience)
 
     def _go_on_without(self, rank: RankProcess) -> None:
-        """``rank`` has failed, and the others are left alone."""
+        """Leave the other ranks alone after the failure of ``rank``."""
         assert rank.status is not None
         rank.send_group(signal.SIGKILL)  # what it has left running may hold its streams open
         others = [other.rank for other in self._ranks if other.running]
@@ -267,15 +268,16 @@ class Launcher:
 
     @property
     def _only_replacements_run(self) -> bool:
-        """Whether no process is left but those that took the place of others, and none is stopped."""
+        """Return whether only replacements of failed processes are left, and none was stopped."""
         running = [rank for rank in self._ranks if rank.running]
         calm = self._stop_with is None and self._stop_at == math.inf
         return calm and bool(running) and all(rank.replacement for rank in running)
 
     def _end_waiting(self, now: float) -> None:
-        """Stop the replacements where all of them wait to be taken in and the members are gone.
+        """Stop the replacements if all of them wait to be taken in and the members are gone.
 
-        The members have returned by themselves, else the job would be stopping: it has succeeded.
+        The members have returned by themselves, otherwise the job would be stopping: it has
+        succeeded.
         """
         if now < self._look_at or not self._only_replacements_run:
             return
@@ -289,7 +291,7 @@ class Launcher:
             self._stop(signal.SIGTERM)
 
     def _start_over(self) -> bool:
-        """Start all ranks anew after a failure, if any restart is left."""
+        """Start all ranks anew after a failure, if a restart is left."""
         if not self._failures or self._restarts.left <= 0 or not self._may_go_on:
             return False
         self._sweep()
@@ -318,7 +320,9 @@ class Launcher:
     # stopping
 
     def _on_signal(self, number: int) -> None:
-        """Runs in the signal handler, so that it works even while the output is stuck."""
+        """Stop the ranks. Runs in the signal handler, so that it works even while the output is
+        stuck.
+        """
         if self._signal is None:
             self._signal = number
             if self._started:  # else a rank that is just being started would be missed
@@ -330,7 +334,7 @@ class Launcher:
         return signal.SIGINT if self._signal == signal.SIGINT else signal.SIGTERM
 
     def _stop(self, number: int) -> None:
-        """Ask all ranks to end, once; those that are there after the grace are killed."""
+        """Ask all ranks to end, once; those that remain after the grace period are killed."""
         self._stop_at = math.inf
         if self._stop_with is not None:
             return
@@ -347,7 +351,7 @@ class Launcher:
             rank.send_group(signal.SIGKILL)
 
     def _sweep(self) -> None:
-        """The ranks have ended: end what they left running, or it would hold their output open."""
+        """End what the ended ranks left running, which would hold their output open."""
         for number, seconds in (
             (0, LINGER),
             (signal.SIGTERM, self.spec.grace),
@@ -362,7 +366,7 @@ class Launcher:
                 self._step(0.02)
 
     def _release(self) -> None:
-        """Whatever happened: leave no process and no descriptor behind."""
+        """Leave no process and no descriptor behind, whatever happened."""
         for rank in self._ranks:
             if rank.running or not rank.group_gone:
                 rank.send_group(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What is to be started, checked before anything is: a script, a module or a program."""
+"""Check what is to be started before anything is: a script, a module or a program."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from aiodist.errors import InvalidUsageError
 
 
 def script_program(path: str) -> tuple[str, ...]:
-    """The command that runs the Python script (or folder with a ``__main__.py``) at ``path``."""
+    """Return the command that runs the Python script (or folder with a ``__main__.py``) at
+    ``path``.
+    """
     if os.path.isdir(path):
         if not os.path.isfile(os.path.join(path, "__main__.py")):
             raise InvalidUsageError(
@@ -30,9 +32,9 @@ def script_program(path: str) -> tuple[str, ...]:
 
 
 def module_program(name: str) -> tuple[str, ...]:
-    """The command that runs the module ``name``, as ``python -m`` does.
+    """Return the command that runs the module ``name``, as ``python -m`` does.
 
-    Parent packages are searched but not imported: they may be slow, or do things.
+    Parent packages are searched but not imported: their import may be slow or have side effects.
     """
     if name.endswith(".py") or "/" in name:
         raise InvalidUsageError(
@@ -60,7 +62,7 @@ def module_program(name: str) -> tuple[str, ...]:
 
 
 def plain_program(name: str) -> tuple[str, ...]:
-    """The command of ``--no_python``: any executable file, or a name on PATH."""
+    """Return the command of ``--no_python``: any executable file, or a name on PATH."""
     found = shutil.which(name)
     if found is None:
         if os.path.isfile(name):
@@ -92,7 +94,9 @@ def _find(name: str, places: Sequence[str] | None) -> importlib.machinery.Module
 
 
 def _program(name: str) -> str:
-    """What to do where ``name`` is no script but a program on PATH, such as python; else nothing."""
+    """Return advice if ``name`` is no script but a program on PATH, such as python; else an empty
+    text.
+    """
     if os.path.dirname(name) or shutil.which(name) is None:
         return ""
     return (

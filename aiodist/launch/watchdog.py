@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 
 def main() -> int:
-    """Read until the launcher is gone, then kill. Deaf to the signals that end whole sessions."""
+    """Read until the launcher is gone, then kill. Ignores the signals that end whole sessions."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     for group in surviving(sys.stdin.buffer):
@@ -27,7 +27,7 @@ def main() -> int:
 
 
 def surviving(lines: Iterable[bytes]) -> set[int]:
-    """The groups announced by ``+`` and not taken back by ``-``."""
+    """Return the groups announced by ``+`` and not taken back by ``-``."""
     groups: set[int] = set()
     for line in lines:
         if not line.endswith(b"\n"):

@@ -25,13 +25,13 @@ class RankInfo:
     pid: int
     addresses: tuple[str, ...]
     """Where the endpoint listens, best address first."""
-    lifelines: tuple[str, ...] = ()
+    heartbeat_addresses: tuple[str, ...] = ()
     """Where its heartbeat thread listens, best address first."""
     segment: str = ""
     """How to map its shared memory; empty if it has none."""
 
     def encode(self) -> bytes:
-        places = [list(self.addresses), list(self.lifelines)]
+        places = [list(self.addresses), list(self.heartbeat_addresses)]
         fields = [self.rank, self.host, self.host_id, self.pid, self.segment, *places]
         packed: bytes = msgpack.packb(fields)
         return packed
@@ -45,9 +45,9 @@ class RankInfo:
     def decode(cls, data: bytes) -> RankInfo:
         try:
             rank, host, host_id, pid, segment, *places = msgpack.unpackb(data)
-            addresses, lifelines = (tuple(map(str, place)) for place in places)
+            addresses, heartbeat_addresses = (tuple(map(str, place)) for place in places)
             who = int(rank), str(host), str(host_id), int(pid)
-            return cls(*who, addresses, lifelines, str(segment))
+            return cls(*who, addresses, heartbeat_addresses, str(segment))
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise ProtocolError("a rank sent a malformed rank info") from error
 

@@ -350,7 +350,9 @@ class FailureDetector:
         refusals: list[str] = []
         rank_info, own = self._rank_infos[rank], self._rank_infos[self.rank]
         addresses = [
-            a for a in rank_info.lifelines if reachable_at(a, rank_info, own, self._transports)
+            a
+            for a in rank_info.heartbeat_addresses
+            if reachable_at(a, rank_info, own, self._transports)
         ]
         for address in addresses:
             transport = self._transports[address.partition(":")[0]]

@@ -106,9 +106,11 @@ class Endpoint:
         """Listen on every transport and return this rank's info for the others. Raises
         DistNetworkError.
         """
-        lifelines: tuple[str, ...] = ()
+        heartbeat_addresses: tuple[str, ...] = ()
         if self._heartbeat is not None:
-            lifelines = await self._heartbeat.open(self._events.activity, self._pronounced)
+            heartbeat_addresses = await self._heartbeat.open(
+                self._events.activity, self._pronounced
+            )
         for transport in self._transports.values():
             self._listeners.append(await transport.listen(self._accept))
         close_in_children(self)
@@ -118,7 +120,7 @@ class Endpoint:
             self._host_id,
             os.getpid(),
             tuple(listener.address for listener in self._listeners),
-            lifelines,
+            heartbeat_addresses,
             "" if self.memory is None else self.memory.description,
         )
         return self.rank_info
@@ -334,7 +336,7 @@ class Endpoint:
                 if handle is not None:
                     handle.cancel()
             if peer.error is None:
-                peer.error = peer_lost(peer.rank_info, "this rank has left the mesh")
+                peer.error = peer_lost(peer.rank_info, "this rank has left")
                 if peer.outbox.connection is not None:
                     peer.outbox.control(encode(FrameType.GOODBYE))
         closing = [connection.close() for connection in self.connections()]

@@ -1,4 +1,4 @@
-"""Whose tensors a group of the torch backend takes, and where its futures say that they are."""
+"""The devices whose tensors a group of the torch backend takes, and those that its futures name."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ DEVICES = ("cpu", "cuda")
 
 
 class Devices:
-    """The kinds of device that one of torch's groups is for.
+    """The kinds of device of one torch group.
 
-    torch lets its user name a backend for each, as in "cpu:aiodist,cuda:nccl". A backend written in
-    Python takes the place of the whole group, so tensors that were meant for another backend come
-    here as well: they are refused, and not carried by another way than the one asked for.
+    torch lets its user name a backend for each kind, as in "cpu:aiodist,cuda:nccl". A backend
+    written in Python takes the place of the whole group, so tensors that were meant for another
+    backend arrive here as well. They are refused, and not carried by another backend than the one
+    that was named.
     """
 
     def __init__(self, group: Any) -> None:
@@ -29,12 +30,12 @@ class Devices:
 
     @property
     def served(self) -> list[torch.device]:
-        """Those kinds, as torch asks for them."""
+        """Return these kinds, as torch asks for them."""
         named = self._named()
         return [torch.device(kind) for kind in DEVICES if named.get(kind) == "aiodist"]
 
     def check(self, device: torch.device) -> None:
-        """Raise InvalidUsageError where a tensor on ``device`` is not for this group."""
+        """Raise InvalidUsageError if a tensor on ``device`` is not for this group."""
         named = self._named()
         if device.type not in {*DEVICES, *named}:
             return  # the engine refuses it
@@ -53,7 +54,7 @@ class Devices:
         )
 
     def _named(self) -> dict[str, str]:
-        """The backend named for each kind; for "aiodist" alone, the kinds that there are here."""
+        """Return the backend named for each kind; for "aiodist" alone, the kinds present here."""
         if self._known is None:
             group: Any = self._group()
             # torch enters a group there when it has it; what `splitGroup` made, never.
@@ -65,5 +66,7 @@ class Devices:
 
 
 def accelerators_of(tensors: Sequence[Any]) -> list[int | str | torch.device]:
-    """The devices, other than the CPU, that a future of ``tensors`` has to name (torch's type)."""
+    """Return the devices, other than the CPU, that a future of ``tensors`` has to name (torch's
+    type).
+    """
     return list(dict.fromkeys(tensor.device for tensor in tensors if not tensor.is_cpu))

@@ -1,4 +1,4 @@
-"""torch's futures of our operations, completed in a thread of their own and in order."""
+"""Complete torch's futures of aiodist's operations in order, in a separate thread."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class _Item(NamedTuple):
 
 
 class Completions:
-    """Completes futures of one group, in the order in which they were asked for.
+    """Complete the futures of one group in the order of the requests.
 
-    Callbacks of ``then()``, communication hooks among them, run in this object's thread, or in
-    the thread that calls ``then()`` where the future is complete by then: torch decides. They may
-    start collectives, and all ranks have to start them in one order. So `settle` lets a caller
-    wait, before it starts its next collective, until all callbacks are through.
+    Callbacks of ``then()``, communication hooks among them, run in this object's thread. If the
+    future is already complete, torch runs them in the thread that calls ``then()``. They may start
+    collectives, and all ranks have to start these in one order. So `settle` lets a caller wait,
+    before it starts its next collective, until all callbacks have run.
 
     ``level``: 0 for what is started outside of callbacks, 1 for what these start, and so on. Each
-    has a thread of its own, so a callback may wait for what it has started.
+    level has its own thread, so a callback may wait for what it has started.
 
-    The thread starts with the first future. It is a daemon: at the end of the process it may
-    still wait for an operation.
+    The thread starts with the first future. It is a daemon: at the end of the process it may still
+    wait for an operation.
     """
 
     def __init__(self, level: int = 0) -> None:
@@ -46,7 +46,7 @@ class Completions:
         future: torch.futures.Future[Any],
         ordered: bool,
     ) -> None:
-        """Set ``future``, to True, once ``operation`` and all that were added before have ended.
+        """Set ``future`` to True once ``operation`` and all that were added before have ended.
 
         ``ordered``: `settle` waits for its callbacks.
         """
@@ -71,7 +71,7 @@ class Completions:
                 self._changed.wait_for(lambda: not self._ordered)
 
     def close(self, *, join: bool = True) -> None:
-        """End the thread after what was added; ``join``: wait for that, some seconds at most."""
+        """End the thread after its present entries; ``join``: wait for that, some seconds at most."""
         with self._changed:
             if self._closed:
                 return
@@ -99,6 +99,6 @@ _here = threading.local()
 
 
 def level_here() -> int:
-    """How deep in callbacks the calling thread is: 0 outside of all."""
+    """Return how deep in callbacks the calling thread is: 0 outside of all."""
     level: int = getattr(_here, "level", 0)
     return level

@@ -1,4 +1,4 @@
-"""A ``torch.distributed.GroupEngine`` whose operations run on the engine.
+"""A ``torch.distributed.ProcessGroup`` whose operations run on the engine.
 
 torch passes tensors in lists of one (a relic of one process with many devices) and options in
 small objects. Here they become calls of the engine's backend, which checks them and has the
@@ -31,11 +31,11 @@ from aiodist.torch_backend.work import TorchReceive, TorchWork
 
 @untraced
 class TorchGroup(Membership):
-    """What ``init_process_group("aiodist")`` and ``new_group`` of torch give.
+    """The group that ``init_process_group("aiodist")`` and ``new_group`` of torch return.
 
-    Calls return at once and raise nothing; errors, those of arguments too, come with the `Work`.
-    They start in the order of the calls; what ``then`` callbacks of a future start, before what
-    is called after it (see `TorchWork.get_future`).
+    Calls return at once and raise nothing. Errors, those of arguments too, come with the `Work`.
+    Operations start in the order of the calls. Those that ``then`` callbacks of a future start come
+    before those of later calls (see `TorchWork.get_future`).
     """
 
     # -- all to all ranks
@@ -161,10 +161,10 @@ class TorchGroup(Membership):
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """A barrier that after ``timeout`` says which ranks did not come: all of them, always.
+        """Run a barrier that names all missing ranks after ``timeout``.
 
-        ``torch.distributed.monitored_barrier`` refuses every backend that is not called "gloo";
-        call this one on the group.
+        ``torch.distributed.monitored_barrier`` refuses every backend that is not called "gloo".
+        Call this method on the group instead.
         """
         options = c10d.BarrierOptions()
         if timeout is not None:

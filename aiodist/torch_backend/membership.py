@@ -1,4 +1,4 @@
-"""What every group of the torch backend has: its names, its life, and how operations start."""
+"""What every group of the torch backend has: its names, its lifetime, and how its operations start."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ _Base: Any = c10d.ProcessGroup
 
 @untraced
 class Membership(_Base):  # type: ignore[misc]  # see above
-    """A place in a group of the engine, as torch sees it; `TorchGroup` adds the operations."""
+    """A rank's membership in a group of the engine, as torch sees it; `TorchGroup` adds the
+    operations.
+    """
 
     def __init__(self, world: TorchWorld, group: GroupEngine, owns_world: bool) -> None:
         """``owns_world``: the world closes with this group."""
@@ -73,12 +75,14 @@ class Membership(_Base):  # type: ignore[misc]  # see above
                 return works
             return works[0] if len(works) == 1 else Several(works)
 
-        # Where the caller would do nothing but wait, it may as well run the operation itself.
+        # A caller that would only wait runs the operation itself.
         at_once = not getattr(opts, "asyncOp", True) and self._coalesced is None
         return self._handed(TorchWork(self._submit(name, run, at_once), tensors, completions))
 
     def _check_device(self, tensors: Sequence[Tensor]) -> None:
-        """Refuse tensors that were meant for another backend; the engine compares all with one."""
+        """Refuse tensors that were meant for another backend; the engine compares all devices with
+        one.
+        """
         if tensors:
             self._devices.check(tensors[0].device)
 
@@ -104,7 +108,9 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         return operation
 
     def _completions(self) -> Completions:
-        """Who completes the futures of what the calling thread starts."""
+        """Return the object that completes the futures of operations that the calling thread
+        starts.
+        """
         level = level_here()
         known = self._levels.get(level)
         return known or self._levels.setdefault(level, Completions(level))
@@ -119,7 +125,9 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         self._coalesced = []
 
     def _end_coalescing(self, device: torch.device) -> TorchWork:
-        """One handle for all that was started since ``_start_coalescing``; it runs already."""
+        """Return one handle for all operations started since ``_start_coalescing``, which run
+        already.
+        """
         works, self._coalesced = self._coalesced or [], None
         return together(works, self._completions())
 
@@ -175,7 +183,9 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         return [self._group.ranks[rank] for rank in ranks]
 
     def subgroup(self, name: str, ranks: Sequence[int], timeout: timedelta | None) -> Self:
-        """A group of some global ranks, over the same connections; the group's timeout if None."""
+        """Return a group of some global ranks over the same connections. ``timeout``: None for the
+        group's.
+        """
         seconds = self._group.timeout if timeout is None else timeout.total_seconds()
         return type(self)(self._world, self._world.subgroup(name, ranks, seconds), False)
 
@@ -188,7 +198,7 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         desc: str | None = None,
         devices: Any = None,
     ) -> Self | None:
-        """The group of some of this one's ranks; only they need to call it."""
+        """Return the group of some of this group's ranks; only these need to call it."""
         if self.rank() not in ranks:
             return None
         chosen = self.members(sorted(ranks))
@@ -200,15 +210,15 @@ class Membership(_Base):  # type: ignore[misc]  # see above
         return part
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """The timeout of operations to come that bring none of their own."""
+        """Set the timeout of later operations without a timeout of their own."""
         self._group.timeout = timeout.total_seconds()
 
     def shutdown(self) -> None:
-        """Close the group, after some seconds for what is under way."""
+        """Close the group, after some seconds for operations in progress."""
         self._close()
 
     def abort(self) -> None:
-        """Close the group at once; what is under way fails, here and on the other ranks."""
+        """Close the group at once; operations in progress fail, here and on the other ranks."""
         self._close(0.0)
 
     def _close(self, *seconds: float) -> None:

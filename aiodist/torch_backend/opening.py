@@ -1,4 +1,4 @@
-"""What torch calls to make a group."""
+"""The functions that torch calls to make a group."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from aiodist.types import DEFAULT_TIMEOUT
 
 
 def open_group(options: Any, backend_options: Any = None) -> TorchGroup:
-    """The group that ``options``, torch's ``_DistributedBackendOptions``, describe.
+    """Return the group that ``options``, torch's ``_DistributedBackendOptions``, describe.
 
-    Sub-groups share the connections of the default group; where that one is not ours, or for the
-    default group itself, the members meet at the store. Errors: those of
+    Sub-groups share the connections of the default group. If that is not aiodist's, or for the
+    default group itself, the members meet at the store. ``backend_options``: a `SharedWorld` for
+    the default group that stands for that of ``aiodist.sync``, else ignored. Errors: those of
     ``aiodist.init_process_group``.
-
-    ``backend_options``: a `SharedWorld` for the default group that stands for that of
-    ``aiodist.sync``, else without meaning.
     """
     ranks = list(options.global_ranks_in_group)
     whole = torch_dist.group.WORLD

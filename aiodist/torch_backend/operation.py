@@ -1,4 +1,4 @@
-"""An operation asked for in one thread and run on the portal's loop in another."""
+"""Submit an operation in one thread and run it on the portal's loop in another."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Several:
             work._when_done(one_less)
 
     def is_completed(self) -> bool:
-        """Whether all have ended."""
+        """Return whether all have completed."""
         return all(work.is_completed() for work in self._works)
 
     def exception(self) -> BaseException | None:
-        """The first error, of all."""
+        """Return the first error of all."""
         errors = [error for work in self._works if (error := work.exception()) is not None]
         return errors[0] if errors else None
 
@@ -49,7 +49,7 @@ class Several:
             raise error
 
     def spin(self, longest: float = SHORTEST) -> None:
-        """Look for the end of each before sleeping, for at most ``longest`` seconds each."""
+        """Spin for the end of each before sleeping, for at most ``longest`` seconds each."""
         for work in self._works:
             work._spin(longest)
 
@@ -64,7 +64,7 @@ class Several:
             work._expire(seconds)
 
     def cancel(self) -> bool:
-        """Give all of them up. False if all had ended."""
+        """Cancel all of them. Returns False if all had completed."""
         return sum(work.cancel() for work in self._works) > 0
 
 
@@ -72,10 +72,10 @@ Started = Work[Any] | Several
 
 
 class Operation:
-    """What one call of torch's asked for.
+    """The operation of one torch call.
 
-    Nothing is raised where it is asked for: torch's C++ callers take an exception from there as
-    a broken invariant. Errors, those of arguments too, come with `wait` and `error`.
+    The call raises nothing: torch's C++ callers take an exception there as a broken invariant.
+    Errors, those of arguments too, come with `wait` and `error`.
     """
 
     __slots__ = ("_done", "_error", "_gate", "_on_end", "_post", "_start", "_work")
@@ -100,7 +100,7 @@ class Operation:
         self._gate.acquire()
 
     def submit(self) -> None:
-        """Have it started, after all that were submitted before."""
+        """Start it in the loop's thread, after all that were submitted before."""
         try:
             self._post(self._run)
         except NotInitializedError as error:
@@ -131,16 +131,18 @@ class Operation:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or badly."""
+        """Return whether it has completed or failed."""
         return self._done
 
     @property
     def error(self) -> BaseException | None:
-        """What it failed with; None while it runs."""
+        """Return its error; None while it runs or after success."""
         return self._error if self._done else None
 
     def source_rank(self) -> int:
-        """The global rank a receive got its message from. Raises InvalidUsageError for others."""
+        """Return the global rank whose message a receive got. Raises InvalidUsageError for other
+        operations.
+        """
         if not isinstance(self._work, Work):
             raise InvalidUsageError("source_rank() is for a receive that has finished")
         return self._work.source_rank()
@@ -157,7 +159,7 @@ class Operation:
         self._gate.release()  # for the next that waits
 
     def wait(self, seconds: float | None = None) -> None:
-        """`block`, and raise the error it ended with."""
+        """Wait as `block` does, and raise its error."""
         self.block(seconds)
         error = self._error
         if error is not None:
@@ -167,7 +169,7 @@ class Operation:
                 del error, self
 
     def cancel(self) -> None:
-        """Give it up; a collective fails on all its ranks."""
+        """Cancel it; a collective fails on all its ranks."""
         self._try(self._cancel)
 
     def _try(self, function: Callable[[], None]) -> None:
@@ -186,7 +188,7 @@ class Operation:
 
 
 class Operations:
-    """Several that were submitted one after the other, as one; the same methods."""
+    """Several operations that were submitted one after the other, as one; the same methods."""
 
     __slots__ = ("_all",)
 
@@ -195,12 +197,12 @@ class Operations:
 
     @property
     def done(self) -> bool:
-        """Whether all have ended."""
+        """Return whether all have completed or failed."""
         return all(each.done for each in self._all)
 
     @property
     def error(self) -> BaseException | None:
-        """The first error, once all have ended."""
+        """Return the first error, once all have ended."""
         return next((e for each in self._all if (e := each.error)), None) if self.done else None
 
     def block(self, seconds: float | None = None) -> None:
@@ -209,12 +211,12 @@ class Operations:
             each.block(seconds)
 
     def wait(self, seconds: float | None = None) -> None:
-        """`block`, and raise the first error."""
+        """Wait as `block` does, and raise the first error."""
         self.block(seconds)
         for each in self._all:
             each.wait()
 
     def cancel(self) -> None:
-        """Give all of them up."""
+        """Cancel all of them."""
         for each in self._all:
             each.cancel()

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from aiodist.errors import InvalidUsageError
-from aiodist.torch_backend.work import given
+from aiodist.torch_backend.work import timeout_seconds
 from aiodist.types import ReduceOp
 
 T = TypeVar("T")
 
 
 def seconds_of(opts: Any) -> float | None:
-    """The timeout of one operation; None where the group's holds."""
-    return given(getattr(opts, "timeout", None))
+    """Return the timeout of one operation in seconds, or None for the group's."""
+    return timeout_seconds(getattr(opts, "timeout", None))
 
 
 def reduce_op(opts: Any) -> Callable[[], ReduceOp]:

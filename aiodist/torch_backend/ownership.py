@@ -1,9 +1,9 @@
-"""What C++ gets for an operation where torch drops the Python half of a Work too early.
+"""Make a C++ Work for an operation if torch drops the Python half of a Work too early.
 
 A Work that is written in Python has one half in Python and one in C++. When C++ calls a method of a
-group, torch before 2.7 keeps only the C++ half of the Work that the method returns. That half never
-learns that the operation has ended, so waiting for it hangs. Here C++ gets a Work that is written in
-C++ altogether.
+group, torch before 2.7 keeps only the C++ half of the Work that the method returns. That half is
+never told that the operation has ended, so waiting for it hangs. Here C++ gets a Work that is
+written entirely in C++.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _PACKAGE = __name__.rpartition(".")[0]
 
 
 def caller_keeps(cls: type) -> bool:
-    """Whether the caller of a method of ``cls`` keeps the Python half of the Work that it gets.
+    """Return whether the caller of a method of ``cls`` keeps the Python half of the Work that it
+    gets.
 
     Python code does, and since torch 2.7 C++ does as well. C++ has no frame. If C++ has called the
     method, then the frame below the method's belongs to Python code that does not name the method.

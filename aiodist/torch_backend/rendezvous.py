@@ -1,7 +1,7 @@
-"""``init_method="aiodist://"``: torch's ranks meet where their launcher lets them.
+"""``init_method="aiodist://"``: torch's ranks meet as their launcher lets them.
 
-torch's own ``env://`` knows the variables of torchrun alone. This one knows all that
-``aiodist.init_process_group`` knows, those of srun and mpiexec too.
+torch's own ``env://`` knows only the variables of torchrun. This method knows all that
+``aiodist.init_process_group`` knows, also those of srun and mpiexec.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from aiodist.rendezvous.meeting_plan import UNSET, MeetingPlan, plan
 from aiodist.types import DEFAULT_TIMEOUT
 
 Met = tuple[Any, int, int]
-"""A store of torch's, the rank, and the number of ranks."""
+"""A store of torch, the rank, and the number of ranks."""
 
 
 def rendezvous(url: str, timeout: timedelta = DEFAULT_TIMEOUT, **kwargs: Any) -> Iterator[Met]:
     """Yield the store, rank and size of the calling process, once.
 
-    torch calls it for ``aiodist://`` and puts ``rank`` and ``world_size`` into the query, where
-    its caller has given them. ``kwargs``: more from torch, without meaning here. Raises
-    InvalidUsageError that says which variables are missing, and what torch's stores raise.
+    torch calls it for ``aiodist://`` and puts ``rank`` and ``world_size`` into the query if its
+    caller has given them. ``kwargs``: more from torch, ignored here. Raises InvalidUsageError that
+    says which variables are missing, and what torch's stores raise.
     """
     parts = urlsplit(url)
     if parts.netloc or parts.path:

@@ -38,46 +38,46 @@ class TorchWork(c10d.Work):
         self._future: torch.futures.Future[Any] | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Block until the operation ends; True, or its error raised.
+        """Block until the operation ends. Returns True, or raises its error.
 
-        The data is there then, on a GPU too: whatever the current stream is asked to do from here
-        on comes after it. A host that has to move the bytes cannot let the stream alone wait.
-        After ``timeout``, where it is more than zero, the operation fails on all its ranks.
+        The data is there then, on a GPU too: later work of the current stream comes after it. A
+        host that has to move the bytes itself cannot make only the stream wait. After ``timeout``,
+        if it is more than zero, the operation fails on all its ranks.
         """
-        self.operation.wait(given(timeout))
+        self.operation.wait(timeout_seconds(timeout))
         return True
 
     def synchronize(self) -> None:
-        """The same as `wait`: the data is there."""
+        """Wait until the data is there. The same as `wait`."""
         self.wait()
 
     def block_current_stream(self) -> None:
-        """The same as `wait`."""
+        """Wait until the data is there. The same as `wait`."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether it has ended, well or badly."""
+        """Return whether it has completed or failed."""
         return self.operation.done
 
     def is_success(self) -> bool:
-        """Whether it has ended well."""
+        """Return whether it has completed without an error."""
         return self.operation.done and self.operation.error is None
 
     def exception(self) -> BaseException | None:
-        """The error it ended with, if any."""
+        """Return its error, or None."""
         return self.operation.error
 
     def result(self) -> list[Any]:
-        """The tensors it has written; waits for them."""
+        """Wait, and return the tensors that it has written."""
         self.wait()
         return self.tensors
 
     def abort(self) -> None:
-        """Give it up; a collective fails on all its ranks."""
+        """Cancel it; a collective fails on all its ranks."""
         self.operation.cancel()
 
     def source_rank(self) -> int:
-        """The group's number of the rank that a receive got its message from."""
+        """Return the group rank whose message a receive got."""
         self.wait()
         return self._source()
 
@@ -88,19 +88,20 @@ class TorchWork(c10d.Work):
         raise RuntimeError("source_rank() is for a receive")
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A torch Future of the tensors; callbacks run in the thread that completes it.
+        """Return a torch Future of the tensors; callbacks run in the thread that completes it.
 
-        Where Python code asks for it, the group's next collective in the same thread starts when
-        the callbacks have run, because they may start collectives: else some ranks would start
-        these first, and some the next one. DDP's own reducer asks from C++ and has no callbacks.
-
-        An error is raised inside ``then``: ``set_exception`` on a future that C++ waits for ends
-        the process.
+        If Python code asks for it, the group's next collective in the same thread starts after the
+        callbacks, because these may start collectives. Otherwise some ranks would start those
+        first, and some the next one. DDP's own reducer asks from C++ and has no callbacks. An error
+        is raised inside ``then``: ``set_exception`` on a future that C++ waits for ends the
+        process.
         """
         return self.future(ordered=_called_from_python())
 
     def future(self, *, ordered: bool) -> torch.futures.Future[Any]:
-        """`get_future`; ``ordered``: the group's next collective waits for the callbacks."""
+        """Return the future of `get_future`; ``ordered``: the next collective waits for the
+        callbacks.
+        """
         if self._future is None:
             devices = accelerators_of(self.tensors)
             root: torch.futures.Future[Any] = torch.futures.Future(devices=devices)
@@ -138,7 +139,7 @@ class TorchReceive(TorchWork):
         return self._numbers[self._receive.source_rank()]
 
 
-def given(timeout: timedelta | None) -> float | None:
+def timeout_seconds(timeout: timedelta | None) -> float | None:
     """Return the seconds of a timeout that torch passes, or None for its default."""
     if timeout is None:
         return None
@@ -147,7 +148,7 @@ def given(timeout: timedelta | None) -> float | None:
 
 
 def together(works: Sequence[TorchWork], completions: Completions) -> TorchWork:
-    """One handle for several operations that run already."""
+    """Return one handle for several running operations."""
     return TorchWork(
         Operations([work.operation for work in works]),
         [tensor for work in works for tensor in work.tensors],
@@ -156,10 +157,10 @@ def together(works: Sequence[TorchWork], completions: Completions) -> TorchWork:
 
 
 def _called_from_python() -> bool:
-    """Whether Python code has called the method in which this is asked; True where unknown.
+    """Return whether Python code has called the method in which this is called; True if unknown.
 
-    C++ has no frame. If it has called, the frame below the method's is of code that called into
-    C++, and that does not name the method.
+    C++ has no frame. If C++ has called, the frame below the method's belongs to code that called
+    into C++, and that code does not name the method.
     """
     if not hasattr(sys, "_getframe"):
         return True

@@ -1,4 +1,4 @@
-"""Where torch's groups get their engine: one world a process, which its sub-groups share."""
+"""The engine's worlds of torch's groups: one per process, which its sub-groups share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TorchWorld:
     """A world of the engine, as torch's groups use it."""
 
     def __init__(self, world: World) -> None:
-        """``world``: one that lives on the portal's loop, or will soon."""
+        """Wrap ``world``, which lives on the portal's loop, or soon will."""
         self._world = world
         self._closing: set[asyncio.Task[Any]] = set()
         self._context = contextvars.copy_context()
@@ -43,10 +43,9 @@ class TorchWorld:
     def met(
         cls, store: Any, rank: int, size: int, timeout: timedelta | None, name: str
     ) -> TorchWorld:
-        """Return a world of torch's own, of the ranks that meet at torch's ``store``.
+        """Return a separate world for torch, of the ranks that meet at torch's ``store``.
 
-        It is another one than that of ``aiodist.sync``. Errors: those of
-        ``aiodist.init_process_group``.
+        It is not that of ``aiodist.sync``. Errors: those of ``aiodist.init_process_group``.
         """
         own = World()
         made = cls(own)
@@ -70,7 +69,7 @@ class TorchWorld:
         return made
 
     def release(self) -> None:
-        """Leave the world open when `close` is called: it has another owner."""
+        """Leave the world open on `close`: it has another owner."""
         self._is_released = True
 
     @property
@@ -79,13 +78,13 @@ class TorchWorld:
 
     @property
     def whole(self) -> GroupEngine:
-        """The group of all ranks."""
+        """Return the group of all ranks."""
         return self._world.default_group()
 
     def subgroup(self, name: str, ranks: Sequence[int], timeout: float | None) -> GroupEngine:
-        """A group of some ranks. All members call it equally often with equal arguments.
+        """Return a group of some ranks. All members call it equally often with equal arguments.
 
-        They need not wait for each other: what comes for a group that is not there yet is kept.
+        They need not wait for each other: messages for a group that does not exist yet are kept.
         """
 
         async def make() -> GroupEngine:
@@ -100,12 +99,12 @@ class TorchWorld:
         return group
 
     def remove(self, groups: Sequence[GroupEngine], seconds: float = FLUSH_SECONDS) -> None:
-        """Destroy groups, after ``seconds`` for what is under way."""
+        """Destroy groups, after ``seconds`` for operations in progress."""
         if self.is_open:
             self._run(closing.close_groups, self._world, groups, seconds)
 
     def close(self, seconds: float = FLUSH_SECONDS) -> None:
-        """Close all groups and the connections, after ``seconds`` for what is under way."""
+        """Close all groups and the connections, after ``seconds`` for operations in progress."""
         if self._is_released or not self.is_open:
             return
         try:
@@ -115,7 +114,7 @@ class TorchWorld:
             self._portal.unsettle(Member(self._world))
 
     def forsake(self, group: GroupEngine | None = None) -> None:
-        """Begin to close ``group``, or where None all groups and the connections; wait for nothing.
+        """Begin to close ``group``, or, if None, all groups and the connections, without waiting.
 
         For finalizers: any thread, the loop's own too.
         """
@@ -136,18 +135,18 @@ class TorchWorld:
 
     @property
     def can_block(self) -> bool:
-        """Whether the calling thread may use `complete`: no event loop runs in it."""
+        """Return whether the calling thread may use `complete`: no event loop runs in it."""
         return _running_loop() is None
 
     def post(self, function: Callable[[], None]) -> None:
-        """Have ``function()`` called in the loop's thread, after all that was asked for before.
+        """Call ``function()`` in the loop's thread, after all earlier requests.
 
-        Raises NotInitializedError where the loop is gone.
+        Raises NotInitializedError if the loop is gone.
         """
         self._context.copy().run(self._portal.post, function)
 
     def complete(self, start: Callable[[], Any]) -> None:
-        """Have the operation that ``start()`` returns run to its end, in this thread if possible.
+        """Run the operation that ``start()`` returns to its end, in this thread if possible.
 
         Raises its error.
         """

@@ -77,7 +77,7 @@ class InprocTransport(Transport):
         listener = self._hub.find(address)
         if listener is None:
             raise DistNetworkError(
-                f"cannot connect to {address}: connection refused, nobody listens there (any "
+                f"cannot connect to {address}: connection refused, no rank listens there (any "
                 "more) on this hub"
             ) from ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         ours = InprocConnection(address)

@@ -192,7 +192,7 @@ def _wrap_accepted(sock: socket.socket) -> SocketConnection:
 
 def _explain(error: OSError) -> str:
     if error.errno == errno.ECONNREFUSED:
-        return "connection refused: nobody listens there (any more)"
+        return "connection refused: no process listens there (any more)"
     if error.errno == errno.ETIMEDOUT:
         return "timed out: the host does not answer"
     if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):

@@ -145,7 +145,7 @@ def _remove(directory: str) -> None:
 def _explain(error: OSError) -> str:
     if error.errno in (errno.ECONNREFUSED, errno.ENOENT):
         return (
-            "connection refused: nobody listens there (any more), or the listener is in another "
+            "connection refused: no process listens there (any more), or the listener is in another "
             "network namespace or file system"
         )
     return error.strerror or str(error)

@@ -83,9 +83,9 @@ class FrameType(enum.IntEnum):
     BEAT = 32
     """On a heartbeat connection: the rank lives; the metadata has text for its last activity."""
     LOST = 33
-    """On a lifeline: a rank is lost; the metadata is a notice about it."""
+    """On a heartbeat connection: a rank is lost; the metadata is a notice about it."""
     LEFT = 34
-    """On a lifeline: rank ``id`` has left in good order."""
+    """On a heartbeat connection: rank ``id`` has left in good order."""
     OUTCAST = 35
     """The sender has given the receiver up for lost; the metadata is the notice."""
 
