@@ -28,7 +28,7 @@ class NativeMessages(NativeObjects):
     ) -> None:
         """Arguments as of `NativeObjects`."""
         super().__init__(group, run, tables)
-        # Straight there: these three are all that a small operation does.
+        # Bound directly to spare a call: a small operation does nothing else.
         self.run_cached = self._plans.run_cached  # type: ignore[method-assign]
         self.run_cached_between = self._plans.run_cached_between  # type: ignore[method-assign]
         self.run_cached_without_tensor = self._plans.run_cached_without_tensor  # type: ignore[method-assign]

@@ -84,7 +84,7 @@ class NativeObjects(CollectiveBackend):
         )
 
     def agree(self, operation: str, digest: int, timeout: float | None) -> Work[None]:
-        # Our own algorithm wherever: its messages carry the digest, and compare it.
+        # Always aiodist's own algorithm: its messages carry the digest, and compare it.
         fingerprint = Fingerprint(operation, count=digest)
         return self._group.collective(fingerprint, barrier_dissemination, timeout)
 
@@ -259,9 +259,9 @@ class NativeObjects(CollectiveBackend):
         fingerprint: Fingerprint,
         timeout: float | None,
     ) -> list[Packing]:
-        """Begin to pack ``objects``. Where one is refused, the collective fails on all ranks.
+        """Begin to pack ``objects``. If one is refused, the collective fails on all ranks.
 
-        The other ranks would wait for this one until their timeout. Raises the refusal.
+        Otherwise the other ranks would wait for this one until their timeout. Raises the refusal.
         """
         try:
             return [Packing(self._codec, each, pickle) for each in objects]

@@ -1,14 +1,14 @@
 """Objects from one rank to another: an envelope, and long parts that travel as tensors do.
 
 The envelope is a message of its own kind, matched by tag. Its metadata is the number of its first
-part; parts are messages of kind PART, each with a number that its sender uses once. So a part goes
-straight from the memory of the sender's object into memory that the receiver's object keeps.
+part. Parts are messages of kind PART, each with a number that its sender uses once. A part is
+therefore read directly from the memory of the sender's object into memory that the receiver's
+object keeps.
 
-An object that the sender refuses is told by an envelope of its own, which the receiver raises.
-
-Cancelling a send after its envelope has gone replaces the parts that can still be taken back by
-empty ones, and the receive waits for the next object. Cancelling a receive after its envelope has
-come hands the object on: to the next receive, or to the first that asks.
+If the sender refuses an object, it sends an envelope with the reason, which the receiver raises. If
+a send is cancelled after its envelope has gone, the parts that can still be withdrawn are replaced
+by empty ones, and the receive waits for the next object. If a receive is cancelled after its
+envelope has come, the object goes to the next receive, or to the first that asks.
 """
 
 from __future__ import annotations
@@ -32,17 +32,19 @@ from aiodist.wire.frames import PART, Key
 from aiodist.wire.objects import Envelope, ObjectCodec, Packed, read_envelope, short_head
 
 _REFUSED = b"refused"
-"""Metadata of an envelope that stands for an object which cannot travel; it holds the reason."""
+"""Metadata of an envelope that replaces an object which cannot be sent; it holds the reason."""
 
 WITHDRAWN = b"withdrawn"
-"""Metadata of an empty part that stands for one that the sender has taken back."""
+"""Metadata of an empty part that replaces one that the sender has withdrawn."""
 
 _LONGEST_REASON = 4096
-"""Characters of it that travel."""
+"""The most characters of the reason that are sent."""
 
 
 class Packing:
-    """An object that is being packed. The first step is done at once, and raises what is refused."""
+    """An object that is being packed. The constructor does the first step, and raises if it is
+    refused.
+    """
 
     def __init__(self, codec: ObjectCodec, obj: Any, allow_pickle: bool) -> None:
         self.packed: Packed | None = None
@@ -57,14 +59,14 @@ class Packing:
             self.packed = stop.value
 
     async def rest(self, group: GroupEngine) -> Packed:
-        """Pack the rest; between two steps the loop has its turn."""
+        """Pack the rest; the loop has its turn between two steps."""
         if self.packed is None:
             self.packed = await run_gradually(group, self._steps)
         return self.packed
 
 
 class WithdrawnError(Exception):
-    """The sender has taken the object back."""
+    """The sender has withdrawn the object."""
 
 
 class Parcel:
@@ -84,7 +86,7 @@ class Parcel:
     def load(
         self, codec: ObjectCodec, memory: list[memoryview], pickle: bool
     ) -> Generator[None, None, Any]:
-        """Make the object; as `ObjectCodec.load_steps`."""
+        """Decode the object; as `ObjectCodec.load_steps`."""
         try:
             return (yield from codec.load_steps(self.envelope, memory, allow_pickle=pickle))
         except Exception:
@@ -125,9 +127,9 @@ class ObjectMessages:
     def send(
         self, obj: Any, dst: int, tag: int, kind: int, pickle: bool, timeout: float | None
     ) -> Work[None]:
-        """Start sending ``obj`` to group rank ``dst``. Raises what `ObjectCodec.dump_steps` does.
+        """Start sending ``obj`` to group rank ``dst``. Raises what `ObjectCodec.dump_steps` raises.
 
-        The receiver is told of an object that is refused.
+        If the object is refused, the receiver gets the reason.
         """
         try:
             packing = Packing(self._codec, obj, pickle)
@@ -197,7 +199,7 @@ class ObjectMessages:
         await self.parts_sent(to, parts)
 
     async def parts_sent(self, to: int, parts: list[Send]) -> None:
-        """Return when ``parts`` have gone. Cancelled, it takes back those that have not."""
+        """Return when ``parts`` have gone. If cancelled, withdraw those that have not."""
         try:
             for part in parts:
                 await part
@@ -206,7 +208,9 @@ class ObjectMessages:
             raise
 
     def _take_parts_back(self, to: int, parts: list[Send]) -> None:
-        """Put empty messages in the place of those ``parts`` that have not gone: they are awaited."""
+        """Replace those ``parts`` that have not gone by empty messages, because the receiver awaits
+        them.
+        """
         messenger = self._group.messenger
         for part in parts:
             if not part.done and messenger.withdraw_send(to, part):
@@ -311,7 +315,7 @@ class ObjectMessages:
         return Parcel(source, envelope, parts)
 
     def _hand_on(self, key: Key, parcel: Parcel) -> None:
-        """Give an object whose receive was cancelled to the first that waits for one like it."""
+        """Give an object whose receive was cancelled to the first receive that matches it."""
         for waiter in self._waiting.get(key, ()):
             recv = waiter.recv
             if not recv.done and waiter.given is None and recv.src in (parcel.source, ANY_SOURCE):
@@ -329,7 +333,7 @@ def _reason(error: Exception) -> bytes:
 
 
 def _take_any(recv: Recv, src: int, meta: bytes, length: int) -> None:
-    """Accept an envelope of any length; the decoder looks at its bytes."""
+    """Accept an envelope of any length; the decoder checks its bytes."""
 
 
 def _check_part(recv: Recv, src: int, meta: bytes, length: int) -> BaseException | None:

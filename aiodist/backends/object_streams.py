@@ -41,7 +41,7 @@ _LENGTH = struct.Struct("<I")
 
 BATCH_BYTES = 1 << 16
 BATCH_ITEMS = 64
-"""Short items that are sent in one turn of the loop go in one message, up to here."""
+"""The most short items of one turn of the loop that go in one message."""
 
 
 class Stream(ObjectStream):
@@ -79,7 +79,7 @@ class Stream(ObjectStream):
         self._peer_ended = False
         self._why_ended = ""
         # sending
-        self._granted = 0  # items that the peer buffers; 0: it has not opened the stream yet
+        self._granted = 0  # items that the peer buffers; 0 until it has opened the stream
         self._items = 0  # credit
         self._bytes = 0
         self._writers: deque[asyncio.Future[None]] = deque()
@@ -179,7 +179,7 @@ class Stream(ObjectStream):
             raise StreamClosedError(f"rank {self._to} has closed the stream: it receives no more")
 
     def _may_send(self, size: int) -> bool:
-        """Return whether the credit covers an item; the only one under way may have any size."""
+        """Return whether the credit covers an item; an item that is alone may have any size."""
         return self._items > 0 and (self._bytes >= size or self._items == self._granted)
 
     async def _send(self, packed: Packed) -> None:
@@ -272,7 +272,7 @@ class Stream(ObjectStream):
                 self._has_left(size)
 
     def _has_left(self, size: int) -> None:
-        """An item has left the buffer: return credit, in large amounts."""
+        """Return credit, in large amounts, for an item that has left the buffer."""
         self._owed_items += 1
         self._owed_bytes += size
         if 2 * self._owed_items >= self._window or 2 * self._owed_bytes >= self._max_bytes:

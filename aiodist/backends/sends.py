@@ -1,4 +1,4 @@
-"""Messages in the order of their calls, also where some have to be prepared first."""
+"""Send messages in the order of their calls, even if some must be prepared first."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from aiodist.groups.work import Work
 from aiodist.wire.frames import TENSOR
 
 Start = Callable[[MessageContext], Coroutine[Any, Any, Awaitable[object]]]
-"""Returns when all of a message is on its way; what it returns is done when that has gone."""
+"""Returns when a message is completely on its way; its result completes when the message has gone.
+"""
 
 
 class Sends:
     """The sends of one group.
 
-    Messages of one kind to one rank with one tag arrive in the order of the calls. A message that
-    is still being prepared (copied from a device, packed) lets the loop go on meanwhile. Only
-    messages of its own kind, rank and tag wait for it.
+    Messages of one kind to one rank with one tag arrive in the order of the calls. While a message
+    is being prepared (copied from a device, packed), the loop goes on. Only messages of its own
+    kind, rank and tag wait for it.
     """
 
     def __init__(self, group: GroupEngine) -> None:
         self._group = group
         self._last: dict[tuple[int, int, int], Pending[None]] = {}
-        """By rank, tag and kind, where a message waits: done when the last one is on its way."""
+        """By rank, tag and kind, if a message waits: completes when the last one is on its way."""
 
     @property
     def is_idle(self) -> bool:

@@ -8,13 +8,13 @@ from aiodist import errors
 from aiodist.errors import CollectiveError, DistError
 
 MAX_MESSAGE = 64 * 1024
-"""Characters of a message that travel; an exception may print a whole tensor."""
+"""The most characters of a message that are sent; an exception may print a whole tensor."""
 
 _MAX_FIELDS = 256 * 1024
 
 
 def encode_error(error: DistError) -> bytes:
-    """``error`` in msgpack; only fields that are numbers, text or lists of these survive."""
+    """Encode ``error`` in msgpack; only fields that are numbers, text or lists of these are kept."""
     name = type(error).__name__
     message = _text(error.message)
     if len(message) > MAX_MESSAGE:
@@ -34,7 +34,9 @@ def _text(message: str) -> str:
 
 
 def decode_error(data: bytes, src: int) -> DistError:
-    """The error that rank ``src`` sent. Anything unreadable becomes a CollectiveError saying so."""
+    """Decode the error that rank ``src`` sent. A malformed one becomes a CollectiveError that says
+    so.
+    """
     try:
         name, message, fields = msgpack.unpackb(data)
         cls = getattr(errors, name)

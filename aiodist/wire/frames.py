@@ -1,12 +1,11 @@
-"""The frames that ranks exchange, and a decoder that reads payloads straight into place.
+"""The frames that ranks exchange, and a decoder that reads payloads directly into place.
 
 A frame is a fixed header of 40 bytes, up to `MAX_META` bytes of metadata, then the payload::
 
     type u8 | kind u8 | meta length u16 | zero u32 | group u64 | channel i64 | id u64 | payload length u64
 
-(little endian). What ``channel`` and ``id`` mean depends on the type; `FrameType` says it. Before a
-payload that is not short stand zeros, so that it begins where it is copied at full speed
-(`aiodist.alignment.gap`).
+(little endian). `FrameType` says what ``channel`` and ``id`` mean for each type. Zeros precede a
+payload that is not short, so that it is aligned for copies at full speed (`aiodist.alignment.gap`).
 """
 
 from __future__ import annotations
@@ -22,20 +21,22 @@ _HEADER = struct.Struct("<BBHIQqQQ")
 HEADER_BYTES = _HEADER.size
 
 MAX_META = 4096
-"""Metadata is a fingerprint, a shape or a short text; anything longer is not ours."""
+"""Metadata is a fingerprint, a shape or a short text. A longer one breaks the protocol."""
 
 MAX_PAYLOAD = 1 << 46
-"""64 TiB: no tensor is longer. A first line of defence; who takes memory has its own bounds."""
+"""64 TiB: no tensor is longer. This is only a first check; code that allocates has its own bounds.
+"""
 
 _SCRATCH_BYTES = 16 * 1024
-"""What is read ahead of a header that is not known yet; of a large payload that much is copied twice."""
+"""Bytes read ahead of an unknown header; up to this many bytes of a large payload are copied twice.
+"""
 _DIRECT_BYTES = 8 * 1024
-"""A payload's rest of at least this goes straight to its destination. A shorter rest is read
-through the scratch buffer, so that one system call brings the next header along."""
+"""The rest of a payload of at least this length is read directly into its destination. A shorter
+rest is read through the scratch buffer, so that one system call brings the next header along."""
 
 
 class FrameType(enum.IntEnum):
-    """What a frame says. ``key`` is (kind, group, channel): an operation, or a tag."""
+    """The type of a frame. ``key`` is (kind, group, channel): an operation, or a tag."""
 
     HELLO = 1
     """A step of the handshake; the metadata is its message."""
@@ -54,7 +55,8 @@ class FrameType(enum.IntEnum):
     WITHDRAW = 8
     """The sender takes request ``id`` back."""
     CREDIT = 9
-    """``id`` bytes of credit come back: what they paid for has left the receiver's buffer."""
+    """``id`` bytes of credit return: the messages charged to them have left the receiver's buffer.
+    """
     STALLED = 10
     """The sender is out of credit and holds messages back: ask (WANT) for what is posted."""
     WANT = 11
@@ -73,7 +75,7 @@ class FrameType(enum.IntEnum):
     WAKE = 17
     """A flag for which the receiver sleeps was set in the shared memory of ``group``."""
     PLACED = 18
-    """As EAGER, but the ``length`` bytes go through memory that the two ranks share."""
+    """A whole message for ``key``, as EAGER, whose ``length`` bytes go through shared memory."""
     BULK_FILLED = 19
     """There is data in the bulk ring for the receiver, which sleeps."""
     BULK_EMPTIED = 20
@@ -87,7 +89,7 @@ class FrameType(enum.IntEnum):
     LEFT = 34
     """On a heartbeat connection: rank ``id`` has left in good order."""
     OUTCAST = 35
-    """The sender has given the receiver up for lost; the metadata is the notice."""
+    """The sender has declared the receiver lost; the metadata is the notice."""
 
 
 _TYPES = frozenset(int(t) for t in FrameType)
@@ -107,11 +109,11 @@ MESSAGES = frozenset({TENSOR, OBJECT, PART, STREAM})
 """The kinds of messages from one rank to another, outside of collectives."""
 
 Key = tuple[int, int, int]
-"""(kind, group id, sequence number or tag): with the source rank, what a message is matched by."""
+"""(kind, group id, sequence number or tag), by which a message is matched, with the source rank."""
 
 
 class Frame(NamedTuple):
-    """A decoded header with its metadata. The payload is not here: it is on its way into place."""
+    """A decoded header with its metadata, without the payload, which is read into place."""
 
     type: int
     kind: int
@@ -134,10 +136,10 @@ def encode(
     length: int = 0,
     meta: bytes = b"",
 ) -> bytes:
-    """Header and metadata of a frame, and the zeros behind them; the payload follows as it is.
+    """Return header and metadata of a frame, and the zeros behind them; the payload follows.
 
-    ``length`` is the payload's, except where a frame speaks of bytes that are elsewhere (REQUEST,
-    PLACED) and has none.
+    ``length`` is the payload's length. For REQUEST and PLACED it is the length of bytes that are
+    elsewhere.
     """
     kind, group, channel = key
     header = _HEADER.pack(type, kind, len(meta), 0, group, channel, id, length)
@@ -147,12 +149,14 @@ def encode(
 
 
 def _gap(type: int, head: int, length: int) -> int:
-    """Between ``head`` bytes of header and metadata and the payload."""
+    """Return the zeros between ``head`` bytes of header and metadata and the payload."""
     return 0 if type in _ANNOUNCING else gap(head, length)
 
 
 def decode(data: memoryview) -> tuple[Frame, int]:
-    """The frame that ``data`` begins with, and where its payload begins. Raises ProtocolError."""
+    """Return the frame at the start of ``data``, and the offset of its payload. Raises
+    ProtocolError.
+    """
     if len(data) >= HEADER_BYTES:
         type, kind, meta_bytes, zero, group, channel, id, length = _HEADER.unpack_from(data)
         head = HEADER_BYTES + meta_bytes
@@ -164,31 +168,35 @@ def decode(data: memoryview) -> tuple[Frame, int]:
 
 
 class FrameHandler(Protocol):
-    """Who takes decoded frames."""
+    """Handles decoded frames."""
 
     def frame(self, frame: Frame, payload: memoryview) -> None:
-        """A frame that is here whole. Most have no ``payload``; what there is has to be read first
-        of all: sending, say, may bring the next bytes into its place."""
+        """Handle a complete frame.
+
+        Most frames have no ``payload``. If there is one, read it first: sending, for example, may
+        read the next bytes over it.
+        """
         ...
 
     def payload(self, frame: Frame) -> memoryview | None:
-        """Where to put the ``frame.length`` payload bytes of a frame that is not here whole (the
-        view has that length); None drops them."""
+        """Return memory for the ``frame.length`` payload bytes of an incomplete frame, or None to
+        drop them.
+        """
         ...
 
     def payload_done(self, frame: Frame) -> None:
-        """All payload bytes of ``frame`` are in place, or dropped."""
+        """Handle the end of a payload: all bytes of ``frame`` are in place, or dropped."""
         ...
 
     def lost(self, error: BaseException | None) -> None:
-        """The stream ended."""
+        """Handle the end of the stream."""
         ...
 
 
 class FrameDecoder:
-    """A `transport.Receiver` that turns bytes into frames. Raises ProtocolError on foreign bytes.
+    """A `transport.Receiver` that decodes frames. Raises ProtocolError on malformed bytes.
 
-    After a ProtocolError the stream has no meaning any more; the connection must be closed.
+    After a ProtocolError the connection must be closed.
     """
 
     __slots__ = (
@@ -244,10 +252,11 @@ class FrameDecoder:
     # -- for the handler
 
     def redirect(self, destination: memoryview | None) -> None:
-        """Send the payload being read elsewhere (None drops the rest).
+        """Read the rest of the current payload into ``destination`` (None drops it).
 
-        What has arrived so far is copied to the start of ``destination``, so that the whole
-        payload stands there in the end. Only between ``payload`` and ``payload_done`` of the same frame.
+        Bytes that have arrived are copied to the start of ``destination``, so that the whole
+        payload is there in the end. Call it only between ``payload`` and ``payload_done`` of the
+        same frame.
         """
         old, got = self._destination, self._got
         if destination is not None and self._frame is not None:
@@ -310,7 +319,7 @@ class FrameDecoder:
         self._compact()
 
     def _finish(self, frame: Frame) -> None:
-        # The state is clean before the handler runs: it may send, and so be read again.
+        # Reset the state before the handler runs: the handler may send, which may read again.
         self._frame = None
         self._destination = None
         self._handler.payload_done(frame)
