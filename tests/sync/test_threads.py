@@ -79,6 +79,12 @@ def test_groups_of_some_ranks_and_a_rank_outside(run_threads: RunThreads) -> Non
                 assert dist.all_reduce(data, group=group) is None
             with pytest.warns(UserWarning, match="recv"):
                 assert dist.recv(data, 0, group=group) == -1
+            with pytest.warns(UserWarning, match="recv_object"):
+                assert dist.recv_object(0, group=group) == (None, -1)
+            with pytest.warns(UserWarning, match="recv_object_list"):
+                assert dist.recv_object_list([None], 0, group=group) == -1
+            with pytest.warns(UserWarning, match="all_gather_new"):
+                assert dist.all_gather_new(data, group=group) == []
         else:
             assert isinstance(group, dist.ProcessGroup)
             assert group.rank() == rank  # numbered from the lowest rank up, as in torch
