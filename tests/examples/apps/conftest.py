@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.limits import scaled
+
 ROOT = Path(__file__).parents[3]
 APPS = ROOT / "examples" / "apps"
 
@@ -39,6 +41,13 @@ class Job:
     def kill(self, rank: int) -> None:
         """End a rank without a word."""
         self.ranks()[rank].send_signal(signal.SIGKILL)
+
+    async def printed(self, text: str) -> None:
+        """Read the output up to a line with ``text`` in it."""
+        assert self.process.stdout is not None
+        async with asyncio.timeout(scaled(60)):
+            while text not in (line := (await self.process.stdout.readline()).decode()):
+                assert line, f"the job ended without {text!r}"
 
     async def end(self) -> tuple[int, str]:
         """Wait for the end; return the exit code and the output."""
