@@ -1,9 +1,10 @@
-"""Execute first_steps.ipynb again and keep its output: after a change of the notebook, or of aiodist.
+"""Execute notebooks again and keep their output: after a change of a notebook, or of aiodist.
 
-    python examples/notebooks/execute.py             # in its place
-    python examples/notebooks/execute.py OTHER.ipynb # into another file
+    python examples/notebooks/execute.py                          # all of this folder, in place
+    python examples/notebooks/execute.py break_it.ipynb           # one, in place
+    python examples/notebooks/execute.py break_it.ipynb OTHER     # into another file
 
-The file holds no times and no versions, so that it changes only where an output does.
+The files hold no times and no versions, so that they change only where an output does.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
-NOTEBOOK = Path(__file__).with_name("first_steps.ipynb")
+FOLDER = Path(__file__).parent
 
 
-def main() -> None:
-    """Execute all cells in a new kernel; one that raises ends it."""
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+def execute(source: Path, target: Path) -> None:
+    """Execute all cells of ``source`` in a new kernel and write them to ``target``."""
+    notebook = nbformat.read(source, as_version=4)
     client = NotebookClient(
         notebook,
         timeout=60,
@@ -29,8 +30,17 @@ def main() -> None:
     )
     client.execute()
     notebook.metadata["language_info"] = {"name": "python"}
-    nbformat.write(notebook, sys.argv[1] if len(sys.argv) > 1 else NOTEBOOK)
+    nbformat.write(notebook, target)
+
+
+def main(names: list[str]) -> None:
+    """Execute what the command line ``names``; a cell that raises ends it."""
+    if len(names) > 1:
+        execute(FOLDER / names[0], Path(names[1]))
+        return
+    for source in [FOLDER / name for name in names] or sorted(FOLDER.glob("*.ipynb")):
+        execute(source, source)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
