@@ -39,6 +39,7 @@ from aiodist.api.collectives import (
     reduce_scatter_tensor,
     scatter,
 )
+from aiodist.api.debugging import breakpoint
 from aiodist.api.groups import (
     GroupMember,
     get_backend,
@@ -173,6 +174,7 @@ __all__ = [
     "all_to_all_single",
     "barrier",
     "batch_isend_irecv",
+    "breakpoint",
     "broadcast",
     "broadcast_multigpu",
     "broadcast_new",

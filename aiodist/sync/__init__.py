@@ -78,6 +78,7 @@ from aiodist.sync.collectives import (
     reduce_scatter_tensor,
     scatter,
 )
+from aiodist.sync.debugging import breakpoint
 from aiodist.sync.groups import (
     new_group,
     new_subgroups,
@@ -110,7 +111,7 @@ from aiodist.sync.p2p import batch_isend_irecv, irecv, isend, recv, send
 from aiodist.sync.recovery import grow, register_elastic, rejoin, shrink
 from aiodist.sync.state import sync_state
 from aiodist.sync.stores import FileStore, HashStore, PrefixStore, Store, TCPStore
-from aiodist.types import DEFAULT_TIMEOUT as default_pg_timeout  # noqa: N811    # torch's name
+from aiodist.types import DEFAULT_TIMEOUT as default_pg_timeout  # noqa: N811
 from aiodist.types import Backend, ReduceOp, reduce_op
 
 __all__ = [
@@ -160,6 +161,7 @@ __all__ = [
     "all_to_all_single",
     "barrier",
     "batch_isend_irecv",
+    "breakpoint",
     "broadcast",
     "broadcast_multigpu",
     "broadcast_new",

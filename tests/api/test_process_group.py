@@ -20,7 +20,7 @@ QUESTIONS = {
     name
     for name in dist.__all__
     if name.startswith("get_") or name in ("revoke", "shrink", "new_subgroups")
-} | {"destroy_process_group", "abort_process_group", "P2POp"}
+} | {"destroy_process_group", "abort_process_group", "breakpoint", "P2POp"}
 """Take a group and start no operation on it."""
 
 OPERATIONS = sorted(

@@ -36,6 +36,7 @@ ADDED = {
     ): "how long ranks have to meet, beside the operations' timeout",
     ("init_process_group", "liveness_timeout"): "torch's Gloo notices no rank that is stopped",
     ("init_process_group", "allow_pickle"): "the default of what each operation on objects takes",
+    ("breakpoint", "group"): "torch's is for the default group alone",
     ("init_process_group", "torch_group"): "torch's own call makes torch's group",
     **{
         (name, added): why
@@ -46,6 +47,8 @@ ADDED = {
 }
 # What torch has and aiodist has not.
 MISSING = {
+    ("breakpoint", "skip"): "a loop counts by itself",
+    ("breakpoint", "timeout_s"): "the other ranks wait without a limit",
     ("send_object_list", "use_batch"): "concerns how NCCL opens its communicators",
     ("recv_object_list", "use_batch"): "concerns how NCCL opens its communicators",
     ("init_process_group", "_ranks"): "private",

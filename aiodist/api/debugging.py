@@ -1,0 +1,92 @@
+"""A debugger on one rank, for which the other ranks wait."""
+
+from __future__ import annotations
+
+import bdb
+import math
+import os
+import pdb
+import stat
+import sys
+from collections.abc import Coroutine
+from types import FrameType
+from typing import Any, TextIO
+
+from aiodist.api.collectives import barrier
+from aiodist.errors import InvalidUsageError
+from aiodist.groups.checks import check_int
+from aiodist.groups.handle import Group
+from aiodist.groups.world import current_world
+
+
+def breakpoint(rank: int = 0, *, group: Group | None = None) -> Coroutine[Any, Any, None]:
+    """Open pdb on ``rank`` (global) at the caller's line; the other ranks of ``group`` wait for its end.
+
+    All ranks of the group call it. They wait without a limit, whatever the timeout of the group.
+    Operations that are under way keep their timeouts: await them before. While pdb reads a command, the
+    event loop of ``rank`` stands still, and its heartbeats go on.
+
+    ``continue`` releases all ranks; so do ``next`` and ``step``. ``quit`` releases them, too, and raises
+    bdb.BdbQuit on ``rank``. pdb reads from stdin, or from the terminal of the process where stdin is
+    the null device, as it is on most ranks of a launcher.
+
+    Raises InvalidUsageError for a rank outside the group, and on ``rank`` without stdin and terminal,
+    after the others were released.
+    """
+    return _wait_or_debug(rank, group, sys._getframe(1))
+
+
+async def _wait_or_debug(rank: int, group: Group | None, frame: FrameType) -> None:
+    try:
+        debug_on(rank, group, frame)
+    finally:
+        await barrier(group, timeout=math.inf)
+
+
+def debug_on(rank: int, group: Group | None, frame: FrameType) -> None:
+    """Open pdb at ``frame`` if this rank is ``rank`` of ``group``; return when it has been left.
+
+    Raises bdb.BdbQuit after ``quit``.
+    """
+    check_int(rank, "rank")
+    engine = current_world().group(group)
+    if rank not in engine.ranks:
+        raise InvalidUsageError(f"rank {rank} is not in the group of ranks {list(engine.ranks)}")
+    if rank != current_world().rank:
+        return
+    source = _commands()
+    debugger = pdb.Pdb(stdin=source, nosigint=True)
+    if source is not sys.stdin:
+        debugger.use_rawinput = False
+    debugger.reset()
+    debugger.prompt = f"(rank {rank} Pdb) "
+    try:
+        debugger.interaction(frame, None)
+    finally:
+        sys.settrace(
+            None
+        )  # ``next`` and ``step`` do not trace: the other ranks would wait meanwhile
+        if source is not sys.stdin:
+            source.close()
+    if debugger.quitting:
+        raise bdb.BdbQuit
+
+
+def _commands() -> TextIO:
+    """Return the stream that pdb reads: stdin, or the terminal where stdin is the null device."""
+    try:
+        mode = os.fstat(sys.stdin.fileno())
+        null = os.stat(os.devnull)
+    except (AttributeError, OSError, ValueError):  # no stdin, or one without a descriptor
+        if sys.stdin is not None and not sys.stdin.closed:
+            return sys.stdin
+    else:
+        if not stat.S_ISCHR(mode.st_mode) or mode.st_rdev != null.st_rdev:
+            return sys.stdin
+    try:
+        return open("/dev/tty")
+    except OSError:
+        raise InvalidUsageError(
+            "breakpoint() found no commands to read: stdin is the null device, and there is no "
+            "terminal; start this rank from a terminal"
+        ) from None
