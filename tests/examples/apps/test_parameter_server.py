@@ -26,7 +26,8 @@ async def test_a_killed_worker_is_replaced_while_the_others_go_on(start):
     async with start(3, "parameter_server.py", *arguments, options=options) as job:
         await job.printed("update 5")
         job.kill(1)
-        await job.printed("left are ranks (0, 2)")
+        # The server meets the death in its streams and shrinks, or in `grow`, which does it at once.
         await job.printed("ranks (1,) came")
-        _, output = await job.end()
+        code, output = await job.end()
+    assert code == 0, output
     assert loss_of(output) < 0.4
