@@ -172,11 +172,12 @@ class Stream(ObjectStream):
     # -- sending
 
     def _check_sends(self) -> None:
-        self._check_error()
         if self._ended:
             raise InvalidUsageError("this rank has ended the stream: it sends no more")
+        # A peer that has closed the stream may leave the job at once: that is no loss.
         if not self._peer_reads:
             raise StreamClosedError(f"rank {self._to} has closed the stream: it receives no more")
+        self._check_error()
 
     def _may_send(self, size: int) -> bool:
         """Return whether the credit covers an item; an item that is alone may have any size."""

@@ -236,6 +236,26 @@ async def test_a_receiver_that_closes_stops_the_sender(transport: str) -> None:
     await run_ranks(2, on_rank, transport, timeout=60)
 
 
+async def test_a_receiver_that_closes_and_leaves_has_closed_the_stream() -> None:
+    """Its end, of which the sender learns a moment later, is no loss to the sender."""
+
+    async def on_rank(rank: int) -> None:
+        stream = dist.open_stream(1 - rank)
+        if rank == 1:
+            assert await anext(stream) == "first"
+            await stream.close()
+            await dist.destroy_process_group()
+            return
+        await stream.send("first")
+        with pytest.raises(dist.PeerLostError):
+            await dist.barrier()
+        with pytest.raises(dist.StreamClosedError, match="rank 1 has closed the stream"):
+            await stream.send("second")
+        await stream.close()
+
+    await run_ranks(2, on_rank, timeout=60)
+
+
 async def test_a_sender_that_fails_is_told_from_one_that_ends() -> None:
     async def on_rank(rank: int) -> None:
         if rank == 0:
