@@ -2,6 +2,6 @@
 
 import sys
 
-from aiodist.launch.cli import main
+from aiodist.commands.main import main
 
 sys.exit(main())

@@ -33,11 +33,12 @@ LAYERS: tuple[tuple[frozenset[str], ...], ...] = (
     (frozenset({"tuning"}), frozenset({"service"})),
     (
         frozenset({"sync"}),
-        frozenset({"launch", "spawn", "__main__"}),
+        frozenset({"launch", "spawn"}),
         frozenset({"testing"}),
     ),
     (
         frozenset({"torch_backend"}),
+        frozenset({"commands", "__main__"}),
         frozenset({"training"}),
         frozenset({"rank_processes", "notebook", "pytest_plugin"}),
     ),

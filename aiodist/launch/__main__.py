@@ -1,7 +1,9 @@
-"""``python -m aiodist.launch``."""
+"""``python -m aiodist.launch``: the command line of the early torch launcher."""
 
 import sys
 
-from aiodist.launch.cli import launch_main
+from aiodist.launch.args import launch_parser
+from aiodist.launch.starting import start
 
-sys.exit(launch_main())
+if __name__ == "__main__":
+    sys.exit(start(launch_parser(), sys.argv[1:]))

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from aiodist.commands.exec import job_variables
 from aiodist.errors import InvalidUsageError
-from aiodist.launch.executing import job_variables
 from tests.launch.conftest import Sandbox
 
 EXEC = (sys.executable, "-m", "aiodist", "exec")

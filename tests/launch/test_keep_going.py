@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from aiodist.commands.main import main as aiodist
 from aiodist.errors import InvalidUsageError
 from aiodist.launch import JobSpec
-from aiodist.launch.cli import main as aiodist
 from aiodist.observe.folder import read_parts
 
 PAGE = Path(__file__).parents[2] / "docs" / "recovery.md"

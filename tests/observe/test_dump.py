@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import aiodist as dist
+from aiodist.commands.main import main as aiodist
 from aiodist.errors import (
     CollectiveError,
     GroupRevokedError,
@@ -22,7 +23,6 @@ from aiodist.errors import (
     PeerLostError,
 )
 from aiodist.groups.world import current_world
-from aiodist.launch.cli import main as aiodist
 from aiodist.observe.folder import read_parts
 from aiodist.observe.observer import Observer
 from aiodist.testing import run_ranks

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from aiodist.collectives.cost_hosts import CROSSINGS
+from aiodist.commands.main import main
 from aiodist.errors import InvalidUsageError
-from aiodist.launch.cli import USAGE_ERROR, main
+from aiodist.launch.starting import USAGE_ERROR
 from aiodist.simulate import (
     FLAT,
     NETWORKS,

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from aiodist.launch.cli import USAGE_ERROR, main
+from aiodist.commands.main import main
+from aiodist.launch.starting import USAGE_ERROR
 from aiodist.simulate.report import duration, size
 
 PAGE = Path(__file__).parents[2] / "docs" / "scale.md"

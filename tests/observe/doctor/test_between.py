@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-import aiodist.launch.doctor as command
+import aiodist.commands.doctor as command
+from aiodist.commands.main import main as aiodist
 from aiodist.errors import DistNetworkError, StoreTimeoutError
-from aiodist.launch.cli import main as aiodist
 from aiodist.observe.doctor.between import Comparison, Dial, compare, judge_between, resolve
 from aiodist.observe.doctor.finding import OK, PROBLEM, WARNING, worst
 from tests.observe.doctor.test_checks import HEALTHY

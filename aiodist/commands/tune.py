@@ -12,9 +12,9 @@ from pathlib import Path
 
 from aiodist.collectives.rule_tables import TUNABLE, Tables, decode, encode
 from aiodist.collectives.select import Rule, Rules
+from aiodist.commands.quantities import numbers, sizes
 from aiodist.errors import InvalidUsageError
 from aiodist.launch.args import Nodes, Parser, add_nodes, nodes_of
-from aiodist.launch.quantities import numbers, sizes
 from aiodist.launch.spec import DEFAULT_MASTER_PORT, JobSpec
 from aiodist.launch.supervisor import run_job
 from aiodist.launch.target import module_program
@@ -22,9 +22,9 @@ from aiodist.launch.target import module_program
 DEFAULT_SIZES = (1 << 10, 8 << 10, 64 << 10, 256 << 10, 512 << 10, 4 << 20, 32 << 20)
 
 
-def tune_main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """``aiodist tune``; returns the exit code."""
-    args = _parser().read(argv)
+    args = parser().read(argv)
     chosen = args.operations or list(TUNABLE)
     unknown = [name for name in chosen if name not in TUNABLE]
     if unknown:
@@ -94,17 +94,18 @@ def _of(ranks: int, rules: Rules, operation: str) -> list[Rule]:
     return [rule for rule in rules[operation] if rule.least == rule.ranks == ranks]
 
 
-def _parser() -> Parser:
-    parser = Parser(
+def parser() -> Parser:
+    """Return a new parser of the command's options."""
+    made = Parser(
         prog="aiodist tune",
         description="Measure every algorithm of every collective, over the transports in "
         "AIODIST_TRANSPORT: over messages, in shared memory and over several hosts. Write the "
         "fastest ones to a table that jobs can load.",
     )
-    parser.add_argument(
+    made.add_argument(
         "operations", nargs="*", metavar="OPERATION", help="only these (default: all)"
     )
-    parser.add_argument(
+    made.add_argument(
         "-n",
         "--ranks",
         type=numbers,
@@ -112,7 +113,7 @@ def _parser() -> Parser:
         metavar="N,N",
         help="numbers of ranks, on each node where there are several (default 2)",
     )
-    parser.add_argument(
+    made.add_argument(
         "-s",
         "--sizes",
         type=sizes,
@@ -120,15 +121,15 @@ def _parser() -> Parser:
         metavar="B,B",
         help="bytes, as 4, 64K, 16M (default 1K,8K,64K,256K,512K,4M,32M)",
     )
-    parser.add_argument(
+    made.add_argument(
         "--seconds",
         type=float,
         default=0.5,
         metavar="S",
         help="for each operation and size (default 0.5)",
     )
-    parser.add_argument(
+    made.add_argument(
         "-o", "--output", default="table.json", metavar="FILE", help="(default table.json)"
     )
-    add_nodes(parser)
-    return parser
+    add_nodes(made)
+    return made

@@ -30,20 +30,25 @@ _MEETING = timedelta(minutes=5)
 _LOOPBACK = "127.0.0.1"
 
 
-def exec_main(argv: Sequence[str]) -> int:
-    """``aiodist exec``: never returns where the program can be executed."""
-    parser = Parser(
+def parser() -> Parser:
+    """Return a new parser of the command's options."""
+    made = Parser(
         prog="aiodist exec",
         description="Run a program in place of this one, with RANK, WORLD_SIZE, LOCAL_RANK, "
         "LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT (under Slurm also OMP_NUM_THREADS and "
         "AIODIST_SECRET) set from what the launcher says: "
         "srun -n 8 aiodist exec python train.py",
     )
-    parser.add_argument("program", help="the program to run, such as python")
-    parser.add_argument(
+    made.add_argument("program", help="the program to run, such as python")
+    made.add_argument(
         "arguments", nargs=argparse.REMAINDER, metavar="...", help="its own arguments"
     )
-    args = parser.read(argv)
+    return made
+
+
+def main(argv: Sequence[str]) -> int:
+    """``aiodist exec``: never returns where the program can be executed."""
+    args = parser().read(argv)
     command = [*plain_program(args.program), *args.arguments]
     variables = job_variables(os.environ) | step_variables(os.environ)
     os.execve(command[0], command, dict(os.environ) | variables)

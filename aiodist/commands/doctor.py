@@ -16,25 +16,30 @@ from aiodist.observe.doctor.facts import look
 from aiodist.observe.doctor.finding import OK, PROBLEM, Finding, worst
 
 
-def doctor_main(argv: Sequence[str]) -> int:
-    """``aiodist doctor ...``; returns the exit code: 1 where ranks would fail."""
-    parser = Parser(
+def parser() -> Parser:
+    """Return a new parser of the command's options."""
+    made = Parser(
         prog="aiodist doctor",
         description="Examine this host; with --master and --nnodes, started on each host of a job, "
         "also compare the hosts and try every way between them.",
     )
-    parser.add_argument(
+    made.add_argument(
         "--master", metavar="HOST:PORT", help="where the hosts meet: an address of node 0"
     )
-    parser.add_argument("--nnodes", type=int, default=1, metavar="N", help="hosts (default 1)")
-    parser.add_argument(
+    made.add_argument("--nnodes", type=int, default=1, metavar="N", help="hosts (default 1)")
+    made.add_argument(
         "--node_rank", "--node-rank", type=int, default=0, metavar="K", help="number of this host"
     )
-    parser.add_argument(
+    made.add_argument(
         "--timeout", type=float, default=60.0, metavar="SECONDS", help="for the others to come"
     )
-    parser.add_argument("-q", "--quiet", action="store_true", help="say only what is not well")
-    args = parser.read(argv)
+    made.add_argument("-q", "--quiet", action="store_true", help="say only what is not well")
+    return made
+
+
+def main(argv: Sequence[str]) -> int:
+    """``aiodist doctor ...``; returns the exit code: 1 where ranks would fail."""
+    args = parser().read(argv)
     if (args.nnodes > 1) != (args.master is not None):
         raise InvalidUsageError(
             "--master and --nnodes go together: give both, and start this on each host, or none"

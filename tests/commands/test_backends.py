@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-import aiodist.launch.cli as cli
+import aiodist.commands.main as cli
 from aiodist.backends.registry import OFFERS, why_not
 from aiodist.backends.support_table import COLUMNS, FUNCTIONS
 

@@ -17,14 +17,18 @@ _NOTES = MappingProxyType(
 )
 
 
-def backends_main(argv: Sequence[str]) -> int:
-    """``aiodist backends``; returns the exit code."""
-    parser = Parser(
+def parser() -> Parser:
+    """Return a new parser of the command's options."""
+    return Parser(
         prog="aiodist backends",
         description="Say which backends can run on this machine, why not where they cannot, and "
         "which function works here with which backend on which device.",
     )
-    parser.read(argv)
+
+
+def main(argv: Sequence[str]) -> int:
+    """``aiodist backends``; returns the exit code."""
+    parser().read(argv)
     sys.stdout.write(report())
     return 0
 

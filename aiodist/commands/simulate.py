@@ -7,15 +7,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from aiodist.commands.quantities import numbers, sizes
 from aiodist.errors import InvalidUsageError
 from aiodist.launch.args import Parser
-from aiodist.launch.quantities import numbers, sizes
 from aiodist.simulate import NETWORKS, Parameters, algorithms_of, operations, report
 
 
-def simulate_main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """``aiodist simulate``; returns the exit code."""
-    args = _parser().read(argv)
+    args = parser().read(argv)
     parameters = _parameters(args)
     if args.per_host < 1:
         raise InvalidUsageError(f"{args.per_host} ranks on a host: there must be one at least")
@@ -36,21 +36,22 @@ def simulate_main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> Parser:
-    parser = Parser(
+def parser() -> Parser:
+    """Return a new parser of the command's options."""
+    made = Parser(
         prog="aiodist simulate",
         description="Run the algorithms of the collectives under a simulated clock: seconds, "
         "messages and bytes for more ranks than this host can run. A star marks what the table "
         "of aiodist chooses.",
     )
-    parser.add_argument(
+    made.add_argument(
         "operations",
         nargs="*",
         default=["all_reduce"],
         metavar="OPERATION",
         help=f"(default all_reduce; there are {', '.join(operations())})",
     )
-    parser.add_argument(
+    made.add_argument(
         "-n",
         "--ranks",
         type=numbers,
@@ -58,7 +59,7 @@ def _parser() -> Parser:
         metavar="N,N",
         help="numbers of ranks (default 8,64,512,4096)",
     )
-    parser.add_argument(
+    made.add_argument(
         "-s",
         "--sizes",
         type=sizes,
@@ -66,13 +67,13 @@ def _parser() -> Parser:
         metavar="B,B",
         help="bytes, as 4, 64K, 16M or 1G (default 1K,1M,64M); the data, or all blocks together",
     )
-    parser.add_argument(
+    made.add_argument(
         "--network",
         choices=sorted(NETWORKS),
         default="100G",
         help="what it all costs (default 100G); the options below change a part of it",
     )
-    parser.add_argument(
+    made.add_argument(
         "--per-host",
         type=int,
         default=1,
@@ -80,13 +81,11 @@ def _parser() -> Parser:
         help="so many ranks on each host (default 1), which share its link: flat, and by hosts; "
         "messages and bytes are those between hosts",
     )
-    parser.add_argument(
-        "--latency", type=float, metavar="US", help="microseconds from rank to rank"
-    )
-    parser.add_argument("--overhead", type=float, metavar="US", help="microseconds a message")
-    parser.add_argument("--bandwidth", type=float, metavar="GB", help="GB/s of a rank's link")
-    parser.add_argument("--markdown", action="store_true", help="tables for a page")
-    return parser
+    made.add_argument("--latency", type=float, metavar="US", help="microseconds from rank to rank")
+    made.add_argument("--overhead", type=float, metavar="US", help="microseconds a message")
+    made.add_argument("--bandwidth", type=float, metavar="GB", help="GB/s of a rank's link")
+    made.add_argument("--markdown", action="store_true", help="tables for a page")
+    return made
 
 
 def _parameters(args: argparse.Namespace) -> Parameters:

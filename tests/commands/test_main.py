@@ -9,10 +9,12 @@ import sys
 
 import pytest
 
-import aiodist.launch.cli as cli
+import aiodist.commands.main as cli
+import aiodist.commands.run as run_command
 from aiodist.errors import InvalidUsageError
-from aiodist.launch.args import run_parser
+from aiodist.launch.args import launch_parser, run_parser
 from aiodist.launch.spec import JobSpec
+from aiodist.launch.starting import start
 from tests.limits import scaled
 
 
@@ -41,7 +43,7 @@ def specs(monkeypatch) -> list[JobSpec]:
         started.append(spec)
         return 0
 
-    monkeypatch.setattr(cli, "run_job", record)
+    monkeypatch.setattr(run_command, "run_job", record)
     return started
 
 
@@ -97,7 +99,7 @@ def test_mistakes(argv, words, specs, capfd):
 
 
 def test_the_early_launcher_wants_use_env_with_no_python(specs, capfd):
-    assert cli.launch_main(["--no_python", "true"]) == 2
+    assert start(launch_parser(), ["--no_python", "true"]) == 2
     assert "--no_python needs --use_env" in capfd.readouterr().err
 
 
@@ -185,7 +187,7 @@ def test_a_refusal_of_the_system_is_told(monkeypatch, capfd):
     def refuse(spec: JobSpec) -> int:
         raise BlockingIOError("Resource temporarily unavailable")
 
-    monkeypatch.setattr(cli, "run_job", refuse)
+    monkeypatch.setattr(run_command, "run_job", refuse)
     assert cli.main(["run", "train.py"]) == 1
     assert "refuses to start" in capfd.readouterr().err
 
@@ -201,5 +203,5 @@ def test_help_and_version(capfd):
 
 
 def test_the_launcher_does_not_import_torch():
-    script = "import sys, aiodist.launch.cli; sys.exit('torch' in sys.modules)"
+    script = "import sys, aiodist.commands.main; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=scaled(60))

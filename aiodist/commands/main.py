@@ -1,0 +1,67 @@
+"""The console script ``aiodist``."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+import sys
+from collections.abc import Sequence
+
+from aiodist.commands.registry import COMMANDS, load
+from aiodist.errors import DistError, InvalidUsageError
+from aiodist.launch.starting import USAGE_ERROR, say
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``aiodist COMMAND ...``; returns the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    command, rest = (argv[0], argv[1:]) if argv else ("", [])
+    if command in COMMANDS:
+        return _carry_out(command, rest)
+    if command in ("-h", "--help", "help"):
+        if rest and rest[0] in COMMANDS:
+            return _carry_out(rest[0], ["--help"])
+        sys.stdout.write(help_text())
+        return 0
+    if command in ("-V", "--version"):
+        sys.stdout.write(f"aiodist {_version()}\n")
+        return 0
+    if not command:
+        sys.stderr.write(help_text())
+    elif command.endswith(".py"):
+        say(f"there is no command {command!r}; to start a script: aiodist run {command}")
+    elif close := difflib.get_close_matches(command, COMMANDS, n=1):
+        say(f"there is no command {command!r}: did you mean 'aiodist {close[0]}'?")
+    else:
+        say(f"there is no command {command!r}")
+        sys.stderr.write(help_text())
+    return USAGE_ERROR
+
+
+def help_text() -> str:
+    """Return what ``aiodist --help`` prints."""
+    rows = {**COMMANDS, "--version": "say which aiodist this is"}
+    width = max(map(len, rows))
+    lines = "".join(f"  {name.ljust(width)}  {summary}\n" for name, summary in rows.items())
+    return (
+        f"usage: aiodist COMMAND ...\n\n{lines}\n"
+        "'aiodist COMMAND --help' shows the options, with examples.\n"
+    )
+
+
+def _carry_out(command: str, rest: Sequence[str]) -> int:
+    try:
+        return load(command).main(rest)
+    except InvalidUsageError as error:
+        say(f"{error}\naiodist {command} --help shows the options")
+        return USAGE_ERROR
+    except (DistError, OSError) as error:
+        say(str(error))
+        return 1
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("aiodist")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"

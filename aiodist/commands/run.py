@@ -1,0 +1,48 @@
+"""``aiodist run``: start a script in N processes, and stop all when one fails."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from aiodist.commands.trace import write_trace
+from aiodist.errors import InvalidUsageError
+from aiodist.launch.args import Parser, run_parser
+from aiodist.launch.spec import JobSpec
+from aiodist.launch.starting import start
+from aiodist.launch.supervisor import run_job
+from aiodist.observe.folder import read_parts
+from aiodist.observe.recorder import TRACE_VARIABLE
+
+
+def parser() -> Parser:
+    """Return a new parser of the command's options."""
+    return run_parser()
+
+
+def main(argv: Sequence[str]) -> int:
+    """``aiodist run``; returns the exit code of the job."""
+    return start(parser(), argv, _run)
+
+
+def _run(args: argparse.Namespace, spec: JobSpec) -> int:
+    return _run_traced(spec, Path(args.trace)) if args.trace else run_job(spec)
+
+
+def _run_traced(spec: JobSpec, path: Path) -> int:
+    """Run a job as `run_job` does, and leave a trace of its ranks in ``path``; the exit code."""
+    path.touch()  # else it may turn out after hours that it cannot be written
+    with tempfile.TemporaryDirectory(prefix="aiodist-trace-") as folder:
+        environment = {**spec.environment, TRACE_VARIABLE: folder}
+        code = run_job(replace(spec, environment=environment))
+        try:
+            sys.stderr.write(write_trace(read_parts(folder), path))
+        except InvalidUsageError:
+            sys.stderr.write(
+                "aiodist: no rank has left a trace: none was in a group for a second\n"
+            )
+    return code

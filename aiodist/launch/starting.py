@@ -1,0 +1,48 @@
+"""Start a job from a command line, with a sentence for each mistake in it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from aiodist.errors import DistError, InvalidUsageError
+from aiodist.launch.args import Parser, job_spec, misplaced_count
+from aiodist.launch.spec import JobSpec
+from aiodist.launch.supervisor import run_job
+
+USAGE_ERROR = 2
+
+
+def _run(args: argparse.Namespace, spec: JobSpec) -> int:
+    return run_job(spec)
+
+
+def start(
+    parser: Parser, argv: Sequence[str], run: Callable[[argparse.Namespace, JobSpec], int] = _run
+) -> int:
+    """Parse ``argv`` and ``run`` the job; return the exit code. Errors are told on stderr."""
+    try:
+        args = parser.read(argv)
+        spec = job_spec(args, dict(os.environ))
+        word = misplaced_count(args)
+        if word is not None:
+            say(f"{word} stands after the script's name and goes to the script; 1 process starts")
+        return run(args, spec)
+    except InvalidUsageError as error:
+        say(f"{error}\n{parser.prog} --help shows the options")
+        return USAGE_ERROR
+    except DistError as error:
+        say(str(error))
+        return USAGE_ERROR
+    except OSError as error:
+        say(f"the system refuses to start the ranks: {error}")
+        return 1
+
+
+def say(text: str) -> None:
+    """Write lines to stderr, each after ``aiodist:``."""
+    for line in text.splitlines():
+        sys.stderr.write(f"aiodist: {line}\n")
+    sys.stderr.flush()
