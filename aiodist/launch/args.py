@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from aiodist.errors import InvalidUsageError
 from aiodist.launch.counting import process_count
+from aiodist.launch.remote.host_list import HostSlots, parse_hosts, read_hostfile, take_slots
 from aiodist.launch.spec import JobSpec
 from aiodist.launch.target import module_program, plain_program, script_program
 
@@ -64,7 +66,7 @@ def launch_parser() -> Parser:
         help="do not pass --local_rank=K to the script; it reads LOCAL_RANK",
     )
     _add_common(parser)
-    parser.set_defaults(trace=None)
+    parser.set_defaults(trace=None, hosts=None, hostfile=None, ssh="ssh")
     return parser
 
 
@@ -84,8 +86,10 @@ def run_parser() -> Parser:
         dest="nproc_per_node",
         default=None,
         metavar="N",
-        help="processes to start on this node: a number, 'cpu', 'gpu' or 'auto' (default 1)",
+        help="processes to start on this node: a number, 'cpu', 'gpu' or 'auto' (default 1); "
+        "with hosts, on all of them together (default: all slots)",
     )
+    _add_hosts(parser)
     parser.add_argument(
         "--trace",
         metavar="FILE",
@@ -127,6 +131,28 @@ def add_nodes(parser: Parser) -> None:
         metavar="PORT",
         help="port for rank 0 to listen on (default: a free one that is reserved; "
         "with several nodes MASTER_PORT or 29500)",
+    )
+
+
+def _add_hosts(parser: Parser) -> None:
+    hosts = parser.add_argument_group("several hosts (started from here, over ssh)")
+    named = hosts.add_mutually_exclusive_group()
+    named.add_argument(
+        "-H",
+        "--hosts",
+        metavar="HOST:N,...",
+        help="where the ranks run, and how many on each: -H host1:4,host2:4",
+    )
+    named.add_argument(
+        "--hostfile",
+        metavar="FILE",
+        help="the same from a file: 'host1 slots=4' or 'host1:4' a line",
+    )
+    hosts.add_argument(
+        "--ssh",
+        default="ssh",
+        metavar="COMMAND",
+        help="how to reach a host, with options: --ssh 'ssh -p 2222 -i key' (default: ssh)",
     )
 
 
@@ -191,7 +217,10 @@ def job_spec(args: argparse.Namespace, environment: Mapping[str, str]) -> JobSpe
             "--trace is for a job on one node: on several, set AIODIST_TRACE_DIR to a folder that "
             "all of them share, and run 'aiodist trace' on it afterwards"
         )
-    nproc = process_count(args.nproc_per_node or "1")
+    hosts = _hosts_of(args)
+    if hosts and args.trace:
+        raise InvalidUsageError("--trace is for a job on this machine: leave it out, or -H")
+    nproc = 1 if hosts else process_count(args.nproc_per_node or "1")
     if args.module:
         program = module_program(args.script)
     elif args.no_python:
@@ -204,7 +233,9 @@ def job_spec(args: argparse.Namespace, environment: Mapping[str, str]) -> JobSpe
         nproc=nproc,
         nnodes=nodes.nnodes,
         node_rank=nodes.node_rank,
-        master_addr=nodes.master_addr,
+        hosts=hosts,
+        ssh=tuple(shlex.split(args.ssh)) or ("ssh",),
+        master_addr=args.master_addr if hosts else nodes.master_addr,
         master_port=nodes.master_port,
         pass_local_rank=not args.use_env,
         prefix=not args.no_prefix,
@@ -213,6 +244,19 @@ def job_spec(args: argparse.Namespace, environment: Mapping[str, str]) -> JobSpe
         keep_going=args.keep_going,
         environment=environment,
     )
+
+
+def _hosts_of(args: argparse.Namespace) -> tuple[HostSlots, ...]:
+    """The hosts that the options name, with as many slots as there are ranks; none without them."""
+    if args.hosts is None and args.hostfile is None:
+        return ()
+    named = read_hostfile(args.hostfile) if args.hosts is None else parse_hosts(args.hosts)
+    count = args.nproc_per_node
+    if count is not None and not count.strip().isdecimal():
+        raise InvalidUsageError(
+            f"with hosts, -n is a number, not {count!r}; it may be left out, for all slots"
+        )
+    return take_slots(named, None if count is None else process_count(count))
 
 
 def misplaced_count(args: argparse.Namespace) -> str | None:

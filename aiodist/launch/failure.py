@@ -65,6 +65,8 @@ class Failure:
     """The tail of its stderr; None if the output was not read."""
     stopped: bool = False
     """Whether the launcher had asked it to end, because of the failure of another rank."""
+    lost: str = ""
+    """Why its host counts as lost, if that is how it ended."""
 
     @property
     def code(self) -> int:
@@ -77,7 +79,7 @@ class Failure:
     @property
     def cause(self) -> str:
         """Return ``exit code 1`` or ``SIGKILL``."""
-        ended = describe_status(self.status)
+        ended = self.lost or describe_status(self.status)
         return f"an exception, and still ending when stopped: {ended}" if self.stopped else ended
 
     def is_consequence(self) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import glob
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from aiodist.launch.failure import Tail
+from aiodist.launch.failure import Tail, describe_status
 
 _HERE = Path(__file__).parent
 
@@ -87,6 +88,7 @@ class RankProcess:
     ) -> None:
         """Start the process. Descriptors are as in subprocess.Popen. Raises OSError."""
         self.rank = rank
+        self.host = socket.gethostname()
         self.local_rank = local_rank
         self.replacement = replacement
         """Whether it was started alone, in place of a process that failed."""
@@ -101,6 +103,8 @@ class RankProcess:
         )
         self.pid = self.popen.pid
         self.status: int | None = None
+        self.lost = ""
+        """Why its host counts as lost; never so on the launcher's own."""
         self.tail = Tail()
         """Of its stderr, for the summary; empty where its output is passed through."""
         self.group_gone = False
@@ -111,6 +115,15 @@ class RankProcess:
     @property
     def running(self) -> bool:
         return self.status is None
+
+    @property
+    def needs_polling(self) -> bool:
+        """Return whether the system cannot announce its end."""
+        return self.running and self.pidfd is None
+
+    def describe_end(self) -> str:
+        """Return how it has ended."""
+        return describe_status(self.status or 0)
 
     def reap(self) -> bool:
         """Return whether it has ended just now; ``status`` then says how."""
@@ -126,6 +139,14 @@ class RankProcess:
         if self.pidfd is not None:
             os.close(self.pidfd)
             self.pidfd = None
+
+    def close(self) -> None:
+        """Wait for its end, and free its descriptors."""
+        self.popen.wait()
+        self.close_pidfd()
+        for pipe in (self.popen.stdout, self.popen.stderr):
+            if pipe is not None:
+                pipe.close()
 
     def send(self, number: int) -> None:
         """Signal the rank, but not what it started.

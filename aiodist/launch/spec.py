@@ -5,18 +5,31 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from aiodist.errors import InvalidUsageError
 from aiodist.launch.environment import (
     INHERITED_FROM_AN_OUTER_JOB,
     job_identity,
-    meeting_environment,
     rank_environment,
 )
+from aiodist.launch.remote.host_list import HostSlots
 
 DEFAULT_MASTER_PORT = 29500
 """The port of a job on several nodes without a port of its own, as in torch: every node must know
 it."""
+
+
+class Place(NamedTuple):
+    """A rank, its number among the ``local_size`` ranks of its host, and which of the hosts that is.
+
+    ``host`` is None on the launcher's own machine.
+    """
+
+    rank: int
+    local_rank: int
+    local_size: int
+    host: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +45,14 @@ class JobSpec:
     nproc: int = 1
     nnodes: int = 1
     node_rank: int = 0
-    master_addr: str = "127.0.0.1"
+    hosts: tuple[HostSlots, ...] = ()
+    """Where the ranks are, in order; empty for this machine. Then ``nproc`` and ``nnodes`` are unused."""
+    ssh: tuple[str, ...] = ("ssh",)
+    """The command that leads to a host."""
+    master_addr: str | None = None
+    """None: 127.0.0.1, or the first of ``hosts``."""
     master_port: int | None = None
-    """None: on one node a free port is reserved; on several `DEFAULT_MASTER_PORT`."""
+    """None: a free port is reserved; with ``nnodes`` above 1 `DEFAULT_MASTER_PORT`."""
     pass_local_rank: bool = False
     prefix: bool = True
     """Put ``[rank]`` before each line. False: the ranks write to our own stdout and stderr."""
@@ -68,6 +86,15 @@ class JobSpec:
             raise InvalidUsageError(
                 f"the number of restarts must be 0 or more, not {self.max_restarts}"
             )
+        if self.hosts and self.nnodes > 1:
+            raise InvalidUsageError(
+                "-H and --hostfile start the ranks of all hosts from here, and --nnodes is for a "
+                "launcher on each: leave one out"
+            )
+        if self.max_restarts and self.hosts:
+            raise InvalidUsageError(
+                "--max-restarts is for a job on one node: leave it out, or -H and --hostfile"
+            )
         if self.max_restarts and self.nnodes > 1:
             raise InvalidUsageError(
                 "--max-restarts is for a job on one node: the launchers of several do not know of "
@@ -83,11 +110,22 @@ class JobSpec:
 
     @property
     def world_size(self) -> int:
-        return self.nnodes * self.nproc
+        """How many ranks the job has."""
+        return sum(host.slots for host in self.hosts) or self.nnodes * self.nproc
 
-    def rank_of(self, local_rank: int) -> int:
-        """Return the global rank of this node's ``local_rank``."""
-        return self.node_rank * self.nproc + local_rank
+    def places(self) -> list[Place]:
+        """Return the places of the ranks that this launcher starts."""
+        if not self.hosts:
+            first = self.node_rank * self.nproc
+            return [Place(first + local, local, self.nproc) for local in range(self.nproc)]
+        spots = [
+            (number, local, host.slots)
+            for number, host in enumerate(self.hosts)
+            for local in range(host.slots)
+        ]
+        return [
+            Place(rank, local, size, number) for rank, (number, local, size) in enumerate(spots)
+        ]
 
     def command(self, local_rank: int) -> list[str]:
         """Return the command line of one rank."""
@@ -96,13 +134,14 @@ class JobSpec:
 
     def limits_threads(self) -> bool:
         """Whether ranks get OMP_NUM_THREADS=1, so that they do not compete for the cores."""
-        return self.nproc > 1 and "OMP_NUM_THREADS" not in self.environment
+        most = max((host.slots for host in self.hosts), default=self.nproc)
+        return most > 1 and "OMP_NUM_THREADS" not in self.environment
 
-    def shared_environment(self, port: int) -> dict[str, str]:
-        """Return the environment common to all ranks of this node; made once for the job.
+    def shared_environment(self) -> dict[str, str]:
+        """Return the environment common to all ranks of this launcher; made once for the job.
 
-        On several nodes the secret and the run's name are what the user set, or unset: one node
-        cannot tell the others what it generated.
+        With ``nnodes`` above 1 the secret and the run's name are what the user set, or unset: one
+        node cannot tell the others what it generated.
         """
         env = dict(self.environment)
         for name in INHERITED_FROM_AN_OUTER_JOB:
@@ -112,13 +151,13 @@ class JobSpec:
         if self.limits_threads():
             env["OMP_NUM_THREADS"] = "1"
         env["PYTHONUNBUFFERED"] = "1"  # a line appears when it is printed, not when a pipe is full
-        return env | meeting_environment(self.master_addr, port)
+        return env
 
-    def rank_variables(self, local_rank: int) -> dict[str, str]:
-        """Return the variables of this rank alone."""
+    def rank_variables(self, place: Place) -> dict[str, str]:
+        """Return the variables of the rank at ``place`` alone."""
         return rank_environment(
-            rank=self.rank_of(local_rank),
-            local_rank=local_rank,
+            rank=place.rank,
+            local_rank=place.local_rank,
             world_size=self.world_size,
-            local_world_size=self.nproc,
+            local_world_size=place.local_size,
         )

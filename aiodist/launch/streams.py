@@ -20,34 +20,30 @@ PATIENCE = 0.1
 """Seconds after which a terminal shows a line without its end: a prompt, a bar."""
 
 
-class OutputStream:
-    """Read a pipe without blocking, and put its lines on a screen."""
+class LineStream:
+    """Put the lines of a rank's output on a screen, as its bytes come."""
 
-    def __init__(
-        self, rank: int, pipe: IO[bytes], screen: Screen, prefix: bytes, tail: Tail | None
-    ) -> None:
+    def __init__(self, rank: int, screen: Screen, prefix: bytes, tail: Tail | None) -> None:
+        """``prefix`` stands before each line. ``tail`` keeps the end of what came."""
         self.rank = rank
         self.closed = False
+        self.fd: int | None = None
+        """What the loop has to watch; None where another part feeds the stream."""
         self._tail = tail
-        self._fd = pipe.fileno()
         self._screen = screen
         self._prefix = prefix
         self._splitter = LineSplitter()
         self._fed_at = 0.0
-        os.set_blocking(self._fd, False)
 
-    def fileno(self) -> int:
-        return self._fd
-
-    def read(self) -> None:
-        """Read one chunk: each rank gets its turn."""
-        self._take()
+    def feed(self, data: bytes) -> None:
+        """Take ``data``."""
+        self._fed_at = time.monotonic()
+        if self._tail is not None:
+            self._tail.feed(data)
+        self._put(self._splitter.feed(data))
 
     def drain(self) -> None:
-        """Read all that is in the pipe."""
-        for _ in range(DRAIN_LIMIT):
-            if self.closed or not self._take():
-                return
+        """Read all that waits; nothing does where another part feeds the stream."""
 
     def finish(self) -> None:
         """Show the last line even without its end: no more will come."""
@@ -68,21 +64,39 @@ class OutputStream:
         if self.partial_due(now) == 0.0:
             self._put(self._splitter.flush())
 
+    def _put(self, pieces: list[Piece]) -> None:
+        for piece in pieces:
+            self._screen.put(self, self._prefix, piece)
+
+
+class OutputStream(LineStream):
+    """Read a pipe without blocking, and put its lines on a screen."""
+
+    def __init__(
+        self, rank: int, pipe: IO[bytes], screen: Screen, prefix: bytes, tail: Tail | None
+    ) -> None:
+        super().__init__(rank, screen, prefix, tail)
+        self.fd: int = pipe.fileno()
+        os.set_blocking(self.fd, False)
+
+    def read(self) -> None:
+        """Read one chunk: each rank gets its turn."""
+        self._take()
+
+    def drain(self) -> None:
+        """Read all that is in the pipe."""
+        for _ in range(DRAIN_LIMIT):
+            if self.closed or not self._take():
+                return
+
     def _take(self) -> bool:
         """Read one chunk. Returns whether there was any."""
         try:
-            data = os.read(self._fd, CHUNK)
+            data = os.read(self.fd, CHUNK)
         except BlockingIOError:
             return False
         if not data:
             self.finish()
             return False
-        self._fed_at = time.monotonic()
-        if self._tail is not None:
-            self._tail.feed(data)
-        self._put(self._splitter.feed(data))
+        self.feed(data)
         return True
-
-    def _put(self, pieces: list[Piece]) -> None:
-        for piece in pieces:
-            self._screen.put(self, self._prefix, piece)

@@ -10,7 +10,6 @@ import math
 import os
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,14 +18,17 @@ from contextlib import ExitStack
 
 from aiodist.credentials import Certificates, job_secret
 from aiodist.errors import DistError
-from aiodist.launch.failure import Failure, describe_status
-from aiodist.launch.output import Console
+from aiodist.launch.environment import meeting_environment
+from aiodist.launch.failure import Failure
+from aiodist.launch.output import Console, Screen
 from aiodist.launch.ports import reserve_port
 from aiodist.launch.process import RankProcess, Watchdog
+from aiodist.launch.remote.agent_connection import RemoteRank
+from aiodist.launch.remote.agents import Agents
 from aiodist.launch.restarts import Restarts
 from aiodist.launch.signals import SignalInbox
-from aiodist.launch.spec import DEFAULT_MASTER_PORT, JobSpec
-from aiodist.launch.streams import OutputStream
+from aiodist.launch.spec import DEFAULT_MASTER_PORT, JobSpec, Place
+from aiodist.launch.streams import LineStream, OutputStream
 
 POLL = 0.05
 """Seconds between checks of the children if the system cannot announce their end."""
@@ -56,8 +58,9 @@ class Launcher:
         """The first rank to fail, once `run` has returned; None if no rank failed."""
         self._descriptors = stdout, stderr
         self._console = Console(stdout, stderr)
-        self._ranks: list[RankProcess] = []
-        self._streams: list[OutputStream] = []
+        self._ranks: list[RankProcess | RemoteRank] = []
+        self._streams: list[LineStream] = []
+        self._agents: Agents | None = None
         self._failures: list[Failure] = []
         self._stopped: list[Failure] = []
         self._returned: list[int] = []
@@ -83,7 +86,7 @@ class Launcher:
         if not sys.executable:
             raise DistError("the path of the Python interpreter (sys.executable) is not known")
         with ExitStack() as stack:
-            environment = self.spec.shared_environment(self._port(stack))
+            environment = self.spec.shared_environment()
             if self.spec.limits_threads():
                 self._say(
                     "aiodist: OMP_NUM_THREADS=1 is set for each rank, so that they do not fight "
@@ -93,6 +96,7 @@ class Launcher:
             self._watchdog = stack.enter_context(Watchdog())
             inbox = stack.enter_context(SignalInbox(self._on_signal))
             self._selector.register(inbox.fileno(), selectors.EVENT_READ, inbox.drain)
+            self._meeting = self._reach_hosts(stack, environment)
             stack.callback(self._release)
             secret, certificates = job_secret(environment), Certificates.from_environ(environment)
             restarts = Restarts(self.spec.max_restarts, secret, certificates)
@@ -106,6 +110,22 @@ class Launcher:
             self._finish_output()
         return self._conclude()
 
+    def _reach_hosts(self, stack: ExitStack, environment: dict[str, str]) -> dict[str, str]:
+        """Get all hosts ready to start ranks; return the variables that say where the ranks meet."""
+        spec = self.spec
+        if not spec.hosts:
+            return meeting_environment(spec.master_addr or "127.0.0.1", self._port(stack))
+        agents = Agents(spec.hosts, spec.ssh, self._console, self._watchdog.announce)
+        self._agents = stack.enter_context(agents)
+        agents.connect(self._selector, environment, spec.master_port)
+        while self._signal is None and not agents.are_ready:
+            self._step(POLL)
+        if self._signal is not None:  # no rank starts
+            return {}
+        self._streams += agents.streams
+        address, port = agents.meeting_place()
+        return meeting_environment(spec.master_addr or address, port)
+
     def _port(self, stack: ExitStack) -> int:
         """Return the port on which rank 0 will listen, reserved if it runs on this node."""
         spec = self.spec
@@ -117,17 +137,41 @@ class Launcher:
     # starting
 
     def _start_all(self) -> None:
-        for local_rank in range(self.spec.nproc):
+        for place in self.spec.places():
             if self._signal is None:
-                self._start(local_rank)
+                self._start(place)
         self._started = True
         if self._signal is not None:
             self._stop(self._signal_to_pass_on())
 
-    def _start(self, local_rank: int, *, replacement: bool = False) -> None:
-        spec = self.spec
-        rank = spec.rank_of(local_rank)
-        environment = self._environment | spec.rank_variables(local_rank)
+    def _start(self, place: Place, *, replacement: bool = False) -> None:
+        if place.host is None:
+            self._start_here(place, replacement=replacement)
+        else:
+            self._start_on(place.host, place)
+
+    def _start_on(self, host: int, place: Place) -> None:
+        """Start a rank on one of the job's hosts."""
+        assert self._agents is not None
+        screens = self._console.stdout, self._console.stderr
+        out, err = (self._prefix(place.rank, screen) for screen in screens)
+        rank = self._agents.start(
+            host,
+            self.spec.command(place.local_rank),
+            self._meeting | self.spec.rank_variables(place),
+            rank=place.rank,
+            local_rank=place.local_rank,
+            prefixes=(out, err),
+        )
+        self._ranks.append(rank)
+        self._streams += [rank.stdout, rank.stderr]
+
+    def _prefix(self, rank: int, screen: Screen) -> bytes:
+        return self._console.prefix(rank, screen) if self.spec.prefix else b""
+
+    def _start_here(self, place: Place, *, replacement: bool) -> None:
+        spec, rank, local_rank = self.spec, place.rank, place.local_rank
+        environment = self._environment | self._meeting | spec.rank_variables(place)
         stdout: int | None
         stderr: int | None
         stdout, stderr = (subprocess.PIPE,) * 2 if spec.prefix else self._descriptors
@@ -151,10 +195,10 @@ class Launcher:
             (process.popen.stderr, self._console.stderr, process.tail),
         ):
             if pipe is not None:
-                prefix = self._console.prefix(process.rank, screen)
+                prefix = self._prefix(process.rank, screen)
                 stream = OutputStream(process.rank, pipe, screen, prefix, tail)
                 self._streams.append(stream)
-                self._selector.register(stream.fileno(), selectors.EVENT_READ, stream.read)
+                self._selector.register(stream.fd, selectors.EVENT_READ, stream.read)
 
     # the loop
 
@@ -169,9 +213,11 @@ class Launcher:
             act: Callable[[], None] = key.data
             act()
         now = time.monotonic()
+        if self._agents is not None:
+            self._agents.tick(now)
         for stream in self._streams:
             if stream.closed:
-                self._forget(stream.fileno())
+                self._forget(stream)
             else:
                 stream.show_partial(now)
         self._streams = [stream for stream in self._streams if not stream.closed]
@@ -187,7 +233,9 @@ class Launcher:
         """Return the seconds until the next timed action."""
         now = time.monotonic()
         patience = min(self._stop_at, self._kill_at) - now
-        if any(rank.running and rank.pidfd is None for rank in self._ranks):
+        if self._agents is not None:
+            patience = min(patience, self._agents.patience(now))
+        if any(rank.needs_polling for rank in self._ranks):
             patience = min(patience, POLL)
         if any(not rank.running and not rank.group_gone for rank in self._ranks):
             patience = min(patience, 1.0)
@@ -206,7 +254,7 @@ class Launcher:
             if not rank.running and not rank.group_gone and not rank.group_alive():
                 self._watchdog.take_back(rank.pid)
 
-    def _on_exit(self, rank: RankProcess) -> None:
+    def _on_exit(self, rank: RankProcess | RemoteRank) -> None:
         for stream in self._streams:
             if stream.rank == rank.rank:
                 stream.drain()
@@ -222,10 +270,11 @@ class Launcher:
             rank=rank.rank,
             local_rank=rank.local_rank,
             pid=rank.pid,
-            host=socket.gethostname(),
+            host=rank.host,
             status=rank.status,
-            stderr=rank.tail.text() if self.spec.prefix else None,
+            stderr=rank.tail.text() if self.spec.prefix or self._agents else None,
             stopped=stopped,
+            lost=rank.lost,
         )
         if stopped:
             self._stopped.append(failure)
@@ -237,22 +286,20 @@ class Launcher:
         patience = SETTLE if failure.is_consequence() else HEAR
         self._stop_at = min(self._stop_at, time.monotonic() + patience)
 
-    def _go_on_without(self, rank: RankProcess) -> None:
+    def _go_on_without(self, rank: RankProcess | RemoteRank) -> None:
         """Leave the other ranks alone after the failure of ``rank``."""
-        assert rank.status is not None
         rank.send_group(signal.SIGKILL)  # what it has left running may hold its streams open
         others = [other.rank for other in self._ranks if other.running]
         if others:
             self._say(
-                f"aiodist: rank {rank.rank} has failed: {describe_status(rank.status)}; "
+                f"aiodist: rank {rank.rank} has failed: {rank.describe_end()}; "
                 f"{_ranks(others)} may go on without it (--keep-going)"
             )
 
     # starting anew
 
-    def _replace(self, rank: RankProcess) -> bool:
+    def _replace(self, rank: RankProcess | RemoteRank) -> bool:
         """Start another process in place of ``rank``, which has failed, if the others can go on."""
-        assert rank.status is not None
         others = [other.rank for other in self._ranks if other.running]
         if self._stop_at < math.inf or not self._restarts.may_replace(rank.rank, others):
             return False
@@ -260,10 +307,10 @@ class Launcher:
         rank.replaced = True
         self._restarts.replace(rank.rank)
         self._say(
-            f"aiodist: rank {rank.rank} has failed: {describe_status(rank.status)}; another process "
+            f"aiodist: rank {rank.rank} has failed: {rank.describe_end()}; another process "
             f"takes its place (restart {self._restarts.used} of {self._restarts.limit})"
         )
-        self._start(rank.local_rank, replacement=True)
+        self._start(self.spec.places()[rank.local_rank], replacement=True)
         return True
 
     @property
@@ -304,7 +351,7 @@ class Launcher:
         for stream in self._streams:
             stream.drain()
             stream.finish()
-            self._forget(stream.fileno())
+            self._forget(stream)
         self._release()
         self._streams, self._ranks = [], []
         self._failures, self._stopped, self._returned = [], [], []
@@ -370,17 +417,13 @@ class Launcher:
         for rank in self._ranks:
             if rank.running or not rank.group_gone:
                 rank.send_group(signal.SIGKILL)
-            rank.popen.wait()
-            rank.close_pidfd()
-            for pipe in (rank.popen.stdout, rank.popen.stderr):
-                if pipe is not None:
-                    pipe.close()
+            rank.close()
 
     # output and result
 
-    def _forget(self, fd: int) -> None:
-        if fd in self._selector.get_map():
-            self._selector.unregister(fd)
+    def _forget(self, stream: LineStream) -> None:
+        if stream.fd is not None and stream.fd in self._selector.get_map():
+            self._selector.unregister(stream.fd)
 
     def _finish_output(self) -> None:
         for stream in self._streams:
@@ -423,7 +466,7 @@ class Launcher:
         ends: dict[str, list[int]] = {}
         for rank in self._ranks:
             if rank.rank != first.rank and rank.status and not rank.replaced:
-                ends.setdefault(describe_status(rank.status), []).append(rank.rank)
+                ends.setdefault(rank.describe_end(), []).append(rank.rank)
         told = []
         if self._returned and self.spec.keep_going:
             told.append(f"{_ranks(sorted(self._returned))} returned with exit code 0")

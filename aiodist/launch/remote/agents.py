@@ -1,0 +1,159 @@
+"""The agents of all hosts of a job, as the launcher's loop uses them."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import selectors
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+
+from aiodist.errors import DistNetworkError, InvalidUsageError
+from aiodist.launch.failure import Tail
+from aiodist.launch.output import Console
+from aiodist.launch.remote.agent_connection import AgentConnection, RemoteRank
+from aiodist.launch.remote.host_list import HostSlots
+from aiodist.launch.streams import LineStream
+
+ANSWER_SECONDS = 60.0
+"""How long a host may take to answer."""
+
+_OF_THE_SESSION = re.compile(
+    r"HOME|USER|LOGNAME|SHELL|SHLVL|PWD|OLDPWD|HOSTNAME|HOST|TMPDIR|TERM|DISPLAY|WINDOWID|MAIL|_"
+    r"|(?:SSH|XDG|DBUS|LC|BASH_FUNC)_.*"
+)
+"""Variables that describe the launcher's machine and session; a host has its own."""
+
+
+class Agents:
+    """A context manager: no agent, and nothing that one has started, outlives it."""
+
+    def __init__(
+        self,
+        hosts: Sequence[HostSlots],
+        ssh: Sequence[str],
+        console: Console,
+        announce: Callable[[int], None],
+    ) -> None:
+        """``ssh``: the command that leads to a host. ``announce``: gets the pid of each process."""
+        self._hosts, self._ssh, self._announce = hosts, ssh, announce
+        self._console = console
+        self.connections: list[AgentConnection] = []
+        self.streams: list[LineStream] = []
+        """What ssh and the agents write to stderr, for the loop to show."""
+
+    def __enter__(self) -> Agents:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for connection in self.connections:
+            connection.close()
+
+    def connect(
+        self, selector: selectors.BaseSelector, environment: Mapping[str, str], port: int | None
+    ) -> None:
+        """Start towards all hosts at once; `are_ready` says when all have answered.
+
+        ``port``: for rank 0 to listen on; None for a free one. Raises InvalidUsageError without
+        the program that leads to a host, and OSError if the system refuses a process.
+        """
+        forwarded = portable(environment)
+        for number, host in enumerate(self._hosts):
+            try:
+                connection = AgentConnection(host, self._ssh, selector)
+            except FileNotFoundError:
+                raise InvalidUsageError(
+                    f"there is no program {self._ssh[0]!r} to reach {host.name} by: install "
+                    "OpenSSH's client, or name another with --ssh"
+                ) from None
+            self.connections.append(connection)
+            self._announce(connection.pid)
+            connection.prepare(os.getcwd(), forwarded, (port or 0) if number == 0 else None)
+
+    @property
+    def are_ready(self) -> bool:
+        """Whether all hosts have answered. Raises DistNetworkError for one that cannot."""
+        now = time.monotonic()
+        for connection in self.connections:
+            if connection.is_lost:
+                raise DistNetworkError(
+                    f"no rank can be started on {connection.host.name}: {connection.refusal}"
+                )
+            if not connection.is_ready and now - connection.started_at > ANSWER_SECONDS:
+                raise DistNetworkError(
+                    f"{connection.host.name} has not answered within {ANSWER_SECONDS:g} s: does "
+                    "ssh reach it, and is aiodist installed there?"
+                )
+        if not all(connection.is_ready for connection in self.connections):
+            return False
+        for connection in self.connections:
+            prefix = f"[{connection.host.name}] ".encode()
+            stream = LineStream(-1, self._console.stderr, prefix, None)
+            connection.on_error_text = stream.feed
+            self.streams.append(stream)
+        return True
+
+    def meeting_place(self) -> tuple[str, int]:
+        """Return the address of rank 0's host, as the other hosts reach it, and the port there."""
+        first, *others = self.connections
+        assert first.port is not None
+        address = first.address
+        if first.host.is_here:
+            address = next((other.launcher for other in others if other.launcher), "127.0.0.1")
+        elif _is_loopback(address) and any(not _is_loopback(other.address) for other in others):
+            address = first.host.name.rpartition("@")[2]
+        return address, first.port
+
+    def start(
+        self,
+        host: int,
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        *,
+        rank: int,
+        local_rank: int,
+        prefixes: tuple[bytes, bytes],
+    ) -> RemoteRank:
+        """Have a rank started on ``host``, a number. ``prefixes``: of its lines on both screens."""
+        tail = Tail()
+        screens = self._console.stdout, self._console.stderr
+        stdout, stderr = (
+            LineStream(rank, screen, prefix, keeps)
+            for screen, prefix, keeps in zip(screens, prefixes, (None, tail), strict=True)
+        )
+        connection = self.connections[host]
+        started = RemoteRank(
+            connection, rank=rank, local_rank=local_rank, stdout=stdout, stderr=stderr, tail=tail
+        )
+        connection.start(started, command, variables)
+        return started
+
+    def tick(self, now: float) -> None:
+        """Do what is due for every host."""
+        for connection in self.connections:
+            connection.tick(now)
+
+    def patience(self, now: float) -> float:
+        """Return the seconds until `tick` has something to do."""
+        return min(connection.patience(now) for connection in self.connections)
+
+
+def portable(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of ``environment`` that mean the same on another host."""
+    return {
+        name: value for name, value in environment.items() if not _OF_THE_SESSION.fullmatch(name)
+    }
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return not address
