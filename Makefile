@@ -5,7 +5,7 @@
 #   make PYTHON=/path/to/python3.12 ...   to choose the interpreter of a new .venv
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format generated types imported pytest matrix soak fuzz test-slurm test-gpu test-gpu-emulated test-torch-versions check-torch-versions test-install test-ecosystem bench bench-mpi bench-network recipes clean distclean
+.PHONY: help install demo test lint format generated types imported pytest matrix soak fuzz test-slurm test-gpu test-gpu-emulated test-torch-versions check-torch-versions test-install test-ecosystem bench bench-mpi bench-network recipes clean distclean test-engines test-hosts
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 # Tests and launchers start hundreds of processes: none of them compiles what another one has.
@@ -27,6 +27,8 @@ help:
 	@echo "make format     let ruff mend what it can"
 	@echo "make generated  write the blocking API and the methods of a group from aiodist/api"
 	@echo "make test-slurm jobs of a real Slurm on two hosts of network namespaces (root; installs slurm-wlm and munge)"
+	@echo "make test-hosts ranks on hosts of network namespaces, started over a real sshd (root; installs openssh-server, iproute2)"
+	@echo "make test-engines   ranks under a real Ray and a real Dask, and the manifests for Kubernetes"
 	@echo "make test-gpu   the tests that need a GPU, with the python3 of this machine as it is"
 	@echo "make test-gpu-emulated   the same without one, on emulated devices (installs torch for CUDA: gigabytes)"
 	@echo "make test-torch-versions   the torch backend's tests on several versions of torch (gigabytes)"
@@ -147,6 +149,34 @@ test-slurm: $(STAMP)
 	@AIODIST_TEST_TIMEOUT_SCALE=$${AIODIST_TEST_TIMEOUT_SCALE:-2} \
 		$(BIN)/python -m pytest -m slurm tests/slurm $(PYTEST_ARGS)
 
+# Root makes namespaces and starts the servers.
+HOSTS_PROGRAMS := sshd ssh ip tc
+test-hosts: $(STAMP)
+	@if ! PATH=$$PATH:/usr/sbin:/sbin which $(HOSTS_PROGRAMS) >/dev/null && which apt-get >/dev/null; then \
+		echo "== install: openssh-server, openssh-client and iproute2"; \
+		apt-get update -qq; \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+			openssh-server openssh-client iproute2 >/dev/null; \
+	fi
+	@echo "== tests: hosts of network namespaces"
+	@AIODIST_TEST_TIMEOUT_SCALE=$${AIODIST_TEST_TIMEOUT_SCALE:-2} \
+		$(BIN)/python -m pytest -m hosts tests/hosts $(PYTEST_ARGS)
+
+# An environment of its own, with the engines.
+ENGINES := .venv-engines
+
+$(ENGINES)/.installed: pyproject.toml constraints.txt tests/engines/requirements.txt
+	@python=; $(find_python); "$$python" -m venv --clear $(ENGINES)
+	@echo "== install: the engines of tests/engines/requirements.txt"
+	@$(ENGINES)/bin/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt \
+		torch -r tests/engines/requirements.txt $(BACKEND_TESTS_NEED) -e .
+	@touch $@
+
+test-engines: $(ENGINES)/.installed
+	@echo "== tests: ranks under Ray, Dask and Kubernetes' manifests"
+	@AIODIST_TEST_TIMEOUT_SCALE=$${AIODIST_TEST_TIMEOUT_SCALE:-2} \
+		$(ENGINES)/bin/python -m pytest -q -m engines tests/engines $(PYTEST_ARGS)
+
 # Nothing is installed: GPU machines may have no network. -c because they may lack pytest's plugins.
 test-gpu:
 	@$(if $(PYTHON),$(PYTHON),python3) -m pytest -c tests/gpu/pytest.ini tests/gpu $(PYTEST_ARGS)
@@ -258,4 +288,4 @@ clean:
 	find . -name __pycache__ -type d -not -path './$(VENV)*/*' -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV) $(EMULATED) $(ECOSYSTEM) $(INSTALLED) .venv-torch-*
+	rm -rf $(VENV) $(EMULATED) $(ECOSYSTEM) $(ENGINES) $(INSTALLED) .venv-torch-*

@@ -276,7 +276,7 @@ class AgentConnection:
             data = os.read(stream.fileno(), _CHUNK)
         except BlockingIOError:
             return None
-        if not data:
+        if not data and stream.fileno() in self._selector.get_map():
             self._selector.unregister(stream.fileno())
         return data
 

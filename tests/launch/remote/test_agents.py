@@ -1,0 +1,121 @@
+"""Ranks by an agent of this machine, which needs no ssh; ``make test-hosts`` goes over a real one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from aiodist.errors import DistNetworkError
+from aiodist.launch.remote import host_agent
+from aiodist.launch.remote.agent_connection import agent_command
+from aiodist.launch.remote.agent_frames import GREETING, Frame, FrameKind, FrameReader, encode
+from aiodist.launch.remote.agents import portable
+from aiodist.launch.remote.host_list import HostSlots
+
+
+def test_frames_arrive_whole_however_the_stream_is_cut() -> None:
+    data = encode(FrameKind.STDOUT, 3, b"text") + encode(FrameKind.EXITED, 3, status=-9)
+    reader = FrameReader()
+    found = [frame for byte in data for frame in reader.feed(bytes([byte]))]
+    assert found[0] == Frame(FrameKind.STDOUT, 3, b"text")
+    assert (found[1].kind, found[1].facts) == (FrameKind.EXITED, {"status": -9})
+
+
+@pytest.mark.parametrize("data", [b"Last login: today", encode(FrameKind.PONG)[:5] + b"\xff" * 4])
+def test_bytes_that_are_no_frame_are_an_error(data: bytes) -> None:
+    with pytest.raises(DistNetworkError, match="no frame"):
+        list(FrameReader().feed(data))
+
+
+def test_variables_of_the_launchers_session_stay_there() -> None:
+    own = {"HOME": "/root", "SSH_AUTH_SOCK": "x", "LC_ALL": "C", "_": "x"}
+    job = {"AIODIST_SECRET": "s", "PATH": "/bin", "HOMEPAGE": "x"}
+    assert portable(own | job) == job
+
+
+def test_ssh_gets_options_that_keep_it_from_asking() -> None:
+    command = agent_command(HostSlots("me@b", 2), ["ssh", "-p", "22"])
+    assert command[:3] == ["ssh", "-p", "22"]
+    assert "-oBatchMode=yes" in command
+    assert command[-2:] == ["me@b", f"exec {sys.executable} -P -m {host_agent.__name__}"]
+    assert agent_command(HostSlots("b", 2), ["/opt/rsh"])[:2] == ["/opt/rsh", "b"]
+
+
+@pytest.mark.slow
+def test_output_and_exit_code_are_those_of_one_machine(sandbox, run_command) -> None:
+    script = sandbox.script(
+        "E = os.environ\n"
+        "print(E['LOCAL_RANK'], E['WORLD_SIZE'], E['LOCAL_WORLD_SIZE'], E['MASTER_ADDR'],\n"
+        "      E['OMP_NUM_THREADS'], E['MINE'], len(E['AIODIST_SECRET']), sys.argv[1:], flush=True)\n"
+        "open('started' + RANK, 'w').write('x')\n"
+        "while not all(os.path.exists(f'started{k}') for k in range(2)): time.sleep(0.01)\n"
+        "if RANK == '1': print('bad', file=sys.stderr); sys.exit(7)\n"
+        "time.sleep(60)\n"
+    )
+    hosts = ("-H", "localhost:3", "-n", "2")
+    code, out, err = sandbox.run(*run_command, *hosts, script, "-x", env={"MINE": "5"})
+    assert sorted(out.splitlines()) == [f"[{k}] {k} 2 2 127.0.0.1 1 5 64 ['-x']" for k in range(2)]
+    assert code == 7
+    assert "[1] bad" in err
+    assert "rank 1 failed first: exit code 7 (local rank 1, pid " in err
+    assert "then ended: rank 0 by SIGTERM" in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dies", ["launcher", "agent"])
+def test_nothing_outlives_the_launcher_or_the_agent(dies, sandbox, run_command) -> None:
+    script = sandbox.script(
+        "import subprocess\n"
+        "child = subprocess.Popen(['sleep', '60'])\n"
+        "import pathlib\n"
+        "agent = os.getppid()\n"
+        "pathlib.Path('tmp').write_text(f'{os.getpid()} {child.pid} {agent}')\n"
+        "os.rename('tmp', 'pids')\n"
+        "time.sleep(60)\n"
+    )
+    launcher = sandbox.start(*run_command, "-H", "localhost:1", script)
+    (text,) = sandbox.wait_for("pids")
+    rank, child, agent = map(int, text.split())
+    os.kill(launcher.pid if dies == "launcher" else agent, signal.SIGKILL)
+    sandbox.wait_dead(rank, child, agent)
+    code, _, err = sandbox.finish(launcher)
+    if dies == "agent":
+        assert code == 255
+        assert "its host localhost was lost, the agent ended by SIGKILL" in err
+
+
+def test_an_agent_ends_when_its_launcher_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_agent, "SILENCE", 0.2)
+    commands, ours = os.pipe()
+    theirs, answers = os.pipe()
+    try:
+        host_agent.HostAgent(commands, answers).serve()
+        assert os.read(theirs, 100) == GREETING
+    finally:
+        for descriptor in (commands, ours, theirs, answers):
+            os.close(descriptor)
+
+
+def test_a_host_that_cannot_be_reached_is_named(sandbox, run_command) -> None:
+    script = sandbox.script("")
+    code, out, err = sandbox.run(*run_command, "--ssh", "false", "-H", "elsewhere", script)
+    assert (code, out) == (2, "")
+    assert err == "aiodist: no rank can be started on elsewhere: ssh ended by exit code 1\n"
+
+
+def test_a_folder_that_the_host_lacks_is_refused() -> None:
+    agent = subprocess.Popen(
+        agent_command(HostSlots("localhost", 1), ["ssh"]),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    order = encode(FrameKind.PREPARE, folder="/no/such/folder", environment={}, port=None)
+    out, _ = agent.communicate(order)
+    (frame,) = FrameReader().feed(out.partition(GREETING)[2])
+    assert frame.kind is FrameKind.REFUSED
+    assert "No such file or directory: '/no/such/folder'" in frame.facts["why"]
+    assert agent.returncode == 0
