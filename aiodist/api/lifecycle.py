@@ -17,6 +17,7 @@ import msgpack
 from aiodist.api.closing import close_world
 from aiodist.api.rule_table import table_from
 from aiodist.api.settings import (
+    capacity_from,
     init_timeout_from,
     patience_from,
     pickle_from,
@@ -30,7 +31,7 @@ from aiodist.api.streams import streams_from, with_bundles
 from aiodist.backends.registry import backend_named, bind, rendezvous_for
 from aiodist.credentials import Certificates, job_secret
 from aiodist.deadline import Deadline
-from aiodist.errors import InvalidUsageError
+from aiodist.errors import InvalidUsageError, PeerLostError
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.group_lifecycle import NO_SETTINGS, Settings
 from aiodist.groups.world import World, current_world
@@ -66,6 +67,8 @@ async def init_process_group(
     init_timeout: float | timedelta | None = None,
     liveness_timeout: float | timedelta | None = None,
     allow_pickle: bool | None = None,
+    buffer_bytes: int | None = None,
+    capacity: int | None = None,
 ) -> None:
     """Meet the other ranks and make the default group. Returns when all of them are there.
 
@@ -82,6 +85,9 @@ async def init_process_group(
     False. Unpickling runs code that the sender chose: allow it only where all ranks are trusted.
     ``liveness_timeout``: seconds of silence after which a rank counts as lost, where the kernel
     does not say so at once; None means AIODIST_LIVENESS_TIMEOUT, or 10. 0 turns the watch off.
+    ``buffer_bytes``: how much this rank buffers, for each other rank, of messages without a receive;
+    None means AIODIST_BUFFER_BYTES, or 64 MiB. ``capacity``: how many ranks there may be at most,
+    equal on all ranks; further processes come in by `grow` and `rejoin`. None means ``world_size``.
 
     Raises InvalidUsageError (a ValueError) for an invalid value, with all missing variables in one
     message, and in a world that is initialised already. StoreTimeoutError names the ranks that have
@@ -104,8 +110,10 @@ async def init_process_group(
         )
     chosen = backend_named(backend)
     seconds = timeout_from(timeout)
+    if capacity is not None and Backend.MPI in {chosen, *chosen.by_device().values()}:
+        raise InvalidUsageError("no rank can join later where MPI starts them: leave out capacity")
     # Before the ranks meet: the others would wait for one that finds its mistake afterwards.
-    schemes, window = schemes_from(os.environ), window_from(os.environ)
+    schemes, window = schemes_from(os.environ), window_from(buffer_bytes, os.environ)
     shared_bytes = shared_bytes_from(os.environ, schemes)
     streams = streams_from(os.environ, schemes)
     size_from(os.environ)
@@ -126,19 +134,20 @@ async def init_process_group(
         )
         try:
             async with met.heeding():
-                transports = transports_at(met.hosts, schemes) if met.size > 1 else []
+                places = capacity_from(capacity, met.size)
+                transports = transports_at(met.hosts, schemes) if places > 1 else []
                 _warn_if_open(met)
                 if met.rank == 0:  # the others were given the same, most likely
                     warn_of_misspelt(os.environ)
-                watched = patience > 0 and met.size > 1
+                watched = patience > 0 and places > 1
                 heartbeat = (
-                    HeartbeatThread(met.rank, met.size, transports, patience) if watched else None
+                    HeartbeatThread(met.rank, places, transports, patience) if watched else None
                 )
                 memory = memory_of(met.rank, shared_bytes if met.size > 1 else 0)
                 make = partial(Endpoint, window=window, heartbeat=heartbeat, memory=memory)
                 ways = with_bundles(transports, met.hosts, streams)
                 who = met.rank, met.size, met.store, met.secret
-                await _open_world(world, *who, ways, make, deadline)
+                await _open_world(world, *who, ways, make, deadline, places)
                 try:
                     await answer_questions(world.observer, met.store, met.host, deadline)
                     await met.settle(deadline)
@@ -150,7 +159,7 @@ async def init_process_group(
             raise
         world.on_close(met.close, met.close_in_child)
         settings = Settings(pg_options, device_id)
-        await _make_default(world, group_name, chosen, seconds, deadline, settings)
+        await _make_default(world, met.size, group_name, chosen, seconds, deadline, settings)
     finally:
         world.opening = False
 
@@ -177,8 +186,10 @@ async def open_in_process(
     memory = memory_of(rank, shared_bytes)
     endpoint = partial(Endpoint, window=window, memory=memory, host=host)
     secret = job_secret(os.environ)
-    await _open_world(world, rank, size, store, secret, [transport], endpoint, Deadline(seconds))
-    await _make_default(world, "", backend_named(backend), seconds, Deadline(seconds))
+    await _open_world(
+        world, rank, size, store, secret, [transport], endpoint, Deadline(seconds), size
+    )
+    await _make_default(world, size, "", backend_named(backend), seconds, Deadline(seconds))
 
 
 async def _open_world(
@@ -190,17 +201,21 @@ async def _open_world(
     transports: list[Transport],
     make: Callable[[int, int, list[Transport], World], Endpoint],
     deadline: Deadline,
+    places: int,
 ) -> None:
-    world.open(rank, size, store)
-    endpoint = make(rank, size, transports, world)
+    world.open(rank, places, store)
+    endpoint = make(rank, places, transports, world)
     try:
         rank_info = await endpoint.open()
         token = os.urandom(32) if rank == 0 else b""
         table = table_from(os.environ) if rank == 0 else b""
-        mine = msgpack.packb([rank_info.encode(), token, table])
+        mine = msgpack.packb([rank_info.encode(), token, table, places])
         answers = await exchange(store, rank, size, mine, deadline, name="rank_infos")
         everybody = [msgpack.unpackb(answer) for answer in answers]
-        rank_infos = [RankInfo.decode(rank_info) for rank_info, _, _ in everybody]
+        if len(capacities := {each[3] for each in everybody}) > 1:
+            raise InvalidUsageError(f"the ranks disagree about capacity: {sorted(capacities)}")
+        rank_infos = [RankInfo.decode(each[0]) for each in everybody]
+        rank_infos += [RankInfo.absent(rank) for rank in range(size, places)]
         world.choose_by(everybody[0][2])
         introduce(world, endpoint, rank_infos, everybody[0][1], secret)
     except BaseException:
@@ -213,26 +228,32 @@ async def _open_world(
 def introduce(
     world: World, endpoint: Endpoint, rank_infos: Sequence[RankInfo], token: bytes, secret: bytes
 ) -> None:
-    """Tell ``endpoint`` all ranks of ``world``, including this one.
+    """Tell ``endpoint`` all ranks of ``world``, including this one and those that may come later.
 
     Ranks authenticate to each other with the job's ``secret`` and the ``token``, which is rank 0's.
     """
     key = hmac.new(secret, token, hashlib.sha256).digest()
     world.token = token
     endpoint.meet(rank_infos, key)
-    world.observer = Observer(world, world.rank, rank_infos, key, os.environ)
+    for rank_info in rank_infos:
+        if rank_info.is_absent:
+            text = f"{rank_info} has not come yet: `grow` takes in a process that calls `rejoin`"
+            endpoint.give_up(rank_info.rank, PeerLostError(text, rank=rank_info.rank))
+    present = [rank_info for rank_info in rank_infos if not rank_info.is_absent]
+    world.observer = Observer(world, world.rank, present, key, os.environ)
 
 
 async def _make_default(
     world: World,
+    size: int,
     name: str,
     backend: Backend,
     timeout: float | None,
     deadline: Deadline,
     settings: Settings = NO_SETTINGS,
 ) -> None:
-    ranks = range(world.size)
-    group = GroupEngine(world, name or DEFAULT_GROUP, ranks, backend, timeout, settings)
+    group = GroupEngine(world, name or DEFAULT_GROUP, range(size), backend, timeout, settings)
+    group.lineage = tuple(range(world.size))
     bind(group)
     world.add(group)
     try:

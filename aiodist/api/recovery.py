@@ -66,8 +66,9 @@ async def grow(
 
     All members of the default group call it, at the same point of their program. If no process
     waits and no rank has died, the result is the same group. So a training loop may call it every
-    few steps. Otherwise a new group becomes the default: newcomers take the places of lost ranks,
-    and dead ranks are left out as in `shrink`. Subgroups of the old group have to be made again.
+    few steps. Otherwise a new group becomes the default: newcomers take the places of lost ranks
+    and those that ``capacity`` of `init_process_group` keeps. Dead ranks are left out as in `shrink`.
+    Subgroups of the old group have to be made again.
 
     ``store``: the store that the newcomers pass to `rejoin`; where None, the one of
     ``aiodist run --max-restarts``. ``ranks``: global ranks to wait for, up to ``timeout`` (seconds

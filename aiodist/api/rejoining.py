@@ -85,14 +85,17 @@ async def rejoin(
     store: Any | None = None,
     rank: int = -1,
     timeout: float | timedelta | None = None,
+    *,
+    buffer_bytes: int | None = None,
 ) -> ProcessGroup:
-    """Take the place of ``rank``, which was lost, in place of ``init_process_group``.
+    """Take the place of ``rank``, which was lost or never there, instead of ``init_process_group``.
 
     Returns the default group when its members have called `grow` and taken this process in; its
     backend and timeout are theirs. Then `sync_state` brings the model's state. ``store``: one of
     ours or torch's that outlives the ranks, the same that the members pass to ``grow``; where None,
     the one of ``aiodist run --max-restarts``. ``rank``: from the environment where left out.
     ``timeout`` (seconds or timedelta): for this call; None means AIODIST_INIT_TIMEOUT, or 30 minutes.
+    ``buffer_bytes``: as for ``init_process_group``.
 
     Raises StoreTimeoutError if the members have not taken it in by then; InvalidUsageError for an
     initialised world, and where rank or store are not known; DistStoreError. Cancelled or failed,
@@ -107,12 +110,13 @@ async def rejoin(
         )
     own = _own_rank(rank, os.environ)
     deadline = Deadline(init_timeout_from(timeout, os.environ, DEFAULT_TIMEOUT))
+    window = window_from(buffer_bytes, os.environ)
     world.allow_pickle = pickle_from(None, os.environ)
     world.opening = True
     try:
         async with meeting_place(world, store, deadline) as place:
             launcher = None if store is not None else _launchers_host(os.environ)
-            return handle_of(await _come_in(world, own, place, launcher, deadline))
+            return handle_of(await _come_in(world, own, place, launcher, window, deadline))
     except BaseException:
         await close_world(world, 0.0)
         raise
@@ -121,9 +125,9 @@ async def rejoin(
 
 
 async def _come_in(
-    world: World, rank: int, place: Store, launcher: str | None, deadline: Deadline
+    world: World, rank: int, place: Store, launcher: str | None, window: int, deadline: Deadline
 ) -> GroupEngine:
-    schemes, window = schemes_from(os.environ), window_from(os.environ)
+    schemes = schemes_from(os.environ)
     hosts = choose_hosts(launcher, os.environ) or (default_address(),)
     world.open(rank, -1, None)
     transports, patience = transports_at(hosts, schemes), patience_from(None, os.environ)
@@ -148,7 +152,7 @@ async def _come_in(
     introduce(world, endpoint, rank_infos, facts["token"], job_secret(os.environ))
     answer_here(world.observer)
     for rank_info in rank_infos:
-        if rank_info.rank not in facts["ranks"]:
+        if rank_info.rank not in facts["ranks"] and not rank_info.is_absent:
             text = f"{rank_info} was lost before rank {rank} came"
             endpoint.give_up(rank_info.rank, PeerLostError(text, rank=rank_info.rank))
     group = _group_of(world, facts)

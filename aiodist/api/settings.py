@@ -11,6 +11,7 @@ from aiodist.credentials import VARIABLES as TLS_VARIABLES
 from aiodist.credentials import Certificates
 from aiodist.deadline import to_seconds
 from aiodist.errors import InvalidUsageError
+from aiodist.groups.checks import check_int
 from aiodist.liveness import DEFAULT_TIMEOUT as DEFAULT_LIVENESS
 from aiodist.liveness import SHORTEST
 from aiodist.p2p.endpoint import DEFAULT_WINDOW
@@ -22,6 +23,7 @@ INIT_TIMEOUT_VARIABLE = "AIODIST_INIT_TIMEOUT"
 LIVENESS_VARIABLE = "AIODIST_LIVENESS_TIMEOUT"
 _DEFAULT_TRANSPORTS = f"{SHARED},unix,tcp"
 _SECURE_TRANSPORTS = f"{SHARED},unix,tls"
+_LEAST_WINDOW = 1 << 16
 
 
 def schemes_from(environ: Mapping[str, str]) -> list[str]:
@@ -113,13 +115,35 @@ def patience_from(argument: float | timedelta | None, environ: Mapping[str, str]
     return seconds
 
 
-def window_from(environ: Mapping[str, str]) -> int:
-    """Return how many bytes AIODIST_BUFFER_BYTES lets a rank buffer for each other rank."""
+def window_from(argument: int | None, environ: Mapping[str, str]) -> int:
+    """Return how many bytes a rank buffers for each other rank; AIODIST_BUFFER_BYTES where None.
+
+    Raises TypeError for an argument that is no int, InvalidUsageError for less than 64 KiB.
+    """
     text = environ.get("AIODIST_BUFFER_BYTES", "")
-    if not text:
+    if argument is not None:
+        check_int(argument, "buffer_bytes")
+        what, count = f"buffer_bytes must be at least {_LEAST_WINDOW}", argument
+    elif text:
+        what = f"AIODIST_BUFFER_BYTES must be a number of bytes, at least {_LEAST_WINDOW}"
+        count = int(text) if text.isdecimal() else 0
+    else:
         return DEFAULT_WINDOW
-    if not text.isdecimal() or int(text) < 1 << 16:
+    if count < _LEAST_WINDOW:
+        raise InvalidUsageError(f"{what}, not {text if argument is None else argument!r}")
+    return count
+
+
+def capacity_from(argument: int | None, size: int) -> int:
+    """Return how many ranks there may be at most: ``size`` where None.
+
+    Raises TypeError for an argument that is no int, InvalidUsageError for one below ``size``.
+    """
+    if argument is None:
+        return size
+    check_int(argument, "capacity")
+    if argument < size:
         raise InvalidUsageError(
-            f"AIODIST_BUFFER_BYTES must be a number of bytes, at least 65536, not {text!r}"
+            f"capacity must be at least the {size} ranks of the start, not {argument}"
         )
-    return int(text)
+    return argument

@@ -56,7 +56,7 @@ class GroupHandle:
 
     @property
     def lineage(self) -> tuple[int, ...]:
-        """The global ranks of the members and of those that were lost since, in the group's order."""
+        """The global ranks that there may be, in the group's order: members, lost ranks, absent ones."""
         return self._engine.lineage
 
     @property

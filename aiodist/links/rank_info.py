@@ -30,6 +30,16 @@ class RankInfo:
     segment: str = ""
     """How to map its shared memory; empty if it has none."""
 
+    @classmethod
+    def absent(cls, rank: int) -> RankInfo:
+        """Return the info of a rank that may come later: no process, no addresses."""
+        return cls(rank, "", "", 0, ())
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether no process has ever had this rank."""
+        return not self.pid
+
     def encode(self) -> bytes:
         places = [list(self.addresses), list(self.heartbeat_addresses)]
         fields = [self.rank, self.host, self.host_id, self.pid, self.segment, *places]

@@ -103,6 +103,7 @@ class FailureDetector:
         self._rank_infos, self._key = list(rank_infos), key
         self.size = len(rank_infos)
         self._ring = ring_order([rank_info.host_id for rank_info in rank_infos])
+        self._gone.update(rank_info.rank for rank_info in rank_infos if rank_info.is_absent)
         early, self._early = self._early, []
         for connection in early:
             self._accept(connection)

@@ -100,9 +100,10 @@ class Service:
     async def grow(self, ranks: Sequence[int] = (), timeout: Timeout = None) -> ProcessGroup:
         """Take in processes that wait in `aiodist.rejoin`; return the new group. Only on the leader.
 
-        Requests are carried out until ``ranks`` wait at the store, or where none are given one lost
-        rank at least. Then all ranks make the new group and call ``worker`` again. ``timeout``
-        (seconds or a timedelta): the group's where None.
+        Requests are carried out until ``ranks`` wait at the store, or where none are given at least one
+        process: for the place of a lost rank, or for one that ``capacity`` keeps. Then all ranks make
+        the new group and call ``worker`` again. ``timeout`` (seconds or a timedelta): the group's where
+        None.
 
         Raises CollectiveTimeoutError where they did not come in time, InvalidUsageError where there is
         no store, and what `call` raises. Cancelled, it may be called again.
@@ -112,15 +113,15 @@ class Service:
         wanted = set(ranks)
         async with meeting_place(self._world, self._store, deadline) as place:
             for pause in pauses(_LONGEST_PAUSE):
-                lost = [rank for rank in self._group.lineage if rank not in self._group.ranks]
-                there = {newcomer.rank for newcomer in await waiting_at(place, lost)}
-                if wanted & set(lost) <= there and (there or wanted):
+                free = [rank for rank in self._group.lineage if rank not in self._group.ranks]
+                there = {newcomer.rank for newcomer in await waiting_at(place, free)}
+                if wanted & set(free) <= there and (there or wanted):
                     break
                 if deadline.expired():
-                    missing = sorted((wanted or set(lost)) - there)
+                    missing = sorted((wanted or set(free)) - there)
                     raise CollectiveTimeoutError(
                         f"grow of the service timed out after {deadline.timeout:g} s: no process "
-                        f"came for a lost rank{(missing and f', of {missing}') or ''}",
+                        f"came for a free place{(missing and f', of {missing}') or ''}",
                         operation="grow",
                         group=group.group_name,
                         rank=group.global_rank,

@@ -55,6 +55,8 @@ def init_process_group(
     init_timeout: float | timedelta | None = None,
     liveness_timeout: float | timedelta | None = None,
     allow_pickle: bool | None = None,
+    buffer_bytes: int | None = None,
+    capacity: int | None = None,
     torch_group: bool | None = None,
 ) -> None:
     """Meet the other ranks and make the default group.
@@ -87,6 +89,8 @@ def init_process_group(
             init_timeout=init_timeout,
             liveness_timeout=liveness_timeout,
             allow_pickle=allow_pickle,
+            buffer_bytes=buffer_bytes,
+            capacity=capacity,
         )
         loop_thread.settle(member)
         heed_signal(member.world.observer)

@@ -46,13 +46,17 @@ def rejoin(
     store: Any | None = None,
     rank: int = -1,
     timeout: float | timedelta | None = None,
+    *,
+    buffer_bytes: int | None = None,
 ) -> ProcessGroup:
-    """Take the place of a rank that was lost, in place of ``init_process_group``."""
+    """Take the place of a rank that was lost or never there, instead of ``init_process_group``."""
     loop_thread = portal()
     member = Member(current_world(), store)
     loop_thread.enter()
     try:
-        group = loop_thread.run(rejoining.rejoin, _inner(store), rank, timeout)
+        group = loop_thread.run(
+            rejoining.rejoin, _inner(store), rank, timeout, buffer_bytes=buffer_bytes
+        )
         loop_thread.settle(member)
         torch_group.make(member.world, torch_group.wanted(None, os.environ))
     finally:

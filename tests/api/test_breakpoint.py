@@ -14,7 +14,7 @@ import asyncio
 import aiodist as dist
 
 async def main():
-    await dist.init_process_group(timeout=0.5)
+    await dist.init_process_group(timeout=0.5, init_timeout=60)
     value = 40 + dist.get_rank()
     await dist.breakpoint()
     print("went on", dist.get_rank(), value, flush=True)
@@ -27,7 +27,7 @@ asyncio.run(main())
 BLOCKING = """
 import aiodist.sync as dist
 
-dist.init_process_group(timeout=0.5)
+dist.init_process_group(timeout=0.5, init_timeout=60)
 value = 40 + dist.get_rank()
 dist.breakpoint()
 print("went on", dist.get_rank(), value, flush=True)

@@ -8,7 +8,7 @@ import math
 import pytest
 
 import aiodist as dist
-from aiodist.groups.world import World, use_world
+from aiodist.groups.world import World, current_world, use_world
 from aiodist.testing import run_ranks
 
 
@@ -60,6 +60,16 @@ async def test_the_time_to_meet_is_no_limit_of_operations() -> None:
     await dist.init_process_group(rank=0, world_size=1, timeout=math.inf, init_timeout=math.inf)
     assert dist.group.WORLD.timeout is None
     await dist.destroy_process_group()
+
+
+async def test_the_buffer_of_messages_is_a_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIODIST_BUFFER_BYTES", str(1 << 20))
+    for argument, bytes_kept in ((None, 1 << 20), (1 << 16, 1 << 16)):
+        await dist.init_process_group(rank=0, world_size=1, buffer_bytes=argument)
+        assert current_world().endpoint.window == bytes_kept
+        await dist.destroy_process_group()
+    with pytest.raises(dist.InvalidUsageError, match="buffer_bytes must be at least 65536, not 9"):
+        await dist.init_process_group(rank=0, world_size=1, buffer_bytes=9)
 
 
 async def test_an_empty_setting_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

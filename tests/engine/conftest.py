@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import subprocess
 import sys
 import textwrap
@@ -13,7 +14,9 @@ from typing import Any
 
 import pytest
 
+import aiodist as dist
 from aiodist.groups.work import Work
+from aiodist.groups.world import World, use_world
 from aiodist.testing.in_process import run_ranks
 
 RunRanks = Callable[..., Awaitable[list[Any]]]
@@ -112,3 +115,17 @@ def without_loop(function: Callable[[], Any]) -> Any:
         return result
     finally:
         asyncio._set_running_loop(loop)
+
+
+def newcomer(fn: Callable[[], Awaitable[Any]]) -> asyncio.Task[Any]:
+    """``fn()`` as in a process of its own."""
+
+    async def alone() -> Any:
+        use_world(World())
+        try:
+            return await fn()
+        finally:
+            if dist.is_initialized():
+                await dist.destroy_process_group()
+
+    return asyncio.create_task(alone(), context=contextvars.copy_context())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ import torch.distributed
 
 import aiodist as dist
 from aiodist.deadline import Deadline
-from aiodist.groups.world import World, current_world, use_world
-from tests.engine.conftest import RunRanks, outcome
+from aiodist.groups.world import current_world
+from tests.engine.conftest import RunRanks, newcomer, outcome
 from tests.engine.deaths import die
 
 State = dict[str, Any]
@@ -60,20 +59,6 @@ def sockets(
     from aiodist.testing.in_process import run_ranks as dist_run
 
     return run
-
-
-def newcomer(fn: Callable[[], Awaitable[Any]]) -> asyncio.Task[Any]:
-    """``fn()`` as in a process of its own."""
-
-    async def alone() -> Any:
-        use_world(World())
-        try:
-            return await fn()
-        finally:
-            if dist.is_initialized():
-                await dist.destroy_process_group()
-
-    return asyncio.create_task(alone(), context=contextvars.copy_context())
 
 
 async def all_work(size: int) -> None:
@@ -154,6 +139,61 @@ async def test_grow_takes_the_dead_out_and_two_newcomers_in_at_once(
         await over.wait()
 
     await sockets(4, main)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm,unix"])
+async def test_capacity_lets_more_ranks_come_than_at_the_start(
+    store: dist.Store,
+    transport: str,
+    monkeypatch: pytest.MonkeyPatch,
+    scaled: Callable[[float], float],
+) -> None:
+    monkeypatch.setenv("AIODIST_TRANSPORT", transport)
+    meeting, over = dist.MemoryStore(), asyncio.Barrier(4)
+
+    async def member(rank: int) -> None:
+        await dist.init_process_group(store=meeting, rank=rank, world_size=2, capacity=5)
+        events = dist.membership()
+        with pytest.raises(dist.InvalidUsageError, match="rank 4 is not in group"):
+            dist.send(np.ones(1), 4)
+        await all_work(2)
+        group = await dist.grow(store)  # no process waits
+        assert (group.ranks, group.lineage) == ((0, 1), (0, 1, 2, 3, 4))
+        with pytest.raises(dist.InvalidUsageError, match="out of range"):
+            await dist.grow(store, [5])
+        came = [newcomer(lambda new=new: later(new)) for new in (2, 3)] if rank == 0 else []
+        group = await dist.grow(store, [2, 3])
+        assert (group.ranks, group.newcomers) == ((0, 1, 2, 3), (2, 3))
+        joined = [await anext(events) for _ in range(2)]
+        assert [(event.kind, event.rank) for event in joined] == [("joined", 2), ("joined", 3)]
+        await all_work(4)
+        await over.wait()
+        await asyncio.gather(*came)
+
+    async def later(rank: int) -> None:
+        await dist.rejoin(store, rank, timeout=20)
+        await all_work(4)
+        await over.wait()
+
+    async with asyncio.timeout(scaled(20)):
+        await asyncio.gather(*(newcomer(lambda rank=rank: member(rank)) for rank in (0, 1)))
+
+
+async def test_a_capacity_below_the_ranks_or_not_equal_on_all_is_refused(
+    scaled: Callable[[float], float],
+) -> None:
+    async def start(capacity: int, rank: int = 0, size: int = 2, store: Any = None) -> None:
+        store = store or dist.MemoryStore()
+        await dist.init_process_group(store=store, rank=rank, world_size=size, capacity=capacity)
+
+    async with asyncio.timeout(scaled(20)):
+        with pytest.raises(dist.InvalidUsageError, match="at least the 1 ranks"):
+            await newcomer(lambda: start(0, size=1))
+        shared = dist.MemoryStore()
+        both = [newcomer(lambda rank=rank: start(2 + rank, rank, store=shared)) for rank in (0, 1)]
+        for error in await asyncio.gather(*both, return_exceptions=True):
+            assert isinstance(error, dist.InvalidUsageError)
+            assert "disagree about capacity: [2, 3]" in str(error)
 
 
 async def test_the_coordinator_dies_before_it_has_welcomed_the_newcomer(

@@ -9,6 +9,7 @@ import pytest
 
 import aiodist as dist
 from aiodist.testing import run_ranks
+from tests.engine.conftest import newcomer
 from tests.engine.deaths import die
 from tests.limits import scaled
 
@@ -253,3 +254,29 @@ async def test_when_the_leader_dies_the_next_rank_leads():
     async with asyncio.timeout(scaled(20)):
         await run_ranks(3, all_but_the_dead)
     assert led == [0, 1]
+
+
+async def test_the_leader_takes_in_a_rank_that_was_not_there_at_the_start(monkeypatch):
+    monkeypatch.setenv("AIODIST_SOCKET_IFNAME", "lo")
+    store = dist.MemoryStore()
+
+    async def leader():
+        await dist.init_process_group(store=dist.MemoryStore(), rank=0, world_size=1, capacity=3)
+        async with dist.serving(summing, store=store) as service:
+            assert await service.until_leader()
+            assert (await service.call([1.0])).tolist() == [1.0]
+            with pytest.raises(dist.CollectiveTimeoutError, match=r"for a free place, of \[1, 2\]"):
+                await service.grow(timeout=0.01)
+            growing = asyncio.create_task(service.grow())
+            later = newcomer(worker)
+            assert (await growing).ranks == (0, 2)
+            assert (await service.call([1.0])).tolist() == [3.0]
+        await later
+
+    async def worker():
+        await dist.rejoin(store, 2, timeout=20)
+        async with dist.serving(summing, store=store) as service:
+            assert not await service.until_leader()
+
+    async with asyncio.timeout(scaled(20)):
+        await newcomer(leader)

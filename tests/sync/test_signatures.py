@@ -36,6 +36,8 @@ ADDED = {
     ): "how long ranks have to meet, beside the operations' timeout",
     ("init_process_group", "liveness_timeout"): "torch's Gloo notices no rank that is stopped",
     ("init_process_group", "allow_pickle"): "the default of what each operation on objects takes",
+    ("init_process_group", "buffer_bytes"): "how much waits at the receiver of messages",
+    ("init_process_group", "capacity"): "torch's groups do not grow",
     ("breakpoint", "group"): "torch's is for the default group alone",
     ("init_process_group", "torch_group"): "torch's own call makes torch's group",
     **{
