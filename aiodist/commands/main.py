@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import importlib.metadata
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -51,10 +53,15 @@ def help_text() -> str:
 
 def _carry_out(command: str, rest: Sequence[str]) -> int:
     try:
-        return load(command).main(rest)
+        code = load(command).main(rest)
+        sys.stdout.flush()
+        return code
     except InvalidUsageError as error:
         say(f"{error}\naiodist {command} --help shows the options")
         return USAGE_ERROR
+    except BrokenPipeError:  # the reader of the output has ended: aiodist top | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except (DistError, OSError) as error:
         say(str(error))
         return 1

@@ -1,4 +1,4 @@
-"""Lists of numbers and of bytes, as command lines have them."""
+"""Numbers and bytes in command lines, and as text."""
 
 from __future__ import annotations
 
@@ -28,3 +28,25 @@ def sizes(text: str) -> list[int]:
         nbytes = int(match[1]) * _FACTORS[match[2][:1].replace("B", "")]
         found.append(-(-nbytes // 4) * 4)
     return found
+
+
+def bytes_text(nbytes: float) -> str:
+    """Three digits and a unit: ``0 B``, ``512 B``, ``1.5 KiB``, ``64 MiB``."""
+    for factor, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes >= 0.9995 * factor:
+            value = nbytes / factor
+            return f"{value:.2f} {unit}" if value < 9.995 else f"{three_digits(value)} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def three_digits(value: float) -> str:
+    """``0.31``, ``9.99``, ``31.4``, ``1234``."""
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
+
+
+def count_text(value: float) -> str:
+    """``0``, ``9.5``, ``320``, ``1.2 k``, ``3.4 M``."""
+    for factor, unit in ((1e6, "M"), (1e3, "k")):
+        if value >= 0.9995 * factor:
+            return f"{value / factor:.1f} {unit}"
+    return f"{value:.1f}".removesuffix(".0") if value < 9.95 else f"{value:.0f}"

@@ -16,6 +16,7 @@ COMMANDS = MappingProxyType[str, str](
         "doctor": "examine this host, or the hosts of a job, and say what to set",
         "backends": "say which backends can run on this machine, and why not the others",
         "why": "ask a running job which rank waits for which: aiodist why [JOB]",
+        "top": "show a running job live, rank by rank: aiodist top [JOB]",
         "dump": "read what the ranks dumped when something failed: aiodist dump DIR",
         "trace": "make a trace for ui.perfetto.dev of all ranks: aiodist trace DIR -o trace.json",
         "simulate": "run the collectives' algorithms on thousands of ranks, under a simulated clock",

@@ -20,11 +20,27 @@ _COUNT_ELSEWHERE = re.compile(r"--?(?:n|np|N|nprocs?|num[-_]proc(?:s|esses)|worl
 """The option for the number of processes as other launchers spell it."""
 
 
+class _HelpFormatter(argparse.HelpFormatter):
+    """Wrap descriptions, and leave the lines of examples as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if text.startswith("examples:") else super()._fill_text(text, width, indent)
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser that takes no abbreviations and raises instead of ending the process."""
 
-    def __init__(self, *, prog: str, description: str) -> None:
-        super().__init__(prog=prog, description=description, allow_abbrev=False)
+    def __init__(self, *, prog: str, description: str, examples: Sequence[str] = ()) -> None:
+        """``examples``: command lines for the end of the help, each with what it does."""
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog="\n".join(["examples:", *(f"  {line}" for line in examples)])
+            if examples
+            else None,
+            allow_abbrev=False,
+            formatter_class=_HelpFormatter,
+        )
 
     def error(self, message: str) -> NoReturn:
         # Python 3.13 does not count what follows the script among what is required.

@@ -1,20 +1,23 @@
-"""``aiodist why``: find the ranks of a running job on this host, and ask them all at once."""
+"""Find the ranks of a running job on this host, and ask all ranks of the job at once."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
+from typing import Any, Generic, TypeVar
 
 from aiodist.errors import DistError, InvalidUsageError
 from aiodist.observe.query_protocol import all_at_once, ask_here, is_trusted
 from aiodist.observe.rank_report import Identity, RankReport, decode_report
 from aiodist.observe.server import PREFIX
+
+T = TypeVar("T")
 
 _NAME = re.compile(rf"@({PREFIX}/(\d+)/([^/\s]+)/(\d+)-(\d+))$")
 _TABLE = Path("/proc/net/unix")
@@ -30,11 +33,11 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Answers:
-    """The reports of the ranks that answered, and what is known of each of the others."""
+class Answers(Generic[T]):
+    """The answers of the ranks that answered, and what is known of each of the others."""
 
     job: str
-    parts: dict[int, RankReport]
+    parts: dict[int, T]
     silent: dict[int, str]
 
 
@@ -78,33 +81,51 @@ def choose_job(jobs: Mapping[str, list[Place]], wanted: str | None) -> str:
     raise InvalidUsageError(f"{problem}; name one of\n{shown}")
 
 
-def ask_job(job: str, places: list[Place], seconds: float) -> Answers:
-    """Ask all ranks of ``job``; return within ``seconds``, even if ranks do not answer.
+def ask_job(job: str, places: list[Place], seconds: float) -> Answers[RankReport]:
+    """Ask all ranks of ``job`` for their reports; see `ask_ranks`. Raises DistError if none answers."""
+    answers = ask_ranks(job, places, {"ask": "part"}, decode_report, seconds)
+    if not answers.parts:
+        told = "; ".join(f"rank {rank}: {why}" for rank, why in answers.silent.items())
+        raise DistError(f"no rank of job {job} on this host answers: {told}")
+    return answers
 
-    Ranks on other hosts are asked through one that has answered. Raises DistError if no rank
-    answers.
+
+def ask_ranks(
+    job: str,
+    places: list[Place],
+    question: Mapping[str, Any],
+    decode: Callable[[bytes], T],
+    seconds: float,
+) -> Answers[T]:
+    """Put ``question`` to all ranks of ``job``; return within ``seconds``, even if ranks are silent.
+
+    Ranks on other hosts are asked through one that has answered; without one they are left out.
     """
     end = monotonic() + seconds
     half = seconds / 2
     answers = all_at_once(
-        {place.rank: partial(ask_here, place.name, {"ask": "part"}, half) for place in places}
+        {place.rank: partial(ask_here, place.name, question, half) for place in places}
     )
-    parts: dict[int, RankReport] = {}
+    parts: dict[int, T] = {}
     silent: dict[int, str] = {}
     for place in places:
         answer = answers[place.rank]
         if isinstance(answer, bytes):
-            parts[place.rank] = decode_report(answer)
+            parts[place.rank] = decode(answer)
         else:
             silent[place.rank] = _why_silent(place.pid, answer, half)
-    if not parts:
-        told = "; ".join(f"rank {rank}: {why}" for rank, why in silent.items())
-        raise DistError(f"no rank of job {job} on this host answers: {told}")
-    helper = next(place for place in places if place.rank in parts)
+    helper = next((place for place in places if place.rank in parts), None)
+    if helper is None:
+        return Answers(job, parts, silent)
     everybody = _everybody(helper, max(0.1, end - monotonic()))
     away = [each for each in everybody if each.rank not in parts and each.rank not in silent]
     if away:
-        _ask_away(helper, away, parts, silent, max(0.1, end - monotonic()))
+        told_away = _ask_away(helper, away, question, max(0.1, end - monotonic()))
+        for rank, answer_away in told_away.items():
+            if isinstance(answer_away, str):
+                silent[rank] = answer_away
+            else:
+                parts[rank] = decode(answer_away)
     return Answers(job, parts, silent)
 
 
@@ -114,31 +135,33 @@ def _everybody(helper: Place, seconds: float) -> list[Identity]:
 
 
 def _ask_away(
-    helper: Place,
-    away: list[Identity],
-    parts: dict[int, RankReport],
-    silent: dict[int, str],
-    seconds: float,
-) -> None:
-    """Let ``helper`` ask the ranks without a socket here, which are on other hosts or have ended."""
-    question = {
+    helper: Place, away: list[Identity], question: Mapping[str, Any], seconds: float
+) -> dict[int, bytes | str]:
+    """Let ``helper`` ask the ranks without a socket here, which are on other hosts or have ended.
+
+    Return each rank's answer, or a sentence that says why it has none.
+    """
+    relayed = {
         "ask": "relay",
         "ranks": [each.rank for each in away],
         "seconds": seconds * 0.8,  # the rest is for the way back
+        "to": question,
     }
     try:
-        told = json.loads(ask_here(helper.name, question, seconds))
+        told = json.loads(ask_here(helper.name, relayed, seconds))
     except (OSError, EOFError, DistError) as error:
         told = {str(each.rank): {"error": str(error)} for each in away}
+    answers: dict[int, bytes | str] = {}
     for each in away:
         facts = told.get(str(each.rank))
         where = f"process {each.pid} on {each.host}"
         if facts is None:
-            silent[each.rank] = f"{where} has ended, or destroyed its process group"
+            answers[each.rank] = f"{where} has ended, or destroyed its process group"
         elif "error" in facts:
-            silent[each.rank] = f"{where}: {facts['error']}"
+            answers[each.rank] = f"{where}: {facts['error']}"
         else:
-            parts[each.rank] = decode_report(json.dumps(facts).encode())
+            answers[each.rank] = json.dumps(facts).encode()
+    return answers
 
 
 def _why_silent(pid: int, error: Exception, seconds: float) -> str:

@@ -12,6 +12,7 @@ from types import FrameType
 
 _OURS = str(Path(__file__).parents[1]) + os.sep
 _LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
+_TORCH = os.sep + os.path.join("site-packages", "torch") + os.sep
 _PACKAGES = ("site-packages" + os.sep, "dist-packages" + os.sep)
 
 
@@ -46,9 +47,9 @@ def _describe(frame: FrameType) -> str:
 
 
 def _is_library(name: str) -> bool:
-    """Return whether a module is Python's own or aiodist's; other packages are the program's
-    choice.
+    """Return whether a module is Python's own, aiodist's or torch's; other packages are the
+    program's choice.
     """
-    if name.startswith((_OURS, "<frozen")):
+    if name.startswith((_OURS, "<frozen")) or _TORCH in name:
         return True
     return name.startswith(_LIBRARY) and not any(part in name for part in _PACKAGES)

@@ -31,6 +31,7 @@ from aiodist.observe.rank_report import (
 )
 from aiodist.observe.recorder import TRACE_VARIABLE
 from aiodist.observe.summary import summary
+from aiodist.observe.usage import Usage, usage_of
 
 log = logging.getLogger("aiodist")
 
@@ -107,6 +108,10 @@ class Observer:
         """Return this rank's report. ``limit``: of finished operations. Any thread."""
         where = CodeLocation(place(), stuck)
         return report_of(self._observed, self.identity, reason, where, self.samples, limit)
+
+    def usage(self, seconds: float) -> Usage:
+        """Return what this rank does now and has done for ``seconds``; see `usage_of`. Any thread."""
+        return usage_of(self._observed, self.identity, seconds, place(), self.samples)
 
     # -- dumps
 

@@ -106,7 +106,7 @@ def overview(verdict: Verdict, parts: Mapping[int, RankReport], silent: Mapping[
         if not waits:
             rows.append((*who, "nobody", "", _doing(part), where))
         for wait in waits:
-            on = _numbers(wait.on) + (" to enter" if wait.absent else "")
+            on = ranges(wait.on) + (" to enter" if wait.absent else "")
             failed = " (failed)" if wait.operation.state == FAILED else ""
             rows.append((*who, on, f"{wait.seconds:.1f} s", f"{wait.operation}{failed}", where))
             who, where = ("", ""), ""
@@ -137,10 +137,11 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 def ranks(numbers: Sequence[int], *, capital: bool = False) -> str:
     """Return ``rank 3`` or ``ranks 0-2, 5``."""
     word = "rank" if len(numbers) == 1 else "ranks"
-    return f"{word.capitalize() if capital else word} {_numbers(numbers)}"
+    return f"{word.capitalize() if capital else word} {ranges(numbers)}"
 
 
-def _numbers(numbers: Iterable[int]) -> str:
+def ranges(numbers: Iterable[int]) -> str:
+    """Return ``0-2, 5``."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:

@@ -52,6 +52,9 @@ QUESTION_SECONDS = 2.0
 RELAY_SECONDS = 30.0
 """The most seconds to wait for ranks on other hosts, whatever the question asks for."""
 
+RELAYED = frozenset({"part", "usage"})
+"""Questions that a rank passes on to ranks of other hosts."""
+
 KEEP_SECONDS = 1.0
 """Interval at which a traced rank writes what would be left if it were killed."""
 
@@ -212,6 +215,8 @@ class Server:
         match question:
             case {"ask": "part"}:
                 return self._observer.part("asked", self._stuck(), RECENT).encode()
+            case {"ask": "usage", "seconds": float(seconds)}:
+                return self._observer.usage(seconds).encode()
             case {"ask": "clock"}:
                 return json.dumps(monotonic_ns()).encode()
             case {"ask": "ranks"}:
@@ -220,15 +225,19 @@ class Server:
                 if self._observer.dumps_by_itself:
                     self._observer.dump_quietly(reason, self._stuck())
                 return b"null"
-            case {"ask": "relay", "ranks": [*ranks], "seconds": float(seconds)}:
-                return self._relay(ranks, seconds)
+            case {"ask": "relay", "ranks": [*ranks], "seconds": float(seconds), "to": {**question}}:
+                return self._relay(ranks, seconds, question)
             case _:
                 raise ProtocolError(f"a question that this version does not know: {question!r}")
 
-    def _relay(self, ranks: list[int], seconds: float) -> bytes:
-        """Ask ranks on other hosts for their reports."""
+    def _relay(self, ranks: list[int], seconds: float, question: dict[Any, Any]) -> bytes:
+        """Put ``question`` to ranks on other hosts. Raises ProtocolError for one that is not passed
+        on.
+        """
+        if question.get("ask") not in RELAYED:
+            raise ProtocolError(f"a question that is not passed on: {question!r}")
         limit = min(seconds, RELAY_SECONDS)
-        trust, question = self._observer.trust, {"ask": "part"}
+        trust = self._observer.trust
         answers = all_at_once(
             {
                 rank: partial(ask_there, self._addresses[rank], trust, question, limit)

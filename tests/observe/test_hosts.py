@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -75,7 +76,11 @@ def job(network: Hosts) -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def why(network: Hosts, host: int, *arguments: str) -> str:
-    command = [sys.executable, "-m", "aiodist", "why", *arguments]
+    return aiodist(network, host, "why", *arguments)
+
+
+def aiodist(network: Hosts, host: int, *arguments: str) -> str:
+    command = [sys.executable, "-m", "aiodist", *arguments]
     done = subprocess.run(
         network.command(host, *command),
         env=ENVIRONMENT,
@@ -98,6 +103,9 @@ def test_any_host_tells_of_all_ranks_and_names_one_that_is_cut_off(
         assert time.monotonic() < end, told
     assert "in compute" in told
     assert blame in why(network, 2)
+    live = json.loads(aiodist(network, 2, "top", "--once", "--json", "-i", "0.2"))
+    assert [rank["waiting"] > 0.9 for rank in live["rank"]] == [True, False, True]
+    assert live["slowest"] == 1
     network.pull_cable(1)
     began = time.monotonic()
     told = why(network, 0, "--timeout", "2")

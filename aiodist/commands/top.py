@@ -1,0 +1,230 @@
+"""``aiodist top``: what each rank of a running job does, live."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from aiodist.commands.quantities import bytes_text, count_text
+from aiodist.commands.terminal import BOLD, RED, YELLOW, Frames, coloured, has_colours
+from aiodist.errors import InvalidUsageError
+from aiodist.launch.args import Parser
+from aiodist.observe.asking import ask_ranks, choose_job, jobs_here
+from aiodist.observe.load import RankLoad, loads, slowest
+from aiodist.observe.report_text import ranges, ranks, table
+from aiodist.observe.usage import Usage, decode_usage
+
+FIRST_SECONDS = 0.5
+"""The most seconds before the first picture."""
+
+ANSWER_SECONDS = 2.0
+"""Ranks that have not answered by then are shown as silent."""
+
+
+def parser() -> Parser:
+    """Return a new parser of the command's options."""
+    made = Parser(
+        prog="aiodist top",
+        description="Show a running job live: for each rank its operation, bytes a second, the share "
+        "of time in which it waits for others, and memory; and which rank holds up the others. On a "
+        "terminal it is drawn in place until q or Ctrl-C.",
+        examples=(
+            "aiodist top                   the only job on this host",
+            "aiodist top exp1 -i 5         a job by its name, every 5 seconds",
+            "aiodist top --once --json     one measurement, for scripts",
+        ),
+    )
+    made.add_argument(
+        "job",
+        nargs="?",
+        help="AIODIST_RUN_ID, or how the job's name begins; the only one if left out",
+    )
+    made.add_argument(
+        "-i",
+        "--interval",
+        type=float,
+        default=1.0,
+        metavar="SECONDS",
+        help="between two pictures, and the time they are measured over (default 1)",
+    )
+    made.add_argument("--once", action="store_true", help="measure one interval, and end")
+    made.add_argument("--json", action="store_true", help="a JSON object a line, not a table")
+    return made
+
+
+def main(argv: Sequence[str]) -> int:
+    """``aiodist top [JOB]``; returns the exit code."""
+    args = parser().read(argv)
+    if not 0.05 <= args.interval <= 3600:
+        raise InvalidUsageError(f"--interval must be from 0.05 to 3600, not {args.interval:g}")
+    job = choose_job(jobs_here(), args.job)
+    colours = has_colours(sys.stdout)
+    before = _ask(job, 0.0)
+    try:
+        with Frames(sys.stdout) as frames:
+            pause = args.interval if args.once else min(args.interval, FIRST_SECONDS)
+            while not frames.wait(pause):
+                pause = args.interval
+                if job not in jobs_here():
+                    sys.stderr.write(f"aiodist: job {job} has ended on this host\n")
+                    return 0
+                now = _ask(job, time.monotonic() - before.moment)
+                picture = Picture.of(job, before, now)
+                if args.json:
+                    frames.print(json.dumps(picture.facts()))
+                else:
+                    frames.draw(picture.lines(frames.width, colours=colours))
+                before = now
+                if args.once:
+                    break
+    except KeyboardInterrupt:
+        pass  # it is how one ends it
+    return 0
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The ranks' usage, the ranks that are silent and why, and when they were asked."""
+
+    usages: Mapping[int, Usage]
+    silent: Mapping[int, str]
+    moment: float
+
+
+def _ask(job: str, seconds: float) -> Answered:
+    """Ask all ranks what they have done for ``seconds``, since the question before, and a bit more."""
+    question = {"ask": "usage", "seconds": seconds + 0.2}
+    moment = time.monotonic()
+    answers = ask_ranks(job, jobs_here().get(job, []), question, decode_usage, ANSWER_SECONDS)
+    return Answered(answers.parts, answers.silent, moment)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A job between two moments. ``loads`` lacks ranks that have not answered twice."""
+
+    job: str
+    size: int
+    seconds: float
+    usages: Mapping[int, Usage]
+    loads: Mapping[int, RankLoad]
+    silent: Mapping[int, str]
+
+    @classmethod
+    def of(cls, job: str, before: Answered, now: Answered) -> Picture:
+        """Compare two answers of the ranks."""
+        sizes = [usage.identity.size for usage in now.usages.values()]
+        return cls(
+            job,
+            max([*sizes, len(now.usages) + len(now.silent)]),
+            now.moment - before.moment,
+            now.usages,
+            loads(before.usages, now.usages),
+            now.silent,
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as JSON can hold it; `docs/observability.md` lists the fields."""
+        return {
+            "job": self.job,
+            "ranks": self.size,
+            "time": time.time(),
+            "seconds": self.seconds,
+            "slowest": slowest(self.loads),
+            "rank": [self._facts(rank) for rank in sorted(self.usages.keys() | self.silent.keys())],
+        }
+
+    def _facts(self, rank: int) -> dict[str, Any]:
+        if rank in self.silent:
+            return {"rank": rank, "silent": self.silent[rank]}
+        usage, load = self.usages[rank], self.loads.get(rank)
+        return {
+            "rank": rank,
+            "pid": usage.identity.pid,
+            "host": usage.identity.host,
+            "memory": usage.memory,
+            "peak_memory": usage.peak_memory,
+            "place": usage.place,
+            "current": None if usage.current is None else asdict(usage.current),
+            **({} if load is None else asdict(load)),
+        }
+
+    def lines(self, width: int | None, *, colours: bool) -> list[str]:
+        """Return the text, each line at most ``width`` columns."""
+        worst = slowest(self.loads)
+        numbers = sorted(self.usages.keys() | self.silent.keys())
+        head, *rows = table([_HEAD, *map(self._row, numbers)]).splitlines()
+        clock = time.strftime("%H:%M:%S")
+        found = f"job {self.job}: {self.size} ranks, {clock}, the last {self.seconds:.1f} s"
+        lines = [found, "", coloured(_cut(head, width), BOLD, on=colours)]
+        for rank, row in zip(numbers, rows, strict=True):
+            codes = [RED] if rank in self.silent else [YELLOW] if rank == worst else []
+            lines.append(coloured(_cut(row, width), *codes, on=colours))
+        conclusion = _cut(self._conclusion(worst), width)
+        return [*lines, "", coloured(conclusion, *([YELLOW] * (worst is not None)), on=colours)]
+
+    def _row(self, rank: int) -> tuple[str, ...]:
+        if rank in self.silent:
+            blank = ("",) * (len(_HEAD) - 3)
+            return (str(rank), "?", *blank, f"no answer: {self.silent[rank]}")
+        usage, load = self.usages[rank], self.loads.get(rank)
+        who = str(rank), f"{usage.identity.pid} on {usage.identity.host}"
+        if load is None:
+            measured = ("",) * 7
+        else:
+            about = "~" if load.is_sample else ""
+            measured = (
+                f"{load.cpu:.0%}",
+                count_text(load.operations),
+                about + bytes_text(load.sent),
+                about + bytes_text(load.received),
+                f"{load.waiting:.0%}",
+                f"{load.moving:.0%}",
+                f"{load.holds_up:.0%}",
+            )
+        return (*who, bytes_text(usage.memory), *measured, _now(usage))
+
+    def _conclusion(self, worst: int | None) -> str:
+        if self.silent:
+            return f"{ranks(sorted(self.silent), capital=True)}: no answer."
+        if worst is None:
+            return "No rank holds up the others."
+        usage = self.usages[worst]
+        place = f" It is at {usage.place}." if usage.place else ""
+        share = self.loads[worst].holds_up
+        return (
+            f"Rank {worst} is the slowest: the others waited for it {share:.0%} of the time.{place}"
+        )
+
+
+_HEAD = (
+    "rank",
+    "process",
+    "memory",
+    "cpu",
+    "ops/s",
+    "out/s",
+    "in/s",
+    "waiting",
+    "moving",
+    "holds up",
+    "now",
+)
+
+
+def _now(usage: Usage) -> str:
+    if usage.current is None:
+        return f"no operation, at {usage.place}" if usage.place else "no operation"
+    current = usage.current
+    others = [rank for rank in current.waiting_for if rank != usage.identity.rank]
+    waits = f", waits for {ranges(others)}" if others else ""
+    since = f" for {current.seconds:.1f} s" if current.seconds >= 0.1 else ""
+    return f"{current.call}{since}{waits}"
+
+
+def _cut(line: str, width: int | None) -> str:
+    return line if width is None else line[:width]

@@ -1,0 +1,81 @@
+"""`aiodist top` on a running job, and on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from aiodist.commands.main import main as aiodist
+from aiodist.commands.terminal import Frames, has_colours
+from tests.observe.conftest import Job
+
+SLOW = """
+import aiodist.sync as dist
+
+dist.init_process_group(timeout=300)
+while True:
+    time.sleep(0.1 if dist.get_rank() == 1 else 0.0)
+    dist.all_reduce(np.ones(1000, np.float32))
+"""
+
+
+def test_a_running_job_is_shown_with_its_slowest_and_its_silent_rank(
+    start: Callable[[str, int], Job], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = start(SLOW, 2)
+    places = job.places(2)
+    assert aiodist(["top", job.name, "--once", "--json", "-i", "0.5"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["slowest"] == 1
+    quick, slow = facts["rank"]
+    assert quick["waiting"] > 0.5 > slow["waiting"]
+    assert slow["holds_up"] > 0.5 > quick["holds_up"]
+    assert 0 < quick["sent"] == pytest.approx(4000 * quick["operations"], rel=0.3)
+    assert quick["memory"] > 1 << 20
+    os.kill(places[1].pid, signal.SIGSTOP)
+    assert aiodist(["top", job.name, "--once", "-i", "0.1"]) == 0
+    told = capsys.readouterr().out
+    assert f"no answer: process {places[1].pid} is stopped" in told
+    assert "Rank 1: no answer." in told
+    assert "waits for 1" in told
+    assert "\x1b" not in told
+    os.kill(places[1].pid, signal.SIGCONT)
+
+
+def test_a_terminal_is_drawn_in_place_until_q(monkeypatch: pytest.MonkeyPatch) -> None:
+    keyboard, terminal = pty.openpty()
+    with (
+        os.fdopen(keyboard, "rb", buffering=0),
+        os.fdopen(terminal, "w") as file,
+        os.fdopen(os.dup(terminal)) as typed,
+    ):
+        monkeypatch.setattr(sys, "stdin", typed)
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        assert has_colours(file)
+        with Frames(file) as frames:
+            frames.draw(["first"])
+            frames.draw(["second"])
+            drawn = b""
+            while b"second" not in drawn:
+                drawn += os.read(keyboard, 4096)
+            assert drawn.count(b"\x1b[H") == 2
+            assert b"first" in drawn
+            os.write(keyboard, b"xq")
+            assert frames.wait(60)
+        monkeypatch.setenv("NO_COLOR", "1")
+        assert not has_colours(file)
+
+
+def test_a_file_gets_one_picture_below_the_other(capsys: pytest.CaptureFixture[str]) -> None:
+    with Frames(sys.stdout) as frames:
+        frames.draw(["first"])
+        frames.draw(["second"])
+        assert not frames.wait(0.0)
+    assert capsys.readouterr().out == "first\n\nsecond\n"
