@@ -14,54 +14,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import math
 
-import torch
 from aiohttp import web
-from torch import Tensor
-from torch.nn import functional
+from sharded_model import MOST_TOKENS, VOCABULARY, take_in, worker
 
 import aiodist as dist
-
-VOCABULARY, WIDTH, HIDDEN = 256, 64, 256
-MOST_TOKENS = 64
-
-
-class Shard:
-    """A small language model: this rank has a slice of the hidden units. Equal on any number of ranks."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        generator = torch.Generator().manual_seed(1)
-        self.embedding = torch.randn(VOCABULARY, WIDTH, generator=generator, dtype=torch.float64)
-        up = torch.randn(HIDDEN, WIDTH, generator=generator, dtype=torch.float64) / WIDTH**0.5
-        down = torch.randn(WIDTH, HIDDEN, generator=generator, dtype=torch.float64) / HIDDEN**0.5
-        self.up = up.tensor_split(size)[rank].clone()
-        self.down = down.tensor_split(size, dim=1)[rank].clone()
-
-    async def next_tokens(self, states: Tensor) -> Tensor:
-        """The most likely next token for each of ``states``, after one all_reduce."""
-        part = functional.relu(states @ self.up.T) @ self.down.T
-        await dist.all_reduce(part)
-        return ((states + part) @ self.embedding.T).argmax(1)
-
-
-async def worker():
-    """Load this rank's part; return what carries a batch out."""
-    shard = Shard(dist.get_rank(), dist.get_world_size())
-
-    async def generate(requests: list[dict]) -> list[list[int]]:
-        texts = [list(request["prompt"]) for request in requests]
-        for step in range(max(request["tokens"] for request in requests)):
-            states = torch.stack([shard.embedding[text[-8:]].mean(0) for text in texts])
-            found = await shard.next_tokens(states)
-            for text, token, request in zip(texts, found.tolist(), requests, strict=True):
-                if step < request["tokens"]:
-                    text.append(token)
-        return [
-            text[len(request["prompt"]) :] for text, request in zip(texts, requests, strict=True)
-        ]
-
-    return generate
 
 
 def checked(request: object) -> dict:
@@ -103,19 +60,10 @@ def application(service: dist.Service, stop: asyncio.Event, limit: float) -> web
     return app
 
 
-async def take_in(service: dist.Service) -> None:
-    """Give lost ranks' places to the processes that the launcher starts for them."""
-    while True:
-        try:
-            await service.grow(timeout=math.inf)
-        except (dist.GroupEndedError, dist.CollectiveTimeoutError):
-            pass  # another rank was lost meanwhile, or the newcomer was
-
-
 async def accept_clients(service: dist.Service, port: int, limit: float) -> None:
-    """Serve HTTP until a client asks for the end."""
+    """Serve HTTP until a client asks for the end. A client that hangs up cancels its request."""
     stop = asyncio.Event()
-    runner = web.AppRunner(application(service, stop, limit))
+    runner = web.AppRunner(application(service, stop, limit), handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port).start()
     print(f"listening on 127.0.0.1:{port}", flush=True)
@@ -133,7 +81,6 @@ async def main() -> None:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--limit", type=float, default=30.0)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)
 
     await (dist.rejoin() if dist.is_replacement() else dist.init_process_group())
     await dist.register_elastic()

@@ -57,11 +57,15 @@ class Job:
 
 
 @pytest.fixture
-def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number: int = probe.getsockname()[1]
-        return number
+def ports() -> list[int]:
+    """Free ports in a row, one for each of three ranks."""
+    for first in range(20_000 + os.getpid() % 5_000 * 2, 32_000, 3):
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for number in range(first, first + 3):
+                probe = stack.enter_context(socket.socket())
+                probe.bind(("127.0.0.1", number))
+            return list(range(first, first + 3))
+    raise OSError("no three free ports in a row")
 
 
 @pytest.fixture
