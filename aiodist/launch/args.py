@@ -7,15 +7,21 @@ import difflib
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from aiodist.errors import InvalidUsageError
 from aiodist.launch.counting import process_count
+from aiodist.launch.outlets import OutputOptions
 from aiodist.launch.remote.host_list import HostSlots, parse_hosts, read_hostfile, take_slots
 from aiodist.launch.spec import JobSpec
 from aiodist.launch.target import module_program, plain_program, script_program
 
 _COUNT = re.compile(r"(?:-np?|--np|--nproc[-_]per[-_]node)(?:$|=|\d)")
+_OF_A_RANK = frozenset(
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+)
+
 _COUNT_ELSEWHERE = re.compile(r"--?(?:n|np|N|nprocs?|num[-_]proc(?:s|esses)|world[-_]size)$")
 """The option for the number of processes as other launchers spell it."""
 
@@ -82,6 +88,7 @@ def launch_parser() -> Parser:
         help="do not pass --local_rank=K to the script; it reads LOCAL_RANK",
     )
     _add_common(parser)
+    parser.set_defaults(log_dir=None, show_ranks=None, fold=False, env=[], tag="", summary=False)
     parser.set_defaults(trace=None, hosts=None, hostfile=None, ssh="ssh")
     return parser
 
@@ -106,13 +113,27 @@ def run_parser() -> Parser:
         "with hosts, on all of them together (default: all slots)",
     )
     _add_hosts(parser)
+    _add_output(parser)
+    parser.add_argument(
+        "--tag",
+        default="",
+        metavar="NAME",
+        help="the job's name, for aiodist top, why, dumps, traces and the summary (AIODIST_RUN_ID)",
+    )
+    parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a variable for all ranks; may be given several times",
+    )
     parser.add_argument(
         "--trace",
         metavar="FILE",
         help="write a trace of all operations of all ranks, for ui.perfetto.dev (one node)",
     )
     _add_common(parser)
-    parser.set_defaults(use_env=True)
+    parser.set_defaults(use_env=True, summary=True)
     return parser
 
 
@@ -170,6 +191,53 @@ def _add_hosts(parser: Parser) -> None:
         metavar="COMMAND",
         help="how to reach a host, with options: --ssh 'ssh -p 2222 -i key' (default: ssh)",
     )
+
+
+def _add_output(parser: Parser) -> None:
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--log-dir",
+        "--log_dir",
+        metavar="DIR",
+        help="also write each rank's lines to a file, DIR/rankN.log",
+    )
+    output.add_argument(
+        "--show-ranks",
+        "--show_ranks",
+        type=_rank_list,
+        metavar="N,N-N",
+        help="show the lines of these ranks only, as 0 or 0,4-7; a failed rank's traceback is shown "
+        "in any case",
+    )
+    output.add_argument(
+        "--fold",
+        action="store_true",
+        help="show equal lines of several ranks once, as '[0-3] line', a quarter second later",
+    )
+
+
+def _rank_list(text: str) -> frozenset[int]:
+    """``0,4-7``."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise argparse.ArgumentTypeError(f"{text!r} is no list of ranks: write 0 or 0,4-7")
+        found.update(range(int(first), int(last if dash else first) + 1))
+    return frozenset(found)
+
+
+def _variables(pairs: Sequence[str]) -> dict[str, str]:
+    """The variables of ``--env``. Raises InvalidUsageError."""
+    found = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise InvalidUsageError(f"--env takes NAME=VALUE, not {pair!r}")
+        if name in _OF_A_RANK:
+            raise InvalidUsageError(f"--env {name}: the launcher sets {name} for each rank")
+        found[name] = value
+    return found
 
 
 def _add_common(parser: Parser) -> None:
@@ -258,7 +326,14 @@ def job_spec(args: argparse.Namespace, environment: Mapping[str, str]) -> JobSpe
         grace=args.grace,
         max_restarts=args.max_restarts,
         keep_going=args.keep_going,
-        environment=environment,
+        output=OutputOptions(
+            log_dir=None if args.log_dir is None else Path(args.log_dir),
+            shown=args.show_ranks,
+            fold=args.fold,
+            summary=args.summary,
+        ),
+        tag=args.tag,
+        environment={**environment, **_variables(args.env)},
     )
 
 

@@ -9,13 +9,19 @@ from __future__ import annotations
 import os
 import re
 import select
+from collections.abc import Sequence
 from typing import NamedTuple
+
+from aiodist.observe.report_text import ranges
 
 LINE_LIMIT = 1 << 20
 """Bytes of one line held back until its end; a longer line is shown in parts."""
 
 COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
 """Terminal colours of the ranks in turn; red is left to errors."""
+
+BOLD = 1
+"""The prefix of a line of several ranks."""
 
 ERASE_LINE = b"\r\x1b[K"
 
@@ -132,11 +138,13 @@ class Console:
             self.stderr = Screen(stderr, tty=os.isatty(stderr))
         self._colour = not os.environ.get("NO_COLOR")
 
-    def prefix(self, rank: int, screen: Screen) -> bytes:
-        """Return the prefix of each line of ``rank`` on ``screen``."""
+    def prefix(self, ranks: Sequence[int], screen: Screen) -> bytes:
+        """Return the prefix of a line that all of ``ranks`` have written on ``screen``."""
+        label = ranges(ranks).replace(" ", "").encode()
         if not (self._colour and screen.tty):
-            return b"[%d] " % rank
-        return b"\x1b[%dm[%d]\x1b[0m " % (COLOURS[rank % len(COLOURS)], rank)
+            return b"[%b] " % label
+        colour = COLOURS[ranks[0] % len(COLOURS)] if len(ranks) == 1 else BOLD
+        return b"\x1b[%dm[%b]\x1b[0m " % (colour, label)
 
     def say(self, text: str) -> None:
         """Write the launcher's own text to stderr, on separate lines."""

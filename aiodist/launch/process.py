@@ -16,6 +16,9 @@ from aiodist.launch.failure import Tail, describe_status
 
 _HERE = Path(__file__).parent
 
+RSS_UNIT = 1 if sys.platform == "darwin" else 1024
+"""Bytes of the unit in which the system counts ``ru_maxrss``."""
+
 
 def helper_command(name: str) -> list[str]:
     """Return the command for one of this folder's programs: quick to start, ignoring PYTHON*
@@ -103,6 +106,8 @@ class RankProcess:
         )
         self.pid = self.popen.pid
         self.status: int | None = None
+        self.peak_memory = 0
+        """The most resident bytes that it had; known from its end on."""
         self.lost = ""
         """Why its host counts as lost; never so on the launcher's own."""
         self.tail = Tail()
@@ -129,9 +134,15 @@ class RankProcess:
         """Return whether it has ended just now; ``status`` then says how."""
         if self.status is not None:
             return False
-        self.status = self.popen.poll()
-        if self.status is None:
-            return False
+        try:
+            pid, status, usage = os.wait4(self.pid, os.WNOHANG)
+        except ChildProcessError:  # another part of the program has waited for it
+            self.status = self.popen.poll()
+        else:
+            if pid == 0:
+                return False
+            self.status = self.popen.returncode = os.waitstatus_to_exitcode(status)
+            self.peak_memory = usage.ru_maxrss * RSS_UNIT
         self.close_pidfd()
         return True
 
@@ -158,7 +169,7 @@ class RankProcess:
             if number == signal.SIGINT:
                 self.send_group(number)
             else:
-                self.popen.send_signal(number)
+                os.kill(self.pid, number)  # it has not been reaped, so its number is still its own
 
     def send_group(self, number: int) -> None:
         """Signal everything in the rank's group."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -13,7 +14,10 @@ from aiodist.launch.environment import (
     job_identity,
     rank_environment,
 )
+from aiodist.launch.outlets import OutputOptions
 from aiodist.launch.remote.host_list import HostSlots
+
+_TAG = re.compile(r"[A-Za-z0-9._-]{1,48}")
 
 DEFAULT_MASTER_PORT = 29500
 """The port of a job on several nodes without a port of its own, as in torch: every node must know
@@ -63,6 +67,9 @@ class JobSpec:
     keep_going: bool = False
     """Leave the other ranks running when a rank fails; they notice by themselves, and may `shrink`.
     """
+    output: OutputOptions = OutputOptions()  # noqa: RUF009  # frozen
+    tag: str = ""
+    """The job's name, as AIODIST_RUN_ID; empty for what the environment has, or a new one."""
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     """What the ranks inherit, before the job's own variables."""
 
@@ -85,6 +92,25 @@ class JobSpec:
         if self.max_restarts < 0:
             raise InvalidUsageError(
                 f"the number of restarts must be 0 or more, not {self.max_restarts}"
+            )
+        if (
+            not self.prefix
+            and not self.hosts
+            and self.output != OutputOptions(summary=self.output.summary)
+        ):
+            raise InvalidUsageError(
+                "--raw leaves the output to the ranks themselves: leave it out, or --log-dir, "
+                "--show-ranks and --fold"
+            )
+        if unknown := sorted((self.output.shown or set()) - set(range(self.world_size))):
+            raise InvalidUsageError(
+                f"--show-ranks: there is no rank {unknown[0]} in a job of ranks 0 to "
+                f"{self.world_size - 1}"
+            )
+        if self.tag and not _TAG.fullmatch(self.tag):
+            raise InvalidUsageError(
+                f"--tag takes up to 48 letters, digits, dots, dashes and underscores, not "
+                f"{self.tag!r}"
             )
         if self.hosts and self.nnodes > 1:
             raise InvalidUsageError(
@@ -146,6 +172,8 @@ class JobSpec:
         env = dict(self.environment)
         for name in INHERITED_FROM_AN_OUTER_JOB:
             env.pop(name, None)
+        if self.tag:
+            env["AIODIST_RUN_ID"] = self.tag
         if self.nnodes == 1:
             env |= job_identity(env)
         if self.limits_threads():

@@ -1,14 +1,16 @@
-"""Move a rank's stdout or stderr to the screen."""
+"""Move a rank's stdout or stderr to the screen and to files."""
 
 from __future__ import annotations
 
 import math
 import os
 import time
+from collections.abc import Sequence
 from typing import IO
 
 from aiodist.launch.failure import Tail
-from aiodist.launch.output import LineSplitter, Piece, Screen
+from aiodist.launch.outlets import Outlet
+from aiodist.launch.output import LineSplitter, Piece
 
 CHUNK = 1 << 16
 
@@ -21,17 +23,17 @@ PATIENCE = 0.1
 
 
 class LineStream:
-    """Put the lines of a rank's output on a screen, as its bytes come."""
+    """Put the lines of a rank's output to outlets, as its bytes come."""
 
-    def __init__(self, rank: int, screen: Screen, prefix: bytes, tail: Tail | None) -> None:
-        """``prefix`` stands before each line. ``tail`` keeps the end of what came."""
+    def __init__(self, rank: int, outlets: Sequence[Outlet], tail: Tail | None) -> None:
+        """``tail`` keeps the end of what came."""
         self.rank = rank
         self.closed = False
         self.fd: int | None = None
         """What the loop has to watch; None where another part feeds the stream."""
         self._tail = tail
-        self._screen = screen
-        self._prefix = prefix
+        self._outlets = outlets
+        self._is_prompting = any(outlet.is_terminal for outlet in outlets)
         self._splitter = LineSplitter()
         self._fed_at = 0.0
 
@@ -55,7 +57,7 @@ class LineStream:
 
         Only on a terminal a user waits for a prompt; in a file, lines stay whole.
         """
-        if not self._screen.tty or not self._splitter.holds_text:
+        if not self._is_prompting or not self._splitter.holds_text:
             return math.inf
         return max(0.0, self._fed_at + PATIENCE - now)
 
@@ -66,16 +68,17 @@ class LineStream:
 
     def _put(self, pieces: list[Piece]) -> None:
         for piece in pieces:
-            self._screen.put(self, self._prefix, piece)
+            for outlet in self._outlets:
+                outlet.put(self, piece)
 
 
 class OutputStream(LineStream):
-    """Read a pipe without blocking, and put its lines on a screen."""
+    """Read a pipe without blocking, and put its lines to outlets."""
 
     def __init__(
-        self, rank: int, pipe: IO[bytes], screen: Screen, prefix: bytes, tail: Tail | None
+        self, rank: int, pipe: IO[bytes], outlets: Sequence[Outlet], tail: Tail | None
     ) -> None:
-        super().__init__(rank, screen, prefix, tail)
+        super().__init__(rank, outlets, tail)
         self.fd: int = pipe.fileno()
         os.set_blocking(self.fd, False)
 

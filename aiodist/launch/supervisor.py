@@ -20,7 +20,8 @@ from aiodist.credentials import Certificates, job_secret
 from aiodist.errors import DistError
 from aiodist.launch.environment import meeting_environment
 from aiodist.launch.failure import Failure
-from aiodist.launch.output import Console, Screen
+from aiodist.launch.outlets import Outlets
+from aiodist.launch.output import Console
 from aiodist.launch.ports import reserve_port
 from aiodist.launch.process import RankProcess, Watchdog
 from aiodist.launch.remote.agent_connection import RemoteRank
@@ -29,6 +30,7 @@ from aiodist.launch.restarts import Restarts
 from aiodist.launch.signals import SignalInbox
 from aiodist.launch.spec import DEFAULT_MASTER_PORT, JobSpec, Place
 from aiodist.launch.streams import LineStream, OutputStream
+from aiodist.launch.summary import summary
 
 POLL = 0.05
 """Seconds between checks of the children if the system cannot announce their end."""
@@ -64,6 +66,7 @@ class Launcher:
         self._failures: list[Failure] = []
         self._stopped: list[Failure] = []
         self._returned: list[int] = []
+        self._peaks: dict[int, int] = {}
         self._signal: int | None = None
         self._started = False
         self._stop_with: int | None = None
@@ -85,7 +88,17 @@ class Launcher:
             raise DistError("the launcher needs a POSIX system; on Windows use aiodist.spawn")
         if not sys.executable:
             raise DistError("the path of the Python interpreter (sys.executable) is not known")
+        began = time.monotonic()
         with ExitStack() as stack:
+            self._outlets = stack.enter_context(
+                Outlets(
+                    self._console,
+                    self.spec.output,
+                    [place.rank for place in self.spec.places()],
+                    prefix=self.spec.prefix,
+                    tell=self._say,
+                )
+            )
             environment = self.spec.shared_environment()
             if self.spec.limits_threads():
                 self._say(
@@ -108,6 +121,11 @@ class Launcher:
                 self._run_on()
             self._sweep()
             self._finish_output()
+        if self.spec.output.summary:  # before the failure: the cause stands last
+            peaks = {rank: peak for rank, peak in self._peaks.items() if peak}
+            seconds = time.monotonic() - began
+            log_dir = self.spec.output.log_dir
+            self._say(summary(self.spec.tag, len(self.spec.places()), seconds, peaks, log_dir))
         return self._conclude()
 
     def _reach_hosts(self, stack: ExitStack, environment: dict[str, str]) -> dict[str, str]:
@@ -153,21 +171,18 @@ class Launcher:
     def _start_on(self, host: int, place: Place) -> None:
         """Start a rank on one of the job's hosts."""
         assert self._agents is not None
-        screens = self._console.stdout, self._console.stderr
-        out, err = (self._prefix(place.rank, screen) for screen in screens)
+        out = self._outlets.of(place.rank, self._console.stdout)
+        err = self._outlets.of(place.rank, self._console.stderr)
         rank = self._agents.start(
             host,
             self.spec.command(place.local_rank),
             self._meeting | self.spec.rank_variables(place),
             rank=place.rank,
             local_rank=place.local_rank,
-            prefixes=(out, err),
+            outlets=(out, err),
         )
         self._ranks.append(rank)
         self._streams += [rank.stdout, rank.stderr]
-
-    def _prefix(self, rank: int, screen: Screen) -> bytes:
-        return self._console.prefix(rank, screen) if self.spec.prefix else b""
 
     def _start_here(self, place: Place, *, replacement: bool) -> None:
         spec, rank, local_rank = self.spec, place.rank, place.local_rank
@@ -195,8 +210,8 @@ class Launcher:
             (process.popen.stderr, self._console.stderr, process.tail),
         ):
             if pipe is not None:
-                prefix = self._prefix(process.rank, screen)
-                stream = OutputStream(process.rank, pipe, screen, prefix, tail)
+                outlets = self._outlets.of(process.rank, screen)
+                stream = OutputStream(process.rank, pipe, outlets, tail)
                 self._streams.append(stream)
                 self._selector.register(stream.fd, selectors.EVENT_READ, stream.read)
 
@@ -222,6 +237,7 @@ class Launcher:
                 stream.show_partial(now)
         self._streams = [stream for stream in self._streams if not stream.closed]
         self._reap()
+        self._outlets.release(now)
         self._write_out()
         self._end_waiting(now)
         if now >= self._stop_at:
@@ -242,12 +258,14 @@ class Launcher:
         if self._only_replacements_run:
             patience = min(patience, self._look_at - now)
         patience = min([patience, *(stream.partial_due(now) for stream in self._streams)])
+        patience = min(patience, self._outlets.due(now))
         return max(0.0, patience)
 
     def _reap(self) -> None:
         for rank in self._ranks:
             pidfd = rank.pidfd
             if rank.reap():
+                self._peaks[rank.rank] = max(self._peaks.get(rank.rank, 0), rank.peak_memory)
                 if pidfd is not None:
                     self._selector.unregister(pidfd)
                 self._on_exit(rank)
@@ -429,6 +447,7 @@ class Launcher:
         for stream in self._streams:
             stream.drain()
             stream.finish()
+        self._outlets.release()
         self._write_out(close=True)
 
     def _write_out(self, *, close: bool = False) -> None:
@@ -483,6 +502,7 @@ class Launcher:
     def _say(self, text: str) -> None:
         if not self._output_lost:
             try:
+                self._outlets.release()
                 self._console.say(text)
             except BrokenPipeError:
                 self._output_lost = True

@@ -69,6 +69,8 @@ class RemoteRank:
         self.stdout, self.stderr, self.tail = stdout, stderr, tail
         self.pid = 0
         self.status: int | None = None
+        self.peak_memory = 0
+        """The most resident bytes that it had; 0 as long as it is not known."""
         self.lost = ""
         """Why its host counts as lost; empty where it does not."""
         self.group_gone = False
@@ -261,6 +263,7 @@ class AgentConnection:
             rank.pid = frame.facts["pid"]
         elif frame.kind is FrameKind.EXITED:
             rank.ended_with = frame.facts["status"]
+            rank.peak_memory = frame.facts["peak_memory"]
         elif frame.kind is FrameKind.GROUP_GONE:
             rank.group_gone = True
 

@@ -46,7 +46,7 @@ class FrameKind(IntEnum):
     STDOUT = 12
     STDERR = 13
     EXITED = 14
-    """The status of a rank. All its output stands before it."""
+    """The status of a rank, and its peak memory. All its output stands before it."""
     GROUP_GONE = 15
     """Nothing is left of what the rank had started."""
     PONG = 16

@@ -12,6 +12,7 @@ from types import TracebackType
 
 from aiodist.errors import DistNetworkError, InvalidUsageError
 from aiodist.launch.failure import Tail
+from aiodist.launch.outlets import Outlet, ScreenOutlet
 from aiodist.launch.output import Console
 from aiodist.launch.remote.agent_connection import AgentConnection, RemoteRank
 from aiodist.launch.remote.host_list import HostSlots
@@ -95,7 +96,7 @@ class Agents:
             return False
         for connection in self.connections:
             prefix = f"[{connection.host.name}] ".encode()
-            stream = LineStream(-1, self._console.stderr, prefix, None)
+            stream = LineStream(-1, [ScreenOutlet(self._console.stderr, prefix)], None)
             connection.on_error_text = stream.feed
             self.streams.append(stream)
         return True
@@ -119,15 +120,12 @@ class Agents:
         *,
         rank: int,
         local_rank: int,
-        prefixes: tuple[bytes, bytes],
+        outlets: tuple[Sequence[Outlet], Sequence[Outlet]],
     ) -> RemoteRank:
-        """Have a rank started on ``host``, a number. ``prefixes``: of its lines on both screens."""
+        """Have a rank started on ``host``, a number. ``outlets``: of its stdout and its stderr."""
         tail = Tail()
-        screens = self._console.stdout, self._console.stderr
-        stdout, stderr = (
-            LineStream(rank, screen, prefix, keeps)
-            for screen, prefix, keeps in zip(screens, prefixes, (None, tail), strict=True)
-        )
+        stdout = LineStream(rank, outlets[0], None)
+        stderr = LineStream(rank, outlets[1], tail)
         connection = self.connections[host]
         started = RemoteRank(
             connection, rank=rank, local_rank=local_rank, stdout=stdout, stderr=stderr, tail=tail

@@ -169,7 +169,7 @@ class HostAgent:
         except OSError as error:
             text = f"aiodist: the system refuses to start the rank: {error}\n"
             self._outgoing += encode(FrameKind.STDERR, number, text.encode())
-            self._outgoing += encode(FrameKind.EXITED, number, status=126)
+            self._outgoing += encode(FrameKind.EXITED, number, status=126, peak_memory=0)
             self._outgoing += encode(FrameKind.GROUP_GONE, number)
             return
         self._ranks[number] = rank
@@ -215,7 +215,9 @@ class HostAgent:
                     for _ in range(DRAIN_LIMIT):
                         if not self._forward(pipe):
                             break
-                self._outgoing += encode(FrameKind.EXITED, rank.rank, status=rank.status)
+                self._outgoing += encode(
+                    FrameKind.EXITED, rank.rank, status=rank.status, peak_memory=rank.peak_memory
+                )
                 self._ended.append(rank)
         for rank in [rank for rank in self._ended if not rank.group_running()]:
             self._ended.remove(rank)
