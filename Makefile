@@ -5,7 +5,7 @@
 #   make PYTHON=/path/to/python3.12 ...   to choose the interpreter of a new .venv
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format generated types imported pytest matrix soak fuzz test-slurm test-gpu test-gpu-emulated test-torch-versions check-torch-versions test-install test-ecosystem bench bench-mpi bench-network recipes clean distclean test-engines test-hosts
+.PHONY: help install demo test lint format generated types imported pytest matrix soak fuzz test-slurm test-gpu test-gpu-emulated test-torch-versions check-torch-versions test-install test-ecosystem bench bench-mpi bench-network recipes docs test-docs clean distclean test-engines test-hosts
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 # Tests and launchers start hundreds of processes: none of them compiles what another one has.
@@ -37,6 +37,8 @@ help:
 	@echo "make test-ecosystem  programs of other packages over aiodist: Accelerate, Trainer, Lightning, Ray Train, Dask, torchft"
 	@echo "make bench      compare with Gloo on this machine (bench-mpi: with MPI; bench-network: between hosts)"
 	@echo "make recipes    run every training recipe with 1, 2 and 4 ranks and write docs/recipes.md"
+	@echo "make docs       build the documentation into build/docs"
+	@echo "make test-docs  open its pages in a headless browser, follow the links, run the search (needs Chromium)"
 	@echo "make clean      remove caches and build outputs (make distclean: .venv and .venv-emulated as well)"
 
 # A name on PATH may be a shim with no interpreter behind it, so each candidate is run.
@@ -278,6 +280,28 @@ recipes: $(STAMP)
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends iproute2 >/dev/null; \
 	fi
 	@PATH=$$PATH:/usr/sbin:/sbin $(BIN)/python -m benchmarks.recipes
+
+DOCS := $(VENV)/.docs-installed
+$(DOCS): $(STAMP) pyproject.toml
+	@echo "== install: Sphinx and its extensions"
+	@$(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+# A warning is an error: a link that leads nowhere, a name that the reference does not have.
+docs: $(DOCS)
+	@echo "== docs: sphinx-build, into build/docs"
+	@PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
+
+BROWSER := chromium chromedriver
+test-docs: docs
+	@if ! which $(BROWSER) >/dev/null && which apt-get >/dev/null; then \
+		echo "== install: chromium"; \
+		apt-get update -qq; \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+			chromium chromium-driver >/dev/null; \
+	fi
+	@echo "== tests: the documentation in a browser"
+	@$(BIN)/python -m pytest -q -m site tests/docs/test_site.py $(PYTEST_ARGS)
 
 bench-mpi: $(STAMP)
 	@$(BIN)/python -m benchmarks run --with-mpi --output docs/performance/results.json

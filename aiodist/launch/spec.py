@@ -56,7 +56,7 @@ class JobSpec:
     master_addr: str | None = None
     """None: 127.0.0.1, or the first of ``hosts``."""
     master_port: int | None = None
-    """None: a free port is reserved; with ``nnodes`` above 1 `DEFAULT_MASTER_PORT`."""
+    """None: a free port is reserved; with ``nnodes`` above 1 ``DEFAULT_MASTER_PORT``, 29500."""
     pass_local_rank: bool = False
     prefix: bool = True
     """Put ``[rank]`` before each line. False: the ranks write to our own stdout and stderr."""

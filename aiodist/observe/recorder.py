@@ -73,7 +73,7 @@ Facts = tuple[str, int, int, bytes, int]
 
 
 class Record:
-    """One operation of this rank. Times are of `time.monotonic_ns`, 0 for what has not happened."""
+    """One operation of this rank. Times are of ``time.monotonic_ns``, 0 for what has not happened."""
 
     __slots__ = (
         "created",
@@ -138,7 +138,7 @@ class Operation:
     global; ``root`` is the group's own number. -1 means no rank, and for a ``peer`` any rank.
     ``dtype`` and ``reduce_op`` are names, "" if not applicable. ``count`` is in elements,
     ``nbytes`` in bytes, -1 if not known. ``created``, ``started`` and ``finished`` are nanoseconds
-    of `time.monotonic_ns`, 0 for what has not happened. ``state`` is "running", "done", "failed" or
+    of ``time.monotonic_ns``, 0 for what has not happened. ``state`` is "running", "done", "failed" or
     "cancelled"; ``error`` says why it failed. ``awaited``: it is in progress, and a task or thread
     waits for its end.
     """

@@ -18,7 +18,7 @@ def open_group(options: Any, backend_options: Any = None) -> TorchGroup:
     """Return the group that ``options``, torch's ``_DistributedBackendOptions``, describe.
 
     Sub-groups share the connections of the default group. If that is not aiodist's, or for the
-    default group itself, the members meet at the store. ``backend_options``: a `SharedWorld` for
+    default group itself, the members meet at the store. ``backend_options``: a ``SharedWorld`` for
     the default group that stands for that of ``aiodist.sync``, else ignored. Errors: those of
     ``aiodist.init_process_group``.
     """

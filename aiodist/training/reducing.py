@@ -281,7 +281,7 @@ class Reducer(ABC):
         return Attendance(self._n_ranks, device, self._own_rank, number)
 
     def enter_join(self, number: int, divide_by_initial_world_size: bool = True) -> None:
-        """Announce each step to ranks without data from now on; `join_all` is the end of such a phase.
+        """Announce each step to ranks without data from now on; ``join_all`` is the end of such a phase.
 
         ``number``: of this reducer among those of the group, from 1 on, equal on all ranks.
         Raises InvalidUsageError inside of another join.

@@ -33,7 +33,7 @@ def render(report: dict[str, Any], folder: str) -> str:
     parts = [
         "# Training recipes",
         f"Made by `{_command(settings)}` out of [{folder}/results.json]({folder}/results.json) and the "
-        "scripts in [examples/training](../examples/training); `make recipes` makes it for your machine.",
+        "scripts in `examples/training`; `make recipes` makes it for your machine.",
         "Each recipe is one script. Model, data, meters and checkpoints are shared, in `common/`. All "
         "take the options of PyTorch's ImageNet example (`--help` lists them). They train on MNIST by "
         "default, and on a folder of images by class with `--data DIR`. They need "
@@ -90,7 +90,7 @@ def _recipes(measured: set[str]) -> Iterator[str]:
         words = next((block for block in blocks if block[:1].isupper()), "")
         if words.endswith(":"):  # a list follows
             words = "\n\n".join(blocks[blocks.index(words) :][:2])
-        yield f"### [{file.name}](../examples/training/{file.name})"
+        yield f"### {file.name}"
         yield " ".join(title.split())
         if commands:
             yield "```sh\n" + "\n".join(line.strip() for line in commands.splitlines()) + "\n```"

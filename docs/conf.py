@@ -1,0 +1,93 @@
+"""Settings of the documentation site, which `make docs` builds with Sphinx."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import inspect
+import textwrap
+from typing import Any
+
+project = "aiodist"
+author = "aiodist contributors"
+project_copyright = "aiodist contributors"
+release = importlib.metadata.version("aiodist")
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "sphinxcontrib.programoutput",
+]
+exclude_patterns = ["_build"]
+
+# Pages are Markdown, and links between headings of pages work as they do on a forge.
+source_suffix = {".md": "markdown"}
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 4
+
+# Docstrings are reStructuredText, in which `Work` names an object of Python.
+default_role = "py:obj"
+autodoc_member_order = "bysource"
+add_module_names = False
+maximum_signature_line_length = 88
+
+# Every name in a docstring must have a place in the reference. Signatures also name types of Python and
+# torch, whose documentation is not at hand without a network; mypy checks these.
+nitpicky = True
+nitpick_ignore_regex = [("py:class", r".*")]
+
+html_theme = "furo"
+html_favicon = "_static/icon.svg"
+html_title = f"aiodist {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sphinx = False
+html_copy_source = False
+
+
+def setup(app: Any) -> None:
+    """Connect what this file adds to Sphinx."""
+    app.connect("autodoc-process-signature", _as_in_the_source)
+    app.connect("missing-reference", _in_the_async_api)
+
+
+def _in_the_async_api(app: Any, env: Any, node: Any, child: Any) -> Any:
+    """Resolve a name that is not in the module at hand as one of the async API."""
+    if node.get("refdomain") != "py" or node["reftarget"].startswith("aiodist."):
+        return None
+    domain, target = env.get_domain("py"), f"aiodist.{node['reftarget']}"
+    if target not in domain.objects:
+        return None
+    return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", target, node, child)
+
+
+def _as_in_the_source(
+    app: Any,
+    what: str,
+    name: str,
+    obj: Any,
+    options: Any,
+    signature: str | None,
+    returns: str | None,
+) -> tuple[str, str | None] | None:
+    """Return the signature with the names of types and defaults that its file has.
+
+    autodoc evaluates them: ``Tensor`` would be shown as ``Any``, a default as its repr.
+    """
+    function = obj.__init__ if what in ("class", "exception") else obj
+    try:
+        source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
+    except (TypeError, OSError):
+        return None
+    (node, *_) = ast.parse(source).body
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return None
+    args = node.args
+    if what in ("class", "exception", "method") and args.args and not isinstance(obj, staticmethod):
+        args.args = args.args[1:] if args.args[0].arg in ("self", "cls") else args.args
+    result = (
+        ast.unparse(node.returns) if node.returns and what not in ("class", "exception") else None
+    )
+    return f"({ast.unparse(args)})", result
