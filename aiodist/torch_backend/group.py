@@ -25,11 +25,9 @@ from aiodist.groups.work import Work
 from aiodist.torch_backend.membership import Membership, Tensor
 from aiodist.torch_backend.options import reduce_op, single, splits
 from aiodist.torch_backend.sparse import all_reduce_sparse
-from aiodist.torch_backend.tracing import untraced
 from aiodist.torch_backend.work import TorchReceive, TorchWork
 
 
-@untraced
 class TorchGroup(Membership):
     """The group that ``init_process_group("aiodist")`` and ``new_group`` of torch return.
 

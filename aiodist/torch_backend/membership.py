@@ -22,7 +22,6 @@ from aiodist.torch_backend.operation import Operation, Several, Started
 from aiodist.torch_backend.options import seconds_of
 from aiodist.torch_backend.ownership import caller_keeps, work_of_cpp
 from aiodist.torch_backend.profiling import record
-from aiodist.torch_backend.tracing import untraced
 from aiodist.torch_backend.work import TorchWork, together
 from aiodist.torch_backend.worlds import TorchWorld
 
@@ -34,7 +33,6 @@ Start = Callable[[GroupEngine, float | None], Work[Any] | Sequence[Work[Any]]]
 _Base: Any = c10d.ProcessGroup
 
 
-@untraced
 class Membership(_Base):  # type: ignore[misc]  # see above
     """A rank's membership in a group of the engine, as torch sees it; `TorchGroup` adds the
     operations.

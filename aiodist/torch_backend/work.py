@@ -13,10 +13,8 @@ from torch._C import _distributed_c10d as c10d
 from aiodist.torch_backend.devices import accelerators_of
 from aiodist.torch_backend.futures import Completions
 from aiodist.torch_backend.operation import Operation, Operations
-from aiodist.torch_backend.tracing import untraced
 
 
-@untraced
 class TorchWork(c10d.Work):
     """A ``torch.distributed.Work`` over an `Operation`."""
 
@@ -123,7 +121,6 @@ class TorchWork(c10d.Work):
         return self._future
 
 
-@untraced
 class TorchReceive(TorchWork):
     """The handle of a receive, which knows its sender."""
 
