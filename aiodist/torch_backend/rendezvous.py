@@ -16,6 +16,7 @@ from torch._C import _distributed_c10d as c10d
 
 from aiodist.errors import InvalidUsageError
 from aiodist.rendezvous.meeting_plan import UNSET, MeetingPlan, plan
+from aiodist.rendezvous.node_address import address_of_node
 from aiodist.types import DEFAULT_TIMEOUT
 
 Met = tuple[Any, int, int]
@@ -47,7 +48,7 @@ def _store(found: MeetingPlan, timeout: timedelta) -> Any:
         return c10d.HashStore()
     master = found.master
     store = c10d.TCPStore(
-        master.host,
+        address_of_node(master.host, os.environ),
         master.port,
         found.size,
         is_master=found.rank == 0 and not master.server,

@@ -136,10 +136,12 @@ MEETS = """
         dist.destroy_process_group()
 """
 
+# A node whose name cannot be looked up, as in a container.
 SLURM = {
     "SLURM_NTASKS": "2",
     "SLURM_JOB_ID": "{port}",
-    "SLURM_STEP_NODELIST": "localhost",
+    "SLURM_STEP_NODELIST": "no-such-node.invalid",
+    "SLURM_NODE_ALIASES": "no-such-node.invalid:127.0.0.1:n",
     "SLURM_LOCALID": "{rank}",
     "SLURM_PROCID": "{rank}",
 }
