@@ -34,8 +34,8 @@ from aiodist.backends.gradual_copy import (
 )
 from aiodist.backends.native_messages import NativeMessages
 from aiodist.backends.sizes import split_bytes
-from aiodist.backends.view_cache import BlocksView, DataView
 from aiodist.collectives.channel import Channel
+from aiodist.collectives.views import BlocksView, DataView
 from aiodist.groups.backend import Tensor
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.work import Work

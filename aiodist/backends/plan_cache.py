@@ -11,19 +11,21 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
-from aiodist.backends.block_plans import AllGatherPlan, AllToAllPlan, ReduceScatterPlan
 from aiodist.backends.plans import (
+    AllGatherPlan,
     AllReducePlan,
+    AllToAllPlan,
     BarrierPlan,
     BroadcastPlan,
     Given,
     GroupShape,
     ReducePlan,
-    SlotPlan,
+    ReduceScatterPlan,
+    ShmPlan,
 )
 from aiodist.backends.sizes import unequal
-from aiodist.backends.view_cache import BlocksView, DataView
 from aiodist.collectives.select import Rules
+from aiodist.collectives.views import BlocksView, DataView
 from aiodist.groups.backend import Tensor
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.group_engine import GroupEngine
@@ -56,18 +58,18 @@ class PlanCache:
         self._group = group
         self._reduction = reduction
         self._shape = GroupShape(group.own_rank, group.n_ranks, shares, rules)
-        self._known: dict[Hashable, Any] = {}  # each a `SlotPlan`
+        self._known: dict[Hashable, Any] = {}  # each a `ShmPlan`
         # By type of the tensor. The key of a call consists of facts that are known before its
         # tensor has been opened.
         self._signatures: dict[
-            type, dict[Hashable, tuple[SlotPlan[DataView], TensorSignature[DataView]]]
+            type, dict[Hashable, tuple[ShmPlan[DataView], TensorSignature[DataView]]]
         ] = {}
         # Calls with two tensors, by the operation and the types of both.
         self._pairs: dict[Hashable, dict[Hashable, Any]] = {}
-        self.barrier = BarrierPlan(self._shape)
+        self.barrier = BarrierPlan(self._shape, Fingerprint("barrier"))
 
     def at_once(
-        self, call: SlotPlan[Given], given: Given, timeout: float | None, *owners: Buffer
+        self, call: ShmPlan[Given], given: Given, timeout: float | None, *owners: Buffer
     ) -> Work[None] | None:
         """Carry it out now as far as it need not wait for a peer. Returns None if it cannot begin.
 
@@ -124,11 +126,11 @@ class PlanCache:
 
     def run_cached_without_tensor(self) -> CompletedRecord | Work[None] | None:
         """Run a barrier. See `run_cached`."""
-        return self._group.carry_out(self.barrier, None) if self.barrier.fits else None
+        return self._group.carry_out(self.barrier, None) if self.barrier.is_direct else None
 
     def keep_pair(
         self,
-        call: SlotPlan[Any],
+        call: ShmPlan[Any],
         target: Buffer,
         source: Buffer,
         parts: tuple[bool, bool],
@@ -241,14 +243,14 @@ class PlanCache:
             self._keep(key, call)
         return call
 
-    def _keep(self, key: Hashable, call: SlotPlan[Any], op: ReduceOp | None = None) -> None:
+    def _keep(self, key: Hashable, call: ShmPlan[Any], op: ReduceOp | None = None) -> None:
         if op is not None and op.factor is not None:
             return  # every premul_sum is a new object, so it would never be found
         if len(self._known) >= _KEPT:
             self.forget()
         self._known[key] = call
 
-    def _keep_signature(self, call: SlotPlan[DataView], buffer: Buffer, variant: Hashable) -> None:
+    def _keep_signature(self, call: ShmPlan[DataView], buffer: Buffer, variant: Hashable) -> None:
         signature = buffer.signature(DataView) if call.is_direct else None
         if signature is not None:
             owner = buffer.owner

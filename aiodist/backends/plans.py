@@ -1,38 +1,40 @@
-"""Plans of collectives in shared memory: what equal calls share, a
-`groups.chunk_execution.DirectPlan` each.
+"""Plans of collectives in shared memory: what equal calls share, a `groups.group_engine.ShmPlan` each.
 
-In slots, a plan does what the algorithm "slots" of `aiodist.collectives` does, with equal bits.
-Operands that are too long for slots go in chunks, or to the other algorithms there.
+A plan is an operation's fingerprint, and what `aiodist.collectives` does in slots and in chunks.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
-from operator import setitem
 from typing import Generic, TypeVar
 
 from aiodist.backends.gradual_copy import STEP
-from aiodist.backends.view_cache import CachedView, DataView, TensorViewCache
-from aiodist.collectives.all_reduce_slots import in_order
+from aiodist.backends.view_cache import TensorViewCache
+from aiodist.collectives.all_gather_shared import AllGatherSlots, all_gather_chunks
+from aiodist.collectives.all_reduce_slots import AllReduceSlots
 from aiodist.collectives.all_reduce_stripes import reduce_stripes
-from aiodist.collectives.broadcast_shared import broadcast_chunks, sources_of_broadcast
+from aiodist.collectives.all_to_all_shared import AllToAll
+from aiodist.collectives.barrier_slots import barrier_slots
+from aiodist.collectives.broadcast_shared import BroadcastSlots, broadcast_chunks, read_from
+from aiodist.collectives.exchange import Exchange, InChunks
+from aiodist.collectives.layout import offsets_of
+from aiodist.collectives.reduce_scatter_shared import ReduceScatterSlots, reduce_scatter_chunks
+from aiodist.collectives.reduce_slots import ReduceSlots
 from aiodist.collectives.schedule import RELEASE, Schedule, Step
 from aiodist.collectives.select import Rules, select
-from aiodist.collectives.shm_context import ShmContext
+from aiodist.collectives.shm_layout import ShmLayout
 from aiodist.collectives.shm_operations import all_reduce_chunks
-from aiodist.copying import AT_ONCE, copy
+from aiodist.collectives.slot_blocks import starts_of
+from aiodist.collectives.views import BlocksView, CachedView, DataView
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.shm.group_area import LARGEST_SLOT_BYTES
-from aiodist.tensors import Reduction, scratch
+from aiodist.tensors import Reduction
 
-PIECE_BYTES = 128 << 10
-"""Bytes that one rank publishes before the others begin to copy."""
-
-Views = Sequence[memoryview]
 Given = TypeVar("Given", contravariant=True)
+
+_NO_ROOM = 1 << 62
+"""`ShmPlan.room` of what never goes into slots."""
 
 
 class GroupShape:
@@ -40,7 +42,7 @@ class GroupShape:
     plans.
     """
 
-    __slots__ = ("meets", "others", "rank", "rules", "shares", "size", "view_cache")
+    __slots__ = ("rank", "rules", "shares", "size", "view_cache")
 
     def __init__(self, rank: int, size: int, shares: bool, rules: Rules) -> None:
         """Create the shape. ``shares``: whether the group's collectives run in memory where that is
@@ -50,200 +52,87 @@ class GroupShape:
         self.size = size
         self.shares = shares
         self.rules = rules
-        # Begin with the next rank, so that not all ranks read the same slot first.
-        self.others = [(rank + distance) % size for distance in range(1, size)]
-        self.meets = [(other, 0) for other in self.others]
         self.view_cache = TensorViewCache()
 
+    def kept(self, data: CachedView, beside: object, steps: Iterator[Step]) -> Schedule:
+        """Return ``steps``, or those of an equal call on the memory ``data`` and ``beside``."""
+        cached = data.schedule if data.beside is beside else None
+        return cached or self.view_cache.keep(data, beside, steps)
 
-class SlotPlan(ABC, Generic[Given]):
+    def kept_for_data(self, given: DataView, steps: Iterator[Step]) -> Schedule:
+        """Return `kept` steps of a call with one tensor."""
+        return self.kept(given, None, steps)
+
+    def kept_for_first(
+        self, given: tuple[CachedView, CachedView], steps: Iterator[Step]
+    ) -> Schedule:
+        """Return `kept` steps of a call with two tensors, listed with the first."""
+        return self.kept(given[0], given[1], steps)
+
+    def kept_for_second(
+        self, given: tuple[CachedView, CachedView], steps: Iterator[Step]
+    ) -> Schedule:
+        """Return `kept` steps of a call with two tensors, listed with the second."""
+        return self.kept(given[1], given[0], steps)
+
+
+class ShmPlan(Generic[Given]):
     """The plan of equal calls of one collective.
 
-    ``fits``: whether the operand goes into slots, of ``room`` bytes. ``in_chunks``: whether it goes
-    in chunks, by `schedule`.
+    ``is_direct``: whether the operation can start before a context and a record are made for it.
     """
 
-    __slots__ = (
-        "fingerprint",
-        "fits",
-        "head",
-        "in_chunks",
-        "knows_all",
-        "nbytes",
-        "pieces",
-        "rank",
-        "reads",
-        "room",
-        "shape",
-        "spin_bytes",
-    )
-
-    go_ahead: Callable[[Given], None] | None = None
+    __slots__ = ("chunks", "fingerprint", "is_direct", "room", "slots")
 
     def __init__(
         self,
         shape: GroupShape,
         fingerprint: Fingerprint,
-        nbytes: int,
-        reads: Sequence[tuple[int, int]],
+        slots: Exchange[Given],
+        chunks: Exchange[Given],
         total: int,
         room: int | None = None,
     ) -> None:
-        """Choose the algorithm.
-
-        ``nbytes`` and ``reads``: as in `SlotExecution`. ``total``: bytes, as `select` counts them.
-        ``room``: as in `SlotExecution`, if it differs from ``total``.
-        """
-        self.shape = shape
-        self.rank = shape.rank
+        """``total``: bytes, as `select` counts them. ``room``: what a slot must hold, if that differs."""
         self.fingerprint = fingerprint
-        self.nbytes = nbytes
-        self.spin_bytes = nbytes
-        self.head = 0
-        self.pieces: Sequence[slice] = ()
-        self.reads = reads
-        self.knows_all = len(reads) == shape.size - 1
-        self.room = total if room is None else room
+        self.slots = slots
+        self.chunks = chunks
         choice = select(fingerprint.operation, shape.size, total, rules=shape.rules)
-        # Operands that are too long for any slot go in chunks, as in `shm`. For an all_gather
-        # ``total`` decides.
-        in_slots = choice.algorithm == "slots" and self.room <= LARGEST_SLOT_BYTES
-        self.fits = shape.shares and in_slots
-        self.in_chunks = shape.shares and not self.fits
-
-    @property
-    def is_direct(self) -> bool:
-        """Whether the operation can start before a context and a record are made for it."""
-        return self.fits or self.in_chunks
-
-    @property
-    def meets(self) -> Sequence[tuple[int, int]]:
-        """See `ChunkPlan.meets`."""
-        return (
-            [(other, self.head) for other in self.shape.others] if self.head else self.shape.meets
-        )
-
-    def fill_head(self, slot: memoryview, given: Given) -> None:
-        """Publish an empty slot. See `ChunkPlan.fill_head`."""
-
-    def agrees(self, slots: Views, given: Given) -> bool:
-        """See `ChunkPlan.agrees`."""
-        return True
-
-    @abstractmethod
-    def fill(self, slot: memoryview, given: Given) -> None:
-        """See `SlotExecution.fill`."""
-
-    def fill_piece(self, piece: slice, slot: memoryview, given: Given) -> None:
-        """See `SlotExecution.fill_piece`."""
-        raise NotImplementedError(f"{self.fingerprint.operation} publishes nothing in pieces")
-
-    def finish_piece(self, piece: slice, slot: memoryview, given: Given) -> None:
-        """See `SlotExecution.finish_piece`."""
-        raise NotImplementedError(f"{self.fingerprint.operation} publishes nothing in pieces")
-
-    @abstractmethod
-    def finish(self, number: int, slots: Views, given: Given) -> bool:
-        """See `SlotExecution.finish`."""
-
-    def schedule(self, shm: ShmContext, given: Given) -> Schedule:
-        """Return the schedule, cached from an equal call on the same memory. See
-        `ChunkPlan.schedule`.
-        """
-        data, beside = self._memory(given)
-        kept = data.schedule if data.beside is beside else None
-        return kept or self.shape.view_cache.keep(data, beside, self._schedule(shm, given))
-
-    def _memory(self, given: Given) -> tuple[CachedView, object]:
-        """Return the view under which the schedule is cached, and the other memory that it uses."""
-        raise NotImplementedError(f"{self.fingerprint.operation} does not go in chunks here")
-
-    def _schedule(self, shm: ShmContext, given: Given) -> Iterator[Step]:
-        """Return the steps in chunks."""
-        raise NotImplementedError(f"{self.fingerprint.operation} does not go in chunks here")
+        room = total if room is None else room
+        in_slots = choice.algorithm == "slots" and room <= LARGEST_SLOT_BYTES
+        self.room = room if in_slots else _NO_ROOM
+        self.is_direct = shape.shares
 
 
-class _OneTensor(SlotPlan[DataView]):
-    """``given``: the data, which is published unchanged."""
-
-    __slots__ = ("length",)
-
-    def __init__(
-        self,
-        shape: GroupShape,
-        fingerprint: Fingerprint,
-        length: int,
-        puts_up: bool,
-        reads: Sequence[int],
-    ) -> None:
-        """Create a plan. ``length``: bytes of the tensor. ``reads``: the ranks whose slots this
-        rank reads.
-        """
-        self.length = length
-        own = length if puts_up else -1
-        super().__init__(shape, fingerprint, own, [(rank, length) for rank in reads], length)
-
-    def fill(self, slot: memoryview, given: DataView) -> None:
-        if self.length <= AT_ONCE:  # without a call, whose cost counts for 4 bytes
-            slot[: self.length] = given.view
-        else:
-            copy(slot[: self.length], given.view)
-
-    def _memory(self, given: DataView) -> tuple[CachedView, object]:
-        return given, None
-
-
-class BarrierPlan(SlotPlan[None]):
-    """``given``: None."""
+class BarrierPlan(ShmPlan[None]):
+    """Of no tensor."""
 
     __slots__ = ()
 
-    def __init__(self, shape: GroupShape) -> None:
-        super().__init__(shape, Fingerprint("barrier"), 0, [(r, 0) for r in shape.others], 0)
-
-    def fill(self, slot: memoryview, given: None) -> None:
-        """Publish only a flag."""
-
-    def finish(self, number: int, slots: Views, given: None) -> bool:
-        return True
+    def __init__(self, shape: GroupShape, fingerprint: Fingerprint) -> None:
+        exchange = barrier_slots(shape.rank, shape.size)
+        super().__init__(shape, fingerprint, exchange, exchange, 0)
 
 
-class BroadcastPlan(_OneTensor):
-    """The root is done when it has published the data. The others copy out while it copies in."""
+class BroadcastPlan(ShmPlan[DataView]):
+    """Of one tensor of ``length`` bytes."""
 
-    __slots__ = ("_meets", "_root")
+    __slots__ = ()
 
     def __init__(self, shape: GroupShape, fingerprint: Fingerprint, length: int, root: int) -> None:
-        self._root = root
-        peers = sources_of_broadcast(shape.rank, root)
-        self._meets = [(rank, 0) for rank in peers]
-        super().__init__(shape, fingerprint, length, shape.rank == root, peers)
-        if length > PIECE_BYTES:
-            stops = [*range(PIECE_BYTES, length, PIECE_BYTES), length]
-            self.pieces = [slice(start, stop) for start, stop in pairwise([0, *stops])]
-            self.spin_bytes = PIECE_BYTES
+        rank, size = shape.rank, shape.size
 
-    @property
-    def meets(self) -> Sequence[tuple[int, int]]:
-        return self._meets
+        def steps(layout: ShmLayout, given: DataView) -> Iterator[Step]:
+            return broadcast_chunks(layout, root, given.view)
 
-    def fill_piece(self, piece: slice, slot: memoryview, given: DataView) -> None:
-        slot[piece] = given.view[piece]
-
-    def finish_piece(self, piece: slice, slot: memoryview, given: DataView) -> None:
-        given.view[piece] = slot[piece]
-
-    def finish(self, number: int, slots: Views, given: DataView) -> bool:
-        if self.rank != self._root:
-            copy(given.view, slots[self._root][: self.length])
-        return True
-
-    def _schedule(self, shm: ShmContext, given: DataView) -> Iterator[Step]:
-        return broadcast_chunks(shm, self._root, given.view)
+        reads = read_from(rank, root, 0)
+        chunks = InChunks(rank, size, steps, reads, shape.kept_for_data)
+        slots = BroadcastSlots(rank, size, length, root)
+        super().__init__(shape, fingerprint, slots, chunks, length)
 
 
-class _Reducing(_OneTensor):
-    """Reduce the data in place, in the order of the ranks."""
+class ReducingPlan(ShmPlan[Given]):
+    """A plan whose data is reduced. ``is_direct`` unless the data is changed before."""
 
     __slots__ = ("reduce",)
 
@@ -251,70 +140,112 @@ class _Reducing(_OneTensor):
         self,
         shape: GroupShape,
         fingerprint: Fingerprint,
-        length: int,
-        puts_up: bool,
-        reads: Sequence[int],
+        slots: Exchange[Given],
+        chunks: Exchange[Given],
+        total: int,
         reduce: Reduction,
     ) -> None:
+        super().__init__(shape, fingerprint, slots, chunks, total)
         self.reduce = reduce
-        super().__init__(shape, fingerprint, length, puts_up, reads)
-        self.fits = self.fits and not reduce.needs_prepare
-        self.in_chunks = self.in_chunks and not reduce.needs_prepare
-
-    def finish(self, number: int, slots: Views, given: DataView) -> bool:
-        if self.reads:
-            steps = given.steps[number]
-            if steps is None:
-                steps = given.steps[number] = self._steps(slots, given.view)
-            for step in steps:
-                step()
-        return True
-
-    def _steps(self, slots: Views, data: memoryview) -> Sequence[Callable[[], object]]:
-        operands = [slot[: self.length] for slot in slots]
-        steps: list[Callable[[], object]] = []
-        if self.nbytes < 0:  # this rank's own operand is not in its slot
-            if self.rank < 2:
-                operands[self.rank] = data
-            else:  # the first operands overwrite this rank's own, so it is copied first
-                operands[self.rank] = own = scratch(self.length)
-                steps.append(partial(setitem, own, slice(None), data))
-        steps += in_order(self.reduce, operands, self.rank, data)
-        return [*steps, *end_of(self.reduce, data)]
+        self.is_direct = self.is_direct and not reduce.needs_prepare
 
 
-class ReducePlan(_Reducing):
-    """The root reads all operands; the others are done when theirs is published."""
+class ReducePlan(ReducingPlan[DataView]):
+    """Of one tensor of ``length`` bytes."""
 
-    __slots__ = ("_root",)
+    __slots__ = ()
 
     def __init__(
         self, shape: GroupShape, fingerprint: Fingerprint, length: int, root: int, reduce: Reduction
     ) -> None:
-        self._root = root
-        is_root = shape.rank == root
-        reads = shape.others if is_root else ()
-        super().__init__(shape, fingerprint, length, not is_root, reads, reduce)
+        rank, size = shape.rank, shape.size
 
-    def _schedule(self, shm: ShmContext, given: DataView) -> Iterator[Step]:
-        yield from reduce_stripes(shm, self._root, given.view, self.reduce)
-        if self.rank == self._root:
-            yield from finish_gradually(shm, self.reduce, given.view)
+        def steps(layout: ShmLayout, given: DataView) -> Iterator[Step]:
+            yield from reduce_stripes(layout, root, given.view, reduce)
+            if rank == root:
+                yield from finish_gradually(layout, reduce, given.view)
+
+        slots = ReduceSlots(rank, size, length, root, reduce, partial(end_of, reduce))
+        chunks = InChunks(rank, size, steps, keep=shape.kept_for_data)
+        super().__init__(shape, fingerprint, slots, chunks, length, reduce)
 
 
-class AllReducePlan(_Reducing):
-    """Every rank reads all operands."""
+class AllReducePlan(ReducingPlan[DataView]):
+    """Of one tensor of ``length`` bytes."""
 
     __slots__ = ()
 
     def __init__(
         self, shape: GroupShape, fingerprint: Fingerprint, length: int, reduce: Reduction
     ) -> None:
-        super().__init__(shape, fingerprint, length, True, shape.others, reduce)
+        rank, size = shape.rank, shape.size
 
-    def _schedule(self, shm: ShmContext, given: DataView) -> Iterator[Step]:
-        yield from all_reduce_chunks(shm, given.view, self.reduce, self.shape.rules)
-        yield from finish_gradually(shm, self.reduce, given.view)
+        def steps(layout: ShmLayout, given: DataView) -> Iterator[Step]:
+            yield from all_reduce_chunks(layout, given.view, reduce, shape.rules)
+            yield from finish_gradually(layout, reduce, given.view)
+
+        slots = AllReduceSlots(rank, size, length, reduce, partial(end_of, reduce))
+        chunks = InChunks(rank, size, steps, keep=shape.kept_for_data)
+        super().__init__(shape, fingerprint, slots, chunks, length, reduce)
+
+
+class AllGatherPlan(ShmPlan[tuple[DataView, BlocksView]]):
+    """Of the own block, and a place for each rank's block, of ``lengths`` bytes."""
+
+    __slots__ = ()
+
+    def __init__(self, shape: GroupShape, fingerprint: Fingerprint, lengths: Sequence[int]) -> None:
+        rank, size = shape.rank, shape.size
+
+        def steps(layout: ShmLayout, given: tuple[DataView, BlocksView]) -> Iterator[Step]:
+            blocks = list(given[1].views)
+            own, blocks[rank] = given[0].view, given[0].view
+            yield from all_gather_chunks(layout, blocks)
+            place = given[1].views[rank]
+            for start in range(0, len(own), STEP):
+                piece = slice(start, start + STEP)
+                yield RELEASE, rank, 0, [(place[piece], own[piece])], ()
+
+        slots = AllGatherSlots(rank, size, lengths)
+        chunks = InChunks(rank, size, steps, keep=shape.kept_for_first)
+        super().__init__(shape, fingerprint, slots, chunks, sum(lengths), max(lengths))
+
+
+class ReduceScatterPlan(ReducingPlan[tuple[BlocksView, DataView]]):
+    """Of a block for each rank, of ``lengths`` bytes, and the place for the reduced own block."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, shape: GroupShape, fingerprint: Fingerprint, lengths: Sequence[int], reduce: Reduction
+    ) -> None:
+        rank, size = shape.rank, shape.size
+
+        def steps(layout: ShmLayout, given: tuple[BlocksView, DataView]) -> Iterator[Step]:
+            blocks, place = given[0].views, given[1].view
+            yield from reduce_scatter_chunks(layout, blocks, place, reduce)
+            yield from finish_gradually(layout, reduce, place)
+
+        slots = ReduceScatterSlots(rank, size, lengths, reduce, partial(end_of, reduce))
+        chunks = InChunks(rank, size, steps, keep=shape.kept_for_second)
+        super().__init__(shape, fingerprint, slots, chunks, offsets_of(lengths)[-1], reduce)
+
+
+class AllToAllPlan(ShmPlan[tuple[BlocksView, BlocksView]]):
+    """Of a block for each rank, of ``lengths`` bytes, and a place for each rank's block.
+
+    A rank knows the lengths of its own blocks alone: what goes into slots is for each rank to say.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, shape: GroupShape, fingerprint: Fingerprint, lengths: Sequence[int]) -> None:
+        rank, size, keep = shape.rank, shape.size, shape.kept_for_second
+        slots = AllToAll(rank, size, lengths, True)
+        chunks = AllToAll(rank, size, lengths, False, keep)
+        super().__init__(shape, fingerprint, slots, chunks, 0)
+        room = starts_of(lengths)[-1]
+        self.room = room if room <= LARGEST_SLOT_BYTES else _NO_ROOM
 
 
 def end_of(reduce: Reduction, out: memoryview) -> Iterator[Callable[[], object]]:
@@ -323,10 +254,10 @@ def end_of(reduce: Reduction, out: memoryview) -> Iterator[Callable[[], object]]
         yield partial(reduce.finish, out)
 
 
-def finish_gradually(shm: ShmContext, reduce: Reduction, data: memoryview) -> Iterator[Step]:
+def finish_gradually(layout: ShmLayout, reduce: Reduction, data: memoryview) -> Iterator[Step]:
     """Yield `end_of` as steps for long data, when all its chunks are done."""
     if reduce.needs_finish:
         step = max(STEP // reduce.itemsize, 1) * reduce.itemsize
         for start in range(0, len(data), step):
             piece = data[start : start + step]
-            yield RELEASE, shm.rank, 0, (), [partial(reduce.finish, piece)]
+            yield RELEASE, layout.rank, 0, (), [partial(reduce.finish, piece)]

@@ -4,10 +4,10 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 from aiodist.collectives.schedule import Schedule, Step
-from aiodist.shm.group_area import SLOTS
+from aiodist.collectives.views import CachedView
 
 MOST_STEPS = 1 << 14
 """The most steps that a group caches. One takes 340 to 1,260 bytes, with its views."""
@@ -18,40 +18,6 @@ PATIENCE = 8
 A training loop uses the same tensors again and again. If they are too many for the cache and each
 new entry replaced the oldest, every round would make all steps anew. So some entries stay, and the
 others are not cached."""
-
-
-class CachedView:
-    """The schedule of an operation in chunks on some memory; see `TensorViewCache`."""
-
-    __slots__ = ("beside", "schedule", "used")
-
-    def __init__(self) -> None:
-        self.schedule: Sequence[Step] | None = None
-        self.beside: object = None
-        """The other memory that ``schedule`` uses."""
-        self.used = False
-
-
-class DataView(CachedView):
-    """The memory of one tensor, and what operations have made for it so far."""
-
-    __slots__ = ("steps", "view")
-
-    def __init__(self, view: memoryview) -> None:
-        super().__init__()
-        self.view = view
-        self.steps: list[Sequence[Callable[[], object]] | None] = [None] * SLOTS
-        """By slot: the steps that reduce the ranks' data into this memory."""
-
-
-class BlocksView(CachedView):
-    """The memory of one tensor or of several, as one block for each rank."""
-
-    __slots__ = ("views",)
-
-    def __init__(self, views: Sequence[memoryview]) -> None:
-        super().__init__()
-        self.views = views
 
 
 class TensorViewCache:

@@ -8,29 +8,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from aiodist.collectives.barrier_slots import others_of
+from aiodist.collectives.exchange import Exchange, others_of
 from aiodist.collectives.layout import segments_of
 from aiodist.collectives.schedule import READ, RELEASE, WRITE, Step
-from aiodist.collectives.shm_context import ShmContext
+from aiodist.collectives.shm_layout import ShmLayout
+from aiodist.collectives.views import BlocksView, DataView
 from aiodist.copying import copy
 
 
-async def all_gather_slots(shm: ShmContext, blocks: Sequence[memoryview]) -> None:
-    """Fill every ``blocks[r]`` with rank r's block, each at most a slot."""
-    mine = blocks[shm.rank]
-    own = await shm.slot(len(mine))
-    copy(own, mine)
-    shm.publish(len(mine))
-    for other in others_of(shm):
-        copy(blocks[other], await shm.slot_of(other, len(blocks[other])))
+class AllGatherSlots(Exchange[tuple[DataView, BlocksView]]):
+    """All-gather of blocks that fit into a slot each: the own block, and a place for each rank's."""
+
+    __slots__ = ()
+
+    def __init__(self, rank: int, size: int, lengths: Sequence[int]) -> None:
+        reads = [(other, lengths[other]) for other in others_of(rank, size)]
+        super().__init__(rank, size, lengths[rank], reads)
+
+    def fill(self, slot: memoryview, given: tuple[DataView, BlocksView]) -> None:
+        copy(slot[: self.nbytes], given[0].view)
+
+    def finish(
+        self, number: int, slots: Sequence[memoryview], given: tuple[DataView, BlocksView]
+    ) -> None:
+        own, places = given[0].view, given[1].views
+        if own is not places[self.rank]:
+            copy(places[self.rank], own)
+        for rank, length in self.reads:
+            copy(places[rank], slots[rank][:length])
 
 
 def all_gather_chunks(
-    shm: ShmContext, blocks: Sequence[memoryview], readers: Sequence[int] | None = None
+    shm: ShmLayout, blocks: Sequence[memoryview], readers: Sequence[int] | None = None
 ) -> Iterator[Step]:
     """Fill every ``blocks[r]`` with rank r's block, on ``readers``, or everywhere where None."""
     rank = shm.rank
-    others = others_of(shm) if readers is None or rank in readers else []
+    others = others_of(rank, shm.size) if readers is None or rank in readers else []
     width = shm.chunk_bytes
     steps = max(segments_of(len(block), width) for block in blocks)
     for step in range(steps + 1):

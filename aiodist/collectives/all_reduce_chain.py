@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from aiodist.collectives.layout import segments_of
 from aiodist.collectives.reduction import Reduction
 from aiodist.collectives.schedule import READ, RELEASE, WRITE, Step
-from aiodist.collectives.shm_context import ShmContext
+from aiodist.collectives.shm_layout import ShmLayout
 
 LONGEST = 512 << 10
 """Bytes of a chunk. What n ranks have in flight is to stay in the cache that the cores share."""
@@ -29,7 +29,7 @@ AHEAD = 2
 """Steps by which a rank is ahead of the results that it copies, where there is room for as many."""
 
 
-def all_reduce_chain(shm: ShmContext, data: memoryview, reduce: Reduction) -> Iterator[Step]:
+def all_reduce_chain(shm: ShmLayout, data: memoryview, reduce: Reduction) -> Iterator[Step]:
     """Reduce ``data`` over all ranks, in place."""
     rank, last = shm.rank, shm.size - 1
     width = min(shm.chunk_bytes, LONGEST) // reduce.itemsize * reduce.itemsize

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from aiodist.collectives.layout import segments_of
 from aiodist.collectives.reduction import Reduction
 from aiodist.collectives.schedule import READ, RELEASE, WRITE, Step
-from aiodist.collectives.shm_context import ShmContext
+from aiodist.collectives.shm_layout import ShmLayout
 
 
-def all_reduce_exchange(shm: ShmContext, data: memoryview, reduce: Reduction) -> Iterator[Step]:
+def all_reduce_exchange(shm: ShmLayout, data: memoryview, reduce: Reduction) -> Iterator[Step]:
     """Reduce ``data`` over two ranks, in place."""
     rank, other = shm.rank, 1 - shm.rank
     width = shm.chunk_bytes // reduce.itemsize * reduce.itemsize

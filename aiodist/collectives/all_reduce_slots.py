@@ -7,25 +7,73 @@ there is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
-from aiodist.collectives.barrier_slots import all_slots
+from aiodist.collectives.exchange import Exchange, Reads, all_others
 from aiodist.collectives.reduction import Reduction
 from aiodist.collectives.schedule import Do
-from aiodist.collectives.shm_context import ShmContext
+from aiodist.collectives.views import DataView
+from aiodist.copying import AT_ONCE, copy
+
+Given = TypeVar("Given", contravariant=True)
+Last = Callable[[memoryview], Iterator[Do]]
+"""What is left to do with reduced memory: dividing by the number of ranks, for an average."""
 
 
-async def all_reduce_slots(shm: ShmContext, data: memoryview, reduce: Reduction) -> None:
-    """Reduce ``data`` over all ranks, in place; at most a slot."""
-    slots = await all_slots(shm, data)
-    for reduction in in_order(reduce, slots, shm.rank, data):
-        reduction()
+class ReducingSlots(Exchange[Given]):
+    """Slots whose contents are reduced, in the order of ranks."""
+
+    __slots__ = ("_last", "_reduce")
+
+    def __init__(
+        self, rank: int, size: int, nbytes: int, reads: Reads, reduce: Reduction, last: Last
+    ) -> None:
+        super().__init__(rank, size, nbytes, reads)
+        self._reduce = reduce
+        self._last = last
+
+    def _reduce_into(self, number: int, slots: Sequence[memoryview], given: DataView) -> None:
+        reductions = given.reductions[number]
+        if reductions is None:
+            reductions = [*self._reductions(slots, given.view), *self._last(given.view)]
+            given.reductions[number] = reductions
+        for reduction in reductions:
+            reduction()
+
+    @abstractmethod
+    def _reductions(self, slots: Sequence[memoryview], place: memoryview) -> Iterator[Do]:
+        """Yield what reduces the ``slots`` into ``place``, each time it is called."""
+
+
+class AllReduceSlots(ReducingSlots[DataView]):
+    """All-reduce of data that fits into a slot, in place."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, rank: int, size: int, nbytes: int, reduce: Reduction, last: Last = lambda _: iter(())
+    ) -> None:
+        super().__init__(rank, size, nbytes, all_others(rank, size, nbytes), reduce, last)
+
+    def fill(self, slot: memoryview, given: DataView) -> None:
+        nbytes = self.nbytes
+        if nbytes <= AT_ONCE:  # without a call, whose cost counts for 4 bytes
+            slot[:nbytes] = given.view
+        else:
+            copy(slot[:nbytes], given.view)
+
+    finish = ReducingSlots._reduce_into
+
+    def _reductions(self, slots: Sequence[memoryview], place: memoryview) -> Iterator[Do]:
+        return in_order(self._reduce, [slot[: self.nbytes] for slot in slots], self.rank, place)
 
 
 def in_order(
     reduce: Reduction, operands: Sequence[memoryview], own: int, out: memoryview
 ) -> Iterator[Do]:
-    """What makes ``out`` the operands reduced from the first on.
+    """Yield what makes ``out`` the operands reduced from the first on.
 
     ``out`` holds operand ``own`` already; none where ``own`` is -1.
     """

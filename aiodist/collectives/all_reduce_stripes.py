@@ -28,16 +28,16 @@ from aiodist.collectives.schedule import (
     Step,
     operands_in_order,
 )
-from aiodist.collectives.shm_context import ShmContext
+from aiodist.collectives.shm_layout import ShmLayout
 
 
-def all_reduce_stripes(shm: ShmContext, data: memoryview, reduce: Reduction) -> Iterator[Step]:
+def all_reduce_stripes(shm: ShmLayout, data: memoryview, reduce: Reduction) -> Iterator[Step]:
     """Reduce ``data`` over all ranks, in place."""
     return _Stripes(shm, data, reduce, range(shm.size)).schedule()
 
 
 def reduce_stripes(
-    shm: ShmContext, root: int, data: memoryview, reduce: Reduction
+    shm: ShmLayout, root: int, data: memoryview, reduce: Reduction
 ) -> Iterator[Step]:
     """The same, and only ``root`` copies the results; the other ranks' data is only read."""
     return _Stripes(shm, data, reduce, (root,)).schedule()
@@ -49,7 +49,7 @@ _Views = tuple[memoryview, Sequence[slice], Sequence[memoryview]]
 
 class _Stripes:
     def __init__(
-        self, shm: ShmContext, data: memoryview, reduce: Reduction, readers: Sequence[int]
+        self, shm: ShmLayout, data: memoryview, reduce: Reduction, readers: Sequence[int]
     ) -> None:
         self._shm = shm
         self._data = data

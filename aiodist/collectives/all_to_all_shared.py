@@ -9,46 +9,85 @@ blocks of all others, and reads one block of each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from aiodist.collectives.barrier_slots import others_of
+from aiodist.collectives.exchange import Exchange, UnexpectedLength, all_others, not_kept, others_of
 from aiodist.collectives.layout import segments_of
-from aiodist.collectives.schedule import READ, RELEASE, WRITE, Step, carry_out
-from aiodist.collectives.shm_context import ShmContext
-from aiodist.collectives.slot_blocks import blocks_of, publish_blocks
+from aiodist.collectives.schedule import READ, RELEASE, WRITE, Schedule, Step
+from aiodist.collectives.shm_layout import ShmLayout
+from aiodist.collectives.slot_blocks import lengths_of, read_blocks, starts_of, write_blocks
+from aiodist.collectives.views import BlocksView
 from aiodist.copying import copy
 
 _ALIGN = 64
 
+Both = tuple[BlocksView, BlocksView]
 
-async def all_to_all_shared(
-    shm: ShmContext, inputs: Sequence[memoryview], outputs: Sequence[memoryview]
-) -> None:
-    """Send ``inputs[r]`` to each rank r and fill ``outputs[r]`` with what r has for this rank."""
-    rank = shm.rank
-    fits = await publish_blocks(shm, inputs)
-    own_longest = 0 if fits else max(map(len, inputs))
-    longest = own_longest
-    in_chunks = []
-    for other in others_of(shm):
-        theirs, block = await blocks_of(shm, other)
-        shm.expect(other, theirs[rank], len(outputs[other]))
-        if block is not None:
-            copy(outputs[other], block)
-        else:
-            in_chunks.append(other)
-            longest = max(longest, *theirs)
-    if fits:
-        copy(outputs[rank], inputs[rank])
-    if longest:
-        shm.begin_chunks()
-        await carry_out(
-            shm, all_to_all_chunks(shm, inputs, outputs, in_chunks, own_longest, longest)
-        )
+
+class AllToAll(Exchange[Both]):
+    """All-to-all: a block for each rank, and a place for each rank's block.
+
+    ``fits``: whether this rank's blocks go into its slot. Others decide that for theirs.
+    """
+
+    __slots__ = ("_keep", "_longest", "_starts", "fits")
+
+    has_chunks = True
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        lengths: Sequence[int],
+        fits: bool,
+        keep: Callable[[Both, Iterator[Step]], Schedule] = not_kept,
+    ) -> None:
+        """``keep``: returns the steps of blocks of equal lengths on all ranks, or cached ones."""
+        self._starts = starts = starts_of(lengths)
+        nbytes = starts[-1] if fits else starts[0]
+        super().__init__(rank, size, nbytes, all_others(rank, size, -1))
+        self.fits = fits
+        self._longest = 0 if fits else max(lengths)
+        self._keep = keep
+
+    def fill(self, slot: memoryview, given: Both) -> None:
+        write_blocks(slot, given[0].views if self.fits else (), self._starts)
+
+    def finish(self, number: int, slots: Sequence[memoryview], given: Both) -> None:
+        rank, places = self.rank, given[1].views
+        found = []
+        for other, _ in self.reads:
+            slot, place = slots[other], places[other]
+            lengths, block = read_blocks(slot, rank, self.size, len(slot))
+            if lengths[rank] != len(place):
+                raise UnexpectedLength(other, lengths[rank], len(place))
+            if block is not None:
+                found.append((place, block))
+        if self.fits:
+            copy(places[rank], given[0].views[rank])
+        for place, block in found:
+            copy(place, block)
+
+    def schedule(
+        self, layout: ShmLayout, slots: Sequence[memoryview], given: Both
+    ) -> Schedule | None:
+        in_chunks, longest = [], self._longest
+        for other, _ in self.reads:
+            lengths = lengths_of(slots[other], self.size)
+            if starts_of(lengths)[-1] > layout.slot_bytes:
+                in_chunks.append(other)
+                longest = max(longest, *lengths)
+        if not longest:
+            return None
+        inputs, outputs = given[0].views, given[1].views
+        steps = all_to_all_chunks(layout, inputs, outputs, in_chunks, self._longest, longest)
+        # Equal calls take equal steps where all have blocks as long as this rank's longest.
+        is_even = longest == self._longest and len(in_chunks) == len(self.reads)
+        return self._keep(given, steps) if is_even else steps
 
 
 def all_to_all_chunks(
-    shm: ShmContext,
+    shm: ShmLayout,
     inputs: Sequence[memoryview],
     outputs: Sequence[memoryview],
     in_chunks: Sequence[int],
@@ -68,7 +107,7 @@ def all_to_all_chunks(
         if piece.start < own_longest:
             chunk = shm.chunk(rank, step)
             copies = []
-            for other in others_of(shm):
+            for other in others_of(rank, size):
                 part = inputs[other][piece]
                 copies.append((chunk[other * width : other * width + len(part)], part))
             yield WRITE, rank, step, copies, ()

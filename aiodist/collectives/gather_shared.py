@@ -10,63 +10,77 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from aiodist.collectives.barrier_slots import others_of
+from aiodist.collectives.broadcast_shared import read_from
+from aiodist.collectives.exchange import Exchange, UnexpectedLength, others_of
 from aiodist.collectives.layout import segments_of
-from aiodist.collectives.schedule import READ, RELEASE, WRITE, Step, carry_out
-from aiodist.collectives.shm_context import ShmContext
-from aiodist.collectives.slot_blocks import blocks_of, publish_blocks
+from aiodist.collectives.schedule import ALL_STEPS, READ, RELEASE, WRITE, Schedule, Step
+from aiodist.collectives.shm_layout import ShmLayout
+from aiodist.collectives.slot_blocks import read_blocks, starts_of, write_blocks
+from aiodist.collectives.views import BlocksView, DataView
 from aiodist.copying import copy
 
 _ALIGN = 64
 
 
-async def gather_shared(
-    shm: ShmContext, root: int, data: memoryview, blocks: Sequence[memoryview] | None
-) -> None:
-    """Fill ``blocks[r]`` on ``root`` with rank r's ``data``; ``blocks`` is ignored elsewhere."""
-    if shm.rank == root:
-        assert blocks is not None
-        await _gather(shm, data, blocks)
-        return
-    nbytes = len(data)
-    shm.release_all()
-    own = await shm.slot(min(nbytes, shm.slot_bytes))
-    if nbytes <= shm.slot_bytes:
-        copy(own, data)
-    shm.publish(nbytes)
-    if nbytes <= shm.slot_bytes:
-        return
-    await shm.slot_of(root, 0)  # the root is in the same operation: it will read
-    shm.begin_chunks()
-    await carry_out(shm, _sent(shm, data))
+class GatherRoot(Exchange[tuple[DataView, BlocksView]]):
+    """The root of a gather: its own data, and a place for each rank's."""
+
+    __slots__ = ()
+
+    has_chunks = True
+
+    def __init__(self, rank: int, size: int, lengths: Sequence[int]) -> None:
+        reads = [(other, lengths[other]) for other in others_of(rank, size)]
+        super().__init__(rank, size, 0, reads)
+
+    def finish(
+        self, number: int, slots: Sequence[memoryview], given: tuple[DataView, BlocksView]
+    ) -> None:
+        places = given[1].views
+        copy(places[self.rank], given[0].view)
+        for other, nbytes in self.reads:
+            if nbytes <= len(slots[other]):
+                copy(places[other], slots[other][:nbytes])
+
+    def schedule(
+        self, layout: ShmLayout, slots: Sequence[memoryview], given: tuple[DataView, BlocksView]
+    ) -> Schedule | None:
+        places = given[1].views
+        long = {other: places[other] for other, n in self.reads if n > layout.slot_bytes}
+        return _gathered(layout, long) if long else None
 
 
-def _sent(shm: ShmContext, data: memoryview) -> Iterator[Step]:
+class GatherLeaf(Exchange[DataView]):
+    """Another rank of a gather: its data."""
+
+    __slots__ = ()
+
+    has_chunks = True
+
+    def __init__(self, rank: int, size: int, root: int, nbytes: int, slot_bytes: int) -> None:
+        # Long data goes when the root is in the same operation: it will read.
+        super().__init__(rank, size, nbytes, ((root, 0),) if nbytes > slot_bytes else ())
+
+    def fill(self, slot: memoryview, given: DataView) -> None:
+        if not self.reads:
+            copy(slot[: self.nbytes], given.view)
+
+    def schedule(
+        self, layout: ShmLayout, slots: Sequence[memoryview], given: DataView
+    ) -> Schedule | None:
+        return _sent(layout, given.view) if self.reads else None
+
+
+def _sent(shm: ShmLayout, data: memoryview) -> Iterator[Step]:
     rank, width = shm.rank, shm.chunk_bytes
+    yield RELEASE, rank, ALL_STEPS, (), ()  # only the root reads
     for step in range(segments_of(len(data), width)):
         part = data[step * width : (step + 1) * width]
         yield WRITE, rank, step, [(shm.chunk(rank, step)[: len(part)], part)], ()
         yield RELEASE, rank, 0, (), ()
 
 
-async def _gather(shm: ShmContext, data: memoryview, blocks: Sequence[memoryview]) -> None:
-    await shm.slot(0)
-    shm.publish(0)
-    copy(blocks[shm.rank], data)
-    long = {}
-    for other in others_of(shm):
-        place = blocks[other]
-        slot = await shm.slot_of(other, len(place))
-        if len(place) <= shm.slot_bytes:
-            copy(place, slot)
-        else:
-            long[other] = place
-    if long:
-        shm.begin_chunks()
-        await carry_out(shm, _gathered(shm, long))
-
-
-def _gathered(shm: ShmContext, places: Mapping[int, memoryview]) -> Iterator[Step]:
+def _gathered(shm: ShmLayout, places: Mapping[int, memoryview]) -> Iterator[Step]:
     width = shm.chunk_bytes
     for step in range(segments_of(max(map(len, places.values())), width)):
         for other, place in places.items():
@@ -76,29 +90,62 @@ def _gathered(shm: ShmContext, places: Mapping[int, memoryview]) -> Iterator[Ste
         yield RELEASE, shm.rank, step + 1, (), ()
 
 
-async def scatter_shared(
-    shm: ShmContext, root: int, blocks: Sequence[memoryview] | None, out: memoryview
-) -> None:
-    """Fill ``out`` on rank r with ``root``'s ``blocks[r]``; ``blocks`` is ignored elsewhere."""
-    if shm.rank == root:
-        assert blocks is not None
-        if not await publish_blocks(shm, blocks):
-            shm.begin_chunks()
-            await carry_out(shm, _scattered(shm, blocks))
-        copy(out, blocks[root])
-        return
-    lengths, block = await blocks_of(shm, root)
-    shm.expect(root, lengths[shm.rank], len(out))
-    if block is not None:
-        copy(out, block)
-        return
-    shm.begin_chunks()
-    await carry_out(shm, _received(shm, root, out))
-    shm.release_all()  # others may have longer blocks
+class ScatterRoot(Exchange[tuple[BlocksView, DataView]]):
+    """The root of a scatter: a block for each rank, and the place for its own."""
+
+    __slots__ = ("_fits", "_starts")
+
+    has_chunks = True
+
+    def __init__(self, rank: int, size: int, lengths: Sequence[int], slot_bytes: int) -> None:
+        self._starts = starts = starts_of(lengths)
+        self._fits = starts[-1] <= slot_bytes
+        super().__init__(rank, size, starts[-1] if self._fits else starts[0], ())
+
+    def fill(self, slot: memoryview, given: tuple[BlocksView, DataView]) -> None:
+        write_blocks(slot, given[0].views if self._fits else (), self._starts)
+
+    def finish(
+        self, number: int, slots: Sequence[memoryview], given: tuple[BlocksView, DataView]
+    ) -> None:
+        copy(given[1].view, given[0].views[self.rank])
+
+    def schedule(
+        self, layout: ShmLayout, slots: Sequence[memoryview], given: tuple[BlocksView, DataView]
+    ) -> Schedule | None:
+        return None if self._fits else _scattered(layout, given[0].views)
 
 
-def _scattered(shm: ShmContext, blocks: Sequence[memoryview]) -> Iterator[Step]:
-    rank, width, others = shm.rank, _part_of(shm), others_of(shm)
+class ScatterLeaf(Exchange[DataView]):
+    """Another rank of a scatter: the place for its block."""
+
+    __slots__ = ("_root",)
+
+    has_chunks = True
+
+    def __init__(self, rank: int, size: int, root: int) -> None:
+        super().__init__(rank, size, -1, read_from(rank, root, -1))
+        self._root = root
+
+    def finish(self, number: int, slots: Sequence[memoryview], given: DataView) -> None:
+        slot = slots[self._root]
+        lengths, block = read_blocks(slot, self.rank, self.size, len(slot))
+        if lengths[self.rank] != len(given.view):
+            raise UnexpectedLength(self._root, lengths[self.rank], len(given.view))
+        if block is not None:
+            copy(given.view, block)
+
+    def schedule(
+        self, layout: ShmLayout, slots: Sequence[memoryview], given: DataView
+    ) -> Schedule | None:
+        slot = slots[self._root]
+        _, block = read_blocks(slot, self.rank, self.size, len(slot))
+        return _received(layout, self._root, given.view) if block is None else None
+
+
+def _scattered(shm: ShmLayout, blocks: Sequence[memoryview]) -> Iterator[Step]:
+    rank, width = shm.rank, _part_of(shm)
+    others = others_of(rank, shm.size)
     for step in range(segments_of(max(len(blocks[other]) for other in others), width)):
         chunk = shm.chunk(rank, step)
         copies = []
@@ -109,7 +156,7 @@ def _scattered(shm: ShmContext, blocks: Sequence[memoryview]) -> Iterator[Step]:
         yield RELEASE, rank, 0, (), ()
 
 
-def _received(shm: ShmContext, root: int, out: memoryview) -> Iterator[Step]:
+def _received(shm: ShmLayout, root: int, out: memoryview) -> Iterator[Step]:
     width = _part_of(shm)
     mine = shm.rank * width
     for step in range(segments_of(len(out), width)):
@@ -119,6 +166,6 @@ def _received(shm: ShmContext, root: int, out: memoryview) -> Iterator[Step]:
         yield RELEASE, shm.rank, step + 1, (), ()
 
 
-def _part_of(shm: ShmContext) -> int:
+def _part_of(shm: ShmLayout) -> int:
     """Bytes that each rank has of a chunk in a scatter."""
     return shm.chunk_bytes // shm.size // _ALIGN * _ALIGN

@@ -8,27 +8,27 @@ channel. Ranks on other hosts see no difference.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeVar
 
 from aiodist.collectives import operations
 from aiodist.collectives.all_gather_shared import all_gather_chunks
-from aiodist.collectives.all_reduce_slots import in_order
 from aiodist.collectives.all_reduce_stripes import reduce_stripes
 from aiodist.collectives.barrier_slots import barrier_slots
 from aiodist.collectives.broadcast_shared import broadcast_chunks
 from aiodist.collectives.channel import Channel
+from aiodist.collectives.exchange import Exchange, InChunks, ShmContext
 from aiodist.collectives.pipeline import ReusedScratch
 from aiodist.collectives.reduce_scatter_shared import reduce_scatter_chunks
+from aiodist.collectives.reduce_slots import ReduceSlots
 from aiodist.collectives.reduction import Reduction, Scratch
-from aiodist.collectives.schedule import Schedule, carry_out
+from aiodist.collectives.schedule import Step
 from aiodist.collectives.select import RULES, Rules, select
-from aiodist.collectives.shm_context import ShmContext
-from aiodist.completion import Pending
-from aiodist.copying import copy
+from aiodist.collectives.shm_layout import ShmLayout
+from aiodist.collectives.views import DataView
 
 Blocks = Sequence[memoryview]
-_Stretch = Callable[[ShmContext], Schedule]
+T = TypeVar("T")
 
 
 class IntraHost(Protocol):
@@ -107,128 +107,45 @@ class IntraHostShm:
         self.rank = shm.rank
         self.size = shm.size
         self._shm = shm
-        self._steps = 0
         self._begun = False  # this rank has published its slot
-        self._known: set[int] = {shm.rank}  # whose slots have been looked at
+        self._known: set[int] = {shm.rank}  # whose slots have been read
 
     async def barrier(self) -> None:
-        self._begin(range(self.size))
-        await barrier_slots(self._shm)
-        self._shm.begin_chunks()
+        await self._run(barrier_slots(self.rank, self.size), None)
 
     async def broadcast(self, root: int, data: memoryview) -> None:
-        await self._look_at([root])
-        await self._stretch(lambda later: broadcast_chunks(later, root, data))
+        await self._in_chunks([root], lambda shm, _: broadcast_chunks(shm, root, data))
 
     async def reduce(self, root: int, data: memoryview, op: Reduction) -> None:
-        shm = self._shm
-        if self._begun or len(data) > shm.slot_bytes:
-            await self._look_at(range(self.size))
-            await self._stretch(lambda later: reduce_stripes(later, root, data, op))
+        rank, size, nbytes = self.rank, self.size, len(data)
+        if self._begun or nbytes > self._shm.slot_bytes:
+            await self._in_chunks(range(size), lambda shm, _: reduce_stripes(shm, root, data, op))
             return
-        self._begin(range(self.size) if self.rank == root else ())
-        await self._publish(memoryview(b"") if self.rank == root else data)
-        if self.rank == root:
-            # The first operands may overwrite the root's own, unless it is one of them.
-            own = data if root < 2 else memoryview(data.tobytes())
-            operands = [
-                own if rank == root else await shm.slot_of(rank, len(data))
-                for rank in range(self.size)
-            ]
-            for reduction in in_order(op, operands, root, data):
-                reduction()
-        shm.begin_chunks()
+        exchange = ReduceSlots(rank, size, nbytes, root, op, root_publishes=True)
+        await self._run(exchange, DataView(data))
 
     async def all_gather(self, blocks: Blocks) -> None:
-        await self._look_at(range(self.size))
-        await self._stretch(lambda later: all_gather_chunks(later, blocks))
+        await self._in_chunks(range(self.size), lambda shm, _: all_gather_chunks(shm, blocks))
 
     async def gather(self, root: int, blocks: Blocks) -> None:
-        await self._look_at(range(self.size) if self.rank == root else ())
-        await self._stretch(lambda later: all_gather_chunks(later, blocks, (root,)))
+        sources = range(self.size) if self.rank == root else ()
+        await self._in_chunks(sources, lambda shm, _: all_gather_chunks(shm, blocks, (root,)))
 
     async def reduce_scatter(self, blocks: Blocks, out: memoryview, op: Reduction) -> None:
-        await self._look_at(range(self.size))
-        await self._stretch(lambda later: reduce_scatter_chunks(later, blocks, out, op))
+        await self._in_chunks(
+            range(self.size), lambda shm, _: reduce_scatter_chunks(shm, blocks, out, op)
+        )
 
     # -- inside
 
-    def _begin(self, known: Sequence[int]) -> None:
+    async def _in_chunks(
+        self, sources: Sequence[int], steps: Callable[[ShmLayout, None], Iterator[Step]]
+    ) -> None:
+        """Take ``steps``, which read chunks of ``sources``."""
+        reads = [(rank, -1) for rank in sources if rank not in self._known]
+        await self._run(InChunks(self.rank, self.size, steps, reads), None)
+
+    async def _run(self, exchange: Exchange[T], given: T) -> None:
         self._begun = True
-        self._known.update(known)
-
-    async def _publish(self, data: memoryview) -> None:
-        own = await self._shm.slot(len(data))
-        copy(own, data)
-        self._shm.publish(len(data))
-
-    async def _look_at(self, ranks: Sequence[int]) -> None:
-        """See that these ranks are in this very operation; this one's slot is up afterwards."""
-        if not self._begun:
-            self._begin(())
-            await self._publish(memoryview(b""))
-            self._shm.begin_chunks()
-        for rank in ranks:
-            if rank not in self._known:
-                self._known.add(rank)
-                await self._shm.slot_of(rank)
-
-    async def _stretch(self, run: _Stretch) -> None:
-        later = _OffsetShmContext(self._shm, self._steps)
-        await carry_out(later, run(later))
-        self._steps += later.steps
-
-
-class _OffsetShmContext:
-    """A shared-memory context of which earlier stretches of the operation have used ``first`` steps."""
-
-    def __init__(self, shm: ShmContext, first: int) -> None:
-        self.rank = shm.rank
-        self.size = shm.size
-        self.slot_bytes = 0
-        self.chunk_bytes = shm.chunk_bytes
-        self.depth = shm.depth
-        self.crowded = shm.crowded
-        self.steps = 0
-        """Of this stretch, that this rank has let go; all of them in the end."""
-        self._shm = shm
-        self._first = first
-        self.slot = shm.slot
-        self.publish = shm.publish
-        self.slot_of = shm.slot_of
-        self.expect = shm.expect
-        self.turn = shm.turn
-
-    async def enter(self) -> None:
-        """They have met before."""
-
-    def may_begin(self) -> bool:
-        return False
-
-    def has_begun(self) -> bool:
-        return False
-
-    async def wait_for_peers(self, peers: Sequence[int] | None = None) -> None:
-        """As `enter`."""
-
-    def begin_chunks(self) -> None:
-        """As `enter`."""
-
-    def free(self, step: int) -> Pending[None]:
-        return self._shm.free(self._first + step)
-
-    def chunk(self, rank: int, step: int) -> memoryview:
-        return self._shm.chunk(rank, self._first + step)
-
-    def post(self, step: int, phase: int = 0) -> None:
-        self._shm.post(self._first + step, phase)
-
-    def posted(self, rank: int, step: int, phase: int = 0) -> Pending[None]:
-        return self._shm.posted(rank, self._first + step, phase)
-
-    def release(self, steps: int) -> None:
-        self.steps = steps
-        self._shm.release(self._first + steps)
-
-    def release_all(self) -> None:
-        raise RuntimeError("a stretch ends before its operation does: it cannot let go all steps")
+        self._known.update(rank for rank, _ in exchange.reads)
+        await self._shm.run(exchange, given)

@@ -10,42 +10,56 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from aiodist.collectives.all_reduce_slots import in_order
-from aiodist.collectives.barrier_slots import others_of
+from aiodist.collectives.all_reduce_slots import Last, ReducingSlots, in_order
+from aiodist.collectives.exchange import all_others, others_of
 from aiodist.collectives.layout import offsets_of, segments_of
 from aiodist.collectives.reduction import Reduction
-from aiodist.collectives.schedule import READ, RELEASE, WRITE, Step, operands_in_order
-from aiodist.collectives.shm_context import ShmContext
+from aiodist.collectives.schedule import READ, RELEASE, WRITE, Do, Step, operands_in_order
+from aiodist.collectives.shm_layout import ShmLayout
+from aiodist.collectives.views import BlocksView, DataView
+from aiodist.copying import copy
 
 
-async def reduce_scatter_slots(
-    shm: ShmContext, blocks: Sequence[memoryview], out: memoryview, reduce: Reduction
-) -> None:
-    """Reduce ``blocks[rank]`` over all ranks into ``out``; all blocks together at most a slot."""
-    starts = offsets_of([len(block) for block in blocks])
-    own = await shm.slot(starts[-1])
-    for start, block in zip(starts, blocks, strict=False):
-        own[start : start + len(block)] = block
-    shm.publish(starts[-1])
-    rank = shm.rank
-    mine = slice(starts[rank], starts[rank + 1])
-    operands = [
-        (own if other == rank else await shm.slot_of(other, starts[-1]))[mine]
-        for other in range(shm.size)
-    ]
-    for reduction in in_order(reduce, operands, -1, out):
-        reduction()
+class ReduceScatterSlots(ReducingSlots[tuple[BlocksView, DataView]]):
+    """Reduce-scatter of blocks that fit into one slot together: the blocks, and a place for one."""
+
+    __slots__ = ("_mine", "_starts")
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        lengths: Sequence[int],
+        reduce: Reduction,
+        last: Last = lambda _: iter(()),
+    ) -> None:
+        self._starts = starts = offsets_of(lengths)
+        self._mine = slice(starts[rank], starts[rank + 1])
+        total = starts[-1]
+        super().__init__(rank, size, total, all_others(rank, size, total), reduce, last)
+
+    def fill(self, slot: memoryview, given: tuple[BlocksView, DataView]) -> None:
+        for start, block in zip(self._starts, given[0].views, strict=False):
+            copy(slot[start : start + len(block)], block)
+
+    def finish(
+        self, number: int, slots: Sequence[memoryview], given: tuple[BlocksView, DataView]
+    ) -> None:
+        self._reduce_into(number, slots, given[1])
+
+    def _reductions(self, slots: Sequence[memoryview], place: memoryview) -> Iterator[Do]:
+        return in_order(self._reduce, [slot[self._mine] for slot in slots], -1, place)
 
 
 def reduce_scatter_chunks(
-    shm: ShmContext, blocks: Sequence[memoryview], out: memoryview, reduce: Reduction
+    shm: ShmLayout, blocks: Sequence[memoryview], out: memoryview, reduce: Reduction
 ) -> Iterator[Step]:
     """Reduce ``blocks[rank]`` over all ranks into ``out``, which may be that very block."""
     rank, size, itemsize = shm.rank, shm.size, reduce.itemsize
     width = shm.chunk_bytes // size // itemsize * itemsize
     steps = max(segments_of(len(block), width) for block in blocks)
     # The own piece goes up too where the first two operands are others': ``out`` may be its memory.
-    shown = range(size) if rank > 1 else others_of(shm)
+    shown = range(size) if rank > 1 else others_of(rank, size)
     order = operands_in_order(rank, size)
     for step in range(steps + 1):
         if step < steps:

@@ -1,4 +1,4 @@
-"""Reduce of small data over shared memory: all published theirs, the root adds up.
+"""Reduce of small data over shared memory: all publish theirs, the root adds up.
 
 Steps: one; only the root waits. Bytes: each rank but the root writes N, the root reads (n - 1) * N.
 Large data goes by stripes: see all_reduce_stripes.py.
@@ -6,23 +6,52 @@ Large data goes by stripes: see all_reduce_stripes.py.
 
 from __future__ import annotations
 
-from aiodist.collectives.all_reduce_slots import in_order
+from collections.abc import Iterator, Sequence
+from functools import partial
+from operator import setitem
+
+from aiodist.collectives.all_reduce_slots import Last, ReducingSlots, in_order
+from aiodist.collectives.exchange import all_others
 from aiodist.collectives.reduction import Reduction
-from aiodist.collectives.shm_context import ShmContext
+from aiodist.collectives.schedule import Do
+from aiodist.collectives.views import DataView
 from aiodist.copying import copy
 
 
-async def reduce_slots(shm: ShmContext, root: int, data: memoryview, reduce: Reduction) -> None:
-    """Reduce ``data`` over all ranks into ``root``'s, in place; at most a slot."""
-    if shm.rank != root:
-        own = await shm.slot(len(data))
-        copy(own, data)
-        shm.publish(len(data))
-        return
-    # The first operands may overwrite the root's own, unless it is one of them.
-    own = data if root < 2 else memoryview(data.tobytes())
-    operands = [
-        own if rank == root else await shm.slot_of(rank, len(data)) for rank in range(shm.size)
-    ]
-    for reduction in in_order(reduce, operands, root, data):
-        reduction()
+class ReduceSlots(ReducingSlots[DataView]):
+    """Reduce of data that fits into a slot, into the root's, in place."""
+
+    __slots__ = ("_length",)
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        nbytes: int,
+        root: int,
+        reduce: Reduction,
+        last: Last = lambda _: iter(()),
+        *,
+        root_publishes: bool = False,
+    ) -> None:
+        """``root_publishes``: an empty slot, where others are to see that it is in the operation."""
+        is_root = rank == root
+        reads = all_others(rank, size, nbytes) if is_root else ()
+        own = (0 if root_publishes else -1) if is_root else nbytes
+        super().__init__(rank, size, own, reads, reduce, last)
+        self._length = nbytes
+
+    def fill(self, slot: memoryview, given: DataView) -> None:
+        copy(slot[: self.nbytes], given.view[: self.nbytes])
+
+    def finish(self, number: int, slots: Sequence[memoryview], given: DataView) -> None:
+        if self.reads:
+            self._reduce_into(number, slots, given)
+
+    def _reductions(self, slots: Sequence[memoryview], place: memoryview) -> Iterator[Do]:
+        operands = [slot[: self._length] for slot in slots]
+        operands[self.rank] = place
+        if self.rank > 1:  # the first operands overwrite this rank's own, so it is copied first
+            operands[self.rank] = own = memoryview(bytearray(self._length))
+            yield partial(setitem, own, slice(None), place)
+        yield from in_order(self._reduce, operands, self.rank, place)

@@ -3,7 +3,7 @@
 Copying a chunk evicts everything else from the cache. A slice, a view or a call that is made after it
 takes several times as long as in a loop of its own. A schedule has all of them made. An equal
 collective on the same memory may use the schedule again, because a chunk's place depends on the
-number of its step alone (`ShmContext.chunk`).
+number of its step alone (`ShmLayout.chunk`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 
-from aiodist.collectives.shm_context import ShmContext
+from aiodist.collectives.shm_layout import ChunkWords
 from aiodist.completion import Pending
 from aiodist.copying import copy
 
@@ -30,37 +30,43 @@ again, as it has become since. ``READ``: once the other rank has posted its chun
 many steps any more; now others of this process may have their turn.
 """
 
+ALL_STEPS = (1 << 24) - 2
+"""As the steps of ``RELEASE``: all of the operation. No operation has as many."""
+
 Step = tuple[int, int, int, Sequence[Copy], Sequence[Do]]
 """Kind, rank whose chunk it is, step (of ``RELEASE``: how many), and what to copy and reduce then."""
 Schedule = Iterable[Step]
 
 
 class ScheduleRun:
-    """Steps in progress: carried out in the caller's thread until a peer has to be waited for.
+    """Steps in progress: carried out until a peer has to be waited for.
 
     It is no coroutine, because one would have to be made for each possible wait.
     """
 
-    __slots__ = ("_held", "_schedule", "_shm")
+    __slots__ = ("_held", "_schedule", "_shm", "released")
 
-    def __init__(self, shm: ShmContext, schedule: Schedule) -> None:
+    def __init__(self, shm: ChunkWords, schedule: Schedule) -> None:
         self._shm = shm
         self._schedule = iter(schedule)
         self._held: Step | None = None  # taken out of them, and not done yet
+        self.released = 0
+        """The most steps that have been released: all of them in the end."""
 
     def begin(self) -> None:
         """Publish the first chunk before the peers have arrived, if it is this rank's and its place
         is free.
 
-        A rank that arrives early then has it ready for the last one.
+        A rank that arrives early then has it ready for the last one. No rank reads it before it has
+        seen this one's slot.
         """
         first = next(self._schedule)
         if first[0] == WRITE and self._shm.may_begin():
             self._do((first,))
-        elif first[0] != WRITE or not self._shm.has_begun():
+        else:
             self._held = first
 
-    def go_on(self) -> Pending[None] | None:
+    def advance(self) -> Pending[None] | None:
         """Carry out the steps in order, after all ranks have arrived.
 
         Returns what the next step waits for: call again when that is done. None: all steps are done.
@@ -75,15 +81,16 @@ class ScheduleRun:
 
     def _do(self, schedule: Schedule) -> Pending[None] | None:
         shm = self._shm
+        start = shm.first
         try:
             for action in schedule:
                 kind, rank, step, copies, reductions = action
                 if kind == READ:
-                    waiting = shm.posted(rank, step)
+                    waiting = shm.posted(rank, start + step)
                 elif kind == WRITE:
-                    waiting = shm.free(step)
+                    waiting = shm.free(start + step)
                 elif kind == READ_REPOSTED:
-                    waiting = shm.posted(rank, step, 1)
+                    waiting = shm.posted(rank, start + step, 1)
                 else:
                     waiting = None
                 if waiting is not None and not waiting.done:
@@ -94,39 +101,21 @@ class ScheduleRun:
                 for reduction in reductions:
                     reduction()
                 if kind == WRITE:
-                    shm.post(step)
+                    shm.post(start + step)
                 elif kind == RELEASE:
-                    shm.release(step)
+                    self.released = max(self.released, step)
+                    shm.release(start + step)
                     waiting = shm.turn()
                     if not waiting.done:
                         return waiting
                 elif kind == REPOST:
-                    shm.post(step, 1)
+                    shm.post(start + step, 1)
         except BaseException:
             # The error keeps this frame alive, and must not keep the shared memory mapped with it.
             self.drop()
             schedule = action = copies = reductions = into = data = reduction = None  # type: ignore[assignment]
             raise
         return None
-
-
-async def carry_out(
-    shm: ShmContext, schedule: Schedule, peers: Sequence[int] | None = None
-) -> None:
-    """Carry out all ``schedule`` in order, after all ranks have arrived; the first one perhaps before.
-
-    ``peers``: the ranks whose chunks are read, all others where None. No other rank is waited for.
-    """
-    run, schedule = ScheduleRun(shm, schedule), ()
-    try:
-        await shm.enter()
-        run.begin()
-        await shm.wait_for_peers(peers)
-        while (waiting := run.go_on()) is not None:
-            await waiting
-    except BaseException:
-        run.drop()
-        raise
 
 
 def operands_in_order(rank: int, size: int) -> list[tuple[int, slice]]:

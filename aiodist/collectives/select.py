@@ -20,7 +20,7 @@ KIB = 1024
 MIB = 1024 * KIB
 MANY = 1 << 62
 CROWDED = "crowded"
-"""Ranks of one host that have to share cores; see `ShmContext.crowded`."""
+"""Ranks of one host that have to share cores; see `ShmLayout.crowded`."""
 
 UNEVEN = MANY
 """Stands for the bytes of blocks that are not known to be equal: beyond every small limit."""
@@ -188,7 +188,7 @@ SHARED_RULES: Rules = MappingProxyType(
         "all_to_all": (Rule(MANY, MANY, Choice("slot_then_chunks")),),
     }
 )
-"""For ranks that share memory. What goes into a slot is at most `ShmContext.slot_bytes` long: of an
+"""For ranks that share memory. What goes into a slot is at most `ShmLayout.slot_bytes` long: of an
 all_gather the longest block.
 
 Where slots move the same bytes as one chunk they save a wait. Reducing in them, a rank reads all

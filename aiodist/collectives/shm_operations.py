@@ -10,25 +10,24 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from aiodist.collectives.all_gather_shared import all_gather_chunks, all_gather_slots
+from aiodist.collectives.all_gather_shared import AllGatherSlots, all_gather_chunks
 from aiodist.collectives.all_reduce_chain import all_reduce_chain
 from aiodist.collectives.all_reduce_exchange import all_reduce_exchange
-from aiodist.collectives.all_reduce_slots import all_reduce_slots
+from aiodist.collectives.all_reduce_slots import AllReduceSlots
 from aiodist.collectives.all_reduce_stripes import all_reduce_stripes, reduce_stripes
-from aiodist.collectives.all_to_all_shared import all_to_all_shared
+from aiodist.collectives.all_to_all_shared import AllToAll
 from aiodist.collectives.barrier_slots import barrier_slots
-from aiodist.collectives.broadcast_shared import (
-    broadcast_chunks,
-    broadcast_slots,
-    sources_of_broadcast,
-)
-from aiodist.collectives.gather_shared import gather_shared, scatter_shared
-from aiodist.collectives.reduce_scatter_shared import reduce_scatter_chunks, reduce_scatter_slots
-from aiodist.collectives.reduce_slots import reduce_slots
+from aiodist.collectives.broadcast_shared import BroadcastSlots, broadcast_chunks, read_from
+from aiodist.collectives.exchange import InChunks, ShmContext
+from aiodist.collectives.gather_shared import GatherLeaf, GatherRoot, ScatterLeaf, ScatterRoot
+from aiodist.collectives.reduce_scatter_shared import ReduceScatterSlots, reduce_scatter_chunks
+from aiodist.collectives.reduce_slots import ReduceSlots
 from aiodist.collectives.reduction import Reduction
-from aiodist.collectives.schedule import Step, carry_out
+from aiodist.collectives.schedule import Step
 from aiodist.collectives.select import CROWDED, MANY, SHARED_RULES, Rules, select
-from aiodist.collectives.shm_context import ShmContext
+from aiodist.collectives.shm_layout import ShmLayout
+from aiodist.collectives.slot_blocks import starts_of
+from aiodist.collectives.views import BlocksView, DataView
 
 Run = Coroutine[Any, Any, None]
 Blocks = Sequence[memoryview]
@@ -56,7 +55,7 @@ def most_in_slots(operation: str, ranks: int, slot_bytes: int) -> int:
 def why_not(operation: str, algorithm: str, ranks: int, nbytes: int, slot_bytes: int) -> str:
     """Why ``algorithm`` cannot run with ``ranks`` ranks on up to ``nbytes``; "" where it can.
 
-    ``nbytes`` as `select` counts them; ``slot_bytes``: `ShmContext.slot_bytes`, at best.
+    ``nbytes`` as `select` counts them; ``slot_bytes``: `ShmLayout.slot_bytes`, at best.
     """
     if algorithm not in ALGORITHMS.get(operation, ()):
         return "asks for what does not exist here"
@@ -69,38 +68,44 @@ def why_not(operation: str, algorithm: str, ranks: int, nbytes: int, slot_bytes:
 
 def barrier(shm: ShmContext) -> Run:
     """Return when all ranks have entered."""
-    return barrier_slots(shm)
+    return shm.run(barrier_slots(shm.rank, shm.size), None)
 
 
 def broadcast(shm: ShmContext, root: int, data: memoryview, rules: Rules = SHARED_RULES) -> Run:
     """Fill ``data`` on every rank with what ``root`` has in it."""
-    if _choice("broadcast", shm, len(data), rules) == "slots":
-        return broadcast_slots(shm, root, data)
-    return carry_out(shm, broadcast_chunks(shm, root, data), sources_of_broadcast(shm.rank, root))
+    rank, size, nbytes = shm.rank, shm.size, len(data)
+    if _choice("broadcast", shm, nbytes, rules) == "slots":
+        return shm.run(BroadcastSlots(rank, size, nbytes, root), DataView(data))
+    reads = read_from(rank, root, 0)
+    steps = broadcast_chunks
+    return shm.run(InChunks(rank, size, lambda at, data: steps(at, root, data), reads), data)
 
 
 def reduce(
     shm: ShmContext, root: int, data: memoryview, op: Reduction, rules: Rules = SHARED_RULES
 ) -> Run:
     """Reduce ``data`` over all ranks into ``root``'s, in place; the others' is only read."""
-    if _choice("reduce", shm, len(data), rules) == "slots":
-        return reduce_slots(shm, root, data, op)
-    return carry_out(shm, reduce_stripes(shm, root, data, op))
+    rank, size, nbytes = shm.rank, shm.size, len(data)
+    if _choice("reduce", shm, nbytes, rules) == "slots":
+        return shm.run(ReduceSlots(rank, size, nbytes, root, op), DataView(data))
+    return shm.run(InChunks(rank, size, lambda at, data: reduce_stripes(at, root, data, op)), data)
 
 
 def all_reduce(
     shm: ShmContext, data: memoryview, op: Reduction, rules: Rules = SHARED_RULES
 ) -> Run:
     """Reduce ``data`` over all ranks, in place; bitwise the same result everywhere."""
-    if _choice("all_reduce", shm, len(data), rules) == "slots":
-        return all_reduce_slots(shm, data, op)
-    return carry_out(shm, all_reduce_chunks(shm, data, op, rules))
+    rank, size, nbytes = shm.rank, shm.size, len(data)
+    if _choice("all_reduce", shm, nbytes, rules) == "slots":
+        return shm.run(AllReduceSlots(rank, size, nbytes, op), DataView(data))
+    steps = all_reduce_chunks
+    return shm.run(InChunks(rank, size, lambda at, data: steps(at, data, op, rules)), data)
 
 
 def all_reduce_chunks(
-    shm: ShmContext, data: memoryview, op: Reduction, rules: Rules = SHARED_RULES
+    shm: ShmLayout, data: memoryview, op: Reduction, rules: Rules = SHARED_RULES
 ) -> Iterator[Step]:
-    """What `all_reduce` does where the data does not go into slots."""
+    """Return the steps of `all_reduce` where the data does not go into slots."""
     match _choice("all_reduce", shm, len(data), rules):
         case "exchange":
             return all_reduce_exchange(shm, data, op)
@@ -111,38 +116,55 @@ def all_reduce_chunks(
 
 def all_gather(shm: ShmContext, blocks: Blocks, rules: Rules = SHARED_RULES) -> Run:
     """Fill every ``blocks[r]`` with rank r's block; this rank's own is in place already."""
-    lengths = [len(block) for block in blocks]
+    rank, size, lengths = shm.rank, shm.size, [len(block) for block in blocks]
     if _choice("all_gather", shm, sum(lengths), rules, max(lengths)) == "slots":
-        return all_gather_slots(shm, blocks)
-    return carry_out(shm, all_gather_chunks(shm, blocks))
+        given = DataView(blocks[rank]), BlocksView(blocks)
+        return shm.run(AllGatherSlots(rank, size, lengths), given)
+    return shm.run(InChunks(rank, size, all_gather_chunks), blocks)
 
 
 def reduce_scatter(
     shm: ShmContext, blocks: Blocks, out: memoryview, op: Reduction, rules: Rules = SHARED_RULES
 ) -> Run:
     """Reduce ``blocks[rank]`` over all ranks into ``out``, which may be that very block."""
-    if _choice("reduce_scatter", shm, sum(map(len, blocks)), rules) == "slots":
-        return reduce_scatter_slots(shm, blocks, out, op)
-    return carry_out(shm, reduce_scatter_chunks(shm, blocks, out, op))
+    rank, size, lengths = shm.rank, shm.size, [len(block) for block in blocks]
+    if _choice("reduce_scatter", shm, sum(lengths), rules) == "slots":
+        given = BlocksView(blocks), DataView(out)
+        return shm.run(ReduceScatterSlots(rank, size, lengths, op), given)
+    steps = reduce_scatter_chunks
+    return shm.run(InChunks(rank, size, lambda at, blocks: steps(at, blocks, out, op)), blocks)
 
 
 def gather(shm: ShmContext, root: int, data: memoryview, blocks: Blocks | None) -> Run:
     """Fill ``blocks[r]`` on ``root`` with rank r's ``data``; ``blocks`` is ignored elsewhere."""
-    return gather_shared(shm, root, data, blocks)
+    rank, size = shm.rank, shm.size
+    if rank != root:
+        return shm.run(GatherLeaf(rank, size, root, len(data), shm.slot_bytes), DataView(data))
+    assert blocks is not None
+    exchange = GatherRoot(rank, size, [len(block) for block in blocks])
+    return shm.run(exchange, (DataView(data), BlocksView(blocks)))
 
 
 def scatter(shm: ShmContext, root: int, blocks: Blocks | None, out: memoryview) -> Run:
     """Fill ``out`` on rank r with ``root``'s ``blocks[r]``; ``blocks`` is ignored elsewhere."""
-    return scatter_shared(shm, root, blocks, out)
+    rank, size = shm.rank, shm.size
+    if rank != root:
+        return shm.run(ScatterLeaf(rank, size, root), DataView(out))
+    assert blocks is not None
+    exchange = ScatterRoot(rank, size, [len(block) for block in blocks], shm.slot_bytes)
+    return shm.run(exchange, (BlocksView(blocks), DataView(out)))
 
 
 def all_to_all(shm: ShmContext, inputs: Blocks, outputs: Blocks) -> Run:
     """Send ``inputs[r]`` to each rank r and fill ``outputs[r]`` with what r has for this rank."""
-    return all_to_all_shared(shm, inputs, outputs)
+    lengths = [len(block) for block in inputs]
+    fits = starts_of(lengths)[-1] <= shm.slot_bytes
+    exchange = AllToAll(shm.rank, shm.size, lengths, fits)
+    return shm.run(exchange, (BlocksView(inputs), BlocksView(outputs)))
 
 
 def _choice(
-    operation: str, shm: ShmContext, nbytes: int, rules: Rules, in_slot: int | None = None
+    operation: str, shm: ShmLayout, nbytes: int, rules: Rules, in_slot: int | None = None
 ) -> str:
     """``in_slot``: the most that goes into one slot, where that is not all ``nbytes``."""
     locality = CROWDED if shm.crowded else None

@@ -12,24 +12,7 @@ from itertools import pairwise
 
 from aiodist.alignment import up
 from aiodist.collectives.layout import offsets_of
-from aiodist.collectives.shm_context import ShmContext
 from aiodist.copying import copy
-
-
-async def publish_blocks(shm: ShmContext, blocks: Sequence[memoryview]) -> bool:
-    """Put up the lengths of ``blocks``, one for each rank; whether the blocks stand there as well."""
-    starts = starts_of([len(block) for block in blocks])
-    fits = starts[-1] <= shm.slot_bytes
-    used = starts[-1] if fits else starts[0]
-    own = await shm.slot(used)
-    write_blocks(own, blocks if fits else (), starts)
-    shm.publish(used)
-    return fits
-
-
-async def blocks_of(shm: ShmContext, rank: int) -> tuple[tuple[int, ...], memoryview | None]:
-    """What ``rank`` has published: the lengths, and this rank's block, None where none stands there."""
-    return read_blocks(await shm.slot_of(rank), shm.rank, shm.size, shm.slot_bytes)
 
 
 def starts_of(lengths: Sequence[int]) -> list[int]:
@@ -40,9 +23,7 @@ def starts_of(lengths: Sequence[int]) -> list[int]:
 def write_blocks(slot: memoryview, blocks: Sequence[memoryview], starts: Sequence[int]) -> None:
     """Write the lengths that ``starts`` says, and ``blocks`` where they fit."""
     lengths = [end - start for start, end in pairwise(starts)]
-    # Not by `pack_into`, which writes zeros first: what is published again others may be reading.
-    table = _table(len(lengths))
-    slot[: table.size] = table.pack(*lengths)
+    _table(len(lengths)).pack_into(slot, 0, *lengths)
     for start, block in zip(starts, blocks, strict=False):
         copy(slot[start : start + len(block)], block)
 
@@ -50,7 +31,10 @@ def write_blocks(slot: memoryview, blocks: Sequence[memoryview], starts: Sequenc
 def read_blocks(
     slot: memoryview, rank: int, size: int, slot_bytes: int
 ) -> tuple[tuple[int, ...], memoryview | None]:
-    """From another's ``slot``, which holds up to ``slot_bytes``: see `blocks_of`."""
+    """Return what another rank has in its ``slot``, which holds up to ``slot_bytes``.
+
+    The lengths, and the block of ``rank``, None where the blocks did not fit into the slot.
+    """
     lengths = lengths_of(slot, size)
     starts = starts_of(lengths)
     if starts[-1] > slot_bytes:

@@ -26,7 +26,7 @@ from aiodist.groups.diagnostics import (
 from aiodist.groups.fingerprint import Fingerprint, Words, encoded_of
 from aiodist.groups.group_facts import GroupFacts
 from aiodist.groups.messenger import Messenger
-from aiodist.groups.operation_shm import OperationShm
+from aiodist.groups.shm_collective import ShmCollective
 from aiodist.p2p.matching import Arrival, Recv
 from aiodist.p2p.outbox import Send
 from aiodist.p2p.spin_policy import SpinPolicy
@@ -116,7 +116,7 @@ class CollectiveContext:
         self._recvs: list[Recv] = []
         self._sends: list[tuple[int, Send]] = []
         self.communicator: ShmCommunicator | None = None
-        self.shm: OperationShm | None = None
+        self.shm: ShmCollective | None = None
         self.topology: HostTopology | None = None
         """Where the ranks live, if on several hosts; ``shm`` is that of this rank's host then."""
 
@@ -127,15 +127,16 @@ class CollectiveContext:
         self.communicator = communicator
         if not communicator.is_free:
             return False
-        communicator.current = self.shm = OperationShm(communicator, self.sequence, self)
+        self.take_turn(communicator)
         return True
 
     def take_turn(self, communicator: ShmCommunicator) -> None:
         """Take the turn on the communicator that the operation has waited for."""
-        communicator.current = self.shm = OperationShm(communicator, self.sequence, self)
+        communicator.current = self.shm = shm = ShmCollective(communicator)
+        shm.begin_with(self.sequence, self.meta_words, self)
 
-    def take_up(self, shm: OperationShm) -> None:
-        """Continue on ``shm``, where the operation has begun with the communicator to itself."""
+    def take_up(self, shm: ShmCollective) -> None:
+        """Continue ``shm``, which has begun with the communicator to itself."""
         self.communicator, self.shm = shm.communicator, shm
         shm.take_up(self)
 
@@ -354,7 +355,7 @@ class CollectiveContext:
         self._group.status_queries.call(self.sequence, others, done)
 
 
-def shm_of(channel: Channel) -> OperationShm | None:
+def shm_of(channel: Channel) -> ShmCollective | None:
     """Return the shared memory of the collective that runs over ``channel``, where it has any."""
     return channel.shm if isinstance(channel, CollectiveContext) else None
 

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from aiodist.collectives.exchange import Exchange
 from aiodist.completion import Pending, T
 from aiodist.errors import CollectiveMismatchError, DistError, GroupRevokedError, PeerLostError
-from aiodist.groups.chunk_execution import ChunkExecution, DirectPlan, Unfinished
 from aiodist.groups.collective_gate import through_gate
 from aiodist.groups.completed_operations import REMEMBERED, CompletedOperations
 from aiodist.groups.completed_work import CompletedRecv, CompletedWork
@@ -21,7 +21,8 @@ from aiodist.groups.group_agreements import GroupAgreements
 from aiodist.groups.group_lifecycle import NO_SETTINGS, WHOLE_GROUP, Settings
 from aiodist.groups.messaging import Messaging
 from aiodist.groups.messenger import Messenger
-from aiodist.groups.slot_execution import D, run_in_slots
+from aiodist.groups.shm_collective import ShmCollective
+from aiodist.groups.shm_words import STEP_BITS
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import CompletedRecord
 from aiodist.types import Backend
@@ -33,6 +34,28 @@ if TYPE_CHECKING:
     from aiodist.groups.shm_communicator import ShmCommunicator
 
 log = logging.getLogger("aiodist")
+
+Given = TypeVar("Given", contravariant=True)
+
+
+class ShmPlan(Protocol[Given]):
+    """What equal collectives in shared memory have in common."""
+
+    @property
+    def fingerprint(self) -> Fingerprint: ...
+
+    @property
+    def room(self) -> int:
+        """What a slot must hold for `slots`: the same on all ranks, unless slots say what they have."""
+        ...
+
+    @property
+    def slots(self) -> Exchange[Given]: ...
+
+    @property
+    def chunks(self) -> Exchange[Given]:
+        """Where slots have less room."""
+        ...
 
 
 class GroupEngine(Messaging):
@@ -60,8 +83,8 @@ class GroupEngine(Messaging):
         self._heard: set[int] = set()  # failures of collectives that all the others know
         self._finished = CompletedOperations()
         self._turns: list[Pending[None]] = []
-        self._missed = -1  # the last collective that could not be over at once
-        self._trouble: Exception | None = None  # which it has had then
+        self._trouble: Exception | None = None  # of the next collective, which fails with it
+        self._idle: ShmCollective | None = None  # the object of the next one in shared memory
         self._disputed: tuple[int, DistError] | None = None  # the last that others say was another
         self.agreements = GroupAgreements(self)
         self.communicator: ShmCommunicator | None = None
@@ -94,7 +117,7 @@ class GroupEngine(Messaging):
         work: Work[T] = Work(self.world.loop, context, record)
         self._active[sequence] = work
         if self._trouble is not None:
-            body, self._trouble = partial(_failed, self._trouble), None
+            body, self._trouble = _failing(self._trouble), None
         failed = self._failures.pop(sequence, None)
         if failed is not None:
             self._heard.add(sequence)
@@ -118,28 +141,30 @@ class GroupEngine(Messaging):
         return work
 
     def at_once(
-        self, what: DirectPlan[D], given: D, timeout: float | None = None, owner: object = None
+        self, plan: ShmPlan[T], given: T, timeout: float | None = None, owner: object = None
     ) -> Work[None] | None:
         """Return the handle of what `carry_out` has carried out, or begun; else None."""
-        done = self.carry_out(what, given, timeout, owner)
+        done = self.carry_out(plan, given, timeout, owner)
         return None if done is None else self.over(done)
 
     def carry_out(
-        self, what: DirectPlan[D], given: D, timeout: float | None = None, owner: object = None
+        self, plan: ShmPlan[T], given: T, timeout: float | None = None, owner: object = None
     ) -> CompletedRecord | Work[None] | None:
-        """Carry out a collective in shared memory, if it can end before anything is made for it.
+        """Begin a collective in shared memory, and look for the others for a moment.
 
-        Returns a `Work` where it has begun and has to wait. Returns None where it cannot be done at
-        once: then start it by `collective` with an equal fingerprint, before this is called again.
-        ``timeout`` as there. ``owner``: of the memory in ``given``, held as long as that is used. It
-        needs no running loop where another thread drives the engine.
+        Returns a record if it has ended, a `Work` if it has to wait. Returns None if it cannot begin now:
+        then start it by `collective` with an equal fingerprint. ``timeout`` as there. ``owner``: of the
+        memory in ``given``, held as long as that is used. It needs no running loop where another thread
+        drives the engine.
         """
         communicator, sequence = self.communicator, self._next
         if (
             communicator is None
-            or self._missed == sequence
+            # As long as another operation has the communicator, or waits for it, the last has not ended.
+            or communicator.progress != (sequence + 1 << STEP_BITS) - 1
             or self.topology is not None  # its slots are those of one host
             or self._error is not None
+            or self._trouble is not None
             or self._failures
             or self._gate is not None
             or (
@@ -149,39 +174,39 @@ class GroupEngine(Messaging):
         ):
             return None
         created = monotonic_ns()
-        fingerprint = what.fingerprint
-        execution = ChunkExecution(communicator, sequence, what) if what.in_chunks else None
+        fingerprint = plan.fingerprint
+        operation = self._idle
+        if operation is None:
+            operation = self._idle = ShmCollective(communicator)
+        exchange = plan.slots if plan.room <= communicator.room else plan.chunks
         try:
-            is_over = run_in_slots(communicator, sequence, execution or what, given)
+            waiting = operation.exchange(sequence, fingerprint.words, exchange, given)
         except Exception as error:  # noqa: BLE001  # of the operation, as any other's
             # What it has published the others may have taken: it counts, and fails.
-            self._missed, self._trouble = sequence, error
-            return None
-        if not is_over:
-            if execution is not None and execution.begun is not None:
-                return self._take_up(sequence, fingerprint, execution.begun, owner, timeout)
-            self._missed = sequence
-            return None
+            return self._take_up(operation, fingerprint, _failed(error), timeout)
+        if waiting is not None:
+            body = operation.carry_on(waiting, owner)
+            return self._take_up(operation, fingerprint, body, timeout)
         self._next = sequence + 1
         self._finished.ring[sequence % REMEMBERED] = sequence, fingerprint
         return self.world.recorder.ended(self.label, sequence, fingerprint, created)
 
     def _take_up(
         self,
-        sequence: int,
+        operation: ShmCollective,
         fingerprint: Fingerprint,
-        begun: Unfinished,
-        owner: object,
+        body: Coroutine[Any, Any, None],
         timeout: float | None,
     ) -> Work[None]:
         """Go on with what `carry_out` has begun, and what has to wait now, as `collective` does."""
+        sequence, self._idle = operation.sequence, None
         self._next = sequence + 1
         context = CollectiveContext(self, self.messenger, sequence, fingerprint)
         record = self.world.recorder.begin(self.label, sequence, fingerprint)
         work: Work[None] = Work(self.world.loop, context, record)
         self._active[sequence] = work
-        context.take_up(begun.shm)
-        work._start_body(begun.rest(owner), self.timeout if timeout is None else timeout)
+        context.take_up(operation)
+        work._start_body(body, self.timeout if timeout is None else timeout)
         if self._error is not None:  # since it began
             work._fail(self._error.again())
         return work
@@ -309,7 +334,7 @@ class GroupEngine(Messaging):
         for work in self._active.values():
             work._fail(error)
             return
-        self._missed, self._trouble = self._next, error
+        self._trouble = error
 
     def failed_elsewhere(self, sequence: int, error: DistError) -> None:
         """Take from another rank that a collective failed, or the whole group."""
@@ -380,8 +405,12 @@ class GroupEngine(Messaging):
         self._heard.update(self._active)
 
 
-async def _failed(error: Exception, context: CollectiveContext) -> Any:
+async def _failed(error: Exception) -> Any:
     raise error
+
+
+def _failing(error: Exception) -> Callable[[CollectiveContext], Coroutine[Any, Any, Any]]:
+    return lambda _: _failed(error)
 
 
 async def _admitted(

@@ -3,7 +3,7 @@ other.
 
 Collectives of one group run on the communicator one after the other, in the order in which they started,
 which is the same on all ranks. So two slots a rank are enough, and no two ranks wait for each other.
-`OperationShm` is one operation's turn.
+`ShmCollective` is one operation's turn.
 
 To wait is to look at a word in a peer's area. A rank that has looked for a while writes into its own area
 that it sleeps, and over which word of which rank. A rank that raises a word looks for sleepers and sends
@@ -69,7 +69,7 @@ class SharingGroup(GroupFacts, Protocol):
 
 
 class Turn(Protocol):
-    """An operation that has the communicator to itself; `OperationShm` is one."""
+    """An operation that has the communicator to itself; `ShmCollective` is one."""
 
     @property
     def end(self) -> int:
@@ -271,7 +271,8 @@ class ShmCommunicator:
 
     def use_chunks(self, end: int) -> None:
         """Note that the operation up to ``end`` writes chunks from now on."""
-        self._chunks_used_before, self.chunks_used = self.chunks_used, end
+        if self.chunks_used != end:
+            self._chunks_used_before, self.chunks_used = self.chunks_used, end
 
     def chunks_before(self, end: int) -> int:
         """Return the progress that frees the chunks for the operation up to ``end``. It may have begun."""

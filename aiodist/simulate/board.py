@@ -8,10 +8,12 @@ real ones are: a writer waits until all peers have released them.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from aiodist.collectives.exchange import Exchange, T
+from aiodist.collectives.schedule import ScheduleRun
 from aiodist.completion import Pending, completed
 from aiodist.shm.group_area import CHUNK_BYTES, DEPTH, LARGEST_SLOT_BYTES
 
@@ -29,7 +31,7 @@ class Memory:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.slots: dict[int, tuple[float, int]] = {}
+        self.slots: dict[int, float] = {}  # when each rank published its
         self.posts: dict[tuple[int, int, int], float] = {}
         self.gone: dict[int, list[tuple[int, float]]] = defaultdict(list)  # (steps, when)
         self.waiting: list[tuple[Callable[[], float | None], _Wake]] = []
@@ -50,7 +52,7 @@ class Memory:
 
 
 class SimulatedShm:
-    """One rank's view of a `Memory`; see `collectives.shm_context.ShmContext`."""
+    """One rank's view of a `Memory`; see `collectives.exchange.ShmContext`."""
 
     slot_bytes = LARGEST_SLOT_BYTES
     chunk_bytes = CHUNK_BYTES
@@ -61,45 +63,34 @@ class SimulatedShm:
         """``place``: this rank's number on its host."""
         self.rank = place
         self.size = memory.size
+        self.first = 0
         self._memory = memory
         self._rank = rank
 
-    # -- slots
+    async def run(self, exchange: Exchange[T], given: T) -> None:
+        memory, slot_bytes = self._memory, self.slot_bytes
+        if self.rank not in memory.slots and exchange.nbytes >= 0:
+            exchange.fill(self._rank.memory(slot_bytes), given)
+            memory.slots[self.rank] = self._rank.clock
+            memory.changed()
+        for rank, _ in exchange.reads:
+            await self._until(partial(memory.slots.get, rank))
+        slots = [self._rank.memory(slot_bytes)] * self.size
+        exchange.finish(0, slots, given)
+        schedule = exchange.schedule(self, slots, given)
+        if schedule is not None:
+            run = ScheduleRun(self, schedule)
+            while (waiting := run.advance()) is not None:
+                await waiting
+            self.first += run.released
 
-    async def slot(self, nbytes: int) -> memoryview:
-        return self._rank.memory(nbytes)
+    def chunk(self, rank: int, step: int) -> memoryview:
+        return self._rank.memory(self.chunk_bytes)
 
-    def publish(self, nbytes: int) -> None:
-        self._memory.slots[self.rank] = self._rank.clock, nbytes
-        self._memory.changed()
-
-    async def slot_of(self, rank: int, nbytes: int = -1) -> memoryview:
-        slots = self._memory.slots
-        await self._until(lambda: slots[rank][0] if rank in slots else None)
-        return self._rank.memory(slots[rank][1])
-
-    def expect(self, rank: int, came: int, expected: int) -> None:
-        assert came == expected, "a simulated rank put up another length"
-
-    # -- chunks
-
-    async def enter(self) -> None:
-        await self.slot(0)
-        self.publish(0)
+    # -- collectives.shm_layout.ChunkWords
 
     def may_begin(self) -> bool:
-        return True
-
-    def has_begun(self) -> bool:
         return False
-
-    async def wait_for_peers(self, whom: Sequence[int] | None = None) -> None:
-        for rank in range(self.size) if whom is None else whom:
-            if rank != self.rank:
-                await self.slot_of(rank, 0)
-
-    def begin_chunks(self) -> None:
-        """Nothing to note: a simulated operation meets once, and has its chunks to itself."""
 
     def free(self, step: int) -> Pending[None]:
         steps = step - self.depth + 1
@@ -109,9 +100,6 @@ class SimulatedShm:
                 if not gone.done:
                     return gone
         return completed(None)
-
-    def chunk(self, rank: int, step: int) -> memoryview:
-        return self._rank.memory(self.chunk_bytes)
 
     def post(self, step: int, phase: int = 0) -> None:
         self._memory.posts[self.rank, step, phase] = self._rank.clock
@@ -123,9 +111,6 @@ class SimulatedShm:
     def release(self, steps: int) -> None:
         self._memory.gone[self.rank].append((steps, self._rank.clock))
         self._memory.changed()
-
-    def release_all(self) -> None:
-        self.release(1 << 62)
 
     def turn(self) -> Pending[None]:
         return completed(None)

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from aiodist.api.cached_calls import CachedCall
 from aiodist.api.collectives import Timeout, gather
 from aiodist.api.p2p import irecv, isend
-from aiodist.groups.chunk_execution import caller_overlaps
 from aiodist.groups.group_engine import NonGroupMember
 from aiodist.groups.handle import Group
+from aiodist.groups.shm_collective import caller_overlaps
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
 from aiodist.sync.coalescing import coalescing

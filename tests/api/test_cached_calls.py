@@ -11,8 +11,7 @@ import torch
 
 import aiodist as dist
 from aiodist.api import cached_calls, collectives
-from aiodist.backends.plans import AllReducePlan
-from aiodist.groups import group_engine
+from aiodist.collectives.all_reduce_slots import AllReduceSlots
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.world import current_world
 from aiodist.shm.group_area import ASLEEP
@@ -122,26 +121,15 @@ async def test_an_equal_call_with_splits_is_another_one() -> None:
     await run_ranks(2, main, "shm", timeout=20)
 
 
-async def test_a_rank_that_was_late_is_not_polled_for_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The call that follows is the same operation."""
-    looks: list[int] = []
-    run_in_slots = group_engine.run_in_slots
-
-    def note(communicator: Any, sequence: int, what: Any, given: Any) -> bool:
-        if communicator.rank == 0:
-            looks.append(sequence)
-        return bool(run_in_slots(communicator, sequence, what, given))
-
+async def test_a_cached_call_that_has_to_wait_is_under_way() -> None:
     async def main(rank: int) -> None:
         for _ in range(4):
             await dist.barrier()
         if rank == 0:
-            monkeypatch.setattr(group_engine, "run_in_slots", note)
-            assert cached_calls.barrier(default(), (), {}) is None  # no other task has run yet
-            await dist.barrier()
-            assert looks == [default().n_started - 1]
+            work = cached_calls.barrier(default(), (), {})  # no other task has run yet
+            assert isinstance(work, dist.Work)
+            assert not work.is_completed()
+            await work
         else:
             await asyncio.sleep(0.01)
             await dist.barrier()
@@ -194,8 +182,6 @@ async def test_a_sleeping_peer_is_woken_without_a_running_loop() -> None:
 async def test_an_exception_counts_as_the_operation_and_fails_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The call that follows, of the same arguments, is that operation, and raises it."""
-
     def broken(*_: object) -> bool:
         raise ArithmeticError
 
@@ -207,10 +193,11 @@ async def test_an_exception_counts_as_the_operation_and_fails_it(
             await dist.all_reduce(data)
         else:
             await asyncio.sleep(0.01)
-            monkeypatch.setattr(AllReducePlan, "finish", broken)
-            assert cached_calls.all_reduce(default(), (data, SUM), {}) is None
+            monkeypatch.setattr(AllReduceSlots, "finish", broken)
+            work = cached_calls.all_reduce(default(), (data, SUM), {})
             monkeypatch.undo()
-            assert isinstance(await outcome(dist.all_reduce(data)), ArithmeticError)
+            assert isinstance(work, dist.Work)
+            assert isinstance(await outcome(work), ArithmeticError)
         data = torch.ones(2)
         await dist.all_reduce(data)
         assert data.tolist() == [2, 2]

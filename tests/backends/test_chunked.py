@@ -14,15 +14,14 @@ import pytest
 import torch
 
 import aiodist as dist
-from aiodist.backends.plans import AllReducePlan
 from aiodist.collectives import shm_operations
+from aiodist.collectives.exchange import InChunks
 from aiodist.collectives.rule_tables import encode
 from aiodist.collectives.schedule import Step
 from aiodist.collectives.select import MANY, Choice, Rule
-from aiodist.collectives.shm_context import ShmContext
-from aiodist.groups import chunk_execution, group_engine
-from aiodist.groups.chunk_execution import caller_overlaps
-from aiodist.groups.shm_communicator import ShmCommunicator
+from aiodist.collectives.shm_layout import ShmLayout
+from aiodist.groups import shm_collective
+from aiodist.groups.shm_collective import caller_overlaps
 from aiodist.groups.world import current_world
 from aiodist.shm.group_area import CHUNK_BYTES, CHUNK_TAGS, CROWDED_CHUNK_BYTES
 from aiodist.shm.shared_memory import SharedMemory
@@ -147,32 +146,22 @@ async def test_a_chunk_that_was_there_too_early_stays_until_the_other_rank_has_l
     await run_ranks(2, main, "shm", timeout=20)
 
 
-async def test_the_first_chunk_is_written_once_while_the_others_are_looked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    called, run_in_slots = asyncio.Event(), group_engine.run_in_slots
-    marked: list[ShmCommunicator] = []
-
-    def marking_run(communicator: ShmCommunicator, sequence: int, *rest: Any) -> bool:
-        base = communicator.progress + 1
-        is_over = run_in_slots(communicator, sequence, *rest)
-        if not is_over and communicator.mine[CHUNK_TAGS[0]] == base + 1:
-            # A second write of the chunk would remove this mark.
-            communicator.chunks[communicator.rank][0][0] ^= 1
-            marked.append(communicator)
-        return is_over
+async def test_the_first_chunk_is_written_once_while_the_others_are_looked_for() -> None:
+    called = asyncio.Event()
 
     async def main(rank: int) -> None:
         await meet()
+        communicator = current_world().default_group().communicator
+        assert communicator is not None
         mine = row(rank)
         if rank == 1:
             await called.wait()
             await dist.all_reduce(mine)
         else:
-            monkeypatch.setattr(group_engine, "run_in_slots", marking_run)
             work = dist.all_reduce(mine)
-            monkeypatch.setattr(group_engine, "run_in_slots", run_in_slots)
-            chunk = marked[0].chunks[0][0]
+            chunk = communicator.chunks[0][0]
+            chunk[0] ^= 1  # a second write of the chunk would remove this mark
+            await asyncio.sleep(0)
             assert chunk[0] == row(0).view(np.uint8)[0] ^ 1
             chunk[0] ^= 1
             called.set()
@@ -229,7 +218,7 @@ def chains(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     make = shm_operations.all_reduce_chain
 
-    def made(shm: ShmContext, *rest: Any) -> Iterator[Step]:
+    def made(shm: ShmLayout, *rest: Any) -> Iterator[Step]:
         found.append(shm.rank)
         return make(shm, *rest)
 
@@ -339,7 +328,7 @@ async def test_a_root_that_waits_for_no_peer_completes_and_lets_the_loop_turn(
     """The root of a broadcast that fits into its chunks; each other rank needs the root alone."""
     create = SharedMemory.create
     monkeypatch.setattr(SharedMemory, "create", lambda rank, _: create(rank, 32 << 20))
-    monkeypatch.setattr(chunk_execution, "CHUNK_SPIN_SECONDS", seconds)
+    monkeypatch.setattr(shm_collective, "CHUNK_SPIN_SECONDS", seconds)
     ended = [asyncio.Event() for _ in range(3)]
 
     async def main(rank: int) -> None:
@@ -490,7 +479,7 @@ async def test_an_error_of_a_chunked_collective_is_the_operations_error(
     def broken(*_: object) -> None:
         raise ArithmeticError("no such sum")
 
-    monkeypatch.setattr(AllReducePlan, "schedule", broken)
+    monkeypatch.setattr(InChunks, "schedule", broken)
     called = asyncio.Event()
 
     async def main(rank: int) -> None:

@@ -13,11 +13,12 @@ import pytest
 import torch
 
 import aiodist as dist
-from aiodist.backends.block_plans import AllToAllPlan
-from aiodist.backends.plans import PIECE_BYTES, AllReducePlan, BroadcastPlan, GroupShape
+from aiodist.backends.plans import AllToAllPlan, GroupShape
+from aiodist.collectives.all_reduce_slots import AllReduceSlots
+from aiodist.collectives.broadcast_shared import PIECE_BYTES, BroadcastSlots
 from aiodist.collectives.select import SHARED_RULES
-from aiodist.groups import group_engine
 from aiodist.groups.fingerprint import Fingerprint
+from aiodist.groups.shm_collective import ShmCollective
 from aiodist.groups.shm_words import STEP_BITS, announce
 from aiodist.groups.world import current_world
 from aiodist.p2p import spin_policy
@@ -354,8 +355,8 @@ async def test_ranks_that_disagree_are_told_in_any_order_of_calls(about: str) ->
 def test_1_mib_of_an_all_to_all_fits_with_its_lengths(size: int) -> None:
     shape = GroupShape(0, size, True, SHARED_RULES)
     agreed, length = Fingerprint("all_to_all"), (1 << 20) // size
-    assert AllToAllPlan(shape, agreed, [length] * size).fits
-    assert not AllToAllPlan(shape, agreed, [length + 4096] * size).fits
+    assert AllToAllPlan(shape, agreed, [length] * size).room <= LARGEST_SLOT_BYTES
+    assert AllToAllPlan(shape, agreed, [length + 4096] * size).room > LARGEST_SLOT_BYTES
 
 
 @pytest.mark.parametrize("second", [32 << 20, 8 << 20])
@@ -406,12 +407,15 @@ async def test_slots_are_large_where_all_ranks_have_room(
 async def test_a_sequence_of_cached_calls_lets_the_loop_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def alone(shm: ShmCollective, sequence: int, *_: object) -> None:
+        shm.communicator.advance((sequence + 2 << STEP_BITS) - 1)
+
     async def main(rank: int) -> None:
         group = await dist.new_group()
         await dist.barrier(group)
         await dist.barrier(group)
         if rank == 0:
-            monkeypatch.setattr(group_engine, "run_in_slots", lambda *_: True)
+            monkeypatch.setattr(ShmCollective, "exchange", alone)
             monkeypatch.setattr(spin_policy, "TURN_NANOSECONDS", 10**18)  # but one
             turned, run_cached = asyncio.Event(), asyncio.Event()
             asyncio.get_running_loop().call_soon(turned.set)
@@ -441,7 +445,7 @@ async def test_an_exception_on_the_short_way_is_the_operations_own(
         await meet()
         if rank:
             await asyncio.sleep(0.01)  # the last: the others wait already
-            monkeypatch.setattr(AllReducePlan, "finish", broken)
+            monkeypatch.setattr(AllReduceSlots, "finish", broken)
         error = await outcome(dist.all_reduce(np.full(3, 1.0)))
         monkeypatch.undo()
         assert isinstance(error, ArithmeticError) if rank else error is None
@@ -494,13 +498,13 @@ async def test_the_recorder_lists_cached_calls_and_a_closed_group_refuses_them()
 def spied_pieces(monkeypatch: pytest.MonkeyPatch) -> list[slice]:
     """The pieces of broadcasts that are copied out, by any rank."""
     taken: list[slice] = []
-    finish_piece = BroadcastPlan.finish_piece
+    finish_piece = BroadcastSlots.finish_piece
 
-    def spy(call: BroadcastPlan, piece: slice, *rest: Any) -> None:
+    def spy(call: BroadcastSlots, piece: slice, *rest: Any) -> None:
         taken.append(piece)
         finish_piece(call, piece, *rest)
 
-    monkeypatch.setattr(BroadcastPlan, "finish_piece", spy)
+    monkeypatch.setattr(BroadcastSlots, "finish_piece", spy)
     monkeypatch.setattr(in_process, "_SHARED_BYTES", 32 << 20)  # so that slots are large
     return taken
 

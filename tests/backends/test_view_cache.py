@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from aiodist.backends import view_cache
-from aiodist.backends.view_cache import DataView, TensorViewCache
+from aiodist.backends.view_cache import TensorViewCache
 from aiodist.collectives.schedule import (
     READ,
     READ_REPOSTED,
@@ -19,11 +20,11 @@ from aiodist.collectives.schedule import (
     WRITE,
     ScheduleRun,
     Step,
-    carry_out,
     operands_in_order,
 )
+from aiodist.collectives.views import DataView
 from aiodist.completion import Pending, completed
-from aiodist.groups.chunk_execution import Unfinished
+from aiodist.groups.shm_collective import ShmCollective
 from tests.engine.conftest import ranks_of
 from tests.limits import scaled
 
@@ -90,29 +91,19 @@ def test_more_moves_than_a_group_keeps_are_not_kept(monkeypatch: pytest.MonkeyPa
 
 
 class Alone:
-    """A shared-memory context without waiting peers; ``said`` lists the calls made on it."""
+    """The words of chunks without waiting peers; ``said`` lists the calls made on them."""
 
-    rank, size, chunk_bytes = 0, 2, 4
+    first = 0
 
-    def __init__(self, fails: bool = False, free: bool = True, begun: bool = False) -> None:
+    def __init__(self, fails: bool = False, free: bool = True) -> None:
         self.said: list[tuple[Any, ...]] = []
         self.waits: dict[str, Pending[None]] = {}
         """What is not there when it is asked for first."""
         self._fails = fails
         self._free = free
-        self._begun = begun
-
-    async def enter(self) -> None:
-        self.said.append(("enter",))
 
     def may_begin(self) -> bool:
-        return self._free and not self._begun
-
-    def has_begun(self) -> bool:
-        return self._begun
-
-    async def wait_for_peers(self, peers: Sequence[int] | None = None) -> None:
-        self.said.append(("meet",) if peers is None else ("meet", *peers))
+        return self._free
 
     def free(self, step: int) -> Pending[None]:
         return self._asked("free", step)
@@ -136,140 +127,91 @@ class Alone:
         return self.waits.pop(what[0]) if what[0] in self.waits else completed(None)
 
 
-def run(shm: Any, schedule: Any) -> None:
-    with pytest.raises(StopIteration):
-        carry_out(shm, schedule).send(None)
-
-
-def test_a_row_is_carried_out_in_its_order() -> None:
-    shm, into = Alone(), bytearray(4)
-    seen = []
-    copy = memoryview(into), memoryview(b"data")
-    run(
-        shm,
-        [
-            (WRITE, 0, 0, [copy], ()),
-            (READ, 1, 0, (), [lambda: seen.append(bytes(into))]),
-            (REPOST, 0, 0, (), ()),
-            (RELEASE, 0, 1, (), ()),
-        ],
-    )
-    assert shm.said == [
-        ("enter",),
-        ("free", 0),
-        ("post", 0, 0),
-        ("meet",),
-        ("posted", 1, 0, 0),
-        ("post", 0, 1),
-        ("release", 1),
-        ("turn",),
-    ]
-    assert seen == [b"data"]
-
-
-@pytest.mark.parametrize(
-    ("free", "begun", "said"),
-    [
-        (True, False, ["enter", "free", "post", "meet", "free", "post"]),
-        (False, False, ["enter", "meet", "free", "post", "free", "post"]),
-        (False, True, ["enter", "meet", "free", "post"]),
-    ],
-    ids=["free", "not yet", "there since before"],
-)
-def test_the_first_chunk_is_written_before_all_have_met_where_it_may_be(
-    free: bool, begun: bool, said: list[str]
-) -> None:
-    shm = Alone(free=free, begun=begun)
-    run(shm, [(WRITE, 0, 0, (), ()), (WRITE, 0, 1, (), ())])
-    assert [what for what, *_ in shm.said] == said
-    shm = Alone(free=free, begun=begun)
-    run(shm, [(READ, 1, 0, (), ())])
-    assert [what for what, *_ in shm.said] == ["enter", "meet", "posted"]
+@pytest.mark.parametrize("free", [True, False])
+def test_the_first_chunk_is_written_before_all_have_met_where_it_may_be(free: bool) -> None:
+    shm = Alone(free=free)
+    run = ScheduleRun(shm, [(WRITE, 0, 0, (), ()), (WRITE, 0, 1, (), ())])
+    run.begin()
+    assert shm.said == ([("free", 0), ("post", 0, 0)] if free else [])
+    assert run.advance() is None
+    assert [what for what, *_ in shm.said] == ["free", "post", "free", "post"]
+    shm = Alone(free=free)
+    run = ScheduleRun(shm, [(READ, 1, 0, (), ())])
+    run.begin()
+    assert not shm.said
+    assert run.advance() is None
+    assert [what for what, *_ in shm.said] == ["posted"]
 
 
 def test_a_schedule_that_must_wait_returns_the_wait_and_resumes_there() -> None:
-    shm, done = Alone(), []
+    shm, done, into = Alone(), [], bytearray(4)
+    shm.first = 10  # of earlier stretches of the operation
     shm.waits = {name: Pending() for name in ("free", "posted", "turn")}
     free, posted, turn = shm.waits.values()
-    row = ScheduleRun(
-        shm,  # type: ignore[arg-type]
+    copy = memoryview(into), memoryview(b"data")
+    run = ScheduleRun(
+        shm,
         [
             (REPOST, 0, 0, (), [lambda: done.append("repost")]),
-            (WRITE, 0, 1, (), [lambda: done.append("write")]),
+            (WRITE, 0, 1, [copy], [lambda: done.append(bytes(into))]),
             (READ_REPOSTED, 1, 0, (), [lambda: done.append("read")]),
             (RELEASE, 0, 1, (), [lambda: done.append("release")]),
             (REPOST, 0, 1, (), ()),
         ],
     )
-    assert row.go_on() is free
+    assert run.advance() is free
     assert done == ["repost"]
-    assert row.go_on() is posted
-    assert done == ["repost", "write"]
-    assert row.go_on() is turn
-    assert done == ["repost", "write", "read", "release"]
-    assert row.go_on() is None
-    assert done == ["repost", "write", "read", "release"]
+    assert run.advance() is posted
+    assert done == ["repost", b"data"]
+    assert run.advance() is turn
+    assert run.released == 1
+    assert done == ["repost", b"data", "read", "release"]
+    assert run.advance() is None
+    assert done == ["repost", b"data", "read", "release"]
     assert shm.said == [
-        ("post", 0, 1),
-        ("free", 1),
-        ("free", 1),  # asked once more
-        ("post", 1, 0),
-        ("posted", 1, 0, 1),
-        ("posted", 1, 0, 1),
-        ("release", 1),
+        ("post", 10, 1),
+        ("free", 11),
+        ("free", 11),  # asked once more
+        ("post", 11, 0),
+        ("posted", 1, 10, 1),
+        ("posted", 1, 10, 1),
+        ("release", 11),
         ("turn",),
-        ("post", 1, 1),
+        ("post", 11, 1),
     ]
-    assert row.go_on() is None
+    assert run.advance() is None
 
 
-def test_a_failed_wait_ends_the_schedule() -> None:
-    shm, memory = Alone(), bytearray(4)
-    shm.waits["posted"] = lost = Pending[None]()
-    schedule = [(READ, 1, 0, [(memoryview(memory), memoryview(b"data"))], ())]
-    body = carry_out(shm, iter([*schedule, *schedule]))  # type: ignore[arg-type]
-    assert body.send(None) is lost
-    schedule.clear()
-    lost.fail(TimeoutError())
-    with pytest.raises(TimeoutError) as caught:
-        body.send(None)
-    gc.collect()
-    memory.append(0)  # BufferError where a view of it is alive
-    assert memory == bytes(5)
-    assert caught.value.__traceback__ is not None
-
-
-def test_an_error_holds_no_memory() -> None:
-    memory = bytearray(8)
+def test_an_error_and_its_schedule_keep_no_shared_memory() -> None:
+    shm, memory = Alone(fails=True), bytearray(8)
 
     def schedule() -> Iterator[Step]:
         view = memoryview(memory)
         yield WRITE, 0, 0, [(view[:4], memoryview(b"data"))], ()
         yield READ, 1, 0, [(view[4:], memoryview(b"more"))], ()
 
+    run = ScheduleRun(shm, schedule())
     with pytest.raises(TimeoutError) as caught:
-        carry_out(Alone(fails=True), schedule()).send(None)  # type: ignore[arg-type]
+        run.advance()
     gc.collect()
     memory.append(0)  # BufferError where a view of it is alive
+    assert run.advance() is None
     assert caught.value.__traceback__ is not None
 
 
-@pytest.mark.parametrize("waits", [False, True])
-def test_an_error_and_its_schedule_keep_no_shared_memory(waits: bool) -> None:
-    shm, memory = Alone(fails=True), bytearray(4)
-    copies = [(memoryview(memory), memoryview(b"data"))]
-    schedule: list[Step] = [(READ, 1, 0, copies, ()), (READ, 1, 1, copies, ())]
-    row, lost = ScheduleRun(shm, schedule.copy()), Pending[None]()  # type: ignore[arg-type]
+def test_a_failed_wait_ends_the_schedule() -> None:
+    communicator: Any = SimpleNamespace()
+    shm, memory, lost = ShmCollective(communicator), bytearray(4), Pending[None]()
+    steps = [(READ, 1, 0, [(memoryview(memory), memoryview(b"data"))], ())] * 2
+    shm._run = ScheduleRun(Alone(), iter(steps))  # type: ignore[arg-type]
+    body = shm.carry_on(lost)
+    assert body.send(None) is lost
+    steps.clear()
     lost.fail(TimeoutError())
-    rest = Unfinished(shm, row, lost).rest(None)  # type: ignore[arg-type]
     with pytest.raises(TimeoutError) as caught:
-        rest.send(None) if waits else row.go_on()
-    rest.close()
-    copies.clear()
-    schedule.clear()
+        body.send(None)
     gc.collect()
     memory.append(0)  # BufferError where a view of it is alive
-    assert row.go_on() is None
     assert caught.value.__traceback__ is not None
 
 
@@ -291,12 +233,12 @@ ROUNDS = """
     import sys
     import torch
     import aiodist.sync as dist
-    from aiodist.groups import chunk_execution
+    from aiodist.collectives import exchange
     from aiodist.p2p import spin_policy
 
     # Each rank polls until its peers are there, so that all calls take the cached path.
     spin_policy.CROWDED_SECONDS = 20.0
-    chunk_execution.ChunkExecution.spin_bytes = int(20.0 / spin_policy.BYTE_SECONDS)
+    exchange.SPIN_BYTES = int(20.0 / spin_policy.BYTE_SECONDS)
 
     path, size = sys.argv[1], int(sys.argv[3])
     pids = []
@@ -369,11 +311,11 @@ DISAGREEING = """
     import sys
     import numpy as np
     import aiodist.sync as dist
-    from aiodist.groups import chunk_execution
+    from aiodist.collectives import exchange
     from aiodist.p2p import spin_policy
 
     spin_policy.CROWDED_SECONDS = 20.0
-    chunk_execution.ChunkExecution.spin_bytes = int(20.0 / spin_policy.BYTE_SECONDS)
+    exchange.SPIN_BYTES = int(20.0 / spin_policy.BYTE_SECONDS)
 
     path, rank = sys.argv[1], int(sys.argv[2])
     dist.init_process_group("gloo", "file://" + path, rank=rank, world_size=2, timeout=60)

@@ -28,7 +28,7 @@ ORDERS = 16
 
 
 class Model:
-    """The memory and the words of ranks, as a `ShmContext` promises them."""
+    """The memory and the words of ranks, as a `ChunkWords` promises them."""
 
     def __init__(self, size: int, depth: int) -> None:
         self.size, self.depth = size, depth

@@ -340,7 +340,7 @@ BETWEEN_PIECES = """
     import numpy as np
     import time
     import aiodist.sync as dist
-    from aiodist.backends.plans import PIECE_BYTES, BroadcastPlan
+    from aiodist.collectives.broadcast_shared import PIECE_BYTES, BroadcastSlots
     from aiodist.groups.shm_words import STEP_BITS
     from aiodist.shm.group_area import COPIED, SLOT_TAGS, SLOTS
 
@@ -355,7 +355,7 @@ BETWEEN_PIECES = """
                 time.sleep(0.2)  # in which the other one takes the first piece, and waits for more
                 os.kill(os.getpid(), signal.SIGKILL)
             of_all(call, piece, *rest)
-        of_all, BroadcastPlan.fill_piece = BroadcastPlan.fill_piece, fill_piece
+        of_all, BroadcastSlots.fill_piece = BroadcastSlots.fill_piece, fill_piece
     else:  # after the root has begun: a waiting rank would make it take another path
         group = dist.group.WORLD
         word = SLOT_TAGS[group._engine.n_started % SLOTS] + COPIED

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 import aiodist as dist
-from aiodist.groups import group_engine
-from aiodist.groups.operation_shm import OperationShm
+from aiodist.groups import shm_collective
+from aiodist.groups.fingerprint import Words
 from aiodist.groups.shm_communicator import ShmCommunicator
 from aiodist.groups.world import current_world
 from aiodist.shm.bulk_ring import BulkRingReader, BulkRingWriter
@@ -89,44 +88,13 @@ def at_flag(number: int, act: Callable[[], None]) -> None:
 
 def damage_next(bits: int) -> None:
     """Flip ``bits`` of the first byte of the fingerprint that this process publishes next."""
-    run_in_slots, publish = group_engine.run_in_slots, OperationShm.publish
+    announce = shm_collective.announce
 
-    def restore() -> None:
-        group_engine.run_in_slots, OperationShm.publish = run_in_slots, publish  # type: ignore[method-assign]
+    def damaged(mine: memoryview, tag: int, base: int, meta: Words, *rest: Any) -> None:
+        shm_collective.announce = announce
+        announce(mine, tag, base, (meta[0] ^ bits, meta[1]), *rest)
 
-    def damaged_run(communicator: ShmCommunicator, sequence: int, what: Any, given: Any) -> bool:
-        low, high = what.fingerprint.words
-        damaged: Any = SimpleNamespace(
-            fingerprint=SimpleNamespace(words=(low ^ bits, high)),
-            nbytes=what.nbytes,
-            spin_bytes=what.spin_bytes,
-            pieces=what.pieces,
-            room=what.room,
-            reads=what.reads,
-            knows_all=what.knows_all,
-            fill=what.fill,
-            go_ahead=what.go_ahead,
-            finish=what.finish,
-            fill_piece=what.fill_piece,
-            finish_piece=what.finish_piece,
-        )
-        is_over = run_in_slots(communicator, sequence, damaged, given)
-        if is_over:  # else it publishes the same again
-            restore()
-        return is_over
-
-    def damaged_publish(shm: OperationShm, nbytes: int) -> None:
-        restore()
-        context = shm.context
-        low, high = context.meta_words
-        shm.context = SimpleNamespace(meta_words=(low ^ bits, high))  # type: ignore[assignment]
-        try:
-            publish(shm, nbytes)
-        finally:
-            shm.context = context
-
-    group_engine.run_in_slots = damaged_run
-    OperationShm.publish = damaged_publish  # type: ignore[method-assign]
+    shm_collective.announce = damaged
 
 
 async def all_kinds(rank: int, size: int) -> None:

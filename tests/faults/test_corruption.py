@@ -14,15 +14,14 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from aiodist.backends.plans import PIECE_BYTES
+from aiodist.collectives.broadcast_shared import PIECE_BYTES
 from aiodist.deadline import Deadline
-from aiodist.groups import group_engine
-from aiodist.groups.operation_shm import OperationShm
+from aiodist.groups import shm_collective
 from aiodist.groups.shm_communicator import ShmCommunicator
 from aiodist.groups.world import current_world
 from aiodist.shm import eager_ring as boxes
 from aiodist.shm.eager_ring import EagerRingWriter
-from aiodist.shm.group_area import COPIED, SLOT_TAGS, SLOTS
+from aiodist.shm.group_area import COPIED
 from aiodist.testing import Faults, FaultyTransport, in_process, run_ranks
 from aiodist.testing.sinks import Sink
 from aiodist.transport.base import Connection
@@ -90,25 +89,15 @@ async def test_a_damaged_payload_is_not_noticed() -> None:
 def damage(monkeypatch: pytest.MonkeyPatch) -> dict[ShmCommunicator, tuple[int, int]]:
     """Map a communicator to the word of its own slot to damage at publication, and the bits to flip."""
     damage: dict[ShmCommunicator, tuple[int, int]] = {}
-    run_in_slots, publish = group_engine.run_in_slots, OperationShm.publish
+    announce = shm_collective.announce
 
-    def spoil(communicator: ShmCommunicator, sequence: int) -> None:
-        if communicator in damage:
-            word, flip = damage[communicator]
-            communicator.mine[SLOT_TAGS[sequence % SLOTS] + word] ^= flip
+    def damaged(mine: memoryview, tag: int, *rest: Any) -> None:
+        announce(mine, tag, *rest)
+        for communicator, (word, flip) in damage.items():
+            if communicator.mine is mine:
+                mine[tag + word] ^= flip
 
-    def damaged_run(communicator: ShmCommunicator, sequence: int, *rest: Any) -> Any:
-        try:
-            return run_in_slots(communicator, sequence, *rest)
-        finally:
-            spoil(communicator, sequence)
-
-    def damaged_publish(shm: OperationShm, nbytes: int) -> None:
-        publish(shm, nbytes)
-        spoil(shm.communicator, shm.context.sequence)
-
-    monkeypatch.setattr(group_engine, "run_in_slots", damaged_run)
-    monkeypatch.setattr(OperationShm, "publish", damaged_publish)
+    monkeypatch.setattr(shm_collective, "announce", damaged)
     return damage
 
 

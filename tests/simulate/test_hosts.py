@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from aiodist.collectives.barrier_slots import barrier_slots
 from aiodist.collectives.cost_hosts import CROSSINGS
 from aiodist.commands.main import main
 from aiodist.errors import InvalidUsageError
@@ -104,8 +105,7 @@ def test_flags_take_their_time_and_a_chunk_is_free_when_all_have_let_go() -> Non
 
     async def program(rank: Rank) -> None:
         shm = SimulatedShm(memory, rank.rank, rank)
-        await shm.enter()
-        await shm.wait_for_peers()
+        await shm.run(barrier_slots(rank.rank, 2), None)
         for step in range(5):
             if rank.rank == 0:
                 while not (gone := shm.free(step)).done:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from aiodist.completion import Pending, completed
-from aiodist.groups.operation_shm import STEP_BITS, OperationShm, announce
+from aiodist.groups.shm_collective import ShmCollective
+from aiodist.groups.shm_words import STEP_BITS, announce
 from aiodist.shm.group_area import CONTROL_BYTES, COPIED, PROGRESS, SLOT_TAGS
 
 SEQUENCE = 5
@@ -28,12 +30,14 @@ def test_a_slot_that_is_written_anew_is_no_disagreement(after: str, disagrees: b
     elif after == "all":
         announce(words, tag, SEQUENCE + 3 << STEP_BITS, THERE, 8)
     late: list[tuple[int, int, tuple[int, int]]] = []
-    shm = OperationShm.__new__(OperationShm)
-    shm.rank, shm._tag = 0, tag
     unread = [None, (SEQUENCE, HERE)]
-    shm.communicator = SimpleNamespace(words=[words, words], seats=[0, 1], unread=unread)  # type: ignore[assignment]
+    communicator: Any = SimpleNamespace(peers=[(1, words)], seats=[0, 1], unread=unread)
+    shm = ShmCollective(communicator)
+    if disagrees:  # without a context there is nothing to tell it to: it stays unread
+        assert not shm._agreed(SEQUENCE % len(SLOT_TAGS))
     shm.context = SimpleNamespace(late=lambda *what: late.append(what))  # type: ignore[assignment]
-    shm._compare(1, SEQUENCE % len(SLOT_TAGS))
+    assert shm._agreed(SEQUENCE % len(SLOT_TAGS))
+    assert unread == [None, None]
     assert late == ([(1, SEQUENCE, THERE)] if disagrees else [])
 
 
@@ -60,18 +64,18 @@ def test_the_tag_goes_first_and_comes_last() -> None:
 def test_a_chunk_is_free_when_all_ranks_have_released_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if one does so while it is looked for, and another one does not."""
     areas = [memoryview(bytearray(CONTROL_BYTES)).cast("Q") for _ in range(3)]
-    shm = OperationShm.__new__(OperationShm)
-    shm.depth, shm._chunks_before, shm._base = 4, 9, 100 << STEP_BITS
+    shm = ShmCollective(SimpleNamespace(shape=SimpleNamespace(depth=4)))  # type: ignore[arg-type]
+    shm._chunks_before, shm._base = 9, 100 << STEP_BITS
     shm._peers = [*enumerate(areas)]
     asked: list[int] = []
     came, absent = completed(None), Pending[None]()
 
-    def until(shm: OperationShm, rank: int, word: int, low: int, high: int) -> Pending[None]:
+    def until(shm: ShmCollective, rank: int, word: int, low: int, high: int) -> Pending[None]:
         assert (word, low) == (PROGRESS, 9)
         asked.append(rank)
         return absent if rank == 2 else came
 
-    monkeypatch.setattr(OperationShm, "_until", until)
+    monkeypatch.setattr(ShmCollective, "_until", until)
     areas[0][PROGRESS] = 9
     assert shm.free(3) is absent
     assert asked == [1, 2]
