@@ -184,7 +184,7 @@ def _run(suite: Suite, peers: Sequence[str], output: Path, options: argparse.Nam
 
 
 def _page(results: Path, page: Path) -> int:
-    from benchmarks.page import render
+    from benchmarks.page import render, render_tables
     from benchmarks.plots import draw
     from benchmarks.results import load, save
 
@@ -195,6 +195,7 @@ def _page(results: Path, page: Path) -> int:
         save(report, own)  # the page links to what it was made of
     draw(report, figures)
     page.write_text(render(report, figures.name), encoding="utf-8")
+    (figures / "tables.md").write_text(render_tables(report), encoding="utf-8")
     print(f"== page: {page.relative_to(ROOT)}")
     return 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from benchmarks.cases import size_text
 from benchmarks.machine import busy
@@ -11,21 +11,58 @@ from benchmarks.page_mpi import overhead_rows, overhead_words
 from benchmarks.peers import label
 from benchmarks.peers.mpi import OVER
 from benchmarks.plots import figure_name, plotted
-from benchmarks.results import Report
+from benchmarks.results import Report, Result
 from benchmarks.steps.cases import FLOOR
 from benchmarks.steps.results import step_rows
 from benchmarks.table import NOTHING, markdown_row, ratio_text, spread_text, summary_text
 
+FIRST_CASES = (
+    ("all_reduce", 4),
+    ("all_reduce", 1 << 16),
+    ("all_reduce", 1 << 20),
+    ("all_reduce", 1 << 24),
+    ("all_reduce", 100 << 20),
+    ("broadcast", 1 << 20),
+    ("all_gather", 1 << 20),
+    ("all_to_all", 1 << 20),
+    ("send_recv", 1 << 20),
+    ("barrier", 0),
+)
+"""What a reader wants to know first."""
+
+FIRST_PEERS = ("async", "blocking", "openmpi"), ("async-tcp", "blocking-tcp")
+"""Beside the first peer: on one host, and between hosts."""
+
 
 def render(report: Report, folder: str = "performance") -> str:
-    """The page as Markdown; its figures and its data are in ``folder`` beside it."""
-    apart = "namespace" in report.settings["interface"]
-    mpi = _has_mpi(report)
-    command = "make bench-network" if apart else "make bench-mpi" if mpi else "make bench"
+    """Return the page as Markdown: a figure, ten numbers and the goals.
+
+    ``folder``: where the figures, the tables and the data are, beside the page.
+    """
+    ranks = report.rank_counts()[0]
     parts = [
-        "# Performance between hosts" if apart else "# Performance",
-        f"Made by `{command}` out of [{folder}/results.json]({folder}/results.json); "
-        "run it to get this page for your machine.",
+        _title(report),
+        f"{_made_by(report, folder)} [All tables, the machine and the method]({folder}/tables.md) "
+        "stand on a page of their own.",
+    ]
+    if ranks in plotted(report):
+        parts.append(f"![Time over bytes, {ranks} ranks]({folder}/{figure_name(ranks)})")
+    parts += [
+        f"Medians of {ranks} ranks; in brackets the ratio to {label(report.peers[0])} in the same "
+        "run, below 1 is faster.",
+        "\n".join(_first_numbers(report, ranks)),
+        "## Goals",
+        goal_words(report),
+        "\n".join(goal_rows(report)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def render_tables(report: Report) -> str:
+    """Return the page behind it, which is in the same folder as the figures."""
+    parts = [
+        f"{_title(report)}: all tables",
+        _made_by(report, "."),
         "## The machine",
         "\n".join(_machine(report)),
         "## How it is measured",
@@ -34,11 +71,10 @@ def render(report: Report, folder: str = "performance") -> str:
         _summary_text(report),
     ]
     parts += ["\n".join(_summary(report, ranks)) for ranks in report.rank_counts()]
-    parts += ["## Goals", goal_words(report), "\n".join(goal_rows(report))]
     for ranks in report.rank_counts():
         parts += [f"## {ranks} ranks"]
         if ranks in plotted(report):
-            parts.append(f"![Time over bytes, {ranks} ranks]({folder}/{figure_name(ranks)})")
+            parts.append(f"![Time over bytes, {ranks} ranks]({figure_name(ranks)})")
         for operation in report.operations(ranks):
             parts += [f"### {operation}, {ranks} ranks", "\n".join(_rows(report, ranks, operation))]
     if overheads := list(overhead_rows(report)):
@@ -46,6 +82,45 @@ def render(report: Report, folder: str = "performance") -> str:
     if report.steps:
         parts += ["## A training step", _step_words(report), "\n".join(_steps(report))]
     return "\n\n".join(parts) + "\n"
+
+
+def _title(report: Report) -> str:
+    return "# Performance between hosts" if _between_hosts(report) else "# Performance"
+
+
+def _made_by(report: Report, folder: str) -> str:
+    mpi = _has_mpi(report)
+    command = "bench-network" if _between_hosts(report) else "bench-mpi" if mpi else "bench"
+    return (
+        f"Made by `make {command}` out of [results.json]({folder}/results.json); "
+        "run it to get this page for your machine."
+    )
+
+
+def _between_hosts(report: Report) -> bool:
+    return "namespace" in report.settings["interface"]
+
+
+def _first_numbers(report: Report, ranks: int) -> Iterator[str]:
+    against = report.peers[0]
+    shown = [
+        against,
+        *(peer for peer in FIRST_PEERS[_between_hosts(report)] if peer in report.peers),
+    ]
+    yield markdown_row(["operation", *map(label, shown)])
+    yield markdown_row(["---", *["---:"] * len(shown)])
+    for operation, nbytes in FIRST_CASES:
+        for case, row in report.rows(ranks, operation):
+            if case.nbytes == nbytes:
+                size = f", {size_text(nbytes)}" if nbytes else ""
+                yield markdown_row([operation + size, *_medians(report, row, shown)])
+
+
+def _medians(report: Report, row: dict[str, Result], peers: Sequence[str]) -> Iterator[str]:
+    for peer in peers:
+        median, _ = spread_text(row.get(peer))
+        ratio = report.ratio(row, peer)
+        yield median if ratio is None or peer == peers[0] else f"{median} ({ratio_text(ratio)})"
 
 
 def _machine(report: Report) -> Iterator[str]:

@@ -18,6 +18,8 @@ COLOURS = {
     "floor-shared": "#8c564b",
     "openmpi": "#2ca02c",
     "mpich": "#9467bd",
+    "openmpi-aiodist": "#bcbd22",
+    "mpich-aiodist": "#ff7f0e",
 }
 _COLUMNS = 3
 

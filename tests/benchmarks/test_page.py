@@ -13,7 +13,7 @@ from rich.console import Console
 from benchmarks.cases import Case
 from benchmarks.cli import NETWORK_PAGE, NETWORK_RESULTS, PAGE, RESULTS
 from benchmarks.machine import describe
-from benchmarks.page import render
+from benchmarks.page import render, render_tables
 from benchmarks.plots import draw
 from benchmarks.results import Report, Result, in_order, load, save
 from benchmarks.stats import Summary
@@ -67,18 +67,18 @@ def test_a_file_of_another_format_is_refused(report: Report, tmp_path: Path) -> 
 
 
 def test_the_page_shows_times_ratios_and_what_is_missing(report: Report) -> None:
-    page = render(report)
+    page = render_tables(report)
 
     small = "200 us<br><sub>150 to 250 us</sub> | 50.0 us (0.25)<br><sub>45.5 to 60.0 us</sub>"
     assert f"| 4 B | {small} | {NOTHING} |" in page
     assert "| 500 us (0.50)<br><sub>450 us to 1.20 ms</sub> |" in page
     assert f"| all_reduce | 0.25 to 0.50 | {NOTHING} |" in page
     assert "MPICH: not here." in page
-    assert "![Time over bytes, 2 ranks](performance/2-ranks.svg)" in page
+    assert "![Time over bytes, 2 ranks](2-ranks.svg)" in page
 
 
 def test_the_page_names_the_machine_and_the_versions(report: Report) -> None:
-    page = render(report)
+    page = render_tables(report)
 
     for fact in (report.machine["cpu"], report.machine["python"], report.machine["date"]):
         assert f" {fact} " in page.replace(",", " ")
@@ -89,10 +89,21 @@ def test_the_page_names_the_machine_and_the_versions(report: Report) -> None:
 def test_the_page_says_how_often_all_cases_were_gone_over(report: Report) -> None:
     again = replace(report, settings=report.settings | {"jobs": 3})
 
-    assert "3 passes" in render(again)
-    assert "passes" not in render(report)
-    assert "MPI needs jobs" not in render(again)
-    assert "MPI needs jobs" in render(replace(again, peers=("gloo", "mpich", "mpich-aiodist")))
+    assert "3 passes" in render_tables(again)
+    assert "passes" not in render_tables(report)
+    assert "MPI needs jobs" not in render_tables(again)
+    assert "MPI needs jobs" in render_tables(
+        replace(again, peers=("gloo", "mpich", "mpich-aiodist"))
+    )
+
+
+def test_the_first_page_has_a_figure_and_the_first_numbers(report: Report) -> None:
+    page = render(report)
+
+    assert "![Time over bytes, 2 ranks](performance/2-ranks.svg)" in page
+    assert "| all_reduce, 4 B | 200 us | 50.0 us (0.25) |" in page
+    assert "| all_reduce, 1 MiB | 1.00 ms | 500 us (0.50) |" in page
+    assert "(performance/tables.md)" in page
 
 
 def test_the_terminal_shows_the_same(report: Report) -> None:
@@ -122,6 +133,8 @@ def test_the_committed_page_equals_the_page_of_the_committed_results(
     if results.exists():
         text = render(load(results), results.parent.name)
         assert page.read_text(encoding="utf-8") == text
+        tables = results.parent / "tables.md"
+        assert tables.read_text(encoding="utf-8") == render_tables(load(results))
 
 
 @pytest.mark.parametrize(

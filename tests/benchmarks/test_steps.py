@@ -14,7 +14,7 @@ from rich.console import Console
 
 from benchmarks.cases import FULL, QUICK, STANDARD
 from benchmarks.measure import Samples
-from benchmarks.page import render
+from benchmarks.page import render_tables
 from benchmarks.pattern import WrongResultError
 from benchmarks.results import Report, load, save
 from benchmarks.run import run
@@ -41,7 +41,7 @@ def test_a_run_trains_over_both_backends_and_shows_it(tmp_path: Path) -> None:
     assert all(times.median > 0 for times in found.steps.values())
     save(report, tmp_path / "results.json")
     assert load(tmp_path / "results.json") == report
-    assert "| a tiny one | 2 |" in render(report)
+    assert "| a tiny one | 2 |" in render_tables(report)
 
 
 def test_every_suite_has_the_large_model_but_the_quick_one() -> None:
@@ -119,7 +119,7 @@ def test_terminal_and_page_show_steps_and_communication(result: StepResult) -> N
     assert "ddp_step, 2 ranks, a tiny one" in out.getvalue()
     assert "communication, aiodist" in out.getvalue()
     assert "communication, no library" in out.getvalue()
-    page = render(report)
+    page = render_tables(report)
     assert "500 us (0.50)<br>" in page
     assert "400 us (0.44)<br>" in page
     assert "300 us (0.33)<br>" in page
