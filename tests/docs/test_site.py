@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import http.server
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,12 @@ from urllib.parse import urldefrag, urljoin
 import pytest
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs aiodist[docs]")
-pytestmark = [pytest.mark.site, pytest.mark.timeout(300)]
+DRIVER = shutil.which("chromedriver")
+pytestmark = [
+    pytest.mark.site,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(DRIVER is None, reason="needs Chromium and its driver"),
+]
 
 SITE = Path(__file__).parents[2] / "build" / "docs"
 PAGES = sorted(str(page.relative_to(SITE)) for page in SITE.glob("**/*.html"))
@@ -50,7 +56,7 @@ def browser() -> Iterator[Any]:
     ):
         options.add_argument(f"--{argument}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    service = webdriver.ChromeService("/usr/bin/chromedriver")
+    service = webdriver.ChromeService(DRIVER)
     driver = webdriver.Chrome(options=options, service=service)
     driver.set_page_load_timeout(60)
     yield driver
