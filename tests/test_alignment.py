@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from aiodist.alignment import EVERY, LEAD, SHORT
+from aiodist.alignment import EVERY, SHORT
 from aiodist.collectives.slot_blocks import starts_of
 from aiodist.shm.shared_memory import SharedMemory
 from tests.shm.test_segment import close, met
@@ -71,23 +71,10 @@ def test_slots_and_chunks(memories: list[SharedMemory], user: int) -> None:
 
 
 @pytest.mark.parametrize("user", USERS.values(), ids=USERS)
-def test_pieces_of_bulk_rings(memories: list[SharedMemory], user: int) -> None:
-    out, into = memories[0].bulk_writer_to(1), memories[1].bulk_reader_from(0)
-    assert out is not None
-    assert into is not None
-    for _ in range(3):
-        out.fill(memoryview(bytes(SHORT + 1)), 0)
-        found = into.next()
-        assert found is not None
-        assert suits(place_of(found[1]), user)
-        into.taken()
-
-
-@pytest.mark.parametrize("user", USERS.values(), ids=USERS)
 @pytest.mark.parametrize("head", [1, 51, 64, 128, 129, 300])
-def test_messages_in_boxes(memories: list[SharedMemory], head: int, user: int) -> None:
+def test_messages_in_rings(memories: list[SharedMemory], head: int, user: int) -> None:
     """All of a row of them, whichever follow each other."""
-    out, into = memories[0].eager_writer_to(1), memories[1].eager_reader_from(0)
+    out, into = memories[0].ring_writer_to(1), memories[1].ring_reader_from(0)
     assert out is not None
     assert into is not None
     for length in (SHORT + 1, 1, 10_000, SHORT, SHORT + 64):
@@ -97,15 +84,13 @@ def test_messages_in_boxes(memories: list[SharedMemory], head: int, user: int) -
         assert len(found) == head + length
         if length > SHORT:
             assert suits(place_of(found[head:]), user)
-        else:  # as little of the cache as can be
-            assert place_of(found) % EVERY == LEAD % EVERY
         into.advance()
 
 
 def test_begins_suit_bytes_as_well(memories: list[SharedMemory]) -> None:
     """Pickled objects are sent so, 32 bytes behind the begin of what holds them."""
     area = share(memories, 1)[0][0]
-    out, into = memories[0].eager_writer_to(1), memories[1].eager_reader_from(0)
+    out, into = memories[0].ring_writer_to(1), memories[1].ring_reader_from(0)
     assert out is not None
     assert into is not None
     assert out.put(0, bytes(51), memoryview(bytes(SHORT + 1)), MIB)

@@ -5,20 +5,22 @@ They correspond to the plans of collectives in `plan_cache`.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 from aiodist.groups.backend import Tensor
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.messaging import MessagePlan
 from aiodist.observe.recorder import CompletedRecord
-from aiodist.p2p.shm_eager_sender import EAGER_RING_BYTES
-from aiodist.tensors import Buffer, TensorSignature, encode_meta
+from aiodist.p2p.shm_sender import RING_BYTES
+from aiodist.tensors import Buffer, encode_meta
 from aiodist.wire.frames import TENSOR
 
 _KEPT = 256
 """The most plans that one group caches."""
 
-_Known = dict[Hashable, tuple[MessagePlan, TensorSignature[memoryview]]]
+_Open = Callable[[Tensor], memoryview | None]
+
+_Known = dict[Hashable, tuple[MessagePlan, _Open]]
 
 
 class MessagePlans:
@@ -45,17 +47,17 @@ class MessagePlans:
     def keep(self, what: str, buffer: Buffer, other: int, tag: int) -> None:
         """Cache the plan of messages like this one."""
         tensor = buffer.owner
-        if buffer.is_staged or not 0 < buffer.nbytes <= EAGER_RING_BYTES:
+        if buffer.is_staged or not 0 < buffer.nbytes <= RING_BYTES:
             return
         key = what, type(tensor), tensor.dtype, tensor.shape, other, tag
-        if key in self._known or (signature := buffer.signature(_as_it_is)) is None:
+        if key in self._known or (opener := buffer.opener()) is None:
             return
         if len(self._known) >= _KEPT:
             self.forget()
         group = self._group
         where = TENSOR, group.id, tag
         plan = MessagePlan(what, group.ranks[other], where, encode_meta(buffer), buffer.nbytes)
-        self._known[key] = plan, signature
+        self._known[key] = plan, opener
 
     def forget(self) -> None:
         """Drop all plans."""
@@ -70,12 +72,10 @@ class MessagePlans:
             known = self._known.get((what, type(tensor), tensor.dtype, tensor.shape, other, tag))
             if known is None:
                 return None
-            plan, signature = known
-            data = signature.memory(tensor)
+            plan, opener = known
+            data = opener(tensor)
         except (AttributeError, TypeError, RuntimeError):  # not a tensor, or one without a shape
             return None
-        return None if data is None else (plan, data)
-
-
-def _as_it_is(data: memoryview) -> memoryview:
-    return data
+        if data is None or (what == "recv" and data.readonly):
+            return None
+        return plan, data

@@ -19,7 +19,7 @@ from aiodist.groups.work import Work
 from aiodist.observe.recorder import CompletedRecord, Facts, Record
 from aiodist.p2p.matching import ANY_SOURCE, Recv
 from aiodist.p2p.outbox import head_of
-from aiodist.p2p.shm_eager_sender import PIECE_BYTES
+from aiodist.p2p.shm_sender import PIECE_BYTES
 from aiodist.p2p.spin_policy import BoundedSpin
 from aiodist.types import Backend
 from aiodist.wire.frames import TENSOR, Key, decode
@@ -124,12 +124,8 @@ class Messaging(GroupLifecycle):
         return self.world.recorder.ended(self.label, -1, facts, created)
 
     def _is_away(self, to: int, head: bytes, data: memoryview) -> bool:
-        outbox = self.world.endpoint.peer(to).outbox
-        eager_sender = outbox.put(head, data)
-        if eager_sender is None:
-            return self.world.as_its_loop(outbox.post, head, data)
-        eager_sender.see_off(data, self.world.as_its_loop)
-        return True
+        outbox, as_its_loop = self.world.endpoint.peer(to).outbox, self.world.as_its_loop
+        return outbox.put(head, data, as_its_loop) or as_its_loop(outbox.post, head, data)
 
     def recv_at_once(
         self, plan: MessagePlan, into: memoryview, blocks: bool
@@ -153,11 +149,11 @@ class Messaging(GroupLifecycle):
             return self.world.recorder.ended(self.label, -1, plan.facts, created)
         if not matcher.is_open_to(plan.key, peer):
             return None
-        eager_receiver, spin = endpoint.peer(peer).eager_receiver, None
-        if blocks or (eager_receiver.is_prompt and endpoint.spin_policy.active):
+        shm_receiver, spin = endpoint.peer(peer).shm_receiver, None
+        if blocks or (shm_receiver.is_prompt and endpoint.spin_policy.active):
             spin = self._spin
             spin.begin(min(len(into), PIECE_BYTES))  # of more the rest may follow
-        if not eager_receiver.take(plan.head, plan.frame, into, spin):
+        if not shm_receiver.take(plan.head, plan.frame, into, spin):
             return None
         return self.world.recorder.ended(self.label, -1, plan.facts, created)
 
@@ -167,7 +163,14 @@ class Messaging(GroupLifecycle):
         None: none is; then receive it by `recv` or `carried`.
         """
         self._check_open()
-        return None if self._messenger else self.endpoint.inbox.take(key, src, b"", None)
+        if self._messenger:
+            return None
+        endpoint = self.endpoint
+        inbox = endpoint.inbox
+        if not inbox.matcher.is_open_to(key, src):
+            return inbox.take(key, src, b"", None)
+        data = endpoint.peer(src).shm_receiver.take_short(key)
+        return None if data is None else memoryview(data)
 
     def recv(
         self,

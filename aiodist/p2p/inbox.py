@@ -14,8 +14,8 @@ from aiodist.tensors import scratch
 from aiodist.wire.frames import COLLECTIVE, Frame, FrameType, Key, encode
 
 
-class EagerSource(Protocol):
-    """The messages that a peer puts into its eager ring. `ShmEagerReceiver` is one."""
+class RingSource(Protocol):
+    """The messages that a peer puts into its message ring. `ShmReceiver` is one."""
 
     def watch(self) -> None:
         """Look for messages that a new receive waits for."""
@@ -34,7 +34,7 @@ class Source(Protocol):
     outbox: Outbox
 
     @property
-    def eager_receiver(self) -> EagerSource: ...
+    def shm_receiver(self) -> RingSource: ...
 
     window: int
     charged: int
@@ -90,7 +90,7 @@ class Inbox:
             if source.stalled:
                 self._want(source, recv)
             if recv.key[0] != COLLECTIVE and not recv.done:
-                source.eager_receiver.watch()
+                source.shm_receiver.watch()
                 if recv.done and recv.src == ANY_SOURCE:
                     # The source that answers moves to the end of the order in which `ANY_SOURCE`
                     # receives look, so that a busy source does not starve the others.
@@ -209,7 +209,7 @@ class Inbox:
 
     def peer_lost(self, source: Source, error: BaseException) -> None:
         """Fail the receives that only ``source`` could answer. Its ``error`` is set."""
-        source.eager_receiver.close(error)
+        source.shm_receiver.close(error)
         self.matcher.drop_unfinished(source.rank)
         for recv in self.matcher.posted_from(source.rank):
             if recv.src == source.rank and self.matcher.withdraw(recv):
@@ -233,7 +233,7 @@ class Inbox:
         """Return where an eager payload goes, or None to drop it."""
         key = frame.key
         if key[0] != COLLECTIVE:
-            source.eager_receiver.overtaken()
+            source.shm_receiver.overtaken()
         source.last = frame
         cost = frame.length + MESSAGE_COST
         source.charged += cost
@@ -264,7 +264,7 @@ class Inbox:
     def request(self, source: Source, frame: Frame) -> None:
         key = frame.key
         if key[0] != COLLECTIVE:
-            source.eager_receiver.overtaken()
+            source.shm_receiver.overtaken()
         source.last = frame
         source.charged += MESSAGE_COST
         if source.charged > source.window:
@@ -283,7 +283,7 @@ class Inbox:
             self._deliver(recv, arrival)
 
     def coming(self, source: Source, frame: Frame, incoming: PartialMessage) -> bool:
-        """Accept a message that is being written into the eager ring of ``source``.
+        """Accept a message that is being written into the ring of ``source``.
 
         Returns False if no receive waits for it yet.
         """
@@ -296,7 +296,7 @@ class Inbox:
         return True
 
     def eager_message(self, source: Source, frame: Frame, payload: EagerMessage) -> None:
-        """Accept a complete message in the eager ring of ``source``. It takes no memory of this
+        """Accept a complete message in the ring of ``source``. It takes no memory of this
         rank.
         """
         source.last = frame
@@ -305,18 +305,24 @@ class Inbox:
             payload.discard()
             self._late(key, source.rank, frame.meta, frame.length)
             return
-        arrival = Arrival(key, source.rank, frame.meta, frame.length, 0, None)
-        arrival.eager_message = payload
-        arrival.complete = True
         recv = self.matcher.take_recv(key, source.rank)
         if recv is None:
+            arrival = Arrival(key, source.rank, frame.meta, frame.length, 0, None)
+            arrival.eager_message = payload
+            arrival.complete = True
             self.matcher.keep(arrival)
+            return
+        error = recv.accept(source.rank, frame.meta, frame.length)
+        if error is None and recv.into is not None:
+            copy(recv.into, payload.open())
+        payload.discard()
+        if error is None:
+            recv.complete(source.rank)
         else:
-            arrival.order = recv.turn
-            self._deliver(recv, arrival)
+            recv.fail(error)
 
-    def empty_eager_ring(self, src: int) -> None:
-        """Copy the messages that wait in the eager ring of ``src``, which is about to go, into own
+    def empty_ring(self, src: int) -> None:
+        """Copy the messages that wait in the ring of ``src``, which is about to go, into own
         memory.
         """
         for arrival in self.matcher.arrived_from(src):
@@ -326,14 +332,21 @@ class Inbox:
                 copy(arrival.data, eager_message.open())
                 eager_message.discard()
 
+    def waits_for(self, src: int) -> bool:
+        """Return whether rank ``src`` could answer a receive: by a message, or by the next part."""
+        return self.matcher.waits_for(src) or any(
+            recv.source == src for recv in self._tickets.values()
+        )
+
     def promised(self, ticket: int) -> Recv | None:
         """Return the receive of that ticket, or None if it was cancelled or has failed."""
         return self._tickets.get(ticket)
 
-    def part(self, frame: Frame, reader: Reader) -> Recv | None:
+    def part(self, source: Source, frame: Frame, reader: Reader) -> Recv | None:
         """Return the receive to which the next part belongs, or None if it was cancelled or has
         failed.
         """
+        source.shm_receiver.overtaken()
         recv = self._tickets.get(frame.id)
         if recv is not None:
             recv.reader = reader
@@ -437,6 +450,7 @@ class Inbox:
         self._tickets[recv.ticket] = recv
         grant = encode(FrameType.GRANT, (0, 0, recv.ticket), id=arrival.send_id)
         source.outbox.control(grant)
+        source.shm_receiver.watch()
 
     def _standin_done(self, standin: Recv, arrival: Arrival) -> None:
         if standin.error is not None:

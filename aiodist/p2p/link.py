@@ -109,17 +109,6 @@ class Link:
             self.payload_done(frame)
         elif kind == FrameType.REQUEST:
             self._owner.inbox.request(peer, frame)
-        elif kind == FrameType.PLACED:
-            if not 0 < frame.length <= EAGER_BYTES:
-                raise ProtocolError(f"an eager message of {frame.length} bytes")
-            peer.bulk_receiver.placed(frame)
-        elif kind == FrameType.BULK_FILLED:
-            peer.bulk_receiver.filled()
-        elif kind == FrameType.BULK_EMPTIED:
-            if peer.outbox.bulk_ring is not None:
-                peer.outbox.bulk_ring.emptied()
-        elif kind == FrameType.EAGER_READY:
-            peer.eager_receiver.woken()
         elif kind == FrameType.GRANT:
             peer.outbox.granted(frame.id, frame.channel)
         elif kind == FrameType.CREDIT:
@@ -139,7 +128,10 @@ class Link:
         elif kind == FrameType.OUTCAST:
             self._owner.cast_out(peer, frame)
         elif kind == FrameType.WAKE:
-            self._owner.woken(frame)
+            if frame.id:
+                peer.woken()
+            else:
+                self._owner.woken(frame)
         elif kind == FrameType.GOODBYE:
             peer.said_goodbye = True
             self._owner.link_lost(self, None)
@@ -160,7 +152,7 @@ class Link:
             self._target = target = inbox.eager(peer, frame, self)
             return _place_of(target)
         if frame.type == FrameType.DATA:
-            self._target = recv = inbox.part(frame, self)
+            self._target = recv = inbox.part(peer, frame, self)
             if recv is None or recv.into is None:
                 return None
             place = recv.into[recv.got : recv.got + frame.length]
@@ -205,7 +197,6 @@ class Link:
         self._owner.link_lost(self, failed)
         if peer is not None and peer.error is not None:
             self._owner.inbox.interrupted(target, peer.error)
-            peer.bulk_receiver.interrupted(peer.error)
         self._answer(failed)
 
     # -- p2p.matching.Reader

@@ -293,9 +293,10 @@ class Matcher:
 
     def waits_for(self, src: int) -> bool:
         """Return whether a posted receive could be answered by a point-to-point message of ``src``."""
-        return any(
-            key[0] != COLLECTIVE and wanted in (src, ANY_SOURCE) for key, wanted in self._posted
-        )
+        for key, wanted in self._posted:
+            if (wanted == src or wanted == ANY_SOURCE) and key[0] != COLLECTIVE:
+                return True
+        return False
 
     def is_open_to(self, key: Key, src: int) -> bool:
         """Return whether the next message of ``key`` from ``src`` would go to the next receive.

@@ -21,13 +21,16 @@ from functools import partial
 from operator import call
 
 from aiodist.completion import Pending
-from aiodist.p2p.shm_bulk_sender import BULK_RING_BYTES, ShmBulkSender
-from aiodist.p2p.shm_eager_sender import ShmEagerSender
+from aiodist.p2p.shm_sender import Call, ShmSender
 from aiodist.transport.base import Connection
-from aiodist.wire.frames import COLLECTIVE, FrameType, Key, encode
+from aiodist.wire.frames import COLLECTIVE, TENSOR, FrameType, Key, encode
 
 EAGER_BYTES = 1 << 20
 """Messages up to this length go at once. Copying an unexpected one costs less than a round trip."""
+
+HOST_EAGER_BYTES = 128 << 10
+"""The same limit for a rank that shares memory with this one. Longer ones go through memory when
+they are granted, if they have not gone through memory at once."""
 
 JOINED_BYTES = 2048
 """Payloads up to this length are copied behind their header: one buffer costs less than two."""
@@ -53,7 +56,7 @@ def head_of(key: Key, meta: bytes, length: int) -> bytes:
 class Send(Pending[None]):
     """An outgoing message; completes when its memory may be overwritten."""
 
-    __slots__ = ("by_bulk_ring", "data", "id", "key", "meta", "offset", "outbox", "ticket")
+    __slots__ = ("data", "id", "key", "meta", "offset", "outbox", "ticket", "unsent")
 
     def __init__(self, key: Key, data: memoryview, meta: bytes) -> None:
         super().__init__()
@@ -62,8 +65,8 @@ class Send(Pending[None]):
         self.meta = meta
         self.id = 0
         self.ticket = 0
-        self.offset = 0
-        self.by_bulk_ring = False  # all of its parts, so that none overtakes another
+        self.offset = 0  # of the next part
+        self.unsent = len(data)  # bytes of parts that have not left
         self.outbox: Outbox | None = None
 
     def sent(self, error: BaseException | None) -> None:
@@ -102,12 +105,8 @@ class Outbox:
         self._reserve = 0
         self._stalled = False
         self._wanted: Counter[Key] = Counter()
-        self.bulk_ring: ShmBulkSender | None = None
-        """Carries payloads to a rank that shares memory with this one."""
-        self.eager_sender: ShmEagerSender | None = None
-        """Carries short messages to a rank that shares memory with this one, before any other path.
-        """
-        self._streamed = 0  # point-to-point messages that went over the stream
+        self.shm: ShmSender | None = None
+        """Carries messages to a rank that shares memory with this one, before any other path."""
 
     @property
     def connection(self) -> Connection | None:
@@ -121,7 +120,9 @@ class Outbox:
             message.fail(self._error)
         elif self._connection is None:
             self._held.append(message)
-        elif message.key[0] != COLLECTIVE and self._drop(message):
+        elif message.key[0] != COLLECTIVE and self.put(
+            head_of(message.key, message.meta, len(message.data)), message.data, call
+        ):
             message.complete(None)
         elif self._stalled and message.key in self._wanted:
             self._wanted[message.key] -= 1
@@ -131,19 +132,16 @@ class Outbox:
         elif self._held or not self._offer(message, self._connection):
             self._hold(message)
 
-    def put(self, head: bytes, data: memoryview) -> ShmEagerSender | None:
+    def put(self, head: bytes, data: memoryview, call: Call) -> bool:
         """Send a point-to-point message through shared memory if there is room for it now.
 
-        ``head``: its `head_of`. The caller must then call `ShmEagerSender.see_off` on the result.
-        Returns None if the message cannot go this way.
+        ``head``: its `head_of`. ``call``: as of `ShmSender.put`.
         """
-        eager_sender = self.eager_sender
-        if eager_sender is None or self._held or not eager_sender.put(self._streamed, head, data):
-            return None
-        return eager_sender
+        shm = self.shm
+        return shm is not None and not self._held and shm.put(head, data, call)
 
     def post(self, head: bytes, data: memoryview) -> bool:
-        """Send a message of less than BULK_RING_BYTES over the stream if it can go now.
+        """Send a message of at most HOST_EAGER_BYTES over the stream if it can go now.
 
         Returns whether it was sent. What the stream does not take at once is copied.
         """
@@ -151,14 +149,14 @@ class Outbox:
         cost = length + MESSAGE_COST
         if (
             connection is None
-            or length >= BULK_RING_BYTES
+            or length > HOST_EAGER_BYTES
             or self._held
             or self._error is not None
             or self._credit - cost < self._reserve
         ):
             return False
         self._credit -= cost
-        self._streamed += 1
+        self._count(TENSOR)
         if length <= JOINED_BYTES:
             connection.send((head + data,))
         else:
@@ -185,26 +183,23 @@ class Outbox:
         if self._requested.pop(message.id, None) is message or message in self._bulk:
             if message in self._bulk:
                 self._bulk.remove(message)
-                self._detach_bulk_ring(message)
             self.control(encode(FrameType.WITHDRAW, message.key, id=message.id))
             return True
         if not message.done and self._connection is not None:
             self._connection.release(message.data)
-            if self.bulk_ring is not None:
-                self.bulk_ring.release(message.data)
+            if self.shm is not None:
+                self.shm.release(message.data)
         return False
 
     def connected(
         self,
         connection: Connection,
         window: int,
-        bulk_ring: ShmBulkSender | None = None,
-        eager_sender: ShmEagerSender | None = None,
+        shm: ShmSender | None = None,
     ) -> None:
         """Use the stream, which is proven; the receiver buffers up to ``window`` bytes."""
         self._connection = connection
-        self.bulk_ring = bulk_ring
-        self.eager_sender = eager_sender
+        self.shm = shm
         self._credit = window
         # Eager messages leave room for announcements, which cost little.
         self._reserve = window // 8
@@ -216,9 +211,8 @@ class Outbox:
     def fail(self, error: BaseException) -> None:
         """Fail every message that waits, and all later ones: the peer is lost."""
         self._error = error
-        self.eager_sender = None
-        if self.bulk_ring is not None:
-            self.bulk_ring.fail(error)
+        if self.shm is not None:
+            self.shm.fail(error)
         waiting = [*self._held, *self._requested.values(), *self._bulk, *self._stranded]
         self._stranded.clear()
         self._held.clear()
@@ -241,11 +235,6 @@ class Outbox:
         if message is not None:
             message.ticket = ticket
             message.offset = 0
-            message.by_bulk_ring = (
-                len(message.data) >= BULK_RING_BYTES
-                and self.bulk_ring is not None
-                and self.bulk_ring.pin()
-            )
             self._bulk.append(message)
             self._pump()
 
@@ -278,12 +267,11 @@ class Outbox:
         # A message that the receiver asked for may also use the reserve. Beyond the credit only
         # its announcement goes: the receive may have been cancelled by now.
         floor = 0 if wanted else self._reserve
-        if length <= EAGER_BYTES and (self._credit - cost >= floor or (wanted and not length)):
+        shares = self.shm is not None and self.shm.ring is not None
+        most = HOST_EAGER_BYTES if shares else EAGER_BYTES
+        if length <= most and (self._credit - cost >= floor or (wanted and not length)):
             self._credit -= cost
-            self._count(message)
-            if length >= BULK_RING_BYTES and self.bulk_ring is not None and self.bulk_ring.is_open:
-                self.bulk_ring.place(message.key, message.data, message.meta, message.sent)
-                return True
+            self._count(message.key[0])
             header = head_of(message.key, message.meta, length)
             if length <= JOINED_BYTES:
                 connection.send((header + message.data,), message.sent)
@@ -292,7 +280,7 @@ class Outbox:
             return True
         if length and (wanted or self._credit >= MESSAGE_COST):
             self._credit -= MESSAGE_COST
-            self._count(message)
+            self._count(message.key[0])
             self._next_id += 1
             message.id = self._next_id
             self._requested[message.id] = message
@@ -303,18 +291,10 @@ class Outbox:
             return True
         return False
 
-    def _count(self, message: Send) -> None:
+    def _count(self, kind: int) -> None:
         # Count before sending: a callback of the send may send the next message.
-        if message.key[0] != COLLECTIVE:
-            self._streamed += 1
-
-    def _drop(self, message: Send) -> bool:
-        head = head_of(message.key, message.meta, len(message.data))
-        eager_sender = self.put(head, message.data)
-        if eager_sender is None:
-            return False
-        eager_sender.see_off(message.data, call)
-        return True
+        if kind != COLLECTIVE and self.shm is not None:
+            self.shm.turn += 1
 
     def _hold(self, message: Send) -> None:
         self._held.append(message)
@@ -351,33 +331,28 @@ class Outbox:
             start = message.offset
             part = message.data[start : start + CHUNK_BYTES]
             message.offset = start + len(part)
-            last = message.offset == len(message.data)
-            if not last:
+            if message.offset < len(message.data):
                 self._bulk.append(message)
             self._in_flight += 1
-            sent = partial(self._part_sent, message, last)
-            if message.by_bulk_ring and self.bulk_ring is not None:
-                self.bulk_ring.put(message.ticket, part, sent)
-                if last:
-                    self._detach_bulk_ring(message)
+            sent = partial(self._part_sent, message, len(part))
+            if self.shm is not None and self.shm.ring is not None:
+                self.shm.send_part(message.ticket, part, sent)
                 continue
-            header = encode(FrameType.DATA, message.key, id=message.ticket, length=len(part))
+            self._count(TENSOR)
+            header = encode(FrameType.DATA, id=message.ticket, length=len(part))
             connection.send((header, part), sent)
         self._pumping = False
         if self._bulk and not turn:
             self._call_after_turn(self._pump)
 
-    def _detach_bulk_ring(self, message: Send) -> None:
-        if message.by_bulk_ring and self.bulk_ring is not None:
-            message.by_bulk_ring = False
-            self.bulk_ring.unpin()
-
-    def _part_sent(self, message: Send, last: bool, error: BaseException | None) -> None:
+    def _part_sent(self, message: Send, length: int, error: BaseException | None) -> None:
         self._in_flight -= 1
         if error is not None:
             self.stranded(message)
             return
         self._on_part_sent()
-        if last:
+        # A part through memory may leave before an earlier one that the stream has.
+        message.unsent -= length
+        if not message.unsent:
             message.complete(None)
         self._pump()

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from aiodist.links.closing import LossSuspicion
 from aiodist.links.rank_info import RankInfo
 from aiodist.p2p.outbox import Outbox
-from aiodist.p2p.shm_bulk_receiver import ShmBulkReceiver
-from aiodist.p2p.shm_bulk_sender import ShmBulkSender
-from aiodist.p2p.shm_eager_receiver import ShmEagerReceiver
-from aiodist.p2p.shm_eager_sender import ShmEagerSender
+from aiodist.p2p.shm_receiver import ShmReceiver
+from aiodist.p2p.shm_sender import ShmSender
 from aiodist.transport.base import Connection
 from aiodist.wire.frames import Frame
 
@@ -63,24 +61,28 @@ class Peer:
         self.doubt: LossSuspicion | None = None  # one of two links ended without a word
         self.watch: asyncio.TimerHandle | None = None  # a receive waits and there is no link yet
         self.connecting: asyncio.Task[Any] | None = None
-        self.bulk_receiver = ShmBulkReceiver(self, inbox, shm_progress, self._broken)
-        self.eager_receiver = ShmEagerReceiver(self, inbox, shm_progress, self._broken)
+        self.shm_receiver = ShmReceiver(self, inbox, shm_progress, self._broken)
         self._shm_progress = shm_progress
 
     def carry(self, link: PeerLink) -> None:
         """Send all further messages to the peer on ``link``."""
-        shm_progress, bulk_ring, eager_sender = self._shm_progress, None, None
+        shm_progress, shm = self._shm_progress, None
         if shm_progress.memory is not None and shm_progress.memory.could_share([self.rank]):
-            bulk_ring = ShmBulkSender(self.rank, shm_progress, link.connection, self._broken)
-            eager_sender = ShmEagerSender(
+            shm = ShmSender(
                 self.rank, shm_progress.memory, shm_progress, link.connection, self._broken
             )
-        self.outbox.connected(link.connection, link.peer_window, bulk_ring, eager_sender)
+        self.outbox.connected(link.connection, link.peer_window, shm)
+
+    def woken(self) -> None:
+        """Look at the message rings in both directions: the peer has written to one, or read."""
+        self.shm_receiver.woken()
+        if self.outbox.shm is not None:
+            self.outbox.shm.woken()
 
     def polls(self) -> list[Callable[[], None]]:
         """Return the functions that read what the peer has sent and write what is queued for it."""
-        polls = [self.eager_receiver.poll, *(link.connection.poll for link in self.links)]
-        if self.outbox.bulk_ring is not None:
+        polls = [self.shm_receiver.poll, *(link.connection.poll for link in self.links)]
+        if self.outbox.shm is not None:
             polls.append(self._shm_progress.work)
         return polls
 
@@ -91,5 +93,5 @@ class Peer:
     @property
     def bytes_heard(self) -> int:
         """Return how many bytes its links have read, and how many came through shared memory."""
-        taken = self.bulk_receiver.bytes_taken + self.eager_receiver.bytes_taken
+        taken = self.shm_receiver.bytes_taken
         return taken + sum(link.bytes_heard for link in self.links)

@@ -1,30 +1,19 @@
-"""The progress engine: advance all transfers of a rank through its bulk rings."""
+"""The progress engine: advance all long transfers of a rank through message rings."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 from time import perf_counter
 from typing import Protocol
 
 from aiodist.errors import ProtocolError
-from aiodist.p2p.spin_policy import SpinPolicy
+from aiodist.p2p.spin_policy import NEAR_SECONDS, TURN_NANOSECONDS, SpinPolicy
 from aiodist.shm.shared_memory import SharedMemory
-
-TURN_SECONDS = 1e-3
-"""Seconds that copying may keep the loop busy before other callbacks have their turn."""
-
-NEAR_SECONDS = 100e-6
-"""Seconds that a rank polls in the middle of a message for the next piece, or for a free chunk.
-
-The other rank copies one meanwhile. After that this rank sleeps until it is woken."""
-
-_give_way: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
 
 
 class ProgressSource(Protocol):
-    """One end of a bulk ring."""
+    """One end of a message ring."""
 
     @property
     def is_busy(self) -> bool:
@@ -115,13 +104,13 @@ class ShmProgress:
                 break
             now = perf_counter()
             if moved:
-                if now - began > TURN_SECONDS:
+                if now - began > TURN_NANOSECONDS * 1e-9:
                     self._go_on_soon()
                     break
             elif self.is_wakeful and any(
                 now - then < NEAR_SECONDS and source.is_near for source, then in busy.items()
             ):
-                _give_way()
+                self._spin_policy.give_way(0)
             elif all(self._try(source, source.arm) for source in list(busy)):
                 break
         self.note_progress()

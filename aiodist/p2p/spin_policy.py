@@ -24,6 +24,10 @@ from aiodist.p2p.core_placement import CorePlacement
 SHORTEST = 50e-6
 """Seconds of spinning that are always worth it: about the cost of falling asleep."""
 
+NEAR_SECONDS = 200e-6
+"""Seconds to poll in the middle of a message for its next bytes, or for room: the peer is copying.
+"""
+
 _MOMENT = 1e-6
 """Seconds asked of `time.sleep`; the system makes about fifty times as much of it."""
 

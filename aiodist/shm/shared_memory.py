@@ -5,8 +5,7 @@ has laid out for groups. The members of a group share memory if each has mapped 
 found room. All members read this from memory, so all come to the same answer.
 
 Room is reused. The room of an area returns when every member has stored that it no longer reads
-this group's areas, or is gone. The room of a bulk ring returns when the ring is empty and another
-needs it.
+this group's areas, or is gone. The room of a message ring returns when its receiver is gone.
 """
 
 from __future__ import annotations
@@ -16,13 +15,10 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from aiodist.shm.area_directory import END, AreaDirectory, AreaState
-from aiodist.shm.bulk_ring import LINES_BYTES as BULK_LINES_BYTES
-from aiodist.shm.bulk_ring import BulkRingReader, BulkRingWriter, init_control_words, layout_for
-from aiodist.shm.eager_ring import LINES_BYTES as EAGER_LINES_BYTES
-from aiodist.shm.eager_ring import MAX_BYTES as MAX_EAGER_RING_BYTES
-from aiodist.shm.eager_ring import MIN_BYTES as MIN_EAGER_RING_BYTES
-from aiodist.shm.eager_ring import EagerRingReader, EagerRingWriter
 from aiodist.shm.group_area import CHUNK_BYTES, CONTROL_BYTES, AreaShape, GroupArea, shape_for
+from aiodist.shm.message_ring import LINES_BYTES, RingReader, RingWriter
+from aiodist.shm.message_ring import MAX_BYTES as MAX_RING_BYTES
+from aiodist.shm.message_ring import MIN_BYTES as MIN_RING_BYTES
 from aiodist.shm.page_allocator import PageAllocator
 from aiodist.shm.segment import Segment
 
@@ -45,14 +41,9 @@ _NOT_MAPPED = 1
 
 _PAGE = 4096
 
-_PAIR_BYTES = BULK_LINES_BYTES + EAGER_LINES_BYTES
-_OF_BULK_RING = slice(0, BULK_LINES_BYTES)
-_OF_EAGER_RING = slice(BULK_LINES_BYTES, _PAIR_BYTES)
-"""The part of a pair's control words that belongs to the eager ring."""
-
-_FOR_EAGER_RINGS = 6
-"""At most one such part of a segment is for eager rings, in equal shares for all ranks of the host.
-"""
+_FOR_RINGS = 3
+"""At most one such part of a segment is for message rings, in equal shares for all ranks of the
+host."""
 
 
 class SharedMemory:
@@ -71,9 +62,8 @@ class SharedMemory:
         self._areas: dict[int, tuple[int, AreaShape]] = {}  # which have room here
         self._closing: dict[int, set[int]] = {}  # by area: members that may still look at it
         self._seen: dict[int, set[int]] = {}  # by such an area: members that have listed it
-        self._places: dict[int, int] = {}  # of the ranks of this host in the tables of bulk rings
-        self._ends: list[BulkRingReader | BulkRingWriter | EagerRingReader | EagerRingWriter] = []
-        self._outward: dict[int, BulkRingWriter] = {}
+        self._places: dict[int, int] = {}  # of the ranks of this host in the tables of rings
+        self._ends: list[RingReader | RingWriter] = []
 
     @classmethod
     def create(cls, rank: int, nbytes: int) -> SharedMemory:
@@ -108,10 +98,6 @@ class SharedMemory:
         self._places = {rank: place for place, rank in enumerate(sorted(descriptions))}
         if self._has_table(self.rank):
             self._room = PageAllocator(_HEAD_BYTES + self._table_bytes, len(self._own.view))
-            for rank in self._places:
-                lines = self._lines(self.rank, rank, _OF_BULK_RING)
-                if lines is not None:
-                    init_control_words(lines)
         if failures:
             log.warning("rank %d uses streams instead of shared memory: %s", self.rank, failures[0])
 
@@ -152,10 +138,7 @@ class SharedMemory:
             return
         self._take_back()
         room = self._room
-        while (shape := self._shape(room_for, chunk_bytes)) is None:
-            if (bulk_ring := self._idle_bulk_ring()) is None:
-                break
-            self._detach(bulk_ring)
+        shape = self._shape(room_for, chunk_bytes)
         if shape is None:
             if not (patient and self._areas.keys() & self._closing.keys()):
                 listing.add(area, 0, AreaShape(0, 0))
@@ -257,85 +240,27 @@ class SharedMemory:
         listing = self._lists.get(rank)
         return None if listing is None else listing.state(area)
 
-    # -- bulk rings
+    # -- message rings
 
-    def bulk_writer_to(self, rank: int) -> BulkRingWriter | None:
-        """Return the only bulk ring for messages to ``rank``, attached to chunks in the own
-        segment.
-
-        Returns None if ``rank`` has not mapped this segment, or if there is no room. A quarter of
-        the segment is kept for groups. If the rest is used, an idle bulk ring gives up its chunks.
-        """
-        if not self.is_mapped_by(rank):
-            return None
-        bulk_ring = self._outward.get(rank)
-        if bulk_ring is not None and bulk_ring.is_attached:
-            return bulk_ring
-        if (lines := self._lines_between(rank, _OF_BULK_RING)) is None:
-            return None
-        self._take_back()
-        room, kept = self._room, len(self._own.view) // 4
-        ring = layout_for(min((room.left - kept) // 4, room.largest))
-        if ring is not None:
-            ring = ring.at(room.take(ring.nbytes))
-        elif (idle := self._idle_bulk_ring()) is not None:
-            ring = idle.detach()
-        else:
-            return None
-        if bulk_ring is None:
-            bulk_ring = BulkRingWriter(rank, self._own.view[:], *lines)
-            self._ends.append(bulk_ring)
-        # Append at the end: the ring that has had its chunks for the longest gives them up first.
-        self._outward.pop(rank, None)
-        self._outward[rank] = bulk_ring
-        bulk_ring.attach(ring)
-        return bulk_ring
-
-    def _idle_bulk_ring(self) -> BulkRingWriter | None:
-        """Return a ring that has chunks and does not use them now."""
-        for bulk_ring in self._outward.values():
-            if bulk_ring.is_attached and (
-                bulk_ring.is_idle or self._segments[bulk_ring.rank].is_orphan
-            ):
-                return bulk_ring
-        return None
-
-    def _detach(self, bulk_ring: BulkRingWriter) -> None:
-        ring = bulk_ring.detach()
-        self._room.give(ring.offset, ring.nbytes)
-
-    def bulk_reader_from(self, rank: int) -> BulkRingReader | None:
-        """Return the reader of the ring in which ``rank`` sends, or None if its segment is not
-        mapped.
-        """
-        if (lines := self._lines_between(rank, _OF_BULK_RING)) is None:
-            return None
-        bulk_ring = BulkRingReader(rank, self._segments[rank].view[:], *lines)
-        self._ends.append(bulk_ring)
-        return bulk_ring
-
-    # -- eager rings
-
-    def eager_writer_to(self, rank: int) -> EagerRingWriter | None:
-        """Return a new eager ring for short messages to ``rank``, which keeps its room until the
-        end.
+    def ring_writer_to(self, rank: int) -> RingWriter | None:
+        """Return a new ring for messages to ``rank``, which keeps its room until the end.
 
         ``rank`` must have mapped this segment. Returns None if there is no room.
         """
-        lines = self._lines_between(rank, _OF_EAGER_RING)
-        share = len(self._own.view) // _FOR_EAGER_RINGS // max(len(self._places) - 1, 1)
-        nbytes = min(share, MAX_EAGER_RING_BYTES, self._room.largest) // _PAGE * _PAGE
-        if lines is None or nbytes < MIN_EAGER_RING_BYTES:
+        share = len(self._own.view) // _FOR_RINGS // max(len(self._places) - 1, 1)
+        nbytes = min(share, MAX_RING_BYTES, self._room.largest) // _PAGE * _PAGE
+        lines = self._lines_between(rank)
+        if lines is None or nbytes < MIN_RING_BYTES:
             return None
-        out = EagerRingWriter(rank, self._own.view[:], *lines, self._room.take(nbytes), nbytes)
+        out = RingWriter(rank, self._own.view[:], *lines, self._room.take(nbytes), nbytes)
         self._ends.append(out)
         return out
 
-    def eager_reader_from(self, rank: int) -> EagerRingReader | None:
-        """Return the eager ring from ``rank`` to this rank, or None if its segment is not mapped."""
-        if (lines := self._lines_between(rank, _OF_EAGER_RING)) is None:
+    def ring_reader_from(self, rank: int) -> RingReader | None:
+        """Return the ring from ``rank`` to this rank, or None if its segment is not mapped."""
+        if (lines := self._lines_between(rank)) is None:
             return None
-        end = EagerRingReader(rank, self._segments[rank].view[:], *lines)
+        end = RingReader(rank, self._segments[rank].view[:], *lines)
         self._ends.append(end)
         return end
 
@@ -343,7 +268,7 @@ class SharedMemory:
 
     @property
     def _table_bytes(self) -> int:
-        return -(-len(self._places) * _PAIR_BYTES // _PAGE) * _PAGE
+        return -(-len(self._places) * LINES_BYTES // _PAGE) * _PAGE
 
     def _has_table(self, rank: int) -> bool:
         """Return whether ``rank`` is mapped, and its segment is large enough for a table of this
@@ -352,32 +277,28 @@ class SharedMemory:
         segment = self._segments.get(rank)
         return segment is not None and _HEAD_BYTES + 8 * self._table_bytes <= len(segment.view)
 
-    def _lines(self, rank: int, other: int, which: slice) -> memoryview | None:
+    def _lines(self, rank: int, other: int) -> memoryview | None:
         """Return the control words in the table of ``rank`` for ``other``."""
         place = self._places.get(other)
         if place is None or not self._has_table(rank):
             return None
-        start = _HEAD_BYTES + place * _PAIR_BYTES
-        return self._segments[rank].view[start : start + _PAIR_BYTES][which].cast("Q")
+        start = _HEAD_BYTES + place * LINES_BYTES
+        return self._segments[rank].view[start : start + LINES_BYTES].cast("Q")
 
-    def _lines_between(self, rank: int, which: slice) -> tuple[memoryview, memoryview] | None:
+    def _lines_between(self, rank: int) -> tuple[memoryview, memoryview] | None:
         """Return the control words of the own table for ``rank``, and those of its table for this
         rank.
         """
-        mine = self._lines(self.rank, rank, which)
-        theirs = self._lines(rank, self.rank, which)
+        mine = self._lines(self.rank, rank)
+        theirs = self._lines(rank, self.rank)
         return None if mine is None or theirs is None else (mine, theirs)
 
-    def _close_ends(
-        self, ends: Sequence[BulkRingReader | BulkRingWriter | EagerRingReader | EagerRingWriter]
-    ) -> None:
+    def _close_ends(self, ends: Sequence[RingReader | RingWriter]) -> None:
         for end in ends:
-            if isinstance(end, BulkRingWriter):
-                self._outward.pop(end.rank, None)
-                if end.is_attached and end.is_idle:
-                    self._detach(end)
             end.close()
             self._ends.remove(end)
+            if isinstance(end, RingWriter):
+                self._room.give(end.start, end.nbytes)
 
     # -- the end
 

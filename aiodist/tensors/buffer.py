@@ -83,6 +83,18 @@ class Buffer:
         )
         return signature
 
+    def opener(self) -> Callable[[Any], memoryview | None] | None:
+        """What gives the bytes of tensors of the owner's type, dtype and shape, in few steps.
+
+        It returns None for a tensor that only `buffer_of` can open. None where it could open none.
+        The bytes hold good while the tensor lives, and may be read-only.
+        """
+        if self.kind == "numpy":
+            is_plain = type(self.owner) is np.ndarray and self.nbytes
+            return numpy_memory.plain_bytes if is_plain else None
+        signature = self.signature(_itself)
+        return None if signature is None else signature.memory
+
     def write_back(self) -> None:
         """Copy staged bytes into the owner; nothing where ``view`` is the owner's own memory."""
         if self._staged is None:
@@ -125,6 +137,10 @@ class Buffer:
 
     def __repr__(self) -> str:
         return f"<Buffer {self.kind} {self.dtype.name}{list(self.shape)}>"
+
+
+def _itself(view: memoryview) -> memoryview:
+    return view
 
 
 def buffer_of(obj: Any, name: str, *, writable: bool, load: bool = True) -> Buffer:

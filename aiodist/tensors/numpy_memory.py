@@ -43,6 +43,16 @@ def open_array(
     return array, found, _bytes_of(staged), staged
 
 
+def plain_bytes(array: Array) -> memoryview | None:
+    """The bytes of an array like one that `open_array` has opened, without its checks.
+
+    Equal are their type (`numpy.ndarray`) and dtype. None where only `open_array` knows them.
+    """
+    if not array.flags.c_contiguous or array.dtype.num not in _CASTABLE:
+        return None
+    return array.data.cast("B")
+
+
 def assign(owner: Array, staged: Array) -> None:
     """Copy the staged elements into the caller's array."""
     np.copyto(owner, staged)

@@ -73,15 +73,8 @@ class FrameType(enum.IntEnum):
     AGREE = 16
     """A message of agreement number ``channel`` of ``group`` on the living ranks, in the payload."""
     WAKE = 17
-    """A flag for which the receiver sleeps was set in the shared memory of ``group``."""
-    PLACED = 18
-    """A whole message for ``key``, as EAGER, whose ``length`` bytes go through shared memory."""
-    BULK_FILLED = 19
-    """There is data in the bulk ring for the receiver, which sleeps."""
-    BULK_EMPTIED = 20
-    """There is room in the bulk ring in which the receiver sends; it sleeps until then."""
-    EAGER_READY = 21
-    """There is a message in the eager ring for the receiver, which sleeps."""
+    """The receiver sleeps, and need not any more. ``id`` 0: a flag was set in the shared memory of
+    ``group``. ``id`` 1: there is a message, or room, in a message ring between the two ranks."""
     BEAT = 32
     """On a heartbeat connection: the rank lives; the metadata has text for its last activity."""
     LOST = 33
@@ -93,7 +86,7 @@ class FrameType(enum.IntEnum):
 
 
 _TYPES = frozenset(int(t) for t in FrameType)
-_ANNOUNCING = frozenset({4, 18})  # REQUEST, PLACED: ``length`` is of bytes elsewhere
+_REQUEST = int(FrameType.REQUEST)  # its ``length`` is of bytes that follow later
 
 COLLECTIVE = 0
 """Kind of a key whose channel is the sequence number of a collective."""
@@ -138,8 +131,7 @@ def encode(
 ) -> bytes:
     """Return header and metadata of a frame, and the zeros behind them; the payload follows.
 
-    ``length`` is the payload's length. For REQUEST and PLACED it is the length of bytes that are
-    elsewhere.
+    ``length`` is the payload's length. For REQUEST it is the length of bytes that are elsewhere.
     """
     kind, group, channel = key
     header = _HEADER.pack(type, kind, len(meta), 0, group, channel, id, length)
@@ -150,7 +142,7 @@ def encode(
 
 def _gap(type: int, head: int, length: int) -> int:
     """Return the zeros between ``head`` bytes of header and metadata and the payload."""
-    return 0 if type in _ANNOUNCING else gap(head, length)
+    return 0 if type == _REQUEST else gap(head, length)
 
 
 def decode(data: memoryview) -> tuple[Frame, int]:
@@ -295,7 +287,7 @@ class FrameDecoder:
                 raise ProtocolError(
                     f"not a frame of this protocol: type {type}, metadata of {meta_bytes} bytes"
                 )
-            announces = type in _ANNOUNCING
+            announces = type == _REQUEST
             if length > (MAX_PAYLOAD if announces else self.max_payload):
                 raise ProtocolError(
                     f"a {FrameType(type).name} frame announces {length} bytes, "

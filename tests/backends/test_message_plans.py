@@ -50,7 +50,9 @@ async def warm(rank: int, *tensors: Any, tag: int = 0) -> None:
 
 def streamed(rank: int) -> int:
     """How many messages have gone to ``rank`` over the stream."""
-    return current_world().endpoint.peer(rank).outbox._streamed
+    shm = current_world().endpoint.peer(rank).outbox.shm
+    assert shm is not None
+    return shm.turn
 
 
 async def test_an_equal_message_is_over_at_once_and_recorded_like_any() -> None:
@@ -115,13 +117,13 @@ async def test_the_async_api_polls_only_for_messages_that_may_come_promptly(
             await dist.barrier()
         else:
             endpoint, looks = current_world().endpoint, []
-            eager_receiver, spin = endpoint.peer(0).eager_receiver, default()._spin
+            shm_receiver, spin = endpoint.peer(0).shm_receiver, default()._spin
             monkeypatch.setattr(type(spin), "finds", lambda *_: looks.append(1))
             for prompt, cores in ((False, True), (True, False), (True, True)):
-                eager_receiver.is_prompt, endpoint.spin_policy.active = prompt, cores
+                shm_receiver.is_prompt, endpoint.spin_policy.active = prompt, cores
                 assert native(default())._message_plans.recv(one, 0, 0, blocks=False) is None
             assert len(looks) == 1
-            assert not eager_receiver.is_prompt
+            assert not shm_receiver.is_prompt
             assert recv(one, 0) is None
             assert len(looks) == 2
             endpoint.spin_policy.active = False
@@ -281,16 +283,16 @@ async def test_a_sleeping_receiver_is_woken_without_a_running_loop() -> None:
         one = torch.ones(2)
         await warm(rank, one, one)
         if rank == 0:
-            eager_sender = current_world().endpoint.peer(1).outbox.eager_sender
-            assert eager_sender is not None
-            eager_ring = eager_sender._eager_ring
-            assert eager_ring is not None
-            await until(lambda: bool(eager_ring._theirs[1]))
+            shm = current_world().endpoint.peer(1).outbox.shm
+            assert shm is not None
+            ring = shm.ring
+            assert ring is not None
+            await until(lambda: not ring.is_watched)
             loops: list[object] = []
-            ring = eager_sender._ring
-            eager_sender._ring = lambda: (  # type: ignore[method-assign]
+            wake = shm._wake
+            shm._wake = lambda: (  # type: ignore[method-assign]
                 loops.append(asyncio._get_running_loop()),
-                ring(),
+                wake(),
             )[-1]
             assert send(one, 1) is not None
             assert loops == [asyncio.get_running_loop()]

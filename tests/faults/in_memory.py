@@ -12,8 +12,7 @@ from aiodist.groups import shm_collective
 from aiodist.groups.fingerprint import Words
 from aiodist.groups.shm_communicator import ShmCommunicator
 from aiodist.groups.world import current_world
-from aiodist.shm.bulk_ring import BulkRingReader, BulkRingWriter
-from aiodist.shm.eager_ring import EagerRingReader, EagerRingWriter
+from aiodist.shm.message_ring import RingReader, RingWriter
 
 CHUNKED = 1_100_000
 """Elements of four bytes: some chunks for each rank, and what goes along a chain where ranks outnumber
@@ -33,13 +32,8 @@ def at_flag(number: int, act: Callable[[], None]) -> None:
     The call comes before the wake-up of a sleeping reader. The flag that is the rank's progress
     counts once more after the wake-up.
     """
-    advance, wake, fill, taken = (
-        ShmCommunicator.advance,
-        ShmCommunicator.wake,
-        BulkRingWriter.fill,
-        BulkRingReader.taken,
-    )
-    put, take = EagerRingWriter.put, EagerRingReader.take
+    advance, wake = ShmCommunicator.advance, ShmCommunicator.wake
+    put, fill, take = RingWriter.put, RingWriter.fill, RingReader.take
     written = 0
 
     def count() -> None:
@@ -58,32 +52,26 @@ def at_flag(number: int, act: Callable[[], None]) -> None:
         count()
         wake(communicator, word)
 
-    def counted_fill(bulk_ring: BulkRingWriter, data: memoryview, ticket: int) -> bool:
-        must_wake = fill(bulk_ring, data, ticket)
+    def counted_fill(ring: RingWriter, data: memoryview, piece: int) -> bool:
+        is_more = fill(ring, data, piece)
         count()
-        return must_wake
+        return is_more
 
-    def counted_taken(bulk_ring: BulkRingReader) -> bool:
-        must_wake = taken(bulk_ring)
-        count()
-        return must_wake
-
-    def counted_put(eager_ring: EagerRingWriter, *message: Any) -> bool:
-        has_room = put(eager_ring, *message)
+    def counted_put(ring: RingWriter, *message: Any) -> bool:
+        has_room = put(ring, *message)
         if has_room:
             count()
         return has_room
 
-    def counted_take(eager_ring: EagerRingReader, number: int) -> None:
-        take(eager_ring, number)
+    def counted_take(ring: RingReader, *record: int) -> None:
+        take(ring, *record)
         count()
 
     ShmCommunicator.advance = counted_advance  # type: ignore[method-assign]
     ShmCommunicator.wake = counted_wake  # type: ignore[method-assign]
-    BulkRingWriter.fill = counted_fill  # type: ignore[method-assign]
-    BulkRingReader.taken = counted_taken  # type: ignore[method-assign]
-    EagerRingWriter.put = counted_put  # type: ignore[method-assign]
-    EagerRingReader.take = counted_take  # type: ignore[method-assign]
+    RingWriter.put = counted_put  # type: ignore[method-assign]
+    RingWriter.fill = counted_fill  # type: ignore[method-assign]
+    RingReader.take = counted_take  # type: ignore[method-assign]
 
 
 def damage_next(bits: int) -> None:

@@ -6,15 +6,15 @@ import random
 
 import pytest
 
-from aiodist.p2p import link, outbox, shm_bulk_sender, shm_eager_sender
+from aiodist.p2p import link, outbox, shm_sender
 from aiodist.p2p.matching import ANY_SOURCE, Recv
 from aiodist.p2p.outbox import Send, head_of
-from aiodist.shm import bulk_ring, eager_ring
+from aiodist.shm import message_ring, shared_memory
 from aiodist.wire.frames import Key
 from tests.p2p.pairs import Pair, Side
 
 EAGER, CHUNK, COST, SMALL_WINDOW = 64, 32, 16, 500
-IN_EAGER_RING, A_MESSAGE_IN_IT = 3, 64
+RING, A_MESSAGE_IN_IT = 4096, 64
 
 LENGTHS = {0: 0, 1: EAGER, 2: EAGER + 1, 4: CHUNK * 5 + 3, 5: EAGER - 4}
 """Length of the messages by tag. On tags from 4 on, sends and receives are cancelled as well."""
@@ -30,13 +30,14 @@ def _small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox, "MESSAGE_COST", COST)
     monkeypatch.setattr("aiodist.p2p.inbox.MESSAGE_COST", COST)
     monkeypatch.setattr(link, "EAGER_BYTES", EAGER)
-    monkeypatch.setattr(outbox, "BULK_RING_BYTES", 63)
+    monkeypatch.setattr(outbox, "HOST_EAGER_BYTES", EAGER - 2)
     monkeypatch.setattr(outbox, "JOINED_BYTES", 20)
-    monkeypatch.setattr(shm_bulk_sender, "MIN_PIECE_BYTES", 9)
-    monkeypatch.setattr(bulk_ring, "CHUNK_BYTES", 20)
-    monkeypatch.setattr(bulk_ring, "MIN_CHUNK_BYTES", 20)
-    monkeypatch.setattr(eager_ring, "DEPTH", IN_EAGER_RING)
-    monkeypatch.setattr(shm_eager_sender, "EAGER_RING_BYTES", -1)
+    monkeypatch.setattr(message_ring, "MIN_BYTES", RING)
+    monkeypatch.setattr(shared_memory, "MIN_RING_BYTES", RING)
+    monkeypatch.setattr(shared_memory, "MAX_RING_BYTES", RING)
+    monkeypatch.setattr(shm_sender, "PART_BYTES", 20)
+    monkeypatch.setattr(shm_sender, "IN_FLIGHT_BYTES", 400)
+    monkeypatch.setattr(shm_sender, "RING_BYTES", -1)
 
 
 def key_of(tag: int) -> Key:
@@ -143,7 +144,7 @@ class Exchange:
     def check_window(self) -> None:
         for side in self.sides:
             kept = SMALL_WINDOW + max(LENGTHS.values()) * len(self.cancelled)
-            kept += IN_EAGER_RING * A_MESSAGE_IN_IT
+            kept += RING
             assert side.inbox.matcher.arrived_bytes() <= kept
             self.stalls += side.peer.stalled
             assert side.peer.outbox._credit <= SMALL_WINDOW
@@ -160,6 +161,7 @@ class Exchange:
             assert side.peer.outbox._credit + other.peer.owed + paid == SMALL_WINDOW
             assert not side.inbox._tickets
             assert not side.peer.outbox._bulk
+            assert not side.peer.outbox.shm or not side.peer.outbox.shm.is_busy
         for memory, before in self.cancelled:
             assert bytes(memory) == before, "a cancelled receive was written"
 
@@ -181,26 +183,22 @@ class Exchange:
             assert all(message.done for message, _, _ in messages)
 
 
-@pytest.mark.parametrize("way", ["streams", "bulk rings", "eager rings"])
+@pytest.mark.parametrize("way", ["streams", "parts in rings", "messages in rings"])
 @pytest.mark.parametrize("block", range(4))
 def test_every_message_arrives_once_in_order_and_within_the_window(
     block: int, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stalls = 0
     shared_bytes = 0 if way == "streams" else 1 << 20
-    if way == "eager rings":  # which are full at times, and too small for some messages
-        monkeypatch.setattr(shm_eager_sender, "EAGER_RING_BYTES", A_MESSAGE_IN_IT)
+    if way == "messages in rings":  # which are full at times, and not for all messages
+        monkeypatch.setattr(shm_sender, "RING_BYTES", A_MESSAGE_IN_IT)
     for seed in range(block * 60, block * 60 + 60):
         exchange = Exchange(seed, shared_bytes)
         try:
             exchange.run(150)
             for side in exchange.sides:
-                bulk_ring = side.peer.outbox.bulk_ring
-                assert (
-                    bulk_ring is not None and bulk_ring.is_open
-                    if shared_bytes
-                    else bulk_ring is None
-                )
+                shm = side.peer.outbox.shm
+                assert shm is not None and shm.ring is not None if shared_bytes else shm is None
         except BaseException as error:
             error.add_note(f"seed {seed}")
             raise

@@ -1,4 +1,4 @@
-"""Room of a segment that comes back: of groups that all have left, and of bulk rings that are idle."""
+"""Room of a segment that comes back: of groups that all have left."""
 
 from __future__ import annotations
 
@@ -191,59 +191,3 @@ input()
         memory._take_back()
         assert memory._room.left == before
     memory.close()
-
-
-def test_an_idle_bulk_ring_gives_its_chunks_to_another_and_a_busy_one_does_not() -> None:
-    memories = met(8, MIB)
-    into = [memory.bulk_reader_from(0) for memory in memories]
-    bulk_rings = []
-    for rank in range(1, 8):
-        bulk_ring = memories[0].bulk_writer_to(rank)
-        assert bulk_ring is not None
-        assert bulk_ring.is_attached
-        bulk_ring.fill(memoryview(bytes([rank]) * 1000), 7)
-        bulk_rings.append(bulk_ring)
-        reader = into[rank]
-        assert reader is not None
-        if rank > 1:  # rank 1 takes nothing
-            found = reader.next()
-            assert found is not None
-            assert found[1] == bytes([rank]) * 1000
-            del found
-            reader.taken()
-    assert bulk_rings[0].is_attached
-    assert sum(bulk_ring.is_attached for bulk_ring in bulk_rings) < 7
-    unmoored = next(bulk_ring for bulk_ring in bulk_rings if not bulk_ring.is_attached)
-    again = memories[0].bulk_writer_to(unmoored.rank)
-    assert again is unmoored
-    assert again.is_attached
-    first = into[1]
-    assert first is not None
-    found = first.next()
-    assert found is not None
-    assert found[1] == bytes([1]) * 1000
-    del found
-    close(memories)
-
-
-def test_groups_have_the_room_of_idle_bulk_rings() -> None:
-    memories = met(2, MIB)
-    bulk_ring = memories[0].bulk_writer_to(1)
-    assert bulk_ring is not None
-    bulk_ring.users = 1
-    memories[0]._room.take(memories[0]._room.largest)
-    memories[0].lay_out(1)
-    assert "no room" in str(memories[0].look(1, [0]))
-    bulk_ring.users = 0
-    memories[0].lay_out(2)
-    assert not bulk_ring.is_attached
-    close(memories)
-
-
-def test_a_bulk_ring_to_a_rank_that_was_replaced_frees_its_room() -> None:
-    memories = met(2)
-    before = memories[0]._room.left
-    assert memories[0].bulk_writer_to(1) is not None
-    memories[0].forget(1)
-    assert memories[0]._room.left == before
-    close(memories)

@@ -224,7 +224,6 @@ def test_a_handler_may_redirect_from_inside_payload_done_of_the_frame_before() -
         (FrameType.EAGER, LEAD - HEADER_BYTES, 1 << 20, LEAD),
         (FrameType.EAGER, LEAD, 1 << 20, HEADER_BYTES + LEAD),
         (FrameType.REQUEST, 11, 1 << 20, HEADER_BYTES + 11),
-        (FrameType.PLACED, 11, 1 << 20, HEADER_BYTES + 11),
     ],
 )
 def test_a_payload_that_is_not_short_begins_where_it_is_copied_quickly(

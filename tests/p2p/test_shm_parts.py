@@ -8,18 +8,19 @@ from collections.abc import Iterator
 import pytest
 
 from aiodist.errors import ProtocolError
-from aiodist.p2p import shm_eager_sender
+from aiodist.p2p import shm_sender
 from aiodist.p2p.matching import ANY_SOURCE, Recv
-from aiodist.p2p.outbox import CHUNK_BYTES, EAGER_BYTES
-from aiodist.p2p.shm_bulk_sender import BULK_RING_BYTES
-from aiodist.shm import bulk_ring as bulk_rings
-from aiodist.wire.frames import TENSOR, FrameType, encode
+from aiodist.p2p.outbox import CHUNK_BYTES, EAGER_BYTES, HOST_EAGER_BYTES
+from aiodist.p2p.shm_sender import RING_WAKE
+from aiodist.shm import message_ring
+from aiodist.shm.message_ring import RingWriter
+from aiodist.wire.frames import TENSOR, FrameType
 from tests.p2p.conftest import SetClock
 from tests.p2p.pairs import Pair, Side
 
 TAG = (TENSOR, 9, 1)
 OTHER = (TENSOR, 9, 2)
-CHUNK = 64 << 10
+PIECE = 64 << 10
 MIB = 1 << 20
 
 pytestmark = pytest.mark.usefixtures("steady_clock")
@@ -27,11 +28,10 @@ pytestmark = pytest.mark.usefixtures("steady_clock")
 
 @pytest.fixture
 def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
-    """With room for four chunks of 64 KiB in each direction."""
-    monkeypatch.setattr(bulk_rings, "CHUNK_BYTES", CHUNK)
-    monkeypatch.setattr(
-        shm_eager_sender, "EAGER_RING_BYTES", -1
-    )  # what an eager ring could take goes by the bulk ring, too
+    """With room for four pieces of 64 KiB in each direction."""
+    monkeypatch.setattr(shm_sender, "PART_BYTES", PIECE)
+    monkeypatch.setattr(shm_sender, "IN_FLIGHT_BYTES", 4 * PIECE + 1024)
+    monkeypatch.setattr(shm_sender, "RING_BYTES", -1)  # no message goes in at once
     made = Pair(64 << 20, shared_bytes=8 * MIB)
     yield made
     made.close()
@@ -48,11 +48,15 @@ def content(recv: Recv) -> bytes:
     return bytes(recv.into)
 
 
-def all_chunks_are_free(side: Side) -> bool:
-    bulk_ring = side.peer.outbox.bulk_ring
-    assert bulk_ring is not None
-    assert bulk_ring._out is not None
-    return bulk_ring._out.free() == bulk_ring._out._depth
+def ring_of(side: Side) -> RingWriter:
+    shm = side.peer.outbox.shm
+    assert shm is not None
+    assert shm.ring is not None
+    return shm.ring
+
+
+def all_room_is_free(side: Side) -> bool:
+    return not ring_of(side).untaken
 
 
 @pytest.mark.parametrize("wakeful", [False, True])
@@ -60,8 +64,8 @@ def all_chunks_are_free(side: Side) -> bool:
 @pytest.mark.parametrize(
     "size",
     [
-        *(BULK_RING_BYTES + d for d in (-1, 0, 1)),
-        *(n * CHUNK + d for n in (3, 4, 5) for d in (-1, 0, 1)),
+        *(HOST_EAGER_BYTES + d for d in (-1, 0, 1)),
+        *(n * PIECE + d for n in (3, 4, 5) for d in (-1, 0, 1)),
         *(EAGER_BYTES + d for d in (-1, 0, 1)),
         *(3 * CHUNK_BYTES + d for d in (-1, 0, 1)),
     ],
@@ -75,20 +79,20 @@ def test_sizes_around_every_limit(pair: Pair, size: int, posted_first: bool, wak
     else:
         send = pair.a.send(TAG, data)
         pair.settle()
-        assert send.done == (size <= EAGER_BYTES)
+        assert send.done == (size <= HOST_EAGER_BYTES)
         recv = pair.b.recv(TAG, size)
     moved = pair.a.stream.queued()
     while pair.settle_once():
         moved += pair.a.stream.queued()
     assert send.done
     assert content(recv) == data
-    if size >= BULK_RING_BYTES:
+    if size > HOST_EAGER_BYTES:
         assert moved < 2000, "the payload went down the stream"
-        assert all_chunks_are_free(pair.a)
+        assert all_room_is_free(pair.a)
 
 
 def test_messages_of_all_sizes_keep_their_order_in_both_directions(pair: Pair) -> None:
-    sizes = [10, 300_000, 0, 2_500_000, BULK_RING_BYTES, 5, MIB, 1_000_001, 70_000] * 3
+    sizes = [10, 300_000, 0, 2_500_000, HOST_EAGER_BYTES, 5, MIB, 1_000_001, 70_000] * 3
     wanted: list[tuple[Recv, bytes]] = []
     for number, size in enumerate(sizes):
         for here, there in ((pair.a, pair.b), (pair.b, pair.a)):
@@ -98,8 +102,8 @@ def test_messages_of_all_sizes_keep_their_order_in_both_directions(pair: Pair) -
     pair.settle()
     for recv, data in wanted:
         assert content(recv) == data
-    assert all_chunks_are_free(pair.a)
-    assert all_chunks_are_free(pair.b)
+    assert all_room_is_free(pair.a)
+    assert all_room_is_free(pair.b)
 
 
 def test_small_messages_pass_a_large_one(pair: Pair) -> None:
@@ -127,12 +131,10 @@ def half_way(pair: Pair, size: int) -> Recv:
 
 
 def _arrived(pair: Pair) -> int:
-    placed = pair.b.peer.bulk_receiver._placed
-    parts = [recv.got for recv in pair.b.inbox._tickets.values()]
-    return placed[0].got if placed else sum(parts)
+    return sum(recv.got for recv in pair.b.inbox._tickets.values())
 
 
-@pytest.mark.parametrize("size", [EAGER_BYTES, 3 * MIB], ids=["eager", "rendezvous"])
+@pytest.mark.parametrize("size", [MIB, 3 * MIB])
 def test_a_receive_cancelled_half_way_is_not_written_and_the_next_one_gets_all(
     pair: Pair, size: int
 ) -> None:
@@ -142,26 +144,26 @@ def test_a_receive_cancelled_half_way_is_not_written_and_the_next_one_gets_all(
     before = bytes(recv.into)
     pair.settle()
     assert bytes(recv.into) == before
-    assert all_chunks_are_free(pair.a)
+    assert all_room_is_free(pair.a)
     again = pair.b.recv(TAG, size)
     pair.settle()
     assert content(again) == bytes_of(size)
 
 
-@pytest.mark.parametrize("size", [EAGER_BYTES, 3 * MIB], ids=["eager", "rendezvous"])
-def test_a_message_dropped_half_way_releases_its_chunks(pair: Pair, size: int) -> None:
+@pytest.mark.parametrize("size", [MIB, 3 * MIB])
+def test_a_message_dropped_half_way_releases_its_room(pair: Pair, size: int) -> None:
     recv = half_way(pair, size)
     pair.b.inbox.drop(recv)
     pair.b.inbox.forget_group(9)
     pair.settle()
-    assert all_chunks_are_free(pair.a)
     later = pair.b.recv(OTHER, size)
     pair.a.send(OTHER, bytes_of(size, 2))
     pair.settle()
     assert content(later) == bytes_of(size, 2)
+    assert all_room_is_free(pair.a)
 
 
-def test_a_message_withdrawn_half_way_is_not_delivered_and_frees_its_chunks(pair: Pair) -> None:
+def test_a_message_withdrawn_half_way_is_not_delivered_and_frees_its_room(pair: Pair) -> None:
     size = 8 * MIB
     data = bytearray(bytes_of(size))
     recv = pair.b.recv(TAG, size)
@@ -175,21 +177,23 @@ def test_a_message_withdrawn_half_way_is_not_delivered_and_frees_its_chunks(pair
     pair.a.send(TAG, bytes_of(size, 2))
     pair.settle()
     assert content(recv) == bytes_of(size, 2)
-    assert all_chunks_are_free(pair.a)
+    assert all_room_is_free(pair.a)
 
 
-def test_the_memory_of_an_eager_message_is_the_callers_again_when_it_gives_up(pair: Pair) -> None:
-    data = bytearray(bytes_of(EAGER_BYTES))
+def test_a_part_that_was_handed_over_is_copied_if_its_send_ends(pair: Pair) -> None:
+    data = bytearray(bytes_of(MIB))
+    recv = pair.b.recv(TAG, MIB)
     send = pair.a.send(TAG, data)
-    assert not send.done  # there are four chunks of it
+    pair.a.stream.push(1 << 40)
+    pair.b.stream.push(1 << 40)  # the GRANT: four pieces are in the ring
+    assert not send.done
     assert not pair.a.peer.outbox.withdraw(send)
-    data[:] = bytes(EAGER_BYTES)
+    data[:] = bytes(MIB)
     pair.settle()
-    recv = pair.b.recv(TAG, EAGER_BYTES)
-    assert content(recv) == bytes_of(EAGER_BYTES)
+    assert content(recv) == bytes_of(MIB)
 
 
-@pytest.mark.parametrize("size", [EAGER_BYTES, 3 * MIB], ids=["eager", "rendezvous"])
+@pytest.mark.parametrize("size", [MIB, 3 * MIB])
 def test_a_rank_lost_half_way_fails_both_ends(pair: Pair, size: int) -> None:
     recv = half_way(pair, size)
     sends = [pair.b.send(TAG, bytes_of(size)), pair.b.send(TAG, bytes_of(size))]
@@ -197,25 +201,61 @@ def test_a_rank_lost_half_way_fails_both_ends(pair: Pair, size: int) -> None:
     for each in (recv, *sends):
         assert each.done
         assert isinstance(each.error, ConnectionError)
-    assert not pair.b.peer.bulk_receiver.is_busy
+    assert not pair.b.peer.shm_receiver.is_busy
     again = pair.b.send(TAG, bytes_of(size))
     assert isinstance(again.error, ConnectionError)
 
 
-def test_a_sender_without_a_free_chunk_sleeps_until_it_is_woken(pair: Pair) -> None:
-    pair.b.recv(TAG, EAGER_BYTES)
-    pair.run_soon()  # so that it would be woken for a short message, too
-    pair.a.send(TAG, bytes_of(EAGER_BYTES))
+def test_a_sender_without_room_sleeps_until_it_is_woken(pair: Pair) -> None:
+    pair.b.recv(TAG, MIB)
+    pair.run_soon()
+    pair.a.send(TAG, bytes_of(MIB))
     pair.a.stream.push(1 << 40)
-    assert _arrived(pair) == 4 * CHUNK
-    assert pair.b.stream.queued() == len(encode(FrameType.BULK_EMPTIED))
-    assert not pair.run_soon()
     pair.b.stream.push(1 << 40)
-    assert pair.a.stream.queued() == len(encode(FrameType.BULK_FILLED))
+    assert not _arrived(pair)
+    assert pair.a.stream.queued() == len(RING_WAKE), "woken once"
+    pair.a.stream.push(1 << 40)
+    assert _arrived(pair) == 4 * PIECE
+    assert pair.b.stream.queued() == len(RING_WAKE)
+    while pair.run_soon():
+        assert _arrived(pair) == 4 * PIECE
+    pair.b.stream.push(1 << 40)
+    assert pair.a.stream.queued() == len(RING_WAKE)
     pair.settle()
 
 
-def test_without_room_for_a_bulk_ring_messages_use_the_stream() -> None:
+def test_parts_for_a_cancelled_receive_make_room(pair: Pair) -> None:
+    """Though the receiver waits for nothing any more, and so would not look."""
+    recv = pair.b.recv(TAG, 3 * MIB)
+    send = pair.a.send(TAG, bytes_of(3 * MIB))
+    pair.a.stream.push(1 << 40)
+    pair.b.stream.push(1 << 40)
+    pair.b.inbox.drop(recv)
+    pair.b.inbox.forget(TAG)
+    pair.settle()
+    assert send.done
+    assert ring_of(pair.a).untaken < 6 * PIECE  # which are read with the next receive
+
+
+def test_a_message_that_waits_in_the_ring_does_not_hold_parts_up(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take the stream as soon as the ring is full, and keep their order."""
+    monkeypatch.setattr(shm_sender, "RING_BYTES", 4 * MIB)
+    pair.a.send(OTHER, b"unexpected")
+    monkeypatch.setattr(shm_sender, "RING_BYTES", -1)
+    recv = pair.b.recv(TAG, 3 * MIB)
+    pair.a.send(TAG, bytes_of(3 * MIB))
+    moved = 0
+    while pair.settle_once():
+        moved += pair.a.stream.queued()
+    assert content(recv) == bytes_of(3 * MIB)
+    assert moved > MIB
+    assert content(pair.b.recv(OTHER, 10)) == b"unexpected"
+    assert all_room_is_free(pair.a)
+
+
+def test_without_room_for_a_ring_messages_use_the_stream() -> None:
     pair = Pair(64 << 20, shared_bytes=MIB)
     memory = pair.memories[0]
     assert memory is not None
@@ -225,73 +265,55 @@ def test_without_room_for_a_bulk_ring_messages_use_the_stream() -> None:
     pair.a.send(TAG, bytes_of(3 * MIB))
     pair.settle()
     assert content(recv) == bytes_of(3 * MIB)
-    assert pair.a.peer.outbox.bulk_ring is not None
-    assert not pair.a.peer.outbox.bulk_ring.is_open
+    assert pair.a.peer.outbox.shm is not None
+    assert pair.a.peer.outbox.shm.ring is None
     pair.close()
 
 
-PLACED = encode(FrameType.PLACED, TAG, length=200_000, meta=b"m")
-
-
-def _lie(pair: Pair, word: int, value: int) -> None:
-    bulk_ring = pair.a.peer.outbox.bulk_ring
-    assert bulk_ring is not None
-    assert bulk_ring._out is not None
-    bulk_ring._out._mine[word] = value
-
-
-@pytest.mark.parametrize("receives", [True, False])
-@pytest.mark.parametrize(
-    ("word", "value"), [(8, 9), (16, 8 * MIB), (17, 2**63), (17, 200_001)], ids=str
-)
-def test_a_sender_that_lies_is_cut_off(pair: Pair, word: int, value: int, receives: bool) -> None:
-    """The counter; then offset and length of a piece in a message of 200,000 bytes."""
-    recv = pair.b.recv(TAG, 200_000) if receives else None
+def begun(pair: Pair) -> Recv:
+    """A receive of which the first parts are in the ring, unread."""
+    recv = pair.b.recv(TAG, 200_000)
     pair.a.send(TAG, bytes_of(200_000))
-    _lie(pair, word, value)
     pair.a.stream.push(1 << 40)
-    assert isinstance(pair.b.lost[0], ProtocolError)
-    if recv is not None:
-        assert recv.error is not None
-        assert recv.into is not None
-
-
-def test_a_piece_beyond_a_large_message_is_refused(pair: Pair) -> None:
-    recv = pair.b.recv(TAG, 3 * MIB)
-    pair.a.send(TAG, bytes_of(3 * MIB))
-    pair.a.stream.push(1 << 40)
-    recv.got = 3 * MIB - 10  # as if so much had come
     pair.b.stream.push(1 << 40)
-    pair.a.stream.push(1 << 40)
-    assert isinstance(pair.b.lost[0], ProtocolError)
-    assert "extends beyond the end" in str(pair.b.lost[0])
+    return recv
+
+
+@pytest.mark.parametrize("word", ["written", "length", "frame", "beyond"])
+def test_a_sender_that_lies_is_cut_off(pair: Pair, word: str) -> None:
+    recv = begun(pair)
+    ring, frame = ring_of(pair.a), message_ring._RECORD
+    frame += ring._words[1]
+    if word == "written":
+        ring._mine[0] = 1 << 40
+    elif word == "length":
+        ring._words[0] = 1 << 40
+    elif word == "frame":
+        ring._segment[frame] = FrameType.GRANT
+    else:
+        recv.got = 199_000  # as if so much had come
+    pair.settle()
+    assert [type(error) for error in pair.b.lost] == [ProtocolError]
+    assert recv.error is not None
 
 
 def test_a_receiver_that_lies_is_cut_off(pair: Pair) -> None:
-    pair.a.send(TAG, bytes_of(EAGER_BYTES))
+    pair.a.send(OTHER, bytes_of(200_000))
+    pair.b.recv(OTHER, 200_000)
     pair.a.stream.push(1 << 40)
-    into = pair.b.peer.bulk_receiver._bulk_ring
-    assert into is not None
-    into._mine[0] = 1000
+    ring_of(pair.a)._theirs[8] = 1 << 40
     pair.b.stream.push(1 << 40)
     assert isinstance(pair.a.lost[0], ProtocolError)
-    assert "rank 1 has taken 1000 pieces" in str(pair.a.lost[0])
+    assert "rank 1 has taken" in str(pair.a.lost[0])
 
 
-@pytest.mark.parametrize("frame", [PLACED, encode(FrameType.BULK_FILLED)])
-def test_a_peer_without_shared_memory_may_not_name_it(frame: bytes) -> None:
+def test_a_wake_up_of_a_peer_without_shared_memory_does_nothing() -> None:
     pair = Pair(64 << 20)
-    pair.b.recv(TAG, 200_000)
-    pair.a.stream.send([frame])
-    with pytest.raises(ProtocolError, match="does not share"):
-        pair.a.stream.push(1 << 40)
-
-
-@pytest.mark.parametrize("length", [0, EAGER_BYTES + 1])
-def test_a_placed_message_is_an_eager_message(pair: Pair, length: int) -> None:
-    pair.a.stream.send([encode(FrameType.PLACED, TAG, length=length, meta=b"m")])
-    with pytest.raises(ProtocolError, match="an eager message of"):
-        pair.a.stream.push(1 << 40)
+    recv = pair.b.recv(TAG, 3)
+    pair.a.stream.send([RING_WAKE])
+    pair.a.send(TAG, b"one")
+    pair.settle()
+    assert content(recv) == b"one"
 
 
 @pytest.mark.usefixtures("pair")
@@ -308,7 +330,8 @@ def test_every_message_ends_whatever_the_shared_words_say(set_clock: SetClock) -
         for _ in range(6):
             pair.a.stream.push(1 << 40)
             value = chance.choice([0, 1, 2, 5, 70_000, 2**32, 2**63, 2**64 - 1])
-            _lie(pair, chance.choice([0, 1, 8, 9, 16, 17, 18, 20, 21, 22]), value)
+            words = chance.choice([ring_of(pair.a)._mine, ring_of(pair.a)._words])
+            words[chance.choice([0, 1, 2, 3, 4])] = value
             pair.b.stream.push(1 << 40)
         pair.settle()
         errors = pair.b.lost + pair.a.lost

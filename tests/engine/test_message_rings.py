@@ -10,18 +10,17 @@ import pytest
 
 import aiodist as dist
 from aiodist.groups.world import current_world
-from aiodist.p2p.outbox import EAGER_BYTES
-from aiodist.p2p.shm_bulk_sender import BULK_RING_BYTES
+from aiodist.p2p.outbox import EAGER_BYTES, HOST_EAGER_BYTES
 from aiodist.testing import in_process, run_ranks
 from tests.engine.conftest import ranks_of
 from tests.leftovers import named_segments
 from tests.limits import scaled
 
 
-def has_bulk_ring_to(rank: int) -> bool:
+def has_ring_to(rank: int) -> bool:
     """Return whether this rank sends to ``rank`` through shared memory."""
-    bulk_ring = current_world().endpoint._peers[rank].outbox.bulk_ring
-    return bulk_ring is not None and bulk_ring.is_open
+    shm = current_world().endpoint.peer(rank).outbox.shm
+    return shm is not None and shm.ring is not None
 
 
 def numbers(length: int, seed: int) -> np.ndarray:
@@ -36,7 +35,7 @@ def positions(length: int, seed: int) -> np.ndarray:
 async def test_many_ranks_in_turn_find_room_under_a_small_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Twelve bulk rings, of which three or four have room at once."""
+    """Twelve rings of 28 KiB each."""
     monkeypatch.setattr(in_process, "_SHARED_BYTES", 1 << 20)
     size = 13
 
@@ -46,7 +45,7 @@ async def test_many_ranks_in_turn_find_room_under_a_small_limit(
                 for length in (300_000, EAGER_BYTES + 5):
                     if rank == 0:
                         await dist.send(positions(length, turn * other), other)
-                        assert has_bulk_ring_to(other), "through memory every time"
+                        assert has_ring_to(other), "through memory every time"
                     elif rank == other:
                         into = np.zeros(length, np.uint8)
                         await dist.recv(into, 0)
@@ -59,7 +58,7 @@ async def test_many_ranks_in_turn_find_room_under_a_small_limit(
 async def test_many_messages_at_once_under_a_small_limit_arrive_unchanged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Bulk rings and streams take turns: no part of a message overtakes another."""
+    """Rings and streams take turns: no part of a message overtakes another."""
     monkeypatch.setattr(in_process, "_SHARED_BYTES", 1 << 20)
     size = 6
 
@@ -84,7 +83,14 @@ async def test_many_messages_at_once_under_a_small_limit_arrive_unchanged(
 
 
 async def test_messages_of_every_kind_arrive_unchanged() -> None:
-    lengths = [BULK_RING_BYTES - 1, BULK_RING_BYTES, 600_001, EAGER_BYTES, EAGER_BYTES + 1, 5 << 20]
+    lengths = [
+        HOST_EAGER_BYTES,
+        HOST_EAGER_BYTES + 1,
+        600_001,
+        EAGER_BYTES,
+        EAGER_BYTES + 1,
+        5 << 20,
+    ]
 
     async def main(rank: int) -> None:
         right, left = (rank + 1) % 3, (rank - 1) % 3
@@ -94,7 +100,7 @@ async def test_messages_of_every_kind_arrive_unchanged() -> None:
             assert await dist.recv(into, left) == left
             await sent
             assert (into == numbers(length, left)).all()
-        assert has_bulk_ring_to(right)
+        assert has_ring_to(right)
         if rank:  # from whomever, unexpected, and without a buffer
             await dist.send(numbers(400_000, rank), 0)
             await dist.send(numbers(3 << 20, rank), 0, tag=1)
@@ -148,7 +154,7 @@ async def test_a_segment_with_little_room(monkeypatch: pytest.MonkeyPatch, nbyte
                 await dist.recv(into, other)
                 await work
                 assert (into == numbers(2 << 20, other)).all()
-        found = [has_bulk_ring_to(other) for other in range(5) if other != rank]
+        found = [has_ring_to(other) for other in range(5) if other != rank]
         data = np.full(100_000, 1.0)
         await dist.all_reduce(data)
         assert (data == 5).all()
@@ -164,7 +170,7 @@ async def test_streams_alone_where_shared_memory_was_not_chosen() -> None:
         into = np.zeros(2 << 20, np.uint8)
         await dist.recv(into, 1 - rank)
         await work
-        assert not has_bulk_ring_to(1 - rank)
+        assert not has_ring_to(1 - rank)
 
     await run_ranks(2, main, "unix", timeout=40)
 
@@ -245,7 +251,7 @@ SURVIVE = """
             exchange(others)
     except dist.PeerLostError as error:
         assert error.rank == 2, error
-    # The group has lost a member; the bulk rings of the others go on.
+    # The group has lost a member; the rings of the others go on.
     into = np.zeros_like(content)
     work = dist.isend(content, 1 - rank, both)
     dist.recv(into, 1 - rank, both)

@@ -1,0 +1,415 @@
+"""Receive from one peer of this host through its message ring.
+
+`shm/message_ring.py` has the memory, `p2p/shm_sender.py` the sender's half. A message in the ring
+is an eager message that takes no credit: an unexpected one waits in the ring, which bounds the
+memory, as an `EagerMessage`. The parts of a large message are taken at once.
+
+Both sides count the messages and parts that go over the stream as turns, and each record carries
+the turn behind which it was sent. Invariant: a record is delivered after all that was sent before
+it and before all that was sent later, on either path.
+
+A long message with a posted receive is copied out while the sender copies it in, as a
+`p2p.shm_progress.ProgressSource`. The next record waits for its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from aiodist.copying import copy
+from aiodist.errors import ProtocolError
+from aiodist.p2p.partial_message import PartialMessage
+from aiodist.p2p.shm_sender import RING_WAKE
+from aiodist.p2p.spin_policy import NEAR_SECONDS
+from aiodist.wire.frames import MESSAGES, Frame, FrameType, Key, decode
+
+if TYPE_CHECKING:
+    from aiodist.p2p.inbox import Inbox, Source
+    from aiodist.p2p.shm_progress import ShmProgress
+    from aiodist.p2p.spin_policy import BoundedSpin
+    from aiodist.shm.message_ring import RingReader
+
+SHORT_BYTES = 4096
+"""The longest payload that `ShmReceiver.take_short` copies."""
+
+MESSAGES_A_LOOK = 64
+"""Messages that are delivered before other callbacks of the loop have their turn."""
+
+Broken = Callable[[BaseException], None]
+
+
+class EagerMessage:
+    """A message that waits in a ring."""
+
+    __slots__ = ("_begin", "_data", "_end", "_ring")
+
+    def __init__(self, ring: RingReader, record: tuple[int, int], data: memoryview) -> None:
+        self._ring = ring
+        self._begin, self._end = record
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def open(self) -> memoryview:
+        """Return the payload, which is valid until `discard`."""
+        return self._data
+
+    def discard(self) -> None:
+        """Release the message's place in the ring."""
+        self._data.release()
+        if not self._ring.is_closed:
+            self._ring.take(self._begin, self._end)
+
+
+def _copy(ring: RingReader, message: memoryview, start: int, into: memoryview) -> bool:
+    """Copy ``message`` from ``start`` on while it arrives. Returns False if no byte came for a
+    while.
+    """
+    end, done, until = len(message), start, 0.0
+    while done < end:
+        there = ring.there()
+        if done < there <= end:
+            copy(into[done - start : there - start], message[done:there])
+            done, until = there, 0.0
+        elif not until:
+            until = perf_counter() + NEAR_SECONDS
+        elif perf_counter() > until:
+            return False
+    return True
+
+
+class ShmReceiver:
+    """Take the messages of one peer out of its ring."""
+
+    def __init__(
+        self, source: Source, inbox: Inbox, shm_progress: ShmProgress, broken: Broken
+    ) -> None:
+        """Create a receiver. ``broken(error)`` is called if the peer breaks the protocol."""
+        self._source = source
+        self._inbox = inbox
+        self._shm_progress = shm_progress
+        self.broken = broken
+        self._turn = 0  # messages and parts that came over the stream
+        self._ring: RingReader | None = None
+        self._closed = False
+        self._incoming: PartialMessage | None = None  # a message of which a part is there
+        self._begin = 0  # offset of its payload in the record's frame
+        self._ticket = 0  # of the receive to which the last part belonged
+        self._engaged = False  # a message is being handled, and the next one has to wait
+        self._armed = False
+        self.bytes_taken = 0
+        self.is_prompt = False
+        """Whether the last message came without a sleep: the next one may be a moment away, too."""
+
+    @property
+    def ring(self) -> RingReader | None:
+        """The peer's ring, or None if the peer shares no memory with this rank or is lost."""
+        ring, memory = self._ring, self._shm_progress.memory
+        if ring is None and not self._closed and memory is not None:
+            self._ring = ring = memory.ring_reader_from(self._source.rank)
+            self._closed = ring is None
+        return None if ring is None or ring.is_closed else ring
+
+    def overtaken(self) -> None:
+        """Deliver the records that were sent before something that has just come over the stream.
+
+        Raises ProtocolError for malformed data, which ends the stream that is being read.
+        """
+        while self._incoming is not None:
+            if not self._go_on():
+                raise ProtocolError(
+                    f"rank {self._source.rank} sent another frame in the middle of a message"
+                )
+        while self._next(wanted=False):
+            pass
+        self._turn += 1
+        ring = self.ring
+        if ring is not None and (ring.has_next or self.is_busy):
+            self._arm()  # a record sent after this one may have woken this rank too early
+
+    def poll(self) -> None:
+        """Deliver the records whose turn has come, while a receive waits for them."""
+        if self._engaged:  # a callback of one message must not start on the next
+            return
+        self._engaged = True
+        try:
+            for _ in range(MESSAGES_A_LOOK):
+                if not self._next(wanted=True):
+                    break
+            else:
+                self._arm()
+        except ProtocolError as error:
+            self.broken(error)
+        finally:
+            self._engaged = self._incoming is not None
+        if self.is_busy:
+            self._shm_progress.enlist(self)
+
+    def take(self, head: bytes, frame: Frame, into: memoryview, spin: BoundedSpin | None) -> bool:
+        """Copy the next message ``into``, if it has the header ``head`` and exactly that many
+        bytes.
+
+        Call it only while no earlier message could match the same receive. ``frame``: the decoded
+        header. ``spin``: how to poll for a message that is not there yet; None returns at once.
+        Returns False on a miss.
+        """
+        ring = self.ring
+        if ring is None or self._engaged:
+            return False
+        if spin is not None:
+            self.is_prompt = spin.finds(ring.words, *ring.next_stamp())
+            if not self.is_prompt:
+                return False
+        try:
+            found = ring.next_message(self._turn)
+        except ProtocolError:  # the next look raises the error again
+            return False
+        start = len(head)
+        if found is None or len(found) != start + len(into) or found[:start] != head:
+            return False
+        if not _copy(ring, found, start, into):
+            return False
+        self._took(ring, frame)
+        return True
+
+    def take_short(self, key: Key) -> bytes | None:
+        """Return the payload of the next message, if it is short and for ``key``, without metadata.
+
+        Call it only while no earlier message could match the same receive. Returns None on a miss.
+        """
+        ring = self.ring
+        if ring is None or self._engaged or not ring.has_next:
+            return None
+        try:
+            found = ring.next_message(self._turn)
+            if found is None or len(found) > SHORT_BYTES or ring.there() < len(found):
+                return None
+            frame, begin = self._read(found)
+        except ProtocolError:  # the next look raises the error again
+            return None
+        if frame.type != FrameType.EAGER or frame.meta or frame.key != key:
+            return None
+        data = bytes(found[begin:])
+        self._took(ring, frame)
+        self.is_prompt = True
+        return data
+
+    def watch(self) -> None:
+        """Look for records because a receive waits for the peer; ask to be woken if there are
+        none.
+        """
+        ring = self.ring
+        if ring is None:
+            return
+        if ring.has_next:
+            self.poll()
+        if not self._armed and self._is_wanted():
+            self._arm()
+
+    def woken(self) -> None:
+        """Look at the ring: the peer put something in and woke this rank, or waits for room."""
+        if self._incoming is None and self._is_wanted():
+            self.poll()
+        elif self.ring is not None:
+            self._shm_progress.enlist(self)
+        self.is_prompt = False
+        self._sleep_if_waiting()
+
+    def close(self, error: BaseException) -> None:
+        """Copy the complete messages out of the ring of a lost peer, whose memory goes soon."""
+        with suppress(ProtocolError):
+            if self._incoming is not None:
+                self._go_on()
+        if self._incoming is None:
+            try:
+                while self._next(wanted=False):
+                    pass
+            except ProtocolError as broken:
+                self.broken(broken)
+        self._closed = True
+        self._ring = None
+        self._ticket = 0
+        incoming, self._incoming = self._incoming, None
+        if incoming is not None:
+            self._inbox.interrupted(incoming.target, error)
+        self._shm_progress.work()  # removes this source, which has nothing to do any more
+        self._inbox.empty_ring(self._source.rank)
+
+    # -- p2p.shm_progress.ProgressSource
+
+    owes = False
+
+    @property
+    def is_busy(self) -> bool:
+        return self._incoming is not None or self._inbox.promised(self._ticket) is not None
+
+    is_near = is_busy
+
+    def step(self) -> bool:
+        if self._incoming is not None:
+            return self._go_on()
+        if self._engaged:
+            return False
+        self._engaged = True
+        try:
+            # A part is taken even if its receive was cancelled, so that the sender finds room.
+            return self._next(wanted=True) or self._next(wanted=True, part=True)
+        finally:
+            self._engaged = self._incoming is not None
+
+    def arm(self) -> bool:
+        ring, incoming = self.ring, self._incoming
+        if ring is None:
+            return True
+        if incoming is None and (self._engaged or not self._is_wanted()):
+            return True  # who looks now goes on; a sender that needs room wakes this rank
+        ring.arm()
+        if incoming is not None:
+            is_new = ring.there() > self._begin + incoming.got
+        else:
+            found = ring.next_message(self._turn)
+            is_new = found is not None and ring.there() == len(found)
+        if is_new:
+            ring.disarm()
+        return not is_new
+
+    # -- inside
+
+    def _next(self, wanted: bool, part: bool = False) -> bool:
+        """Deliver the next record. Returns False if there is none to deliver.
+
+        With ``wanted``, only while a receive waits, and the rest stays for `take`; an incomplete
+        message is begun. With ``part``, only a part of a message. Raises ProtocolError.
+        """
+        ring = self.ring
+        if ring is None:
+            return False
+        try:
+            found = ring.next_message(self._turn)
+            if found is None or (wanted and not part and not self._is_wanted()):
+                return False
+            whole = ring.there() == len(found)
+            frame, begin = self._read(found)
+            is_part = frame.type == FrameType.DATA
+            if is_part and whole:
+                self._part(ring, frame, found[begin:])
+                return True
+            if part or is_part:
+                return False
+            if whole:
+                self._deliver(ring, frame, found[begin:])
+                return True
+            if wanted:
+                self._begin_with(frame, begin)
+            return False
+        except ProtocolError:
+            self._closed = True
+            self._ring = None
+            raise
+
+    def _deliver(self, ring: RingReader, frame: Frame, data: memoryview) -> None:
+        record = ring.advance()
+        self.bytes_taken += frame.length
+        self.is_prompt = True
+        self._shm_progress.note_progress()
+        self._inbox.eager_message(self._source, frame, EagerMessage(ring, record, data))
+
+    def _begin_with(self, frame: Frame, begin: int) -> None:
+        """Copy an incomplete message out while it arrives, if a receive waits for it; else leave it
+        there.
+        """
+        incoming = PartialMessage(frame.length)
+        if self._inbox.coming(self._source, frame, incoming):
+            self._incoming, self._begin = incoming, begin
+            self.is_prompt = True
+
+    def _part(self, ring: RingReader, frame: Frame, data: memoryview) -> None:
+        """Copy a part of a message to its receive, and give its room back."""
+        recv = self._inbox.promised(frame.id)
+        if recv is not None and recv.into is not None:
+            place = recv.into[recv.got : recv.got + len(data)]
+            if len(place) != len(data) or recv.source != self._source.rank:
+                raise ProtocolError("a part extends beyond the end of its message")
+            copy(place, data)
+        self._took(ring, None)
+        self.bytes_taken += len(data)
+        if ring.must_wake():
+            self._source.outbox.control(RING_WAKE)
+        self._ticket = frame.id
+        self._inbox.part_done(self._source, recv, len(data))
+
+    def _go_on(self) -> bool:
+        """Copy what has come of the incoming message. Returns False if nothing has."""
+        ring, incoming = self.ring, self._incoming
+        if ring is None or incoming is None:
+            return False
+        message = ring.next_message(self._turn)
+        if message is None or len(message) != self._begin + incoming.length:
+            raise ProtocolError(
+                f"rank {self._source.rank} withdrew a message that had begun in its ring"
+            )
+        there = ring.there()
+        if there <= self._begin + incoming.got:
+            return False
+        piece = message[self._begin + incoming.got : there]
+        incoming.add(piece)
+        self.bytes_taken += len(piece)
+        if incoming.is_whole:
+            ring.take(*ring.advance())
+            self._incoming = None
+            self._inbox.eager_done(self._source, incoming.target)
+            self._engaged = False
+            self.poll()
+            self._arm()
+        return True
+
+    def _took(self, ring: RingReader, frame: Frame | None) -> None:
+        """Release the next record, whose payload was copied. ``frame``: of a whole message."""
+        ring.take(*ring.advance())
+        if frame is not None:
+            self._source.last = frame
+            self.bytes_taken += frame.length
+            if ring.is_asleep and not self._is_wanted():
+                ring.disarm()
+
+    def _read(self, found: memoryview) -> tuple[Frame, int]:
+        """Return the decoded header of a record and the offset of its payload."""
+        frame, begin = decode(found)
+        if frame.length != len(found) - begin or not (
+            frame.type == FrameType.DATA
+            or (frame.type == FrameType.EAGER and frame.kind in MESSAGES)
+        ):
+            raise ProtocolError(f"rank {self._source.rank} has put malformed data into its ring")
+        return frame, begin
+
+    def _arm(self) -> None:
+        if not self._armed:
+            self._armed = True
+            self._shm_progress.call_in_next_turn(self._fall_asleep)
+
+    def _fall_asleep(self) -> None:
+        self._armed = False
+        self.poll()
+        if not self._armed:  # else there is more to look at
+            self._sleep_if_waiting()
+
+    def _sleep_if_waiting(self) -> None:
+        """Sleep while a receive waits. A rank that was woken for a message is not woken for it
+        again.
+        """
+        ring = self.ring
+        if ring is None or self._incoming is not None:  # the progress engine takes care of it
+            return
+        if not self._is_wanted():
+            ring.disarm()
+            return
+        self.is_prompt = False
+        ring.arm()
+        self.poll()
+
+    def _is_wanted(self) -> bool:
+        return self._inbox.waits_for(self._source.rank)

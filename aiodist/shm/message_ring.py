@@ -1,0 +1,353 @@
+"""A message ring: a byte ring in the sender's segment, through which frames go to one receiver.
+
+A record in the ring is a frame as a stream would carry it, head and payload in one piece, behind
+three words: its length, the unused bytes in front of it, and its turn. The turn is the number of
+messages that went to the receiver over the stream before it, so both paths together keep the order
+of sending.
+
+The control words stand in the table behind the head of each segment, which has two cache lines for
+each other rank of the host. Positions count all bytes of the ring since its beginning; the offset
+in the ring is the remainder by its length::
+
+    written           position up to which the sender has stored bytes
+    start, nbytes     where the ring is in the sender's segment
+    restart           position at which the sender has last begun anew, with an empty ring
+    awaited           position up to which all must be taken before a sleeping sender is woken
+    taken             position up to which the receiver needs no bytes any more
+    sleep             0, or the number of the receiver's current sleep
+
+Invariants:
+
+- A rank writes only to its own segment. The sender stores a record before it raises ``written``.
+- Records follow each other. A length of 0 means that the next record is at the begin of the ring.
+- A sender that finds the ring empty goes to the begin, too, so that messages that are taken one by
+  one stay in the same few cache lines. It stores that position in ``restart`` before it raises
+  ``written``. The receiver has read everything then, so no record stands before ``restart``.
+- A record may grow: ``written`` covers at least its head, and its payload follows in pieces, which
+  the receiver copies out meanwhile. The next record comes after its last byte.
+- A rank that is about to sleep stores that first and then looks once more. Its peer stores first
+  and then looks whether the rank sleeps. An atomic instruction between the two steps, on both
+  sides, keeps the processor from swapping them, so no wake-up is lost.
+
+The idea is that of the "fastboxes" of MPI libraries (Buntinas, Mercier and Gropp, "Design and
+evaluation of Nemesis, a scalable, low-latency, message-passing communication subsystem", 2006).
+"""
+
+from __future__ import annotations
+
+import threading
+
+from aiodist.alignment import EVERY, SHORT
+from aiodist.copying import copy
+from aiodist.errors import ProtocolError
+
+MIN_BYTES = 8 << 10
+MAX_BYTES = (4 << 20) + 4096
+"""The longest ring."""
+
+_WRITTEN, _START, _NBYTES, _RESTART, _AWAITED = range(5)
+_TAKEN, _SLEEP = 8, 9
+LINES_BYTES = 128
+"""Bytes of the table for one other rank."""
+
+_RECORD = 24  # bytes of a record in front of its frame and of the unused bytes
+_ALIGNED = EVERY  # records begin at multiples of this
+
+
+class RingEnd:
+    """What both ends have: the control words of this pair of ranks, and the sender's segment."""
+
+    def __init__(
+        self, rank: int, segment: memoryview, mine: memoryview, theirs: memoryview
+    ) -> None:
+        """Create an end. ``rank``: the rank at the other end."""
+        self.rank = rank
+        self.is_closed = False
+        self._segment = segment
+        self._mine = mine
+        self._theirs = theirs
+        self._position = 0  # up to which this end has written or looked at records
+        self._told = 0
+        self._fence = threading.Lock()
+
+    def _settle(self) -> None:
+        # A memory fence: earlier stores are visible before any later load.
+        with self._fence:
+            pass
+
+    def close(self) -> None:
+        """Release the memory. Idempotent."""
+        self.is_closed = True
+        for view in (self._segment, self._mine, self._theirs):
+            view.release()
+
+
+class RingWriter(RingEnd):
+    """The sender's end; ``rank`` receives. The ring is ``nbytes`` from ``start`` on in the segment."""
+
+    def __init__(
+        self,
+        rank: int,
+        segment: memoryview,
+        mine: memoryview,
+        theirs: memoryview,
+        start: int,
+        nbytes: int,
+    ) -> None:
+        super().__init__(rank, segment[start : start + nbytes], mine, theirs)
+        self.start = start
+        self.nbytes = nbytes
+        self._words = self._segment.cast("Q")
+        self._payload = 0  # position of the last record's payload
+        self._emptied = 0  # position at which the ring was empty when the sender last began anew
+        self._restart = 0  # position at which it then began
+        mine[_START] = start
+        mine[_NBYTES] = nbytes
+
+    @property
+    def untaken(self) -> int:
+        """Return how many bytes the receiver has not taken. Raises ProtocolError for an impossible
+        number.
+        """
+        taken = self._theirs[_TAKEN]
+        untaken = self._position - (self._restart if taken == self._emptied else taken)
+        if not 0 <= untaken <= self.nbytes:
+            raise ProtocolError(
+                f"rank {self.rank} has taken {taken} bytes out of shared memory, of "
+                f"{self._position} that were put there for it"
+            )
+        return untaken
+
+    @property
+    def position(self) -> int:
+        """The position behind the last record."""
+        return self._position
+
+    def has_taken(self, position: int) -> bool:
+        """Return whether the receiver has taken all bytes before ``position``."""
+        return bool(self._theirs[_TAKEN] >= position)
+
+    def put(self, turn: int, head: bytes, data: memoryview, piece: int) -> bool:
+        """Put a frame behind message number ``turn`` of the stream. Returns False if there is no
+        room now.
+
+        If ``data`` is longer than ``piece``, only the head is stored, and `fill` must follow.
+        Raises ProtocolError if the peer's count is impossible.
+        """
+        position, nbytes = self._position, self.nbytes
+        at, size = position % nbytes, len(data)
+        length = len(head) + size
+        skipped = -(_RECORD + len(head)) % EVERY if size > SHORT else 0  # aligns the payload
+        record = -(-(_RECORD + skipped + length) // _ALIGNED) * _ALIGNED
+        if position == self._theirs[_TAKEN]:
+            if record > nbytes:
+                return False
+            if at:
+                self._emptied = position
+                position += nbytes - at
+                at = 0
+                self._restart = self._mine[_RESTART] = position
+        else:
+            rest = nbytes - at if at + record > nbytes else 0  # too short for this record
+            if self.untaken + rest + record > nbytes:
+                return False
+            if rest:
+                self._words[at >> 3] = 0
+                position += rest
+                at = 0
+        words, place = self._words, at >> 3
+        words[place] = length
+        words[place + 1] = skipped
+        words[place + 2] = turn
+        begin = at + _RECORD + skipped
+        self._position = position + record
+        if size <= SHORT:
+            self._segment[begin : begin + length] = head + data
+            self._mine[_WRITTEN] = self._position
+            return True
+        middle = begin + len(head)
+        self._segment[begin:middle] = head
+        self._payload = position + _RECORD + skipped + len(head)
+        if size <= piece:
+            copy(self._segment[middle : middle + size], data)
+            self._mine[_WRITTEN] = self._position
+        else:
+            self._mine[_WRITTEN] = self._payload
+        return True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the last record is completely present."""
+        return bool(self._mine[_WRITTEN] == self._position)
+
+    def fill(self, data: memoryview, piece: int) -> bool:
+        """Copy the next ``piece`` bytes of the last record in. Returns whether more are missing
+        then.
+
+        ``data``: the whole payload of that record.
+        """
+        written = self._mine[_WRITTEN]
+        done = written - self._payload
+        part = data[done : done + piece]
+        at = written % self.nbytes
+        copy(self._segment[at : at + len(part)], part)
+        is_last = done + len(part) == len(data)
+        self._mine[_WRITTEN] = self._position if is_last else written + len(part)
+        return not is_last
+
+    def must_wake(self) -> bool:
+        """Return whether the receiver of the last record sleeps and was not woken yet."""
+        self._settle()
+        sleep = self._theirs[_SLEEP]
+        if sleep and sleep != self._told:
+            self._told = sleep
+            return True
+        return False
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the receiver does not sleep: it polls the ring, or waits for nothing in it."""
+        return not self.is_closed and not self._theirs[_SLEEP]
+
+    def await_room(self, untaken: int) -> None:
+        """Ask to be woken when at most ``untaken`` bytes are not taken. The caller must look once
+        more before it sleeps.
+        """
+        self._mine[_AWAITED] = max(self._position - untaken, 0)
+        self._settle()
+
+    def close(self) -> None:
+        self._words.release()
+        super().close()
+
+
+class RingReader(RingEnd):
+    """The receiver's end; ``rank`` sends, and ``segment`` is its whole segment.
+
+    Records are looked at in order, and taken in any order.
+    """
+
+    def __init__(
+        self, rank: int, segment: memoryview, mine: memoryview, theirs: memoryview
+    ) -> None:
+        super().__init__(rank, segment, mine, theirs)
+        self.is_asleep = False
+        self._ring = segment[:0]
+        self._words = self._ring
+        self._nbytes = 0
+        self._frame = 0  # position of the next record's frame, once `next_message` has found it
+        self._length = 0  # of that frame
+        self._end = 0  # position behind that record
+        self._taken = 0
+        self._ahead: dict[int, int] = {}  # begin and end of what is taken behind what is not
+        self._sleeps = 0
+
+    @property
+    def words(self) -> memoryview:
+        """The control words in which `next_stamp` waits."""
+        return self._theirs
+
+    @property
+    def has_next(self) -> bool:
+        """Whether another record is present."""
+        return bool(self._theirs[_WRITTEN] != self._position)
+
+    def next_stamp(self) -> tuple[int, int]:
+        """Return the word that changes with the next record, and its least value then."""
+        return _WRITTEN, self._position + 1
+
+    def there(self) -> int:
+        """Return how many bytes of the next frame are present. Call it after `next_message`."""
+        written = self._theirs[_WRITTEN]
+        return self._length if written >= self._end else written - self._frame
+
+    def next_message(self, turn: int) -> memoryview | None:
+        """Return the memory of the next frame, once its head is present.
+
+        Returns None if the frame has not begun, or comes after more than ``turn`` messages of the
+        stream. Raises ProtocolError if it lies outside the ring.
+        """
+        position, theirs = self._position, self._theirs
+        written = theirs[_WRITTEN]
+        if written == position:
+            return None
+        nbytes = self._nbytes or self._attach()
+        restart, words = theirs[_RESTART], self._words
+        if restart > position:
+            position = restart & -_ALIGNED
+        at = position % nbytes
+        place = at >> 3
+        if not words[place]:
+            position += nbytes - at
+            at = place = 0
+        length, skipped = words[place], words[place + 1]
+        begin = at + _RECORD + skipped
+        end = begin + length
+        if not (begin < end <= nbytes and _RECORD < written - position <= nbytes):
+            raise ProtocolError(
+                f"rank {self.rank} names bytes {begin} to {end} of its message ring of {nbytes} "
+                f"bytes, of which {written - position} are new"
+            )
+        if words[place + 2] > turn:
+            return None
+        self._frame = position + _RECORD + skipped
+        self._length = length
+        self._end = position + -(-(_RECORD + skipped + length) // _ALIGNED) * _ALIGNED
+        return self._ring[begin:end]
+
+    def advance(self) -> tuple[int, int]:
+        """Go on to the record after the next. Returns what `take` needs to release the next one."""
+        begin, self._position = self._position, self._end
+        return begin, self._end
+
+    def take(self, begin: int, end: int) -> None:
+        """Release a record's bytes. Arguments: as `advance` returned them."""
+        if begin == self._taken:
+            ahead = self._ahead
+            while end in ahead:
+                end = ahead.pop(end)
+            self._taken = self._mine[_TAKEN] = end
+        else:
+            self._ahead[begin] = end
+
+    def must_wake(self) -> bool:
+        """Return whether the sender sleeps until what is taken now is taken, and was not woken yet."""
+        self._settle()
+        awaited = self._theirs[_AWAITED]
+        if self._told < awaited <= self._taken:
+            self._told = awaited
+            return True
+        return False
+
+    def arm(self) -> None:
+        """Ask to be woken by the next record. The caller must look once more before it sleeps."""
+        self.is_asleep = True
+        self._sleeps += 1
+        self._mine[_SLEEP] = self._sleeps
+        self._settle()
+
+    def disarm(self) -> None:
+        """Record that this rank polls again, or waits for nothing."""
+        if self.is_asleep:
+            self.is_asleep = False
+            self._mine[_SLEEP] = 0
+
+    def close(self) -> None:
+        self._words.release()
+        self._ring.release()
+        super().close()
+
+    def _attach(self) -> int:
+        """Find the ring in the sender's segment. Returns its length."""
+        start, nbytes = self._theirs[_START], self._theirs[_NBYTES]
+        if not (MIN_BYTES <= nbytes <= MAX_BYTES and start + nbytes <= len(self._segment)) or (
+            start % 8 or nbytes % _ALIGNED
+        ):
+            raise ProtocolError(
+                f"rank {self.rank} names a message ring of {nbytes} bytes from byte {start} on in "
+                f"its shared segment, which has only {len(self._segment)} bytes"
+            )
+        self._ring = self._segment[start : start + nbytes]
+        self._words = self._ring.cast("Q")
+        self._nbytes = int(nbytes)
+        return self._nbytes
