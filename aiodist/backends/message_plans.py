@@ -36,13 +36,13 @@ class MessagePlans:
 
     def send(self, tensor: Tensor, dst: int, tag: int) -> CompletedRecord | None:
         """Send it to group rank ``dst`` now, if an equal message was sent before; else return None."""
-        found = self._find("send", tensor, dst, tag)
+        found = self.find("send", tensor, dst, tag)
         return None if found is None else self._group.send_at_once(*found)
 
-    def recv(self, tensor: Tensor, src: int, tag: int, *, blocks: bool) -> CompletedRecord | None:
-        """Receive it from ``src`` now, or return None. ``blocks``: as of `Messaging.recv_at_once`."""
-        found = self._find("recv", tensor, src, tag)
-        return None if found is None else self._group.recv_at_once(*found, blocks)
+    def recv(self, tensor: Tensor, src: int, tag: int) -> CompletedRecord | None:
+        """Receive it from ``src`` now, or return None. The caller waits for nothing else."""
+        found = self.find("recv", tensor, src, tag)
+        return None if found is None else self._group.recv_at_once(*found, blocks=True)
 
     def keep(self, what: str, buffer: Buffer, other: int, tag: int) -> None:
         """Cache the plan of messages like this one."""
@@ -63,9 +63,13 @@ class MessagePlans:
         """Drop all plans."""
         self._known.clear()
 
-    def _find(
+    def find(
         self, what: str, tensor: Tensor, other: int, tag: int
     ) -> tuple[MessagePlan, memoryview] | None:
+        """Return the plan of equal messages and the bytes of ``tensor``, or None on a miss.
+
+        The bytes hold good while ``tensor`` lives.
+        """
         if not self._known:
             return None
         try:

@@ -40,7 +40,7 @@ class NativeMessages(NativeObjects):
         return self._message_plans.send(tensor, dst, tag) if self._sends.is_idle else None
 
     def recv_cached(self, tensor: Tensor, src: int, tag: int) -> CompletedRecord | None:
-        return self._message_plans.recv(tensor, src, tag, blocks=True)
+        return self._message_plans.recv(tensor, src, tag)
 
     def send(self, tensor: Tensor, dst: int, tag: int, timeout: float | None) -> Work[None]:
         if ended := self.send_cached(tensor, dst, tag):
@@ -56,25 +56,18 @@ class NativeMessages(NativeObjects):
 
     def recv(self, tensor: Tensor, src: int | None, tag: int, timeout: float | None) -> Work[int]:
         group = self._group
-        if src is not None and (ended := self._message_plans.recv(tensor, src, tag, blocks=False)):
-            return group.came(ended, group.ranks[src], group.ranks[src])
+        if src is not None and (planned := self._message_plans.find("recv", tensor, src, tag)):
+            plan, data = planned
+            if ended := group.recv_at_once(plan, data, blocks=False):
+                return group.came(ended, plan.peer, plan.peer)
+            recv = Recv(plan.key, plan.peer, data, plan.meta, self._check, owner=tensor)
+            return group.recv_planned(plan, recv, timeout)
         buffer = buffer_of(tensor, "tensor", writable=True, load=False)
         if src is not None:
             self._message_plans.keep("recv", buffer, src, tag)
 
         def make(key: Key, source: int) -> Recv:
-            return Recv(key, source, buffer.view, encode_meta(buffer), check)
-
-        def check(recv: Recv, src: int, meta: bytes, length: int) -> BaseException | None:
-            if is_announcement(meta):
-                return decline(self._group, src, meta)
-            _, dtype, shape = decode_meta(meta)
-            if dtype == buffer.dtype and length == buffer.nbytes:
-                return None
-            return InvalidUsageError(
-                f"rank {src} sent {dtype.name}{list(shape)}, the tensor to receive into is "
-                f"{buffer.dtype.name}{list(buffer.shape)}; the message is dropped"
-            )
+            return Recv(key, source, buffer.view, encode_meta(buffer), self._check)
 
         def finish(source: int) -> int:
             buffer.write_back()
@@ -94,6 +87,18 @@ class NativeMessages(NativeObjects):
 
         facts = (encode_meta(buffer), buffer.nbytes)
         return group.carried("recv", src, tag, body, timeout, facts)
+
+    def _check(self, recv: Recv, src: int, meta: bytes, length: int) -> BaseException | None:
+        """Compare a message with the tensor of its receive, as `p2p.matching.Check`."""
+        if is_announcement(meta):
+            return decline(self._group, src, meta)
+        (_, dtype, shape), (_, own_dtype, own_shape) = decode_meta(meta), decode_meta(recv.expect)
+        if dtype == own_dtype and recv.into is not None and length == len(recv.into):
+            return None
+        return InvalidUsageError(
+            f"rank {src} sent {dtype.name}{list(shape)}, the tensor to receive into is "
+            f"{own_dtype.name}{list(own_shape)}; the message is dropped"
+        )
 
     def recv_new(self, src: int | None, tag: int, timeout: float | None) -> Work[Received]:
         made: list[Buffer] = []

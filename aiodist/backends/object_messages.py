@@ -19,7 +19,7 @@ from typing import Any
 
 from aiodist.backends.gradual_copy import run_gradually
 from aiodist.backends.sends import Sends
-from aiodist.completion import Pending, T
+from aiodist.completion import T
 from aiodist.errors import DistBackendError, ProtocolError
 from aiodist.groups.contexts import MessageContext
 from aiodist.groups.group_engine import GroupEngine
@@ -29,7 +29,14 @@ from aiodist.p2p.matching import ANY_SOURCE, Recv
 from aiodist.p2p.outbox import Send
 from aiodist.tensors import scratch
 from aiodist.wire.frames import PART, Key
-from aiodist.wire.objects import Envelope, ObjectCodec, Packed, read_envelope, short_head
+from aiodist.wire.objects import (
+    SHORT_HEAD,
+    Envelope,
+    ObjectCodec,
+    Packed,
+    read_envelope,
+    short_head,
+)
 
 _REFUSED = b"refused"
 """Metadata of an envelope that replaces an object which cannot be sent; it holds the reason."""
@@ -103,13 +110,14 @@ class Parcel:
         return memory
 
 
-class _Waiter:
+class _EnvelopeRecv(Recv):
     """A receive that waits for an envelope, or for a parcel that another receive hands on."""
 
-    def __init__(self, recv: Recv) -> None:
-        self.recv = recv
+    __slots__ = ("given",)
+
+    def __init__(self, key: Key, source: int) -> None:
+        super().__init__(key, source, None, b"", _take_any, _scratch)
         self.given: Parcel | None = None
-        self.ready: Pending[None] = Pending()
 
 
 class ObjectMessages:
@@ -121,7 +129,7 @@ class ObjectMessages:
         self._codec = codec
         self.next_part = 0
         """The number of the next part that this rank sends."""
-        self._waiting: dict[Key, list[_Waiter]] = {}
+        self._waiting: dict[Key, dict[_EnvelopeRecv, None]] = {}
         self._handed_on: dict[Key, list[Parcel]] = {}
 
     def send(
@@ -251,7 +259,13 @@ class ObjectMessages:
         async def body(context: MessageContext) -> T:
             key = (kind, group.id, tag)
             while True:
-                parcel = await self._next_parcel(context, key, source)
+                recv = _EnvelopeRecv(key, source)
+                parcel = self._handed_parcel(key, source) or await self._parcel(context, recv)
+                if parcel is None:  # the object is short: all of it is in the envelope
+                    context.matched(recv.source)
+                    assert recv.into is not None
+                    head = recv.into[SHORT_HEAD:]
+                    return finish(self._codec.load_short(head, allow_pickle=pickle), recv.source)
                 context.matched(parcel.source)
                 try:
                     memory = await parcel.memory()
@@ -268,36 +282,37 @@ class ObjectMessages:
 
         return group.carried("recv", src, tag, body, timeout, kind=kind)
 
-    async def _next_parcel(self, context: MessageContext, key: Key, source: int) -> Parcel:
+    def _handed_parcel(self, key: Key, source: int) -> Parcel | None:
+        """Take an object whose receive was cancelled, or return None."""
         for parcel in self._handed_on.get(key, ()):
             if source in (parcel.source, ANY_SOURCE):
                 self._handed_on[key].remove(parcel)
                 if not self._handed_on[key]:
                     del self._handed_on[key]
                 return parcel
-        recv = Recv(key, source, None, b"", _take_any, lambda _, length: scratch(length))
-        waiter = _Waiter(recv)
-        recv.callback = lambda: waiter.ready.complete(None)
-        self._waiting.setdefault(key, []).append(waiter)
-        try:
-            context.receiving(self._group.messenger.recv(recv))
-            if not recv.done:
-                await waiter.ready
-        finally:
-            self._waiting[key].remove(waiter)
-            if not self._waiting[key]:
-                del self._waiting[key]
-        return waiter.given or self._opened(recv)
+        return None
 
-    def _opened(self, recv: Recv) -> Parcel:
-        """Read an envelope, and post receives for the parts that it announces."""
-        if recv.error is not None:
-            raise recv.error
+    async def _parcel(self, context: MessageContext, recv: _EnvelopeRecv) -> Parcel | None:
+        """Wait for an object, and post receives for its parts. Returns None for a short object,
+        which is in ``recv``.
+        """
+        waiting = self._waiting.setdefault(recv.key, {})
+        waiting[recv] = None
+        try:
+            await context.receiving(self._group.messenger.recv(recv))
+        finally:
+            waiting.pop(recv, None)
+            if not waiting and self._waiting.get(recv.key) is waiting:
+                del self._waiting[recv.key]
+        if recv.given is not None:
+            return recv.given
         assert recv.into is not None  # allocated when the message was accepted
         source = recv.source
         if recv.meta == _REFUSED:
             reason = bytes(recv.into).decode(errors="replace")
             raise DistBackendError(f"rank {source} could not send an object: {reason}", rank=source)
+        if not recv.meta and short_head(recv.into) is not None:
+            return None
         return self.parcel(source, read_envelope(recv.into), recv.meta)
 
     def parcel(self, source: int, envelope: Envelope, number: bytes) -> Parcel:
@@ -316,13 +331,11 @@ class ObjectMessages:
 
     def _hand_on(self, key: Key, parcel: Parcel) -> None:
         """Give an object whose receive was cancelled to the first receive that matches it."""
-        for waiter in self._waiting.get(key, ()):
-            recv = waiter.recv
-            if not recv.done and waiter.given is None and recv.src in (parcel.source, ANY_SOURCE):
-                recv.callback = None
+        for recv in self._waiting.get(key, ()):
+            if not recv.done and recv.src in (parcel.source, ANY_SOURCE):
                 self._group.messenger.inbox.withdraw(recv)
-                waiter.given = parcel
-                waiter.ready.complete(None)
+                recv.given = parcel
+                recv.complete(parcel.source)
                 return
         self._handed_on.setdefault(key, []).append(parcel)
 
@@ -334,6 +347,10 @@ def _reason(error: Exception) -> bytes:
 
 def _take_any(recv: Recv, src: int, meta: bytes, length: int) -> None:
     """Accept an envelope of any length; the decoder checks its bytes."""
+
+
+def _scratch(meta: bytes, length: int) -> memoryview:
+    return scratch(length)
 
 
 def _check_part(recv: Recv, src: int, meta: bytes, length: int) -> BaseException | None:

@@ -39,5 +39,8 @@ class OverP2P:
     def recv(self, *args: Any, **options: Any) -> Any:
         return self._group.recv(*args, **options, messenger=self.messenger)
 
+    def recv_planned(self, *args: Any) -> Any:
+        return self._group.recv_planned(*args, messenger=self.messenger)
+
     def carried(self, *args: Any, **options: Any) -> Any:
         return self._group.carried(*args, **options, messenger=self.messenger)

@@ -372,6 +372,7 @@ class MessageContext:
         "_status_query",
         "_tag",
         "_what",
+        "due",
     )
 
     def __init__(
@@ -386,6 +387,8 @@ class MessageContext:
         self._recv: Recv | None = None
         self._send: Send | None = None
         self._status_query = 0  # the number of a status query
+        self.due = 0.0
+        """When the group's timeout ends it, in seconds of the loop; 0 where that is not so."""
 
     @property
     def is_send(self) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
@@ -31,12 +34,13 @@ if TYPE_CHECKING:
 class MessagePlan:
     """What equal short messages between two ranks have in common."""
 
-    __slots__ = ("facts", "frame", "head", "key", "peer")
+    __slots__ = ("facts", "frame", "head", "key", "meta", "peer")
 
     def __init__(self, what: str, peer: int, key: Key, meta: bytes, nbytes: int) -> None:
         """``what``: send or recv. ``peer``: the global rank at the other end."""
         self.peer = peer
         self.key = key
+        self.meta = meta
         self.head = head_of(key, meta, nbytes)
         self.frame, _ = decode(memoryview(self.head))
         self.facts: Facts = (what, peer, key[2], meta, nbytes)
@@ -56,6 +60,7 @@ class Messaging(GroupLifecycle):
     ) -> None:
         super().__init__(world, name, ranks, backend_name, timeout, settings)
         self._messages: dict[MessageContext, Work[Any]] = {}
+        self._timer: asyncio.TimerHandle | None = None  # for those that the group's timeout ends
         self._left: set[int] = set()  # members that said goodbye
         self._messenger: Messenger | None = None
         self._gate: CollectiveGate | None = None
@@ -98,7 +103,8 @@ class Messaging(GroupLifecycle):
         context = MessageContext(self, messenger, what, to, tag)
         context.sending(message)
         work: Work[None] = self._message(context, record)
-        work._follow(message, _nothing, self.timeout if timeout is None else timeout)
+        work._follow(message, _nothing, timeout)
+        self._limit(context, timeout)
         return work
 
     def send_at_once(self, plan: MessagePlan, data: memoryview) -> CompletedRecord | None:
@@ -206,11 +212,31 @@ class Messaging(GroupLifecycle):
                 return result
 
         recv = context.receiving(messenger.recv(recv))
-        work._follow(recv, end, self.timeout if timeout is None else timeout)
+        work._follow(recv, end, timeout)
         if recv.done:
             work._over_at(self.endpoint.spin_policy)
+        self._limit(context, timeout)
         if self._left and src is None:
             self._fail_lonely()
+        return work
+
+    def recv_planned(
+        self,
+        plan: MessagePlan,
+        recv: Recv,
+        timeout: float | None,
+        messenger: Messenger | None = None,
+    ) -> Work[int]:
+        """Post ``recv``, which is for a message of ``plan``. The result is the global source."""
+        self._check_open()
+        messenger = messenger or self.messenger
+        what, source, tag, _, _ = plan.facts
+        context = MessageContext(self, messenger, what, source, tag)
+        work = self._message(context, self.world.recorder.begin(self.label, -1, plan.facts))
+        work._follow(context.receiving(messenger.recv(recv)), work._came_from, timeout)
+        if recv.done:
+            work._over_at(self.endpoint.spin_policy)
+        self._limit(context, timeout)
         return work
 
     def carried(
@@ -247,7 +273,8 @@ class Messaging(GroupLifecycle):
                 work._came_from(context.other)
             return result
 
-        work._start_body(run(), self.timeout if timeout is None else timeout)
+        work._start_body(run(), timeout)
+        self._limit(context, timeout)
         if self._left and context.from_anybody:
             self._fail_lonely()
         return work
@@ -267,6 +294,27 @@ class Messaging(GroupLifecycle):
     def message_ended(self, context: MessageContext) -> None:
         self._messages.pop(context, None)
 
+    def _limit(self, context: MessageContext, timeout: float | None) -> None:
+        """Let the group's timeout end the message, unless it has a ``timeout`` of its own.
+
+        One timer serves all these messages: most end soon, and never learn of it.
+        """
+        seconds, loop = self.timeout, self.world.loop
+        if timeout is None and seconds is not None and seconds < math.inf:
+            context.due = loop.time() + seconds
+            if self._timer is None and context in self._messages:
+                self._timer = loop.call_at(context.due, _end_late, weakref.ref(self))
+
+    def _end_late(self) -> None:
+        """Expire the messages whose time is up, and set the timer for the next one."""
+        self._timer, now = None, self.world.loop.time()
+        for context, work in list(self._messages.items()):
+            if 0 < context.due <= now:
+                work._expire(self.timeout or 0.0)
+        left = [context.due for context in self._messages if context.due > now]
+        if left:
+            self._timer = self.world.loop.call_at(min(left), _end_late, weakref.ref(self))
+
     def _fail_lonely(self) -> None:
         """Fail receives from any rank once no other rank is left."""
         if len(self._left) < self.n_ranks - 1:
@@ -280,6 +328,12 @@ class Messaging(GroupLifecycle):
                         departure="left",
                     )
                 )
+
+
+def _end_late(group: weakref.ref[Messaging]) -> None:
+    """Call its namesake, of a group that the timer does not keep alive."""
+    if (messaging := group()) is not None:
+        messaging._end_late()
 
 
 def _nothing(_: None) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from aiodist.completion import Pending, T
 from aiodist.wire.frames import COLLECTIVE, Key
@@ -42,6 +42,7 @@ class Recv(Pending[int]):
         "key",
         "meta",
         "order",
+        "owner",
         "reader",
         "send_id",
         "source",
@@ -59,8 +60,11 @@ class Recv(Pending[int]):
         expect: bytes,
         check: Check,
         allocate: Allocate | None = None,
+        owner: Any = None,
     ) -> None:
+        """``owner``: what keeps the memory of ``into`` alive, if ``into`` does not."""
         super().__init__()
+        self.owner = owner
         self.key = key
         self.src = src
         self.into = into
@@ -293,10 +297,9 @@ class Matcher:
 
     def waits_for(self, src: int) -> bool:
         """Return whether a posted receive could be answered by a point-to-point message of ``src``."""
-        for key, wanted in self._posted:
-            if (wanted == src or wanted == ANY_SOURCE) and key[0] != COLLECTIVE:
-                return True
-        return False
+        return any(
+            wanted in (src, ANY_SOURCE) and key[0] != COLLECTIVE for key, wanted in self._posted
+        )
 
     def is_open_to(self, key: Key, src: int) -> bool:
         """Return whether the next message of ``key`` from ``src`` would go to the next receive.

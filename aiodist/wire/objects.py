@@ -45,6 +45,9 @@ ENVELOPE_BYTES = 1 << 18
 
 _VERSION = 2
 _FIXED = struct.Struct("<BIIQ")
+SHORT_HEAD = _FIXED.size
+"""Where the head begins in an envelope that has nothing else, as `short_head` finds it."""
+
 _ROW = struct.Struct("<BII")
 _BESIDE = 1 << 63
 
