@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Protocol
 
 from aiodist.errors import ProtocolError
-from aiodist.p2p.spin_policy import NEAR_SECONDS, TURN_NANOSECONDS, SpinPolicy
+from aiodist.p2p.spin_policy import NEAR_SECONDS, TURN_SECONDS, SpinPolicy
 from aiodist.shm.shared_memory import SharedMemory
 
 
@@ -104,7 +104,7 @@ class ShmProgress:
                 break
             now = perf_counter()
             if moved:
-                if now - began > TURN_NANOSECONDS * 1e-9:
+                if now - began > TURN_SECONDS:
                     self._go_on_soon()
                     break
             elif self.is_wakeful and any(

@@ -34,7 +34,10 @@ _MOMENT = 1e-6
 LONGEST = 2e-3
 """The longest spin in seconds. A longer wait is spent asleep."""
 
-TURN_NANOSECONDS = 1_000_000
+TURN_SECONDS = 1e-3
+"""Seconds that copying may keep the loop busy before other callbacks have their turn."""
+
+TURN_NANOSECONDS = int(TURN_SECONDS * 1e9)
 """Interval at which a task yields to the loop although its operations complete without suspending.
 """
 

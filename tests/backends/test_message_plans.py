@@ -121,7 +121,9 @@ async def test_the_async_api_polls_only_for_messages_that_may_come_promptly(
             monkeypatch.setattr(type(spin), "finds", lambda *_: looks.append(1))
             for prompt, cores in ((False, True), (True, False), (True, True)):
                 shm_receiver.is_prompt, endpoint.spin_policy.active = prompt, cores
-                assert native(default())._message_plans.recv(one, 0, 0, blocks=False) is None
+                planned = native(default())._message_plans.find("recv", one, 0, 0)
+                assert planned is not None
+                assert default().recv_at_once(*planned, blocks=False) is None
             assert len(looks) == 1
             assert not shm_receiver.is_prompt
             assert recv(one, 0) is None
