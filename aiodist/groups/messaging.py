@@ -10,7 +10,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 from aiodist.completion import T
-from aiodist.errors import InvalidUsageError, PeerLostError
+from aiodist.errors import GroupClosedError, InvalidUsageError, PeerLostError
 from aiodist.groups.collective_gate import CollectiveGate
 from aiodist.groups.completed_work import CompletedWork
 from aiodist.groups.contexts import MessageContext
@@ -304,6 +304,12 @@ class Messaging(GroupLifecycle):
             context.due = loop.time() + seconds
             if self._timer is None and context in self._messages:
                 self._timer = loop.call_at(context.due, _end_late, weakref.ref(self))
+
+    def close(self, error: GroupClosedError) -> None:
+        super().close(error)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _end_late(self) -> None:
         """Expire the messages whose time is up, and set the timer for the next one."""

@@ -267,9 +267,7 @@ class Outbox:
         # A message that the receiver asked for may also use the reserve. Beyond the credit only
         # its announcement goes: the receive may have been cancelled by now.
         floor = 0 if wanted else self._reserve
-        shares = self.shm is not None and self.shm.ring is not None
-        most = HOST_EAGER_BYTES if shares else EAGER_BYTES
-        if length <= most and (self._credit - cost >= floor or (wanted and not length)):
+        if self._is_short(length) and (self._credit - cost >= floor or (wanted and not length)):
             self._credit -= cost
             self._count(message.key[0])
             header = head_of(message.key, message.meta, length)
@@ -290,6 +288,12 @@ class Outbox:
             connection.send((header,))
             return True
         return False
+
+    def _is_short(self, length: int) -> bool:
+        """Return whether a message of this length goes over the stream without a grant."""
+        if length <= HOST_EAGER_BYTES:
+            return True
+        return length <= EAGER_BYTES and (self.shm is None or self.shm.ring is None)
 
     def _count(self, kind: int) -> None:
         # Count before sending: a callback of the send may send the next message.
