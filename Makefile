@@ -5,7 +5,7 @@
 #   make PYTHON=/path/to/python3.12 ...   to choose the interpreter of a new .venv
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format generated types imported pytest matrix soak fuzz test-slurm test-gpu test-gpu-emulated test-torch-versions check-torch-versions test-install test-ecosystem bench bench-mpi bench-network recipes docs test-docs clean distclean test-engines test-hosts
+.PHONY: help install demo test lint format generated types imported pytest matrix soak fuzz test-slurm test-gpu test-gpu-emulated test-torch-versions check-torch-versions test-pytorch test-install test-ecosystem bench bench-mpi bench-network recipes docs test-docs clean distclean test-engines test-hosts
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 # Tests and launchers start hundreds of processes: none of them compiles what another one has.
@@ -33,6 +33,7 @@ help:
 	@echo "make test-gpu-emulated   the same without one, on emulated devices (installs torch for CUDA: gigabytes)"
 	@echo "make test-torch-versions   the torch backend's tests on several versions of torch (gigabytes)"
 	@echo "make check-torch-versions  whether a newer torch has appeared than those"
+	@echo "make test-pytorch CHECKOUT=...  PyTorch's own tests, out of a checkout of v2.6.0, beside Gloo (gigabytes; hours)"
 	@echo "make test-install   an environment of pip install aiodist alone, with the torch it brings, trains by DDP (gigabytes)"
 	@echo "make test-ecosystem  programs of other packages over aiodist: Accelerate, Trainer, Lightning, Ray Train, Dask, torchft"
 	@echo "make bench      compare with Gloo on this machine (bench-mpi: with MPI; bench-network: between hosts)"
@@ -237,6 +238,21 @@ check-torch-versions: $(STAMP)
 		*) echo "torch $$newest has appeared: add it to TORCH_VERSIONS in the Makefile, run" \
 			"make test-torch-versions, and list it in docs/torch-backend.md" >&2; exit 1;; \
 	esac
+
+# PyTorch's tests are on no package index: CHECKOUT is a checkout of its repository. Beside torch they
+# import the packages that are named here.
+PYTORCH_TESTS := 2.6.0
+CHECKOUT ?=
+test-pytorch:
+	@if [ ! -d "$(CHECKOUT)/test/distributed" ]; then \
+		echo "say where PyTorch's sources of the tag v$(PYTORCH_TESTS) lie:" \
+			"make test-pytorch CHECKOUT=/path/to/pytorch" >&2; exit 1; fi
+	@$(MAKE) .venv-torch-$(PYTORCH_TESTS)/.installed
+	@.venv-torch-$(PYTORCH_TESTS)/bin/python -m pip install -qq --no-compile --disable-pip-version-check \
+		numpy pyyaml parameterized zstandard
+	@mkdir -p build
+	@.venv-torch-$(PYTORCH_TESTS)/bin/python tests/torch_backend/checkout_suite.py "$(CHECKOUT)" \
+		--json build/pytorch-tests.json
 
 # The wheel alone, with whatever torch pip brings: neither constraints.txt nor the repository plays a part.
 INSTALLED := .venv-installed

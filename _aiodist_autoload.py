@@ -50,18 +50,26 @@ def register() -> None:
 def replacing_gloo(make: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``make``, torch's function behind each new group, with aiodist where it is to use Gloo.
 
-    The group then says that its backend is "aiodist". A list of backends, "cpu:gloo,cuda:nccl",
-    stays as it is: a group of aiodist's would have no place for the other one.
+    The group then says that its backend is "aiodist". Where there are GPUs, torch's default, which is
+    "cpu:gloo,cuda:nccl", stays as it is: a group of aiodist's would have no place for NCCL.
     """
+    from torch.distributed import Backend
 
     def make_instead(
         size: Any, rank: Any, ranks: Any, backend: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        asked = str(backend).lower()
-        chosen = type(backend)("aiodist") if asked in ("gloo", "cpu:gloo") else backend
+        has_gpu = "cuda" in Backend.backend_capability["aiodist"]
+        replaced = _GLOO if has_gpu else _GLOO | _DEFAULTS
+        asks_for_gloo = str(backend).lower() in replaced
+        chosen = type(backend)("aiodist") if asks_for_gloo else backend
         return make(size, rank, ranks, chosen, *args, **kwargs)
 
     return make_instead
+
+
+_GLOO = {"gloo", "cpu:gloo"}
+_DEFAULTS = {"undefined", "cpu:gloo,cuda:nccl", "cuda:nccl,cpu:gloo"}
+"""What torch takes for "no backend named", and the same in writing."""
 
 
 def _devices() -> list[str]:

@@ -91,6 +91,9 @@ HARD_CODED = """
     dist.all_reduce(tensor, group=pair)
     print(dist.get_backend(), dist.get_backend(pair), type(dist.group.WORLD).__name__)
     dist.destroy_process_group()
+    dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+    print(type(dist.group.WORLD).__name__)
+    dist.destroy_process_group()
 """
 
 
@@ -100,26 +103,30 @@ def test_a_program_that_asks_for_gloo_gets_aiodist_if_the_variable_is_set(
 ) -> None:
     source = HARD_CODED if autoload == "1" else f"{HARD_CODED[:17]}, aiodist{HARD_CODED[17:]}"
     said = run("-c", source, AIODIST_INSTEAD_OF="gloo", TORCH_DEVICE_BACKEND_AUTOLOAD=autoload)
-    assert said == "aiodist aiodist TorchGroup\n"
+    default = "ProcessGroup" if torch.cuda.is_available() else "TorchGroup"
+    assert said == f"aiodist aiodist TorchGroup\n{default}\n"
 
 
 def test_a_program_that_asks_for_gloo_gets_gloo_without_the_variable(run: Run) -> None:
     said = run("-c", HARD_CODED).splitlines()
-    assert said[-1].startswith("gloo")  # Gloo of torch 2.9 prints lines before
+    said = [line for line in said if "[Gloo]" not in line]  # which torch 2.9 prints
+    assert said[0].startswith("gloo")
+    assert said[1] == "ProcessGroup"
 
 
-def test_other_backends_stay_what_they_are() -> None:
+@pytest.mark.parametrize("gpus", [True, False])
+def test_where_there_are_gpus_torchs_default_stays_what_it_is(
+    gpus: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = ["cpu", "cuda"] if gpus else ["cpu"]
+    monkeypatch.setitem(torch_dist.Backend.backend_capability, "aiodist", kinds)
     seen = []
     make = _aiodist_autoload.replacing_gloo(lambda *args, **kwargs: seen.append((args, kwargs)))
-    for asked in ("gloo", "cpu:gloo", "nccl", "cpu:gloo,cuda:nccl", "undefined"):
+    given = ("gloo", "cpu:gloo", "cpu:gloo,cuda:nccl", "undefined", "nccl", "cuda:gloo")
+    for asked in given:
         make(2, 0, [], asked, "store", group_name="name")
-    assert [args[3] for args, _ in seen] == [
-        "aiodist",
-        "aiodist",
-        "nccl",
-        "cpu:gloo,cuda:nccl",
-        "undefined",
-    ]
+    replaced = 2 if gpus else 4
+    assert [args[3] for args, _ in seen] == ["aiodist"] * replaced + [*given[replaced:]]
     assert all(kwargs == {"group_name": "name"} for _, kwargs in seen)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.torch_backend import torch_suite
+from tests.torch_backend import checkout_suite, torch_suite
 
 HERE = Path(__file__).parent
 
@@ -51,3 +51,27 @@ def test_each_test_is_left_out_for_one_reason() -> None:
     assert len(names) == len(set(names))
     assert all(entry["reason"] for entry in entries)
     assert torch_suite.left_out(4) < torch_suite.left_out(3) < torch_suite.left_out(2)
+
+
+def test_a_checkouts_tests_are_compared_by_what_passes_over_gloo(tmp_path: Path) -> None:
+    report = """<testsuites><testsuite>
+        <testcase classname="test_a.Case" name="test_both"/>
+        <testcase classname="test_a.Case" name="test_neither"><failure message="x"/></testcase>
+        <testcase classname="test_a.Case" name="test_later"><skipped message="x"/></testcase>
+    </testsuite></testsuites>"""
+    gloo = checkout_suite.outcomes_of(report)
+    assert gloo == {
+        "Case.test_both": "passed",
+        "Case.test_neither": "failed",
+        "Case.test_later": "skipped",
+    }
+    assert checkout_suite.only_over_gloo(gloo, gloo) == []
+    assert checkout_suite.only_over_gloo(gloo, {}) == ["Case.test_both"]
+
+    folder = tmp_path / "test" / "distributed"
+    (folder / "rpc").mkdir(parents=True)
+    for name in ("test_a.py", "test_b.py", "common.py", "rpc/test_c.py"):
+        (folder / name).write_text("")
+    (folder / "test_d.py").write_text("group = c10d.ProcessGroupGloo(store, 0, 1)")
+    assert checkout_suite.files_of(tmp_path, []) == [folder / "test_a.py", folder / "test_b.py"]
+    assert checkout_suite.files_of(tmp_path, ["_b"]) == [folder / "test_b.py"]
