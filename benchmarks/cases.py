@@ -5,32 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from aiodist.bench.cases import ITEMSIZE, KIB, MIB, OPERATIONS, SPLIT, Case
 from benchmarks.steps import cases as steps
-
-KIB = 1 << 10
-MIB = 1 << 20
-ITEMSIZE = 4
-"""Elements are float32."""
-
-SPLIT = frozenset({"all_gather", "reduce_scatter", "all_to_all"})
-"""Operations that divide their larger tensor into equal parts, one for each rank."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """One operation at one size. ``nbytes`` is the larger tensor of a rank; 0 for barrier."""
-
-    operation: str
-    ranks: int
-    nbytes: int
-
-    @property
-    def count(self) -> int:
-        """Elements of the larger tensor."""
-        return self.nbytes // ITEMSIZE
-
-    def __str__(self) -> str:
-        return f"{self.operation}, {self.ranks} ranks, {size_text(self.nbytes)}"
 
 
 @dataclass(frozen=True)
@@ -72,16 +48,6 @@ class Suite:
                 yield Case(operation, ranks, nbytes // ITEMSIZE * ITEMSIZE)
 
 
-OPERATIONS = (
-    "all_reduce",
-    "broadcast",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "send_recv",
-    "barrier",
-)
-
 POWERS_OF_4 = tuple(4**exponent for exponent in range(1, 14))  # 4 B to 64 MiB
 LARGE = (100 * MIB, 256 * MIB)
 POWERS_OF_16 = POWERS_OF_4[::2]  # 4 B to 64 MiB
@@ -115,11 +81,3 @@ FULL = Suite(
     passes=3,
     steps=steps.FULL,
 )
-
-
-def size_text(nbytes: int) -> str:
-    """``4 B``, ``16 KiB``, ``1 MiB``."""
-    for unit, name in ((MIB, "MiB"), (KIB, "KiB")):
-        if nbytes >= unit and nbytes % unit == 0:
-            return f"{nbytes // unit} {name}"
-    return f"{nbytes} B"

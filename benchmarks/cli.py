@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from aiodist.commands.quantities import numbers, sizes
-from benchmarks.cases import FULL, OPERATIONS, QUICK, STANDARD, Suite
+from aiodist.bench.cases import OPERATIONS
+from aiodist.launch.quantities import numbers, sizes
+from benchmarks.cases import FULL, QUICK, STANDARD, Suite
 from benchmarks.machine import busy, describe
 from benchmarks.peers import BETWEEN_HOSTS, LIBRARIES, ON_A_HOST, PEERS, make_peer
 from benchmarks.processes import ROOT

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from benchmarks.cases import Case
+from aiodist.bench.cases import Case
 from benchmarks.results import Report
 from benchmarks.steps.cases import FLOOR, OURS
 from benchmarks.targets import HOST, NETWORK, TARGETS, StepTarget, Target

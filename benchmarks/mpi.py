@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.cases import Case
-from benchmarks.measure import Effort, Samples, decode
+from aiodist.bench.cases import Case
+from aiodist.bench.measure import Effort, Samples, decode
 from benchmarks.mpi_environment import OPTIONS, MpiEnvironment, mpi_environment
 from benchmarks.mpi_leftovers import swept
 from benchmarks.peers.mpi import OVER

@@ -6,11 +6,11 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks.cases import Case
-from benchmarks.measure import Effort, encode, measure
-from benchmarks.operations import Call
-from benchmarks.pattern import Array, in_usual_pages
-from benchmarks.peers.base import Place
+from aiodist.bench.cases import Case
+from aiodist.bench.measure import Effort, encode, measure
+from aiodist.bench.operations import Call
+from aiodist.bench.pattern import Array, in_usual_pages
+from aiodist.bench.peers.base import Place
 from benchmarks.peers.mpi import AsyncMpi, Mpi
 from benchmarks.placement import pin
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from benchmarks.cases import size_text
+from aiodist.bench.cases import size_text
 from benchmarks.machine import busy
 from benchmarks.page_goals import goal_rows, goal_words
 from benchmarks.page_mpi import overhead_rows, overhead_words

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from types import MappingProxyType
 
-from benchmarks.cases import size_text
+from aiodist.bench.cases import size_text
 from benchmarks.goals import (
     FLOOR_AT,
     MET,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.cases import Case, size_text
+from aiodist.bench.cases import Case, size_text
 from benchmarks.peers import label
 from benchmarks.peers.mpi import OVER
 from benchmarks.results import Report, Result

@@ -15,9 +15,9 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from benchmarks.cases import Case
+from aiodist.bench.cases import Case
+from aiodist.bench.measure import Effort, Samples, decode
 from benchmarks.hosts import INTERFACE, inside
-from benchmarks.measure import Effort, Samples, decode
 from benchmarks.steps.cases import StepCase
 
 ROOT = Path(__file__).parents[1]

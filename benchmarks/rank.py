@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import distributed
 
-from benchmarks.cases import Case
-from benchmarks.measure import Effort, encode, measure
-from benchmarks.operations import Call
-from benchmarks.pattern import Array
+from aiodist.bench.cases import Case
+from aiodist.bench.measure import Effort, encode, measure
+from aiodist.bench.operations import Call
+from aiodist.bench.peers.base import Place
+from aiodist.bench.rank import Agreement, empty
 from benchmarks.peers import make_peer
-from benchmarks.peers.base import Place
 from benchmarks.placement import pin
 from benchmarks.steps.cases import StepCase
 from benchmarks.steps.measure import measure_steps
@@ -58,26 +58,3 @@ def serve(rank: int, ranks: int, meeting: str, peer_names: list[str], pinned: bo
         number += 1
     for peer in peers:
         peer.close()
-
-
-class Agreement:
-    """All ranks take rank 0's number."""
-
-    def __init__(self, store: Any, rank: int, prefix: str) -> None:
-        self._store = store
-        self._rank = rank
-        self._prefix = prefix
-        self._count = 0
-
-    def __call__(self, value: int) -> int:
-        key = f"{self._prefix}/{self._count}"
-        self._count += 1
-        if self._rank == 0:
-            self._store.set(key, str(int(value)))
-        return int(self._store.get(key))
-
-
-def empty(count: int) -> tuple[torch.Tensor, Array]:
-    """Memory as a tensor and as an array."""
-    tensor = torch.empty(count, dtype=torch.float32)
-    return tensor, tensor.numpy()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import OPERATIONS, Case
+from aiodist.bench.cases import OPERATIONS, Case
 from benchmarks.peers import FLOORS
 from benchmarks.stats import Summary
 from benchmarks.steps.results import StepResult, flat, result_of

@@ -9,14 +9,16 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, Protocol
 
+from aiodist.bench.cases import Case
+from aiodist.bench.measure import Effort, Samples
+from aiodist.bench.times import combine
 from benchmarks import machine
-from benchmarks.cases import Case, Suite
+from benchmarks.cases import Suite
 from benchmarks.hosts import namespaces
-from benchmarks.measure import Effort, Samples
 from benchmarks.peers import ON_A_HOST
 from benchmarks.processes import Ranks
 from benchmarks.results import Report, Result, in_order
-from benchmarks.stats import combine, summarize
+from benchmarks.stats import summarize
 from benchmarks.steps.results import step_result
 
 Row = dict[str, Result]

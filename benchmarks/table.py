@@ -7,23 +7,14 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.cases import size_text
+from aiodist.bench.cases import size_text
+from aiodist.launch.quantities import time_text
 from benchmarks.peers import label
 from benchmarks.results import Report, Result
 from benchmarks.stats import Summary
 from benchmarks.steps.results import StepResult, step_rows
 
 NOTHING = "–"  # noqa: RUF001  # an en dash: no figure here
-
-
-def time_text(microseconds: float) -> str:
-    """Three digits and a unit: ``9.13 us``, ``214 us``, ``95.2 ms``."""
-    if microseconds < 0:
-        return f"-{time_text(-microseconds)}"
-    for factor, unit in ((1e6, "s"), (1e3, "ms")):
-        if microseconds >= factor * 0.9995:
-            return f"{_digits(microseconds / factor)} {unit}"
-    return f"{_digits(microseconds)} us"
 
 
 def ratio_text(ratio: float | None) -> str:
@@ -104,7 +95,3 @@ def _steps(result: StepResult) -> Table:
 
 def _colour(ratio: float) -> str:
     return "green" if ratio < 0.95 else "red" if ratio > 1.05 else "yellow"
-
-
-def _digits(value: float) -> str:
-    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"

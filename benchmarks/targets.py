@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.cases import KIB, MIB, OPERATIONS
+from aiodist.bench.cases import KIB, MIB, OPERATIONS
 from benchmarks.steps.cases import LARGE, Model
 
 APIS = ("async", "blocking")

@@ -38,11 +38,11 @@ LAYERS: tuple[tuple[frozenset[str], ...], ...] = (
     ),
     (
         frozenset({"torch_backend"}),
-        frozenset({"commands", "__main__"}),
+        frozenset({"bench"}),
         frozenset({"training"}),
         frozenset({"rank_processes", "notebook", "pytest_plugin"}),
     ),
-    (frozenset({"horovod"}),),
+    (frozenset({"horovod"}), frozenset({"commands", "__main__"})),
     (frozenset({""}),),  # aiodist/__init__.py: the names users see, which nothing below imports
 )
 """From the lowest up. Rooms of a layer do not see each other; a room is packages or modules."""
@@ -68,6 +68,8 @@ TORCH_ELSEWHERE = MappingProxyType[str, str](
         "aiodist.backends.torch_groups.reducing": _GROUPS,
         "aiodist.backends.torch_groups.slots": _GROUPS,
         "aiodist.backends.torch_groups.store": _GROUPS,
+        "aiodist.bench.peers.gloo": "it measures torch's Gloo",
+        "aiodist.bench.rank": "its tensors are torch's, and it measures torch's Gloo",
         "aiodist.rendezvous.agent": "torch's TCPStore has a protocol of its own",
         "aiodist.spawn": "it is torch.multiprocessing.spawn with the rendezvous made ready",
     }

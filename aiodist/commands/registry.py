@@ -18,8 +18,9 @@ COMMANDS = MappingProxyType[str, str](
         "why": "ask a running job which rank waits for which: aiodist why [JOB]",
         "top": "show a running job live, rank by rank: aiodist top [JOB]",
         "dump": "read what the ranks dumped when something failed: aiodist dump DIR",
-        "trace": "make a trace for ui.perfetto.dev of all ranks: aiodist trace DIR -o trace.json",
+        "trace": "make one trace of all ranks, or a picture of it: aiodist trace DIR -o time.svg",
         "simulate": "run the collectives' algorithms on thousands of ranks, under a simulated clock",
+        "bench": "measure how fast operations are here, beside Gloo: aiodist bench -n 4 all_reduce",
         "tune": "measure which algorithms are the fastest here: aiodist tune -n 4 -o table.json",
     }
 )

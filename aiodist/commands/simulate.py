@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from aiodist.commands.quantities import numbers, sizes
 from aiodist.errors import InvalidUsageError
 from aiodist.launch.args import Parser
+from aiodist.launch.quantities import numbers, sizes
 from aiodist.simulate import NETWORKS, Parameters, algorithms_of, operations, report
 
 

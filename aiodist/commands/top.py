@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from aiodist.commands.quantities import bytes_text, count_text
 from aiodist.commands.terminal import BOLD, RED, YELLOW, Frames, coloured, has_colours
 from aiodist.errors import InvalidUsageError
 from aiodist.launch.args import Parser
+from aiodist.launch.quantities import bytes_text, count_text
 from aiodist.observe.asking import ask_ranks, choose_job, jobs_here
 from aiodist.observe.load import RankLoad, loads, slowest
 from aiodist.observe.report_text import ranges, ranks, table

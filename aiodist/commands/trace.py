@@ -7,23 +7,39 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from aiodist.errors import InvalidUsageError
 from aiodist.launch.args import Parser
 from aiodist.observe.folder import Dump, read_parts
 from aiodist.observe.rank_report import SO_FAR
+from aiodist.observe.timeline import timeline
 from aiodist.observe.trace import chrome_trace
+from aiodist.observe.traffic_map import traffic_map
 
 
 def parser() -> Parser:
     """Return a new parser of the command's options."""
     made = Parser(
         prog="aiodist trace",
-        description="Make one trace of all ranks, on one clock, for ui.perfetto.dev or Chrome.",
+        description="Make one trace of all ranks, on one clock: for ui.perfetto.dev or Chrome, or as a "
+        "picture of the ranks over time; and a map of which ranks exchange data with which.",
+        examples=(
+            "AIODIST_TRACE_DIR=traces aiodist run -n 4 train.py     each rank writes its part",
+            "aiodist trace traces -o trace.json                     for ui.perfetto.dev",
+            "aiodist trace traces -o time.svg --map map.svg         two pictures for a browser",
+        ),
     )
     made.add_argument(
         "folder", metavar="DIR", help="what AIODIST_TRACE_DIR (or AIODIST_DUMP_DIR) was"
     )
     made.add_argument(
-        "-o", "--output", default="trace.json", metavar="FILE", help="(default trace.json)"
+        "-o",
+        "--output",
+        default="trace.json",
+        metavar="FILE",
+        help="a picture if it ends in .svg, else JSON (default trace.json)",
+    )
+    made.add_argument(
+        "--map", metavar="FILE", help="also draw which ranks exchange data with which, as SVG"
     )
     made.add_argument("--job", help="of this job, or one that begins so (default: the latest)")
     return made
@@ -32,14 +48,33 @@ def parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """``aiodist trace DIR -o FILE``; returns the exit code."""
     args = parser().read(argv)
-    sys.stderr.write(write_trace(read_parts(args.folder, args.job), Path(args.output)))
+    if args.map and not args.map.endswith(".svg"):
+        raise InvalidUsageError(f"--map is an SVG picture: name it {Path(args.map).stem}.svg")
+    dump = read_parts(args.folder, args.job)
+    sys.stderr.write(write_trace(dump, Path(args.output)))
+    if args.map:
+        Path(args.map).write_text(traffic_map(dump.parts), encoding="utf-8")
+        sys.stderr.write(f"aiodist: the map of the ranks is in {args.map}\n")
     return 0
 
 
+def check_kind(path: Path) -> None:
+    """Raise InvalidUsageError for a picture that cannot be drawn."""
+    if path.suffix in (".png", ".jpg", ".pdf"):
+        raise InvalidUsageError(
+            f"the picture is an SVG, which every browser shows: name it {path.stem}.svg"
+        )
+
+
 def write_trace(dump: Dump, path: Path) -> str:
-    """Write the trace of ``dump``; what there is to say about it, in lines. Raises OSError."""
+    """Write the trace of ``dump``, as a picture if ``path`` ends in .svg; return what there is to say
+    about it, in lines. Raises OSError, and InvalidUsageError for another kind of picture.
+    """
+    check_kind(path)
     trace = chrome_trace(dump.parts)
-    path.write_text(json.dumps(trace))
+    is_picture = path.suffix == ".svg"
+    text = timeline(dump.parts) if is_picture else json.dumps(trace)
+    path.write_text(text, encoding="utf-8")
     count = sum(len(part.operations) for part in dump.parts.values())
     told = f"aiodist: {count} operations of {len(dump.parts)} ranks are in {path}"
     errors = trace["otherData"]["clock_error_us"].values()

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from aiodist.collectives.rule_tables import TUNABLE, Tables, decode, encode
 from aiodist.collectives.select import Rule, Rules
-from aiodist.commands.quantities import numbers, sizes
 from aiodist.errors import InvalidUsageError
-from aiodist.launch.args import Nodes, Parser, add_nodes, nodes_of
+from aiodist.launch.args import Nodes, Parser, add_nodes, nodes_of, unknown
+from aiodist.launch.quantities import numbers, sizes
 from aiodist.launch.spec import DEFAULT_MASTER_PORT, JobSpec
 from aiodist.launch.supervisor import run_job
 from aiodist.launch.target import module_program
@@ -26,11 +26,9 @@ def main(argv: Sequence[str]) -> int:
     """``aiodist tune``; returns the exit code."""
     args = parser().read(argv)
     chosen = args.operations or list(TUNABLE)
-    unknown = [name for name in chosen if name not in TUNABLE]
-    if unknown:
-        raise InvalidUsageError(
-            f"there is nothing to choose for {unknown[0]!r}; there is for {', '.join(TUNABLE)}"
-        )
+    for name in chosen:
+        if name not in TUNABLE:
+            raise InvalidUsageError(unknown("operation to choose for", name, TUNABLE))
     if not args.seconds >= 0:
         raise InvalidUsageError(f"--seconds must be 0 or more, not {args.seconds:g}")
     nodes = nodes_of(args, os.environ)

@@ -6,7 +6,7 @@ import argparse
 import difflib
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -18,12 +18,23 @@ from aiodist.launch.spec import JobSpec
 from aiodist.launch.target import module_program, plain_program, script_program
 
 _COUNT = re.compile(r"(?:-np?|--np|--nproc[-_]per[-_]node)(?:$|=|\d)")
+_CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)")
+"""What argparse says of a value that is none of an option's choices."""
+
 _OF_A_RANK = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 )
 
 _COUNT_ELSEWHERE = re.compile(r"--?(?:n|np|N|nprocs?|num[-_]proc(?:s|esses)|world[-_]size)$")
 """The option for the number of processes as other launchers spell it."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """Return the sentence about a ``name`` that is none of ``known``, with the nearest of them."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+    return f"there is no {kind} {name!r}: {hint}"
 
 
 class _HelpFormatter(argparse.HelpFormatter):
@@ -49,6 +60,10 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
+        if found := _CHOICE.fullmatch(message):
+            argument, name, choices = found.groups()
+            known = re.findall(r"[^', ]+", choices)
+            message = unknown(f"value for {argument}", name, known)
         # Python 3.13 does not count what follows the script among what is required.
         if message.endswith(("required: script, ...", "required: script")):
             message = f"no script is named; it goes after the options: {self.prog} ... train.py"
@@ -130,7 +145,8 @@ def run_parser() -> Parser:
     parser.add_argument(
         "--trace",
         metavar="FILE",
-        help="write a trace of all operations of all ranks, for ui.perfetto.dev (one node)",
+        help="write a trace of all operations of all ranks, for ui.perfetto.dev, or a picture if it "
+        "ends in .svg (one node)",
     )
     _add_common(parser)
     parser.set_defaults(use_env=True, summary=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from aiodist.launch.process import RSS_UNIT
+from aiodist.launch.quantities import bytes_text
 
 
 def summary(
@@ -22,7 +23,7 @@ def summary(
         rank = max(peaks, key=lambda rank: peaks[rank])
         own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
         at_most = "at most " if peaks[rank] <= own else ""
-        parts.append(f"peak memory {at_most}{peaks[rank] / (1 << 20):.0f} MiB (rank {rank})")
+        parts.append(f"peak memory {at_most}{bytes_text(peaks[rank])} (rank {rank})")
     if log_dir is not None:
         parts.append(f"output in {log_dir}")
     return f"aiodist: {f'{tag}: ' * bool(tag)}{', '.join(parts)}"

@@ -9,6 +9,7 @@ its `Work`, so it is never forgotten.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic_ns
@@ -275,7 +276,10 @@ def operation(record: Record, work: UnderWay | None = None) -> Operation:
             count = -1  # a digest
         if what.dtype is not None:
             dtype = what.dtype.name
-            nbytes = count * what.dtype.itemsize if count >= 0 else -1
+            known = count
+            if known < 0 and what.shape is not None and not what.operation.endswith("_coalesced"):
+                known = math.prod(what.shape)  # of this rank's own block
+            nbytes = known * what.dtype.itemsize if known >= 0 else -1
     return Operation(
         number=record.number,
         operation=name,

@@ -7,9 +7,10 @@ objects, of coalesced tensors and of uneven blocks that a record does not know c
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from aiodist.observe.recorder import Message, Record
+from aiodist.observe.recorder import Message, Operation, Record
 
 
 class Volume(NamedTuple):
@@ -17,6 +18,14 @@ class Volume(NamedTuple):
 
     sent: int
     received: int
+
+
+class Flow(NamedTuple):
+    """Bytes that rank ``to`` got from rank ``source``."""
+
+    source: int
+    to: int
+    nbytes: float
 
 
 _NOTHING = Volume(0, 0)
@@ -32,32 +41,59 @@ def volume(record: Record, rank: int) -> Volume:
     if what.dtype is None or what.operation.endswith("_coalesced"):
         return _NOTHING
     ranks = record.group.ranks
-    others = len(ranks) - 1
     count = max(0, what.count)
     own = count if what.shape is None else math.prod(what.shape)
     is_root = what.root >= 0 and ranks[what.root] == rank
-    sent = received = 0
-    match what.operation:
+    size = what.dtype.itemsize
+    return _of_collective(what.operation, len(ranks), is_root, count * size, own * size)
+
+
+def flows(operation: Operation, rank: int, ranks: Sequence[int]) -> Iterator[Flow]:
+    """Yield where the bytes of an operation of ``rank`` came from, or where its message went.
+
+    ``ranks``: of its group. What a rank gets in a collective counts as equal parts from each rank
+    that has a share in it.
+    """
+    nbytes = max(0, operation.nbytes)
+    if operation.sequence < 0:
+        if operation.operation.startswith("send") and nbytes:
+            yield Flow(rank, operation.peer, nbytes)
+        return
+    root = ranks[operation.root] if 0 <= operation.root < len(ranks) else -1
+    in_blocks = operation.operation in ("all_gather", "reduce_scatter") and operation.count >= 0
+    own = nbytes // len(ranks) if in_blocks else nbytes
+    _, received = _of_collective(operation.operation, len(ranks), root == rank, nbytes, own)
+    sources = [root] if operation.operation in ("broadcast", "scatter") else ranks
+    others = [source for source in sources if source != rank]
+    for source in others if received else ():
+        yield Flow(source, rank, received / len(others))
+
+
+def _of_collective(name: str, size: int, is_root: bool, total: int, own: int) -> Volume:
+    """``total``: bytes of the tensor, or of all blocks. ``own``: of this rank's block."""
+    others = size - 1
+    if not others:
+        return _NOTHING
+    match name:
         case "all_reduce":
-            sent = received = count
+            return Volume(total, total)
         case "broadcast":
-            sent, received = (count, 0) if is_root else (0, count)
+            return Volume(total, 0) if is_root else Volume(0, total)
         case "reduce":
-            sent, received = (0, count) if is_root else (count, 0)
+            return Volume(0, total) if is_root else Volume(total, 0)
         case "gather":
-            sent, received = (0, own * others) if is_root else (own, 0)
+            return Volume(0, own * others) if is_root else Volume(own, 0)
         case "scatter":
-            sent, received = (own * others, 0) if is_root else (0, own)
+            return Volume(own * others, 0) if is_root else Volume(0, own)
         case "all_gather":
-            sent, received = own, _of_others(count, own, others)
+            return Volume(own, _of_others(total, own, others))
         case "reduce_scatter":
-            sent, received = _of_others(count, own, others), own
+            return Volume(_of_others(total, own, others), own)
         case "all_to_all":
-            sent = received = own * others // len(ranks)
-    size = what.dtype.itemsize if others else 0
-    return Volume(sent * size, received * size)
+            return Volume(own * others // size, own * others // size)
+    return _NOTHING
 
 
-def _of_others(count: int, own: int, others: int) -> int:
-    """Return the elements of the other ranks' blocks. ``count``: of all blocks, or of one."""
-    return count - own if count > own else own * others
+def _of_others(total: int, own: int, others: int) -> int:
+    """Return the bytes of the other ranks' blocks. ``total``: of all blocks, or of one."""
+    return total - own if total > own else own * others

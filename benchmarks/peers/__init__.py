@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from functools import partial
 from types import MappingProxyType
 
-from benchmarks.peers.base import Peer
-from benchmarks.peers.both_apis import AsyncApi, BlockingApi
+from aiodist.bench import peers as bench
+from aiodist.bench.peers.base import Peer
 from benchmarks.peers.floor import Floor
 from benchmarks.peers.floor_shared import FloorShared
 from benchmarks.peers.floor_tcp import FloorTcp
-from benchmarks.peers.gloo import Gloo
 
 PEERS: MappingProxyType[str, Callable[[], Peer]] = MappingProxyType(
     {
-        "gloo": Gloo,
-        "async": partial(AsyncApi, "async", None),
-        "blocking": partial(BlockingApi, "blocking", None),
-        "async-tcp": partial(AsyncApi, "async-tcp", "tcp"),
-        "blocking-tcp": partial(BlockingApi, "blocking-tcp", "tcp"),
+        **bench.PEERS,
         "floor": Floor,
         "floor-shared": FloorShared,
         "floor-tcp": FloorTcp,
@@ -36,11 +30,7 @@ BETWEEN_HOSTS = ("gloo", "async-tcp", "blocking-tcp", "floor-tcp")
 
 LABELS = MappingProxyType(
     {
-        "gloo": "Gloo",
-        "async": "aiodist, async",
-        "blocking": "aiodist, blocking",
-        "async-tcp": "aiodist, async, TCP",
-        "blocking-tcp": "aiodist, blocking, TCP",
+        **bench.LABELS,
         "floor": "no library",
         "floor-shared": "no library, shared tensors",
         "floor-tcp": "no library",

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from aiodist.bench.operations import Call
+from aiodist.bench.pattern import Array
+from aiodist.bench.peers.base import BlockingPeer, Place, UnsupportedError
 from aiodist.copying import AT_ONCE
-from benchmarks.operations import Call
-from benchmarks.pattern import Array
-from benchmarks.peers.base import BlockingPeer, Place, UnsupportedError
 
 PART = 1 << 16
 """Elements of a rank's part of a chunk, which it publishes as a whole: 256 KiB.

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks.operations import Call
-from benchmarks.pattern import Array
-from benchmarks.peers.base import Place, UnsupportedError
+from aiodist.bench.operations import Call
+from aiodist.bench.pattern import Array
+from aiodist.bench.peers.base import Place, UnsupportedError
 from benchmarks.peers.floor import Floor, copy_array, map_together
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.pattern import Array
-from benchmarks.peers.base import Place, UnsupportedError
+from aiodist.bench.pattern import Array
+from aiodist.bench.peers.base import Place, UnsupportedError
 from benchmarks.peers.floor import Floor
 
 

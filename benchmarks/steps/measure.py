@@ -10,8 +10,8 @@ from typing import Any
 
 import torch.distributed
 
-from benchmarks.measure import Effort, Samples
-from benchmarks.peers.base import Place, UnsupportedError
+from aiodist.bench.measure import Effort, Samples
+from aiodist.bench.peers.base import Place, UnsupportedError
 from benchmarks.steps.bare import BareSum
 from benchmarks.steps.cases import ALONE, FLOOR, GLOO, OURS, StepCase
 from benchmarks.steps.trainee import Trainee, compare

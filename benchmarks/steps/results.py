@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from benchmarks.measure import Samples
+from aiodist.bench.measure import Samples
 from benchmarks.stats import Summary, summarize
 from benchmarks.steps.cases import ALONE, AVERAGED, FLOOR, GLOO, StepCase
 

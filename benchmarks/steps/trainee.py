@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.pattern import Array, WrongResultError
-from benchmarks.peers.base import Interval, clock
+from aiodist.bench.pattern import Array, WrongResultError
+from aiodist.bench.peers.base import Interval, clock
 from benchmarks.steps.cases import Model
 
 _RATE = 1e-3

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.operations import Call
-from benchmarks.peers.base import UnsupportedError
-from benchmarks.peers.gloo import Gloo
+from aiodist.bench.operations import Call
+from aiodist.bench.peers.base import UnsupportedError
+from aiodist.bench.peers.gloo import Gloo
 
 
 class Idle(Gloo):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cases import QUICK, Case
+from aiodist.bench.cases import Case
+from benchmarks.cases import QUICK
 from benchmarks.peers.floor import DEPTH
 from benchmarks.peers.floor import PART as PART_IN_MEMORY
 from benchmarks.peers.floor_tcp import PART as PART_OVER_TCP

@@ -6,18 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.cases import (
-    FULL,
-    ITEMSIZE,
-    MIB,
-    OPERATIONS,
-    QUICK,
-    SPLIT,
-    STANDARD,
-    Suite,
-    size_text,
-)
-from benchmarks.measure import MOST_CALLS, Effort
+from aiodist.bench.cases import ITEMSIZE, MIB, OPERATIONS, SPLIT, size_text
+from aiodist.bench.measure import MOST_CALLS, Effort
+from benchmarks.cases import FULL, QUICK, STANDARD, Suite
 from benchmarks.placement import cores_of
 
 

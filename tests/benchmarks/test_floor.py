@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 from torch.distributed import HashStore
 
-from benchmarks.cases import QUICK, Case, Suite
-from benchmarks.operations import Call
-from benchmarks.peers.base import Place, UnsupportedError
+from aiodist.bench.cases import Case
+from aiodist.bench.operations import Call
+from aiodist.bench.peers.base import Place, UnsupportedError
+from benchmarks.cases import QUICK, Suite
 from benchmarks.peers.floor import DEPTH, EXCHANGED, PART, Floor
 from benchmarks.peers.floor_shared import FloorShared
 from benchmarks.rank import empty

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.cases import FULL, KIB, MIB, STANDARD, Case
+from aiodist.bench.cases import KIB, MIB, Case
+from benchmarks.cases import FULL, STANDARD
 from benchmarks.goals import MET, MET_SO_FAR, MISSED, UNMEASURED, Goal, goals
 from benchmarks.page_goals import goal_rows, goal_words
 from benchmarks.page_mpi import overhead_rows

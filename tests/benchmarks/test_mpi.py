@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cases import Case
-from benchmarks.measure import Effort, Samples, encode
+from aiodist.bench.cases import Case
+from aiodist.bench.measure import Effort, Samples, encode
 from benchmarks.mpi import MpiJobs
 from benchmarks.mpi_environment import (
     OPTIONS,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.cases import Case
+from aiodist.bench.cases import Case
 from benchmarks.cli import NETWORK_PAGE, NETWORK_RESULTS, PAGE, RESULTS
 from benchmarks.machine import describe
 from benchmarks.page import render, render_tables

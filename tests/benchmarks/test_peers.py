@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from torch.distributed import HashStore
 
-from benchmarks.cases import Case
-from benchmarks.operations import Call
+from aiodist.bench.cases import Case
+from aiodist.bench.operations import Call
+from aiodist.bench.peers.base import BlockingPeer, Interval, Peer, Place, clock
 from benchmarks.peers import make_peer
-from benchmarks.peers.base import BlockingPeer, Interval, Peer, Place, clock
 from benchmarks.rank import empty
 
 RANKS = 2

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.cases import QUICK, Case
+from aiodist.bench.cases import Case
+from benchmarks.cases import QUICK
 from benchmarks.hosts import NoNamespacesError
 from benchmarks.peers import LIBRARIES, make_peer
 from benchmarks.processes import RankFailedError

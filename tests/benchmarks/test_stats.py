@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.cases import Case
-from benchmarks.stats import Summary, WrongOrderError, combine, summarize
+from aiodist.bench.cases import Case
+from aiodist.bench.times import WrongOrderError, combine
+from benchmarks.stats import Summary, summarize
 
 CASE = Case("all_reduce", 2, 4)
 

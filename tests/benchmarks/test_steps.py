@@ -12,10 +12,10 @@ import torch.distributed as dist
 import torch.multiprocessing
 from rich.console import Console
 
+from aiodist.bench.measure import Samples
+from aiodist.bench.pattern import WrongResultError
 from benchmarks.cases import FULL, QUICK, STANDARD
-from benchmarks.measure import Samples
 from benchmarks.page import render_tables
-from benchmarks.pattern import WrongResultError
 from benchmarks.results import Report, load, save
 from benchmarks.run import run
 from benchmarks.steps.cases import ALONE, FLOOR, GLOO, OURS, TURNS, Model, StepCase, Steps

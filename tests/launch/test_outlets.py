@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -116,7 +117,7 @@ def test_run_writes_files_shows_some_ranks_and_sums_up(
     code, out, err = sandbox.run(*run_command, "-n", "2", *options, script)
     assert (code, out) == (0, "[1] from 1 y=z t1\n")
     assert err.splitlines()[-1].startswith("aiodist: t1: 2 ranks, ")
-    assert err.endswith(" MiB (rank 0), output in logs/a\n") or "(rank 1)" in err
+    assert re.search(r" MiB \(rank [01]\), output in logs/a\n$", err)
     logs = sandbox.folder / "logs" / "a"
     assert (logs / "rank0.log").read_text() == "from 0 y=z t1\n"
     assert (logs / "rank1.log").read_text() == "from 1 y=z t1\n"
@@ -127,7 +128,7 @@ def test_peak_memory_is_that_of_the_largest_rank(
 ) -> None:
     script = sandbox.script("data = b'x' * (300 << 20 if RANK == '1' else 1)\n")
     _, _, err = sandbox.run(*run_command, "-n", "2", "--fold", script)
-    (memory,) = [word for word in err.split() if word.isdecimal() and 300 <= int(word) < 330]
+    (memory,) = [word for word in err.split() if word.isdecimal() and 300 <= int(word) < 340]
     assert f"peak memory {memory} MiB (rank 1)" in err
 
 

@@ -206,7 +206,10 @@ async def test_a_table_that_is_none_is_refused_before_the_ranks_meet(
 
 def test_wrong_questions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", "barrier"]) == USAGE_ERROR
-    assert "nothing to choose for 'barrier'; there is for broadcast" in capsys.readouterr().err
+    assert (
+        "there is no operation to choose for 'barrier': there are broadcast"
+        in capsys.readouterr().err
+    )
     assert main(["tune", "-n", "1,2"]) == USAGE_ERROR
     assert "one rank has nothing to choose" in capsys.readouterr().err
     assert main(["tune", "--seconds", "-1"]) == USAGE_ERROR

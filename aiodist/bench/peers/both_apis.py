@@ -7,13 +7,32 @@ import contextvars
 import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.operations import Call
-from benchmarks.peers.base import BlockingPeer, Interval, Peer, Place, clock
-from benchmarks.peers.torch_shaped import bind, bind_blocking
+from aiodist.bench.operations import Call
+from aiodist.bench.peers.base import BlockingPeer, Interval, Peer, Place, clock
+from aiodist.bench.peers.torch_shaped import bind, bind_blocking
 
 VARIABLE = "AIODIST_TRANSPORT"
+
+
+def _async_api() -> Any:
+    """Return the functions of ``import aiodist`` that operations are made of."""
+    from aiodist.api import closing, collectives, lifecycle, p2p
+
+    return SimpleNamespace(
+        init_process_group=lifecycle.init_process_group,
+        destroy_process_group=closing.destroy_process_group,
+        all_reduce=collectives.all_reduce,
+        broadcast=collectives.broadcast,
+        all_gather_into_tensor=collectives.all_gather_into_tensor,
+        reduce_scatter_tensor=collectives.reduce_scatter_tensor,
+        all_to_all_single=collectives.all_to_all_single,
+        barrier=collectives.barrier,
+        send=p2p.send,
+        recv=p2p.recv,
+    )
 
 
 class AsyncApi(Peer):
@@ -26,14 +45,13 @@ class AsyncApi(Peer):
     def open(self, place: Place) -> None:
         import uvloop
 
-        import aiodist
         from aiodist.groups.world import World, use_world
 
         async def initialise() -> None:
             use_world(World())
             await self._initialise(place)
 
-        self._dist = aiodist
+        self._dist = _async_api()
         self._context = contextvars.copy_context()
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         with transport(self._transport):
@@ -105,6 +123,7 @@ class BlockingApi(BlockingPeer):
                 store=place.store,
                 rank=place.rank,
                 world_size=place.ranks,
+                torch_group=False,
             )
 
     def turn(self, call: Call, numbers: range) -> list[Interval]:

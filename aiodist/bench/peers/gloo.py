@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.operations import Call
-from benchmarks.peers.base import BlockingPeer, Place
-from benchmarks.peers.torch_shaped import bind_blocking
+from aiodist.bench.operations import Call
+from aiodist.bench.peers.base import BlockingPeer, Place
+from aiodist.bench.peers.torch_shaped import bind_blocking
 
 
 class Gloo(BlockingPeer):

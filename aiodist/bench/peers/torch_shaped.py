@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from benchmarks.operations import Call
-from benchmarks.peers.base import UnsupportedError
+from aiodist.bench.operations import Call
+from aiodist.bench.peers.base import UnsupportedError
 
 
 def bind(dist: Any, call: Call) -> Callable[[], Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-from benchmarks.cases import Case
-from benchmarks.pattern import Array, Segment, check, fill, mark
+from aiodist.bench.cases import Case
+from aiodist.bench.pattern import Array, Segment, check, fill, mark
 
 Segments = tuple[Segment, ...]
 
@@ -87,15 +88,17 @@ def _in_place(count: int, ranks: int) -> tuple[int, int | None]:
     return count, None
 
 
-CONTENTS = {
-    "all_reduce": Operation(_in_place, _all_reduce),
-    "broadcast": Operation(_in_place, _broadcast),
-    "all_gather": Operation(lambda count, ranks: (count // ranks, count), _all_gather),
-    "reduce_scatter": Operation(lambda count, ranks: (count, count // ranks), _reduce_scatter),
-    "all_to_all": Operation(lambda count, ranks: (count, count), _all_to_all),
-    "send_recv": Operation(lambda count, ranks: (count, count), _send_recv),
-    "barrier": Operation(_in_place, _barrier),
-}
+CONTENTS = MappingProxyType(
+    {
+        "all_reduce": Operation(_in_place, _all_reduce),
+        "broadcast": Operation(_in_place, _broadcast),
+        "all_gather": Operation(lambda count, ranks: (count // ranks, count), _all_gather),
+        "reduce_scatter": Operation(lambda count, ranks: (count, count // ranks), _reduce_scatter),
+        "all_to_all": Operation(lambda count, ranks: (count, count), _all_to_all),
+        "send_recv": Operation(lambda count, ranks: (count, count), _send_recv),
+        "barrier": Operation(_in_place, _barrier),
+    }
+)
 
 
 class Call:

@@ -50,3 +50,13 @@ def count_text(value: float) -> str:
         if value >= 0.9995 * factor:
             return f"{value / factor:.1f} {unit}"
     return f"{value:.1f}".removesuffix(".0") if value < 9.95 else f"{value:.0f}"
+
+
+def time_text(microseconds: float) -> str:
+    """Three digits and a unit: ``9.13 us``, ``214 us``, ``95.2 ms``."""
+    if microseconds < 0:
+        return f"-{time_text(-microseconds)}"
+    for factor, unit in ((1e6, "s"), (1e3, "ms")):
+        if microseconds >= factor * 0.9995:
+            return f"{three_digits(microseconds / factor)} {unit}"
+    return f"{three_digits(microseconds)} us"

@@ -7,9 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.cases import OPERATIONS, Case
-from benchmarks.operations import Call
-from benchmarks.pattern import CHUNK, Array, Segment, WrongResultError, check, fill, in_usual_pages
+from aiodist.bench.cases import OPERATIONS, Case
+from aiodist.bench.operations import Call
+from aiodist.bench.pattern import (
+    CHUNK,
+    Array,
+    Segment,
+    WrongResultError,
+    check,
+    fill,
+    in_usual_pages,
+)
 
 DATA = [name for name in OPERATIONS if name != "barrier"]
 

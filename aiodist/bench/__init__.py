@@ -1,0 +1,1 @@
+"""Measure operations beside other libraries, in one run and with every result checked."""

@@ -1,0 +1,40 @@
+"""Times as a table with bars."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiodist.bench.cases import Case
+from aiodist.bench.chart import BAR, Row, bar, table
+from aiodist.bench.times import Timing, timing
+
+
+def row(nbytes: int, peer: str, median: float) -> Row:
+    return Row(Case("all_reduce", 2, nbytes), peer, Timing(median, median * 1.5, median * 9, 40))
+
+
+def test_a_table_has_ratios_to_the_other_library_and_bars_to_one_scale() -> None:
+    rows = [row(4, "gloo", 100.0), row(4, "async", 50.0), row(1 << 20, "gloo", 3000.0)]
+    title, head, first, second, third, _ = table(rows, "gloo", blocks=False)
+    assert title == "all_reduce, 2 ranks"
+    assert head.split() == ["bytes", "library", "median", "mean", "p99", "to", "Gloo"]
+    assert first.split()[:3] == ["4", "B", "Gloo"]
+    assert first.endswith(f"1.00  {'#' * BAR}")
+    assert second.split() == [
+        "aiodist,", "async", "50.0", "us", "75.0", "us", "450", "us", "0.50", "#" * (BAR // 2),
+    ]  # fmt: skip
+    assert third.split()[:5] == ["1", "MiB", "Gloo", "3.00", "ms"]
+    alone = list(table(rows, None, blocks=True))
+    assert "Gloo  " not in alone[1]
+    assert alone[2].endswith("█" * BAR)
+
+
+@pytest.mark.parametrize(("share", "text"), [(1.0, "████"), (0.5, "██"), (0.53, "██▏"), (0.0, "▏")])
+def test_a_bar_has_eighths_of_a_character(share: float, text: str) -> None:
+    assert bar(share, blocks=True, width=4) == text
+
+
+def test_a_timing_has_median_mean_and_p99() -> None:
+    found = timing([1.0] * 98 + [2.0, 101.0])
+    assert (found.median, found.mean, found.calls) == (1.0, 2.01, 100)
+    assert 2.0 < found.p99 < 101.0

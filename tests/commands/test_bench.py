@@ -1,0 +1,56 @@
+"""`aiodist bench`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from aiodist.bench.cases import Case
+from aiodist.commands.bench import _cases, parser
+from aiodist.commands.main import main
+
+
+@pytest.mark.slow
+def test_it_measures_checks_and_shows(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIODIST_LIVENESS_TIMEOUT", "60")
+    file = tmp_path / "times.json"
+    options = ["-s", "4K", "--seconds", "0.2", "--json", str(file)]
+    assert main(["bench", "all_gather", *options]) == 0
+    out = capfd.readouterr().out
+    assert out.startswith("all_gather, 2 ranks\n")
+    assert "aiodist, blocking" in out
+    assert "every result was right" in out
+    rows = json.loads(file.read_text())
+    assert [row["peer"] for row in rows] == ["gloo", "async", "blocking"]
+    assert all(row["timing"]["p99"] >= row["timing"]["median"] > 0 for row in rows)
+
+
+def test_sizes_are_rounded_up_to_equal_blocks() -> None:
+    args = parser().read(["all_gather", "broadcast", "barrier", "-s", "4,1000"])
+    assert _cases(args, 3) == [
+        Case("all_gather", 3, 12),
+        Case("all_gather", 3, 1008),
+        Case("broadcast", 3, 4),
+        Case("broadcast", 3, 1000),
+        Case("barrier", 3, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["all_reduc"], "did you mean all_reduce?"),
+        (["-n", "1"], "one rank has no other"),
+        (["send_recv", "-n", "4"], "send_recv is between 2 ranks"),
+        (["--seconds", "0"], "--seconds must be above 0"),
+        (["--against", "glo"], "did you mean gloo?"),
+        (["--sizes", "big"], "write 4, 64K or 16M"),
+    ],
+)
+def test_mistakes(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *argv]) == 2
+    assert words in capsys.readouterr().err
