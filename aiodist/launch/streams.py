@@ -52,6 +52,9 @@ class LineStream:
         self.closed = True
         self._put(self._splitter.flush())
 
+    def close(self) -> None:
+        """Free the pipe; nothing does where another part feeds the stream."""
+
     def partial_due(self, now: float) -> float:
         """Return the seconds until `show_partial` shows something; inf if no text waits for it.
 
@@ -80,11 +83,15 @@ class OutputStream(LineStream):
     ) -> None:
         super().__init__(rank, outlets, tail)
         self.fd: int = pipe.fileno()
+        self._pipe = pipe
         os.set_blocking(self.fd, False)
 
     def read(self) -> None:
         """Read one chunk: each rank gets its turn."""
         self._take()
+
+    def close(self) -> None:
+        self._pipe.close()
 
     def drain(self) -> None:
         """Read all that is in the pipe."""

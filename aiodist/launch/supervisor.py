@@ -442,6 +442,7 @@ class Launcher:
     def _forget(self, stream: LineStream) -> None:
         if stream.fd is not None and stream.fd in self._selector.get_map():
             self._selector.unregister(stream.fd)
+        stream.close()
 
     def _finish_output(self) -> None:
         for stream in self._streams:

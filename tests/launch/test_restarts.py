@@ -84,6 +84,7 @@ print("pid", os.getpid(), dist.get_restart_count(), flush=True)
 assert dist.register_elastic()
 if not dist.is_replacement():
     dist.barrier()      # all have registered
+held = []               # how many descriptors the launcher has, each time that all are there
 victims = sys.argv[1:]  # of each time that all are there, in turn
 for turn in range(len(victims) + 1):
     turn = max(turn, dist.group.WORLD.generation // 2)
@@ -92,6 +93,7 @@ for turn in range(len(victims) + 1):
     data = np.ones(3)
     dist.all_reduce(data)
     state["sum"] += data
+    held.append(len(os.listdir(f"/proc/{os.getppid()}/fd")))
     if turn == len(victims):
         break
     victim = int(victims[turn])
@@ -110,6 +112,7 @@ for turn in range(len(victims) + 1):
     group = dist.grow(ranks=range(full))
     assert len(group.ranks) == full
 print("sum", state["sum"].tolist(), flush=True)
+print("held", *held, flush=True)
 dist.destroy_process_group()
 """
 
@@ -128,6 +131,9 @@ def test_only_the_dead_rank_starts_anew_where_all_are_elastic(sandbox, run_comma
         *(("[1]", "0"), ("[1]", "1"), ("[1]", "2")),
         ("[2]", "0"),
     ]
+    (held,) = [line.split()[2:] for line in out.splitlines() if "[2] held " in line]
+    assert len(held) == 4
+    assert len(set(held)) == 1  # pipes of ended processes are closed
     sums = [line for line in out.splitlines() if " sum " in line]
     assert sorted(sums) == [f"[{rank}] sum [12.0, 12.0, 12.0]" for rank in range(3)]
     assert "rank 1 has failed: SIGKILL; another process takes its place (restart 1 of 3)" in err
