@@ -15,10 +15,12 @@ from aiodist.errors import DistError, ProtocolError
 from aiodist.wire.object_encoder import (
     BYTEARRAY_ROW,
     BYTES_ROW,
+    DESCRIPTION,
     EXT_BIG_INT,
     EXT_MARKER,
     EXT_PICKLE,
     EXT_ROW,
+    IN_HEAD,
     LIST_ROW,
     NO_SEGMENT,
     SEGMENT,
@@ -99,11 +101,11 @@ class Decoder:
     def _row(self, code: int, first: int, count: int) -> Generator[None, None, Any]:
         blocks = [self._take(number) for number in range(first, first + count)]
         if code == STR_ROW:
-            text = []
+            text = ""
             for block in blocks:
-                text.append(str(block, "utf-8", "surrogatepass"))
+                text += str(block, "utf-8", "surrogatepass")  # CPython extends it in place
                 yield
-            return "".join(text)
+            return text
         if code in (BYTES_ROW, BYTEARRAY_ROW):
             return (yield from _copied(code, blocks))
         made: Any = {} if code == DICT_CODE else []
@@ -156,10 +158,15 @@ class Decoder:
             if made is None:
                 raise ProtocolError(f"row {number} is used twice")
             return made
-        memory = None if number == NO_SEGMENT else self._take(number)
-        owned = memory is not None and self._owned[number]
+        data, memory, owned = data[SEGMENT.size :], None, False
+        if number == IN_HEAD:
+            (length,) = DESCRIPTION.unpack_from(data)
+            end = DESCRIPTION.size + length
+            data, memory = data[DESCRIPTION.size : end], memoryview(data)[end:]
+        elif number != NO_SEGMENT:
+            memory, owned = self._take(number), self._owned[number]
         for extension in self._extensions:
-            obj = extension.decode(code, data[SEGMENT.size :], memory, owned)
+            obj = extension.decode(code, data, memory, owned)
             if obj is not NotImplemented:
                 return obj
         raise ProtocolError(f"no part of this version has the code {code}")

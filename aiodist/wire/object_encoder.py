@@ -30,8 +30,15 @@ LONG_BYTES = 1 << 16
 """A str, bytes or bytearray above this length gets segments of its own."""
 
 EXT_MARKER, EXT_BIG_INT, EXT_PICKLE, EXT_ROW = range(4)
+SHORT_BYTES = 1 << 12
+"""The memory of an extension's object up to this length stands in the head, behind its description."""
+
 SEGMENT = struct.Struct("<I")
 NO_SEGMENT = 0xFFFFFFFF
+IN_HEAD = 0xFFFFFFFE
+"""In the place of a segment's number: the length of the description, the description, the memory."""
+
+DESCRIPTION = struct.Struct("<H")
 
 LIST_ROW, STR_ROW, BYTES_ROW, BYTEARRAY_ROW = 0, 253, 254, 255
 """What a row of pieces makes, beside the codes of records."""
@@ -39,6 +46,8 @@ LIST_ROW, STR_ROW, BYTES_ROW, BYTEARRAY_ROW = 0, 253, 254, 255
 _SLICE = 512
 _BLOCK_BYTES = 1 << 18
 _BYTES_SHIFT = 6
+_FOREIGN_WORK = 6
+"""An object of an extension takes about as long as so many elements more."""
 _TEXT = frozenset({str, bytes})
 
 Row = tuple[int, int, int]
@@ -280,6 +289,8 @@ class Encoder:
 
     def _is_flat(self, values: Any) -> bool:
         """Return whether msgpack packs all ``values`` as they are; they count as done then."""
+        if len(values) > self._left:  # before it looks at each of them
+            raise _TooLongError
         types = set(map(type, values))
         if not types <= NATIVE:
             return False
@@ -394,16 +405,22 @@ class Encoder:
                 reason = f"cannot travel: {exc}"
                 break
             if found is not None:
-                code, data, memory = found
-                number = NO_SEGMENT
-                if memory is not None:
-                    number = len(self.segments)
-                    self.segments.append(memory)
-                return msgpack.ExtType(code, SEGMENT.pack(number) + data)
+                return self._of_extension(*found)
         else:
             if type(obj).__module__ != "builtins":
                 reason += ": register its class on all ranks (aiodist.register_type)"
         return self._pickled(obj, reason)
+
+    def _of_extension(self, code: int, data: bytes, memory: memoryview | None) -> msgpack.ExtType:
+        self._spend(_FOREIGN_WORK)
+        if memory is None:
+            return msgpack.ExtType(code, SEGMENT.pack(NO_SEGMENT) + data)
+        if len(memory) <= SHORT_BYTES:
+            self._spend(len(memory) >> _BYTES_SHIFT)
+            start = SEGMENT.pack(IN_HEAD), DESCRIPTION.pack(len(data)), data
+            return msgpack.ExtType(code, b"".join((*start, memory)))
+        self.segments.append(memory)
+        return msgpack.ExtType(code, SEGMENT.pack(len(self.segments) - 1) + data)
 
     def _pickled(self, obj: Any, reason: str) -> msgpack.ExtType:
         if not self._allow_pickle:

@@ -9,7 +9,8 @@ A message is an envelope, and the segments that are too long for it::
 
 (little-endian). The head is msgpack. In it, a type that msgpack lacks is an array whose first
 element is a marker, an ext of code 0 with the record's code (`aiodist.wire.object_types`). A
-segment is the memory of a tensor, or a part of a row: a long container, str or bytes in pieces.
+segment is the long memory of a tensor, or a part of a row: a long container, str or bytes in
+pieces. Short memory stands in the head.
 
 Nothing but msgpack is ever parsed unless the caller passes ``allow_pickle=True`` on both sides.
 """
@@ -43,7 +44,7 @@ PART_BYTES = 1 << 16
 ENVELOPE_BYTES = 1 << 18
 """Once the envelope has this length, all further segments travel beside it."""
 
-_VERSION = 2
+_VERSION = 3
 _FIXED = struct.Struct("<BIIQ")
 SHORT_HEAD = _FIXED.size
 """Where the head begins in an envelope that has nothing else, as `short_head` finds it."""

@@ -95,6 +95,29 @@ def test_arrays_between_long_containers() -> None:
     assert torch.equal(back[3000], obj[3000])
 
 
+def test_many_short_arrays_take_many_steps_and_few_parts() -> None:
+    obj = [np.full(10, n) for n in range(20_000)]
+    n_steps, packed = count(CODEC.dump_steps(obj))
+    envelope = read_envelope(memoryview(packed.envelope))
+    n_back, back = count(CODEC.load_steps(envelope, received(packed)))
+    assert min(n_steps, n_back) >= 20
+    assert len(packed.parts) < 20
+    assert all((one == other).all() for one, other in zip(back, obj, strict=True))
+
+
+def test_a_long_container_is_not_looked_at_in_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = 0
+
+    def types_of(value: Any) -> type:
+        nonlocal seen
+        seen += 1
+        return type(value)
+
+    monkeypatch.setattr(object_encoder, "type", types_of, raising=False)
+    next(CODEC.dump_steps([{"id": n} for n in range(100_000)]))
+    assert seen < 4 * STEP
+
+
 @pytest.mark.parametrize("name", ["rows", "nested rows", "dict", "bushy", "texts", "text", "bytes"])
 def test_long_objects_take_many_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No step does more work than its bound, and no call of msgpack packs more than a block."""

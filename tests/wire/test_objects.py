@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiodist.errors import DistError, ProtocolError
+from aiodist.wire.object_encoder import SHORT_BYTES
 from aiodist.wire.object_types import BY_CODE, BY_TYPE, DICT_CODE
 from aiodist.wire.objects import MAX_DEPTH, ObjectCodec
 
@@ -314,7 +315,7 @@ def test_depth_is_bounded(wrap):
 
 
 def head_only(head: bytes) -> bytes:
-    return struct.pack("<BIIQ", 2, 0, 0, len(head)) + head
+    return struct.pack("<BIIQ", 3, 0, 0, len(head)) + head
 
 
 @settings(max_examples=300)
@@ -402,10 +403,10 @@ def test_wrong_records(tree):
         head_only(b"\x91" * 100000 + b"\x01"),
         head_only(b"\xa1\xff"),
         b"\x01" + head_only(b"\x01")[1:],
-        struct.pack("<BIIQ", 2, 0xFFFFFFFF, 0, 1) + b"\x01",
-        struct.pack("<BIIQ", 2, 0, 0xFFFFFFFF, 1) + b"\x01",
-        struct.pack("<BIIQQ", 2, 1, 0, 1, 1) + b"\x01\x00",
-        struct.pack("<BIIQ", 2, 0, 0, 2**63) + b"\x01",
+        struct.pack("<BIIQ", 3, 0xFFFFFFFF, 0, 1) + b"\x01",
+        struct.pack("<BIIQ", 3, 0, 0xFFFFFFFF, 1) + b"\x01",
+        struct.pack("<BIIQQ", 3, 1, 0, 1, 1) + b"\x01\x00",
+        struct.pack("<BIIQ", 3, 0, 0, 2**63) + b"\x01",
         head_only(b"\x01") + b"\x00",
     ],
 )
@@ -444,9 +445,11 @@ class CelsiusExtension:
 
 def test_extensions_and_their_segments():
     codec = ObjectCodec([CelsiusExtension()])
-    obj = {"a": [Celsius(b"12"), (Celsius(b""), Celsius(b"345"))]}
+    long = b"3" * (SHORT_BYTES + 1)
+    obj = {"a": [Celsius(b"12"), (Celsius(b""), Celsius(long)), Celsius(long[1:])]}
     data = codec.dumps(obj)
-    assert data.endswith(b"12345")
+    assert data.endswith(long)
+    assert data.count(b"3") == 2 * SHORT_BYTES + 1  # the other one stands in the head
     assert codec.loads(data) == obj
     assert codec.loads(memoryview(bytearray(data))) == obj
     with pytest.raises(
@@ -463,7 +466,7 @@ def test_segments_are_used_once_each():
     leaf = ext(77, b"\x00\x00\x00\x00C")
     for tree in ([leaf, leaf], []):
         head = msgpack.packb(tree)
-        data = struct.pack("<BIIQQ", 2, 1, 0, len(head), 2) + head + b"12"
+        data = struct.pack("<BIIQQ", 3, 1, 0, len(head), 2) + head + b"12"
         with pytest.raises(ProtocolError):
             codec.loads(data)
 
