@@ -29,6 +29,10 @@ ADDRESS = "127.0.0.1"
 _GRACE_SECONDS = 1.0
 """How long after the first error the other ranks may take to learn of it by themselves."""
 
+_TURN_SECONDS = 0.2
+"""How often the loop turns during a call. An interrupt of a notebook's cell is a callback of ipykernel
+that does not wake a sleeping loop."""
+
 _END_SECONDS = 5.0
 """How long ranks may take to end a call that was interrupted, and to end themselves."""
 
@@ -243,7 +247,7 @@ class Cluster:
         until = None
         loop = asyncio.get_running_loop()
         while pending:
-            seconds = None if until is None else max(0.0, until - loop.time())
+            seconds = _TURN_SECONDS if until is None else max(0.0, until - loop.time())
             done, pending = await asyncio.wait(
                 pending, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
             )

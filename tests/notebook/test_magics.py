@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -113,3 +114,26 @@ def test_the_cluster_is_awaited_in_a_cell(execute: Execute) -> None:
     )
     assert text_of(outputs[1]) == ["[0] here", "[10, 11]", "[1] here"]
     assert text_of(outputs[2]) == ["closed"]
+
+
+def test_an_interrupt_spares_the_ranks_and_a_restart_of_the_kernel_ends_them(
+    scaled: Callable[[float], float],
+) -> None:
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("interrupting.py"))],
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=scaled(110),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["before"] == facts["after"]
+    assert len(facts["before"]) == len(facts["others"]) == 2
+    *blocking_and_async, cluster = facts["ends"]
+    assert all(end.endswith("KeyboardInterrupt") for end in blocking_and_async), facts
+    assert cluster.endswith(("KeyboardInterrupt", "CancelledError")), facts
+    assert facts["alive"] == "[1, 1]\n"
+    assert facts["left"] == []
