@@ -23,6 +23,7 @@ def parser() -> Parser:
         prog="aiodist backends",
         description="Say which backends can run on this machine, why not where they cannot, and "
         "which function works here with which backend on which device.",
+        examples=("aiodist backends",),
     )
 
 

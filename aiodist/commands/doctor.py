@@ -22,6 +22,11 @@ def parser() -> Parser:
         prog="aiodist doctor",
         description="Examine this host; with --master and --nnodes, started on each host of a job, "
         "also compare the hosts and try every way between them.",
+        examples=(
+            "aiodist doctor                                                       this host",
+            "aiodist doctor --master 10.0.0.1:29500 --nnodes 2 --node-rank 0      on the first host",
+            "aiodist doctor --master 10.0.0.1:29500 --nnodes 2 --node-rank 1      on the second",
+        ),
     )
     made.add_argument(
         "--master", metavar="HOST:PORT", help="where the hosts meet: an address of node 0"

@@ -17,6 +17,10 @@ def parser() -> Parser:
         prog="aiodist dump",
         description="Read the parts that all ranks have dumped into a folder, and say which rank "
         "is behind and where the ranks begin to differ.",
+        examples=(
+            "AIODIST_DUMP_DIR=dump aiodist run -n 4 train.py     ranks write there when one fails",
+            "aiodist dump dump                                   what they say together",
+        ),
     )
     made.add_argument("folder", metavar="DIR", help="what AIODIST_DUMP_DIR was")
     made.add_argument("--job", help="of this job, or one that begins so (default: the latest)")

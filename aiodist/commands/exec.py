@@ -38,6 +38,10 @@ def parser() -> Parser:
         "LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT (under Slurm also OMP_NUM_THREADS and "
         "AIODIST_SECRET) set from what the launcher says: "
         "srun -n 8 aiodist exec python train.py",
+        examples=(
+            "srun -n 8 aiodist exec python train.py       under Slurm",
+            "mpiexec -n 4 aiodist exec python train.py    under MPI's launcher",
+        ),
     )
     made.add_argument("program", help="the program to run, such as python")
     made.add_argument(

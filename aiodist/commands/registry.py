@@ -22,6 +22,7 @@ COMMANDS = MappingProxyType[str, str](
         "simulate": "run the collectives' algorithms on thousands of ranks, under a simulated clock",
         "bench": "measure how fast operations are here, beside Gloo: aiodist bench -n 4 all_reduce",
         "tune": "measure which algorithms are the fastest here: aiodist tune -n 4 -o table.json",
+        "completion": "write a script by which a shell completes this: aiodist completion bash",
     }
 )
 """Each command's line in ``aiodist --help``. Its module in this package has its name."""

@@ -43,6 +43,10 @@ def parser() -> Parser:
         description="Run the algorithms of the collectives under a simulated clock: seconds, "
         "messages and bytes for more ranks than this host can run. A star marks what the table "
         "of aiodist chooses.",
+        examples=(
+            "aiodist simulate all_reduce -n 64,1024 -s 1K,64M       two sizes on many ranks",
+            "aiodist simulate all_gather --per-host 8 -n 512        hosts of 8 ranks",
+        ),
     )
     made.add_argument(
         "operations",

@@ -99,6 +99,10 @@ def parser() -> Parser:
         description="Measure every algorithm of every collective, over the transports in "
         "AIODIST_TRANSPORT: over messages, in shared memory and over several hosts. Write the "
         "fastest ones to a table that jobs can load.",
+        examples=(
+            "aiodist tune -n 2,4 -o table.json            all operations, on 2 and on 4 ranks",
+            "AIODIST_TABLE=table.json aiodist run ...     a job that uses the table",
+        ),
     )
     made.add_argument(
         "operations", nargs="*", metavar="OPERATION", help="only these (default: all)"

@@ -18,6 +18,10 @@ def parser() -> Parser:
         prog="aiodist why",
         description="Ask the ranks of a running job on this host, and through them those on other "
         "hosts, which rank waits for which.",
+        examples=(
+            "aiodist why          the only job on this host",
+            "aiodist why exp1     a job by its name, which aiodist run --tag exp1 gives it",
+        ),
     )
     made.add_argument(
         "job",

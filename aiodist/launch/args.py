@@ -114,6 +114,12 @@ def run_parser() -> Parser:
         prog="aiodist run",
         description="Start a script in N processes and stop all when one fails. "
         "The script finds its place in RANK, LOCAL_RANK and WORLD_SIZE.",
+        examples=(
+            "aiodist run -n 4 train.py --epochs 3             4 ranks on this machine",
+            "aiodist run -n 4 -m package.train                a module, as in python -m",
+            "aiodist run -n 4 --log-dir logs --fold train.py  a file a rank, equal lines once",
+            "aiodist run -H host1:4,host2:4 train.py          8 ranks on two hosts, over ssh",
+        ),
     )
     parser.add_argument(
         "-n",
