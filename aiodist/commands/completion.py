@@ -56,7 +56,8 @@ def whole_parser(file: Any, folder: Any) -> argparse.ArgumentParser:
 
     whole = argparse.ArgumentParser(prog="aiodist", description="torch.distributed, awaitable")
     whole.add_argument("--version", action="store_true", help="say which aiodist this is")
-    commands = whole.add_subparsers(dest="command", parser_class=make)
+    maker: Any = make  # a class in argparse's types, and any callable in its documentation
+    commands = whole.add_subparsers(dest="command", parser_class=maker)
     for name, summary in COMMANDS.items():
         made = commands.add_parser(name, command=name, help=summary)
         made.description = summary.partition(":")[0]  # shells show it in a line
