@@ -142,7 +142,7 @@ fuzz: $(STAMP)
 # Root starts the daemons. Where a program is missing and apt-get is not there either, pytest says what it skips.
 SLURM_PROGRAMS := munged slurmctld slurmd srun ip
 test-slurm: $(STAMP)
-	@if ! PATH=$$PATH:/usr/sbin:/sbin which $(SLURM_PROGRAMS) >/dev/null && which apt-get >/dev/null; then \
+	@if [ "$$(id -u)" = 0 ] && ! PATH=$$PATH:/usr/sbin:/sbin which $(SLURM_PROGRAMS) >/dev/null && which apt-get >/dev/null; then \
 		echo "== install: slurm-wlm, munge and iproute2"; \
 		apt-get update -qq; \
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
@@ -290,7 +290,7 @@ bench-network: $(STAMP)
 
 # The slow link is made of network namespaces, which only root may make.
 recipes: $(STAMP)
-	@if ! PATH=$$PATH:/usr/sbin:/sbin which ip tc >/dev/null && which apt-get >/dev/null; then \
+	@if [ "$$(id -u)" = 0 ] && ! PATH=$$PATH:/usr/sbin:/sbin which ip tc >/dev/null && which apt-get >/dev/null; then \
 		echo "== install: iproute2"; \
 		apt-get update -qq; \
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends iproute2 >/dev/null; \

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.hosts import NoNamespacesError
 from benchmarks.processes import ROOT, exit_on_sigterm
 from benchmarks.recipes import page, plot
 from benchmarks.recipes.run import RecipeFailedError, Settings, run
@@ -38,7 +37,7 @@ def main() -> None:
         settings = Settings(**{name: _tuple(value) for name, value in given.items()})
         try:
             report = run(settings, lambda line: print(line, flush=True))
-        except (RecipeFailedError, NoNamespacesError) as error:
+        except RecipeFailedError as error:
             raise SystemExit(f"python -m benchmarks.recipes: {error}") from None
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(report) + "\n")

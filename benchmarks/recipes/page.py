@@ -47,7 +47,8 @@ def render(report: dict[str, Any], folder: str) -> str:
         f"turns in the same processes: {' '.join(['A B'] * settings['passes'])}. A run whose replicas are "
         "not bitwise equal at its end fails, and then there is no page.",
         "`aiodist run` starts the ranks, and `spawned.py` its own." + _slurm_words(measured),
-        "- **images/s**: of all ranks together, in the last epoch; the median of its runs.\n"
+        "- **images/s**: of all ranks together, in the last epoch; the median of its runs. "
+        "`evaluate.py` does not train: its images are those evaluated.\n"
         "- **accuracy**: top-1 over the images that are held out. `local_sgd.py` trains with AdamW, the "
         "other recipes with SGD.\n"
         "- **bytes a step**: what a rank gives to all_reduce, on average over the steps.\n"
@@ -60,14 +61,18 @@ def render(report: dict[str, Any], folder: str) -> str:
     for ranks in settings["ranks"]:
         title = "1 rank, and one process without ranks" if ranks == 1 else f"{ranks} ranks"
         parts += [f"## {title}", "\n".join(_table([row for row in rows if row["ranks"] == ranks]))]
+    parts.append("## A slow link")
     if report["link"]:
         parts += [
-            "## A slow link",
             f"Two hosts, made of network namespaces, each of which may send {_rate(settings['rate'])} "
             "(`tc tbf`). `local_sgd.py` and the same training with gradients averaged in every step.",
             _link_words(report["link"]),
             "\n".join(_table(report["link"])),
         ]
+    else:
+        parts.append(
+            "Not measured. The link is made of network namespaces, which only root may make."
+        )
     return "\n\n".join(parts) + "\n"
 
 

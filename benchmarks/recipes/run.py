@@ -10,13 +10,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
-from benchmarks.hosts import INTERFACE, inside, namespaces
+from benchmarks.hosts import INTERFACE, NoNamespacesError, inside, namespaces
 from benchmarks.processes import ROOT, environment
 from benchmarks.recipes.plan import (
     ALONE,
@@ -78,7 +78,7 @@ def run(settings: Settings, progress: Callable[[str], None]) -> dict[str, Any]:
             for order in _orders(ranks, settings, ITSELF):
                 rows += _job([order], settings, None)
             progress(f"{ranks} ranks: {time.monotonic() - began:.0f} s so far")
-    link = _slow_link(settings) if settings.rate is not None else []
+    link = _slow_link(settings, progress)
     return {
         "format": 1,
         "machine": before,
@@ -257,15 +257,25 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _slow_link(settings: Settings) -> list[Row]:
-    """Compare `SLOW_LINK` over two hosts, made of network namespaces, whose sending tc's tbf limits."""
+def _slow_link(settings: Settings, progress: Callable[[str], None]) -> list[Row]:
+    """Compare `SLOW_LINK` over two hosts, made of network namespaces, whose sending tc's tbf limits.
+
+    Return no rows without a rate, and where namespaces cannot be made.
+    """
+    if settings.rate is None:
+        return []
     orders = [
         (recipe, backend, LINK_RANKS, number)
         for number in range(settings.passes)
         for recipe in SLOW_LINK
         for backend in (OURS, GLOO)
     ]
-    with namespaces(LINK_RANKS, settings.rate) as hosts:
+    with ExitStack() as made:
+        try:
+            hosts = made.enter_context(namespaces(LINK_RANKS, settings.rate))
+        except NoNamespacesError as error:
+            progress(f"without the slow link: {error}")
+            return []
         each = [
             environment(INTERFACE)
             | {

@@ -27,7 +27,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import common
 
-RANK = os.environ["RANK"]
 RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "AIODIST_RESTART_COUNT")  # of torchrun, of aiodist run
 IS_FIRST_START = not any(int(os.environ.get(name) or 0) for name in RESTARTS)
 
@@ -41,11 +40,11 @@ class Training:
             common.rank_batch_size(options, ranks)
             torch.manual_seed(options.seed)  # the same first parameters on all ranks
             self.model = common.build_model(options.arch, self.data).to(common.pick_device())
-        self.options = options
+        self.options, self.start_rank = options, ranks.rank  # shrink() changes ranks.rank
         self.optimizer = common.sgd(self.model, options)
         self.schedule = common.learning_rate_schedule(self.optimizer, options)
+        # Epochs, images of the epoch under way, and steps of all epochs.
         self.made = {"epochs": options.start_epoch, "images": 0, "steps": 0}
-        """Epochs, images of the epoch under way, and steps of all epochs."""
         self.parts = {"state_dict": self.model, "optimizer": self.optimizer}
         self.parts |= {"scheduler": self.schedule, "made": self}
 
@@ -65,7 +64,8 @@ class Training:
         even = len(rest) - len(rest) % ranks.size  # all ranks take equally many steps
         mine = rest[ranks.rank : even : ranks.size]
         batch_size = common.rank_batch_size(self.options, ranks)
-        return common.Batches(images, mine, batch_size, self.options.workers)
+        # The seed is also of the augmentation: each image gets the same one after a restart.
+        return common.Batches(images, mine, batch_size, self.options.workers, seed)
 
     def train_epoch(
         self, ranks: common.Ranks, replica: nn.Module, step_over: Callable[[], object]
@@ -81,7 +81,7 @@ class Training:
             scores = replica(images)
             loss = functional.cross_entropy(scores, labels)
             self.optimizer.zero_grad()
-            if self.options.kill == f"{self.made['steps']}:{RANK}" and IS_FIRST_START:
+            if self.options.kill == f"{self.made['steps']}:{self.start_rank}" and IS_FIRST_START:
                 os.kill(os.getpid(), signal.SIGKILL)  # while the others wait for its gradients
             loss.backward()
             self.optimizer.step()

@@ -33,8 +33,10 @@ def evaluate(
 ) -> common.Result:
     """Return the exact result over all images that are held out."""
     part = range(ranks.rank, len(data.validation), ranks.size)  # one more here, one less there
-    batches = common.Batches(data.validation, part, options.batch_size, options.workers)
-    meters = common.count(model, batches)  # this rank's images and right answers, not their means
+    batch_size = common.rank_batch_size(options, ranks)
+    batches = common.Batches(data.validation, part, batch_size, options.workers)
+    # How many images this rank has and how many of them are right, not their means.
+    meters = common.count(model, batches, shown=ranks.rank == 0)
     common.agree(ranks, batches.problem)  # an image that cannot be read ends all ranks
     total = meters.sums()
     dist.all_reduce(total)
@@ -67,6 +69,7 @@ def run(options: argparse.Namespace, ranks: common.Ranks, device: torch.device) 
         if options.resume is None:
             raise common.BadInput("--resume FILE is needed: the checkpoint to evaluate")
         data = common.load_data(options)
+        common.rank_batch_size(options, ranks)
         model = common.build_model(options.arch, data).to(device)
     common.Checkpoint(options, ranks, state_dict=model).resume()
     exact = evaluate(model, data, ranks, options)

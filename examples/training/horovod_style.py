@@ -41,7 +41,8 @@ def train_epoch(
     device = next(model.parameters()).device
     meters = common.Meters()
     # In the loop only the optimizer communicates: a rank in hvd.join() knows of nothing else.
-    for images, labels in tqdm(batches, title, disable=hvd.rank() != 0, ncols=100):
+    bar = tqdm(batches, title, disable=hvd.rank() != 0, ncols=100, mininterval=0.5)
+    for number, (images, labels) in enumerate(bar, 1):
         images, labels = images.to(device), labels.to(device)
         optimizer.zero_grad()
         parts = zip(
@@ -59,6 +60,8 @@ def train_epoch(
         nn.utils.clip_grad_norm_(model.parameters(), options.clip)
         with optimizer.skip_synchronize():
             optimizer.step()
+        if number % options.print_freq == 0:  # this rank's part alone
+            bar.set_postfix_str(str(meters.over(common.OneProcess())), refresh=False)
     hvd.join()
     common.agree(ranks, batches.problem)
     result = meters.over(ranks)

@@ -30,7 +30,7 @@ import common
 class DiLoCo:
     """The inner optimizer of each rank, and the outer optimizer that all ranks share.
 
-    Invariant: ``shm`` and the outer optimizer's momentum are bitwise equal on all ranks.
+    Invariant: ``shared`` and the outer optimizer's momentum are bitwise equal on all ranks.
     """
 
     def __init__(

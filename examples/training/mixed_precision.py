@@ -5,8 +5,8 @@
 This is what NVIDIA's Apex gave, with what PyTorch has today:
 
 - Autocast computes convolutions and dense layers in two bytes a number, and the rest in four.
-- GradScaler (float16, on a GPU) keeps small gradients from becoming 0. bfloat16 (on a CPU) has the range
-  of float32 and needs none.
+- GradScaler keeps small gradients from becoming 0 in float16, the type on a GPU. bfloat16, the type on a
+  CPU, has the range of float32 and needs none. ``--dtype`` chooses.
 - A communication hook sends the gradients as two bytes a number.
 - A prefetcher has the next batch on the device while the model computes with this one.
 """
@@ -103,7 +103,8 @@ def run(options: argparse.Namespace, ranks: common.Ranks, device: torch.device) 
     batches = Prefetcher(common.Batches(data.train, sampler, batch_size, options.workers), device)
     optimizer = common.sgd(model, options)
     schedule = common.learning_rate_schedule(optimizer, options)
-    options.dtype = torch.float16 if device.type == "cuda" else torch.bfloat16
+    usual = "float16" if device.type == "cuda" else "bfloat16"
+    options.dtype = getattr(torch, options.dtype or usual)
     scaler = torch.amp.GradScaler(device.type, enabled=options.dtype == torch.float16)
     parts = {"state_dict": model, "optimizer": optimizer, "scheduler": schedule, "scaler": scaler}
     checkpoint = common.Checkpoint(options, ranks, **parts)
@@ -132,6 +133,7 @@ def main() -> None:
     """Read the options, meet the other ranks, train."""
     parser = common.add_rank_options(common.training_options(__doc__))
     parser.add_argument("--compression", default="fp16", choices=("bf16", "fp16"))
+    parser.add_argument("--dtype", choices=("bfloat16", "float16"), help="of autocast")
     options = parser.parse_args()
     device = common.pick_device()
     dist.init_process_group(**common.rendezvous(options))

@@ -41,18 +41,22 @@ class Checkpoint:
 
         Each rank reads the file itself. All ranks end with exit code 2 if one of them cannot, or if
         the checkpoint is of another architecture. Unless ``--evaluate`` is given, the number of
-        ranks has to be the same, too.
+        ranks has to be the same, too, and rank 0 has to be able to write to ``--checkpoint-dir``.
         """
         file = self._options.resume
-        if file is None:
-            return int(self._options.start_epoch)
         with agreement(self._ranks):
+            if self._ranks.rank == 0 and not self._options.evaluate:
+                _make_folder(self._options.checkpoint_dir)
+            if file is None:
+                return int(self._options.start_epoch)
             saved = self._read(file)
             names = ("state_dict",) if self._options.evaluate else tuple(self._parts)
             for name in names:
                 try:
                     self._parts[name].load_state_dict(saved[name])
-                except (KeyError, RuntimeError, TypeError, ValueError) as error:
+                except KeyError as error:
+                    raise BadInput(f"--resume {file}: its {name} has no {error}") from None
+                except (RuntimeError, TypeError, ValueError) as error:
                     reason = " ".join(str(error).split())
                     raise BadInput(f"--resume {file}: its {name} does not fit ({reason})") from None
             if not self._options.evaluate:
@@ -122,6 +126,15 @@ class Checkpoint:
                 f"{self._ranks.size}; start as many (only --evaluate takes any number)"
             )
         return saved
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"--checkpoint-dir {folder} cannot be made ({error.strerror})") from None
+    if not os.access(folder, os.W_OK):
+        raise BadInput(f"--checkpoint-dir {folder} cannot be written to")
 
 
 def _random_state() -> dict[str, Any]:

@@ -113,6 +113,22 @@ class ImageFolder:
         return image.resize((self.size, self.size), Image.Resampling.BILINEAR, box)
 
 
+class Seeded:
+    """Samples each of which is augmented as ``seed`` and its number say, whatever was read before it."""
+
+    def __init__(self, samples: Samples, seed: int) -> None:
+        self.samples = samples
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Sample:
+        with torch.random.fork_rng(devices=()):
+            torch.default_generator.manual_seed(hash((self.seed, index)))
+            return self.samples[index]
+
+
 class Batches:
     """A DataLoader that yields (images, labels), and keeps why an image could not be read."""
 
@@ -122,11 +138,15 @@ class Batches:
         sampler: Sampler[int] | Sequence[int],
         batch_size: int,
         workers: int = 0,
+        seed: int | None = None,
     ) -> None:
-        """``sampler``: this rank's indices. ``batch_size``: of this rank. ``workers``: processes."""
+        """``sampler``: this rank's indices. ``batch_size``: of this rank. ``workers``: processes.
+
+        ``seed``: augment each image by this seed and its number; None takes torch's generator.
+        """
         self.problem: str | None = None
         self._loader = DataLoader(
-            samples,
+            samples if seed is None else Seeded(samples, seed),
             batch_size,
             sampler=sampler,
             num_workers=workers,

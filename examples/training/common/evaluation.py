@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.nn import functional
+from tqdm import tqdm
 
 from common.data import Batches, Samples
 from common.meters import Meters, Result
@@ -12,13 +13,17 @@ from common.ranks import Ranks, agree
 
 
 @torch.no_grad()
-def count(model: nn.Module, batches: Batches) -> Meters:
-    """Return what this rank's images add up to: how many they are, their losses, how many are right."""
+def count(model: nn.Module, batches: Batches, shown: bool = False) -> Meters:
+    """Return what this rank's images add up to: how many they are, their losses, how many are right.
+
+    ``shown``: with a progress bar if it takes more than a second.
+    """
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
     meters = Meters()
-    for images, labels in batches:
+    bar = tqdm(batches, "evaluation", leave=False, disable=not shown, ncols=100, delay=1)
+    for images, labels in bar:
         images, labels = images.to(device), labels.to(device)
         scores = model(images)
         meters.update(functional.cross_entropy(scores, labels), scores, labels)
@@ -39,6 +44,6 @@ def evaluate(
         ranks.broadcast(buffer)
     part = range(ranks.rank, len(samples), ranks.size)
     batches = Batches(samples, part, batch_size, workers)
-    meters = count(model, batches)
+    meters = count(model, batches, shown=ranks.rank == 0)
     agree(ranks, batches.problem)
     return meters.over(ranks)

@@ -16,12 +16,17 @@ RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "P
 """What launchers call a rank's number: aiodist run and torchrun, srun, Open MPI, MPICH, PMIx."""
 
 
+def number(text: str, least: int = 0) -> int:
+    """Read a number from 0 on."""
+    value = int(text)
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from {least} on")
+    return value
+
+
 def count(text: str) -> int:
     """Read a number from 1 on."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 1 on")
-    return value
+    return number(text, 1)
 
 
 def training_options(description: str | None) -> argparse.ArgumentParser:
@@ -37,7 +42,7 @@ def training_options(description: str | None) -> argparse.ArgumentParser:
     data.add_argument("--image-size", type=count, default=224, help="pixels a side, with --data")
     data.add_argument("--arch", default="cnn", help="the model's name (default: %(default)s)")
     data.add_argument(
-        "-j", "--workers", type=int, default=0, help="processes that load data, a rank"
+        "-j", "--workers", type=number, default=0, help="processes that load data, a rank"
     )
     data.add_argument(
         "--limit", type=count, metavar="N", help="use N images to train, N to evaluate"
@@ -45,7 +50,7 @@ def training_options(description: str | None) -> argparse.ArgumentParser:
 
     train = parser.add_argument_group("training")
     train.add_argument("--epochs", type=count, default=4)
-    train.add_argument("--start-epoch", type=int, default=0, help="skip the epochs before it")
+    train.add_argument("--start-epoch", type=number, default=0, help="skip the epochs before it")
     train.add_argument("-b", "--batch-size", type=count, default=128, help="of all ranks together")
     train.add_argument("--lr", type=float, default=0.05)
     train.add_argument("--momentum", type=float, default=0.9)

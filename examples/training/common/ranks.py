@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 
 class BadInput(Exception):
@@ -103,8 +104,9 @@ def first_problem(problems: Sequence[str | None]) -> str | None:
 
 
 def complain(sentence: str) -> None:
-    """Print ``sentence`` as argparse prints its own."""
-    print(f"{Path(sys.argv[0]).name}: error: {sentence}", file=sys.stderr, flush=True)
+    """Print ``sentence`` as argparse prints its own, on a line of its own beside a progress bar."""
+    tqdm.write(f"{Path(sys.argv[0]).name}: error: {sentence}", file=sys.stderr)
+    sys.stderr.flush()
 
 
 def agree(ranks: Ranks, problem: str | None) -> None:

@@ -26,8 +26,9 @@ def finish(
 ) -> None:
     """Compare the replicas, and have rank 0 print what was measured and write ``--summary``.
 
-    ``trained``: the result of the last epoch of training, or None without one. ``traffic``: of all of the
-    run. Call it on all ranks. Raises RuntimeError if the replicas differ.
+    ``trained``: the result of the last epoch of training, or None without one: images per second are then
+    those of the evaluation. ``traffic``: of all of the run. Call it on all ranks. Raises RuntimeError if
+    the replicas differ.
     """
     prints = ranks.gather(fingerprint(model))
     if len(set(prints)) != 1:
@@ -47,10 +48,10 @@ def finish(
     count = "1 rank" if ranks.size == 1 else f"{ranks.size} ranks"
     print(
         f"accuracy       top-1 {evaluated.top1:.2f} %, top-5 {evaluated.top5:.2f} % "
-        f"of {evaluated.images} images"
+        f"of {evaluated.images} images, loss {evaluated.loss:.3f}"
     )
-    if trained is not None:
-        print(f"training       {trained.images_per_second:.0f} images/s")
+    name, measured = ("evaluation", evaluated) if trained is None else ("training", trained)
+    print(f"{name:14} {measured.images_per_second:.0f} images/s")
     if steps:
         print(
             f"communication  {sum(seconds):.2f} s, {sent / steps:,.0f} bytes of gradients a step and rank"
@@ -64,7 +65,7 @@ def finish(
         "ranks": ranks.size,
         "arch": options.arch,
         "epochs": options.epochs,
-        "images_per_second": None if trained is None else trained.images_per_second,
+        "images_per_second": measured.images_per_second,
         "loss": evaluated.loss,
         "top1": evaluated.top1,
         "top5": evaluated.top5,

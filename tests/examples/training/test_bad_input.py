@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +14,26 @@ import pytest
 
 from tests.examples.training.conftest import RECIPES, CompletedRun, write_images
 from tests.limits import scaled
+
+BY_HAND = Path(__file__).with_name("programs") / "by_hand.py"
+LOOPS = (
+    ("mixed_precision.py",),
+    ("horovod_style.py",),
+    ("from_scratch.py",),
+    ("local_sgd.py",),
+    ("async_training.py", "--port", "0"),
+    ("elastic.py",),
+    ("elastic_shrink.py",),
+)
+"""Recipes with a loop of their own, and what they need."""
+ASKS = "error: no launcher has started this rank; start it by: aiodist run -n 2 "
+OPTIONS = set(
+    re.findall(
+        "[-a-z]+",
+        "--data --arch -j --workers --epochs --start-epoch -b --batch-size --lr --momentum --wd "
+        "-p --print-freq -e --evaluate --resume --seed --dist-url --dist-backend --world-size --rank",
+    )
+)
 
 Recipes = Callable[..., list[CompletedRun]]
 
@@ -24,6 +46,7 @@ def sentence(ended: CompletedRun) -> str:
     assert ended.errors[1] == ""
     said = [line for line in ended.errors[0].splitlines() if "error:" in line]
     assert len(said) == 1, ended.errors[0]
+    assert re.match(r"\w+\.py: error: ", said[0])  # not behind a progress bar
     assert "Traceback" not in ended.errors[0]
     return said[0].partition("error: ")[2]
 
@@ -78,6 +101,14 @@ def test_bad_input_ends_all_ranks(recipes: Recipes, tmp_path: Path) -> None:
         ),
     ]
     expected.append((["evaluate.py"], "--resume FILE is needed: the checkpoint to evaluate"))
+    # Every loop over batches ends all ranks at an image that one of them cannot read.
+    expected += [
+        ([name, *distributed("broken")[1:], *more], f"{broken} cannot be read as an image")
+        for name, *more in LOOPS
+    ]
+    taken = tmp_path / f"2-{1 + len(expected)}"  # the next one's --checkpoint-dir
+    taken.write_text("no folder")
+    expected.append((distributed("good"), f"--checkpoint-dir {taken} cannot be made (File exists)"))
     good, *bad = recipes(2, [distributed("good"), *(run for run, _ in expected)])
     assert good.codes == [0, 0], good.errors
     for (_, text), ended in zip(expected, bad, strict=True):
@@ -91,20 +122,29 @@ def test_the_job_has_exit_code_2(launch: Callable[..., str]) -> None:
     assert "Traceback" not in output
 
 
-@pytest.mark.parametrize("script", ["distributed.py", "from_scratch.py", "async_training.py"])
-def test_a_rank_without_a_launcher_says_how_to_start_it(script: str) -> None:
-    environ = {
-        name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "PMI"))
-    }
-    environ.pop("RANK", None)
+def test_every_recipe_has_the_usual_options_and_asks_for_its_launcher() -> None:
+    """dataparallel.py and spawned.py start without one."""
+    names = sorted(file.name for file in RECIPES.glob("*.py"))
+    names = [name for name in names if name not in ("dataparallel.py", "spawned.py")]
     ended = subprocess.run(
-        [sys.executable, RECIPES / script],
-        env=environ,
+        [sys.executable, BY_HAND, *names],
+        env={
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("SLURM", "PMI", "OMPI")) and name != "RANK"
+        },
         capture_output=True,
         text=True,
         timeout=scaled(60),
         check=False,
     )
-    assert ended.returncode == 2
-    assert f"{script}: error: no launcher has started this rank" in ended.stderr
-    assert "Traceback" not in ended.stderr
+    assert ended.returncode == 0, ended.stderr
+    assert len(names) >= 10
+    for name, row in zip(names, json.loads(ended.stdout), strict=True):
+        help_code, help_text, code, said = row
+        assert help_code == 0
+        shown = set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", help_text))
+        assert shown >= OPTIONS, name
+        assert code == 2
+        asks = "error: this is no task of Slurm" if name == "slurm.py" else ASKS
+        assert asks in said

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.examples.training.conftest import RECIPES
+from tests.examples.training.conftest import RECIPES, write_images
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -40,13 +40,16 @@ def summary(folder: Path) -> dict[str, Any]:
 def test_a_restart_gives_the_bits_of_a_run_without_one(
     launch: Callable[..., str], command: Callable[..., str], tmp_path: Path
 ) -> None:
+    write_images(tmp_path / "images", ("red", "green"), 32)  # of which random parts are cut
+    images = ("--data", str(tmp_path / "images"), "--image-size", "16", "-j", "1", "-b", "8")
+    few = (*FEW, *images)
     script = RECIPES / "elastic.py"
-    output = launch(2, script, *FEW)
+    output = launch(2, script, *few)
     assert f"steps          {STEPS}\n" in output
     assert "restarted" not in output
     whole = summary(tmp_path)["sha256"]
 
-    output = launch(2, script, *FEW, "--kill", "11:1", options=["--max-restarts", "1"])
+    output = launch(2, script, *few, "--kill", "11:1", options=["--max-restarts", "1"])
     assert "restarted      with step 11\n" in output
     assert f"steps          {STEPS}\n" in output
     assert summary(tmp_path)["steps"] == STEPS - 11  # of the second life
@@ -54,7 +57,7 @@ def test_a_restart_gives_the_bits_of_a_run_without_one(
 
     # Rank 0 dies, at which the ranks had met, and the last checkpoint is three steps old.
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    arguments = (*FEW, "--kill", "11:0", "--save-every", "4")
+    arguments = (*few, "--kill", "11:0", "--save-every", "4")
     output = command(sys.executable, *torchrun, "--max-restarts", "1", str(script), *arguments)
     assert "restarted      with step 8\n" in output
     assert f"steps          {STEPS}\n" in output

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 from aiodist.launch.ports import reserve_port
 from tests.examples.training.conftest import RECIPES, CompletedRun
@@ -19,13 +20,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 def test_recipes_learn_what_one_process_learns(recipes: Recipes, tmp_path: Path) -> None:
     quick = ("--arch", "mlp", "--lr", "0.2", "--epochs", "4")
-    half = str(tmp_path / "2-1" / "checkpoint.pth.tar")
+    scaled = ("mixed_precision.py", "--arch", "mlp", "--limit", "256", "--dtype", "float16")
+    half = tmp_path / "2-1" / "checkpoint.pth.tar"
     runs = recipes(
         2,
         [
             ["mixed_precision.py", *quick],
-            ["mixed_precision.py", *quick, "--epochs", "2"],
-            ["mixed_precision.py", *quick, "--resume", half],
+            [*scaled, "--epochs", "1"],
+            [*scaled, "--epochs", "2", "--resume", str(half)],
+            [*scaled, "--epochs", "2"],
             ["from_scratch.py", *quick],
             ["from_scratch.py", *quick, "--own-ring"],
             ["from_scratch.py", *quick, "--dist-backend", "torch:gloo"],
@@ -34,12 +37,13 @@ def test_recipes_learn_what_one_process_learns(recipes: Recipes, tmp_path: Path)
     )
     (one,) = recipes(1, [["dataparallel.py", *quick]])
     assert one.summary["top1"] > 90
-    assert [each.codes for each in runs] == [[0, 0]] * 7
-    mixed, _, resumed, scratch, ring, gloo, bf16 = (each.summary for each in runs)
+    assert [each.codes for each in runs] == [[0, 0]] * 8
+    mixed, _, resumed, whole, scratch, ring, gloo, bf16 = (each.summary for each in runs)
     for summary in (mixed, scratch, ring, gloo):
         assert summary["top1"] == pytest.approx(one.summary["top1"], abs=1)
     assert mixed["bytes_per_step"] == bf16["bytes_per_step"] == scratch["bytes_per_step"] / 2
-    assert resumed["sha256"] == mixed["sha256"]
+    assert resumed["sha256"] == whole["sha256"]
+    assert torch.load(half, weights_only=True)["scaler"]["scale"] > 1  # a GradScaler goes on, too
     assert ring["sha256"] == scratch["sha256"]  # the sum of two numbers has no order
 
 
