@@ -77,6 +77,9 @@ class Handle:
             self._is_made = True
         return self._result
 
+    __call__ = wait
+    """Horovod calls what `sparse_allreduce_async` returns."""
+
 
 def poll(handle: Handle) -> bool:
     """Return whether `synchronize` would return at once."""

@@ -153,6 +153,17 @@ def test_the_page_equals_the_page_of_the_results() -> None:
     assert "may send 20 Mbit/s" in text
     assert "give 0.125 of the bytes and 3.0 times the images per second" in text
     assert "accuracy is 89.0 %, beside 90.0 %" in text
+    assert "Not measured. The link is made of" in page.render(report | {"link": []}, "recipes")
+
+
+def test_without_namespaces_the_slow_link_alone_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    said: list[str] = []
+    report = run(Settings(ranks=()), said.append)
+    assert report["link"] == []
+    assert said[-1].startswith("without the slow link: there is no ip command here")
 
 
 def test_every_recipe_is_on_the_page_with_its_command() -> None:

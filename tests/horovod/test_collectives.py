@@ -120,6 +120,8 @@ def test_sparse_tensors_are_averaged(run_hvd: RunHvd) -> None:
         mine = torch.sparse_coo_tensor([[rank, 2]], [[2.0], [4.0]], (3, 1), check_invariants=True)
         mean = hvd.synchronize(hvd.sparse_allreduce_async(mine, "x", hvd.Average))
         assert mean.to_dense().tolist() == [[1.0], [1.0], [4.0]]
+        total = hvd.sparse_allreduce_async(mine, "x", hvd.Sum)()  # as Horovod's own optimizer does
+        assert total.to_dense().tolist() == [[2.0], [2.0], [8.0]]
 
     run_hvd(2, on_rank)
 
