@@ -38,6 +38,10 @@ def render(report: dict[str, Any], folder: str) -> str:
         "take the options of PyTorch's ImageNet example (`--help` lists them). They train on MNIST by "
         "default, and on a folder of images by class with `--data DIR`. They need "
         "`pip install 'aiodist[examples]'`.",
+        "`--statistics FILE` samples CPU use, GPU use and power into a CSV. `--summary FILE` writes what a "
+        "run measured as JSON. Input that cannot be used (a missing folder, a broken image, a checkpoint "
+        "of another model) ends all ranks with exit code 2 and one sentence of rank 0. Under `torchrun` "
+        "the ranks end so, too, and `torchrun` itself with 1.",
         "## The recipes",
         *_recipes(measured),
         "## The machine",
