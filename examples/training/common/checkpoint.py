@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import pickle
 import shutil
 from pathlib import Path
 from typing import Any, Protocol
@@ -56,7 +55,7 @@ class Checkpoint:
                     self._parts[name].load_state_dict(saved[name])
                 except KeyError as error:
                     raise BadInput(f"--resume {file}: its {name} has no {error}") from None
-                except (RuntimeError, TypeError, ValueError) as error:
+                except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
                     reason = " ".join(str(error).split())
                     raise BadInput(f"--resume {file}: its {name} does not fit ({reason})") from None
             if not self._options.evaluate:
@@ -99,7 +98,7 @@ class Checkpoint:
             raise BadInput(
                 f"--resume {file} is not there; every rank reads it, so all machines need it"
             ) from None
-        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        except Exception as error:  # noqa: BLE001  # the bytes of another file may raise anything
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise BadInput(f"--resume {file} cannot be read as a checkpoint ({reason})") from None
         if not isinstance(saved, dict):

@@ -61,7 +61,7 @@ def test_bad_input_ends_all_ranks(recipes: Recipes, tmp_path: Path) -> None:
     cut = tmp_path / "cut" / "val" / "one" / "4.png"
     cut.write_bytes(cut.read_bytes()[:200])
     (tmp_path / "lonely" / "train" / "two").rename(tmp_path / "lonely" / "train" / "three")
-    (tmp_path / "text.pth.tar").write_text("no checkpoint")
+    (tmp_path / "text.pth.tar").write_text("text\n")  # at which torch.load raises IndexError
     latest = tmp_path / "2-0" / "checkpoint.pth.tar"
 
     def distributed(data: str, *arguments: str) -> list[str]:
