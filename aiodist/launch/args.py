@@ -71,9 +71,14 @@ class Parser(argparse.ArgumentParser):
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
         """The parsed options; unknown ones raise InvalidUsageError with the nearest known one."""
-        args, unknown = self.parse_known_args(argv)
-        if unknown:
-            name, known = unknown[0].split("=", 1)[0], list(self._option_string_actions)
+        args, left = self.parse_known_args(argv)
+        if left:
+            if not left[0].startswith("-"):
+                raise InvalidUsageError(f"unexpected argument {left[0]!r}")
+            name, known = left[0].split("=", 1)[0], list(self._option_string_actions)
+            known = [
+                each for each in known if each.replace("_", "-") not in known or "_" not in each
+            ]
             close = difflib.get_close_matches(name, known, n=1)
             if "--nproc-per-node" in known and _COUNT_ELSEWHERE.match(name):
                 close = ["-n" if "-n" in known else "--nproc-per-node"]

@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 _NAME = re.compile(rf"@({PREFIX}/(\d+)/([^/\s]+)/(\d+)-(\d+))$")
 _TABLE = Path("/proc/net/unix")
+_LONGEST_COMMAND = 60
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,24 @@ def choose_job(jobs: Mapping[str, list[Place]], wanted: str | None) -> str:
             "no job of yours runs on this host: a rank can be asked from init_process_group on, "
             "until it destroys its process group"
         )
-    shown = "\n".join(f"  {job}  (ranks here: {len(jobs[job])})" for job in sorted(jobs))
+    shown = "\n".join(
+        f"  {job}  (ranks here: {len(places)}{_command(places)})"
+        for job, places in sorted(jobs.items())
+    )
     problem = (
         f"no job here is called {wanted!r}" if wanted and not fitting else "several jobs run here"
     )
     raise InvalidUsageError(f"{problem}; name one of\n{shown}")
+
+
+def _command(places: list[Place]) -> str:
+    """Return the command line of the first rank's process, after a semicolon; "" if it is not known."""
+    try:
+        words = Path(f"/proc/{places[0].pid}/cmdline").read_bytes().decode(errors="replace")
+    except (OSError, IndexError):
+        return ""
+    line = " ".join(Path(word).name if "/" in word else word for word in words.split("\0") if word)
+    return f"; {line[:_LONGEST_COMMAND]}" if line else ""
 
 
 def ask_job(job: str, places: list[Place], seconds: float) -> Answers[RankReport]:

@@ -92,6 +92,8 @@ MISTAKES = [
     (["rum", "-n", "2"], "there is no command 'rum': did you mean 'aiodist run'?"),
     (["doctor", "--frobnicate"], "unknown option --frobnicate\naiodist: aiodist doctor --help"),
     (["trace"], "required: DIR\n"),
+    (["top", "a", "b"], "unexpected argument 'b'"),
+    (["run", "--logdir", "x", "train.py"], "unknown option --logdir (did you mean --log-dir?)"),
     (["dump"], "required: DIR\n"),
     ([], "usage: aiodist COMMAND"),
 ]
