@@ -6,7 +6,10 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as torch_dist
+from torch import version
+from torch.torch_version import TorchVersion
 
+from aiodist.errors import InvalidUsageError
 from aiodist.sync.torch_group import SharedWorld
 from aiodist.torch_backend.group import TorchGroup
 from aiodist.torch_backend.torch_meeting import meet, register_store
@@ -20,8 +23,9 @@ def open_group(options: Any, backend_options: Any = None) -> TorchGroup:
     Sub-groups share the connections of the default group. If that is not aiodist's, or for the
     default group itself, the members meet at the store. ``backend_options``: a ``SharedWorld`` for
     the default group that stands for that of ``aiodist.sync``, else ignored. Errors: those of
-    ``aiodist.init_process_group``.
+    ``aiodist.init_process_group``, and InvalidUsageError on a torch that is too old.
     """
+    _check_torch()
     ranks = list(options.global_ranks_in_group)
     whole = torch_dist.group.WORLD
     if ranks and isinstance(whole, TorchGroup):
@@ -59,7 +63,20 @@ def connect(
     holds for the meeting and for each operation. ``name`` is for errors.
 
     The group closes by ``shutdown()``, at once by ``abort()``, and when it is no longer referred
-    to. Errors: those of ``aiodist.init_process_group``.
+    to. Errors: those of `open_group`.
     """
+    _check_torch()
     world = TorchWorld.met(store, rank, size, timeout, name)
     return TorchGroup(world, world.whole, owns_world=True)
+
+
+_OLDEST = "2.6"
+
+
+def _check_torch() -> None:
+    """Refuse a torch on which C++ callers of a group, such as DDP's reducer, wait for ever."""
+    if TorchVersion(version.__version__) < TorchVersion(_OLDEST):
+        raise InvalidUsageError(
+            f'backend "aiodist" needs torch {_OLDEST} or newer, and this is {version.__version__}: '
+            "upgrade torch, or use aiodist.sync"
+        )

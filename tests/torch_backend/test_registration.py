@@ -14,6 +14,7 @@ import torch
 import torch.distributed as torch_dist
 
 import _aiodist_autoload
+from aiodist.errors import InvalidUsageError
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -207,6 +208,15 @@ def test_aiodist_urls_take_rank_and_size_and_no_place(run: Run) -> None:
         "1",
         "init_method 'aiodist://host' names a place: write \"aiodist://\" alone",
     ]
+
+
+def test_a_torch_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from aiodist.torch_backend import connect, open_group
+
+    monkeypatch.setattr(torch.version, "__version__", "2.5.1+cpu")
+    for make in (lambda: open_group(None), lambda: connect(None, 0, 1)):
+        with pytest.raises(InvalidUsageError, match=r"needs torch 2\.6 or newer, .* 2\.5\.1\+cpu"):
+            make()
 
 
 # Knows of torch only, and leaves without destroy_process_group.
