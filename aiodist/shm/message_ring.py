@@ -20,8 +20,8 @@ Invariants:
 
 - A rank writes only to its own segment. The sender stores a record before it raises ``written``.
 - Records follow each other. A length of 0 means that the next record is at the begin of the ring.
-- A sender that finds the ring empty goes to the begin, too, so that messages that are taken one by
-  one stay in the same few cache lines. It stores that position in ``restart`` before it raises
+- A sender that finds the ring empty goes to the begin, too, unless it is near, so that messages
+  that are taken one by one stay in the cache. It stores that position in ``restart`` before it raises
   ``written``. The receiver has read everything then, so no record stands before ``restart``.
 - A record may grow: ``written`` covers at least its head, and its payload follows in pieces, which
   the receiver copies out meanwhile. The next record comes after its last byte.
@@ -52,6 +52,10 @@ LINES_BYTES = 128
 
 _RECORD = 24  # bytes of a record in front of its frame and of the unused bytes
 _ALIGNED = EVERY  # records begin at multiples of this
+
+_NEAR = 16 << 10
+"""An empty ring goes on up to this offset, and begins anew beyond it: these bytes stay in the first
+cache."""
 
 
 class RingEnd:
@@ -138,11 +142,11 @@ class RingWriter(RingEnd):
         at, size = position % nbytes, len(data)
         length = len(head) + size
         skipped = -(_RECORD + len(head)) % EVERY if size > SHORT else 0  # aligns the payload
-        record = -(-(_RECORD + skipped + length) // _ALIGNED) * _ALIGNED
+        record = _RECORD + skipped + length + _ALIGNED - 1 & -_ALIGNED
         if position == self._theirs[_TAKEN]:
             if record > nbytes:
                 return False
-            if at:
+            if at >= _NEAR or at + record > nbytes:
                 self._emptied = position
                 position += nbytes - at
                 at = 0
@@ -161,18 +165,17 @@ class RingWriter(RingEnd):
         words[place + 2] = turn
         begin = at + _RECORD + skipped
         self._position = position + record
-        if size <= SHORT:
-            self._segment[begin : begin + length] = head + data
-            self._mine[_WRITTEN] = self._position
-            return True
         middle = begin + len(head)
         self._segment[begin:middle] = head
         self._payload = position + _RECORD + skipped + len(head)
-        if size <= piece:
-            copy(self._segment[middle : middle + size], data)
-            self._mine[_WRITTEN] = self._position
+        if size <= SHORT:
+            self._segment[middle : begin + length] = data
+        elif size <= piece:
+            copy(self._segment[middle : begin + length], data)
         else:
             self._mine[_WRITTEN] = self._payload
+            return True
+        self._mine[_WRITTEN] = self._position
         return True
 
     @property
@@ -292,7 +295,7 @@ class RingReader(RingEnd):
             return None
         self._frame = position + _RECORD + skipped
         self._length = length
-        self._end = position + -(-(_RECORD + skipped + length) // _ALIGNED) * _ALIGNED
+        self._end = position + (_RECORD + skipped + length + _ALIGNED - 1 & -_ALIGNED)
         return self._ring[begin:end]
 
     def advance(self) -> tuple[int, int]:
