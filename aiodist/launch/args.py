@@ -19,7 +19,7 @@ from aiodist.launch.target import module_program, plain_program, script_program
 
 _COUNT = re.compile(r"(?:-np?|--np|--nproc[-_]per[-_]node)(?:$|=|\d)")
 _CHOICE = re.compile(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)")
-"""What argparse says of a value that is none of an option's choices."""
+"""What argparse says of a value that an option does not take."""
 
 _OF_A_RANK = frozenset(
     {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
@@ -30,7 +30,7 @@ _COUNT_ELSEWHERE = re.compile(r"--?(?:n|np|N|nprocs?|num[-_]proc(?:s|esses)|worl
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """Return the sentence about a ``name`` that is none of ``known``, with the nearest of them."""
+    """Return the sentence about a ``name`` that is not in ``known``, with the nearest that is."""
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"

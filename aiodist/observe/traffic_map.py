@@ -26,7 +26,7 @@ def traffic(parts: Mapping[int, RankReport]) -> dict[tuple[int, int], float]:
 
 
 def _members(parts: Mapping[int, RankReport]) -> dict[int, tuple[int, ...]]:
-    """Return the ranks of each group. Of a group that is gone, those with a record of it."""
+    """Return the ranks of each group; where the group is gone, those with a record of it."""
     taking_part: dict[int, set[int]] = {}
     for rank, part in parts.items():
         for operation in part.operations:
