@@ -23,7 +23,7 @@ NOTEBOOK = REPOSITORY / "examples" / "notebooks" / "first_steps.ipynb"
 
 EXECUTE = NOTEBOOK.with_name("execute.py")
 
-MOST_BYTES = 200_000
+MOST_BYTES = 300_000
 
 every_notebook = pytest.mark.parametrize(
     "path", sorted(NOTEBOOK.parent.glob("*.ipynb")), ids=lambda path: path.stem
