@@ -10,6 +10,7 @@ import pytest
 import aiodist
 import aiodist.sync
 from aiodist.api.spelling import VARIABLES
+from aiodist.commands.registry import COMMANDS
 from docs.pictures import PICTURES, STATIC
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
@@ -39,6 +40,11 @@ def test_every_environment_variable_has_a_row() -> None:
     text = (REFERENCE / "environment.md").read_text(encoding="utf-8")
     named = {name for row in re.findall(r"^\| (.*?) \|", text, re.M) for name in row.split(", ")}
     assert sorted(set(VARIABLES) - named) == []
+
+
+def test_every_command_has_a_section() -> None:
+    text = (REFERENCE / "command-line.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## aiodist (\w+)$", text, re.MULTILINE) == list(COMMANDS)
 
 
 @pytest.mark.parametrize("name", PICTURES)
