@@ -306,7 +306,7 @@ $(DOCS): $(STAMP) pyproject.toml
 # A warning is an error: a link that leads nowhere, a name that the reference does not have.
 docs: $(DOCS)
 	@echo "== docs: sphinx-build, into build/docs"
-	@PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
+	@PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/sphinx-build -q -E -W --keep-going -b html docs build/docs
 
 BROWSER := chromium chromedriver
 test-docs: docs
