@@ -138,10 +138,10 @@ class Operation:
     its group, -1 for a message. Ranks (``ranks`` of the group, ``peer``, ``waiting_for``) are
     global; ``root`` is the group's own number. -1 means no rank, and for a ``peer`` any rank.
     ``dtype`` and ``reduce_op`` are names, "" if not applicable. ``count`` is in elements,
-    ``nbytes`` in bytes, -1 if not known. ``created``, ``started`` and ``finished`` are nanoseconds
-    of ``time.monotonic_ns``, 0 for what has not happened. ``state`` is "running", "done", "failed" or
-    "cancelled"; ``error`` says why it failed. ``awaited``: it is in progress, and a task or thread
-    waits for its end.
+    ``nbytes`` in bytes (of this rank's block, where blocks may differ), -1 if not known.
+    ``created``, ``started`` and ``finished`` are nanoseconds of ``time.monotonic_ns``, 0 for what
+    has not happened. ``state`` is "running", "done", "failed" or "cancelled"; ``error`` says why it
+    failed. ``awaited``: it is in progress, and a task or thread waits for its end.
     """
 
     number: int
