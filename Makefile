@@ -5,7 +5,7 @@
 #   make PYTHON=/path/to/python3.12 ...   to choose the interpreter of a new .venv
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format generated types imported pytest matrix soak fuzz test-slurm test-gpu test-gpu-emulated test-torch-versions check-torch-versions test-pytorch test-install test-ecosystem bench bench-mpi bench-network recipes docs test-docs clean distclean test-engines test-hosts
+.PHONY: help install demo test lint format generated types imported pytest matrix soak soak-service fuzz test-slurm test-gpu test-gpu-emulated test-torch-versions check-torch-versions test-pytorch test-install test-ecosystem bench bench-mpi bench-network recipes docs test-docs clean distclean test-engines test-hosts
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 # Tests and launchers start hundreds of processes: none of them compiles what another one has.
@@ -23,6 +23,7 @@ help:
 	@echo "make lint       ruff check, ruff format --check"
 	@echo "make matrix     every fault in every phase over every transport"
 	@echo "make soak       eight ranks at work for five minutes: nothing may grow"
+	@echo "make soak-service  the inference service for ten minutes under load, with a kill every 20 s"
 	@echo "make fuzz       coverage-guided fuzzing of all that reads a stranger's bytes"
 	@echo "make format     let ruff mend what it can"
 	@echo "make generated  write the blocking API and the methods of a group from aiodist/api"
@@ -131,6 +132,12 @@ soak: $(STAMP)
 	@echo "== the soak: eight ranks for five minutes"
 	@AIODIST_SOAK_REPORT=docs/reliability/soak.json \
 		$(BIN)/python -m pytest -q -m soak tests/faults/test_soak.py
+	@$(BIN)/python -m tests.faults.report
+
+soak-service: $(STAMP)
+	@echo "== the soak of a service: ten minutes under load, with a kill every 20 s"
+	@AIODIST_SERVICE_SOAK_REPORT=docs/reliability/service-soak.json \
+		$(BIN)/python -m pytest -q -m soak tests/examples/apps/test_soak.py
 	@$(BIN)/python -m tests.faults.report
 
 fuzz: $(STAMP)

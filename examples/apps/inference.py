@@ -47,7 +47,7 @@ def application(service: dist.Service, stop: asyncio.Event, limit: float) -> web
 
     async def health(request: web.Request) -> web.Response:
         group = service.group
-        facts = {"ranks": group.ranks, "generation": group.generation, "waiting": service.waiting}
+        facts = {"ranks": group.ranks, "generation": group.generation, "leader": service.leader}
         return web.json_response(facts, status=200 if service.is_serving else 503)
 
     async def end(request: web.Request) -> web.Response:

@@ -1,7 +1,8 @@
 """The page's tables, made from what the tests measured: ``python -m tests.faults.report``.
 
-``docs/reliability/matrix.json`` is written by ``make matrix`` and ``docs/reliability/soak.json`` by
-``make soak``; this writes them into ``docs/reliability.md``, between its markers.
+``docs/reliability/matrix.json`` is written by ``make matrix``, ``soak.json`` beside it by ``make soak``
+and ``service-soak.json`` by ``make soak-service``; this writes them into ``docs/reliability.md``,
+between its markers.
 """
 
 from __future__ import annotations
@@ -21,8 +22,15 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "reliability.md"
 MATRIX = DOCS / "reliability" / "matrix.json"
 SOAK = DOCS / "reliability" / "soak.json"
+SERVICE_SOAK = DOCS / "reliability" / "service-soak.json"
 
 KEYS = ("fault", "phase", "transport")
+
+
+def measured() -> list[Mapping[str, Any]]:
+    """Return what `tables` takes: the soak of the service is there once it was run."""
+    places = [MATRIX, SOAK, *([SERVICE_SOAK] if SERVICE_SOAK.exists() else [])]
+    return [json.loads(place.read_text()) for place in places]
 
 
 class Measured(NamedTuple):
@@ -73,7 +81,9 @@ def write_results(place: Path, measured: Mapping[Cell, Measured], scale: float) 
     place.write_text(json.dumps(results, indent=1) + "\n")
 
 
-def tables(matrix: Mapping[str, Any], soak: Mapping[str, Any]) -> str:
+def tables(
+    matrix: Mapping[str, Any], soak: Mapping[str, Any], service: Mapping[str, Any] | None = None
+) -> str:
     """Return the text between the markers of the page."""
     rows = matrix["rows"]
     transports = sorted({row["transport"] for row in rows})
@@ -110,8 +120,9 @@ def tables(matrix: Mapping[str, Any], soak: Mapping[str, Any]) -> str:
         "",
         f"The soak: eight ranks that {'share' if soak['shares'] else 'do not share'} memory, "
         f"{soak['operations']:,} steps in {soak['seconds']:.0f} s.",
-        f"After a quarter of it no rank held more than {_holdings(soak, 'early')}.",
-        f"At its end no rank held more than {_holdings(soak, 'late')}.",
+        f"After a quarter of it no rank held more than {_holdings(_of(soak, 'early'))}.",
+        f"At its end no rank held more than {_holdings(_of(soak, 'late'))}.",
+        *([] if service is None else ["", *_service(service)]),
     ]
     return "\n".join(lines)
 
@@ -132,32 +143,61 @@ def _worst(rows: Iterable[Mapping[str, Any]], key: str, value: str, fault: str) 
     return f"{max(found):.2f}" if found else ""
 
 
-def _holdings(soak: Mapping[str, Any], when: str) -> str:
-    megabytes = soak[f"rss_bytes_{when}"] / 1e6
+def _of(soak: Mapping[str, Any], when: str) -> dict[str, float]:
+    return {name.removesuffix(f"_{when}"): value for name, value in soak.items()}
+
+
+def _holdings(held: Mapping[str, float]) -> str:
+    megabytes = held["rss_bytes"] / 1e6
     names = ("descriptors", "segments", "threads")
-    descriptors, segments, threads = (int(soak[f"{name}_{when}"]) for name in names)
+    descriptors, segments, threads = (int(held[name]) for name in names)
     return (
         f"{megabytes:.0f} MB of its own, {descriptors} descriptors, {segments} mapped segments and "
         f"{threads} threads"
     )
 
 
+def _service(soak: Mapping[str, Any]) -> list[str]:
+    """Say what came of the soak of the service."""
+    workers = soak["kills"] - soak["leaders"]
+    lines = [
+        f"The soak of a service: [inference.py](../examples/apps/inference.py) on {soak['ranks']} ranks, "
+        f"eight clients, {soak['seconds']} s.",
+        f"A rank was killed every 20 s: {workers} times a worker, {soak['leaders']} times the leader.",
+        f"{soak['answered']:,} requests got their answer, {soak['unavailable']:,} got 503, and "
+        f"{soak['broken']:,} lost their connection to a killed leader.",
+        f"No request was without an end. The longest took {_seconds(soak['longest'])}.",
+        f"After a kill, answers came again within {_seconds(soak['resumed'])}, and all ranks were there "
+        f"again within {_seconds(soak['whole'])}.",
+        "",
+        "| process | after a quarter of its time | at the end |",
+        "| --- | --- | --- |",
+    ]
+    for name, process in (
+        ("worker", "a worker that was never killed"),
+        ("leader", "the leader, in the first half, while workers were killed"),
+        ("launcher", "the launcher"),
+    ):
+        held = soak["held"][name]
+        lines.append(f"| {process} | {_holdings(held['early'])} | {_holdings(held['late'])} |")
+    return lines
+
+
 def _seconds(value: float) -> str:
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
 
 
-def page(text: str, matrix: Mapping[str, Any], soak: Mapping[str, Any]) -> str:
+def page(text: str, *results: Mapping[str, Any]) -> str:
     """Return ``text`` with the tables of these results."""
     begin, end = "<!-- measured -->\n", "\n<!-- end of measured -->"
     pattern = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
-    made, count = pattern.subn(lambda _: f"{begin}\n{tables(matrix, soak)}\n{end}", text)
+    made, count = pattern.subn(lambda _: f"{begin}\n{tables(*results)}\n{end}", text)
     assert count == 1, "the page has lost its markers"
     return made
 
 
 def main() -> None:
-    results = [json.loads(place.read_text()) for place in (MATRIX, SOAK)]
-    PAGE.write_text(page(PAGE.read_text(), *results))
+    PAGE.write_text(page(PAGE.read_text(), *measured()))
 
 
 if __name__ == "__main__":

@@ -187,7 +187,7 @@ def verdict(samples: list[Sample]) -> list[str]:
     half = len(warm) // 2
     early, late = warm[:half], warm[half:]
     grown = []
-    for what in ("descriptors", "segments", "threads", "tasks"):
+    for what in samples[0].keys() - {"rss_bytes", "seconds"}:
         before, after = (max(each[what] for each in part) for part in (early, late))
         if after > before:
             grown.append(f"{what}: {before} and then {after}")

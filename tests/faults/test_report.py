@@ -7,13 +7,12 @@ import json
 import re
 
 from tests.faults.cells import FAULTS, PHASES, Cell, all_cells, transports
-from tests.faults.report import MATRIX, PAGE, SOAK, Measured, page, tables, write_results
+from tests.faults.report import MATRIX, PAGE, Measured, measured, page, tables, write_results
 
 
 def test_the_page_says_what_was_measured() -> None:
-    results = [json.loads(place.read_text()) for place in (MATRIX, SOAK)]
     text = PAGE.read_text()
-    assert page(text, *results) == text, "write it anew: python -m tests.faults.report"
+    assert page(text, *measured()) == text, "write it anew: python -m tests.faults.report"
 
 
 def test_the_whole_matrix_was_measured() -> None:
@@ -54,7 +53,12 @@ def test_results_are_gathered_by_fault_phase_and_transport(tmp_path) -> None:
     soak = {"shares": True, "operations": 10, "seconds": 5.0}
     for what in ("rss_bytes", "descriptors", "segments", "threads"):
         soak[f"{what}_early"] = soak[f"{what}_late"] = 1
-    said = tables(matrix, soak)
+    held = dict.fromkeys(("rss_bytes", "descriptors", "segments", "threads"), 1)
+    service = dict.fromkeys(("ranks", "seconds", "kills", "leaders", "answered"), 1) | {
+        **dict.fromkeys(("unavailable", "broken", "longest", "resumed", "whole"), 1),
+        "held": {name: {"early": held, "late": held} for name in ("worker", "leader", "launcher")},
+    }
+    said = tables(matrix, soak, service)
     assert "| SIGKILL | " in said
     assert "4.00 s" in said
     assert "a load of 7 to 9" in said

@@ -6,71 +6,19 @@ import asyncio
 import contextlib
 import importlib
 import sys
-from collections import Counter
 from types import SimpleNamespace
 
-import aiohttp
 import pytest
 import uvicorn
 
 from tests.examples.apps.conftest import APPS
-from tests.examples.apps.waiting import until
+from tests.examples.apps.load import BROKEN, Load, ask, connected, health
 from tests.limits import scaled
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 RANKS = 3
-
-
-async def health(session, **wanted):
-    """Wait until the service answers, with these facts."""
-    async with asyncio.timeout(scaled(40)):
-        while True:
-            try:
-                async with session.get("/health") as response:
-                    facts = await response.json()
-                    if response.status == 200 and wanted.items() <= facts.items():
-                        return facts
-            except (aiohttp.ClientError, OSError):
-                pass  # it does not listen yet, or not any more
-            await asyncio.sleep(0.05)
-
-
-async def ask(session, prompt, tokens=4):
-    """The status and the tokens of one request; status 0 where its connection broke."""
-    try:
-        async with session.post("/generate", json={"prompt": prompt, "tokens": tokens}) as response:
-            found = (await response.json())["tokens"] if response.status == 200 else None
-            return response.status, found
-    except (aiohttp.ClientConnectionError, ConnectionResetError):
-        return 0, None
-
-
-async def load(sessions, answers, counts, stop):
-    """Ask one question after the other, and compare each answer with the first one to it.
-
-    After a connection that broke, the next question goes to the next of ``sessions``.
-    """
-    number = turn = 0
-    while not stop.is_set():
-        prompt = [number % 50, 7]
-        status, tokens = await ask(sessions[turn % len(sessions)], prompt)
-        counts[status] += 1
-        if status == 200:
-            assert answers.setdefault(number % 50, tokens) == tokens
-        else:
-            turn += status == 0
-            await asyncio.sleep(0.02)
-        number += 1
-
-
-@contextlib.asynccontextmanager
-async def clients(*ports):
-    timeout = aiohttp.ClientTimeout(total=scaled(40))
-    async with contextlib.AsyncExitStack() as stack:
-        made = [aiohttp.ClientSession(f"http://127.0.0.1:{p}", timeout=timeout) for p in ports]
-        yield [await stack.enter_async_context(session) for session in made]
 
 
 async def check_answers(session):
@@ -90,26 +38,21 @@ async def test_killed_ranks_leave_no_request_without_an_answer(start, ports, app
     doors = ports if app == "inference_fastapi.py" else ports[:1]
     async with (
         start(RANKS, app, "--port", str(ports[0]), options=options) as job,
-        clients(*doors) as sessions,
+        connected(*doors) as sessions,
     ):
         await health(sessions[0], ranks=[0, 1, 2])
         await check_answers(sessions[-1])
-        answers, counts, stop = {}, Counter(), asyncio.Event()
-        asking = [asyncio.create_task(load(sessions, answers, counts, stop)) for _ in range(8)]
-        await until(lambda: counts[200] >= 100)
-        job.kill(1)
-        await health(sessions[0], ranks=[0, 1, 2], generation=2)  # one rank fewer, one more again
-        assert set(counts) <= {200, 503}, counts
-        served = counts[200]
-        await until(lambda: counts[200] >= served + 100)
-        job.kill(0)
-        leader = sessions[1 % len(sessions)]  # rank 1 leads now
-        await health(leader, ranks=[0, 1, 2], generation=4)
-        served = counts[200]
-        await until(lambda: counts[200] >= served + 100)
-        stop.set()
-        await asyncio.gather(*asking)  # every request ended
-        assert set(counts) <= {200, 503, 0}, counts
+        leader = sessions[1 % len(sessions)]  # that of rank 1, after the second kill
+        async with Load(sessions) as load:
+            await load.answers(100)
+            job.kill(1)
+            await health(sessions[0], ranks=[0, 1, 2], generation=2)  # one rank fewer, one more
+            assert set(load.counts) <= {200, 503}, load.counts
+            await load.answers(100)
+            job.kill(0)
+            await health(leader, ranks=[0, 1, 2], generation=4, leader=1)
+            await load.answers(100)
+        assert set(load.counts) <= {200, 503, BROKEN}, load.counts
         await leader.post("/stop")
         _, output = await job.end()
     assert "then ended" not in output, output  # no rank but the killed ones
@@ -177,7 +120,7 @@ async def test_a_client_that_hangs_up_cancels_its_request(imported, ports, app, 
     async with (
         asyncio.timeout(scaled(30)),
         server(imported(app), service, ports[0]),
-        clients(ports[0]) as (session,),
+        connected(ports[0]) as (session,),
     ):
         await listening(ports[0])
         asking = asyncio.create_task(ask(session, [1]))
