@@ -23,20 +23,12 @@ from aiodist.collectives.schedule import ScheduleRun
 from aiodist.completion import Pending, completed
 from aiodist.errors import DistError
 from aiodist.groups.shm_words import LAST_STEP, STEP_BITS, Wait, announce, stray
+from aiodist.p2p.spin_policy import DRIVE_SECONDS, TURN_SECONDS
 from aiodist.shm.group_area import ASLEEP, CHUNK_TAGS, COPIED, PROGRESS, SLOT_TAGS, SLOTS
 
 if TYPE_CHECKING:
     from aiodist.groups.fingerprint import Words
     from aiodist.groups.shm_communicator import ShmCommunicator
-
-TURN_SECONDS = 1e-3
-"""How long an operation may keep the loop busy before others have their turn."""
-
-CHUNK_SPIN_SECONDS = 5e-3
-"""The same before it has a context: the caller has nothing else to do."""
-
-NEAR_SECONDS = 200e-6
-"""How long to look for another rank's next step in chunks before sleeping."""
 
 caller_overlaps: ContextVar[bool] = ContextVar("aiodist_caller_overlaps", default=False)
 """Whether the caller has something else to do meanwhile: then it is no longer than for others."""
@@ -428,7 +420,7 @@ class ShmCollective:
         if self._run is not None:
             self._since = perf_counter()
             if self.context is None:
-                self._turn_seconds = TURN_SECONDS if caller_overlaps.get() else CHUNK_SPIN_SECONDS
+                self._turn_seconds = TURN_SECONDS if caller_overlaps.get() else DRIVE_SECONDS
             self.communicator.use_chunks(self.end)
 
     def _advance_steps(self) -> Pending[None] | None:
@@ -483,16 +475,9 @@ class ShmCollective:
 
     def _until(self, rank: int, word: int, low: int, high: int) -> Pending[None]:
         """Return a `Wait` for a word of a chunk, unless it comes soon."""
-        words, spin_policy = self._words[rank], self.communicator.spin_policy
-        if self._at == _MET and spin_policy.active:
-            # All ranks that it needs are in it, so what is missing is mostly a step away.
-            end = perf_counter() + NEAR_SECONDS
-            times = 0
-            while perf_counter() < end:
-                spin_policy.give_way(times)
-                times += 1
-                if low <= words[word] <= high:
-                    return _HERE
+        # All ranks that it needs are in the operation, so what is missing is mostly a step away.
+        if self.communicator.spin.finds_near(self._words[rank], word, low, high):
+            return _HERE
         return self._wait_for(rank, word, low, high)
 
     def _wait_for(self, rank: int, word: int, low: int, high: int) -> Pending[None]:

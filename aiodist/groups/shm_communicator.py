@@ -27,7 +27,13 @@ from aiodist.completion import Pending
 from aiodist.groups.group_facts import GroupFacts
 from aiodist.groups.shm_opening import BACKSTOP_SECONDS, ShmOpening
 from aiodist.groups.shm_words import STEP_BITS, Wait, stray
-from aiodist.p2p.spin_policy import BoundedSpin, SpinPolicy
+from aiodist.p2p.spin_policy import (
+    AWAKE_SECONDS,
+    LOOK_AGAIN_SECONDS,
+    SUSPICION_SECONDS,
+    BoundedSpin,
+    SpinPolicy,
+)
 from aiodist.shm.group_area import (
     ASLEEP,
     PROGRESS,
@@ -41,15 +47,6 @@ if TYPE_CHECKING:
     from aiodist.groups.fingerprint import Words
 
 log = logging.getLogger("aiodist")
-
-LOOK_AGAIN_SECONDS = 1e-3
-"""After falling asleep: no store takes longer to be seen."""
-
-SUSPICION_SECONDS = 50e-3
-"""After this long a sleeper tells the others what it is in, over the streams."""
-
-AWAKE_SECONDS = 300e-6
-"""For so long a rank that waits looks between turns of its loop, giving way, before it sleeps."""
 
 _RANK_BITS = 16
 _WHOM = (1 << 32) - 1

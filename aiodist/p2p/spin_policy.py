@@ -1,4 +1,4 @@
-"""Decide how long a rank spins for messages before it sleeps.
+"""Decide how long a rank spins before it sleeps, and how it spins: for messages, words and turns.
 
 A sleep in the selector and the wake-up cost tens of microseconds, and hundreds in a virtual
 machine. The kernel also tends to wake a rank on the core of the rank that wrote to it. The two then
@@ -55,6 +55,22 @@ CROWDED_SECONDS = 1e-3
 
 BYTE_SECONDS = 4e-10
 """More for each byte that a rank publishes, where each has a core: the others' copies take time too."""
+
+NEAR_SECONDS = 200e-6
+"""How long to look for the next step of a rank that is known to be in the same operation."""
+
+DRIVE_SECONDS = 5e-3
+"""How long a thread that has nothing else to do may look for the end of an operation. The loop does nothing
+else meanwhile."""
+
+AWAKE_SECONDS = 300e-6
+"""For so long a collective looks for a word between turns of the loop, before it sleeps."""
+
+LOOK_AGAIN_SECONDS = 1e-3
+"""After falling asleep over a word: no store takes longer to be seen."""
+
+SUSPICION_SECONDS = 50e-3
+"""After this long a sleeper tells the others what it is in, over the streams."""
 
 _yield: Callable[[], object] = getattr(os, "sched_yield", lambda: None)
 
@@ -235,6 +251,22 @@ class BoundedSpin:
     def found_within(self, words: memoryview, word: int, least: int, most: int) -> bool:
         """Whether ``words[word]`` is between these two before the time is up."""
         return (words[word] >= least or self.finds(words, word, least)) and words[word] <= most
+
+    def finds_near(self, words: memoryview, word: int, least: int, most: int) -> bool:
+        """Whether ``words[word]`` gets between these two soon: a step of a rank that is at work.
+
+        Not looked for where ranks do not have a core each.
+        """
+        spin_policy = self._spin_policy
+        if not spin_policy.active:
+            return False
+        end, times = perf_counter() + NEAR_SECONDS, 0
+        while perf_counter() < end:
+            spin_policy.give_way(times)
+            times += 1
+            if least <= words[word] <= most:
+                return True
+        return False
 
     def finds(self, words: memoryview, word: int, least: int) -> bool:
         """Whether ``words[word]`` is at least ``least`` before the time is up."""

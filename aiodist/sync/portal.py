@@ -20,6 +20,7 @@ from aiodist.errors import InvalidUsageError, NotInitializedError
 from aiodist.groups.deferred import DeferredWork
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
+from aiodist.p2p.spin_policy import DRIVE_SECONDS
 from aiodist.sync.cross_thread_call import CrossThreadCall, gate_of
 from aiodist.sync.loop_handoff import LoopHandoff
 from aiodist.tensors.streams import on_callers_stream
@@ -28,9 +29,6 @@ T = TypeVar("T")
 
 _JOIN_SECONDS = 5.0
 """How long the end of the process waits for the loop's thread."""
-
-_DRIVE_SECONDS = 5e-3
-"""How long a blocked thread may drive the loop before the loop's own thread goes on."""
 
 _running_loop = asyncio._get_running_loop
 _set_running_loop = asyncio._set_running_loop
@@ -119,7 +117,7 @@ class Portal:
                 try:
                     if work is None:
                         work = function(*args, **kwargs)
-                    is_over = blocks and (work.is_completed() or work._spin(_DRIVE_SECONDS))
+                    is_over = blocks and (work.is_completed() or work._spin(DRIVE_SECONDS))
                 except BaseException:
                     handoff.resume()
                     raise

@@ -328,7 +328,7 @@ async def test_a_root_that_waits_for_no_peer_completes_and_lets_the_loop_turn(
     """The root of a broadcast that fits into its chunks; each other rank needs the root alone."""
     create = SharedMemory.create
     monkeypatch.setattr(SharedMemory, "create", lambda rank, _: create(rank, 32 << 20))
-    monkeypatch.setattr(shm_collective, "CHUNK_SPIN_SECONDS", seconds)
+    monkeypatch.setattr(shm_collective, "DRIVE_SECONDS", seconds)
     ended = [asyncio.Event() for _ in range(3)]
 
     async def main(rank: int) -> None:
