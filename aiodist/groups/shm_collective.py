@@ -156,7 +156,6 @@ class ShmCollective:
         slot, nbytes = sequence % SLOTS, exchange.nbytes
         tag, slots, unread = SLOT_TAGS[slot], communicator.slots[slot], communicator.unread
         self.sequence, self.meta, self._base = sequence, meta, base
-        self._exchange, self._given = exchange, given
         has_all = False
         if at < 0:
             if nbytes >= 0:
@@ -164,15 +163,13 @@ class ShmCollective:
                 # slot may be overwritten if this rank has seen all others in n-1, or once they have left
                 # operation n-2.
                 if communicator.met != sequence - 1:
-                    waiting = self._slot_in_use(slot)
+                    waiting = self._slot_in_use(slot, exchange.spin_bytes)
                     if waiting is not None:
-                        self._at = at
-                        return waiting
+                        return self._stay(at, exchange, given, waiting)
                 # Invariant: what this rank left unread is compared before its own part is overwritten.
                 # So of two ranks that disagreed, at least one sees the other's.
                 if unread[slot] is not None and not self._agreed(slot):
-                    self._at = at
-                    return _HERE
+                    return self._stay(at, exchange, given, _HERE)
                 mine = slots[communicator.rank]
                 if exchange.pieces and not communicator.spin_policy.crowded:
                     # Where ranks take turns on a core, a rank that finds anything shall find all of it.
@@ -190,11 +187,11 @@ class ShmCollective:
                         break
                 if exchange.begins_early:
                     # Invariant: no rank reads a chunk before it has seen its owner in the operation.
-                    self._schedule(slots)
+                    self._schedule(slots, exchange, given)
                     assert self._run is not None
                     self._run.begin()
             elif exchange.pieces and looks:
-                has_all = self._follow(slot)
+                has_all = self._follow(slot, exchange, given)
                 looks = False
             at = 0
         low, high = meta
@@ -205,34 +202,32 @@ class ShmCollective:
                 if looks:
                     spin = spin or communicator.spin.begin(exchange.spin_bytes)
                 if spin is None or not spin.found_within(words, tag, base, base):
-                    self._at = at
-                    return self._wait_for(rank, tag, base, base)
+                    return self._stay(at, exchange, given, self._wait_for(rank, tag, base, base))
             # Invariant: a slot is used after its fingerprint has been compared.
             if (
                 words[tag + 1] != low
                 or words[tag + 2] != high
                 or (length >= 0 and words[tag + 3] != length)
             ):
-                self._at = at
                 theirs = words[tag + 1], words[tag + 2]
-                return self._disagrees(rank, theirs, words[tag + 3], length)
+                waiting = self._disagrees(rank, theirs, words[tag + 3], length)
+                return self._stay(at, exchange, given, waiting)
             at += 1
         knows_all = exchange.knows_all
         if knows_all and unread[slot - 1] is not None and not self._agreed((slot + 1) % SLOTS):
-            self._at = at
-            return _HERE
+            return self._stay(at, exchange, given, _HERE)
         if not has_all:
             try:
                 exchange.finish(slot, slots, given)
             except UnexpectedLength as error:
-                self._at = at
-                return self._disagrees(error.rank, meta, error.came, error.expected)
+                waiting = self._disagrees(error.rank, meta, error.came, error.expected)
+                return self._stay(at, exchange, given, waiting)
         if exchange.has_chunks or not looks:
             self._at = _MET
             self._seen += len(reads)
             if exchange.has_chunks:
                 if self._run is None:
-                    self._schedule(slots)
+                    self._schedule(slots, exchange, given)
                 self._begin_chunks()
             return self._advance_steps()
         # As in `close`, for the many that end here.
@@ -240,18 +235,24 @@ class ShmCollective:
             communicator.met = sequence
         else:
             unread[slot] = sequence, meta
-        self._given = None
         communicator.advance(base | LAST_STEP)
         return None
 
-    def _slot_in_use(self, slot: int) -> Pending[None] | None:
+    def _stay(
+        self, at: int, exchange: Exchange[T], given: T, waiting: Pending[None]
+    ) -> Pending[None]:
+        """Note where it stands, and return what it waits for there."""
+        self._at, self._exchange, self._given = at, exchange, given
+        return waiting
+
+    def _slot_in_use(self, slot: int, spin_bytes: int) -> Pending[None] | None:
         """Return a `Pending` until one more peer has left what this rank has published in ``slot``."""
         communicator = self.communicator
         needed, spin = communicator.slot_used[slot], None
         for rank, words in communicator.peers:
             if words[PROGRESS] < needed:
                 if self.context is None:
-                    spin = spin or communicator.spin.begin(self._exchange.spin_bytes)
+                    spin = spin or communicator.spin.begin(spin_bytes)
                 if spin is None or not spin.finds(words, PROGRESS, needed):
                     return self._wait_for(rank, PROGRESS, needed, _EVER)
         return None
@@ -277,13 +278,13 @@ class ShmCollective:
         communicator.unread[slot] = None
         return True
 
-    def _follow(self, slot: int) -> bool:
+    def _follow(self, slot: int, exchange: Exchange[T], given: T) -> bool:
         """Take what the one other rank has begun to publish, as it comes.
 
         Returns whether all of it came in time, and is what this rank expects. If not, it waits for the
         slot's tag as if it had taken nothing.
         """
-        communicator, exchange = self.communicator, self._exchange
+        communicator = self.communicator
         base, tag = self._base, SLOT_TAGS[slot]
         for rank, length in exchange.reads:
             words = communicator.words[rank]
@@ -296,7 +297,7 @@ class ShmCollective:
                     return False
                 if (words[tag + 1], words[tag + 2]) != self.meta or words[tag + 3] != length:
                     return False
-                exchange.finish_piece(piece, place, self._given)
+                exchange.finish_piece(piece, place, given)
                 spin.begin(length)
         return True
 
@@ -405,14 +406,14 @@ class ShmCollective:
 
     # -- collectives.shm_layout.ChunkWords
 
-    def _schedule(self, slots: Sequence[memoryview]) -> None:
+    def _schedule(self, slots: Sequence[memoryview], exchange: Exchange[T], given: T) -> None:
         """Make the schedule of steps in chunks, if any."""
         communicator = self.communicator
         self._mine, self._words = communicator.mine, communicator.words
         self._peers, self._chunks = communicator.peers, communicator.chunks
         if not self.first:
             self._chunks_before = communicator.chunks_before(self.end)
-        schedule = self._exchange.schedule(self, slots, self._given)
+        schedule = exchange.schedule(self, slots, given)
         if schedule is not None:
             self._run = ScheduleRun(self, schedule)
 
