@@ -25,7 +25,7 @@ SHORTEST = 50e-6
 """Seconds of spinning that are always worth it: about the cost of falling asleep."""
 
 NEAR_SECONDS = 200e-6
-"""Seconds to poll in the middle of a message for its next bytes, or for room: the peer is copying.
+"""Seconds to poll in the middle of a message or collective for the next step of a peer that is at work.
 """
 
 _MOMENT = 1e-6
@@ -55,9 +55,6 @@ CROWDED_SECONDS = 1e-3
 
 BYTE_SECONDS = 4e-10
 """More for each byte that a rank publishes, where each has a core: the others' copies take time too."""
-
-NEAR_SECONDS = 200e-6
-"""How long to look for the next step of a rank that is known to be in the same operation."""
 
 DRIVE_SECONDS = 5e-3
 """How long a thread that has nothing else to do may look for the end of an operation. The loop does nothing
