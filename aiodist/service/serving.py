@@ -268,9 +268,9 @@ async def serving(
                 await accept_clients(service.call)
 
     ``worker()`` runs on every rank at the start, and again when ranks were lost or have come. It
-    returns the handler. The handler gets a list of requests on all ranks, the same one, and returns one
-    result for each; those of the leader go to the callers, and a result that is an exception is raised
-    there. Both use operations of the default group, which is another one after a loss: they must not
+    returns the handler. The handler gets the same list of requests on all ranks, and returns one result
+    for each. Those of the leader go to the callers; a result that is an exception is raised there. Both
+    use operations of the default group, which is another one after a loss: they must not
     keep ``dist.group.WORLD``. No other code may use collectives of that group meanwhile.
 
     ``max_batch``: the most requests that the handler gets at once: those that waited while the one
