@@ -13,6 +13,8 @@ ALONE = "dataparallel.py"
 """One process, which the recipes are compared with."""
 OTHER_OPTIMIZER = frozenset({"local_sgd.py"})
 """Recipes that do not train as `ALONE` does. They are compared with themselves on one rank."""
+EVALUATION = "evaluate.py"
+"""The recipe that does not train."""
 CHECKPOINTED = "distributed.py"
 """The recipe whose checkpoint the evaluation reads."""
 

@@ -1,4 +1,4 @@
-"""A figure of the recipes: images per second and time in communication."""
+"""A figure of the recipes: images per second of those that train."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.plots import COLOURS
-from benchmarks.recipes.plan import ALONE, GLOO, OURS
+from benchmarks.recipes.plan import ALONE, EVALUATION, GLOO, OURS
 
 FIGURE = "recipes.svg"
 
@@ -25,7 +25,11 @@ def draw(report: dict[str, Any], folder: Path) -> None:
     grid = figure.subplots(len(counts), 1, squeeze=False)
     alone = [row["images_per_second"] for row in report["rows"] if row["recipe"] == ALONE]
     for (axes,), ranks in zip(grid, counts, strict=True):
-        rows = [row for row in report["rows"] if row["ranks"] == ranks and row["images_per_second"]]
+        rows = [
+            row
+            for row in report["rows"]
+            if row["ranks"] == ranks and row["recipe"] != EVALUATION and row["images_per_second"]
+        ]
         names = list(dict.fromkeys(row["recipe"] for row in rows))
         for offset, backend, colour in (
             (-0.2, OURS, COLOURS["async"]),
@@ -40,8 +44,8 @@ def draw(report: dict[str, Any], folder: Path) -> None:
                 axes.bar(list(rates), list(rates.values()), 0.38, color=colour, label=backend)
         if alone:
             axes.axhline(median(alone), color="black", linewidth=0.8, label="one process")
-        axes.set_xticks(range(len(names)), [name.removesuffix(".py") for name in names], fontsize=7)
-        axes.tick_params("x", rotation=20)
+        labels = [name.replace(".py", "") for name in names]
+        axes.set_xticks(range(len(names)), labels, fontsize=7, rotation=20, ha="right")
         axes.set_ylabel("images per second")
         axes.set_title(
             f"{ranks} {'rank' if ranks == 1 else 'ranks'} (median of passes)", fontsize=10

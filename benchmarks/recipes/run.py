@@ -21,6 +21,7 @@ from benchmarks.processes import ROOT, environment
 from benchmarks.recipes.plan import (
     ALONE,
     CHECKPOINTED,
+    EVALUATION,
     FOLDER,
     GLOO,
     ITSELF,
@@ -194,7 +195,7 @@ def _command(order: Order, settings: Settings, folder: Path, number: int) -> lis
         "--summary",
         f"{folder}/{number}.json",
     ]
-    if recipe.script == "evaluate.py":
+    if recipe.script == EVALUATION:
         return [*command, "--resume", f"{folder}/{CHECKPOINTED}/model_best.pth.tar"]
     return [*command, "--checkpoint-dir", f"{folder}/{recipe.script}"]
 
