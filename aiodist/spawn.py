@@ -5,25 +5,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import importlib.util
 import inspect
 import os
 import pickle
 import sys
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from aiodist.errors import InvalidUsageError
 from aiodist.launch.environment import (
-    INHERITED_FROM_AN_OUTER_JOB,
     job_identity,
     meeting_environment,
     rank_environment,
 )
 from aiodist.launch.ports import reserve_port
+from aiodist.launch.rank_function import call_as_rank
 
 if TYPE_CHECKING:
     from torch.multiprocessing.spawn import ProcessContext
@@ -91,24 +89,8 @@ def _become_rank(
     i: int, fn: Callable[..., Any], args: tuple[Any, ...], nprocs: int, shared: dict[str, str]
 ) -> None:
     """Runs in the child."""
-    for name in INHERITED_FROM_AN_OUTER_JOB:
-        os.environ.pop(name, None)
-    os.environ.update(shared)
-    os.environ.update(
-        rank_environment(rank=i, local_rank=i, world_size=nprocs, local_world_size=nprocs)
-    )
-    result = fn(i, *args)
-    if inspect.iscoroutine(result):
-        _run_coroutine(result)
-
-
-def _run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> None:
-    if importlib.util.find_spec("uvloop") is None:
-        asyncio.run(coroutine)
-    else:
-        import uvloop
-
-        uvloop.run(coroutine)
+    own = rank_environment(rank=i, local_rank=i, world_size=nprocs, local_world_size=nprocs)
+    call_as_rank(fn, (i, *args), shared | own)
 
 
 def _check_sendable(fn: Callable[..., Any], start_method: str) -> None:

@@ -77,6 +77,13 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="each rank on a host of its own, made of network namespaces (needs the right to)",
     )
+    run.add_argument(
+        "--ranks-per-host",
+        type=int,
+        default=1,
+        metavar="N",
+        help="with --namespaces: N ranks on each host (default 1)",
+    )
     run.add_argument("--rate", help="with --namespaces: limit each host's link, as 1gbit")
     run.add_argument(
         "--congestion", help="with --namespaces: TCP's congestion control for all peers, as reno"
@@ -136,6 +143,8 @@ def _suite(options: argparse.Namespace) -> Suite:
         suite = replace(suite, steps=replace(suite.steps, ranks=tuple(options.ranks)))
     if options.sizes:
         by_ranks = dict.fromkeys(by_ranks, tuple(options.sizes))
+    if options.ranks_per_host < 1 or any(n % options.ranks_per_host for n in by_ranks):
+        raise SystemExit("--ranks-per-host: a number that divides all of --ranks")
     passes = suite.passes if options.passes is None else options.passes
     if passes < 1:
         raise SystemExit(f"--passes must be at least 1, not {passes}")
@@ -171,6 +180,7 @@ def _run(suite: Suite, peers: Sequence[str], output: Path, options: argparse.Nam
             others,
             pinned=options.pin,
             apart=options.namespaces,
+            ranks_per_host=options.ranks_per_host,
             rate=options.rate,
             congestion=options.congestion,
             progress=lambda line: console.print(f"== {line}"),

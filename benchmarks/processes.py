@@ -41,7 +41,7 @@ class Ranks:
         hosts: Sequence[str] = (),
         limit: float = 300.0,
     ) -> None:
-        """``hosts``: namespaces to put the ranks into, one each; none: all on loopback."""
+        """``hosts``: the namespace of each rank; none: all on loopback."""
         from torch import distributed
 
         self.ranks = ranks
@@ -107,6 +107,8 @@ class Ranks:
         if self._hosts:
             program = inside(self._hosts[rank], program)
         environ = environment(INTERFACE if self._hosts else "lo")
+        if self._hosts:  # of one kernel: their ranks share no memory, as if each had its own
+            environ["AIODIST_HOST_ID"] = self._hosts[rank]
         said = self._said[rank]
         return subprocess.Popen(program, cwd=ROOT, env=environ, stderr=said, text=True)
 

@@ -71,14 +71,16 @@ def run(
     *,
     pinned: bool = False,
     apart: bool = False,
+    ranks_per_host: int = 1,
     rate: str | None = None,
     congestion: str | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Report:
     """Measure all cases of ``suite``.
 
-    ``apart``: each rank on a host of its own, made of network namespaces; no steps then. ``rate``:
-    what each of these may send at, in tc's words. ``congestion``: TCP's congestion control there.
+    ``apart``: the ranks on hosts, made of network namespaces, ``ranks_per_host`` on each; no steps
+    then. ``rate``: what each host may send at, in tc's words. ``congestion``: TCP's congestion
+    control there.
 
     ``peers`` share their processes and take turns call by call. ``others`` have jobs of their
     own, for each block (all sizes of one operation).
@@ -96,8 +98,15 @@ def run(
         turn: Callable[[list[Any]], Iterable[Any]] = reversed if number % 2 else iter
         for ranks in turn(list(suite.sizes) if suite.operations else []):
             with (
-                namespaces(ranks, rate, congestion) if apart else nullcontext(()) as hosts,
-                Ranks(ranks, peers, pinned=pinned, hosts=hosts) as job,
+                namespaces(ranks // ranks_per_host, rate, congestion)
+                if apart
+                else nullcontext(()) as hosts,
+                Ranks(
+                    ranks,
+                    peers,
+                    pinned=pinned,
+                    hosts=[host for host in hosts for _ in range(ranks_per_host)],
+                ) as job,
             ):
                 for _, operation, cases in turn([b for b in suite.blocks() if b[0] == ranks]):
                     jobs = [
@@ -121,7 +130,8 @@ def run(
             steps.append(step_result(step, job.measure(step, bounds)))
         progress(f"{step}: {time.monotonic() - began:.0f} s so far")
     names = (*peers, *(peer for other in others for peer in other.peers))
-    veth = f"veth{f' at {rate}' if rate else ''}, each rank in a network namespace"
+    inside = "each rank" if ranks_per_host == 1 else f"each {ranks_per_host} ranks"
+    veth = f"veth{f' at {rate}' if rate else ''}, {inside} in a network namespace"
     settings: dict[str, Any] = {
         "suite": suite.name,
         "effort": dataclasses.asdict(effort),

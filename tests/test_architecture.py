@@ -42,7 +42,11 @@ LAYERS: tuple[tuple[frozenset[str], ...], ...] = (
         frozenset({"training"}),
         frozenset({"rank_processes", "notebook", "pytest_plugin"}),
     ),
-    (frozenset({"horovod"}), frozenset({"commands", "__main__"})),
+    (
+        frozenset({"horovod"}),
+        frozenset({"integrations"}),
+        frozenset({"commands", "__main__"}),
+    ),
     (frozenset({""}),),  # aiodist/__init__.py: the names users see, which nothing below imports
 )
 """From the lowest up. Rooms of a layer do not see each other; a room is packages or modules."""

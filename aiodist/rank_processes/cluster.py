@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 from aiodist.deadline import to_seconds
-from aiodist.errors import InvalidUsageError, PeerLostError
+from aiodist.errors import InvalidUsageError
 from aiodist.groups.checks import check_int
 from aiodist.launch.environment import (
     INHERITED_FROM_AN_OUTER_JOB,
@@ -22,6 +22,7 @@ from aiodist.launch.environment import (
 from aiodist.launch.ports import reserve_port
 from aiodist.rank_processes import worker
 from aiodist.rank_processes.control import FrameKind, pickler
+from aiodist.rank_processes.errors import InterruptedCallError, ranks_error
 from aiodist.rank_processes.process import Answer, Output, RankProcess
 
 ADDRESS = "127.0.0.1"
@@ -35,26 +36,6 @@ that does not wake a sleeping loop."""
 
 _END_SECONDS = 5.0
 """How long ranks may take to end a call that was interrupted, and to end themselves."""
-
-
-class RanksError(ExceptionGroup[Exception]):
-    """Errors of the ranks in one call, the first culprit first.
-
-    ``by_rank``: the error of each rank that failed. ``results``: what the other ranks returned.
-    """
-
-    by_rank: Mapping[int, Exception]
-    results: Mapping[int, Any]
-
-    def derive(self, errors: Sequence[Exception], /) -> RanksError:  # type: ignore[override]  # only errors of ranks are in it
-        """Return an error of this class with ``errors``, as ``split`` and ``subgroup`` need it."""
-        group = RanksError(self.message, errors)
-        group.by_rank, group.results = self.by_rank, self.results
-        return group
-
-
-class InterruptedCallError(RuntimeError):
-    """A rank's call was ended because another rank failed, or the caller was interrupted."""
 
 
 class Cluster:
@@ -234,7 +215,7 @@ class Cluster:
         if errors:
             self._stale = True
             first = [rank.number for rank in order]
-            raise _ranks_error(errors, results, first, self._size)
+            raise ranks_error(errors, results, first, self._size)
         return [results[rank.number] for rank in ranks]
 
     async def _answers(
@@ -295,25 +276,6 @@ def _print(rank: int, text: str, stream: TextIO) -> None:
     for line in text.splitlines():
         stream.write(f"[{rank}] {line}\n")
     stream.flush()
-
-
-def _ranks_error(
-    errors: Mapping[int, Exception], results: Mapping[int, Any], first: Sequence[int], size: int
-) -> RanksError:
-    """Return the error of a call: culprits before ranks that were interrupted or lost a peer."""
-
-    def place(rank: int) -> tuple[bool, int]:
-        error = errors[rank]
-        lost_another = isinstance(error, PeerLostError) and error.rank != rank
-        return lost_another or isinstance(error, InterruptedCallError), first.index(rank)
-
-    ordered = sorted(errors, key=place)
-    who = "rank" if len(ordered) == 1 else "ranks"
-    group = RanksError(
-        f"{who} {', '.join(map(str, ordered))} of {size} failed", [errors[rank] for rank in ordered]
-    )
-    group.by_rank, group.results = {rank: errors[rank] for rank in ordered}, dict(results)
-    return group
 
 
 async def _settled(coroutines: Iterable[Awaitable[Any]]) -> None:

@@ -61,6 +61,12 @@ class Hosts:
         """Out of the switch's port: the host itself still sees a link, as over a real switch."""
         _ip("-n", self.switch, "link", "set", f"port{number}", "nomaster")
 
+    def limit(self, number: int, rate: str) -> None:
+        """Let host ``number`` send at ``rate`` at most, in tc's words: "100mbit"."""
+        bucket = ["root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms"]
+        command = ["tc", "qdisc", "replace", "dev", "eth0", *bucket]
+        subprocess.run(self.command(number, *command), check=True, capture_output=True, text=True)
+
     def command(self, number: int, *command: str) -> list[str]:
         """``command`` as it is run on host ``number``."""
         return ["ip", "netns", "exec", self.names[number], *command]
