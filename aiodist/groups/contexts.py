@@ -311,6 +311,7 @@ class CollectiveContext:
             if isinstance(told, CollectiveMismatchError) and self.shm is not None:
                 self.shm.take_back()
             communicator.leave(self)
+        self.shm = None  # it refers to this context: the circle would keep the shared memory
         return error
 
     def _told(self, error: BaseException) -> DistError:
