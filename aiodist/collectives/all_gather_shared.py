@@ -30,12 +30,13 @@ class AllGatherSlots(Exchange[tuple[DataView, BlocksView]]):
 
     def finish(
         self, number: int, slots: Sequence[memoryview], given: tuple[DataView, BlocksView]
-    ) -> None:
+    ) -> bool:
         own, places = given[0].view, given[1].views
         if own is not places[self.rank]:
             copy(places[self.rank], own)
         for rank, length in self.reads:
             copy(places[rank], slots[rank][:length])
+        return False
 
 
 def all_gather_chunks(

@@ -34,13 +34,14 @@ class ReducingSlots(Exchange[Given]):
         self._reduce = reduce
         self._last = last
 
-    def _reduce_into(self, number: int, slots: Sequence[memoryview], given: DataView) -> None:
+    def _reduce_into(self, number: int, slots: Sequence[memoryview], given: DataView) -> bool:
         reductions = given.reductions[number]
         if reductions is None:
             reductions = [*self._reductions(slots, given.view), *self._last(given.view)]
             given.reductions[number] = reductions
         for reduction in reductions:
             reduction()
+        return False
 
     @abstractmethod
     def _reductions(self, slots: Sequence[memoryview], place: memoryview) -> Iterator[Do]:

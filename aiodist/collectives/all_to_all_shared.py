@@ -32,8 +32,6 @@ class AllToAll(Exchange[Both]):
 
     __slots__ = ("_keep", "_longest", "_starts", "fits")
 
-    has_chunks = True
-
     def __init__(
         self,
         rank: int,
@@ -53,32 +51,31 @@ class AllToAll(Exchange[Both]):
     def fill(self, slot: memoryview, given: Both) -> None:
         write_blocks(slot, given[0].views if self.fits else (), self._starts)
 
-    def finish(self, number: int, slots: Sequence[memoryview], given: Both) -> None:
+    def finish(self, number: int, slots: Sequence[memoryview], given: Both) -> bool:
         rank, places = self.rank, given[1].views
-        found = []
+        found, more = [], not self.fits
         for other, _ in self.reads:
             slot, place = slots[other], places[other]
             lengths, block = read_blocks(slot, rank, self.size, len(slot))
             if lengths[rank] != len(place):
                 raise UnexpectedLength(other, lengths[rank], len(place))
-            if block is not None:
+            if block is None:
+                more = True
+            else:
                 found.append((place, block))
         if self.fits:
             copy(places[rank], given[0].views[rank])
         for place, block in found:
             copy(place, block)
+        return more
 
-    def schedule(
-        self, layout: ShmLayout, slots: Sequence[memoryview], given: Both
-    ) -> Schedule | None:
+    def schedule(self, layout: ShmLayout, slots: Sequence[memoryview], given: Both) -> Schedule:
         in_chunks, longest = [], self._longest
         for other, _ in self.reads:
             lengths = lengths_of(slots[other], self.size)
             if starts_of(lengths)[-1] > layout.slot_bytes:
                 in_chunks.append(other)
                 longest = max(longest, *lengths)
-        if not longest:
-            return None
         inputs, outputs = given[0].views, given[1].views
         steps = all_to_all_chunks(layout, inputs, outputs, in_chunks, self._longest, longest)
         # Equal calls take equal steps where all have blocks as long as this rank's longest.

@@ -52,9 +52,10 @@ class BroadcastSlots(Exchange[DataView]):
     def finish_piece(self, piece: slice, slot: memoryview, given: DataView) -> None:
         given.view[piece] = slot[piece]
 
-    def finish(self, number: int, slots: Sequence[memoryview], given: DataView) -> None:
+    def finish(self, number: int, slots: Sequence[memoryview], given: DataView) -> bool:
         if self.rank != self._root:
             copy(given.view, slots[self._root][: self._length])
+        return False
 
 
 def broadcast_chunks(shm: ShmLayout, root: int, data: memoryview) -> Iterator[Step]:

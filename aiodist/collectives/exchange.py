@@ -39,8 +39,6 @@ class Exchange(Generic[Given]):
 
     __slots__ = ("knows_all", "nbytes", "pieces", "rank", "reads", "size", "spin_bytes")
 
-    has_chunks = False
-    """Whether steps in chunks may follow: see `schedule`."""
     begins_early = False
     """Whether `schedule` needs nothing that others publish. Its first chunk may be written before."""
 
@@ -65,17 +63,17 @@ class Exchange(Generic[Given]):
     def finish_piece(self, piece: slice, slot: memoryview, given: Given) -> None:
         """Take one of `pieces` out of another rank's ``slot``. May be done again, by `finish`."""
 
-    def finish(self, number: int, slots: Sequence[memoryview], given: Given) -> None:
+    def finish(self, number: int, slots: Sequence[memoryview], given: Given) -> bool:
         """Take what the others have published in their ``slots`` of that number, by rank.
 
-        May be done again. Raises UnexpectedLength before anything is taken.
+        Returns whether steps in chunks follow, by `schedule`. May be done again. Raises UnexpectedLength
+        before anything is taken.
         """
+        return False
 
-    def schedule(
-        self, layout: ShmLayout, slots: Sequence[memoryview], given: Given
-    ) -> Schedule | None:
-        """Return the steps in chunks that follow. None: the slots had everything."""
-        return None
+    def schedule(self, layout: ShmLayout, slots: Sequence[memoryview], given: Given) -> Schedule:
+        """Return the steps in chunks."""
+        return ()
 
 
 def not_kept(given: object, steps: Iterator[Step]) -> Schedule:
@@ -88,7 +86,6 @@ class InChunks(Exchange[Given]):
 
     __slots__ = ("_keep", "_steps")
 
-    has_chunks = True
     begins_early = True
 
     def __init__(
@@ -108,6 +105,9 @@ class InChunks(Exchange[Given]):
         self.spin_bytes = SPIN_BYTES
         self._steps = steps
         self._keep = keep
+
+    def finish(self, number: int, slots: Sequence[memoryview], given: Given) -> bool:
+        return True
 
     def schedule(self, layout: ShmLayout, slots: Sequence[memoryview], given: Given) -> Schedule:
         return self._keep(given, self._steps(layout, given))

@@ -27,35 +27,34 @@ class GatherRoot(Exchange[tuple[DataView, BlocksView]]):
 
     __slots__ = ()
 
-    has_chunks = True
-
     def __init__(self, rank: int, size: int, lengths: Sequence[int]) -> None:
         reads = [(other, lengths[other]) for other in others_of(rank, size)]
         super().__init__(rank, size, 0, reads)
 
     def finish(
         self, number: int, slots: Sequence[memoryview], given: tuple[DataView, BlocksView]
-    ) -> None:
-        places = given[1].views
+    ) -> bool:
+        places, more = given[1].views, False
         copy(places[self.rank], given[0].view)
         for other, nbytes in self.reads:
             if nbytes <= len(slots[other]):
                 copy(places[other], slots[other][:nbytes])
+            else:
+                more = True
+        return more
 
     def schedule(
         self, layout: ShmLayout, slots: Sequence[memoryview], given: tuple[DataView, BlocksView]
-    ) -> Schedule | None:
+    ) -> Schedule:
         places = given[1].views
         long = {other: places[other] for other, n in self.reads if n > layout.slot_bytes}
-        return _gathered(layout, long) if long else None
+        return _gathered(layout, long)
 
 
 class GatherLeaf(Exchange[DataView]):
     """Another rank of a gather: its data."""
 
     __slots__ = ()
-
-    has_chunks = True
 
     def __init__(self, rank: int, size: int, root: int, nbytes: int, slot_bytes: int) -> None:
         # Long data goes when the root is in the same operation: it will read.
@@ -65,10 +64,11 @@ class GatherLeaf(Exchange[DataView]):
         if not self.reads:
             copy(slot[: self.nbytes], given.view)
 
-    def schedule(
-        self, layout: ShmLayout, slots: Sequence[memoryview], given: DataView
-    ) -> Schedule | None:
-        return _sent(layout, given.view) if self.reads else None
+    def finish(self, number: int, slots: Sequence[memoryview], given: DataView) -> bool:
+        return bool(self.reads)
+
+    def schedule(self, layout: ShmLayout, slots: Sequence[memoryview], given: DataView) -> Schedule:
+        return _sent(layout, given.view)
 
 
 def _sent(shm: ShmLayout, data: memoryview) -> Iterator[Step]:
@@ -95,8 +95,6 @@ class ScatterRoot(Exchange[tuple[BlocksView, DataView]]):
 
     __slots__ = ("_fits", "_starts")
 
-    has_chunks = True
-
     def __init__(self, rank: int, size: int, lengths: Sequence[int], slot_bytes: int) -> None:
         self._starts = starts = starts_of(lengths)
         self._fits = starts[-1] <= slot_bytes
@@ -107,13 +105,14 @@ class ScatterRoot(Exchange[tuple[BlocksView, DataView]]):
 
     def finish(
         self, number: int, slots: Sequence[memoryview], given: tuple[BlocksView, DataView]
-    ) -> None:
+    ) -> bool:
         copy(given[1].view, given[0].views[self.rank])
+        return not self._fits
 
     def schedule(
         self, layout: ShmLayout, slots: Sequence[memoryview], given: tuple[BlocksView, DataView]
-    ) -> Schedule | None:
-        return None if self._fits else _scattered(layout, given[0].views)
+    ) -> Schedule:
+        return _scattered(layout, given[0].views)
 
 
 class ScatterLeaf(Exchange[DataView]):
@@ -121,26 +120,21 @@ class ScatterLeaf(Exchange[DataView]):
 
     __slots__ = ("_root",)
 
-    has_chunks = True
-
     def __init__(self, rank: int, size: int, root: int) -> None:
         super().__init__(rank, size, -1, read_from(rank, root, -1))
         self._root = root
 
-    def finish(self, number: int, slots: Sequence[memoryview], given: DataView) -> None:
+    def finish(self, number: int, slots: Sequence[memoryview], given: DataView) -> bool:
         slot = slots[self._root]
         lengths, block = read_blocks(slot, self.rank, self.size, len(slot))
         if lengths[self.rank] != len(given.view):
             raise UnexpectedLength(self._root, lengths[self.rank], len(given.view))
         if block is not None:
             copy(given.view, block)
+        return block is None
 
-    def schedule(
-        self, layout: ShmLayout, slots: Sequence[memoryview], given: DataView
-    ) -> Schedule | None:
-        slot = slots[self._root]
-        _, block = read_blocks(slot, self.rank, self.size, len(slot))
-        return _received(layout, self._root, given.view) if block is None else None
+    def schedule(self, layout: ShmLayout, slots: Sequence[memoryview], given: DataView) -> Schedule:
+        return _received(layout, self._root, given.view)
 
 
 def _scattered(shm: ShmLayout, blocks: Sequence[memoryview]) -> Iterator[Step]:

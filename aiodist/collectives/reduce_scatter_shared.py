@@ -44,8 +44,8 @@ class ReduceScatterSlots(ReducingSlots[tuple[BlocksView, DataView]]):
 
     def finish(
         self, number: int, slots: Sequence[memoryview], given: tuple[BlocksView, DataView]
-    ) -> None:
-        self._reduce_into(number, slots, given[1])
+    ) -> bool:
+        return self._reduce_into(number, slots, given[1])
 
     def _reductions(self, slots: Sequence[memoryview], place: memoryview) -> Iterator[Do]:
         return in_order(self._reduce, [slot[self._mine] for slot in slots], -1, place)

@@ -44,9 +44,8 @@ class ReduceSlots(ReducingSlots[DataView]):
     def fill(self, slot: memoryview, given: DataView) -> None:
         copy(slot[: self.nbytes], given.view[: self.nbytes])
 
-    def finish(self, number: int, slots: Sequence[memoryview], given: DataView) -> None:
-        if self.reads:
-            self._reduce_into(number, slots, given)
+    def finish(self, number: int, slots: Sequence[memoryview], given: DataView) -> bool:
+        return bool(self.reads) and self._reduce_into(number, slots, given)
 
     def _reductions(self, slots: Sequence[memoryview], place: memoryview) -> Iterator[Do]:
         operands = [slot[: self._length] for slot in slots]

@@ -187,9 +187,7 @@ class ShmCollective:
                         break
                 if exchange.begins_early:
                     # Invariant: no rank reads a chunk before it has seen its owner in the operation.
-                    self._schedule(slots, exchange, given)
-                    assert self._run is not None
-                    self._run.begin()
+                    self._schedule(slots, exchange, given).begin()
             elif exchange.pieces and looks:
                 has_all = self._follow(slot, exchange, given)
                 looks = False
@@ -216,16 +214,17 @@ class ShmCollective:
         knows_all = exchange.knows_all
         if knows_all and unread[slot - 1] is not None and not self._agreed((slot + 1) % SLOTS):
             return self._stay(at, exchange, given, _HERE)
+        has_more = False
         if not has_all:
             try:
-                exchange.finish(slot, slots, given)
+                has_more = exchange.finish(slot, slots, given)
             except UnexpectedLength as error:
                 waiting = self._disagrees(error.rank, meta, error.came, error.expected)
                 return self._stay(at, exchange, given, waiting)
-        if exchange.has_chunks or not looks:
+        if has_more or not looks:
             self._at = _MET
             self._seen += len(reads)
-            if exchange.has_chunks:
+            if has_more:
                 if self._run is None:
                     self._schedule(slots, exchange, given)
                 self._begin_chunks()
@@ -406,23 +405,23 @@ class ShmCollective:
 
     # -- collectives.shm_layout.ChunkWords
 
-    def _schedule(self, slots: Sequence[memoryview], exchange: Exchange[T], given: T) -> None:
-        """Make the schedule of steps in chunks, if any."""
+    def _schedule(
+        self, slots: Sequence[memoryview], exchange: Exchange[T], given: T
+    ) -> ScheduleRun:
+        """Make the schedule of steps in chunks."""
         communicator = self.communicator
         self._mine, self._words = communicator.mine, communicator.words
         self._peers, self._chunks = communicator.peers, communicator.chunks
         if not self.first:
             self._chunks_before = communicator.chunks_before(self.end)
-        schedule = exchange.schedule(self, slots, given)
-        if schedule is not None:
-            self._run = ScheduleRun(self, schedule)
+        self._run = run = ScheduleRun(self, exchange.schedule(self, slots, given))
+        return run
 
     def _begin_chunks(self) -> None:
-        if self._run is not None:
-            self._since = perf_counter()
-            if self.context is None:
-                self._turn_seconds = TURN_SECONDS if caller_overlaps.get() else DRIVE_SECONDS
-            self.communicator.use_chunks(self.end)
+        self._since = perf_counter()
+        if self.context is None:
+            self._turn_seconds = TURN_SECONDS if caller_overlaps.get() else DRIVE_SECONDS
+        self.communicator.use_chunks(self.end)
 
     def _advance_steps(self) -> Pending[None] | None:
         run = self._run

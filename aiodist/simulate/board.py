@@ -76,10 +76,8 @@ class SimulatedShm:
         for rank, _ in exchange.reads:
             await self._until(partial(memory.slots.get, rank))
         slots = [self._rank.memory(slot_bytes)] * self.size
-        exchange.finish(0, slots, given)
-        schedule = exchange.schedule(self, slots, given)
-        if schedule is not None:
-            run = ScheduleRun(self, schedule)
+        if exchange.finish(0, slots, given):
+            run = ScheduleRun(self, exchange.schedule(self, slots, given))
             while (waiting := run.advance()) is not None:
                 await waiting
             self.first += run.released
