@@ -30,6 +30,7 @@ myst_heading_anchors = 4
 # Docstrings are reStructuredText, in which `Work` names an object of Python.
 default_role = "py:obj"
 autodoc_member_order = "bysource"
+autodoc_mock_imports = ["distributed", "ray"]  # engines, whose packages are large
 add_module_names = False
 maximum_signature_line_length = 88
 

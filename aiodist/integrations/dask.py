@@ -1,4 +1,4 @@
-"""Ranks on the workers of a Dask cluster: `submit` returns futures by rank, `run` their results.
+"""Ranks on the workers of a Dask cluster: ``submit`` returns futures by rank, `run` their results.
 
 Needs the package distributed: ``pip install 'aiodist[dask]'``.
 """
@@ -70,7 +70,7 @@ def run(
     workers: Iterable[str] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> list[Any]:
-    """Do as `submit`, wait, and return the results by rank.
+    """Do as ``submit``, wait, and return the results by rank.
 
     Raises `RanksError` if a rank fails: the others have 5 seconds to end by themselves, and are
     then left to themselves. A rank whose worker was lost appears with PeerLostError. Dask's nanny
@@ -114,7 +114,7 @@ def _start(
     workers: Iterable[str] | None,
     env: Mapping[str, str] | None,
 ) -> tuple[list[distributed.Future], list[str]]:
-    """Do as `submit`; return the futures and the addresses of their workers, by rank."""
+    """Do as ``submit``; return the futures and the addresses of their workers, by rank."""
     chosen = list(_workers(client) if workers is None else workers)
     if not chosen:
         raise InvalidUsageError("the cluster has no workers: wait for them, or name some")
