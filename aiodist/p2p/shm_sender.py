@@ -98,7 +98,9 @@ class ShmSender:
         ``call``: how to send a wake-up. A long message wakes the peer before it is complete, so
         that the peer copies out while this rank copies in.
         """
-        ring, size = self.ring, len(data)
+        ring, size = self._ring, len(data)
+        if ring is None or ring.is_closed:
+            ring = self.ring
         if ring is None or size > RING_BYTES:
             return False
         try:

@@ -70,7 +70,8 @@ class RingEnd:
         self._segment = segment
         self._mine = mine
         self._theirs = theirs
-        self._position = 0  # up to which this end has written or looked at records
+        self.position = 0
+        """Position up to which this end has written, or looked at, records."""
         self._told = 0
         self._fence = threading.Lock()
 
@@ -114,18 +115,13 @@ class RingWriter(RingEnd):
         number.
         """
         taken = self._theirs[_TAKEN]
-        untaken = self._position - (self._restart if taken == self._emptied else taken)
+        untaken = self.position - (self._restart if taken == self._emptied else taken)
         if not 0 <= untaken <= self.nbytes:
             raise ProtocolError(
                 f"rank {self.rank} has taken {taken} bytes out of shared memory, of "
-                f"{self._position} that were put there for it"
+                f"{self.position} that were put there for it"
             )
         return untaken
-
-    @property
-    def position(self) -> int:
-        """The position behind the last record."""
-        return self._position
 
     def has_taken(self, position: int) -> bool:
         """Return whether the receiver has taken all bytes before ``position``."""
@@ -138,7 +134,7 @@ class RingWriter(RingEnd):
         If ``data`` is longer than ``piece``, only the head is stored, and `fill` must follow.
         Raises ProtocolError if the peer's count is impossible.
         """
-        position, nbytes = self._position, self.nbytes
+        position, nbytes = self.position, self.nbytes
         at, size = position % nbytes, len(data)
         length = len(head) + size
         skipped = -(_RECORD + len(head)) % EVERY if size > SHORT else 0  # aligns the payload
@@ -164,7 +160,7 @@ class RingWriter(RingEnd):
         words[place + 1] = skipped
         words[place + 2] = turn
         begin = at + _RECORD + skipped
-        self._position = position + record
+        self.position = position + record
         middle = begin + len(head)
         self._segment[begin:middle] = head
         self._payload = position + _RECORD + skipped + len(head)
@@ -175,13 +171,13 @@ class RingWriter(RingEnd):
         else:
             self._mine[_WRITTEN] = self._payload
             return True
-        self._mine[_WRITTEN] = self._position
+        self._mine[_WRITTEN] = self.position
         return True
 
     @property
     def is_whole(self) -> bool:
         """Whether the last record is completely present."""
-        return bool(self._mine[_WRITTEN] == self._position)
+        return bool(self._mine[_WRITTEN] == self.position)
 
     def fill(self, data: memoryview, piece: int) -> bool:
         """Copy the next ``piece`` bytes of the last record in. Returns whether more are missing
@@ -195,7 +191,7 @@ class RingWriter(RingEnd):
         at = written % self.nbytes
         copy(self._segment[at : at + len(part)], part)
         is_last = done + len(part) == len(data)
-        self._mine[_WRITTEN] = self._position if is_last else written + len(part)
+        self._mine[_WRITTEN] = self.position if is_last else written + len(part)
         return not is_last
 
     def must_wake(self) -> bool:
@@ -216,7 +212,7 @@ class RingWriter(RingEnd):
         """Ask to be woken when at most ``untaken`` bytes are not taken. The caller must look once
         more before it sleeps.
         """
-        self._mine[_AWAITED] = max(self._position - untaken, 0)
+        self._mine[_AWAITED] = max(self.position - untaken, 0)
         self._settle()
 
     def close(self) -> None:
@@ -253,11 +249,11 @@ class RingReader(RingEnd):
     @property
     def has_next(self) -> bool:
         """Whether another record is present."""
-        return bool(self._theirs[_WRITTEN] != self._position)
+        return bool(self._theirs[_WRITTEN] != self.position)
 
     def next_stamp(self) -> tuple[int, int]:
         """Return the word that changes with the next record, and its least value then."""
-        return _WRITTEN, self._position + 1
+        return _WRITTEN, self.position + 1
 
     def there(self) -> int:
         """Return how many bytes of the next frame are present. Call it after `next_message`."""
@@ -270,7 +266,7 @@ class RingReader(RingEnd):
         Returns None if the frame has not begun, or comes after more than ``turn`` messages of the
         stream. Raises ProtocolError if it lies outside the ring.
         """
-        position, theirs = self._position, self._theirs
+        position, theirs = self.position, self._theirs
         written = theirs[_WRITTEN]
         if written == position:
             return None
@@ -300,7 +296,7 @@ class RingReader(RingEnd):
 
     def advance(self) -> tuple[int, int]:
         """Go on to the record after the next. Returns what `take` needs to release the next one."""
-        begin, self._position = self._position, self._end
+        begin, self.position = self.position, self._end
         return begin, self._end
 
     def take(self, begin: int, end: int) -> None:
