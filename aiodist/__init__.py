@@ -106,8 +106,9 @@ from aiodist.errors import (
     StreamClosedError,
     WorkerError,
 )
-from aiodist.groups.backend import ObjectStream, Received, ReceivedObject
+from aiodist.groups.backend import ObjectStream
 from aiodist.groups.membership import MembershipEvent
+from aiodist.groups.message import Received, ReceivedObject
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import Operation
 from aiodist.rank_processes import Cluster as cluster  # noqa: N813    # called like a function

@@ -56,13 +56,13 @@ class ReduceOp:
     # torch has the kind itself as an attribute; its factor has to come from premul_sum.
     PREMUL_SUM = RedOpType.PREMUL_SUM
 
-    @classmethod
-    def of(cls, op: Any) -> ReduceOp:
+    @staticmethod
+    def of(op: Any) -> ReduceOp:
         """The ReduceOp that ``op`` means: one of ours, one of torch's, or its name.
 
         Raises TypeError for anything else, and for PREMUL_SUM without its factor.
         """
-        if isinstance(op, cls):
+        if isinstance(op, ReduceOp):
             return op
         if isinstance(op, str):
             name = op.upper()
@@ -73,10 +73,12 @@ class ReduceOp:
             # torch keeps the factor where only pickle finds it: the state is (kind, factor).
             state = op.__getstate__()
             if isinstance(state, tuple) and len(state) == 2 and state[1] is not None:
-                return cls.premul_sum(state[1])
+                return ReduceOp.premul_sum(state[1])
             raise TypeError("PREMUL_SUM needs its factor: pass ReduceOp.premul_sum(factor)")
         if name in RedOpType.__members__:
-            found: ReduceOp = getattr(cls, name)  # the one there is: by it equal calls are known
+            found: ReduceOp = getattr(
+                ReduceOp, name
+            )  # the one there is: by it equal calls are known
             return found
         raise TypeError(f"op must be a ReduceOp such as ReduceOp.SUM, not {op!r}")
 

@@ -19,11 +19,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from aiodist.deadline import to_seconds
-from aiodist.errors import InvalidUsageError
-from aiodist.groups.backend import Tensor
-from aiodist.groups.checks import check_distinct, check_list, check_rank, check_root_list
+from aiodist.groups.checks import check_rank
 from aiodist.groups.handle import Group
+from aiodist.groups.operation import (
+    Agree,
+    AllGather,
+    AllGatherCoalesced,
+    AllGatherNew,
+    AllGatherSingle,
+    AllReduce,
+    AllReduceCoalesced,
+    AllToAll,
+    AllToAllSingle,
+    Barrier,
+    Broadcast,
+    BroadcastNew,
+    Gather,
+    Reduce,
+    ReduceScatter,
+    ReduceScatterSingle,
+    Scatter,
+    Tensor,
+)
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
 from aiodist.types import ReduceOp
@@ -45,7 +62,7 @@ def broadcast(
     """
     pg = current_world().group(group)
     root = check_rank(pg, src, group_src, "src")
-    return pg.backend.broadcast(tensor, root, to_seconds(timeout))
+    return pg.start(Broadcast(tensor, root), timeout)
 
 
 def broadcast_new(
@@ -64,9 +81,7 @@ def broadcast_new(
     """
     pg = current_world().group(group)
     root = check_rank(pg, src, group_src, "src")
-    if (pg.own_rank == root) == (tensor is None):
-        raise InvalidUsageError("the source of broadcast_new passes a tensor, and only the source")
-    return pg.backend.broadcast_new(tensor, root, to_seconds(timeout))
+    return pg.start(BroadcastNew(tensor, root), timeout)
 
 
 def all_gather_new(
@@ -77,7 +92,8 @@ def all_gather_new(
     Each rank's tensor has a kind, dtype and shape of its own, which travel with the data. Errors
     and cancellation are as for `all_gather`.
     """
-    return current_world().group(group).backend.all_gather_new(tensor, to_seconds(timeout))
+    pg = current_world().group(group)
+    return pg.start(AllGatherNew(tensor), timeout)
 
 
 def all_reduce(
@@ -93,7 +109,7 @@ def all_reduce(
     in C order.
     """
     pg = current_world().group(group)
-    return pg.backend.all_reduce(tensor, ReduceOp.of(op), to_seconds(timeout))
+    return pg.start(AllReduce(tensor, ReduceOp.of(op)), timeout)
 
 
 def all_reduce_coalesced(
@@ -105,10 +121,7 @@ def all_reduce_coalesced(
 ) -> Work[None]:
     """Reduce several tensors of one dtype in one operation, in place."""
     pg = current_world().group(group)
-    several = check_list(tensors, "tensors")
-    if not several:
-        raise InvalidUsageError("tensors is empty")
-    return pg.backend.all_reduce_coalesced(several, ReduceOp.of(op), to_seconds(timeout))
+    return pg.start(AllReduceCoalesced(tensors, ReduceOp.of(op)), timeout)
 
 
 def reduce(
@@ -123,7 +136,7 @@ def reduce(
     """Reduce ``tensor`` over all ranks into that of rank ``dst``; the others' stay as they are."""
     pg = current_world().group(group)
     root = check_rank(pg, dst, group_dst, "dst")
-    return pg.backend.reduce(tensor, root, ReduceOp.of(op), to_seconds(timeout))
+    return pg.start(Reduce(tensor, root, ReduceOp.of(op)), timeout)
 
 
 def all_gather(
@@ -138,9 +151,7 @@ def all_gather(
     Shapes may differ between ranks; ``tensor_list[r]`` then has rank r's number of elements.
     """
     pg = current_world().group(group)
-    outputs = check_list(tensor_list, "tensor_list", pg.n_ranks)
-    check_distinct(outputs, "tensor_list")
-    return pg.backend.all_gather(outputs, tensor, to_seconds(timeout))
+    return pg.start(AllGather(tensor_list, tensor), timeout)
 
 
 def all_gather_coalesced(
@@ -155,17 +166,8 @@ def all_gather_coalesced(
     Several tensors of one dtype in one operation. All ranks pass equally many; shapes may differ.
     """
     pg = current_world().group(group)
-    inputs = check_list(input_tensor_list, "input_tensor_list")
-    if not inputs:
-        raise InvalidUsageError("input_tensor_list is empty")
-    outputs = check_list(output_tensor_lists, "output_tensor_lists", pg.n_ranks)
-    rows = [
-        check_list(row, f"output_tensor_lists[{number}]", len(inputs), each="tensor")
-        for number, row in enumerate(outputs)
-    ]
-    for number, row in enumerate(zip(*rows, strict=True)):
-        check_distinct(row, f"[row[{number}] for row in output_tensor_lists]")
-    return pg.backend.all_gather_coalesced(rows, inputs, to_seconds(timeout))
+    operation = AllGatherCoalesced(output_tensor_lists, input_tensor_list)
+    return pg.start(operation, timeout)
 
 
 def all_gather_into_tensor(
@@ -181,7 +183,7 @@ def all_gather_into_tensor(
     the first dimension or stacked along a new one: the memory is the same.
     """
     pg = current_world().group(group)
-    return pg.backend.all_gather_into(output_tensor, input_tensor, to_seconds(timeout))
+    return pg.start(AllGatherSingle(output_tensor, input_tensor), timeout)
 
 
 all_gather_single = all_gather_into_tensor  # torch's newer name
@@ -202,9 +204,7 @@ def gather(
     """
     pg = current_world().group(group)
     root = check_rank(pg, dst, group_dst, "dst", default=0)
-    outputs = check_root_list(gather_list, "gather_list", pg, root)
-    check_distinct(outputs or (), "gather_list")
-    return pg.backend.gather(tensor, outputs, root, to_seconds(timeout))
+    return pg.start(Gather(tensor, gather_list, root), timeout)
 
 
 def scatter(
@@ -222,8 +222,7 @@ def scatter(
     """
     pg = current_world().group(group)
     root = check_rank(pg, src, group_src, "src", default=0)
-    inputs = check_root_list(scatter_list, "scatter_list", pg, root)
-    return pg.backend.scatter(tensor, inputs, root, to_seconds(timeout))
+    return pg.start(Scatter(tensor, scatter_list, root), timeout)
 
 
 def reduce_scatter(
@@ -236,8 +235,7 @@ def reduce_scatter(
 ) -> Work[None]:
     """Reduce ``input_list[r]`` over all ranks into rank r's ``output``. Inputs stay as they are."""
     pg = current_world().group(group)
-    inputs = check_list(input_list, "input_list", pg.n_ranks)
-    return pg.backend.reduce_scatter(output, inputs, ReduceOp.of(op), to_seconds(timeout))
+    return pg.start(ReduceScatter(output, input_list, ReduceOp.of(op)), timeout)
 
 
 def reduce_scatter_tensor(
@@ -250,7 +248,7 @@ def reduce_scatter_tensor(
 ) -> Work[None]:
     """Reduce ``input`` over all ranks and leave rank r the r-th of its equal parts, in ``output``."""
     pg = current_world().group(group)
-    return pg.backend.reduce_scatter_from(output, input, ReduceOp.of(op), to_seconds(timeout))
+    return pg.start(ReduceScatterSingle(output, input, ReduceOp.of(op)), timeout)
 
 
 reduce_scatter_single = reduce_scatter_tensor  # torch's newer name
@@ -268,10 +266,7 @@ def all_to_all(
     Shapes may differ; each output has as many elements as what its rank sends here.
     """
     pg = current_world().group(group)
-    outputs = check_list(output_tensor_list, "output_tensor_list", pg.n_ranks)
-    check_distinct(outputs, "output_tensor_list")
-    inputs = check_list(input_tensor_list, "input_tensor_list", pg.n_ranks)
-    return pg.backend.all_to_all(outputs, inputs, to_seconds(timeout))
+    return pg.start(AllToAll(output_tensor_list, input_tensor_list), timeout)
 
 
 def all_to_all_single(
@@ -288,9 +283,8 @@ def all_to_all_single(
     Rows are counted along the first dimension; None divides them equally.
     """
     pg = current_world().group(group)
-    return pg.backend.all_to_all_single(
-        output, input, output_split_sizes, input_split_sizes, to_seconds(timeout)
-    )
+    operation = AllToAllSingle(output, input, output_split_sizes, input_split_sizes)
+    return pg.start(operation, timeout)
 
 
 def barrier(
@@ -300,7 +294,7 @@ def barrier(
 ) -> Work[None]:
     """Wait until all ranks of the group have called it. ``device_ids`` is for GPU backends."""
     pg = current_world().group(group)
-    return pg.backend.barrier(to_seconds(timeout))
+    return pg.start(Barrier(), timeout)
 
 
 def monitored_barrier(
@@ -316,4 +310,4 @@ def monitored_barrier(
     out asks all ranks at once and waits at most 0.5 s for their answers.
     """
     pg = current_world().group(group)
-    return pg.backend.agree("monitored_barrier", 0, to_seconds(timeout))
+    return pg.start(Agree("monitored_barrier", 0), timeout)

@@ -17,11 +17,11 @@ from aiodist.api.collectives import Timeout
 from aiodist.backends.polling import until
 from aiodist.deadline import to_seconds
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.backend import Tensor
 from aiodist.groups.checks import check_index, check_list, check_rank
 from aiodist.groups.following_work import following
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.handle import Group
+from aiodist.groups.operation import AllGatherCoalesced, AllReduce, Broadcast, Reduce, Tensor
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
 from aiodist.tensors import tensor_lists
@@ -47,7 +47,7 @@ def broadcast_multigpu(
     pg.backend.check_tensor(first, writable=True)
     if pg.own_rank == root and src_tensor:
         tensor_lists.assign(first, tensors[src_tensor])
-    work = pg.backend.broadcast(first, root, seconds)
+    work = pg.start(Broadcast(first, root), seconds)
 
     def spread() -> None:
         for target in others:
@@ -71,7 +71,7 @@ def all_reduce_multigpu(
     op = ReduceOp.of(op)
     tensors = _check(tensor_list, "tensor_list")
     result = tensor_lists.reduced(tensors, op)
-    work = pg.backend.all_reduce(result, _between_ranks(op), to_seconds(timeout))
+    work = pg.start(AllReduce(result, _between_ranks(op)), timeout)
     total = pg.n_ranks * len(tensors)
     return _then(pg, work, lambda: _hand_over(result, op, total, tensors), tensors)
 
@@ -95,7 +95,7 @@ def reduce_multigpu(
     tensors = _check(tensor_list, "tensor_list")
     check_index(dst_tensor, "dst_tensor", len(tensors), "tensor_list")
     result = tensor_lists.reduced(tensors, op)
-    work = pg.backend.reduce(result, root, _between_ranks(op), to_seconds(timeout))
+    work = pg.start(Reduce(result, root, _between_ranks(op)), timeout)
     targets = [tensors[dst_tensor]] if pg.own_rank == root else []
     total = pg.n_ranks * len(tensors)
     return _then(pg, work, lambda: _hand_over(result, op, total, targets), targets)
@@ -133,7 +133,7 @@ def all_gather_multigpu(
     first, *others = outputs
     rows = [first[k * n : (k + 1) * n] for k in range(pg.n_ranks)]
     given = tensor_lists.together(inputs)
-    work = pg.backend.all_gather_coalesced(rows, given, to_seconds(timeout))
+    work = pg.start(AllGatherCoalesced(rows, given), timeout)
 
     def copy() -> None:
         for row in others:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from aiodist.api.objects import pickles
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.backend import ObjectStream
-from aiodist.groups.checks import check_int, check_other, check_rank, check_tag
+from aiodist.groups.checks import check_int, check_other, check_rank, check_tag, pickles
 from aiodist.groups.handle import Group
 from aiodist.groups.world import current_world
 
@@ -46,4 +45,4 @@ def open_stream(
         check_int(value, name)
         if value < 1:
             raise InvalidUsageError(f"{name} must be at least 1, not {value}")
-    return pg.backend.open_stream(to, check_tag(tag), window, max_bytes, pickles(allow_pickle))
+    return pg.backend.open_stream(to, check_tag(tag), window, max_bytes, pickles(pg, allow_pickle))

@@ -17,19 +17,23 @@ from functools import partial
 from typing import Any, TypeVar
 
 from aiodist.api.collectives import Timeout
-from aiodist.deadline import to_seconds
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.backend import ReceivedObject
 from aiodist.groups.checks import (
+    arrived,
     check_list,
+    check_mutable,
     check_other,
     check_rank,
     check_root_list,
     check_source,
     check_tag,
     fill_list,
+    fill_list_from,
+    pickles,
 )
 from aiodist.groups.handle import Group
+from aiodist.groups.message import ReceivedObject, RecvObject, SendObject
+from aiodist.groups.operation import AllGatherObject, BroadcastObject, GatherObject, ScatterObject
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
 from aiodist.wire.registered_types import current_types
@@ -53,11 +57,14 @@ def broadcast_object_list(
     """
     pg = current_world().group(group)
     root = check_rank(pg, src, group_src, "src", default=0)
-    objects = _mutable(object_list, "object_list")
-    name, finish = "broadcast_object_list", partial(fill_list, objects)
-    return pg.backend.broadcast_object(
-        name, objects, finish, root, pickles(allow_pickle), to_seconds(timeout)
+    objects = check_mutable(object_list, "object_list")
+    name, finish, pickle = (
+        "broadcast_object_list",
+        partial(fill_list, objects),
+        pickles(pg, allow_pickle),
     )
+    operation = BroadcastObject(name, objects, finish, root, pickle)
+    return pg.start(operation, timeout)
 
 
 def broadcast_object(
@@ -76,9 +83,8 @@ def broadcast_object(
     """
     pg = current_world().group(group)
     root = check_rank(pg, src, group_src, "src", default=0)
-    return pg.backend.broadcast_object(
-        "broadcast_object", obj, _itself, root, pickles(allow_pickle), to_seconds(timeout)
-    )
+    operation = BroadcastObject("broadcast_object", obj, arrived, root, pickles(pg, allow_pickle))
+    return pg.start(operation, timeout)
 
 
 def all_gather_object(
@@ -91,9 +97,10 @@ def all_gather_object(
 ) -> Work[None]:
     """Fill ``object_list[r]`` with rank r's ``obj`` on all ranks. Its length is the group's size."""
     pg = current_world().group(group)
-    objects = _mutable(object_list, "object_list")
+    objects = check_mutable(object_list, "object_list")
     check_list(objects, "object_list", pg.n_ranks)
-    return pg.backend.all_gather_object(objects, obj, pickles(allow_pickle), to_seconds(timeout))
+    operation = AllGatherObject(objects, obj, pickles(pg, allow_pickle))
+    return pg.start(operation, timeout)
 
 
 def gather_object(
@@ -114,8 +121,9 @@ def gather_object(
     root = check_rank(pg, dst, group_dst, "dst", default=0)
     objects = check_root_list(object_gather_list, "object_gather_list", pg, root)
     if objects is not None:
-        _mutable(object_gather_list, "object_gather_list")
-    return pg.backend.gather_object(obj, objects, root, pickles(allow_pickle), to_seconds(timeout))
+        check_mutable(object_gather_list, "object_gather_list")
+    operation = GatherObject(obj, objects, root, pickles(pg, allow_pickle))
+    return pg.start(operation, timeout)
 
 
 def scatter_object_list(
@@ -131,15 +139,14 @@ def scatter_object_list(
     """Put entry r of rank ``src``'s input list into the output list's first place on each rank r."""
     pg = current_world().group(group)
     root = check_rank(pg, src, group_src, "src", default=0)
-    output = _mutable(scatter_object_output_list, "scatter_object_output_list")
+    output = check_mutable(scatter_object_output_list, "scatter_object_output_list")
     if not output:
         raise InvalidUsageError("scatter_object_output_list must have at least one entry")
     inputs = None
     if pg.own_rank == root:
         inputs = check_root_list(scatter_object_input_list, "scatter_object_input_list", pg, root)
-    return pg.backend.scatter_object(
-        output, inputs, root, pickles(allow_pickle), to_seconds(timeout)
-    )
+    operation = ScatterObject(output, inputs, root, pickles(pg, allow_pickle))
+    return pg.start(operation, timeout)
 
 
 def send_object(
@@ -161,9 +168,8 @@ def send_object(
     """
     pg = current_world().group(group)
     to = check_other(pg, check_rank(pg, dst, group_dst, "dst"), "dst")
-    return pg.backend.send_object(
-        obj, to, check_tag(tag), pickles(allow_pickle), to_seconds(timeout)
-    )
+    operation = SendObject(obj, to, check_tag(tag), pickles(pg, allow_pickle))
+    return pg.start(operation, timeout)
 
 
 def recv_object(
@@ -185,9 +191,8 @@ def recv_object(
     """
     pg = current_world().group(group)
     source = check_source(pg, src, group_src)
-    return pg.backend.recv_object(
-        ReceivedObject, source, check_tag(tag), pickles(allow_pickle), to_seconds(timeout)
-    )
+    operation = RecvObject(ReceivedObject, source, check_tag(tag), pickles(pg, allow_pickle))
+    return pg.start(operation, timeout)
 
 
 def send_object_list(
@@ -208,9 +213,8 @@ def send_object_list(
     pg = current_world().group(group)
     to = check_other(pg, check_rank(pg, dst, group_dst, "dst"), "dst")
     objects = list(check_list(object_list, "object_list"))
-    return pg.backend.send_object(
-        objects, to, check_tag(tag), pickles(allow_pickle), to_seconds(timeout)
-    )
+    operation = SendObject(objects, to, check_tag(tag), pickles(pg, allow_pickle))
+    return pg.start(operation, timeout)
 
 
 def recv_object_list(
@@ -229,16 +233,10 @@ def recv_object_list(
     Its result is the sender's global rank.
     """
     pg = current_world().group(group)
-    objects = _mutable(object_list, "object_list")
-
-    def finish(arrived: Any, sender: int) -> int:
-        fill_list(objects, arrived)
-        return sender
-
+    finish = partial(fill_list_from, check_mutable(object_list, "object_list"))
     source = check_source(pg, src, group_src)
-    return pg.backend.recv_object(
-        finish, source, check_tag(tag), pickles(allow_pickle), to_seconds(timeout)
-    )
+    operation = RecvObject(finish, source, check_tag(tag), pickles(pg, allow_pickle))
+    return pg.start(operation, timeout)
 
 
 def register_type(
@@ -264,20 +262,3 @@ def register_type(
     """
     current_types().register(cls, encode, decode, name)
     return cls
-
-
-def pickles(allow_pickle: bool | None) -> bool:
-    """Return ``allow_pickle``; where None, what ``init_process_group`` of this world was told."""
-    return current_world().allow_pickle if allow_pickle is None else allow_pickle
-
-
-def _itself(arrived: Any) -> Any:
-    return arrived
-
-
-def _mutable(objects: Any, name: str) -> list[Any]:
-    if not isinstance(objects, list):
-        raise TypeError(
-            f"{name} must be a list (it is filled in place), not {type(objects).__name__}"
-        )
-    return objects

@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 from aiodist.api.collectives import Timeout
-from aiodist.deadline import to_seconds
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.backend import Received, Tensor
 from aiodist.groups.checks import check_list, check_other, check_rank, check_source, check_tag
 from aiodist.groups.handle import Group
+from aiodist.groups.message import Received, Recv, RecvNew, Send
+from aiodist.groups.operation import Operation, Tensor
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
 
@@ -40,7 +40,7 @@ def isend(
     """
     pg = current_world().group(group)
     to = check_other(pg, check_rank(pg, dst, group_dst, "dst"), "dst")
-    return pg.backend.send(tensor, to, check_tag(tag), to_seconds(timeout))
+    return pg.start(Send(tensor, to, check_tag(tag)), timeout)
 
 
 def irecv(
@@ -59,7 +59,7 @@ def irecv(
     """
     pg = current_world().group(group)
     source = check_source(pg, src, group_src)
-    return pg.backend.recv(tensor, source, check_tag(tag), to_seconds(timeout))
+    return pg.start(Recv(tensor, source, check_tag(tag)), timeout)
 
 
 def send(
@@ -76,7 +76,9 @@ def send(
     In the async API both start at the call. In the blocking API `send` returns when the memory of
     ``tensor`` may be changed again.
     """
-    return isend(tensor, dst, group, tag, group_dst=group_dst, timeout=timeout)
+    pg = current_world().group(group)
+    to = check_other(pg, check_rank(pg, dst, group_dst, "dst"), "dst")
+    return pg.start(Send(tensor, to, check_tag(tag)), timeout)
 
 
 @overload
@@ -118,11 +120,14 @@ def recv(
     global rank. Without one, the message brings kind, dtype and shape, and the result is a
     `Received` (tensor, source).
     """
-    if tensor is not None:
-        return irecv(tensor, src, group, tag, group_src=group_src, timeout=timeout)
     pg = current_world().group(group)
     source = check_source(pg, src, group_src)
-    return pg.backend.recv_new(source, check_tag(tag), to_seconds(timeout))
+    operation: Operation[Any]
+    if tensor is None:
+        operation = RecvNew(source, check_tag(tag))
+    else:
+        operation = Recv(tensor, source, check_tag(tag))
+    return pg.start(operation, timeout)
 
 
 class P2POp:

@@ -7,10 +7,10 @@ from typing import Any
 
 from aiodist.api.collectives import Timeout
 from aiodist.deadline import to_seconds
-from aiodist.groups.backend import Tensor
 from aiodist.groups.checks import check_rank, fill_list
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.handle import Group
+from aiodist.groups.operation import Broadcast, BroadcastObject, Tensor
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
 from aiodist.tensors import buffer_of, decode_meta, empty_like_message, encode_meta, is_tensor
@@ -53,10 +53,10 @@ async def sync_state(
         plan[0] = _describe(state_dict, tensors)
     fill = partial(fill_list, plan)
     name, pickle = "broadcast_object_list", pg.world.allow_pickle
-    await pg.backend.broadcast_object(name, plan, fill, root, pickle, seconds)
+    await pg.start(BroadcastObject(name, plan, fill, root, pickle), seconds)
     if pg.own_rank != root:
         state_dict = _rebuild(plan[0], state_dict, tensors)
-    works = [pg.backend.broadcast(tensor, root, seconds) for tensor in tensors]
+    works = [pg.start(Broadcast(tensor, root), seconds) for tensor in tensors]
     await _all(works)
     return state_dict
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-from aiodist.groups.backend import Tensor
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.messaging import MessagePlan
+from aiodist.groups.operation import Tensor
 from aiodist.observe.recorder import CompletedRecord
 from aiodist.p2p.shm_sender import RING_BYTES
 from aiodist.tensors import Buffer, encode_meta
@@ -38,11 +38,6 @@ class MessagePlans:
         """Send it to group rank ``dst`` now, if an equal message was sent before; else return None."""
         found = self.find("send", tensor, dst, tag)
         return None if found is None else self._group.send_at_once(*found)
-
-    def recv(self, tensor: Tensor, src: int, tag: int) -> CompletedRecord | None:
-        """Receive it from ``src`` now, or return None. The caller waits for nothing else."""
-        found = self.find("recv", tensor, src, tag)
-        return None if found is None else self._group.recv_at_once(*found, blocks=True)
 
     def keep(self, what: str, buffer: Buffer, other: int, tag: int) -> None:
         """Cache the plan of messages like this one."""

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
-from aiodist.backends.buffers import (
-    are_staged,
-    check_dtype,
-    check_kept,
-    check_own,
-    check_times,
-    digest_of_counts,
-    to_read,
-    to_write,
-)
+from aiodist.backends.algorithm_choice import AlgorithmChoice
 from aiodist.backends.calls import (
     AllGather,
     AllReduce,
     AllToAll,
+    Barrier,
     Broadcast,
+    Call,
     Gather,
+    Operations,
     Reduce,
     ReduceScatter,
     Scatter,
@@ -33,397 +29,283 @@ from aiodist.backends.gradual_copy import (
     write_back_gradually,
 )
 from aiodist.backends.native_messages import NativeMessages
-from aiodist.backends.sizes import split_bytes
+from aiodist.backends.native_objects import NativeObjects, Start
+from aiodist.backends.object_streams import Stream
+from aiodist.backends.opening import are_staged, cut, open_buffer
+from aiodist.backends.plan_cache import Plan, PlanCache, views_of
+from aiodist.backends.sends import Sends
 from aiodist.collectives.channel import Channel
-from aiodist.collectives.views import BlocksView, DataView
-from aiodist.groups.backend import Tensor
-from aiodist.groups.fingerprint import Fingerprint
+from aiodist.collectives.rule_tables import Tables
+from aiodist.completion import T
+from aiodist.groups.backend import CollectiveBackend
+from aiodist.groups.group_engine import GroupEngine
+from aiodist.groups.operation import Opened, Operation, Tensor
 from aiodist.groups.work import Work
-from aiodist.tensors import (
-    Buffer,
-    Reduction,
-    buffer_of,
-    scratch,
-)
+from aiodist.observe.recorder import CompletedRecord
+from aiodist.tensors import Buffer, DType, Reduction, reduction, scratch
 from aiodist.types import ReduceOp
 
+Body = Callable[[Any, Opened[Buffer], Any, Channel], Coroutine[Any, Any, None]]
+"""Carries a collective out: the operation, its memory, its reduction, and a channel."""
 
-class NativeBackend(NativeMessages):
+
+class NativeBackend(CollectiveBackend):
     """Operations on CPU tensors and arrays; non-contiguous ones travel through a staged copy."""
 
     name = "aiodist"
 
-    # -- one to all, all to one
-
-    def broadcast(self, tensor: Tensor, root: int, timeout: float | None) -> Work[None]:
-        if ended := self._plans.run_cached("broadcast", tensor, root, timeout):
-            return self._group.over(ended)
-        is_root = self._group.own_rank == root
-        buffer = buffer_of(tensor, "tensor", writable=not is_root, load=False)
-        small = self._plans.broadcast(buffer, root)
-        if not buffer.is_staged and (
-            work := self._plans.at_once(small, DataView(buffer.view), timeout, buffer)
-        ):
-            return work
-
-        async def body(channel: Channel) -> None:
-            if buffer.staging is not None:
-                await through_host(
-                    self._group,
-                    buffer,
-                    lambda part: self._run(channel, Broadcast(root, part)),
-                    load=is_root,
-                    store=not is_root,
-                )
-                return
-            if is_root:
-                await load_gradually(self._group, buffer)
-            await self._run(channel, Broadcast(root, buffer.view))
-            if not is_root:
-                await write_back_gradually(self._group, buffer)
-
-        if buffer.staging is not None:
-            return in_parts(self._group, small.fingerprint, buffer, body, timeout, self._shares)
-        return self._group.collective(small.fingerprint, body, timeout, shares=self._shares)
-
-    def reduce(self, tensor: Tensor, root: int, op: ReduceOp, timeout: float | None) -> Work[None]:
-        if ended := self._plans.run_cached("reduce", tensor, (root, id(op.kind)), timeout):
-            return self._group.over(ended)
-        is_root = self._group.own_rank == root
-        buffer = buffer_of(tensor, "tensor", writable=is_root, load=False)
-        small = self._plans.reduce(buffer, op, root)
-        if not buffer.is_staged and (
-            work := self._plans.at_once(small, DataView(buffer.view), timeout, buffer)
-        ):
-            return work
-        reduce = small.reduce
-
-        async def body(channel: Channel) -> None:
-            await load_gradually(self._group, buffer)
-            data = buffer.view
-            if reduce.needs_prepare:
-                if not is_root:  # only the root's tensor changes
-                    data = scratch(buffer.nbytes)
-                    await copy_gradually(self._group, data, buffer.view)
-                await gradually(self._group, reduce.prepare, data, reduce.itemsize)
-            await self._run(channel, Reduce(root, data, reduce))
-            if is_root:
-                if reduce.needs_finish:
-                    await gradually(self._group, reduce.finish, data, reduce.itemsize)
-                await write_back_gradually(self._group, buffer)
-
-        return self._group.collective(small.fingerprint, body, timeout, shares=self._shares)
-
-    def gather(
-        self, tensor: Tensor, outputs: Sequence[Tensor] | None, root: int, timeout: float | None
-    ) -> Work[None]:
-        buffer = buffer_of(tensor, "tensor", writable=False, load=False)
-        places = to_write(outputs or (), "gather_list", buffer)
-
-        async def body(channel: Channel) -> None:
-            await load_gradually(self._group, buffer)
-            blocks = [place.view for place in places]
-            await self._run(channel, Gather(root, buffer.view, blocks or None))
-            await write_back_gradually(self._group, *places)
-
-        if places:
-            check_own(places[self._group.own_rank], buffer, "gather_list")
-        return self._group.collective(
-            Fingerprint("gather", buffer.dtype, root=root, shape=buffer.shape),
-            body,
-            timeout,
-            shares=self._shares,
-        )
-
-    def scatter(
-        self, output: Tensor, inputs: Sequence[Tensor] | None, root: int, timeout: float | None
-    ) -> Work[None]:
-        buffer = buffer_of(output, "tensor", writable=True, load=False)
-        sources = to_read(inputs or (), "scatter_list", buffer)
-
-        async def body(channel: Channel) -> None:
-            await load_gradually(self._group, *sources)
-            blocks = [source.view for source in sources]
-            await self._run(channel, Scatter(root, blocks or None, buffer.view))
-            await write_back_gradually(self._group, buffer)
-
-        if sources:
-            check_own(sources[self._group.own_rank], buffer, "scatter_list")
-        return self._group.collective(
-            Fingerprint("scatter", buffer.dtype, root=root, shape=buffer.shape),
-            body,
-            timeout,
-            shares=self._shares,
-        )
-
-    # -- all to all ranks
-
-    def all_reduce(self, tensor: Tensor, op: ReduceOp, timeout: float | None) -> Work[None]:
-        if ended := self._plans.run_cached("all_reduce", tensor, id(op.kind), timeout):
-            return self._group.over(ended)
-        buffer = buffer_of(tensor, "tensor", writable=True, load=False)
-        small = self._plans.all_reduce(buffer, op)
-        fingerprint, reduce = small.fingerprint, small.reduce
-        if not buffer.is_staged:
-            return self._plans.at_once(
-                small, DataView(buffer.view), timeout, buffer
-            ) or self._all_reduce(fingerprint, buffer.view, reduce, None, None, timeout)
-
-        if buffer.staging is not None:
-
-            async def parts(channel: Channel) -> None:
-                await through_host(
-                    self._group,
-                    buffer,
-                    lambda part: self._reduce_part(channel, part, reduce),
-                    load=True,
-                    store=True,
-                )
-
-            return in_parts(self._group, fingerprint, buffer, parts, timeout, self._shares)
-
-        async def stage() -> None:
-            await load_gradually(self._group, buffer)
-
-        async def hand_over() -> None:
-            await write_back_gradually(self._group, buffer)
-
-        return self._all_reduce(fingerprint, buffer.view, reduce, stage, hand_over, timeout)
-
-    def all_reduce_coalesced(
-        self, tensors: Sequence[Tensor], op: ReduceOp, timeout: float | None
-    ) -> Work[None]:
-        buffers = to_write(tensors, "tensors")
-        digest = digest_of_counts(buffers)
-        fingerprint = Fingerprint("all_reduce_coalesced", buffers[0].dtype, op, count=digest)
-        data = scratch(sum(buffer.nbytes for buffer in buffers))
-
-        async def stage() -> None:
-            await self._pack(buffers, data)
-
-        async def hand_over() -> None:
-            await self._unpack(data, buffers)
-
-        reduce = self._reduction(op, buffers[0].dtype)
-        return self._all_reduce(fingerprint, data, reduce, stage, hand_over, timeout)
-
-    def _all_reduce(
+    def __init__(
         self,
-        fingerprint: Fingerprint,
-        data: memoryview,
-        reduce: Reduction,
-        stage: Callable[[], Awaitable[None]] | None,
-        hand_over: Callable[[], Awaitable[None]] | None,
-        timeout: float | None,
-    ) -> Work[None]:
-        """``stage()`` fills ``data`` with this rank's input, where it is not there yet.
+        group: GroupEngine,
+        run: Operations | None = None,
+        tables: Tables | None = None,
+        change: Callable[[Reduction, ReduceOp, DType], Reduction] | None = None,
+    ) -> None:
+        """``run``: moves the tensors' bytes in collectives; None for the engine's own algorithms.
 
-        ``hand_over()`` brings the reduced ``data`` to where the caller looks for it.
+        ``tables``: the rules by which it chooses, equal on all ranks; None for the world's.
+        ``change``: returns what ``run`` gets in place of a reduction; None: the reduction itself.
         """
+        tables = tables or group.world.tables
+        self._group = group
+        self._as_its_loop = group.world.as_its_loop
+        self._run = run or AlgorithmChoice(tables)
+        self._shares = run is None
+        self._change = change
+        self._plans = PlanCache(group, self._shares, tables.shared, self._reduction)
+        sends = Sends(group)
+        self._messages = NativeMessages(group, sends)
+        self._objects = NativeObjects(group, self._run, sends)
+        self._bodies: Mapping[str, Body] = {
+            "barrier": self._barrier,
+            "broadcast": self._broadcast,
+            "reduce": self._reduce,
+            "gather": self._gather,
+            "scatter": self._scatter,
+            "all_reduce": self._all_reduce,
+            "all_reduce_coalesced": self._all_reduce_coalesced,
+            "all_gather": self._all_gather,
+            "all_gather_coalesced": self._all_gather_coalesced,
+            "reduce_scatter": self._reduce_scatter,
+            "all_to_all": self._all_to_all,
+        }
+        self._others: Mapping[str, Start] = {**self._messages.starts, **self._objects.starts}
 
-        async def body(channel: Channel) -> None:
-            if stage is not None:
-                await stage()
-            await self._reduce_part(channel, data, reduce)
-            if hand_over is not None:
-                await hand_over()
+    def start(
+        self, operation: Operation[T], timeout: float | None = None
+    ) -> CompletedRecord | Work[T]:
+        """Start a collective by its plan: at once in shared memory, or else with a body."""
+        started: Any
+        if (other := self._others.get(operation.kind)) is not None:
+            started = other(operation, timeout)
+            return started  # type: ignore[no-any-return]  # of the operation's own type
+        key = plan = views = None
+        try:
+            key = operation.key()
+            plan = self._plans.get(key)
+            if plan is not None:
+                views = plan.views(operation)
+        except (AttributeError, TypeError, RuntimeError):
+            pass  # not a tensor, or one without shape or storage: opening it says so
+        if views is not None:
+            assert plan is not None
+            started = self._group.carry_out(plan.direct, views, timeout, operation)
+            if started is not None:
+                return started  # type: ignore[no-any-return]
+        started = self._as_its_loop(self._begin, operation, key, plan, views is not None, timeout)
+        return started  # type: ignore[no-any-return]
 
-        return self._group.collective(fingerprint, body, timeout, shares=self._shares)
+    def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:
+        open_buffer(tensor, "tensor", writable=writable)
 
-    async def _reduce_part(self, channel: Channel, data: memoryview, reduce: Reduction) -> None:
+    def open_stream(
+        self, peer: int, tag: int, window: int, max_bytes: int, allow_pickle: bool
+    ) -> Stream:
+        return self._objects.open_stream(peer, tag, window, max_bytes, allow_pickle)
+
+    def close(self) -> None:
+        self._plans.forget()
+        self._messages.forget()
+
+    def _reduction(self, op: ReduceOp, dtype: DType) -> Reduction:
+        """Return ``op`` on elements of ``dtype`` over the group's ranks, for `Operations` to run."""
+        ours = reduction(op, dtype, self._group.n_ranks)
+        return ours if self._change is None else self._change(ours, op, dtype)
+
+    # -- collectives
+
+    def _begin(
+        self,
+        operation: Any,
+        key: Hashable,
+        plan: Plan | None,
+        was_tried: bool,
+        timeout: float | None,
+    ) -> Any:
+        """Start a collective on tensors that are opened and checked.
+
+        ``was_tried``: it could not complete at once.
+        """
+        group = self._group
+        opened = operation.open(open_buffer, group)
+        plan = plan or self._plans.make(key, operation, opened)
+        first = next(iter((*opened.inputs, *opened.outputs)), None)
+        if (
+            plan.direct is not None
+            and not was_tried
+            and not are_staged(*opened.inputs, *opened.outputs)
+        ):
+            done = group.carry_out(plan.direct, views_of(opened), timeout, opened)
+            if done is not None:
+                return done
+        body = partial(self._bodies[operation.kind], operation, opened, plan.reduce)
+        if (
+            first is not None
+            and first.staging is not None
+            and operation.kind in ("broadcast", "all_reduce")
+        ):
+            return in_parts(group, plan.fingerprint, first, body, timeout, self._shares)
+        return group.collective(plan.fingerprint, body, timeout, shares=self._shares)
+
+    async def _barrier(
+        self, operation: Any, opened: Opened[Buffer], reduce: None, channel: Channel
+    ) -> None:
+        await self._run(channel, Barrier())
+
+    async def _broadcast(
+        self, operation: Any, opened: Opened[Buffer], reduce: None, channel: Channel
+    ) -> None:
+        (buffer,) = (*opened.inputs, *opened.outputs)
+
+        async def run(data: memoryview) -> None:
+            await self._run(channel, Broadcast(operation.root, data))
+
+        await self._through(buffer, run, load=bool(opened.inputs), store=bool(opened.outputs))
+
+    async def _reduce(
+        self, operation: Any, opened: Opened[Buffer], reduce: Reduction, channel: Channel
+    ) -> None:
+        (buffer,), is_root = opened.inputs, bool(opened.outputs)
+        await load_gradually(self._group, buffer)
+        data = buffer.view
+        if reduce.needs_prepare:
+            if not is_root:  # only the root's tensor changes
+                data = scratch(buffer.nbytes)
+                await copy_gradually(self._group, data, buffer.view)
+            await gradually(self._group, reduce.prepare, data, reduce.itemsize)
+        await self._run(channel, Reduce(operation.root, data, reduce))
+        if is_root:
+            if reduce.needs_finish:
+                await gradually(self._group, reduce.finish, data, reduce.itemsize)
+            await write_back_gradually(self._group, buffer)
+
+    async def _gather(
+        self, operation: Any, opened: Opened[Buffer], reduce: None, channel: Channel
+    ) -> None:
+        (buffer,), places = opened.inputs, [place.view for place in opened.outputs]
+        call = Gather(operation.root, buffer.view, places or None)
+        await self._on_buffers(opened, channel, call)
+
+    async def _scatter(
+        self, operation: Any, opened: Opened[Buffer], reduce: None, channel: Channel
+    ) -> None:
+        (buffer,), sources = opened.outputs, [source.view for source in opened.inputs]
+        call = Scatter(operation.root, sources or None, buffer.view)
+        await self._on_buffers(opened, channel, call)
+
+    async def _all_reduce(
+        self, operation: Any, opened: Opened[Buffer], reduce: Reduction, channel: Channel
+    ) -> None:
+        (buffer,) = opened.inputs
+
+        async def run(data: memoryview) -> None:
+            await self._reduce_all(channel, data, reduce)
+
+        await self._through(buffer, run, load=True, store=True)
+
+    async def _all_reduce_coalesced(
+        self, operation: Any, opened: Opened[Buffer], reduce: Reduction, channel: Channel
+    ) -> None:
+        data = scratch(sum(buffer.nbytes for buffer in opened.inputs))
+        await self._pack(opened.inputs, data)
+        await self._reduce_all(channel, data, reduce)
+        await self._unpack(data, opened.outputs)
+
+    async def _reduce_all(self, channel: Channel, data: memoryview, reduce: Reduction) -> None:
         if reduce.needs_prepare:
             await gradually(self._group, reduce.prepare, data, reduce.itemsize)
         await self._run(channel, AllReduce(data, reduce))
         if reduce.needs_finish:
             await gradually(self._group, reduce.finish, data, reduce.itemsize)
 
-    def all_gather(
-        self, outputs: Sequence[Tensor], tensor: Tensor, timeout: float | None
-    ) -> Work[None]:
-        buffer = buffer_of(tensor, "tensor", writable=False, load=False)
-        places = to_write(outputs, "tensor_list", buffer)
-        check_own(places[self._group.own_rank], buffer, "tensor_list")
-        counts = [place.count for place in places]
-        return self._all_gather(buffer, places, [p.view for p in places], counts, timeout)
+    async def _all_gather(
+        self, operation: Any, opened: Opened[Buffer], reduce: None, channel: Channel
+    ) -> None:
+        (buffer,), blocks = opened.inputs, cut(opened.outputs, opened.into)
+        await load_gradually(self._group, buffer)
+        await copy_gradually(self._group, blocks[self._group.own_rank], buffer.view)
+        await self._run(channel, AllGather(blocks))
+        await write_back_gradually(self._group, *opened.outputs)
 
-    def all_gather_coalesced(
-        self, outputs: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], timeout: float | None
-    ) -> Work[None]:
-        buffers = to_read(tensors, "input_tensor_list")
-        places = [
-            to_write(row, f"output_tensor_lists[{number}]", buffers[0])
-            for number, row in enumerate(outputs)
-        ]
-        rank = self._group.own_rank
-        for place, buffer in zip(places[rank], buffers, strict=True):
-            check_own(place, buffer, f"output_tensor_lists[{rank}]")
+    async def _all_gather_coalesced(
+        self, operation: Any, opened: Opened[Buffer], reduce: None, channel: Channel
+    ) -> None:
+        blocks = [scratch(length) for length in opened.into]
+        await self._pack(opened.inputs, blocks[self._group.own_rank])
+        await self._run(channel, AllGather(blocks))
+        n = len(opened.inputs)
+        for rank, block in enumerate(blocks):
+            await self._unpack(block, opened.outputs[rank * n : (rank + 1) * n])
 
-        async def body(channel: Channel) -> None:
-            blocks = [scratch(sum(place.nbytes for place in row)) for row in places]
-            await self._pack(buffers, blocks[rank])
-            await self._run(channel, AllGather(blocks))
-            for block, row in zip(blocks, places, strict=True):
-                await self._unpack(block, row)
+    async def _reduce_scatter(
+        self, operation: Any, opened: Opened[Buffer], reduce: Reduction, channel: Channel
+    ) -> None:
+        (place,), sources = opened.outputs, cut(opened.inputs, opened.out_of)
+        await load_gradually(self._group, *opened.inputs)
+        if reduce.needs_prepare:  # inputs stay as they are
+            blocks, sources = sources, [scratch(length) for length in opened.out_of]
+            for copy, block in zip(sources, blocks, strict=True):
+                await copy_gradually(self._group, copy, block)
+                await gradually(self._group, reduce.prepare, copy, reduce.itemsize)
+        await self._run(channel, ReduceScatter(sources, place.view, reduce))
+        if reduce.needs_finish:
+            await gradually(self._group, reduce.finish, place.view, reduce.itemsize)
+        await write_back_gradually(self._group, place)
 
-        digest = digest_of_counts([place for row in places for place in row])
-        fingerprint = Fingerprint("all_gather_coalesced", buffers[0].dtype, count=digest)
-        return self._group.collective(fingerprint, body, timeout, shares=self._shares)
+    async def _all_to_all(
+        self, operation: Any, opened: Opened[Buffer], reduce: None, channel: Channel
+    ) -> None:
+        call = AllToAll(cut(opened.inputs, opened.out_of), cut(opened.outputs, opened.into))
+        await self._on_buffers(opened, channel, call)
 
-    def all_gather_into(self, output: Tensor, tensor: Tensor, timeout: float | None) -> Work[None]:
-        if ended := self._plans.run_cached_between("all_gather", output, tensor, None, timeout):
-            return self._group.over(ended)
-        buffer = buffer_of(tensor, "input_tensor", writable=False, load=False)
-        place = buffer_of(output, "output_tensor", writable=True, load=False)
-        check_times(place, "output_tensor", buffer, "input_tensor", self._group.n_ranks)
-        blocks = self._blocks(place, buffer.nbytes)
-        counts = [buffer.count] * len(blocks)
-        self._plans.keep_pair(self._plans.all_gather(buffer, counts), place, buffer, (True, False))
-        return self._all_gather(buffer, [place], blocks, counts, timeout)
+    # -- memory
 
-    def _all_gather(
+    async def _on_buffers(self, opened: Opened[Buffer], channel: Channel, call: Call) -> None:
+        """Run ``call``, which reads the inputs and writes the outputs."""
+        await load_gradually(self._group, *opened.inputs)
+        await self._run(channel, call)
+        await write_back_gradually(self._group, *opened.outputs)
+
+    async def _through(
         self,
         buffer: Buffer,
-        places: Sequence[Buffer],
-        blocks: Sequence[memoryview],
-        counts: Sequence[int],
-        timeout: float | None,
-    ) -> Work[None]:
-        """``blocks`` are the ranks' parts of ``places``, ``counts`` their elements."""
-        small = self._plans.all_gather(buffer, counts)
-        if not are_staged(buffer, *places) and (
-            work := self._plans.at_once(
-                small, (DataView(buffer.view), BlocksView(blocks)), timeout, buffer, *places
-            )
-        ):
-            return work
+        run: Callable[[memoryview], Awaitable[None]],
+        *,
+        load: bool,
+        store: bool,
+    ) -> None:
+        """Call ``run`` with all bytes of ``buffer``, or part by part where they are on a device.
 
-        async def body(channel: Channel) -> None:
-            await load_gradually(self._group, buffer)
-            await copy_gradually(self._group, blocks[self._group.own_rank], buffer.view)
-            await self._run(channel, AllGather(blocks))
-            await write_back_gradually(self._group, *places)
-
-        return self._group.collective(small.fingerprint, body, timeout, shares=self._shares)
-
-    def reduce_scatter(
-        self, output: Tensor, inputs: Sequence[Tensor], op: ReduceOp, timeout: float | None
-    ) -> Work[None]:
-        place = buffer_of(output, "output", writable=True, load=False)
-        sources = to_read(inputs, "input_list", place)
-        check_own(sources[self._group.own_rank], place, "input_list")
-        return self._reduce_scatter(place, sources, [s.view for s in sources], op, timeout)
-
-    def reduce_scatter_from(
-        self, output: Tensor, tensor: Tensor, op: ReduceOp, timeout: float | None
-    ) -> Work[None]:
-        variant = id(op.kind)
-        if ended := self._plans.run_cached_between(
-            "reduce_scatter", output, tensor, variant, timeout
-        ):
-            return self._group.over(ended)
-        place = buffer_of(output, "output", writable=True, load=False)
-        source = buffer_of(tensor, "input", writable=False, load=False)
-        check_times(source, "input", place, "output", self._group.n_ranks)
-        blocks = self._blocks(source, place.nbytes)
-        small = self._plans.reduce_scatter(place, [place.count] * len(blocks), op)
-        self._plans.keep_pair(small, place, source, (False, True), variant)
-        return self._reduce_scatter(place, [source], blocks, op, timeout)
-
-    def _reduce_scatter(
-        self,
-        place: Buffer,
-        inputs: Sequence[Buffer],
-        blocks: Sequence[memoryview],
-        op: ReduceOp,
-        timeout: float | None,
-    ) -> Work[None]:
-        counts = [len(block) // place.dtype.itemsize for block in blocks]
-        small = self._plans.reduce_scatter(place, counts, op)
-        if not are_staged(place, *inputs) and (
-            work := self._plans.at_once(
-                small, (BlocksView(blocks), DataView(place.view)), timeout, place, *inputs
-            )
-        ):
-            return work
-        reduce = small.reduce
-
-        async def body(channel: Channel) -> None:
-            await load_gradually(self._group, *inputs)
-            sources = blocks
-            if reduce.needs_prepare:  # inputs stay as they are
-                sources = [scratch(len(block)) for block in blocks]
-                for copy, block in zip(sources, blocks, strict=True):
-                    await copy_gradually(self._group, copy, block)
-                    await gradually(self._group, reduce.prepare, copy, reduce.itemsize)
-            await self._run(channel, ReduceScatter(sources, place.view, reduce))
-            if reduce.needs_finish:
-                await gradually(self._group, reduce.finish, place.view, reduce.itemsize)
-            await write_back_gradually(self._group, place)
-
-        return self._group.collective(small.fingerprint, body, timeout, shares=self._shares)
-
-    def all_to_all(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], timeout: float | None
-    ) -> Work[None]:
-        first = buffer_of(inputs[0], "input_tensor_list[0]", writable=False, load=False)
-        sources = to_read(inputs, "input_tensor_list", first)
-        places = to_write(outputs, "output_tensor_list", first)
-        rank = self._group.own_rank
-        check_own(places[rank], sources[rank], "output_tensor_list")
-
-        views = [source.view for source in sources], [place.view for place in places]
-        return self._all_to_all(sources, places, *views, None, timeout)
-
-    def all_to_all_single(
-        self,
-        output: Tensor,
-        tensor: Tensor,
-        output_splits: Sequence[int] | None,
-        input_splits: Sequence[int] | None,
-        timeout: float | None,
-    ) -> Work[None]:
-        is_even = output_splits is None and input_splits is None
-        if is_even and (ended := self._plans.run_cached_between("all_to_all", output, tensor)):
-            return self._group.over(ended)
-        source = buffer_of(tensor, "input", writable=False, load=False)
-        place = buffer_of(output, "output", writable=True, load=False)
-        check_dtype(place, "output", source)
-        size, rank = self._group.n_ranks, self._group.own_rank
-        inputs = split_bytes(source, "input", input_splits, size)
-        outputs = split_bytes(place, "output", output_splits, size)
-        check_kept(rank, len(inputs[rank]), len(outputs[rank]))
-        if is_even:
-            small = self._plans.all_to_all(source.dtype, source.shape, inputs)
-            self._plans.keep_pair(small, place, source, (True, True))
-        return self._all_to_all([source], [place], inputs, outputs, source.shape, timeout)
-
-    def _all_to_all(
-        self,
-        sources: Sequence[Buffer],
-        places: Sequence[Buffer],
-        inputs: Sequence[memoryview],
-        outputs: Sequence[memoryview],
-        shape: tuple[int, ...] | None,
-        timeout: float | None,
-    ) -> Work[None]:
-        """``inputs`` and ``outputs`` are the ranks' parts of the sources and of the places.
-
-        ``shape``: of the source, where there is one.
+        ``load``, ``store``: whether ``run`` needs the owner's values, and whether it changes them.
         """
-        small = self._plans.all_to_all(sources[0].dtype, shape, inputs)
-        if not are_staged(*sources, *places) and (
-            work := self._plans.at_once(
-                small, (BlocksView(inputs), BlocksView(outputs)), timeout, *sources, *places
-            )
-        ):
-            return work
-
-        async def body(channel: Channel) -> None:
-            await load_gradually(self._group, *sources)
-            await self._run(channel, AllToAll(inputs, outputs))
-            await write_back_gradually(self._group, *places)
-
-        return self._group.collective(small.fingerprint, body, timeout, shares=self._shares)
+        if buffer.staging is not None:
+            await through_host(self._group, buffer, run, load=load, store=store)
+            return
+        if load:
+            await load_gradually(self._group, buffer)
+        await run(buffer.view)
+        if store:
+            await write_back_gradually(self._group, buffer)
 
     async def _pack(self, buffers: Sequence[Buffer], data: memoryview) -> None:
         """Fill ``data`` with the buffers' bytes, one after the other."""
@@ -439,6 +321,3 @@ class NativeBackend(NativeMessages):
             await copy_gradually(self._group, buffer.view, data[start : start + buffer.nbytes])
             await write_back_gradually(self._group, buffer)
             start += buffer.nbytes
-
-    def _blocks(self, buffer: Buffer, nbytes: int) -> list[memoryview]:
-        return [buffer.view[i * nbytes : (i + 1) * nbytes] for i in range(self._group.n_ranks)]

@@ -3,50 +3,52 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from aiodist.backends.announcements import decline, is_announcement
-from aiodist.backends.calls import Operations
 from aiodist.backends.gradual_copy import write_back_gradually
-from aiodist.backends.native_objects import NativeObjects
-from aiodist.collectives.rule_tables import Tables
+from aiodist.backends.message_plans import MessagePlans
+from aiodist.backends.native_objects import Start
+from aiodist.backends.opening import open_buffer
+from aiodist.backends.sends import Sends
 from aiodist.errors import InvalidUsageError, ProtocolError
-from aiodist.groups.backend import Received, Tensor
 from aiodist.groups.contexts import MessageContext
 from aiodist.groups.group_engine import GroupEngine
+from aiodist.groups.message import Received, Recv, RecvNew, Send
+from aiodist.groups.operation import Tensor
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import CompletedRecord
-from aiodist.p2p.matching import ANY_SOURCE, Recv
-from aiodist.tensors import Buffer, buffer_of, decode_meta, empty_like_message, encode_meta
+from aiodist.p2p.matching import ANY_SOURCE
+from aiodist.p2p.matching import Recv as Posted
+from aiodist.tensors import Buffer, decode_meta, empty_like_message, encode_meta
 from aiodist.wire.frames import TENSOR, Key
 
 
-class NativeMessages(NativeObjects):
+class NativeMessages:
     """Sends, and receives into a tensor or into a new one that the message describes."""
 
-    def __init__(
-        self, group: GroupEngine, run: Operations | None = None, tables: Tables | None = None
-    ) -> None:
-        """Arguments as of `NativeObjects`."""
-        super().__init__(group, run, tables)
-        # Bound directly to spare a call: a small operation does nothing else.
-        self.run_cached = self._plans.run_cached  # type: ignore[method-assign]
-        self.run_cached_between = self._plans.run_cached_between  # type: ignore[method-assign]
-        self.run_cached_without_tensor = self._plans.run_cached_without_tensor  # type: ignore[method-assign]
+    def __init__(self, group: GroupEngine, sends: Sends) -> None:
+        """``sends``: those of the group."""
+        self._group = group
+        self._as_its_loop = group.world.as_its_loop
+        self._sends = sends
+        self._plans = MessagePlans(group)
+        self.forget = self._plans.forget
+        self.starts: Mapping[str, Start] = {
+            Send.kind: self._send,
+            Recv.kind: self._recv,
+            RecvNew.kind: self._recv_new,
+        }
+        """By the kind of the operation."""
 
-    def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:
-        buffer_of(tensor, "tensor", writable=writable, load=False)
+    def _send(self, operation: Send, timeout: float | None) -> CompletedRecord | Work[None]:
+        tensor, dst, tag = operation.tensor, operation.dst, operation.tag
+        ended = self._plans.send(tensor, dst, tag) if self._sends.is_idle else None
+        return ended or self._as_its_loop(self._send_new, tensor, dst, tag, timeout)
 
-    def send_cached(self, tensor: Tensor, dst: int, tag: int) -> CompletedRecord | None:
-        return self._message_plans.send(tensor, dst, tag) if self._sends.is_idle else None
-
-    def recv_cached(self, tensor: Tensor, src: int, tag: int) -> CompletedRecord | None:
-        return self._message_plans.recv(tensor, src, tag)
-
-    def send(self, tensor: Tensor, dst: int, tag: int, timeout: float | None) -> Work[None]:
-        if ended := self.send_cached(tensor, dst, tag):
-            return self._group.over(ended)
-        buffer = buffer_of(tensor, "tensor", writable=False, load=False)
-        self._message_plans.keep("send", buffer, dst, tag)
+    def _send_new(self, tensor: Tensor, dst: int, tag: int, timeout: float | None) -> Work[None]:
+        buffer = open_buffer(tensor, "tensor", writable=False)
+        self._plans.keep("send", buffer, dst, tag)
         is_there = None
         if buffer.staging is not None:
             is_there = buffer.staging.load(0, buffer.count)
@@ -54,20 +56,26 @@ class NativeMessages(NativeObjects):
             load_now(buffer)
         return self._sends.send(buffer.view, encode_meta(buffer), dst, tag, timeout, is_there)
 
-    def recv(self, tensor: Tensor, src: int | None, tag: int, timeout: float | None) -> Work[int]:
-        group = self._group
-        if src is not None and (planned := self._message_plans.find("recv", tensor, src, tag)):
+    def _recv(self, operation: Recv, timeout: float | None) -> Work[int]:
+        tensor, src, tag = operation.tensor, operation.src, operation.tag
+        group, planned = self._group, None
+        if src is not None and (planned := self._plans.find("recv", tensor, src, tag)):
             plan, data = planned
-            if ended := group.recv_at_once(plan, data, blocks=False):
+            if ended := group.recv_at_once(plan, data, operation.blocks):
                 return group.came(ended, plan.peer, plan.peer)
-            recv = Recv(plan.key, plan.peer, data, plan.meta, self._check, owner=tensor)
-            return group.recv_planned(plan, recv, timeout)
-        buffer = buffer_of(tensor, "tensor", writable=True, load=False)
-        if src is not None:
-            self._message_plans.keep("recv", buffer, src, tag)
+            recv = Posted(plan.key, plan.peer, data, plan.meta, self._check, owner=tensor)
+            return self._as_its_loop(group.recv_planned, plan, recv, timeout)
+        return self._as_its_loop(self._recv_into, tensor, src, tag, timeout)
 
-        def make(key: Key, source: int) -> Recv:
-            return Recv(key, source, buffer.view, encode_meta(buffer), self._check)
+    def _recv_into(
+        self, tensor: Tensor, src: int | None, tag: int, timeout: float | None
+    ) -> Work[int]:
+        group, buffer = self._group, open_buffer(tensor, "tensor", writable=True)
+        if src is not None:
+            self._plans.keep("recv", buffer, src, tag)
+
+        def make(key: Key, source: int) -> Posted:
+            return Posted(key, source, buffer.view, encode_meta(buffer), self._check)
 
         def finish(source: int) -> int:
             buffer.write_back()
@@ -88,7 +96,7 @@ class NativeMessages(NativeObjects):
         facts = (encode_meta(buffer), buffer.nbytes)
         return group.carried("recv", src, tag, body, timeout, facts)
 
-    def _check(self, recv: Recv, src: int, meta: bytes, length: int) -> BaseException | None:
+    def _check(self, recv: Posted, src: int, meta: bytes, length: int) -> BaseException | None:
         """Compare a message with the tensor of its receive, as `p2p.matching.Check`."""
         if is_announcement(meta):
             return decline(self._group, src, meta)
@@ -100,7 +108,7 @@ class NativeMessages(NativeObjects):
             f"{own_dtype.name}{list(own_shape)}; the message is dropped"
         )
 
-    def recv_new(self, src: int | None, tag: int, timeout: float | None) -> Work[Received]:
+    def _recv_new(self, operation: RecvNew, timeout: float | None) -> Work[Received]:
         made: list[Buffer] = []
 
         def allocate(meta: bytes, length: int) -> memoryview:
@@ -108,10 +116,10 @@ class NativeMessages(NativeObjects):
             made[:] = [empty_like_message(kind, dtype, shape)]
             return made[0].view
 
-        def make(key: Key, source: int) -> Recv:
-            return Recv(key, source, None, b"", check, allocate)
+        def make(key: Key, source: int) -> Posted:
+            return Posted(key, source, None, b"", check, allocate)
 
-        def check(recv: Recv, src: int, meta: bytes, length: int) -> BaseException | None:
+        def check(recv: Posted, src: int, meta: bytes, length: int) -> BaseException | None:
             if is_announcement(meta):
                 return decline(self._group, src, meta)
             _, dtype, shape = decode_meta(meta)
@@ -122,7 +130,9 @@ class NativeMessages(NativeObjects):
         def finish(source: int) -> Received:
             return Received(made[0].owner, source)
 
-        return self._group.recv(make, finish, src, tag, timeout)
+        return self._as_its_loop(
+            self._group.recv, make, finish, operation.src, operation.tag, timeout
+        )
 
 
 def load_now(buffer: Buffer) -> None:

@@ -2,128 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from aiodist.backends.algorithm_choice import AlgorithmChoice
-from aiodist.backends.calls import Barrier, Broadcast, Operations
+from aiodist.backends.calls import Broadcast, Operations
 from aiodist.backends.gradual_copy import copy_gradually, load_gradually, run_gradually
-from aiodist.backends.message_plans import MessagePlans
 from aiodist.backends.object_messages import ObjectMessages, Packing
 from aiodist.backends.object_streams import Stream, Streams
-from aiodist.backends.plan_cache import PlanCache
+from aiodist.backends.opening import open_buffer
 from aiodist.backends.sends import Sends
 from aiodist.collectives.all_gather_ring import all_gather_new, all_gather_ring
 from aiodist.collectives.barrier_dissemination import barrier_dissemination
 from aiodist.collectives.broadcast_binomial import broadcast_new
 from aiodist.collectives.channel import Channel
 from aiodist.collectives.gather_linear import gather_new
-from aiodist.collectives.rule_tables import Tables
 from aiodist.collectives.scatter_linear import scatter_new
 from aiodist.completion import T
-from aiodist.groups.backend import CollectiveBackend, Tensor
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.group_engine import GroupEngine
-from aiodist.groups.work import Work
-from aiodist.tensors import (
-    DType,
-    Reduction,
-    buffer_of,
-    decode_meta,
-    empty_like_message,
-    encode_meta,
-    reduction,
-    scratch,
+from aiodist.groups.message import RecvObject, SendObject
+from aiodist.groups.operation import (
+    Agree,
+    AllGatherNew,
+    AllGatherObject,
+    BroadcastNew,
+    BroadcastObject,
+    GatherObject,
+    Opened,
+    ScatterObject,
+    Tensor,
 )
+from aiodist.groups.work import Work
+from aiodist.tensors import Buffer, decode_meta, empty_like_message, encode_meta, scratch
 from aiodist.tensors.codec import TensorExtension
-from aiodist.types import ReduceOp
 from aiodist.wire.frames import OBJECT
 from aiodist.wire.objects import Envelope, ObjectCodec, Packed, read_envelope
 from aiodist.wire.registered_types import current_types
 
+Start = Callable[[Any, float | None], Any]
+"""Start an operation of one kind, with a timeout in seconds: what `CollectiveBackend.start` returns."""
 
-class NativeObjects(CollectiveBackend):
-    """The operations on objects, and those without data."""
+ObjectCollective = BroadcastObject[Any] | AllGatherObject | GatherObject | ScatterObject
 
-    def __init__(
-        self, group: GroupEngine, run: Operations | None = None, tables: Tables | None = None
-    ) -> None:
-        """``run``: moves the tensors' bytes in collectives; None for the engine's own algorithms.
+_NO_TENSORS: Opened[Buffer] = Opened((), ())
 
-        ``tables``: the rules by which it chooses, equal on all ranks; None for the world's.
-        """
-        tables = tables or group.world.tables
+
+class NativeObjects:
+    """The operations on objects, agreements, and tensors of which only their senders know the shape."""
+
+    def __init__(self, group: GroupEngine, run: Operations, sends: Sends) -> None:
+        """``run``: moves the tensors' bytes in collectives. ``sends``: those of the group."""
         self._group = group
-        self._run = run or AlgorithmChoice(tables)
-        self._shares = run is None
-        self._plans = PlanCache(group, self._shares, tables.shared, self._reduction)
+        self._run = run
         self._codec = ObjectCodec([TensorExtension()], current_types())
-        self._sends = Sends(group)
-        self._objects = ObjectMessages(group, self._sends, self._codec)
-        self._streams = Streams(group, self._objects, self._codec)
-        self._message_plans = MessagePlans(group)
-
-    def _reduction(self, op: ReduceOp, dtype: DType) -> Reduction:
-        """``op`` on elements of ``dtype`` over the group's ranks, for `Operations` to run."""
-        return reduction(op, dtype, self._group.n_ranks)
-
-    def close(self) -> None:
-        self._plans.forget()
-        self._message_plans.forget()
-
-    # -- nothing
-
-    def barrier(self, timeout: float | None) -> Work[None]:
-        call = self._plans.barrier
-        return self._plans.at_once(call, None, timeout) or self._group.collective(
-            call.fingerprint,
-            lambda channel: self._run(channel, Barrier()),
-            timeout,
-            shares=self._shares,
-        )
-
-    def agree(self, operation: str, digest: int, timeout: float | None) -> Work[None]:
-        # Always aiodist's own algorithm: its messages carry the digest, and compare it.
-        fingerprint = Fingerprint(operation, count=digest)
-        return self._group.collective(fingerprint, barrier_dissemination, timeout)
-
-    # -- point to point
-
-    def send_object(
-        self, obj: Any, dst: int, tag: int, pickle: bool, timeout: float | None
-    ) -> Work[None]:
-        return self._objects.send(obj, dst, tag, OBJECT, pickle, timeout)
-
-    def recv_object(
-        self,
-        finish: Callable[[Any, int], T],
-        src: int | None,
-        tag: int,
-        pickle: bool,
-        timeout: float | None,
-    ) -> Work[T]:
-        return self._objects.recv(finish, src, tag, OBJECT, pickle, timeout)
+        self._messages = ObjectMessages(group, sends, self._codec)
+        self._streams = Streams(group, self._messages, self._codec)
+        self.starts: Mapping[str, Start] = {
+            Agree.kind: self._agree,
+            BroadcastNew.kind: self._broadcast_new,
+            AllGatherNew.kind: self._all_gather_new,
+            BroadcastObject.kind: self._broadcast_object,
+            AllGatherObject.kind: self._all_gather_object,
+            GatherObject.kind: self._gather_object,
+            ScatterObject.kind: self._scatter_object,
+            SendObject.kind: self._send_object,
+            RecvObject.kind: self._recv_object,
+        }
+        """By the kind of the operation."""
 
     def open_stream(
         self, peer: int, tag: int, window: int, max_bytes: int, allow_pickle: bool
     ) -> Stream:
+        """As `CollectiveBackend.open_stream`."""
         return self._streams.open(peer, tag, window, max_bytes, allow_pickle)
+
+    def _agree(self, operation: Agree, timeout: float | None) -> Work[None]:
+        # Always aiodist's own algorithm: its messages carry the digest, and compare it.
+        fingerprint = operation.fingerprint(_NO_TENSORS)
+        return self._group.collective(fingerprint, barrier_dissemination, timeout)
+
+    # -- point to point
+
+    def _send_object(self, operation: SendObject, timeout: float | None) -> Work[None]:
+        dst, tag = operation.dst, operation.tag
+        return self._messages.send(operation.obj, dst, tag, OBJECT, operation.pickle, timeout)
+
+    def _recv_object(self, operation: RecvObject[T], timeout: float | None) -> Work[T]:
+        src, tag = operation.src, operation.tag
+        return self._messages.recv(operation.finish, src, tag, OBJECT, operation.pickle, timeout)
 
     # -- collectives
 
-    def broadcast_object(
-        self,
-        name: str,
-        obj: Any,
-        finish: Callable[[Any], T],
-        root: int,
-        pickle: bool,
-        timeout: float | None,
-    ) -> Work[T]:
-        is_root = self._group.own_rank == root
-        fingerprint = Fingerprint(name, root=root)
-        packings = self._packings([obj] if is_root else [], pickle, fingerprint, timeout)
+    def _broadcast_object(self, operation: BroadcastObject[T], timeout: float | None) -> Work[T]:
+        obj, finish, root = operation.obj, operation.finish, operation.root
+        given = [obj] if self._group.own_rank == root else []
+        fingerprint, packings = self._packings(operation, given, timeout)
 
         async def body(channel: Channel) -> T:
             if packings:
@@ -133,15 +107,12 @@ class NativeObjects(CollectiveBackend):
                 return finish(obj)
             envelope = read_envelope(await broadcast_new(channel, root, None))
             parts = [await broadcast_new(channel, root, None) for _ in envelope.part_sizes]
-            return finish(await self._load(envelope, parts, pickle))
+            return finish(await self._load(envelope, parts, operation.pickle))
 
         return self._group.collective(fingerprint, body, timeout)
 
-    def all_gather_object(
-        self, objects: list[Any], obj: Any, pickle: bool, timeout: float | None
-    ) -> Work[None]:
-        fingerprint = Fingerprint("all_gather_object")
-        (packing,) = self._packings([obj], pickle, fingerprint, timeout)
+    def _all_gather_object(self, operation: AllGatherObject, timeout: float | None) -> Work[None]:
+        fingerprint, (packing,) = self._packings(operation, [operation.obj], timeout)
 
         async def body(channel: Channel) -> None:
             packed = await packing.rest(self._group)
@@ -154,15 +125,13 @@ class NativeObjects(CollectiveBackend):
                     if number < len(envelopes[rank].part_sizes):
                         parts[rank].append(part)
             parts[channel.rank] = await self._own(packed)
-            objects[:] = await self._load_all(envelopes, parts, pickle)
+            operation.objects[:] = await self._load_all(envelopes, parts, operation.pickle)
 
         return self._group.collective(fingerprint, body, timeout)
 
-    def gather_object(
-        self, obj: Any, objects: list[Any] | None, root: int, pickle: bool, timeout: float | None
-    ) -> Work[None]:
-        fingerprint = Fingerprint("gather_object", root=root)
-        (packing,) = self._packings([obj], pickle, fingerprint, timeout)
+    def _gather_object(self, operation: GatherObject, timeout: float | None) -> Work[None]:
+        objects, root = operation.objects, operation.root
+        fingerprint, (packing,) = self._packings(operation, [operation.obj], timeout)
 
         async def body(channel: Channel) -> None:
             packed = await packing.rest(self._group)
@@ -178,20 +147,13 @@ class NativeObjects(CollectiveBackend):
             ]
             parts = [[await part for part in row] for row in coming]
             parts[root] = await self._own(packed)
-            objects[:] = await self._load_all(envelopes, parts, pickle)
+            objects[:] = await self._load_all(envelopes, parts, operation.pickle)
 
         return self._group.collective(fingerprint, body, timeout)
 
-    def scatter_object(
-        self,
-        output: list[Any],
-        inputs: Sequence[Any] | None,
-        root: int,
-        pickle: bool,
-        timeout: float | None,
-    ) -> Work[None]:
-        fingerprint = Fingerprint("scatter_object_list", root=root)
-        packings = self._packings(inputs or (), pickle, fingerprint, timeout)
+    def _scatter_object(self, operation: ScatterObject, timeout: float | None) -> Work[None]:
+        inputs, root = operation.given, operation.root
+        fingerprint, packings = self._packings(operation, inputs or (), timeout)
 
         async def body(channel: Channel) -> None:
             if inputs is None:
@@ -211,18 +173,15 @@ class NativeObjects(CollectiveBackend):
                 parts = await self._own(own)
                 for sent in sends:
                     await sent
-            output[0] = await self._load(envelope, parts, pickle)
+            operation.objects[0] = await self._load(envelope, parts, operation.pickle)
 
         return self._group.collective(fingerprint, body, timeout)
 
     # -- tensors of which only their senders know the shape
 
-    def broadcast_new(
-        self, tensor: Tensor | None, root: int, timeout: float | None
-    ) -> Work[Tensor]:
-        buffer = None
-        if self._group.own_rank == root:
-            buffer = buffer_of(tensor, "tensor", writable=False, load=False)
+    def _broadcast_new(self, operation: BroadcastNew, timeout: float | None) -> Work[Tensor]:
+        root, opened = operation.root, operation.open(open_buffer, self._group)
+        buffer = opened.inputs[0] if opened.inputs else None
 
         async def body(channel: Channel) -> Tensor:
             meta = memoryview(encode_meta(buffer)) if buffer is not None else None
@@ -235,10 +194,11 @@ class NativeObjects(CollectiveBackend):
             await self._run(channel, Broadcast(root, made.view))
             return made.owner
 
-        return self._group.collective(Fingerprint("broadcast_new", root=root), body, timeout)
+        return self._group.collective(operation.fingerprint(opened), body, timeout)
 
-    def all_gather_new(self, tensor: Tensor, timeout: float | None) -> Work[list[Tensor]]:
-        buffer = buffer_of(tensor, "tensor", writable=False, load=False)
+    def _all_gather_new(self, operation: AllGatherNew, timeout: float | None) -> Work[list[Tensor]]:
+        opened = operation.open(open_buffer, self._group)
+        (buffer,) = opened.inputs
 
         async def body(channel: Channel) -> list[Tensor]:
             described = await all_gather_new(channel, memoryview(encode_meta(buffer)))
@@ -248,23 +208,21 @@ class NativeObjects(CollectiveBackend):
             await all_gather_ring(channel, [each.view for each in made])
             return [each.owner for each in made]
 
-        return self._group.collective(Fingerprint("all_gather_new"), body, timeout)
+        return self._group.collective(operation.fingerprint(opened), body, timeout)
 
     # -- bytes
 
     def _packings(
-        self,
-        objects: Sequence[Any],
-        pickle: bool,
-        fingerprint: Fingerprint,
-        timeout: float | None,
-    ) -> list[Packing]:
-        """Begin to pack ``objects``. If one is refused, the collective fails on all ranks.
+        self, operation: ObjectCollective, objects: Sequence[Any], timeout: float | None
+    ) -> tuple[Fingerprint, list[Packing]]:
+        """Begin to pack ``objects``. Return the fingerprint and what packs each of them.
 
-        Otherwise the other ranks would wait for this one until their timeout. Raises the refusal.
+        If one is refused, the collective fails on all ranks, which would wait for this one until
+        their timeout. Raises the refusal.
         """
+        fingerprint, pickle = operation.fingerprint(_NO_TENSORS), operation.pickle
         try:
-            return [Packing(self._codec, each, pickle) for each in objects]
+            return fingerprint, [Packing(self._codec, each, pickle) for each in objects]
         except Exception as error:
             failed = self._group.collective(fingerprint, partial(_refuse, error), timeout)
             failed.exception()  # it is raised here

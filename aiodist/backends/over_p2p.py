@@ -25,10 +25,8 @@ class OverP2P:
         mesh: Messenger = self._group.endpoint
         return mesh
 
-    def at_once(self, *args: Any) -> None:
-        """Not by this way."""
-
-    carry_out = at_once
+    def carry_out(self, *args: Any) -> None:
+        """Return None: no operation completes at once by this way."""
 
     def collective(self, *args: Any, **options: Any) -> Any:
         return self._group.collective(*args, **options, messenger=self.messenger)

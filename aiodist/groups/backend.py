@@ -1,36 +1,15 @@
-"""What a backend offers a group: every operation, on arguments that are checked already."""
+"""What a backend offers a group."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from aiodist.completion import T
 from aiodist.deadline import Deadline
+from aiodist.groups.operation import Operation, Tensor
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import CompletedRecord
-from aiodist.types import ReduceOp
-
-Tensor = Any
-"""torch.Tensor or numpy.ndarray; neither is imported here."""
-
-
-class Received(NamedTuple):
-    """A message that was received without a buffer."""
-
-    tensor: Tensor
-    """With the sender's kind (torch or numpy), dtype and shape."""
-    source: int
-    """The sender's global rank."""
-
-
-class ReceivedObject(NamedTuple):
-    """An object that was received."""
-
-    obj: Any
-    source: int
-    """The sender's global rank."""
 
 
 class ObjectStream(ABC):
@@ -88,13 +67,7 @@ class ObjectStream(ABC):
 
 
 class CollectiveBackend(ABC):
-    """Runs the operations of one group. Ranks are the group's own numbers.
-
-    List lengths, ranks and tags have been checked; what depends on the tensors themselves
-    (device, dtype, memory, sizes) each backend checks, raising TypeError or InvalidUsageError
-    before anything is sent. Every call starts its operation and returns at once. ``timeout`` in
-    seconds, the group's own where None.
-    """
+    """Starts the operations of one group."""
 
     name: str
 
@@ -103,40 +76,6 @@ class CollectiveBackend(ABC):
 
     why_fixed = ""
     """Why the group's ranks can neither become fewer nor others (`shrink`, `grow`); "" where they can."""
-
-    def run_cached(
-        self, operation: str, tensor: Tensor, variant: Hashable, timeout: float | None = None
-    ) -> CompletedRecord | Work[None] | None:
-        """Carry out now a collective of one tensor like one before, if all it needs is at hand.
-
-        ``variant``: the root, and the kind of reduction by its `id`. Unlike all else here it may be
-        called by a thread that drives the engine while the loop stands still. A `Work`: it has begun,
-        and has to wait. None: not so.
-        """
-        return None
-
-    def run_cached_between(
-        self,
-        operation: str,
-        target: Tensor,
-        source: Tensor,
-        variant: Hashable = None,
-        timeout: float | None = None,
-    ) -> CompletedRecord | Work[None] | None:
-        """As `run_cached`, for an operation that writes one tensor and reads another."""
-        return None
-
-    def run_cached_without_tensor(self) -> CompletedRecord | Work[None] | None:
-        """As `run_cached`, for a barrier."""
-        return None
-
-    def send_cached(self, tensor: Tensor, dst: int, tag: int) -> CompletedRecord | None:
-        """As `run_cached`, for a message to ``dst`` like one before."""
-        return None
-
-    def recv_cached(self, tensor: Tensor, src: int, tag: int) -> CompletedRecord | None:
-        """As `run_cached`, for a message from ``src``, which is looked for for a moment."""
-        return None
 
     async def ready(self, deadline: Deadline) -> None:  # noqa: B027  # most have nothing to open
         """Return when the backend can serve; ``init_process_group`` awaits it on the group's loop.
@@ -153,156 +92,24 @@ class CollectiveBackend(ABC):
         """
 
     @abstractmethod
+    def start(
+        self, operation: Operation[T], timeout: float | None = None
+    ) -> CompletedRecord | Work[T]:
+        """Start ``operation`` and return its `Work`, or its record if it completed without a result.
+
+        ``timeout`` in seconds, the group's own where None. Raises TypeError or InvalidUsageError for
+        tensors that `Operation.open` or the backend refuses, before anything is sent.
+
+        A thread that drives the loop while the loop stands still may call this, and no loop runs
+        there. So all that needs a running loop goes through `RankWorld.as_its_loop`.
+        """
+
+    @abstractmethod
     def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:
-        """Raise what `send` (or, where ``writable``, `recv`) would for this tensor."""
-
-    @abstractmethod
-    def send(self, tensor: Tensor, dst: int, tag: int, timeout: float | None) -> Work[None]: ...
-
-    @abstractmethod
-    def recv(
-        self, tensor: Tensor, src: int | None, tag: int, timeout: float | None
-    ) -> Work[int]: ...
-
-    @abstractmethod
-    def recv_new(self, src: int | None, tag: int, timeout: float | None) -> Work[Received]: ...
-
-    @abstractmethod
-    def send_object(
-        self, obj: Any, dst: int, tag: int, pickle: bool, timeout: float | None
-    ) -> Work[None]: ...
-
-    @abstractmethod
-    def recv_object(
-        self,
-        finish: Callable[[Any, int], T],
-        src: int | None,
-        tag: int,
-        pickle: bool,
-        timeout: float | None,
-    ) -> Work[T]:
-        """Receive an object; the result is what ``finish(object, global source)`` returns."""
-
-    @abstractmethod
-    def broadcast_new(
-        self, tensor: Tensor | None, root: int, timeout: float | None
-    ) -> Work[Tensor]:
-        """As `broadcast`, into a new tensor that the root's describes; the root gets its own."""
-
-    @abstractmethod
-    def all_gather_new(self, tensor: Tensor, timeout: float | None) -> Work[list[Tensor]]:
-        """As `all_gather`, into new tensors; each rank's may have a shape of its own."""
+        """Raise what a send of this tensor would raise, or, where ``writable``, a receive."""
 
     @abstractmethod
     def open_stream(
         self, peer: int, tag: int, window: int, max_bytes: int, allow_pickle: bool
     ) -> ObjectStream:
         """Open a stream with rank ``peer``; the arguments are those of `aiodist.open_stream`."""
-
-    @abstractmethod
-    def barrier(self, timeout: float | None) -> Work[None]: ...
-
-    @abstractmethod
-    def agree(self, operation: str, digest: int, timeout: float | None) -> Work[None]:
-        """Start a barrier that fails on all ranks unless all pass the same ``digest`` (63 bits)."""
-
-    @abstractmethod
-    def broadcast(self, tensor: Tensor, root: int, timeout: float | None) -> Work[None]: ...
-
-    @abstractmethod
-    def all_reduce(self, tensor: Tensor, op: ReduceOp, timeout: float | None) -> Work[None]: ...
-
-    @abstractmethod
-    def all_reduce_coalesced(
-        self, tensors: Sequence[Tensor], op: ReduceOp, timeout: float | None
-    ) -> Work[None]: ...
-
-    @abstractmethod
-    def reduce(
-        self, tensor: Tensor, root: int, op: ReduceOp, timeout: float | None
-    ) -> Work[None]: ...
-
-    @abstractmethod
-    def all_gather(
-        self, outputs: Sequence[Tensor], tensor: Tensor, timeout: float | None
-    ) -> Work[None]: ...
-
-    @abstractmethod
-    def all_gather_coalesced(
-        self, outputs: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], timeout: float | None
-    ) -> Work[None]: ...
-
-    @abstractmethod
-    def all_gather_into(
-        self, output: Tensor, tensor: Tensor, timeout: float | None
-    ) -> Work[None]: ...
-
-    @abstractmethod
-    def gather(
-        self, tensor: Tensor, outputs: Sequence[Tensor] | None, root: int, timeout: float | None
-    ) -> Work[None]: ...
-
-    @abstractmethod
-    def scatter(
-        self, output: Tensor, inputs: Sequence[Tensor] | None, root: int, timeout: float | None
-    ) -> Work[None]: ...
-
-    @abstractmethod
-    def reduce_scatter(
-        self, output: Tensor, inputs: Sequence[Tensor], op: ReduceOp, timeout: float | None
-    ) -> Work[None]: ...
-
-    @abstractmethod
-    def reduce_scatter_from(
-        self, output: Tensor, tensor: Tensor, op: ReduceOp, timeout: float | None
-    ) -> Work[None]: ...
-
-    @abstractmethod
-    def all_to_all(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], timeout: float | None
-    ) -> Work[None]: ...
-
-    @abstractmethod
-    def all_to_all_single(
-        self,
-        output: Tensor,
-        tensor: Tensor,
-        output_splits: Sequence[int] | None,
-        input_splits: Sequence[int] | None,
-        timeout: float | None,
-    ) -> Work[None]: ...
-
-    @abstractmethod
-    def broadcast_object(
-        self,
-        name: str,
-        obj: Any,
-        finish: Callable[[Any], T],
-        root: int,
-        pickle: bool,
-        timeout: float | None,
-    ) -> Work[T]:
-        """Send ``obj`` of ``root`` to all; the result is what ``finish(object)`` returns, on each.
-
-        ``name``: that of the operation, on which the ranks have to agree.
-        """
-
-    @abstractmethod
-    def all_gather_object(
-        self, objects: list[Any], obj: Any, pickle: bool, timeout: float | None
-    ) -> Work[None]: ...
-
-    @abstractmethod
-    def gather_object(
-        self, obj: Any, objects: list[Any] | None, root: int, pickle: bool, timeout: float | None
-    ) -> Work[None]: ...
-
-    @abstractmethod
-    def scatter_object(
-        self,
-        output: list[Any],
-        inputs: Sequence[Any] | None,
-        root: int,
-        pickle: bool,
-        timeout: float | None,
-    ) -> Work[None]: ...

@@ -3,10 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.group_engine import GroupEngine
+from aiodist.groups.group_facts import GroupFacts
+
+
+class Members(Protocol):
+    """The ranks of a group."""
+
+    @property
+    def own_rank(self) -> int:
+        """This process's number in the group."""
+        ...
+
+    @property
+    def n_ranks(self) -> int: ...
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The global ranks of the members."""
+        ...
+
+
+class NumberedGroup(Members, GroupFacts, Protocol):
+    """A group that knows the numbers of its members."""
+
+    def group_rank(self, global_rank: int) -> int:
+        """Return the group's number of ``global_rank``. Raises InvalidUsageError for a rank outside."""
+        ...
 
 
 def fill_list(objects: list[Any], arrived: Any) -> None:
@@ -24,8 +49,33 @@ def fill_list(objects: list[Any], arrived: Any) -> None:
     objects[:] = arrived
 
 
+def fill_list_from(objects: list[Any], arrived: Any, source: int) -> int:
+    """Do as `fill_list`, for a message from ``source``, and return that."""
+    fill_list(objects, arrived)
+    return source
+
+
+def arrived(obj: Any) -> Any:
+    """Return an object as it arrived."""
+    return obj
+
+
+def pickles(group: GroupFacts, allow_pickle: bool | None) -> bool:
+    """Return ``allow_pickle``; where None, what ``init_process_group`` was told."""
+    return group.world.allow_pickle if allow_pickle is None else allow_pickle
+
+
+def check_mutable(objects: Any, name: str) -> list[Any]:
+    """Return a list that is filled in place."""
+    if not isinstance(objects, list):
+        raise TypeError(
+            f"{name} must be a list (it is filled in place), not {type(objects).__name__}"
+        )
+    return objects
+
+
 def check_rank(
-    group: GroupEngine,
+    group: NumberedGroup,
     global_rank: int | None,
     group_rank: int | None,
     name: str,
@@ -64,7 +114,7 @@ def check_rank(
     return group.group_rank(global_rank)
 
 
-def check_other(group: GroupEngine, rank: int, name: str) -> int:
+def check_other(group: NumberedGroup, rank: int, name: str) -> int:
     """Raise InvalidUsageError for a message to this rank itself."""
     if rank == group.own_rank:
         raise InvalidUsageError(
@@ -73,7 +123,7 @@ def check_other(group: GroupEngine, rank: int, name: str) -> int:
     return rank
 
 
-def check_source(group: GroupEngine, src: int | None, group_src: int | None) -> int | None:
+def check_source(group: NumberedGroup, src: int | None, group_src: int | None) -> int | None:
     """Return the group rank that ``src`` or ``group_src`` means, None (any rank) where neither is given."""
     if src is None and group_src is None:
         return None
@@ -108,7 +158,7 @@ def check_list(items: Any, name: str, size: int | None = None, each: str = "rank
     return items if isinstance(items, list) else list(items)
 
 
-def check_root_list(items: Any, name: str, group: GroupEngine, root: int) -> list[Any] | None:
+def check_root_list(items: Any, name: str, group: Members, root: int) -> list[Any] | None:
     """Return the list that only the root passes: required there, refused elsewhere unless empty."""
     if group.own_rank == root:
         if items is None:

@@ -10,44 +10,33 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator, Sequence
+from datetime import timedelta
 from functools import partial
 from time import monotonic_ns
-from typing import Any, cast
+from typing import Any
 
 from aiodist.completion import T
+from aiodist.deadline import to_seconds
 from aiodist.errors import GroupClosedError
-from aiodist.groups.backend import CollectiveBackend
 from aiodist.groups.never_awaited import call_site
+from aiodist.groups.operation import Operation
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import GroupLabel, Record
 
-
-def deferred(
-    backend: CollectiveBackend, loop: asyncio.AbstractEventLoop, group: GroupLabel
-) -> CollectiveBackend:
-    """Return a stand-in for ``backend`` that starts operations later, in ``loop``; checks pass through."""
-    return cast(CollectiveBackend, _DeferredBackend(backend, loop, group))
+Start = Callable[[Operation[Any], float | timedelta | None], Work[Any]]
 
 
-class _DeferredBackend:
-    """Makes a `DeferredWork` of each operation."""
+def starting_in(loop: asyncio.AbstractEventLoop, group: GroupLabel, start: Start) -> Start:
+    """Return a function that returns a `Work` at once and calls ``start`` for it later, in ``loop``.
 
-    def __init__(
-        self, backend: CollectiveBackend, loop: asyncio.AbstractEventLoop, group: GroupLabel
-    ) -> None:
-        self._backend = backend
-        self._loop = loop
-        self._group = group
+    ``start``: `GroupEngine.start` of ``group``. Its errors come with the `Work`.
+    """
 
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._backend, name)
-        starts = name in CollectiveBackend.__abstractmethods__ and name != "check_tensor"
-        return partial(self._defer, name, method) if starts else method
+    def start_later(operation: Operation[T], timeout: float | timedelta | None = None) -> Work[T]:
+        begin = partial(start, operation, to_seconds(timeout))
+        return DeferredWork(loop, group, operation.kind, begin)
 
-    def _defer(
-        self, name: str, method: Callable[..., Work[T]], *args: Any, **kwargs: Any
-    ) -> Work[T]:
-        return DeferredWork(self._loop, self._group, name, partial(method, *args, **kwargs))
+    return start_later
 
 
 class DeferredWork(Work[T]):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from datetime import timedelta
 from functools import partial
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from aiodist.collectives.exchange import Exchange
 from aiodist.completion import Pending, T
+from aiodist.deadline import to_seconds
 from aiodist.errors import CollectiveMismatchError, DistError, GroupRevokedError, PeerLostError
 from aiodist.groups.collective_gate import through_gate
 from aiodist.groups.completed_operations import REMEMBERED, CompletedOperations
@@ -21,6 +23,7 @@ from aiodist.groups.group_agreements import GroupAgreements
 from aiodist.groups.group_lifecycle import NO_SETTINGS, WHOLE_GROUP, Settings
 from aiodist.groups.messaging import Messaging
 from aiodist.groups.messenger import Messenger
+from aiodist.groups.operation import Operation
 from aiodist.groups.shm_collective import ShmCollective
 from aiodist.groups.shm_words import STEP_BITS
 from aiodist.groups.work import Work
@@ -94,6 +97,19 @@ class GroupEngine(Messaging):
 
     # -- operations
 
+    def start(self, operation: Operation[T], timeout: float | timedelta | None = None) -> Work[T]:
+        """Start ``operation``. Every API starts it by this, or by the backend's `start` itself.
+
+        ``timeout``: a timedelta or seconds; the group's where None. Raises ValueError or TypeError
+        for an invalid one, and what `CollectiveBackend.start` raises.
+        """
+        if timeout is not None:
+            timeout = to_seconds(timeout)
+        done = self.backend.start(operation, timeout)
+        if isinstance(done, tuple):  # its first `await` may yield to the loop
+            return CompletedWork(self._loop, done, self._spin_policy.turn_is_due(done[-1]))
+        return done
+
     def collective(
         self,
         fingerprint: Fingerprint,
@@ -139,13 +155,6 @@ class GroupEngine(Messaging):
             run = body(context) if gate is None else through_gate(gate, context, body)
             work._start_body(run, self.timeout if timeout is None else timeout)
         return work
-
-    def at_once(
-        self, plan: ShmPlan[T], given: T, timeout: float | None = None, owner: object = None
-    ) -> Work[None] | None:
-        """Return the handle of what `carry_out` has carried out, or begun; else None."""
-        done = self.carry_out(plan, given, timeout, owner)
-        return None if done is None else self.over(done)
 
     def carry_out(
         self, plan: ShmPlan[T], given: T, timeout: float | None = None, owner: object = None
@@ -211,18 +220,16 @@ class GroupEngine(Messaging):
             work._fail(self._error.again())
         return work
 
-    def over(self, done: CompletedRecord | Work[None]) -> Work[None]:
-        """Return the handle of what was carried out. Its first ``await`` may yield to the loop."""
-        if not isinstance(done, tuple):
-            return done
-        return CompletedWork(self.world.loop, done, self._turn_is_due(done))
+    def _turn_is_due(self, ended: CompletedRecord) -> bool:
+        return self._spin_policy.turn_is_due(ended[-1])
+
+    def over(self, ended: CompletedRecord) -> Work[Any]:
+        """Return the handle of what has completed. Its first ``await`` may yield to the loop."""
+        return CompletedWork(self.world.loop, ended, self._turn_is_due(ended))
 
     def came(self, ended: CompletedRecord, peer: int, value: T) -> Work[T]:
         """As `over`, of a message from global rank ``peer`` that results in ``value``."""
         return CompletedRecv(self.world.loop, ended, self._turn_is_due(ended), peer, value)
-
-    def _turn_is_due(self, ended: CompletedRecord) -> bool:
-        return self.world.endpoint.spin_policy.turn_is_due(ended[-1])
 
     # -- the end of operations
 

@@ -68,6 +68,11 @@ class RankWorld(Protocol):
     def loop(self) -> asyncio.AbstractEventLoop: ...
 
     @property
+    def its_loop(self) -> asyncio.AbstractEventLoop | None:
+        """As ``loop``, and None before the world has one."""
+        ...
+
+    @property
     def endpoint(self) -> Endpoint: ...
 
     @property

@@ -64,7 +64,9 @@ class Messaging(GroupLifecycle):
         self._left: set[int] = set()  # members that said goodbye
         self._messenger: Messenger | None = None
         self._gate: CollectiveGate | None = None
-        self._spin = BoundedSpin(world.endpoint.spin_policy)
+        self._loop = world.loop
+        self._spin_policy = world.endpoint.spin_policy
+        self._spin = BoundedSpin(self._spin_policy)
         self.status_queries = StatusQueries(world.loop, world.endpoint, self.id)
 
     @property

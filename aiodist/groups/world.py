@@ -21,7 +21,7 @@ from aiodist.errors import (
     PeerLostError,
 )
 from aiodist.groups.activity import describe_activity, describe_present
-from aiodist.groups.deferred import deferred
+from aiodist.groups.deferred import starting_in
 from aiodist.groups.diagnostics import explained
 from aiodist.groups.group_agreements import GONE
 from aiodist.groups.group_engine import GroupEngine, NonGroupMember
@@ -64,7 +64,7 @@ class World:
         self.tables = OURS  # what algorithms are chosen by: that file's rows, before our own
         self.recorder = Recorder()
         self.observer: Observer | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.its_loop: asyncio.AbstractEventLoop | None = None  # which its operations belong to
         self._endpoint: Endpoint | None = None
         self._groups: dict[int, GroupEngine] = {}
         self._closed: set[int] = set()
@@ -93,7 +93,7 @@ class World:
         self.rank = rank
         self.size = size
         self.store = store
-        self._loop = asyncio.get_running_loop()
+        self.its_loop = asyncio.get_running_loop()
         close_in_children(self)
 
     def choose_by(self, table: bytes) -> None:
@@ -143,7 +143,7 @@ class World:
 
         This rank sent no goodbye: to the other ranks it has died.
         """
-        if self._loop is None or not self._loop.is_closed():
+        if self.its_loop is None or not self.its_loop.is_closed():
             return False
         if self._endpoint is not None:
             self._endpoint.abandon()
@@ -161,9 +161,9 @@ class World:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
+        if self.its_loop is None:
             raise self._not_there()
-        return self._loop
+        return self.its_loop
 
     @property
     def endpoint(self) -> Endpoint:
@@ -264,24 +264,28 @@ class World:
     def group(self, group: Group | None) -> GroupEngine:
         """As `find`, to start operations of the backend; also refuses a rank outside the group.
 
-        Outside the world's event loop the operations start later, in the loop: see `deferred`.
+        Outside the world's event loop the operations start later, in the loop: see `groups.deferred`.
         """
-        if group is None and self.default is not None and self._loop is _running_loop():
+        if group is None and self.default is not None and self.its_loop is _running_loop():
             return self.default
-        chosen = self._member(group)
+        return self.reached(self._member(group))
+
+    def reached(self, chosen: GroupEngine) -> GroupEngine:
+        """Return ``chosen``, or outside the world's event loop a stand-in that starts operations there."""
         # Without a loop ``chosen`` is closed, and says so itself.
-        if self._loop is None or self._loop is _running_loop():
+        if self.its_loop is None or self.its_loop is _running_loop():
             return chosen
-        if self._loop.is_closed():
+        if self.its_loop.is_closed():
             self.check_loop()
         stand_in = copy(chosen)
-        stand_in.backend = deferred(chosen.backend, self._loop, chosen.label)
+        start = starting_in(self.its_loop, chosen.label, chosen.start)
+        stand_in.start = start  # type: ignore[assignment,method-assign]
         return stand_in
 
     def group_here(self, group: Group | None) -> GroupEngine:
         """As `find`, for what starts now: refuses a rank outside the group, and a foreign loop."""
         chosen = self._member(group)
-        if self._loop is not None:
+        if self.its_loop is not None:
             self.check_loop()
         return chosen
 
@@ -293,19 +297,15 @@ class World:
             )
         return chosen
 
-    def default_on(self, loop: asyncio.AbstractEventLoop) -> GroupEngine | None:
-        """Return the default group, if its operations belong to ``loop``."""
-        return self.default if self._loop is loop else None
-
     def as_its_loop(self, function: Callable[..., T], *args: Any) -> T:
         """Call ``function(*args)`` where the world's loop counts as running; what it returns.
 
         A thread that drives the engine while the loop stands still does not say so for each of the
         operations that are over at once, which hardly ever need it.
         """
-        if self._loop is None or _running_loop() is not None:
+        if self.its_loop is None or _running_loop() is not None:
             return function(*args)
-        asyncio._set_running_loop(self._loop)
+        asyncio._set_running_loop(self.its_loop)
         try:
             return function(*args)
         finally:
@@ -317,12 +317,12 @@ class World:
             running = asyncio.get_running_loop()
         except RuntimeError:
             running = None
-        if self._loop is not None and self._loop.is_closed():
+        if self.its_loop is not None and self.its_loop.is_closed():
             raise InvalidUsageError(
                 "the event loop that init_process_group ran in has ended: call it, the operations "
                 "and destroy_process_group within one asyncio.run(); init_process_group starts anew"
             )
-        if running is not self._loop:
+        if running is not self.its_loop:
             where = "outside any event loop" if running is None else "in another event loop"
             raise InvalidUsageError(
                 f"called {where}: this process group belongs to the loop that init_process_group ran "

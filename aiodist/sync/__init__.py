@@ -53,7 +53,7 @@ from aiodist.errors import (
     ProtocolError,
     StoreTimeoutError,
 )
-from aiodist.groups.backend import Received, ReceivedObject
+from aiodist.groups.message import Received, ReceivedObject
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import Operation
 from aiodist.sync.coalescing import _coalescing_manager as _coalescing_manager

@@ -1,21 +1,20 @@
-"""Start an operation of the async API for the blocking one: the one place that knows ``async_op``."""
+"""Start an operation for the blocking API: the one place that knows ``async_op``."""
 
 from __future__ import annotations
 
+import asyncio
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
-from aiodist.api.cached_calls import CachedCall
-from aiodist.api.collectives import Timeout, gather
-from aiodist.api.p2p import irecv, isend
-from aiodist.groups.group_engine import NonGroupMember
+from aiodist.api.collectives import Timeout
+from aiodist.groups.group_engine import GroupEngine, NonGroupMember
 from aiodist.groups.handle import Group
-from aiodist.groups.shm_collective import caller_overlaps
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
-from aiodist.sync.coalescing import coalescing
-from aiodist.sync.portal import portal
+from aiodist.sync.coalescing import coalescing, overlapped
+from aiodist.sync.portal import blocking_in_cell, portal
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,63 +22,48 @@ Done = Work[None] | None
 """A Work where ``async_op``, else None."""
 
 
-def start(
+def member_of(group: Group | None, name: str) -> GroupEngine | None:
+    """Return the engine of ``group``, of the default group where None.
+
+    As in torch, a call of ``name`` on a rank outside ``group`` does nothing but warn: then this
+    returns None. Raises what `World.find` raises.
+    """
+    world = current_world()
+    if group is None and world.default is not None:
+        return world.default
+    if world.default is None and asyncio._get_running_loop() is not None:
+        with blocking_in_cell(name):
+            return member_of(group, name)
+    found = world.find(group)
+    if isinstance(found, NonGroupMember):
+        warnings.warn(
+            f"running {name} on global rank {world.rank}, which does not belong to the given group",
+            stacklevel=3,
+        )
+        return None
+    return found
+
+
+def call(
     async_op: bool,
     function: Callable[..., Any],
     args: tuple[Any, ...],
     group: Group | None,
     timeout: Timeout,
-    run_cached: CachedCall | None = None,
     **kwargs: Any,
 ) -> Any:
     """Call ``function`` of the async API and return its `Work`, or its result unless ``async_op``.
 
-    ``args``: the arguments before ``group``; ``kwargs``: those after it. ``run_cached``: the
-    function of the same name in `api.cached_calls`, if it exists.
-
-    As in torch, a call on a rank outside ``group`` does nothing but warn, and returns None.
+    For functions that do more than start one operation. ``args``: the arguments before ``group``, of
+    which the first is written; ``kwargs``: those after it.
     """
-    if group is not None:
-        if isinstance(group, NonGroupMember):
-            warnings.warn(
-                f"running {function.__name__} on global rank {current_world().rank}, which does "
-                "not belong to the given group",
-                stacklevel=3,
-            )
-            return None
-        kwargs["group"] = group
-        run_cached = None  # it serves the default group only
-    if timeout is not None:
-        kwargs["timeout"] = timeout
-        run_cached = None
-    manager = coalescing()
-    if manager is not None:
-        work = _begin(function, args, kwargs)
-        work._outputs = _outputs(function, args)
-        manager.append(work)
-        return work if async_op else None
-    if not async_op:
-        return portal().apply(function, True, args, kwargs, run_cached)
-    started = _begin(function, args, kwargs)
-    started._outputs = _outputs(function, args)
-    return started
-
-
-def _begin(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Start an operation that runs while the caller does something else."""
-    token = caller_overlaps.set(True)
-    try:
-        return portal().apply(function, False, args, kwargs)
-    finally:
-        caller_overlaps.reset(token)
-
-
-def _outputs(function: Callable[..., Any], args: Sequence[Any]) -> list[Any] | None:
-    """Return the tensors that a collective writes, for torch's futures; None for a message."""
-    if function in (isend, irecv):
+    if member_of(group, function.__name__) is None:
         return None
-    written = args[1] or [] if function is gather else args[0] if args else []
-    return list(written) if isinstance(written, (list, tuple)) else [written]
+    kwargs |= {"group": group, "timeout": timeout}
+    if coalescing() is None and not async_op:
+        return portal().apply(function, True, args, kwargs)
+    start = partial(portal().apply, function, False, args, kwargs)
+    return overlapped(start, list(args[0]), async_op)
 
 
 def mirrors(function: Callable[..., Any]) -> Callable[[F], F]:

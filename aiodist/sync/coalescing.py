@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from aiodist.groups.handle import Group
+from aiodist.groups.shm_collective import caller_overlaps
 from aiodist.groups.work import Work
 
 
@@ -40,6 +41,26 @@ _current: ContextVar[CoalescingManager | None] = ContextVar("aiodist_coalescing"
 
 coalescing: Callable[[], CoalescingManager | None] = _current.get
 """Return the manager of the calling context; None outside of a block."""
+
+
+def overlapped(
+    start: Callable[[], Work[Any]], outputs: list[Any] | None, async_op: bool
+) -> Work[Any] | None:
+    """Start an operation by ``start`` that runs while the caller does something else.
+
+    Return its `Work` where ``async_op``. The manager of the calling context waits for it, too.
+    ``outputs``: the tensors that a collective writes, for torch's futures; None for a message.
+    """
+    token = caller_overlaps.set(True)
+    try:
+        work = start()
+    finally:
+        caller_overlaps.reset(token)
+    work._outputs = outputs
+    manager = coalescing()
+    if manager is not None:
+        manager.append(work)
+    return work if async_op else None
 
 
 @contextlib.contextmanager

@@ -4,12 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aiodist.api import cached_calls
-from aiodist.api import collectives as api
 from aiodist.api.collectives import Timeout
-from aiodist.groups.backend import Tensor
+from aiodist.groups.checks import check_rank
 from aiodist.groups.handle import Group
-from aiodist.sync.adapter import Done, start
+from aiodist.groups.operation import (
+    Agree,
+    AllGather,
+    AllGatherCoalesced,
+    AllGatherNew,
+    AllGatherSingle,
+    AllReduce,
+    AllReduceCoalesced,
+    AllToAll,
+    AllToAllSingle,
+    Barrier,
+    Broadcast,
+    BroadcastNew,
+    Gather,
+    Reduce,
+    ReduceScatter,
+    ReduceScatterSingle,
+    Scatter,
+    Tensor,
+)
+from aiodist.sync.adapter import Done, member_of
+from aiodist.sync.portal import portal
 from aiodist.types import ReduceOp
 
 
@@ -29,15 +48,10 @@ def broadcast(
     With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
     when this rank's part is done.
     """
-    result: Done = start(
-        async_op,
-        api.broadcast,
-        (tensor, src),
-        group,
-        timeout,
-        cached_calls.broadcast,
-        group_src=group_src,
-    )
+    if (pg := member_of(group, "broadcast")) is None:
+        return None
+    root = check_rank(pg, src, group_src, "src")
+    result: Done = portal().start(async_op, pg, Broadcast(tensor, root), timeout)
     return result
 
 
@@ -57,7 +71,10 @@ def broadcast_new(
 
     Blocks until this rank's part is done.
     """
-    return start(False, api.broadcast_new, (tensor, src), group, timeout, group_src=group_src)
+    if (pg := member_of(group, "broadcast_new")) is None:
+        return None
+    root = check_rank(pg, src, group_src, "src")
+    return portal().start(False, pg, BroadcastNew(tensor, root), timeout)
 
 
 def all_gather_new(
@@ -70,10 +87,10 @@ def all_gather_new(
 
     Blocks until this rank's part is done. Returns no tensors on a rank outside the group.
     """
-    result: list[Tensor] | None = start(False, api.all_gather_new, (tensor,), group, timeout)
-    if result is None:
+    if (pg := member_of(group, "all_gather_new")) is None:
         return []
-    return result
+    result: list[Tensor] | None = portal().start(False, pg, AllGatherNew(tensor), timeout)
+    return [] if result is None else result
 
 
 def all_reduce(
@@ -92,9 +109,9 @@ def all_reduce(
     With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
     when this rank's part is done.
     """
-    result: Done = start(
-        async_op, api.all_reduce, (tensor, op), group, timeout, cached_calls.all_reduce
-    )
+    if (pg := member_of(group, "all_reduce")) is None:
+        return None
+    result: Done = portal().start(async_op, pg, AllReduce(tensor, ReduceOp.of(op)), timeout)
     return result
 
 
@@ -111,7 +128,11 @@ def all_reduce_coalesced(
     With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
     when this rank's part is done.
     """
-    result: Done = start(async_op, api.all_reduce_coalesced, (tensors, op), group, timeout)
+    if (pg := member_of(group, "all_reduce_coalesced")) is None:
+        return None
+    result: Done = portal().start(
+        async_op, pg, AllReduceCoalesced(tensors, ReduceOp.of(op)), timeout
+    )
     return result
 
 
@@ -130,15 +151,10 @@ def reduce(
     With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
     when this rank's part is done.
     """
-    result: Done = start(
-        async_op,
-        api.reduce,
-        (tensor, dst, op),
-        group,
-        timeout,
-        cached_calls.reduce,
-        group_dst=group_dst,
-    )
+    if (pg := member_of(group, "reduce")) is None:
+        return None
+    root = check_rank(pg, dst, group_dst, "dst")
+    result: Done = portal().start(async_op, pg, Reduce(tensor, root, ReduceOp.of(op)), timeout)
     return result
 
 
@@ -157,7 +173,9 @@ def all_gather(
     With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
     when this rank's part is done.
     """
-    result: Done = start(async_op, api.all_gather, (tensor_list, tensor), group, timeout)
+    if (pg := member_of(group, "all_gather")) is None:
+        return None
+    result: Done = portal().start(async_op, pg, AllGather(tensor_list, tensor), timeout)
     return result
 
 
@@ -176,9 +194,10 @@ def all_gather_coalesced(
     With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
     when this rank's part is done.
     """
-    result: Done = start(
-        async_op, api.all_gather_coalesced, (output_tensor_lists, input_tensor_list), group, timeout
-    )
+    if (pg := member_of(group, "all_gather_coalesced")) is None:
+        return None
+    operation = AllGatherCoalesced(output_tensor_lists, input_tensor_list)
+    result: Done = portal().start(async_op, pg, operation, timeout)
     return result
 
 
@@ -198,13 +217,10 @@ def all_gather_into_tensor(
     With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
     when this rank's part is done.
     """
-    result: Done = start(
-        async_op,
-        api.all_gather_into_tensor,
-        (output_tensor, input_tensor),
-        group,
-        timeout,
-        cached_calls.all_gather_into_tensor,
+    if (pg := member_of(group, "all_gather_into_tensor")) is None:
+        return None
+    result: Done = portal().start(
+        async_op, pg, AllGatherSingle(output_tensor, input_tensor), timeout
     )
     return result
 
@@ -226,9 +242,10 @@ def gather(
     With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
     when this rank's part is done.
     """
-    result: Done = start(
-        async_op, api.gather, (tensor, gather_list, dst), group, timeout, group_dst=group_dst
-    )
+    if (pg := member_of(group, "gather")) is None:
+        return None
+    root = check_rank(pg, dst, group_dst, "dst", default=0)
+    result: Done = portal().start(async_op, pg, Gather(tensor, gather_list, root), timeout)
     return result
 
 
@@ -249,9 +266,10 @@ def scatter(
     With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
     when this rank's part is done.
     """
-    result: Done = start(
-        async_op, api.scatter, (tensor, scatter_list, src), group, timeout, group_src=group_src
-    )
+    if (pg := member_of(group, "scatter")) is None:
+        return None
+    root = check_rank(pg, src, group_src, "src", default=0)
+    result: Done = portal().start(async_op, pg, Scatter(tensor, scatter_list, root), timeout)
     return result
 
 
@@ -269,7 +287,11 @@ def reduce_scatter(
     With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
     when this rank's part is done.
     """
-    result: Done = start(async_op, api.reduce_scatter, (output, input_list, op), group, timeout)
+    if (pg := member_of(group, "reduce_scatter")) is None:
+        return None
+    result: Done = portal().start(
+        async_op, pg, ReduceScatter(output, input_list, ReduceOp.of(op)), timeout
+    )
     return result
 
 
@@ -287,13 +309,10 @@ def reduce_scatter_tensor(
     With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
     when this rank's part is done.
     """
-    result: Done = start(
-        async_op,
-        api.reduce_scatter_tensor,
-        (output, input, op),
-        group,
-        timeout,
-        cached_calls.reduce_scatter_tensor,
+    if (pg := member_of(group, "reduce_scatter_tensor")) is None:
+        return None
+    result: Done = portal().start(
+        async_op, pg, ReduceScatterSingle(output, input, ReduceOp.of(op)), timeout
     )
     return result
 
@@ -313,8 +332,10 @@ def all_to_all(
     With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
     when this rank's part is done.
     """
-    result: Done = start(
-        async_op, api.all_to_all, (output_tensor_list, input_tensor_list), group, timeout
+    if (pg := member_of(group, "all_to_all")) is None:
+        return None
+    result: Done = portal().start(
+        async_op, pg, AllToAll(output_tensor_list, input_tensor_list), timeout
     )
     return result
 
@@ -336,14 +357,10 @@ def all_to_all_single(
     With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
     when this rank's part is done.
     """
-    result: Done = start(
-        async_op,
-        api.all_to_all_single,
-        (output, input, output_split_sizes, input_split_sizes),
-        group,
-        timeout,
-        cached_calls.all_to_all_single,
-    )
+    if (pg := member_of(group, "all_to_all_single")) is None:
+        return None
+    operation = AllToAllSingle(output, input, output_split_sizes, input_split_sizes)
+    result: Done = portal().start(async_op, pg, operation, timeout)
     return result
 
 
@@ -358,9 +375,9 @@ def barrier(
     With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
     when this rank's part is done.
     """
-    result: Done = start(
-        async_op, api.barrier, (), group, timeout, cached_calls.barrier, device_ids=device_ids
-    )
+    if (pg := member_of(group, "barrier")) is None:
+        return None
+    result: Done = portal().start(async_op, pg, Barrier(), timeout)
     return result
 
 
@@ -378,7 +395,9 @@ def monitored_barrier(
 
     Blocks until this rank's part is done.
     """
-    start(False, api.monitored_barrier, (), group, timeout, wait_all_ranks=wait_all_ranks)
+    if (pg := member_of(group, "monitored_barrier")) is None:
+        return
+    portal().start(False, pg, Agree("monitored_barrier", 0), timeout)
 
 
 all_gather_single = all_gather_into_tensor  # torch's newer name

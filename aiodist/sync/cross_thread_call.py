@@ -33,11 +33,9 @@ class CrossThreadCall:
     """One call from another thread, on its way to the loop's."""
 
     __slots__ = (
-        "_args",
         "_blocks",
         "_function",
         "_handoff",
-        "_kwargs",
         "error",
         "gate",
         "returned",
@@ -45,17 +43,13 @@ class CrossThreadCall:
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[[], Any],
         blocks: bool,
-        args: Any,
-        kwargs: dict[str, Any],
         handoff: LoopHandoff,
     ) -> None:
         self._handoff = handoff
         self._function = function
         self._blocks = blocks
-        self._args = args
-        self._kwargs = kwargs
         self.returned: Any = None
         self.error: BaseException | None = None
         self.gate = threading.Lock()
@@ -79,7 +73,7 @@ class CrossThreadCall:
     def _begin(self) -> Any:
         """Call the function; return its result, or None if it raised."""
         try:
-            self.returned = returned = self._function(*self._args, **self._kwargs)
+            self.returned = returned = self._function()
         except BaseException as error:  # noqa: BLE001  # raised in the thread that called
             traceback = error.__traceback__
             self.error = error.with_traceback(traceback and traceback.tb_next)  # without this frame

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from aiodist.api import multigpu as api
 from aiodist.api.collectives import Timeout
-from aiodist.groups.backend import Tensor
 from aiodist.groups.handle import Group
-from aiodist.sync.adapter import Done, start
+from aiodist.groups.operation import Tensor
+from aiodist.sync.adapter import Done, call
 from aiodist.types import ReduceOp
 
 
@@ -24,7 +24,7 @@ def broadcast_multigpu(
     With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
     when this rank's part is done.
     """
-    result: Done = start(
+    result: Done = call(
         async_op, api.broadcast_multigpu, (tensor_list, src), group, timeout, src_tensor=src_tensor
     )
     return result
@@ -45,7 +45,7 @@ def all_reduce_multigpu(
     With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
     when this rank's part is done.
     """
-    result: Done = start(async_op, api.all_reduce_multigpu, (tensor_list, op), group, timeout)
+    result: Done = call(async_op, api.all_reduce_multigpu, (tensor_list, op), group, timeout)
     return result
 
 
@@ -66,7 +66,7 @@ def reduce_multigpu(
     With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
     when this rank's part is done.
     """
-    result: Done = start(
+    result: Done = call(
         async_op, api.reduce_multigpu, (tensor_list, dst, op), group, timeout, dst_tensor=dst_tensor
     )
     return result
@@ -88,7 +88,7 @@ def all_gather_multigpu(
     With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
     when this rank's part is done.
     """
-    result: Done = start(
+    result: Done = call(
         async_op, api.all_gather_multigpu, (output_tensor_lists, input_tensor_list), group, timeout
     )
     return result

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from aiodist.api import objects as api
 from aiodist.api.collectives import Timeout
-from aiodist.groups.backend import ReceivedObject
+from aiodist.errors import InvalidUsageError
+from aiodist.groups.checks import (
+    arrived,
+    check_list,
+    check_mutable,
+    check_other,
+    check_rank,
+    check_root_list,
+    check_source,
+    check_tag,
+    fill_list,
+    fill_list_from,
+    pickles,
+)
 from aiodist.groups.handle import Group
-from aiodist.sync.adapter import start
+from aiodist.groups.message import ReceivedObject, RecvObject, SendObject
+from aiodist.groups.operation import AllGatherObject, BroadcastObject, GatherObject, ScatterObject
+from aiodist.sync.adapter import member_of
+from aiodist.sync.portal import portal
 
 
 def broadcast_object_list(
@@ -27,16 +43,17 @@ def broadcast_object_list(
 
     Blocks until this rank's part is done.
     """
-    start(
-        False,
-        api.broadcast_object_list,
-        (object_list, src),
-        group,
-        timeout,
-        device=device,
-        group_src=group_src,
-        allow_pickle=allow_pickle,
+    if (pg := member_of(group, "broadcast_object_list")) is None:
+        return
+    root = check_rank(pg, src, group_src, "src", default=0)
+    objects = check_mutable(object_list, "object_list")
+    name, finish, pickle = (
+        "broadcast_object_list",
+        partial(fill_list, objects),
+        pickles(pg, allow_pickle),
     )
+    operation = BroadcastObject(name, objects, finish, root, pickle)
+    portal().start(False, pg, operation, timeout)
 
 
 def broadcast_object(
@@ -55,15 +72,11 @@ def broadcast_object(
 
     Blocks until this rank's part is done.
     """
-    return start(
-        False,
-        api.broadcast_object,
-        (obj, src),
-        group,
-        timeout,
-        group_src=group_src,
-        allow_pickle=allow_pickle,
-    )
+    if (pg := member_of(group, "broadcast_object")) is None:
+        return None
+    root = check_rank(pg, src, group_src, "src", default=0)
+    operation = BroadcastObject("broadcast_object", obj, arrived, root, pickles(pg, allow_pickle))
+    return portal().start(False, pg, operation, timeout)
 
 
 def all_gather_object(
@@ -78,9 +91,12 @@ def all_gather_object(
 
     Blocks until this rank's part is done.
     """
-    start(
-        False, api.all_gather_object, (object_list, obj), group, timeout, allow_pickle=allow_pickle
-    )
+    if (pg := member_of(group, "all_gather_object")) is None:
+        return
+    objects = check_mutable(object_list, "object_list")
+    check_list(objects, "object_list", pg.n_ranks)
+    operation = AllGatherObject(objects, obj, pickles(pg, allow_pickle))
+    portal().start(False, pg, operation, timeout)
 
 
 def gather_object(
@@ -99,15 +115,14 @@ def gather_object(
 
     Blocks until this rank's part is done.
     """
-    start(
-        False,
-        api.gather_object,
-        (obj, object_gather_list, dst),
-        group,
-        timeout,
-        group_dst=group_dst,
-        allow_pickle=allow_pickle,
-    )
+    if (pg := member_of(group, "gather_object")) is None:
+        return
+    root = check_rank(pg, dst, group_dst, "dst", default=0)
+    objects = check_root_list(object_gather_list, "object_gather_list", pg, root)
+    if objects is not None:
+        check_mutable(object_gather_list, "object_gather_list")
+    operation = GatherObject(obj, objects, root, pickles(pg, allow_pickle))
+    portal().start(False, pg, operation, timeout)
 
 
 def scatter_object_list(
@@ -124,15 +139,17 @@ def scatter_object_list(
 
     Blocks until this rank's part is done.
     """
-    start(
-        False,
-        api.scatter_object_list,
-        (scatter_object_output_list, scatter_object_input_list, src),
-        group,
-        timeout,
-        group_src=group_src,
-        allow_pickle=allow_pickle,
-    )
+    if (pg := member_of(group, "scatter_object_list")) is None:
+        return
+    root = check_rank(pg, src, group_src, "src", default=0)
+    output = check_mutable(scatter_object_output_list, "scatter_object_output_list")
+    if not output:
+        raise InvalidUsageError("scatter_object_output_list must have at least one entry")
+    inputs = None
+    if pg.own_rank == root:
+        inputs = check_root_list(scatter_object_input_list, "scatter_object_input_list", pg, root)
+    operation = ScatterObject(output, inputs, root, pickles(pg, allow_pickle))
+    portal().start(False, pg, operation, timeout)
 
 
 def send_object(
@@ -154,15 +171,11 @@ def send_object(
 
     Blocks until this rank's part is done.
     """
-    start(
-        False,
-        api.send_object,
-        (obj, dst, tag),
-        group,
-        timeout,
-        group_dst=group_dst,
-        allow_pickle=allow_pickle,
-    )
+    if (pg := member_of(group, "send_object")) is None:
+        return
+    to = check_other(pg, check_rank(pg, dst, group_dst, "dst"), "dst")
+    operation = SendObject(obj, to, check_tag(tag), pickles(pg, allow_pickle))
+    portal().start(False, pg, operation, timeout)
 
 
 def recv_object(
@@ -184,18 +197,12 @@ def recv_object(
 
     Blocks until this rank's part is done. Returns the source -1 on a rank outside the group.
     """
-    result: ReceivedObject | None = start(
-        False,
-        api.recv_object,
-        (src, tag),
-        group,
-        timeout,
-        group_src=group_src,
-        allow_pickle=allow_pickle,
-    )
-    if result is None:
+    if (pg := member_of(group, "recv_object")) is None:
         return ReceivedObject(None, -1)
-    return result
+    source = check_source(pg, src, group_src)
+    operation = RecvObject(ReceivedObject, source, check_tag(tag), pickles(pg, allow_pickle))
+    result: ReceivedObject | None = portal().start(False, pg, operation, timeout)
+    return ReceivedObject(None, -1) if result is None else result
 
 
 def send_object_list(
@@ -215,17 +222,12 @@ def send_object_list(
 
     Blocks until this rank's part is done.
     """
-    start(
-        False,
-        api.send_object_list,
-        (object_list, dst),
-        group,
-        timeout,
-        device=device,
-        group_dst=group_dst,
-        tag=tag,
-        allow_pickle=allow_pickle,
-    )
+    if (pg := member_of(group, "send_object_list")) is None:
+        return
+    to = check_other(pg, check_rank(pg, dst, group_dst, "dst"), "dst")
+    objects = list(check_list(object_list, "object_list"))
+    operation = SendObject(objects, to, check_tag(tag), pickles(pg, allow_pickle))
+    portal().start(False, pg, operation, timeout)
 
 
 def recv_object_list(
@@ -245,17 +247,10 @@ def recv_object_list(
 
     Blocks until this rank's part is done. Returns -1 on a rank outside the group.
     """
-    result: int | None = start(
-        False,
-        api.recv_object_list,
-        (object_list, src),
-        group,
-        timeout,
-        device=device,
-        group_src=group_src,
-        tag=tag,
-        allow_pickle=allow_pickle,
-    )
-    if result is None:
+    if (pg := member_of(group, "recv_object_list")) is None:
         return -1
-    return result
+    finish = partial(fill_list_from, check_mutable(object_list, "object_list"))
+    source = check_source(pg, src, group_src)
+    operation = RecvObject(finish, source, check_tag(tag), pickles(pg, allow_pickle))
+    result: int | None = portal().start(False, pg, operation, timeout)
+    return -1 if result is None else result

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, overload
 
-from aiodist.api import cached_calls
 from aiodist.api import p2p as api
 from aiodist.api.collectives import Timeout
 from aiodist.api.p2p import P2POp
-from aiodist.groups.backend import Received, Tensor
+from aiodist.groups.checks import check_other, check_rank, check_source, check_tag
 from aiodist.groups.handle import Group
+from aiodist.groups.message import Received, Recv, RecvNew, Send
+from aiodist.groups.operation import Operation, Tensor
 from aiodist.groups.work import Work
-from aiodist.sync.adapter import start
+from aiodist.sync.adapter import member_of
 from aiodist.sync.portal import portal
 
 
@@ -32,9 +33,10 @@ def isend(
 
     Returns as soon as the operation has started, with None on a rank outside the group.
     """
-    result: Work[None] | None = start(
-        True, api.isend, (tensor, dst), group, timeout, tag=tag, group_dst=group_dst
-    )
+    if (pg := member_of(group, "isend")) is None:
+        return None
+    to = check_other(pg, check_rank(pg, dst, group_dst, "dst"), "dst")
+    result: Work[None] | None = portal().start(True, pg, Send(tensor, to, check_tag(tag)), timeout)
     return result
 
 
@@ -54,8 +56,11 @@ def irecv(
 
     Returns as soon as the operation has started, with None on a rank outside the group.
     """
-    result: Work[int] | None = start(
-        True, api.irecv, (tensor, src), group, timeout, tag=tag, group_src=group_src
+    if (pg := member_of(group, "irecv")) is None:
+        return None
+    source = check_source(pg, src, group_src)
+    result: Work[int] | None = portal().start(
+        True, pg, Recv(tensor, source, check_tag(tag)), timeout
     )
     return result
 
@@ -76,16 +81,10 @@ def send(
 
     Blocks until this rank's part is done.
     """
-    start(
-        False,
-        api.send,
-        (tensor, dst),
-        group,
-        timeout,
-        cached_calls.send,
-        tag=tag,
-        group_dst=group_dst,
-    )
+    if (pg := member_of(group, "send")) is None:
+        return
+    to = check_other(pg, check_rank(pg, dst, group_dst, "dst"), "dst")
+    portal().start(False, pg, Send(tensor, to, check_tag(tag)), timeout)
 
 
 @overload
@@ -129,19 +128,16 @@ def recv(
 
     Blocks until this rank's part is done. Returns -1 on a rank outside the group.
     """
-    result: Any | None = start(
-        False,
-        api.recv,
-        (tensor, src),
-        group,
-        timeout,
-        cached_calls.recv,
-        tag=tag,
-        group_src=group_src,
-    )
-    if result is None:
-        return src if group is None and src is not None else -1
-    return result
+    if (pg := member_of(group, "recv")) is None:
+        return -1
+    source = check_source(pg, src, group_src)
+    operation: Operation[Any]
+    if tensor is None:
+        operation = RecvNew(source, check_tag(tag))
+    else:
+        operation = Recv(tensor, source, check_tag(tag), blocks=True)
+    result: Any | None = portal().start(False, pg, operation, timeout)
+    return (-1 if source is None else pg.ranks[source]) if result is None else result
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work[Any]]:

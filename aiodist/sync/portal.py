@@ -15,12 +15,16 @@ from functools import partial
 from multiprocessing import util
 from typing import Any, Protocol, TypeVar
 
-from aiodist.api.cached_calls import CachedCall, Done
+from aiodist.api.collectives import Timeout
+from aiodist.deadline import to_seconds
 from aiodist.errors import InvalidUsageError, NotInitializedError
 from aiodist.groups.deferred import DeferredWork
+from aiodist.groups.group_engine import GroupEngine
+from aiodist.groups.operation import Operation
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
 from aiodist.p2p.spin_policy import DRIVE_SECONDS
+from aiodist.sync.coalescing import coalescing, overlapped
 from aiodist.sync.cross_thread_call import CrossThreadCall, gate_of
 from aiodist.sync.loop_handoff import LoopHandoff
 from aiodist.tensors.streams import on_callers_stream
@@ -78,102 +82,94 @@ class Portal:
         return self.apply(function, blocks, args, kwargs)
 
     def apply(
-        self,
-        function: Callable[..., Any],
-        blocks: bool,
-        args: Any,
-        kwargs: dict[str, Any],
-        run_cached: CachedCall | None = None,
+        self, function: Callable[..., Any], blocks: bool, args: Any, kwargs: dict[str, Any]
     ) -> Any:
-        """Do as `call`, with the arguments in a tuple and a dict.
-
-        ``run_cached``: tried first; ``function`` is called only if it misses. If it completes the
-        operation at once, `apply` returns None.
-        """
+        """Do as `call`, with the arguments in a tuple and a dict."""
         if _running_loop() is not None:
-            with blocking_in_cell(function):
-                return self.apply(function, blocks, args, kwargs, run_cached)
-        loop, handoff = self._loop, self._handoff
+            with blocking_in_cell(getattr(function, "__name__", "this")):
+                return self.apply(function, blocks, args, kwargs)
+        loop, handoff, gate = self._loop, self._handoff, None
         if loop is None:
             return _beside_async(function(*args, **kwargs), blocks)
-        interrupts = handoff.interrupts
+        call = partial(function, *args, **kwargs)
         # First: an interrupt of a thread that drives the loop would leave the loop parked for ever.
-        held = interrupts.hold()
-        if not handoff.acquire():
-            if held:
-                interrupts.release()
-            return self._call(loop, function, blocks, args, kwargs)
-        work: Any = None
-        gate = None
+        held = handoff.interrupts.hold()
         try:
-            try:
-                if run_cached is not None:
-                    done = self._run_cached(loop, run_cached, args, kwargs)
-                    if isinstance(done, tuple):
-                        handoff.give_back()
-                        return None
-                    work = done
-                _set_running_loop(loop)
+            drives = handoff.acquire()
+            if drives:
                 try:
-                    if work is None:
-                        work = function(*args, **kwargs)
-                    is_over = blocks and (work.is_completed() or work._spin(DRIVE_SECONDS))
+                    work = _as_running(loop, call)
+                    if blocks:
+                        gate = self._drive(loop, work)
+                    else:
+                        handoff.resume()
                 except BaseException:
                     handoff.resume()
                     raise
-                finally:
-                    _set_running_loop(None)
-                if not blocks:
-                    handoff.resume()
-                elif is_over:
-                    handoff.give_back()
-                else:
-                    gate = gate_of(work, handoff)
-            finally:
-                if held:
-                    interrupts.release()
-            if gate is not None:
-                gate.acquire()
-        except BaseException:
-            if gate is not None:
-                loop.call_soon_threadsafe(work.cancel)
-            raise
-        if not blocks:
-            return work
-        try:
-            return work.result()
         finally:
-            # The traceback of an error holds this frame: what leads back to the error must go.
-            del work, args, kwargs
+            if held:
+                handoff.interrupts.release()
+        if not drives:
+            return self._call(loop, call, blocks)
+        return _wait(loop, work, gate) if blocks else work
 
-    def _run_cached(
+    def start(
         self,
-        loop: asyncio.AbstractEventLoop,
-        run_cached: CachedCall,
-        args: Any,
-        kwargs: dict[str, Any],
-    ) -> Done | None:
-        """Return what ``run_cached`` has completed or started; None for a miss.
-
-        The calling thread drives the loop.
-        """
-        group = current_world().default_on(loop)
+        async_op: bool,
+        group: GroupEngine,
+        operation: Operation[Any],
+        timeout: Timeout,
+    ) -> Any:
+        """Start ``operation`` of ``group``. Return its `Work`, or its result unless ``async_op``."""
+        seconds = None if timeout is None else to_seconds(timeout)
+        if async_op or coalescing() is not None:
+            start = partial(self.apply, group.start, False, (operation, seconds), {})
+            return overlapped(start, operation.written, async_op)
+        if _running_loop() is not None:
+            with blocking_in_cell(operation.kind):
+                return self.start(async_op, group, operation, seconds)
+        loop, handoff, gate = self._loop, self._handoff, None
+        if loop is None or loop is not group.world.its_loop:
+            stand_in = current_world().reached(group)
+            return _beside_async(stand_in.start(operation, seconds), True)
+        held = handoff.interrupts.hold()  # first, as in `apply`
         try:
-            return None if group is None else run_cached(group, args, kwargs)
-        except BaseException:
-            self._handoff.resume()
-            raise
+            drives = handoff.acquire()
+            if drives:
+                try:
+                    work = group.backend.start(operation, seconds)
+                    if isinstance(work, tuple):  # it has completed
+                        handoff.give_back()
+                        return None
+                    gate = self._drive(loop, work)
+                except BaseException:
+                    handoff.resume()
+                    raise
+        finally:
+            if held:
+                handoff.interrupts.release()
+        if not drives:
+            return self._call(loop, partial(group.start, operation, seconds), True)
+        return _wait(loop, work, gate)
+
+    def _drive(self, loop: asyncio.AbstractEventLoop, work: Any) -> threading.Lock | None:
+        """Drive ``loop`` for ``work``, and give the loop back.
+
+        Returns None if ``work`` has ended, else a lock that is released when it ends.
+        """
+        if work.is_completed() or _as_running(loop, partial(work._spin, DRIVE_SECONDS)):
+            self._handoff.give_back()
+            return None
+        return gate_of(work, self._handoff)
 
     def _call(
         self,
         loop: asyncio.AbstractEventLoop,
-        function: Callable[..., Any],
+        function: Callable[[], Any],
         blocks: bool,
-        args: Any,
-        kwargs: dict[str, Any],
     ) -> Any:
-        """Do `apply` in the loop's thread, and wait for it here."""
-        call = CrossThreadCall(on_callers_stream(function), blocks, args, kwargs, self._handoff)
+        """Call ``function`` in the loop's thread, and wait for it here."""
+        call = CrossThreadCall(on_callers_stream(function), blocks, self._handoff)
         _hand_over(loop, call.start, self._handoff)
         try:
             call.gate.acquire()
@@ -186,7 +182,7 @@ class Portal:
                 raise error
             return call.returned.result() if blocks else call.returned
         finally:
-            del call, error, args, kwargs  # as in `call`
+            del call, error, function  # as in `_drive`
 
     def post(self, function: Callable[[], None]) -> None:
         """Call ``function()`` in the loop's thread, after all calls posted before, without waiting.
@@ -209,7 +205,7 @@ class Portal:
         Interrupted by Ctrl-C, the coroutine is cancelled.
         """
         if _running_loop() is not None:
-            with blocking_in_cell(function):
+            with blocking_in_cell(getattr(function, "__name__", "this")):
                 return self.run(function, *args, **kwargs)
         loop = self.enter()
         try:
@@ -333,6 +329,30 @@ class Portal:
                     sock.close()
 
 
+def _as_running(loop: asyncio.AbstractEventLoop, call: Callable[[], Any]) -> Any:
+    """Return what ``call`` returns where ``loop``, which is parked, counts as running."""
+    _set_running_loop(loop)
+    try:
+        return call()
+    finally:
+        _set_running_loop(None)
+
+
+def _wait(loop: asyncio.AbstractEventLoop, work: Any, gate: threading.Lock | None) -> Any:
+    """Return the result of ``work``, after ``gate`` has been released if it is given."""
+    try:
+        if gate is not None:
+            gate.acquire()
+    except BaseException:
+        loop.call_soon_threadsafe(work.cancel)
+        raise
+    try:
+        return work.result()
+    finally:
+        # The traceback of an error holds this frame: what leads back to the error must go.
+        del work
+
+
 def _beside_async(started: Any, blocks: bool) -> Any:
     """Return the result of a call on a world of the async API, as no portal's loop runs.
 
@@ -358,15 +378,14 @@ def _hand_over(
 
 
 @contextmanager
-def blocking_in_cell(function: Callable[..., Any]) -> Iterator[None]:
-    """Let a notebook's cell block, although the loop of its kernel runs in this thread.
+def blocking_in_cell(name: str) -> Iterator[None]:
+    """Let a notebook's cell block in a call of ``name``, although its kernel's loop runs in this thread.
 
     A cell is expected to block until it is done. In any other running loop a blocking call is a
     mistake that would stop it: raises InvalidUsageError.
     """
     loop = _running_loop()
     if not _in_notebook():
-        name = getattr(function, "__name__", "this")
         raise InvalidUsageError(
             f"{name} of aiodist.sync would block the event loop that runs in this thread; use the "
             f"async API here: import aiodist as dist; await dist.{name}(...)"

@@ -13,14 +13,25 @@ from typing import Any
 
 from torch._C import _distributed_c10d as c10d
 
-from aiodist.groups.checks import (
-    check_list,
-    check_other,
-    check_rank,
-    check_root_list,
-    check_tag,
-)
+from aiodist.groups.checks import check_other, check_rank, check_tag
 from aiodist.groups.group_engine import GroupEngine
+from aiodist.groups.message import Recv, Send
+from aiodist.groups.operation import (
+    AllGather,
+    AllGatherCoalesced,
+    AllGatherSingle,
+    AllReduce,
+    AllReduceCoalesced,
+    AllToAll,
+    AllToAllSingle,
+    Barrier,
+    Broadcast,
+    Gather,
+    Reduce,
+    ReduceScatter,
+    ReduceScatterSingle,
+    Scatter,
+)
 from aiodist.groups.work import Work
 from aiodist.torch_backend.membership import Membership, Tensor
 from aiodist.torch_backend.options import reduce_op, single, splits
@@ -50,7 +61,7 @@ class TorchGroup(Membership):
 
         def start(group: GroupEngine, timeout: float | None) -> list[Work[Any]]:
             reduce = op()
-            return [group.backend.all_reduce(tensor, reduce, timeout) for tensor in tensors]
+            return [group.start(AllReduce(tensor, reduce), timeout) for tensor in tensors]
 
         return self._start("all_reduce", start, tensors, opts)
 
@@ -58,7 +69,7 @@ class TorchGroup(Membership):
         op = reduce_op(opts)
 
         def start(group: GroupEngine, timeout: float | None) -> Work[Any]:
-            return group.backend.all_reduce_coalesced(tensors, op(), timeout)
+            return group.start(AllReduceCoalesced(tensors, op()), timeout)
 
         return self._start("all_reduce", start, tensors, opts)
 
@@ -66,9 +77,8 @@ class TorchGroup(Membership):
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> c10d.Work:
         def start(group: GroupEngine, timeout: float | None) -> list[Work[Any]]:
-            rows = [check_list(row, "tensor_list", group.n_ranks) for row in outputs]
-            pairs = zip(rows, inputs, strict=True)
-            return [group.backend.all_gather(row, tensor, timeout) for row, tensor in pairs]
+            pairs = zip(outputs, inputs, strict=True)
+            return [group.start(AllGather(row, tensor), timeout) for row, tensor in pairs]
 
         return self._start("all_gather", start, [tensor for row in outputs for tensor in row], opts)
 
@@ -76,10 +86,7 @@ class TorchGroup(Membership):
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
     ) -> c10d.Work:
         def start(group: GroupEngine, timeout: float | None) -> Work[Any]:
-            rows = check_list(outputs, "output_tensor_lists", group.n_ranks)
-            for row in rows:
-                check_list(row, "each of output_tensor_lists", len(inputs), each="tensor")
-            return group.backend.all_gather_coalesced(rows, inputs, timeout)
+            return group.start(AllGatherCoalesced(outputs, inputs), timeout)
 
         return self._start(
             "all_gather_coalesced", start, [tensor for row in outputs for tensor in row], opts
@@ -93,7 +100,7 @@ class TorchGroup(Membership):
     ) -> c10d.Work:
         def start(group: GroupEngine, timeout: float | None) -> list[Work[Any]]:
             pairs = zip(outputs, inputs, strict=True)
-            return [group.backend.all_gather_into(out, tensor, timeout) for out, tensor in pairs]
+            return [group.start(AllGatherSingle(out, tensor), timeout) for out, tensor in pairs]
 
         return self._start("all_gather_single", start, outputs, opts)
 
@@ -103,9 +110,8 @@ class TorchGroup(Membership):
         op = reduce_op(opts)
 
         def start(group: GroupEngine, timeout: float | None) -> list[Work[Any]]:
-            rows = [check_list(row, "input_list", group.n_ranks) for row in inputs]
-            reduce, pairs = op(), zip(outputs, rows, strict=True)
-            return [group.backend.reduce_scatter(out, row, reduce, timeout) for out, row in pairs]
+            reduce, pairs = op(), zip(outputs, inputs, strict=True)
+            return [group.start(ReduceScatter(out, row, reduce), timeout) for out, row in pairs]
 
         return self._start("reduce_scatter", start, outputs, opts)
 
@@ -120,7 +126,7 @@ class TorchGroup(Membership):
         def start(group: GroupEngine, timeout: float | None) -> list[Work[Any]]:
             reduce, pairs = op(), zip(outputs, inputs, strict=True)
             return [
-                group.backend.reduce_scatter_from(out, tensor, reduce, timeout)
+                group.start(ReduceScatterSingle(out, tensor, reduce), timeout)
                 for out, tensor in pairs
             ]
 
@@ -130,9 +136,7 @@ class TorchGroup(Membership):
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
     ) -> c10d.Work:
         def start(group: GroupEngine, timeout: float | None) -> Work[Any]:
-            check_list(outputs, "output_tensor_list", group.n_ranks)
-            check_list(inputs, "input_tensor_list", group.n_ranks)
-            return group.backend.all_to_all(outputs, inputs, timeout)
+            return group.start(AllToAll(outputs, inputs), timeout)
 
         return self._start("all_to_all", start, outputs, opts)
 
@@ -145,15 +149,14 @@ class TorchGroup(Membership):
         opts: Any = None,
     ) -> c10d.Work:
         def start(group: GroupEngine, timeout: float | None) -> Work[Any]:
-            return group.backend.all_to_all_single(
-                output, tensor, splits(output_split_sizes), splits(input_split_sizes), timeout
-            )
+            out_of, into = splits(input_split_sizes), splits(output_split_sizes)
+            return group.start(AllToAllSingle(output, tensor, into, out_of), timeout)
 
         return self._start("all_to_all_single", start, [output], opts)
 
     def barrier(self, opts: Any = None) -> c10d.Work:
         return self._start(
-            "barrier", lambda group, timeout: group.backend.barrier(timeout), [], opts
+            "barrier", lambda group, timeout: group.start(Barrier(), timeout), [], opts
         )
 
     def monitored_barrier(
@@ -178,7 +181,7 @@ class TorchGroup(Membership):
 
         def start(group: GroupEngine, timeout: float | None) -> list[Work[Any]]:
             root = check_rank(group, None, given_root, "src")
-            return [group.backend.broadcast(tensor, root, timeout) for tensor in tensors]
+            return [group.start(Broadcast(tensor, root), timeout) for tensor in tensors]
 
         return self._start("broadcast", start, tensors, opts)
 
@@ -187,7 +190,7 @@ class TorchGroup(Membership):
 
         def start(group: GroupEngine, timeout: float | None) -> list[Work[Any]]:
             root, reduce = check_rank(group, None, given_root, "dst"), op()
-            return [group.backend.reduce(tensor, root, reduce, timeout) for tensor in tensors]
+            return [group.start(Reduce(tensor, root, reduce), timeout) for tensor in tensors]
 
         return self._start("reduce", start, tensors, opts)
 
@@ -198,9 +201,8 @@ class TorchGroup(Membership):
 
         def start(group: GroupEngine, timeout: float | None) -> Work[Any]:
             root = check_rank(group, None, given_root, "dst")
-            given = single(outputs, "outputs") if outputs else None
-            places = check_root_list(given, "gather_list", group, root)
-            return group.backend.gather(single(inputs, "inputs"), places, root, timeout)
+            places = single(outputs, "outputs") if outputs else None
+            return group.start(Gather(single(inputs, "inputs"), places, root), timeout)
 
         return self._start("gather", start, [tensor for row in outputs for tensor in row], opts)
 
@@ -211,9 +213,8 @@ class TorchGroup(Membership):
 
         def start(group: GroupEngine, timeout: float | None) -> Work[Any]:
             root = check_rank(group, None, given_root, "src")
-            given = single(inputs, "inputs") if inputs else None
-            sources = check_root_list(given, "scatter_list", group, root)
-            return group.backend.scatter(single(outputs, "outputs"), sources, root, timeout)
+            sources = single(inputs, "inputs") if inputs else None
+            return group.start(Scatter(single(outputs, "outputs"), sources, root), timeout)
 
         return self._start("scatter", start, outputs, opts)
 
@@ -224,7 +225,7 @@ class TorchGroup(Membership):
             self._check_device(tensors)
             to = check_other(self._group, check_rank(self._group, None, dst, "dst"), "dst")
             tensor = single(tensors, "tensors")
-            return self._group.backend.send(tensor, to, check_tag(tag), None)
+            return self._group.start(Send(tensor, to, check_tag(tag)))
 
         operation = self._submit("send", start)
         return self._handed(TorchWork(operation, tensors, None))
@@ -236,7 +237,7 @@ class TorchGroup(Membership):
             if src is not None:
                 source = check_other(self._group, check_rank(self._group, None, src, "src"), "src")
             tensor = single(tensors, "tensors")
-            return self._group.backend.recv(tensor, source, check_tag(tag), None)
+            return self._group.start(Recv(tensor, source, check_tag(tag)))
 
         name = "recvAnySource" if src is None else "recv"
         operation = self._submit(name, start)

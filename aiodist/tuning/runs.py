@@ -12,6 +12,14 @@ from aiodist.backends.native import NativeBackend
 from aiodist.collectives.rule_tables import with_defaults
 from aiodist.collectives.select import MANY, Choice, Rule, Rules
 from aiodist.groups.group_engine import GroupEngine
+from aiodist.groups.operation import (
+    AllGather,
+    AllReduce,
+    Broadcast,
+    Operation,
+    Reduce,
+    ReduceScatter,
+)
 from aiodist.groups.work import Work
 from aiodist.tuning.candidates import ITEMSIZE
 from aiodist.types import ReduceOp
@@ -49,15 +57,16 @@ class Runs:
             rules = with_defaults({self._operation: [Rule(MANY, MANY, choice)]}, usual)
             tables = tables._replace(**{self._table: rules})
             backend = self._backends[choice] = NativeBackend(self._group, tables=tables)
-        return _STARTS[self._operation](backend, self)
+        done = backend.start(_OPERATIONS[self._operation](self))
+        return self._group.over(done) if isinstance(done, tuple) else done
 
 
-_STARTS: MappingProxyType[str, Callable[[NativeBackend, Runs], Work[None]]] = MappingProxyType(
+_OPERATIONS: MappingProxyType[str, Callable[[Runs], Operation[None]]] = MappingProxyType(
     {
-        "broadcast": lambda by, m: by.broadcast(m.data, 0, None),
-        "reduce": lambda by, m: by.reduce(m.data, 0, ReduceOp.SUM, None),
-        "all_reduce": lambda by, m: by.all_reduce(m.data, ReduceOp.SUM, None),
-        "all_gather": lambda by, m: by.all_gather(m.blocks, m.own, None),
-        "reduce_scatter": lambda by, m: by.reduce_scatter(m.own, m.blocks, ReduceOp.SUM, None),
+        "broadcast": lambda runs: Broadcast(runs.data, 0),
+        "reduce": lambda runs: Reduce(runs.data, 0, ReduceOp.SUM),
+        "all_reduce": lambda runs: AllReduce(runs.data, ReduceOp.SUM),
+        "all_gather": lambda runs: AllGather(runs.blocks, runs.own),
+        "reduce_scatter": lambda runs: ReduceScatter(runs.own, runs.blocks, ReduceOp.SUM),
     }
 )

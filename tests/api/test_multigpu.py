@@ -359,13 +359,13 @@ async def test_between_the_ranks_goes_the_first_tensor_alone(
     async def on_rank(rank: int) -> None:
         carried: list[Any] = []
         backend = dist.group.WORLD._engine.backend
-        broadcast = backend.broadcast
+        start = backend.start
 
-        def noting(tensor: Any, *rest: Any) -> Any:
-            carried.append(tensor)
-            return broadcast(tensor, *rest)
+        def noting(operation: Any, *rest: Any) -> Any:
+            carried.append(operation.tensor)
+            return start(operation, *rest)
 
-        monkeypatch.setattr(backend, "broadcast", noting)
+        monkeypatch.setattr(backend, "start", noting)
         tensors = [torch.full((3,), 10.0 * rank + n) for n in range(2)]
         await dist.broadcast_multigpu(tensors, 1, src_tensor=1)
         assert [tensor.tolist() for tensor in tensors] == [[11.0] * 3] * 2

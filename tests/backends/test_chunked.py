@@ -7,6 +7,7 @@ import gc
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from aiodist.groups.shm_collective import caller_overlaps
 from aiodist.groups.world import current_world
 from aiodist.shm.group_area import CHUNK_BYTES, CHUNK_TAGS, CROWDED_CHUNK_BYTES
 from aiodist.shm.shared_memory import SharedMemory
-from aiodist.sync.adapter import start
+from aiodist.sync.coalescing import overlapped
 from aiodist.testing.in_process import run_ranks
 from tests.engine.conftest import outcome
 
@@ -494,17 +495,13 @@ async def test_an_error_of_a_chunked_collective_is_the_operations_error(
     await run_ranks(2, main, "shm", timeout=20)
 
 
-def test_a_call_that_does_not_block_is_in_a_hurry() -> None:
+def test_a_call_that_does_not_block_overlaps() -> None:
     seen: list[bool] = []
 
-    class Started:
-        outputs: object = None
-
-    def operation() -> Started:
+    def start() -> Any:
         seen.append(caller_overlaps.get())
-        return Started()
+        return SimpleNamespace()
 
-    for async_op in (True, False):
-        start(async_op, operation, (), None, None)
-    assert seen == [True, False]
+    overlapped(start, None, True)
+    assert seen == [True]
     assert not caller_overlaps.get()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,31 +11,30 @@ import pytest
 import torch
 
 import aiodist as dist
-from aiodist.api import cached_calls
 from aiodist.backends import message_plans
 from aiodist.groups.completed_work import CompletedRecv
 from aiodist.groups.group_engine import GroupEngine
+from aiodist.groups.message import Recv, Send
 from aiodist.groups.world import World, current_world
 from aiodist.p2p import spin_policy
 from aiodist.tensors import buffer_of, encode_meta
 from aiodist.testing.in_process import run_ranks
 from aiodist.wire.frames import TENSOR
-from tests.backends.cached_paths import native
+from tests.backends.at_once import at_once, native
 from tests.engine.conftest import outcome, until, without_loop
-
-NO_TAG: Mapping[str, Any] = {"tag": 0, "group_src": None, "group_dst": None}
 
 
 def default() -> GroupEngine:
     return current_world().default_group()
 
 
-def send(tensor: Any, dst: int, **named: Any) -> Any:
-    return without_loop(lambda: cached_calls.send(default(), (tensor, dst), {**NO_TAG, **named}))
+def send(tensor: Any, dst: int, tag: int = 0) -> Any:
+    return without_loop(lambda: at_once(default(), Send(tensor, dst, tag)))
 
 
-def recv(tensor: Any, src: int | None, **named: Any) -> Any:
-    return without_loop(lambda: cached_calls.recv(default(), (tensor, src), {**NO_TAG, **named}))
+def recv(tensor: Any, src: int | None, tag: int = 0) -> Any:
+    work = without_loop(lambda: at_once(default(), Recv(tensor, src, tag, blocks=True)))
+    return None if work is None else work.result() + 1
 
 
 async def warm(rank: int, *tensors: Any, tag: int = 0) -> None:
@@ -121,7 +120,7 @@ async def test_the_async_api_polls_only_for_messages_that_may_come_promptly(
             monkeypatch.setattr(type(spin), "finds", lambda *_: looks.append(1))
             for prompt, cores in ((False, True), (True, False), (True, True)):
                 shm_receiver.is_prompt, endpoint.spin_policy.active = prompt, cores
-                planned = native(default())._message_plans.find("recv", one, 0, 0)
+                planned = native(default())._messages._plans.find("recv", one, 0, 0)
                 assert planned is not None
                 assert default().recv_at_once(*planned, blocks=False) is None
             assert len(looks) == 1
@@ -161,21 +160,6 @@ async def test_an_absent_or_different_message_is_left_to_the_general_path() -> N
             assert recv(one.zero_(), 0) is not None
             assert one.tolist() == [1, 1]
         await dist.barrier()
-
-    await run_ranks(2, main, "shm", timeout=20)
-
-
-async def test_arguments_are_refused_as_ever() -> None:
-    async def main(rank: int) -> None:
-        one = torch.ones(2)
-        with pytest.raises(dist.InvalidUsageError, match="this rank itself"):
-            send(one, rank)
-        with pytest.raises(dist.InvalidUsageError, match="out of range"):
-            recv(one, 2)
-        with pytest.raises(dist.InvalidUsageError, match="not both"):
-            send(one, 1 - rank, group_dst=0)
-        with pytest.raises(TypeError, match="tag"):
-            send(one, 1 - rank, tag="a")
 
     await run_ranks(2, main, "shm", timeout=20)
 
@@ -311,11 +295,10 @@ async def test_a_closed_group_sends_nothing() -> None:
         one = torch.ones(2)
         await warm(rank, one, one)
         pg = default()
-        backend = pg.backend
         await dist.barrier()
         await dist.destroy_process_group()
-        assert backend.send_cached(one, 1 - rank, 0) is None
-        assert backend.recv_cached(one, 1 - rank, 0) is None
+        assert at_once(pg, Send(one, 1 - rank, 0)) is None
+        assert at_once(pg, Recv(one, 1 - rank, 0)) is None
 
     await run_ranks(2, main, "shm", timeout=20)
 
@@ -439,11 +422,11 @@ async def test_nothing_overtakes_a_receive_or_a_message_that_waits() -> None:
 
 async def test_the_message_plan_cache_is_bounded() -> None:
     async def main(rank: int) -> None:
-        backend = native(default())
+        plans = native(default())._messages._plans
         buffer = buffer_of(torch.ones(2), "x", writable=False)
         for tag in range(3 * message_plans._KEPT):
-            backend._message_plans.keep("send", buffer, 1 - rank, tag)
-            assert 0 < len(backend._message_plans._known) <= message_plans._KEPT
+            plans.keep("send", buffer, 1 - rank, tag)
+            assert 0 < len(plans._known) <= message_plans._KEPT
 
     await run_ranks(2, main, "shm", timeout=20)
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,7 +10,28 @@ import torch
 
 import aiodist as dist
 from aiodist.backends.mixed import MixedBackend
-from aiodist.groups.backend import CollectiveBackend
+from aiodist.groups.message import Recv, RecvNew, Send, SendObject
+from aiodist.groups.operation import (
+    Agree,
+    AllGather,
+    AllGatherCoalesced,
+    AllGatherNew,
+    AllGatherSingle,
+    AllReduce,
+    AllReduceCoalesced,
+    AllToAll,
+    AllToAllSingle,
+    Barrier,
+    Broadcast,
+    BroadcastNew,
+    BroadcastObject,
+    Gather,
+    Operation,
+    Reduce,
+    ReduceScatter,
+    ReduceScatterSingle,
+    Scatter,
+)
 from aiodist.testing.in_process import run_ranks
 from tests.operations.design import MOVING, NO_OP, REDUCING, Case
 from tests.operations.programs import PROGRAMS, Rank
@@ -66,12 +86,12 @@ async def test_a_message_to_the_other_backends_tensor_is_refused() -> None:
             for tag in (0, 1):
                 with pytest.raises(dist.InvalidUsageError, match="rank 1 received the message"):
                     await dist.send(two, 1, tag=tag)
-            await native.send(two, 1, 8, None)  # it has left: its end is no concern of the sender
+            await native.start(Send(two, 1, 8))  # it has left: its end is no concern of the sender
         else:
             with pytest.raises(dist.InvalidUsageError, match=other):
-                await native.recv(torch.zeros(2), 0, 0, None)
+                await native.start(Recv(torch.zeros(2), 0, 0))
             with pytest.raises(dist.InvalidUsageError, match=other):
-                await native.recv_new(0, 1, None)
+                await native.start(RecvNew(0, 1))
             with pytest.raises(dist.InvalidUsageError, match=other):
                 await dist.recv(torch.zeros(2), 0, tag=8)
         await dist.barrier()
@@ -97,7 +117,7 @@ async def test_a_collective_of_different_devices_is_refused_on_all_ranks(
         assert isinstance(mixed, MixedBackend)
         backend = mixed._by_device["cuda" if rank == 1 else "cpu"]
         with pytest.raises(dist.CollectiveMismatchError, match="on GPUs on all"):
-            await backend.all_reduce(torch.ones(count), dist.ReduceOp.SUM, None)
+            await backend.start(AllReduce(torch.ones(count), dist.ReduceOp.SUM))
         tensor = torch.ones(1)
         await dist.all_reduce(tensor)  # of another group
         assert tensor.item() == 3
@@ -118,21 +138,41 @@ class Backend:
         return lambda *args, **kwargs: (self.name, operation, args, kwargs)
 
 
-def test_each_operation_asks_the_device_and_hands_on_all_arguments() -> None:
-    cpu: Any = Backend("cpu")
-    meta: Any = Backend("meta")
-    mixed = MixedBackend("a mix", {"cpu": cpu, "meta": meta})
-    tensor = torch.zeros(2, device="meta")
-    for operation in sorted(CollectiveBackend.__abstractmethods__ - {"check_tensor"}):
-        names = list(inspect.signature(getattr(CollectiveBackend, operation)).parameters)[1:]
-        lists = {"tensors", "outputs", "inputs"}
-        args: list[Any] = [
-            [tensor] if name in lists else tensor if name in ("tensor", "output") else name
-            for name in names
-        ]
-        is_about_tensors = any(each is tensor or each == [tensor] for each in args)
-        if "object" in operation or operation.endswith("_new"):
-            # One backend on all ranks, whose tensors may be on different devices.
-            is_about_tensors = False
-        found = getattr(mixed, operation)(*args)
-        assert found == ("meta" if is_about_tensors else "cpu", operation, tuple(args), {})
+TENSOR = torch.zeros(2, device="meta")
+SUM = dist.ReduceOp.SUM
+
+ON_ITS_DEVICE: list[Operation[Any]] = [
+    Broadcast(TENSOR, 0),
+    Reduce(TENSOR, 0, SUM),
+    Gather(TENSOR, None, 0),
+    Scatter(TENSOR, None, 0),
+    AllReduce(TENSOR, SUM),
+    AllReduceCoalesced([TENSOR], SUM),
+    AllGather([], TENSOR),
+    AllGatherSingle(TENSOR, TENSOR),
+    AllGatherCoalesced([], [TENSOR]),
+    ReduceScatter(TENSOR, [], SUM),
+    ReduceScatterSingle(TENSOR, TENSOR, SUM),
+    AllToAll([], [TENSOR]),
+    AllToAllSingle(TENSOR, TENSOR),
+    Send(TENSOR, 0, 0),
+    Recv(TENSOR, 0, 0),
+]
+ON_THE_FIRST: list[Operation[Any]] = [
+    Barrier(),
+    Agree("monitored_barrier", 0),
+    # One backend on all ranks, whose tensors may be on different devices.
+    BroadcastNew(TENSOR, 0),
+    AllGatherNew(TENSOR),
+    BroadcastObject("broadcast_object", TENSOR, lambda obj: obj, 0, False),
+    RecvNew(0, 0),
+    SendObject(TENSOR, 0, 0, False),
+    AllToAll([], []),  # which that backend refuses
+]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_each_operation_goes_to_the_backend_of_its_device(device: str) -> None:
+    mixed = MixedBackend("a mix", {name: cast(Any, Backend(name)) for name in ("cpu", "meta")})
+    for operation in ON_THE_FIRST if device == "cpu" else ON_ITS_DEVICE:
+        assert cast(Any, mixed.start(operation, 3.0)) == (device, "start", (operation, 3.0), {})

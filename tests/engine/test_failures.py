@@ -14,12 +14,15 @@ import aiodist as dist
 from aiodist.errors import PeerLostError
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.group_lifecycle import WHOLE_GROUP
+from aiodist.groups.message import Send
+from aiodist.groups.operation import Barrier
 from aiodist.groups.shm_words import STEP_BITS
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
 from aiodist.p2p.outbox import EAGER_BYTES
 from aiodist.shm.group_area import SLOT_TAGS, SLOTS
 from aiodist.testing import run_ranks
+from tests.backends.at_once import at_once
 from tests.engine.conftest import RunRanks, outcome, until
 
 LARGE = EAGER_BYTES // 2  # float64: four times what travels eagerly
@@ -201,7 +204,7 @@ async def test_the_last_rank_sees_two_roots_before_the_operation_completes() -> 
                 group._engine.n_started + 1 << STEP_BITS,
             )
             await until(lambda: communicator.words[0][word] == there)
-            work = group._engine.backend.run_cached_without_tensor()
+            work = at_once(group, Barrier())
             assert isinstance(work, dist.Work)
             error = await outcome(work)
         else:
@@ -439,9 +442,9 @@ async def test_one_failure_among_many_leaves_the_others_alone(ranks: RunRanks) -
 async def test_an_exception_inside_a_reduction_reaches_all_ranks(
     streams: RunRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aiodist.backends import native_objects
+    from aiodist.backends import native
 
-    real = native_objects.reduction
+    real = native.reduction
 
     class Broken:
         def __init__(self, inner: Any) -> None:
@@ -457,7 +460,7 @@ async def test_an_exception_inside_a_reduction_reaches_all_ranks(
 
     broken = [True]
     monkeypatch.setattr(
-        native_objects,
+        native,
         "reduction",
         lambda *args: (
             Broken(real(*args)) if broken[0] and current_world().rank == 1 else real(*args)
@@ -488,9 +491,9 @@ async def test_after_destroy_everything_is_refused(ranks: RunRanks) -> None:
         assert isinstance(await outcome(posted), dist.GroupClosedError)
         backend = group._engine.backend  # type: ignore[union-attr]
         with pytest.raises(dist.GroupClosedError, match="was destroyed; make a new one"):
-            backend.barrier(None)
+            backend.start(Barrier())
         with pytest.raises(dist.GroupClosedError):
-            backend.send(np.zeros(1), 1 - rank, 0, None)
+            backend.start(Send(np.zeros(1), 1 - rank, 0))
         await next_works(rank, 2)
 
     await ranks(2, main)

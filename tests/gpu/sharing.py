@@ -17,6 +17,7 @@ import torch
 
 import aiodist as dist
 from aiodist.backends.devices.backend import DeviceBackend
+from aiodist.backends.mixed import MixedBackend
 from aiodist.backends.native import NativeBackend
 from aiodist.links.host import host_id
 from aiodist.tensors.device_memory import CudaMemory
@@ -46,7 +47,7 @@ def choose(way: str) -> str:
 def areas_of(group: Any) -> int:
     """How many ranks' memory the group has mapped."""
     backend = group._engine.backend
-    if not isinstance(backend, NativeBackend):  # of a device each
+    if isinstance(backend, MixedBackend):  # of a device each
         backend = backend._for(torch.zeros(1, device="cuda"))
     return sum(len(areas.of) for areas in getattr(backend, "_areas", {}).values())
 

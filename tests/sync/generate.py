@@ -35,19 +35,21 @@ WITHOUT_ASYNC_OP = {"monitored_barrier"}
 
 OUTSIDE = {
     "all_gather_new": ("[]", "no tensors"),
-    "recv": ("src if group is None and src is not None else -1", "-1"),
+    "recv": ("-1", "-1"),
     "recv_object": ("ReceivedObject(None, -1)", "the source -1"),
     "recv_object_list": ("-1", "-1"),
 }
-"""The result on a rank outside ``group``, as an expression and in words.
+"""The result on a rank outside ``group``, as an expression and in words."""
 
-A cached `recv` gives no result either. Then ``group`` was None, and the sender is ``src``.
-"""
+COALESCED = {"recv": "(-1 if source is None else pg.ranks[source])"}
+"""The result inside of a coalescing block, which waits later, where it is not that of `OUTSIDE`."""
 
 BLOCKS = "Blocks until this rank's part is done."
 STARTS = "Returns as soon as the operation has started, with None on a rank outside the group."
 ASYNC_OP = """With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
 when this rank's part is done."""
+
+_BLOCKING_RECV = "Recv(tensor, source, check_tag(tag), blocks=True)"
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -101,33 +103,26 @@ class Source:
 
 def generated() -> dict[Path, str]:
     """Return the text of each generated file."""
-    cached = {
-        node.name
-        for node in ast.parse((PACKAGE / "api" / "cached_calls.py").read_text()).body
-        if isinstance(node, ast.FunctionDef)
-    }
-    files = {
-        PACKAGE / "sync" / f"{name}.py": blocking_module(Source(name), cached) for name in BLOCKING
-    }
+    files = {PACKAGE / "sync" / f"{name}.py": blocking_module(Source(name)) for name in BLOCKING}
     files[PACKAGE / "api" / "group_operations.py"] = group_methods([Source(n) for n in BOUND])
     return {path: formatted(path, text) for path, text in files.items()}
 
 
-def blocking_module(source: Source, cached: set[str]) -> str:
+def blocking_module(source: Source) -> str:
     """Return the blocking functions of one module of the async API."""
     imports = source.imports() | {
         "api": f"from aiodist.api import {source.name} as api",
-        "cached_calls": "from aiodist.api import cached_calls",
         "Done": "from aiodist.sync.adapter import Done",
-        "start": "from aiodist.sync.adapter import start",
+        "call": "from aiodist.sync.adapter import call",
+        "member_of": "from aiodist.sync.adapter import member_of",
         "portal": "from aiodist.sync.portal import portal",
     }
     header = HEADER.format(name=source.name)
-    functions = [blocking(source, node, cached) for node in source.functions()]
+    functions = [blocking(source, node) for node in source.functions()]
     return module(f"The blocking API. {header}", imports, [*functions, *source.aliases()])
 
 
-def blocking(source: Source, node: Function, cached: set[str]) -> str:
+def blocking(source: Source, node: Function) -> str:
     """Return the blocking function for ``node``."""
     returns = result_of(node)
     has_async_op = (
@@ -150,10 +145,31 @@ def blocking(source: Source, node: Function, cached: set[str]) -> str:
     if is_overload(node):
         return definition(own, None, "...")
     when = "async_op" if has_async_op else str(starts)
-    expression = call_of(source, node, when, node.name in cached)
-    if node.name in OUTSIDE:
-        body = f"result: {returns} | None = {expression}\n"
-        body += f"if result is None:\n    return {OUTSIDE[node.name][0]}\nreturn result"
+    outside = OUTSIDE.get(node.name, ("None", ""))[0]
+    steps = steps_of(node)
+    if steps is None:
+        expression = call_of(source, node, when)
+    else:
+        head, operation, timeout = steps
+        expression = f"portal().start({when}, pg, {operation}, {timeout})"
+        if node.name == "recv":  # it does nothing else before it has the message
+            head = head.replace("Recv(tensor, source, check_tag(tag))", _BLOCKING_RECV)
+    if steps is not None:
+        leave = "return" if returns == "None" else f"return {outside}"
+        body = f'if (pg := member_of(group, "{node.name}")) is None:\n    {leave}\n'
+        body += f"{head}\n" if head else ""
+        if returns == "None":
+            body += expression
+        elif node.name in OUTSIDE:
+            coalesced = COALESCED.get(node.name, outside)
+            body += f"result: {returns} | None = {expression}\n"
+            body += f"return {coalesced} if result is None else result"
+        elif returns in ("Any", "Tensor"):
+            body += f"return {expression}"
+        else:
+            body += f"result: {returns} = {expression}\nreturn result"
+    elif node.name in OUTSIDE:
+        raise ValueError(f"{node.name} does not end in `return pg.start(operation, timeout)`")
     elif returns == "None":
         body = expression
     elif returns in ("Any", "Tensor"):  # Tensor is Any for mypy
@@ -169,17 +185,31 @@ def blocking(source: Source, node: Function, cached: set[str]) -> str:
     return definition(own, f"{doc}\n\n{note}\n", body)
 
 
-def call_of(source: Source, node: Function, when: str, is_cached: bool) -> str:
+def steps_of(node: Function) -> tuple[str, str, str] | None:
+    """Return what leads to the operation that ``node`` starts, the operation, and its timeout.
+
+    None: ``node`` does more than start one operation.
+    """
+    body = node.body[1:]  # the docstring
+    first, last = ast.unparse(body[0]), body[-1]
+    if first != "pg = current_world().group(group)" or not isinstance(last, ast.Return):
+        return None
+    match last.value:
+        case ast.Call(ast.Attribute(ast.Name("pg"), "start"), [operation, timeout]):
+            head = "\n".join(map(ast.unparse, body[1:-1]))
+            return head, ast.unparse(operation), ast.unparse(timeout)
+    return None
+
+
+def call_of(source: Source, node: Function, when: str) -> str:
     """Return the call that runs the async function; ``when``: the expression for ``async_op``."""
     name = f"api.{node.name}"
     if source.name in STARTED and "group" in names_of(node):
         before, after = split(node)
         places = ast.unparse(ast.Tuple([ast.Name(each) for each in before]))
         values = [when, name, places, "group", "timeout"]
-        if is_cached:
-            values.append(f"cached_calls.{node.name}")
         values += [f"{each}={each}" for each in after if each != "timeout"]
-        return f"start({', '.join(values)})"
+        return f"call({', '.join(values)})"
     named = {arg.arg for arg in node.args.kwonlyargs}
     values = [f"{each}={each}" if each in named else each for each in names_of(node)]
     if isinstance(node, ast.AsyncFunctionDef):

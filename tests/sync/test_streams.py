@@ -18,15 +18,13 @@ def test_blocking_calls_start_on_the_callers_stream(monkeypatch: pytest.MonkeyPa
     dist.init_process_group(store=store, rank=0, world_size=1)
     group = dist.group.WORLD
     assert group is not None
-    barrier = group._engine.backend.barrier
+    start = group._engine.backend.start
 
-    def look(timeout: float | None) -> Any:
+    def look(operation: Any, timeout: float | None) -> Any:
         found.append(cuda.current_stream())
-        return barrier(timeout)
+        return start(operation, timeout)
 
-    group._engine.backend = SimpleNamespace(  # type: ignore[assignment]
-        barrier=look, run_cached_without_tensor=lambda: None, close=lambda: None
-    )
+    group._engine.backend = SimpleNamespace(start=look, close=lambda: None)  # type: ignore[assignment]
     try:
         with cuda.stream("mine"):
             dist.barrier()

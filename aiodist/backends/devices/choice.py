@@ -10,8 +10,9 @@ from typing import Any
 from aiodist.backends.mixed import MixedBackend
 from aiodist.backends.native import NativeBackend
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.backend import CollectiveBackend, Tensor
+from aiodist.groups.backend import CollectiveBackend
 from aiodist.groups.group_engine import GroupEngine
+from aiodist.groups.operation import Tensor
 from aiodist.links.host import host_id
 from aiodist.types import Backend
 

@@ -18,6 +18,7 @@ class _Group:
     def __init__(self, group: GroupEngine, context: CollectiveContext) -> None:
         self.own_rank = group.own_rank
         self.n_ranks = group.n_ranks
+        self.ranks = group.ranks
         self.world = group.world
         self.next_turn = group.next_turn
         self._context = context

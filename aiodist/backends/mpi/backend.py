@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
-from typing import Any
 
 from aiodist.backends.mpi.gate import Gate
 from aiodist.backends.mpi.library import Mpi, check_thread, in_thread, load, translated
@@ -19,14 +17,17 @@ from aiodist.backends.object_streams import Stream
 from aiodist.completion import Driver, T
 from aiodist.deadline import Deadline
 from aiodist.errors import CollectiveTimeoutError, DistBackendError, InvalidUsageError
-from aiodist.groups.backend import Received, Tensor
+from aiodist.groups.backend import CollectiveBackend
 from aiodist.groups.group_engine import GroupEngine
+from aiodist.groups.message import Message
+from aiodist.groups.operation import Operation, Tensor
 from aiodist.groups.work import Work
+from aiodist.observe.recorder import CompletedRecord
 from aiodist.tensors import DType, Reduction
 from aiodist.types import ReduceOp
 
 
-class MpiBackend(NativeBackend):
+class MpiBackend(CollectiveBackend):
     """One communicator, made when the group is; operations that start earlier wait for it.
 
     Checks, staging, objects and what MPI's reductions lack are the native backend's, over MPI's
@@ -46,7 +47,9 @@ class MpiBackend(NativeBackend):
         self._closed = False
         self._loop = group.world.loop
         agreement = Agreement(self._gate, group.n_ranks, checks(os.environ))
-        super().__init__(group, MpiOperations(group, self._gate, agreement))
+        self._group = group
+        run = MpiOperations(group, self._gate, agreement)
+        self._native = NativeBackend(group, run, change=_in_mpi)
         self._spin_policy = group.world.endpoint.spin_policy
         self._messenger = MpiMessenger(group.ranks, self._gate, self._spin_policy)
         group.carry_by(self._messenger, agreement)
@@ -131,6 +134,7 @@ class MpiBackend(NativeBackend):
         if self._closed:
             return
         self._closed = True
+        self._native.close()
         was_open = self._gate.is_open
         self._gate.shut(DistBackendError(f"group {self._group.group_name!r} is closed"))
         if was_open:
@@ -138,42 +142,24 @@ class MpiBackend(NativeBackend):
             if quiet and not self._group.is_broken:
                 self._gate.comm.Free()
 
-    # -- what differs from the native backend
+    # -- operations
 
-    def _reduction(self, op: ReduceOp, dtype: DType) -> Reduction:
-        return MpiReduction(super()._reduction(op, dtype), op.kind, dtype)
+    def start(
+        self, operation: Operation[T], timeout: float | None = None
+    ) -> CompletedRecord | Work[T]:
+        if isinstance(operation, Message):
+            self._messenger.check_tag(operation.tag)
+        return self._native.start(operation, timeout)
 
-    def send(self, tensor: Tensor, dst: int, tag: int, timeout: float | None) -> Work[None]:
-        self._messenger.check_tag(tag)
-        return super().send(tensor, dst, tag, timeout)
-
-    def recv(self, tensor: Tensor, src: int | None, tag: int, timeout: float | None) -> Work[int]:
-        self._messenger.check_tag(tag)
-        return super().recv(tensor, src, tag, timeout)
-
-    def recv_new(self, src: int | None, tag: int, timeout: float | None) -> Work[Received]:
-        self._messenger.check_tag(tag)
-        return super().recv_new(src, tag, timeout)
-
-    def send_object(
-        self, obj: Any, dst: int, tag: int, pickle: bool, timeout: float | None
-    ) -> Work[None]:
-        self._messenger.check_tag(tag)
-        return super().send_object(obj, dst, tag, pickle, timeout)
-
-    def recv_object(
-        self,
-        finish: Callable[[Any, int], T],
-        src: int | None,
-        tag: int,
-        pickle: bool,
-        timeout: float | None,
-    ) -> Work[T]:
-        self._messenger.check_tag(tag)
-        return super().recv_object(finish, src, tag, pickle, timeout)
+    def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:
+        self._native.check_tensor(tensor, writable=writable)
 
     def open_stream(
         self, peer: int, tag: int, window: int, max_bytes: int, allow_pickle: bool
     ) -> Stream:
         self._messenger.check_tag(tag)
-        return super().open_stream(peer, tag, window, max_bytes, allow_pickle)
+        return self._native.open_stream(peer, tag, window, max_bytes, allow_pickle)
+
+
+def _in_mpi(ours: Reduction, op: ReduceOp, dtype: DType) -> MpiReduction:
+    return MpiReduction(ours, op.kind, dtype)

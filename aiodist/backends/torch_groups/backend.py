@@ -2,76 +2,126 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as torch_dist
 
-from aiodist.backends.buffers import (
-    check_dtype,
-    check_kept,
-    check_own,
-    check_times,
-    digest_of_counts,
-)
-from aiodist.backends.sizes import split_lengths
+from aiodist.backends.algorithm_choice import AlgorithmChoice
+from aiodist.backends.native_objects import NativeObjects, Start
+from aiodist.backends.object_streams import Stream
+from aiodist.backends.sends import Sends
 from aiodist.backends.torch_groups.collecting import (
     TorchCollectives,
     check_length,
     share_out,
     tell_lengths,
 )
+from aiodist.backends.torch_groups.kinds import TorchKind
+from aiodist.backends.torch_groups.messages import TorchMessages
 from aiodist.backends.torch_groups.reducing import Change, Reducing, reducing
-from aiodist.backends.torch_groups.slots import Slot, inputs_of, lengths_of, outputs_of
-from aiodist.groups.backend import Tensor
+from aiodist.backends.torch_groups.slots import Slot
+from aiodist.completion import T
+from aiodist.deadline import Deadline
+from aiodist.groups.backend import CollectiveBackend
 from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.fingerprint import Fingerprint
+from aiodist.groups.group_engine import GroupEngine
+from aiodist.groups.operation import Collective, Opened, Operation, Tensor
 from aiodist.groups.work import Work
-from aiodist.types import ReduceOp
 
 
-class TorchBackend(TorchCollectives):
-    """Collectives on tensors of one kind of device.
+class TorchBackend(CollectiveBackend):
+    """Operations on tensors of one kind of device.
 
-    Beside each of them runs a barrier over aiodist's own streams, whose messages carry the
+    Beside each collective runs a barrier over aiodist's own streams, whose messages carry the
     operation's fingerprint: ranks that disagree, a rank that is gone and one that does not come
-    are found by it, as with backend "aiodist". torch's groups would hang, or mix up memory.
+    are found by it, as with backend "aiodist". torch's groups would hang, or mix up memory. Objects
+    travel as bytes over aiodist's own streams.
     """
 
-    def barrier(self, timeout: float | None) -> Work[None]:
-        device = self._own_device()
+    is_fragile = True
+
+    def __init__(self, group: GroupEngine, kind: TorchKind) -> None:
+        self.name = kind.name
+        self._group = group
+        self._messages = TorchMessages(group, kind)
+        self._torch = TorchCollectives(group, self._messages)
+        self._objects = NativeObjects(group, AlgorithmChoice(group.world.tables), Sends(group))
+        self._calls: Mapping[str, Any] = {
+            "barrier": self._barrier,
+            "broadcast": self._broadcast,
+            "reduce": self._reduce,
+            "gather": self._gather,
+            "scatter": self._scatter,
+            "all_reduce": self._all_reduce,
+            "all_reduce_coalesced": self._all_reduce,
+            "all_gather": self._all_gather,
+            "all_gather_coalesced": self._all_gather,
+            "reduce_scatter": self._reduce_scatter,
+            "all_to_all": self._all_to_all,
+        }
+        others = {**self._messages.starts, **self._objects.starts}
+        self._starts: Mapping[str, Start] = dict.fromkeys(self._calls, self._collective) | others
+
+    async def ready(self, deadline: Deadline) -> None:
+        await self._messages.ready(deadline)
+
+    def close(self) -> None:
+        self._messages.close()
+
+    def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:
+        self._messages.check_tensor(tensor, writable=writable)
+
+    def open_stream(
+        self, peer: int, tag: int, window: int, max_bytes: int, allow_pickle: bool
+    ) -> Stream:
+        return self._objects.open_stream(peer, tag, window, max_bytes, allow_pickle)
+
+    def start(self, operation: Operation[T], timeout: float | None = None) -> Work[T]:
+        begin = self._starts[operation.kind]
+        work: Work[T] = self._group.world.as_its_loop(begin, operation, timeout)
+        return work
+
+    def _collective(self, operation: Collective[None], timeout: float | None) -> Work[None]:
+        kind = self._messages.kind
+        opened = operation.open(partial(Slot, device=kind.device), self._group)
+        agreed = operation.fingerprint(opened)
+        work: Work[None] = self._calls[operation.kind](operation, opened, agreed, timeout)
+        return work
+
+    def _barrier(
+        self, operation: Any, opened: Opened[Slot], agreed: Fingerprint, timeout: float | None
+    ) -> Work[None]:
+        device = self._messages.own_device()
         options = torch_dist.AllreduceOptions()
-        return self._collective(
-            Fingerprint("barrier"),
-            [],
-            lambda pg: pg.allreduce([torch.zeros(1, device=device)], options),
-            [],
-            timeout,
-        )
+
+        def issue(pg: Any) -> Any:
+            return pg.allreduce([torch.zeros(1, device=device)], options)
+
+        return self._torch.collective(agreed, opened, issue, timeout)
 
     # -- one to all, all to one
 
-    def broadcast(self, tensor: Tensor, root: int, timeout: float | None) -> Work[None]:
-        is_root = self._group.own_rank == root
-        slot = Slot(tensor, "tensor", self._kind.device, writable=not is_root)
+    def _broadcast(
+        self, operation: Any, opened: Opened[Slot], agreed: Fingerprint, timeout: float | None
+    ) -> Work[None]:
+        (slot,) = (*opened.inputs, *opened.outputs)
         options = torch_dist.BroadcastOptions()
-        options.rootRank, options.rootTensor = root, 0
-        fingerprint = Fingerprint("broadcast", slot.dtype, None, root, slot.count, slot.shape)
-        return self._collective(
-            fingerprint,
-            [slot] if is_root else [],
-            lambda pg: pg.broadcast([slot.raw], options),
-            [] if is_root else [slot],
-            timeout,
+        options.rootRank, options.rootTensor = operation.root, 0
+        return self._torch.collective(
+            agreed, opened, lambda pg: pg.broadcast([slot.raw], options), timeout
         )
 
-    def reduce(self, tensor: Tensor, root: int, op: ReduceOp, timeout: float | None) -> Work[None]:
-        is_root = self._group.own_rank == root
-        slot = Slot(tensor, "tensor", self._kind.device, writable=is_root)
-        plan = self._reducing(op, slot)
+    def _reduce(
+        self, operation: Any, opened: Opened[Slot], agreed: Fingerprint, timeout: float | None
+    ) -> Work[None]:
+        (slot,), is_root = opened.inputs, bool(opened.outputs)
+        plan = self._reducing(operation, slot)
         options = torch_dist.ReduceOptions()
-        options.reduceOp, options.rootRank, options.rootTensor = plan.op, root, 0
+        options.reduceOp, options.rootRank, options.rootTensor = plan.op, operation.root, 0
         data = [slot.raw]
 
         def issue(pg: Any) -> Any:
@@ -84,73 +134,33 @@ class TorchBackend(TorchCollectives):
             if is_root:
                 _change(plan.finish, data[0], plan)
 
-        fingerprint = Fingerprint("reduce", slot.dtype, op, root, slot.count, slot.shape)
-        outputs = [slot] if is_root else []
-        return self._collective(fingerprint, [slot], issue, outputs, timeout, finish)
+        return self._torch.collective(agreed, opened, issue, timeout, finish)
 
-    def gather(
-        self, tensor: Tensor, outputs: Sequence[Tensor] | None, root: int, timeout: float | None
+    def _gather(
+        self, operation: Any, opened: Opened[Slot], agreed: Fingerprint, timeout: float | None
     ) -> Work[None]:
-        slot = Slot(tensor, "tensor", self._kind.device, writable=False)
-        places = outputs_of(outputs or (), "gather_list", self._kind.device, slot)
-        if places:
-            check_own(places[self._group.own_rank], slot, "gather_list")
         out_of = self._nothing()
-        out_of[root] = slot.raw.numel()
-        return self._deal(
-            Fingerprint("gather", slot.dtype, root=root, shape=slot.shape),
-            [slot],
-            places,
-            out_of,
-            lengths_of(places) or self._nothing(),
-            timeout,
-        )
+        out_of[operation.root] = opened.inputs[0].nbytes
+        into = opened.into or self._nothing()
+        return self._torch.deal(agreed, opened._replace(out_of=out_of, into=into), timeout)
 
-    def scatter(
-        self, output: Tensor, inputs: Sequence[Tensor] | None, root: int, timeout: float | None
+    def _scatter(
+        self, operation: Any, opened: Opened[Slot], agreed: Fingerprint, timeout: float | None
     ) -> Work[None]:
-        slot = Slot(output, "tensor", self._kind.device, writable=True)
-        sources = inputs_of(inputs or (), "scatter_list", self._kind.device, slot)
-        if sources:
-            check_own(sources[self._group.own_rank], slot, "scatter_list")
         into = self._nothing()
-        into[root] = slot.raw.numel()
-        return self._deal(
-            Fingerprint("scatter", slot.dtype, root=root, shape=slot.shape),
-            sources,
-            [slot],
-            lengths_of(sources) or self._nothing(),
-            into,
-            timeout,
-        )
+        into[operation.root] = opened.outputs[0].nbytes
+        out_of = opened.out_of or self._nothing()
+        return self._torch.deal(agreed, opened._replace(out_of=out_of, into=into), timeout)
 
     # -- all to all ranks
 
-    def all_reduce(self, tensor: Tensor, op: ReduceOp, timeout: float | None) -> Work[None]:
-        slot = Slot(tensor, "tensor", self._kind.device, writable=True)
-        plan = self._reducing(op, slot)
-        fingerprint = Fingerprint("all_reduce", slot.dtype, op, -1, slot.count, slot.shape)
-        return self._all_reduce(fingerprint, [slot], slot.raw, plan, timeout)
-
-    def all_reduce_coalesced(
-        self, tensors: Sequence[Tensor], op: ReduceOp, timeout: float | None
-    ) -> Work[None]:
-        slots = outputs_of(tensors, "tensors", self._kind.device)
-        plan = self._reducing(op, slots[0])
-        fingerprint = Fingerprint(
-            "all_reduce_coalesced", slots[0].dtype, op, count=digest_of_counts(slots)
-        )
-        return self._all_reduce(fingerprint, slots, None, plan, timeout)
-
     def _all_reduce(
-        self,
-        fingerprint: Fingerprint,
-        slots: Sequence[Slot],
-        whole: torch.Tensor | None,
-        plan: Reducing,
-        timeout: float | None,
+        self, operation: Any, opened: Opened[Slot], agreed: Fingerprint, timeout: float | None
     ) -> Work[None]:
-        """In ``whole``, where it is one tensor; else in a new one that holds all of them."""
+        """Reduce one tensor in place, and several in a new one that holds all of them."""
+        slots = opened.inputs
+        whole = slots[0].raw if operation.kind == "all_reduce" else None
+        plan = self._reducing(operation, slots[0])
         options = torch_dist.AllreduceOptions()
         options.reduceOp = plan.op
         data: list[torch.Tensor] = []
@@ -166,102 +176,42 @@ class TorchBackend(TorchCollectives):
             if whole is None:
                 share_out(data[0], [slot.raw for slot in slots])
 
-        return self._collective(fingerprint, slots, issue, slots, timeout, finish)
-
-    def all_gather(
-        self, outputs: Sequence[Tensor], tensor: Tensor, timeout: float | None
-    ) -> Work[None]:
-        slot = Slot(tensor, "tensor", self._kind.device, writable=False)
-        places = outputs_of(outputs, "tensor_list", self._kind.device, slot)
-        return self._all_gather("all_gather", [slot], [[p] for p in places], slot.count, timeout)
-
-    def all_gather_coalesced(
-        self, outputs: Sequence[Sequence[Tensor]], tensors: Sequence[Tensor], timeout: float | None
-    ) -> Work[None]:
-        slots = inputs_of(tensors, "input_tensor_list", self._kind.device)
-        rows = [
-            outputs_of(row, f"output_tensor_lists[{number}]", self._kind.device, slots[0])
-            for number, row in enumerate(outputs)
-        ]
-        name = "all_gather_coalesced"
-        return self._all_gather(name, slots, rows, digest_of_counts(slots), timeout)
+        return self._torch.collective(agreed, opened, issue, timeout, finish)
 
     def _all_gather(
-        self,
-        name: str,
-        slots: Sequence[Slot],
-        rows: Sequence[Sequence[Slot]],
-        count: int,
-        timeout: float | None,
+        self, operation: Any, opened: Opened[Slot], agreed: Fingerprint, timeout: float | None
     ) -> Work[None]:
-        """``count``: of the fingerprint, where all ranks give as much."""
-        for place, slot in zip(rows[self._group.own_rank], slots, strict=True):
-            check_own(place, slot, "the list of outputs")
-        places = [place for row in rows for place in row]
-        whole = [sum(lengths_of(row)) for row in rows]
-        shape = slots[0].shape if len(slots) == 1 else None
-        if len(set(whole)) > 1:
-            total = sum(place.count for place in places)
-            fingerprint = Fingerprint(name, slots[0].dtype, count=total, shape=shape)
-            out_of = [sum(lengths_of(slots))] * len(rows)
-            return self._deal(fingerprint, slots, places, out_of, whole, timeout, copies=len(rows))
+        slots, lengths = opened.inputs, list(opened.into)
+        places = [place.raw for place in opened.outputs]
+        if len(set(lengths)) > 1:
+            out_of = [sum(slot.nbytes for slot in slots)] * len(lengths)
+            return self._torch.deal(
+                agreed, opened._replace(out_of=out_of), timeout, copies=len(lengths)
+            )
+        if len(places) == 1:
+            places = list(torch.split(places[0], lengths))
         joined: list[torch.Tensor] = []
 
         def issue(pg: Any) -> Any:
             if len(slots) == 1:
-                return pg.allgather([[row[0].raw for row in rows]], [slots[0].raw])
-            joined.extend(slots[0].raw.new_empty(length) for length in whole)
+                return pg.allgather([places], [slots[0].raw])
+            joined.extend(slots[0].raw.new_empty(length) for length in lengths)
             return pg.allgather([joined], [torch.cat([slot.raw for slot in slots])])
 
         def finish() -> None:
-            for flat, row in zip(joined, rows, strict=False):
-                share_out(flat, [place.raw for place in row])
+            n = len(slots)
+            for rank, flat in enumerate(joined):
+                share_out(flat, places[rank * n : (rank + 1) * n])
 
-        fingerprint = Fingerprint(name, slots[0].dtype, count=count, shape=shape)
-        return self._collective(fingerprint, slots, issue, places, timeout, finish)
-
-    def all_gather_into(self, output: Tensor, tensor: Tensor, timeout: float | None) -> Work[None]:
-        slot = Slot(tensor, "input_tensor", self._kind.device, writable=False)
-        place = Slot(output, "output_tensor", self._kind.device, writable=True)
-        check_times(place, "output_tensor", slot, "input_tensor", self._group.n_ranks)
-        parts = list(place.raw.chunk(self._group.n_ranks)) if place.count else []
-        parts = parts or [place.raw] * self._group.n_ranks
-        return self._collective(
-            Fingerprint("all_gather", slot.dtype, count=slot.count, shape=slot.shape),
-            [slot],
-            lambda pg: pg.allgather([parts], [slot.raw]),
-            [place],
-            timeout,
-        )
-
-    def reduce_scatter(
-        self, output: Tensor, inputs: Sequence[Tensor], op: ReduceOp, timeout: float | None
-    ) -> Work[None]:
-        place = Slot(output, "output", self._kind.device, writable=True)
-        sources = inputs_of(inputs, "input_list", self._kind.device, place)
-        check_own(sources[self._group.own_rank], place, "input_list")
-        return self._reduce_scatter(place, sources, lengths_of(sources), op, timeout)
-
-    def reduce_scatter_from(
-        self, output: Tensor, tensor: Tensor, op: ReduceOp, timeout: float | None
-    ) -> Work[None]:
-        place = Slot(output, "output", self._kind.device, writable=True)
-        source = Slot(tensor, "input", self._kind.device, writable=False)
-        check_times(source, "input", place, "output", self._group.n_ranks)
-        lengths = [place.raw.numel()] * self._group.n_ranks
-        return self._reduce_scatter(place, [source], lengths, op, timeout)
+        return self._torch.collective(agreed, opened, issue, timeout, finish)
 
     def _reduce_scatter(
-        self,
-        place: Slot,
-        sources: Sequence[Slot],
-        lengths: Sequence[int],
-        op: ReduceOp,
-        timeout: float | None,
+        self, operation: Any, opened: Opened[Slot], agreed: Fingerprint, timeout: float | None
     ) -> Work[None]:
-        plan = self._reducing(op, place)
+        (place,), sources, lengths = opened.outputs, opened.inputs, opened.out_of
+        plan = self._reducing(operation, place)
         even = len(set(lengths)) == 1
-        scatters = even and self._kind.reduces_and_scatters
+        scatters = even and self._messages.kind.reduces_and_scatters
         start = sum(lengths[: self._group.own_rank])
         data: list[torch.Tensor] = []
 
@@ -280,7 +230,7 @@ class TorchBackend(TorchCollectives):
 
         def finish() -> None:
             if not scatters:
-                place.raw.copy_(data[0][start : start + place.raw.numel()])
+                place.raw.copy_(data[0][start : start + place.nbytes])
             _change(plan.finish, place.raw, plan)
 
         async def compare(context: CollectiveContext) -> None:
@@ -288,49 +238,20 @@ class TorchBackend(TorchCollectives):
                 for came, expected in zip(told, lengths, strict=True):
                     check_length(context, rank, came, expected)
 
-        count = place.count if even else sum(source.count for source in sources)
-        return self._collective(
-            Fingerprint("reduce_scatter", place.dtype, op, -1, count, place.shape),
-            sources,
-            issue,
-            [place],
-            timeout,
-            finish,
-            None if even else compare,
+        return self._torch.collective(
+            agreed, opened, issue, timeout, finish, None if even else compare
         )
 
-    def all_to_all(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], timeout: float | None
+    def _all_to_all(
+        self, operation: Any, opened: Opened[Slot], agreed: Fingerprint, timeout: float | None
     ) -> Work[None]:
-        sources = inputs_of(inputs, "input_tensor_list", self._kind.device)
-        places = outputs_of(outputs, "output_tensor_list", self._kind.device, sources[0])
-        rank = self._group.own_rank
-        check_own(places[rank], sources[rank], "output_tensor_list")
-        fingerprint = Fingerprint("all_to_all", sources[0].dtype)
-        return self._deal(
-            fingerprint, sources, places, lengths_of(sources), lengths_of(places), timeout
-        )
+        return self._torch.deal(agreed, opened, timeout)
 
-    def all_to_all_single(
-        self,
-        output: Tensor,
-        tensor: Tensor,
-        output_splits: Sequence[int] | None,
-        input_splits: Sequence[int] | None,
-        timeout: float | None,
-    ) -> Work[None]:
-        source = Slot(tensor, "input", self._kind.device, writable=False)
-        place = Slot(output, "output", self._kind.device, writable=True)
-        check_dtype(place, "output", source)
-        size, rank = self._group.n_ranks, self._group.own_rank
-        out_of = split_lengths(source.shape, source.raw.numel(), "input", input_splits, size)
-        into = split_lengths(place.shape, place.raw.numel(), "output", output_splits, size)
-        check_kept(rank, out_of[rank], into[rank])
-        fingerprint = Fingerprint("all_to_all", source.dtype, shape=source.shape)
-        return self._deal(fingerprint, [source], [place], out_of, into, timeout)
+    def _nothing(self) -> list[int]:
+        return [0] * self._group.n_ranks
 
-    def _reducing(self, op: ReduceOp, slot: Slot) -> Reducing:
-        return reducing(op, slot.dtype, self._group.n_ranks, self._kind)
+    def _reducing(self, operation: Any, slot: Slot) -> Reducing:
+        return reducing(operation.op, slot.dtype, self._group.n_ranks, self._messages.kind)
 
 
 def _change(change: Change | None, raw: torch.Tensor, plan: Reducing) -> None:

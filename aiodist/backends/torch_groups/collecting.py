@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from aiodist.backends.sizes import pack_lengths, unpack_lengths
 from aiodist.backends.torch_groups.messages import TorchMessages
 from aiodist.backends.torch_groups.slots import Slot, device_of
 from aiodist.backends.torch_groups.worker import Answer
@@ -17,20 +16,27 @@ from aiodist.collectives.all_gather_ring import all_gather_new
 from aiodist.collectives.barrier_dissemination import barrier_dissemination
 from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.fingerprint import Fingerprint, words_of
+from aiodist.groups.group_engine import GroupEngine
+from aiodist.groups.operation import Opened
+from aiodist.groups.sizes import pack_lengths, unpack_lengths
 from aiodist.groups.work import Work
 
 Issue = Callable[[Any], Any]
 
 
-class TorchCollectives(TorchMessages):
+class TorchCollectives:
     """The two ways of all operations: one call of torch's, or parts of unequal lengths."""
 
-    def _collective(
+    def __init__(self, group: GroupEngine, messages: TorchMessages) -> None:
+        """``messages``: has the group's torch group, and its device."""
+        self._group = group
+        self._messages = messages
+
+    def collective(
         self,
         fingerprint: Fingerprint,
-        inputs: Sequence[Slot],
+        opened: Opened[Slot],
         issue: Issue,
-        outputs: Sequence[Slot],
         timeout: float | None,
         finish: Callable[[], None] | None = None,
         compare: Callable[[CollectiveContext], Coroutine[Any, Any, None]] | None = None,
@@ -40,8 +46,9 @@ class TorchCollectives(TorchMessages):
         ``compare``: what has to end well before; it takes the place of the barrier. torch's thread
         waits for it, so that operations keep their order.
         """
-        slots = [*inputs, *outputs]
-        here = self._here(device_of(slots) if slots else self._own_device())
+        inputs, outputs = opened.inputs, opened.outputs
+        slots, messages = [*inputs, *outputs], self._messages
+        here = messages.here(device_of(slots) if slots else messages.own_device())
 
         fit = Answer()
 
@@ -60,7 +67,7 @@ class TorchCollectives(TorchMessages):
             if compare is None:
                 fit.give(True)
             name = fingerprint.operation
-            running = self._torch.start(stage, issue, hand_over, here, name)
+            running = messages.torch.start(stage, issue, hand_over, here, name)
             try:
                 await (compare or barrier_dissemination)(context)
                 fit.give(True)
@@ -73,22 +80,20 @@ class TorchCollectives(TorchMessages):
         apart = replace(fingerprint, elsewhere=True)
         return self._group.collective(apart, body, timeout)
 
-    def _deal(
+    def deal(
         self,
         fingerprint: Fingerprint,
-        inputs: Sequence[Slot],
-        outputs: Sequence[Slot],
-        out_of: Sequence[int],
-        into: Sequence[int],
+        opened: Opened[Slot],
         timeout: float | None,
         *,
         copies: int = 1,
     ) -> Work[None]:
-        """``out_of[r]`` bytes of ``inputs`` go to rank r, ``into[r]`` of ``outputs`` come from there.
+        """Send ``out_of[r]`` bytes of the inputs to rank r; fill ``into[r]`` of the outputs from there.
 
-        The way of whatever ranks give in unequal parts; they compare the lengths first. ``copies``: how
-        often the inputs follow each other.
+        The way of all operations in which ranks give unequal parts; they compare the lengths first.
+        ``copies``: how often the inputs follow each other.
         """
+        inputs, outputs, out_of, into = opened
         device = (*inputs, *outputs)[0].device
         data: list[torch.Tensor] = []
 
@@ -110,10 +115,7 @@ class TorchCollectives(TorchMessages):
                 other = receiver if sender == context.rank else sender
                 check_length(context, other, given[sender][receiver], wanted[receiver][sender])
 
-        return self._collective(fingerprint, inputs, issue, outputs, timeout, finish, compare)
-
-    def _nothing(self) -> list[int]:
-        return [0] * self._group.n_ranks
+        return self.collective(fingerprint, opened, issue, timeout, finish, compare)
 
 
 async def tell_lengths(context: CollectiveContext, lengths: Sequence[int]) -> list[tuple[int, ...]]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from aiodist.backends.native_objects import NativeObjects
+from aiodist.backends.native_objects import Start
 from aiodist.backends.torch_groups.group import TorchGroup
 from aiodist.backends.torch_groups.kinds import Here, Lanes, TorchKind
 from aiodist.backends.torch_groups.slots import Slot
@@ -22,9 +22,10 @@ from aiodist.errors import (
     InvalidUsageError,
     StoreTimeoutError,
 )
-from aiodist.groups.backend import Received, Tensor
 from aiodist.groups.contexts import MessageContext
 from aiodist.groups.group_engine import GroupEngine
+from aiodist.groups.message import Received, Recv, RecvNew, Send
+from aiodist.groups.operation import Tensor
 from aiodist.groups.work import Work
 from aiodist.p2p.matching import ANY_SOURCE
 from aiodist.tensors import decode_meta, empty_like_message
@@ -38,47 +39,54 @@ _TAG = 0
 """torch's tag of all transfers: both ends start them in one order."""
 
 
-class TorchMessages(NativeObjects):
-    """Sends and receives. Objects travel as bytes over aiodist's own streams."""
-
-    is_fragile = True
+class TorchMessages:
+    """Sends and receives, in torch's group of the same ranks, and where this rank's part in it is."""
 
     def __init__(self, group: GroupEngine, kind: TorchKind) -> None:
-        super().__init__(group)
-        self.name = kind.name
-        self._kind = kind
-        self._torch = TorchGroup(kind, group)
+        self._group = group
+        self.kind = kind
+        self.torch = TorchGroup(kind, group)
         self._pairs: dict[int, TorchGroup] = {}
         self._transfers = Transfers(group)
         self._device: torch.device | None = None
+        self.starts: Mapping[str, Start] = {
+            Send.kind: self._send,
+            Recv.kind: self._recv_into,
+            RecvNew.kind: self._recv_new,
+        }
+        """By the kind of the operation."""
 
     async def ready(self, deadline: Deadline) -> None:
+        """Return when all ranks have opened torch's group. Raises StoreTimeoutError, or why not."""
         opened = asyncio.Event()
-        self._torch.when_open(opened.set)
+        self.torch.when_open(opened.set)
         left = deadline.remaining()
         try:
             async with asyncio.timeout(None if math.isinf(left) else left):
                 await opened.wait()
         except TimeoutError:
             raise StoreTimeoutError(
-                f"not all ranks have opened {self.name} within {deadline.timeout:g} s"
+                f"not all ranks have opened {self.kind.name} within {deadline.timeout:g} s"
             ) from None
-        self._torch.check()
+        self.torch.check()
 
     def close(self) -> None:
+        """Give torch's groups back. Idempotent; does not wait."""
         name = self._group.group_name
         self._transfers.stop(GroupClosedError(f"group {name!r} was destroyed", group=name))
-        for each in (self._torch, *self._pairs.values()):
+        for each in (self.torch, *self._pairs.values()):
             each.close()
 
     def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:
-        slot = Slot(tensor, "tensor", self._kind.device, writable=writable)
+        """As `CollectiveBackend.check_tensor`."""
+        slot = Slot(tensor, "tensor", self.kind.device, writable=writable)
         self._check_device(slot.device)
 
-    def send(self, tensor: Tensor, dst: int, tag: int, timeout: float | None) -> Work[None]:
-        slot = Slot(tensor, "tensor", self._kind.device, writable=False)
+    def _send(self, operation: Send, timeout: float | None) -> Work[None]:
+        dst, tag = operation.dst, operation.tag
+        slot = Slot(operation.tensor, "tensor", self.kind.device, writable=False)
         meta = pack_meta(slot.kind, slot.dtype, slot.shape)
-        here = self._here(slot.device)
+        here = self.here(slot.device)
 
         async def protocol(transfer: Transfer, context: MessageContext) -> None:
             if not await self._transfers.offer(transfer, self._group.ranks[dst], tag, meta):
@@ -90,8 +98,8 @@ class TorchMessages(NativeObjects):
 
         return self._group.carried("send", dst, tag, self._body(protocol), timeout)
 
-    def recv(self, tensor: Tensor, src: int | None, tag: int, timeout: float | None) -> Work[int]:
-        slot = Slot(tensor, "tensor", self._kind.device, writable=True)
+    def _recv_into(self, operation: Recv, timeout: float | None) -> Work[int]:
+        slot = Slot(operation.tensor, "tensor", self.kind.device, writable=True)
 
         def refuse(source: int, meta: bytes) -> BaseException | None:
             _, dtype, shape = decode_meta(meta)
@@ -106,14 +114,14 @@ class TorchMessages(NativeObjects):
             return source
 
         # The message comes after what the caller has asked of the tensor's device by now.
-        here = self._here(slot.device)
-        return self._recv(src, tag, refuse, lambda meta: (slot, here), finish, timeout)
+        here = self.here(slot.device)
+        return self._recv(operation, refuse, lambda meta: (slot, here), finish, timeout)
 
-    def recv_new(self, src: int | None, tag: int, timeout: float | None) -> Work[Received]:
+    def _recv_new(self, operation: RecvNew, timeout: float | None) -> Work[Received]:
         made: list[Any] = []
-        device = self._own_device()
+        device = self.own_device()
         self._bind(device)  # raises before the sender has begun
-        callers = self._kind.callers(device)
+        callers = self.kind.callers(device)
 
         def refuse(source: int, meta: bytes) -> BaseException | None:
             return None
@@ -121,29 +129,29 @@ class TorchMessages(NativeObjects):
         def place(meta: bytes) -> Placed:
             kind, dtype, shape = decode_meta(meta)
             with callers():
-                if self._kind.device == "cpu":
+                if self.kind.device == "cpu":
                     made.append(empty_like_message(kind, dtype, shape).owner)
                 else:
                     made.append(torch.empty(shape, dtype=TORCH_DTYPES[dtype], device=device))
-                slot = Slot(made[0], "tensor", self._kind.device, writable=True)
+                slot = Slot(made[0], "tensor", self.kind.device, writable=True)
                 # After what the caller's stream still has to do with memory that is used anew.
-                return slot, self._here(device)
+                return slot, self.here(device)
 
         def finish(source: int, meta: bytes) -> Received:
             return Received(made[0], source)
 
-        return self._recv(src, tag, refuse, place, finish, timeout)
+        return self._recv(operation, refuse, place, finish, timeout)
 
     def _recv(
         self,
-        src: int | None,
-        tag: int,
+        operation: Recv | RecvNew,
         refuse: Callable[[int, bytes], BaseException | None],
         place: Callable[[bytes], Placed],
         finish: Callable[[int, bytes], Any],
         timeout: float | None,
     ) -> Work[Any]:
         """``place(metadata)``: where the message goes; ``finish(source, metadata)``: the result."""
+        src, tag = operation.src, operation.tag
         source = ANY_SOURCE if src is None else self._group.ranks[src]
 
         async def protocol(transfer: Transfer, context: MessageContext) -> Any:
@@ -167,14 +175,14 @@ class TorchMessages(NativeObjects):
 
         return self._group.carried("recv", src, tag, self._body(protocol), timeout)
 
-    def _own_device(self) -> torch.device:
+    def own_device(self) -> torch.device:
         """Where this rank's part is, and what has no tensor of its own goes."""
-        return self._device or self._kind.place(self._group.settings.device)
+        return self._device or self.kind.place(self._group.settings.device)
 
-    def _here(self, device: torch.device) -> Callable[[Lanes], Here]:
+    def here(self, device: torch.device) -> Callable[[Lanes], Here]:
         """What an operation on tensors of ``device`` has to enter. Errors as of `_check_device`."""
         self._bind(device)
-        return self._kind.here(device)
+        return self.kind.here(device)
 
     def _bind(self, device: torch.device) -> None:
         """From now on all operations are there. Errors as of `_check_device`."""
@@ -188,22 +196,22 @@ class TorchMessages(NativeObjects):
         """
         own, chosen = self._device, self._group.settings.device
         if own is None and chosen is not None:
-            own = self._kind.place(chosen)
+            own = self.kind.place(chosen)
         if own is not None and device != own:
             raise InvalidUsageError(
                 f"the tensor is on {device}, and this rank's part in group "
                 f"{self._group.group_name!r} is on {own}: a rank has one device in a "
-                f'{self._kind.name} group; pass tensor.to("{own}"), or make another group '
+                f'{self.kind.name} group; pass tensor.to("{own}"), or make another group '
                 "with its device_id"
             )
 
     def _between(self, rank: int) -> tuple[TorchGroup, int]:
         """The torch group of messages from and to that rank of the group, and its number there."""
-        if not self._kind.in_pairs:
-            return self._torch, rank
+        if not self.kind.in_pairs:
+            return self.torch, rank
         two = sorted((rank, self._group.own_rank))
         if rank not in self._pairs:
-            self._pairs[rank] = TorchGroup(self._kind, self._group, two)
+            self._pairs[rank] = TorchGroup(self.kind, self._group, two)
         return self._pairs[rank], two.index(rank)
 
     def _body(

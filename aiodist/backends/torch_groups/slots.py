@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 
-from aiodist.backends.buffers import each_of
 from aiodist.backends.native_messages import load_now
 from aiodist.errors import InvalidUsageError
 from aiodist.tensors import Buffer, buffer_of
@@ -68,6 +66,10 @@ class Slot:
         self.raw = owner.as_strided((self.count,), (1,)).view(torch.uint8)
 
     @property
+    def nbytes(self) -> int:
+        return self.raw.numel()
+
+    @property
     def device(self) -> torch.device:
         return self.raw.device
 
@@ -87,25 +89,6 @@ class Slot:
             self._buffer.write_back()
         elif self._staged is not None and self._owner is not None:
             self._owner.copy_(self._staged)
-
-
-def inputs_of(
-    tensors: Sequence[Any], name: str, device: str, like: Slot | None = None
-) -> list[Slot]:
-    """Slots that are only read; dtypes and errors as of `each_of`."""
-    return each_of(tensors, name, partial(Slot, device=device, writable=False), like)
-
-
-def outputs_of(
-    tensors: Sequence[Any], name: str, device: str, like: Slot | None = None
-) -> list[Slot]:
-    """Slots that are written; dtypes and errors as of `each_of`."""
-    return each_of(tensors, name, partial(Slot, device=device, writable=True), like)
-
-
-def lengths_of(slots: Sequence[Slot]) -> list[int]:
-    """Their bytes."""
-    return [slot.raw.numel() for slot in slots]
 
 
 def device_of(slots: Sequence[Slot]) -> torch.device:

@@ -9,6 +9,8 @@ import pytest
 
 import aiodist as dist
 from aiodist.backends.mixed import MixedBackend
+from aiodist.groups.message import Recv, Send
+from aiodist.groups.operation import AllReduce, Broadcast
 
 
 async def groups() -> None:
@@ -91,14 +93,14 @@ async def _a_backend_for_each_device(rank: int) -> None:
     other = mixed._by_device["cuda"]
     for count in (1, 300_000):
         tensor = np.full(count, rank + 1.0)
-        await other.all_reduce(tensor, dist.ReduceOp.SUM, None)
+        await other.start(AllReduce(tensor, dist.ReduceOp.SUM))
         assert (tensor == 6).all()
         tensor.fill(rank)
-        await other.broadcast(tensor, 2, None)
+        await other.start(Broadcast(tensor, 2))
         assert (tensor == 2).all()
         into = np.zeros(count)
-        receiving = other.recv(into, (rank - 1) % 3, 4, None)
-        await other.send(np.full(count, float(rank)), (rank + 1) % 3, 4, None)
+        receiving = other.start(Recv(into, (rank - 1) % 3, 4))
+        await other.start(Send(np.full(count, float(rank)), (rank + 1) % 3, 4))
         assert await receiving == (rank - 1) % 3
         assert (into == (rank - 1) % 3).all()
     mixed._by_device["cpu"]._gate.comm = comm

@@ -7,24 +7,12 @@ import struct
 from collections.abc import Sequence
 
 from aiodist.errors import InvalidUsageError, ProtocolError
-from aiodist.tensors import Buffer
-
-
-def split_bytes(
-    buffer: Buffer, name: str, splits: Sequence[int] | None, size: int
-) -> list[memoryview]:
-    """``buffer``'s bytes for each of ``size`` ranks; arguments and errors as of `split_lengths`."""
-    views, start = [], 0
-    for length in split_lengths(buffer.shape, buffer.nbytes, name, splits, size):
-        views.append(buffer.view[start : start + length])
-        start += length
-    return views
 
 
 def split_lengths(
     shape: Sequence[int], nbytes: int, name: str, splits: Sequence[int] | None, size: int
 ) -> list[int]:
-    """Bytes for each of ``size`` ranks: ``splits[r]`` rows of a tensor's first dimension.
+    """Return the bytes for each of ``size`` ranks: ``splits[r]`` rows of a tensor's first dimension.
 
     None means equal shares. Raises InvalidUsageError where the splits do not add up.
     """

@@ -1,15 +1,13 @@
-"""The buffers of one call: their memory, and whether they fit together."""
+"""Whether the tensors of one operation fit together, for every kind of memory that a backend has."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
 
-from aiodist.backends.sizes import digest_of_numbers
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.backend import Tensor
-from aiodist.tensors import Buffer, DType, buffer_of
+from aiodist.groups.sizes import digest_of_numbers
+from aiodist.tensors import DType
 
 
 class Memory(Protocol):
@@ -19,44 +17,47 @@ class Memory(Protocol):
     def dtype(self) -> DType: ...
 
     @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
     def count(self) -> int:
         """The number of elements."""
         ...
 
+    @property
+    def nbytes(self) -> int: ...
+
 
 M = TypeVar("M", bound=Memory)
+Opens = TypeVar("Opens", bound=Memory, covariant=True)
+
+
+class Open(Protocol[Opens]):
+    """Open a tensor: `aiodist.tensors.buffer_of`, or what another backend has for that."""
+
+    def __call__(self, tensor: Any, name: str, *, writable: bool) -> Opens: ...
 
 
 def each_of(
-    tensors: Sequence[Tensor],
+    tensors: Sequence[Any],
     name: str,
-    open_one: Callable[[Tensor, str], M],
+    open_one: Open[M],
     like: Memory | None = None,
+    *,
+    writable: bool,
 ) -> list[M]:
-    """Return ``open_one(tensor, its name)`` for each tensor of argument ``name``.
+    """Return ``open_one(tensor, its name, writable=...)`` for each tensor of argument ``name``.
 
     Raises InvalidUsageError unless all have the dtype of ``like``, or, if that is None, of the
     first.
     """
-    found = [open_one(tensor, f"{name}[{number}]") for number, tensor in enumerate(tensors)]
+    found = [
+        open_one(tensor, f"{name}[{number}]", writable=writable)
+        for number, tensor in enumerate(tensors)
+    ]
     for number, one in enumerate(found):
         check_dtype(one, f"{name}[{number}]", like or found[0])
     return found
-
-
-def to_write(tensors: Sequence[Tensor], name: str, like: Buffer | None = None) -> list[Buffer]:
-    """Return buffers to write, not loaded; arguments and errors as of `each_of`."""
-    return each_of(tensors, name, partial(buffer_of, writable=True, load=False), like)
-
-
-def to_read(tensors: Sequence[Tensor], name: str, like: Buffer | None = None) -> list[Buffer]:
-    """Return buffers to read, not loaded; arguments and errors as of `each_of`."""
-    return each_of(tensors, name, partial(buffer_of, writable=False, load=False), like)
-
-
-def are_staged(*buffers: Buffer) -> bool:
-    """Return whether any of them is a copy, to be filled before or written back after an operation."""
-    return any(buffer.is_staged for buffer in buffers)
 
 
 def digest_of_counts(tensors: Sequence[Memory]) -> int:

@@ -1,4 +1,4 @@
-"""Calls like those before, which the blocking API tries before it starts anything."""
+"""Calls like those before: their plan completes them, before anything is made for them."""
 
 from __future__ import annotations
 
@@ -10,30 +10,43 @@ import pytest
 import torch
 
 import aiodist as dist
-from aiodist.api import cached_calls, collectives
+from aiodist.api import collectives
 from aiodist.collectives.all_reduce_slots import AllReduceSlots
 from aiodist.groups.group_engine import GroupEngine
+from aiodist.groups.operation import (
+    AllGatherSingle,
+    AllReduce,
+    AllToAllSingle,
+    Barrier,
+    Broadcast,
+    Operation,
+    Reduce,
+    ReduceScatterSingle,
+)
 from aiodist.groups.world import current_world
 from aiodist.shm.group_area import ASLEEP
 from aiodist.testing.in_process import run_ranks
+from tests.backends.at_once import at_once
 from tests.engine.conftest import outcome, until, without_loop
 
-KINDS = (
-    cached_calls.barrier,
-    cached_calls.broadcast,
-    cached_calls.all_reduce,
-    cached_calls.reduce,
-    cached_calls.all_gather_into_tensor,
-    cached_calls.reduce_scatter_tensor,
-    cached_calls.all_to_all_single,
-)
+KINDS: dict[str, Callable[..., Operation[None]]] = {
+    "barrier": Barrier,
+    "broadcast": Broadcast,
+    "all_reduce": AllReduce,
+    "reduce": Reduce,
+    "all_gather_into_tensor": AllGatherSingle,
+    "reduce_scatter_tensor": ReduceScatterSingle,
+    "all_to_all_single": AllToAllSingle,
+}
+"""By the name of the function: its operation, of the same arguments."""
+
 SUM = dist.ReduceOp.SUM
 
 
-def arguments(kind: Callable[..., Any], rank: int) -> tuple[tuple[Any, ...], Callable[[], bool]]:
+def arguments(kind: str, rank: int) -> tuple[tuple[Any, ...], Callable[[], bool]]:
     """What a call of two ranks is made with, and whether it has done the right thing."""
     one, two = torch.full((2,), rank + 1.0), torch.full((4,), rank + 1.0)
-    match kind.__name__:
+    match kind:
         case "barrier":
             return (), lambda: True
         case "broadcast":
@@ -54,12 +67,12 @@ def default() -> GroupEngine:
     return current_world().default_group()
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-async def test_an_equal_call_is_over_where_the_others_are_there(kind: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_equal_call_is_over_where_the_others_are_there(kind: str) -> None:
     """It needs no running loop; its result, number and record are those of any other."""
 
     async def main(rank: int) -> None:
-        call = getattr(collectives, kind.__name__)
+        call = getattr(collectives, kind)
         for _ in range(3):
             await call(*arguments(kind, rank)[0])
         await dist.barrier()
@@ -69,7 +82,7 @@ async def test_an_equal_call_is_over_where_the_others_are_there(kind: Callable[.
             if rank == last:
                 await asyncio.sleep(0.01)  # the other one waits in it
                 before = default().n_started
-                ended = without_loop(lambda args=args: kind(default(), args, {}))
+                ended = without_loop(lambda args=args: at_once(default(), KINDS[kind](*args)))
                 assert ended is not None
                 assert default().n_started == before + 1
                 assert current_world().recorder.latest(1)[0].sequence == before
@@ -81,20 +94,16 @@ async def test_an_equal_call_is_over_where_the_others_are_there(kind: Callable[.
     await run_ranks(2, main, "shm", timeout=20)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-async def test_a_first_call_is_left_to_the_general_path(kind: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_first_call_is_left_to_the_general_path(kind: str) -> None:
     """Nothing is started: the group's next operation is the one that would have been."""
 
     async def main(rank: int) -> None:
-        assert kind(default(), arguments(kind, rank)[0], {}) is None
-        await dist.barrier()
-        await dist.barrier()
         before = default().n_started
-        if kind is not cached_calls.barrier:
-            assert kind(default(), arguments(kind, rank)[0], {}) is None
+        assert at_once(default(), KINDS[kind](*arguments(kind, rank)[0])) is None
         assert default().n_started == before
         args, is_right = arguments(kind, rank)
-        await getattr(collectives, kind.__name__)(*args)
+        await getattr(collectives, kind)(*args)
         assert is_right()
         await dist.barrier()
 
@@ -103,7 +112,7 @@ async def test_a_first_call_is_left_to_the_general_path(kind: Callable[..., Any]
 
 async def test_an_equal_call_with_splits_is_another_one() -> None:
     async def main(rank: int) -> None:
-        kind = cached_calls.all_to_all_single
+        kind = "all_to_all_single"
         for _ in range(3):
             await dist.all_to_all_single(*arguments(kind, rank)[0])
         await dist.barrier()
@@ -111,9 +120,9 @@ async def test_an_equal_call_with_splits_is_another_one() -> None:
         if rank == 0:
             await asyncio.sleep(0.01)  # the other one waits in it
             before = default().n_started
-            assert kind(default(), (*args[:2], [1, 3], [1, 3]), {}) is None
+            assert at_once(default(), AllToAllSingle(*args[:2], [1, 3], [1, 3])) is None
             assert default().n_started == before
-            assert without_loop(lambda: kind(default(), args, {})) is not None
+            assert without_loop(lambda: at_once(default(), AllToAllSingle(*args))) is not None
         else:
             await dist.all_to_all_single(*args)
         assert is_right()
@@ -126,7 +135,7 @@ async def test_a_cached_call_that_has_to_wait_is_under_way() -> None:
         for _ in range(4):
             await dist.barrier()
         if rank == 0:
-            work = cached_calls.barrier(default(), (), {})  # no other task has run yet
+            work = at_once(default(), Barrier())  # no other task has run yet
             assert isinstance(work, dist.Work)
             assert not work.is_completed()
             await work
@@ -137,17 +146,13 @@ async def test_a_cached_call_that_has_to_wait_is_under_way() -> None:
     await run_ranks(2, main, "shm", timeout=20)
 
 
-async def test_arguments_are_refused_as_ever() -> None:
+async def test_arguments_without_a_plan_are_left_to_the_checks() -> None:
     async def main(rank: int) -> None:
         one, pg = torch.ones(2), default()
-        with pytest.raises(TypeError, match="ReduceOp"):
-            cached_calls.all_reduce(pg, (one, "nonsense"), {})
-        with pytest.raises(dist.InvalidUsageError, match="out of range"):
-            cached_calls.broadcast(pg, (one, 2), {})
-        with pytest.raises(dist.InvalidUsageError, match="dst"):
-            cached_calls.reduce(pg, (one, None, SUM), {})
-        assert cached_calls.all_to_all_single(pg, (one, one, [1, 1], [1, 1]), {}) is None
-        assert cached_calls.all_reduce(pg, ([1.0], SUM), {}) is None
+        assert at_once(pg, AllToAllSingle(one, one, [1, 1], [1, 1])) is None
+        assert at_once(pg, AllReduce([1.0], SUM)) is None
+        with pytest.raises(TypeError, match="must be a torch"):
+            pg.backend.start(AllReduce([1.0], SUM))
 
     await run_ranks(2, main, "shm", timeout=20)
 
@@ -170,7 +175,7 @@ async def test_a_sleeping_peer_is_woken_without_a_running_loop() -> None:
                 loops.append(asyncio._get_running_loop()),
                 ring(*args),
             )[-1]
-            assert without_loop(lambda: cached_calls.barrier(default(), (), {})) is not None
+            assert without_loop(lambda: at_once(default(), Barrier())) is not None
             assert loops
             assert set(loops) == {asyncio.get_running_loop()}
         else:
@@ -194,7 +199,7 @@ async def test_an_exception_counts_as_the_operation_and_fails_it(
         else:
             await asyncio.sleep(0.01)
             monkeypatch.setattr(AllReduceSlots, "finish", broken)
-            work = cached_calls.all_reduce(default(), (data, SUM), {})
+            work = at_once(default(), AllReduce(data, SUM))
             monkeypatch.undo()
             assert isinstance(work, dist.Work)
             assert isinstance(await outcome(work), ArithmeticError)

@@ -1,0 +1,107 @@
+"""How the blocking API starts an operation in a thread that has borrowed the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aiodist.groups.operation import Barrier
+from aiodist.groups.world import World, current_world, use_world
+from aiodist.sync.portal import Portal
+
+RECORD = (1,)
+ENDED = SimpleNamespace(is_completed=lambda: True, result=lambda: "the result")
+
+
+class Api:
+    """A portal whose loop stands still for each call, and a world that lives on that loop."""
+
+    def __init__(self) -> None:
+        self.portal = Portal()
+        self.loop = self.portal.enter()
+        self.handoff = self.portal._handoff
+        self.world = World()
+        self.world.its_loop = self.loop
+        self._borrow = self.handoff.acquire
+        self.handoff.acquire = self._borrow_in_the_end  # type: ignore[method-assign]
+
+    def _borrow_in_the_end(self) -> bool:
+        end = time.monotonic() + 10
+        while not self._borrow():
+            self.loop.call_soon_threadsafe(self.handoff.park)
+            time.sleep(1e-4)
+            assert time.monotonic() < end
+        return True
+
+    def call(self, start: Callable[..., Any], timeout: float | None = None) -> Any:
+        """Start an operation by ``start`` of the group's backend."""
+        backend = SimpleNamespace(start=start)
+        group: Any = SimpleNamespace(world=self.world, backend=backend, start=start)
+        return self.portal.start(False, group, Barrier(), timeout)
+
+
+@pytest.fixture
+def api() -> Iterator[Api]:
+    before, api = current_world(), Api()
+    use_world(api.world)
+    yield api
+    use_world(before)
+    assert not api.handoff._turn.locked()
+    api.portal.leave()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_operation_that_completed_at_once_has_no_result(api: Api) -> None:
+    asked: list[Any] = []
+
+    def start(operation: Any, timeout: float | None) -> tuple[int]:
+        asked.append((operation.kind, timeout, asyncio._get_running_loop()))
+        return RECORD
+
+    assert api.call(start) is None
+    assert api.call(start, 2) is None
+    assert asked == [("barrier", None, None), ("barrier", 2.0, None)]
+
+
+def test_an_operation_with_a_handle_gives_its_result(api: Api) -> None:
+    for _ in range(2):
+        assert api.call(lambda *_: ENDED) == "the result"
+
+
+def test_a_world_of_another_loop_starts_it_there(api: Api) -> None:
+    api.world.its_loop = asyncio.new_event_loop()
+    stand_in: Any = SimpleNamespace(start=lambda *_: "started")
+    api.world.reached = lambda _: stand_in  # type: ignore[method-assign]
+    try:
+        assert api.call(lambda *_: pytest.fail("asked")) == "started"
+    finally:
+        api.world.its_loop.close()
+
+
+def test_wrong_arguments_are_refused_and_the_loop_goes_on(api: Api) -> None:
+    def start(*_: object) -> None:
+        raise TypeError("tensor must be a torch.Tensor")
+
+    with pytest.raises(TypeError, match="must be"):
+        api.call(start)
+    assert api.portal.call(lambda: ENDED, True) == "the result"
+
+
+def test_ctrl_c_waits_until_the_operation_has_started(api: Api) -> None:
+    """What is published already can only be cancelled and reported."""
+    steps = []
+
+    def start(*_: object) -> tuple[int]:
+        signal.raise_signal(signal.SIGINT)
+        steps.append("to the end")
+        return RECORD
+
+    with pytest.raises(KeyboardInterrupt):
+        api.call(start)
+    assert steps == ["to the end"]
