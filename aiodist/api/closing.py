@@ -58,6 +58,8 @@ async def abort_process_group(group: Group | None = None) -> None:
     if chosen is None:
         return
     world.check_loop()
+    if world.observer is not None:
+        world.observer.dump_scheduled()
     aborted = world.groups if chosen is world.default else [chosen]
     for each in aborted:
         each.abort()

@@ -99,6 +99,7 @@ class Observer:
         self._is_written = False  # the trace, to its end
         self._kept = (0, 0)  # operations begun and under way, when the trace was kept last
         self._dump_reason: DistError | None = None  # what the next dump is about
+        self._has_dumped = False
         self._server: Answering | None = None
         self._pid = os.getpid()
         if self._traces:
@@ -125,6 +126,7 @@ class Observer:
 
     def _write(self, directory: str | os.PathLike[str], reason: str, stuck: float = 0.0) -> Path:
         with self._writing:  # the loop and the answering thread may both write; the newer stays
+            self._has_dumped = True
             return write_part(directory, self.part(reason, stuck))
 
     @property
@@ -136,23 +138,32 @@ class Observer:
         """Schedule a dump because a collective failed, once for all failures at the same time.
 
         ``here``: whether it failed on this rank. The reason is the first failure, or the first that
-        is not a mere consequence, as a revocation is.
+        is not a mere consequence, as a revocation is. A program that a failure ends revokes its groups:
+        that replaces no dump about the failure.
         """
-        if not self._dumps:
+        if not self._dumps or (self._has_dumped and isinstance(error, GroupRevokedError)):
             return
         if self._dump_reason is None:
-            self.loop.call_soon(self._dump_after, here)
+            self.loop.call_soon(self.dump_scheduled, here)
         if self._dump_reason is None or isinstance(self._dump_reason, GroupRevokedError):
             self._dump_reason = error
 
-    def _dump_after(self, here: bool) -> None:
+    def dump_scheduled(self, here: bool = True) -> None:
+        """Write a dump that `failed` has scheduled, now: the groups that it is about may soon be gone."""
+        if self._dump_reason is None:
+            return
         reason, self._dump_reason = str(self._dump_reason), None
         self.dump_quietly(reason)
         if here and self._server is not None:
             self._server.tell_others(reason)
 
     def dump_quietly(self, reason: str, stuck: float = 0.0) -> None:
-        """Dump as `dump` does, but log an error instead of raising it."""
+        """Dump as `dump` does, but log an error instead of raising it.
+
+        A rank that has left its groups has nothing to add to what it dumped before.
+        """
+        if self._has_dumped and not self.part(reason, stuck, limit=0).groups:
+            return
         try:
             self._write(self._dumps, reason, stuck)
         except OSError as error:

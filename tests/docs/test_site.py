@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
+import re
 import shutil
-import threading
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,20 +25,20 @@ SITE = Path(__file__).parents[2] / "build" / "docs"
 PAGES = sorted(str(page.relative_to(SITE)) for page in SITE.glob("**/*.html"))
 
 
-class _Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    handler = functools.partial(_Quiet, directory=str(SITE))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
-        thread.join()
+    """Serve the site by a process of its own, which may keep a browser's connections open."""
+    program = [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1"]
+    with subprocess.Popen(
+        [*program, "--directory", str(SITE)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as server:
+        assert server.stdout is not None
+        (port,) = re.findall(r"port (\d+)", server.stdout.readline())
+        yield f"http://127.0.0.1:{port}/"
+        server.terminate()
 
 
 @pytest.fixture(scope="module")

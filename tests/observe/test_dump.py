@@ -232,6 +232,29 @@ async def test_survivors_leave_the_dump_about_a_lost_rank(
     await run_ranks(3, main)
 
 
+async def test_the_abort_of_a_block_that_raised_leaves_the_dump_about_its_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``async with process_group()`` aborts the world where its block raises."""
+    monkeypatch.setenv("AIODIST_DUMP_DIR", str(tmp_path))
+    observers: list[Observer] = []
+
+    async def main(rank: int) -> None:
+        observer = current_world().observer
+        assert observer is not None
+        observers.append(observer)
+        await disagree(rank)
+        await written(tmp_path, 2)
+        await dist.abort_process_group()
+
+    await run_ranks(2, main)
+    for observer in observers:
+        observer.dump_quietly("another rank asks for a dump, late")
+    parts = read_parts(tmp_path).parts
+    assert sorted(parts) == [0, 1]
+    assert all("disagree" in part.reason and part.operations for part in parts.values())
+
+
 async def test_an_earlier_dump_does_not_replace_the_last_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
