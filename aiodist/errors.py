@@ -7,13 +7,14 @@ The tree, with torch's names where torch has one::
         ├── NotInitializedError          also a ValueError, as in torch: a call before init_process_group
         ├── InvalidUsageError            also a ValueError: an argument has an impossible value
         ├── DistBackendError             a backend could not do what was asked
-        │   ├── CollectiveMismatchError  two ranks entered different operations, or with different shapes
-        │   ├── CollectiveTimeoutError   also a TimeoutError: an operation outlived its deadline
-        │   ├── CollectiveCancelledError another rank cancelled or aborted the operation
-        │   ├── GroupClosedError         the group was destroyed or aborted here
-        │   └── GroupEndedError          the group is over on all its ranks: shrink it or leave
-        │       ├── GroupRevokedError    a member revoked the group
-        │       └── PeerLostError        also a DistNetworkError: a rank died, left, or cannot be reached
+        │   └── CollectiveError          an operation of a group failed
+        │       ├── CollectiveMismatchError  ranks entered different operations, or other counts
+        │       ├── CollectiveTimeoutError   also a TimeoutError: an operation outlived its deadline
+        │       ├── CollectiveCancelledError another rank cancelled or aborted the operation
+        │       ├── GroupClosedError     the group was destroyed or aborted here
+        │       └── GroupEndedError      the group is over on all its ranks: shrink it or leave
+        │           ├── GroupRevokedError  a member revoked the group
+        │           └── PeerLostError    also a DistNetworkError: a rank died, left, or is out of reach
         ├── DistNetworkError             the network between ranks
         │   ├── HandshakeError           the other side is not a rank of this job, or speaks another version
         │   └── ProtocolError            bytes that no rank of this version sends
