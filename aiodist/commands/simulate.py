@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
             )
             table = list(found)
         if args.markdown:
-            sys.stdout.write(f"### {operation}\n\n{report.markdown(table)}\n")
+            sys.stdout.write(f"## {operation}\n\n{report.markdown(table)}\n")
         else:
             sys.stdout.write(f"{operation}\n{report.plain(table)}\n")
     return 0

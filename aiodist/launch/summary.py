@@ -21,12 +21,23 @@ def summary(
     parts = [f"{n_ranks} rank{'s' * (n_ranks != 1)}", duration(seconds)]
     if peaks:
         rank = max(peaks, key=lambda rank: peaks[rank])
-        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
-        at_most = "at most " if peaks[rank] <= own else ""
+        at_most = "at most " if peaks[rank] <= _own_peak() else ""
         parts.append(f"peak memory {at_most}{bytes_text(peaks[rank])} (rank {rank})")
     if log_dir is not None:
         parts.append(f"output in {log_dir}")
     return f"aiodist: {f'{tag}: ' * bool(tag)}{', '.join(parts)}"
+
+
+def _own_peak() -> int:
+    """Return the most resident bytes that this process had since it began its program.
+
+    The system's ``ru_maxrss`` may be that of the process which started it.
+    """
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+    except OSError:  # not Linux
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
+    return int(status.partition("VmHWM:")[2].split()[0]) << 10
 
 
 def duration(seconds: float) -> str:

@@ -166,6 +166,7 @@ async def test_a_damaged_word_or_head_in_a_message_ring_is_an_error_or_does_not_
     put = RingWriter.put
 
     def damaged_put(ring: RingWriter, *message: Any) -> bool:
+        record = ring.position % ring.nbytes  # the ring is empty, and not near its end
         has_room = put(ring, *message)
         place = damage.pop(ring, None)
         if place is not None:
@@ -173,8 +174,8 @@ async def test_a_damaged_word_or_head_in_a_message_ring_is_an_error_or_does_not_
             bits = BITS[place % len(BITS)]
             if place < len(control):
                 ring._mine[control[place]] ^= bits << place % 8 * 8
-            else:  # the ring was empty: the record is at its begin
-                ring._segment[place - len(control)] ^= bits
+            else:
+                ring._segment[record + place - len(control)] ^= bits
         return has_room
 
     monkeypatch.setattr(RingWriter, "put", damaged_put)

@@ -21,9 +21,9 @@ import aiodist as dist
 from aiodist.collectives.host_topology import HostTopology
 from aiodist.collectives.rule_tables import decode, encode
 from aiodist.collectives.select import HOSTS_RULES, MANY, Choice, Rule, select
+from aiodist.commands import tune
 from aiodist.errors import DistNetworkError
 from aiodist.groups.world import current_world
-from aiodist.launch import tuning
 from aiodist.launch.ports import reserve_port
 from aiodist.launch.spec import DEFAULT_MASTER_PORT, JobSpec
 from aiodist.testing import run_ranks
@@ -177,14 +177,14 @@ def test_jobs_of_one_run_meet_at_ports_of_their_own(
         Path(json.loads(spec.arguments[0])["answer"]).write_text(encode({}, {}, {}, {}))
         return 0
 
-    monkeypatch.setattr(tuning, "run_job", run_job)
+    monkeypatch.setattr(tune, "run_job", run_job)
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     common = ["reduce", "-n", "4,3,2", "-o", str(tmp_path / "table.json")]
     several = ["--nnodes", "2", "--master-addr", "10.0.0.1"]
-    assert tuning.tune_main(common) == 0
-    assert tuning.tune_main([*common, *several]) == 0
-    assert tuning.tune_main([*common, *several, "--master-port", "7000"]) == 0
+    assert tune.main(common) == 0
+    assert tune.main([*common, *several]) == 0
+    assert tune.main([*common, *several, "--master-port", "7000"]) == 0
     assert [spec.nproc for spec in specs] == [4, 3, 2] * 3
     assert [spec.master_port for spec in specs] == [
         *[None] * 3,
