@@ -56,13 +56,14 @@ class NativeMessages:
             load_now(buffer)
         return self._sends.send(buffer.view, encode_meta(buffer), dst, tag, timeout, is_there)
 
-    def _recv(self, operation: Recv, timeout: float | None) -> Work[int]:
+    def _recv(self, operation: Recv, timeout: float | None) -> CompletedRecord | Work[int]:
         tensor, src, tag = operation.tensor, operation.src, operation.tag
         group, planned = self._group, None
         if src is not None and (planned := self._plans.find("recv", tensor, src, tag)):
             plan, data = planned
             if ended := group.recv_at_once(plan, data, operation.blocks):
-                return group.came(ended, plan.peer, plan.peer)
+                # A caller that blocks has named the source, which is the whole result.
+                return ended if operation.blocks else group.came(ended, plan.peer, plan.peer)
             recv = Posted(plan.key, plan.peer, data, plan.meta, self._check, owner=tensor)
             return self._as_its_loop(group.recv_planned, plan, recv, timeout)
         return self._as_its_loop(self._recv_into, tensor, src, tag, timeout)
