@@ -34,7 +34,9 @@ def send(tensor: Any, dst: int, tag: int = 0) -> Any:
 
 def recv(tensor: Any, src: int | None, tag: int = 0) -> Any:
     work = without_loop(lambda: at_once(default(), Recv(tensor, src, tag, blocks=True)))
-    return None if work is None else work.result() + 1
+    if work is None or src is None:
+        return None if work is None else work.result() + 1
+    return (src if isinstance(work, tuple) else work.result()) + 1  # a record: from ``src``
 
 
 async def warm(rank: int, *tensors: Any, tag: int = 0) -> None:
