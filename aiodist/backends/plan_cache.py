@@ -134,7 +134,7 @@ class PlanCache:
         """Return the plan for the key of an operation, or None."""
 
     def make(self, key: Hashable, operation: Collective[Any], opened: Opened[Buffer]) -> Plan:
-        """Return a new plan for ``operation``, and cache it by ``key`` unless that is None.
+        """Return a new plan for ``operation``, and cache it by ``key`` if there is one.
 
         Raises TypeError if the operation's ``op`` has no meaning for the dtype.
         """

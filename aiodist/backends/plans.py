@@ -105,7 +105,7 @@ class ShmPlan(Generic[Given]):
 
 
 class BarrierPlan(ShmPlan[None]):
-    """Of no tensor."""
+    """Without a tensor."""
 
     __slots__ = ()
 
@@ -115,7 +115,7 @@ class BarrierPlan(ShmPlan[None]):
 
 
 class BroadcastPlan(ShmPlan[DataView]):
-    """Of one tensor of ``length`` bytes."""
+    """On one tensor of ``length`` bytes."""
 
     __slots__ = ()
 
@@ -151,7 +151,7 @@ class ReducingPlan(ShmPlan[Given]):
 
 
 class ReducePlan(ReducingPlan[DataView]):
-    """Of one tensor of ``length`` bytes."""
+    """On one tensor of ``length`` bytes."""
 
     __slots__ = ()
 
@@ -171,7 +171,7 @@ class ReducePlan(ReducingPlan[DataView]):
 
 
 class AllReducePlan(ReducingPlan[DataView]):
-    """Of one tensor of ``length`` bytes."""
+    """On one tensor of ``length`` bytes."""
 
     __slots__ = ()
 
@@ -190,7 +190,7 @@ class AllReducePlan(ReducingPlan[DataView]):
 
 
 class AllGatherPlan(ShmPlan[tuple[DataView, BlocksView]]):
-    """Of the own block, and a place for each rank's block, of ``lengths`` bytes."""
+    """On the own block, with a place for each rank's block, of ``lengths`` bytes."""
 
     __slots__ = ()
 
@@ -212,7 +212,7 @@ class AllGatherPlan(ShmPlan[tuple[DataView, BlocksView]]):
 
 
 class ReduceScatterPlan(ReducingPlan[tuple[BlocksView, DataView]]):
-    """Of a block for each rank, of ``lengths`` bytes, and the place for the reduced own block."""
+    """On a block for each rank, of ``lengths`` bytes, and the place for the reduced own block."""
 
     __slots__ = ()
 
@@ -232,7 +232,7 @@ class ReduceScatterPlan(ReducingPlan[tuple[BlocksView, DataView]]):
 
 
 class AllToAllPlan(ShmPlan[tuple[BlocksView, BlocksView]]):
-    """Of a block for each rank, of ``lengths`` bytes, and a place for each rank's block.
+    """On a block for each rank, of ``lengths`` bytes, and a place for each rank's block.
 
     A rank knows the lengths of its own blocks alone: what goes into slots is for each rank to say.
     """

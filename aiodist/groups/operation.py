@@ -511,7 +511,7 @@ class BroadcastObject(Collective[T]):
 
     kind: ClassVar[str] = "broadcast_object"
     name: str
-    """Of the operation, on which the ranks have to agree."""
+    """The operation's, on which the ranks have to agree."""
     obj: Any
     finish: Callable[[Any], T]
     root: int

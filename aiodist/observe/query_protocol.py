@@ -93,7 +93,7 @@ class Line:
         self._sock.close()
 
     def cut(self) -> None:
-        """End the connection under whoever waits on it in another thread."""
+        """End the connection, also if another thread waits on it."""
         try:
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # also of one that is secured
         except OSError:

@@ -119,7 +119,7 @@ def _not_arrived(
             "started, still run, and were given the same address and world size"
         )
     elif absent is None:
-        what = f"the {size} ranks did not meet{after}, and the store does not say who is missing"
+        what = f"the {size} ranks did not meet{after}, and the store does not say which ranks are missing"
     else:
         what = (
             f"all {size} ranks arrived at the store, and rank 0 did not hand out their "

@@ -97,7 +97,7 @@ async def check_compare_set(one: Store, two: Store) -> None:
 async def check_keys(one: Store, two: Store) -> None:
     """check, delete_key and num_keys."""
     before = await one.num_keys()
-    assert not await one.check(["check/keys/a"]), "check() found a key that nobody set"
+    assert not await one.check(["check/keys/a"]), "check() found a key that was never set"
     await one.set("check/keys/a", b"1")
     assert await two.check(["check/keys/a"]), "check() does not see the other handle's key"
     assert not await two.check(["check/keys/a", "check/keys/b"]), "check() must want all keys"
@@ -226,7 +226,7 @@ async def _timeout_of(waiting: Awaitable[object], name: str) -> StoreTimeoutErro
         await waiting
     except StoreTimeoutError as error:
         return error
-    raise AssertionError(f"{name} for keys that nobody sets did not time out")
+    raise AssertionError(f"{name} for keys that are never set did not time out")
 
 
 def _soon() -> Deadline:

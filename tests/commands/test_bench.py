@@ -13,7 +13,7 @@ from aiodist.commands.main import main
 
 
 @pytest.mark.slow
-def test_it_measures_checks_and_shows(
+def test_bench_measures_checks_and_prints_all_libraries(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIODIST_LIVENESS_TIMEOUT", "60")

@@ -28,7 +28,7 @@ def test_every_public_name_of_the_async_api_has_a_place() -> None:
     assert sorted(described - set(aiodist.__all__)) == []
 
 
-def test_what_the_blocking_page_leaves_out_stands_on_another_one() -> None:
+def test_names_without_a_place_on_the_blocking_page_have_one_elsewhere() -> None:
     text = (REFERENCE / "blocking.md").read_text(encoding="utf-8")
     (names,) = re.findall(r":exclude-members: (.*)", text)
     left_out = set(names.split(", "))

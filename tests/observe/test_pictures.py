@@ -60,7 +60,7 @@ def test_the_pale_start_of_a_collective_lasts_until_its_last_rank_enters() -> No
     assert any("failed, 1 s\nA <b> & c" in text for text in told)
 
 
-def test_what_is_too_narrow_is_drawn_together() -> None:
+def test_operations_too_narrow_to_see_are_drawn_as_one() -> None:
     many = [replace(op(n, "done", created=NOW + n), finished=NOW + n + 1) for n in range(1000)]
     late = op(1000, "done", created=NOW + SECOND)
     assert titles(timeline({0: part(0, *many, late, size=1)}))[0] == "1000 x all_reduce"

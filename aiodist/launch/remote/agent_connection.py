@@ -38,7 +38,7 @@ LOST = 255
 _SSH_OPTIONS = (
     "-T",  # no terminal
     "-x",  # no X11
-    "-oBatchMode=yes",  # no prompt: it would wait where nobody sees it
+    "-oBatchMode=yes",  # no prompt: it would wait unseen
     "-oConnectTimeout=20",
     "-oServerAliveInterval=5",
 )

@@ -32,7 +32,7 @@ def test_a_hostfile_has_the_forms_of_other_launchers(tmp_path: Path) -> None:
     "text",
     ["", ",", "a:0", "a:x", "a:", "fe80::1:3", "-oProxyCommand=x:2", "a b:2", "me@:2", "a slots=x"],
 )
-def test_what_is_no_host_is_refused(text: str) -> None:
+def test_an_invalid_host_is_refused(text: str) -> None:
     with pytest.raises(InvalidUsageError):
         parse_hosts(text)
 
