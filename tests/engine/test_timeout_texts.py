@@ -92,16 +92,18 @@ async def test_the_operations_that_the_rank_started_first(streams: RunRanks) -> 
 
 
 async def test_a_send_says_that_the_receiver_failed_before(streams: RunRanks) -> None:
-    over = asyncio.Event()
+    receive_failed, send_failed = asyncio.Event(), asyncio.Event()
 
     async def main(rank: int) -> BaseException | None:
         if rank == 0:
-            await over.wait()
-            return await outcome(dist.send(np.zeros(1 << 20), 1, timeout=SHORT))
+            await receive_failed.wait()
+            error = await outcome(dist.send(np.zeros(1 << 20), 1, timeout=SHORT))
+            send_failed.set()
+            return error
         failed = dist.irecv(np.zeros(2), 0, tag=9, timeout=SHORT)
         assert isinstance(await outcome(failed), dist.CollectiveTimeoutError)
-        over.set()
-        await asyncio.sleep(2 * SHORT)
+        receive_failed.set()
+        await send_failed.wait()  # to answer what rank 0 asks after its timeout
         return None
 
     error, _ = await streams(2, main, buffer_bytes=1 << 16)
