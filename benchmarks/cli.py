@@ -18,6 +18,7 @@ from benchmarks.steps.cases import DDP_STEP, Steps
 
 PAGE = ROOT / "docs" / "performance.md"
 RESULTS = ROOT / "docs" / "performance" / "results.json"
+ARRIVAL_PAGE = ROOT / "docs" / "performance" / "arrival.md"
 NETWORK_PAGE = ROOT / "docs" / "performance-network.md"
 NETWORK_RESULTS = ROOT / "docs" / "performance-network" / "results.json"
 
@@ -42,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if command == "micro":
         return _micro(rest)
+    if command == "arrival":
+        return _arrival(options)
     if command == "page":
         return _page(options.results, NETWORK_PAGE if options.network else PAGE)
     if command == "run":
@@ -96,6 +99,19 @@ def _parser() -> argparse.ArgumentParser:
     page.add_argument("results", type=Path, nargs="?", default=RESULTS)
     page.add_argument(
         "--network", action="store_true", help="docs/performance-network.md, beside the other page"
+    )
+    arrival = commands.add_parser(
+        "arrival", help="late ranks, computation between calls, calls in a row"
+    )
+    arrival.add_argument("--quick", action="store_true", help="few sizes and repetitions")
+    arrival.add_argument("--patterns", help="only these of late,training,batch,wait")
+    arrival.add_argument("--sizes", type=sizes, help="only these bytes, as 4,64K,1M")
+    arrival.add_argument("--operation", choices=OPERATIONS, help="in place of all_reduce")
+    arrival.add_argument("--peers", help="in place of the usual ones")
+    arrival.add_argument("--with-mpi", action="store_true", help="Open MPI as well")
+    arrival.add_argument("--output", type=Path, default=Path("build/arrival.json"))
+    arrival.add_argument(
+        "--page", action="store_true", help="publish: docs/performance/arrival.md and its JSON"
     )
     commands.add_parser(
         "micro", help="the engine's own steps; other arguments are pytest-benchmark's"
@@ -191,6 +207,45 @@ def _run(suite: Suite, peers: Sequence[str], output: Path, options: argparse.Nam
     print_report(report, console)
     save(report, output)
     console.print(f"== results: {output}")
+    return 0
+
+
+def _arrival(options: argparse.Namespace) -> int:
+    from benchmarks.arrival import cases, page, results
+    from benchmarks.arrival.run import PEERS as USUAL
+    from benchmarks.arrival.run import run
+    from benchmarks.processes import RankFailedError, exit_on_sigterm
+
+    suite = cases.QUICK if options.quick else cases.STANDARD
+    kinds = options.patterns.split(",") if options.patterns else list(suite.sizes)
+    if unknown := set(kinds) - set(suite.sizes):
+        raise SystemExit(f"no pattern {', '.join(unknown)}; there are {', '.join(suite.sizes)}")
+    suite = replace(
+        suite,
+        operation=options.operation or suite.operation,
+        sizes={kind: tuple(options.sizes or suite.sizes[kind]) for kind in kinds},
+    )
+    peers = tuple(options.peers.split(",")) if options.peers else USUAL
+    others = []
+    if options.with_mpi:
+        from benchmarks.mpi import MpiJobs
+        from benchmarks.mpi_environment import mpi_environment
+
+        others = [MpiJobs(mpi_environment("openmpi", print))]
+    exit_on_sigterm()
+    try:
+        report = run(suite, peers, others, lambda line: print(f"== {line}", flush=True))
+    except RankFailedError as error:
+        print(error, file=sys.stderr)
+        return 1
+    output: Path = ARRIVAL_PAGE.with_suffix(".json") if options.page else options.output
+    results.save(report, output)
+    text = page.render(report, output.name)
+    if options.page:
+        ARRIVAL_PAGE.write_text(text, encoding="utf-8")
+    else:
+        print(text)
+    print(f"== results: {output}")
     return 0
 
 

@@ -9,9 +9,11 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from aiodist.bench.cases import Case
 from aiodist.bench.measure import Effort, Samples, decode
+from benchmarks.arrival.cases import PatternCase
 from benchmarks.mpi_environment import OPTIONS, MpiEnvironment, mpi_environment
 from benchmarks.mpi_leftovers import swept
 from benchmarks.peers.mpi import OVER
@@ -48,11 +50,22 @@ class MpiJobs:
             "effort": dataclasses.asdict(effort),
             "pinned": pinned,
         }
+        return self._job(ranks, order, f"{self.name}, {ranks} ranks, {cases[0].operation}")
+
+    def measure_pattern(self, case: PatternCase, effort: Effort) -> list[Samples]:
+        """Start a job that measures ``case``, by direct calls alone. Raises RankFailedError."""
+        order = {
+            "pattern": dataclasses.asdict(case),
+            "effort": dataclasses.asdict(effort),
+        }
+        (samples,) = self._job(case.case.ranks, order, f"{self.name}, {case}")
+        return samples
+
+    def _job(self, ranks: int, order: dict[str, Any], what: str) -> list[list[Samples]]:
         with tempfile.TemporaryDirectory() as folder:
             orders, samples = Path(folder, "orders.json"), Path(folder, "samples.json")
             orders.write_text(json.dumps(order))
             program = ["-m", "benchmarks.mpi_rank", self.name, orders, samples]
-            what = f"{self.name}, {ranks} ranks, {cases[0].operation}"
             try:
                 with swept():
                     subprocess.run(

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from aiodist.bench.cases import Case
 from aiodist.bench.measure import Effort, encode, measure
 from aiodist.bench.operations import Call
 from aiodist.bench.pattern import Array, in_usual_pages
 from aiodist.bench.peers.base import Place
+from benchmarks.arrival.calls import PatternCall
+from benchmarks.arrival.cases import PatternCase
 from benchmarks.peers.mpi import AsyncMpi, Mpi
 from benchmarks.placement import pin
 
@@ -21,18 +24,32 @@ def main(name: str, order_path: str, samples_path: str) -> None:
     peer = Mpi(name)
     peer.open()
     comm = peer.comm
-    over = AsyncMpi(name)
-    over.open(Place(comm.rank, comm.size, None))
-    if order["pinned"]:
-        pin(comm.rank, comm.size)
-    found = []
-    for fields in order["cases"]:
-        call = Call(Case(**fields), comm.rank, empty)
-        samples = measure([peer, over], call, Effort(**order["effort"]), comm.bcast)
-        found.append(comm.gather(encode(samples)))
-    over.close()
+    effort = Effort(**order["effort"])
+    if "pattern" in order:
+        call = PatternCall(PatternCase.of(order["pattern"]), comm.rank, empty)
+        samples = call.samples(measure([peer], call, effort, comm.bcast))
+        found = [comm.gather(encode(samples))]
+    else:
+        found = _cases(order["cases"], peer, effort, pinned=order["pinned"])
     if comm.rank == 0:
         Path(samples_path).write_text(json.dumps(found))
+
+
+def _cases(
+    cases: list[dict[str, Any]], peer: Mpi, effort: Effort, *, pinned: bool
+) -> list[list[str]]:
+    """Measure direct calls and aiodist over the same MPI by turns. Return what all ranks saw."""
+    comm = peer.comm
+    over = AsyncMpi(peer.name)
+    over.open(Place(comm.rank, comm.size, None))
+    if pinned:
+        pin(comm.rank, comm.size)
+    found = []
+    for fields in cases:
+        call = Call(Case(**fields), comm.rank, empty)
+        found.append(comm.gather(encode(measure([peer, over], call, effort, comm.bcast))))
+    over.close()
+    return found
 
 
 def empty(count: int) -> tuple[Array, Array]:

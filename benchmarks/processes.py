@@ -12,15 +12,19 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType, MappingProxyType, TracebackType
 from typing import Any
 
 from aiodist.bench.cases import Case
 from aiodist.bench.measure import Effort, Samples, decode
+from benchmarks.arrival.cases import PatternCase
 from benchmarks.hosts import INTERFACE, inside
 from benchmarks.steps.cases import StepCase
 
 ROOT = Path(__file__).parents[1]
+_KINDS = MappingProxyType({Case: "case", StepCase: "step", PatternCase: "pattern"})
+"""How an order to the ranks names what is to be measured."""
+
 _LOOK_SECONDS = 0.1
 """How often to look for answers; seldom, since the cores are being measured."""
 
@@ -89,12 +93,11 @@ class Ranks:
         finally:
             self._kill()
 
-    def measure(self, case: Case | StepCase, effort: Effort) -> list[Samples]:
+    def measure(self, case: Case | StepCase | PatternCase, effort: Effort) -> list[Samples]:
         """What each rank saw of ``case``. Raises RankFailedError."""
         number = self._number
         self._number += 1
-        kind = "step" if isinstance(case, StepCase) else "case"
-        order = {kind: dataclasses.asdict(case), "effort": dataclasses.asdict(effort)}
+        order = {_KINDS[type(case)]: dataclasses.asdict(case), "effort": dataclasses.asdict(effort)}
         self._store.set(f"order/{number}", json.dumps(order))
         keys = [f"samples/{number}/{rank}" for rank in range(self.ranks)]
         self._wait(keys, str(case))

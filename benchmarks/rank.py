@@ -14,6 +14,8 @@ from aiodist.bench.measure import Effort, encode, measure
 from aiodist.bench.operations import Call
 from aiodist.bench.peers.base import Place
 from aiodist.bench.rank import Agreement, empty
+from benchmarks.arrival.calls import PatternCall
+from benchmarks.arrival.cases import PatternCase
 from benchmarks.peers import make_peer
 from benchmarks.placement import pin
 from benchmarks.steps.cases import StepCase
@@ -51,6 +53,9 @@ def serve(rank: int, ranks: int, meeting: str, peer_names: list[str], pinned: bo
             place = distributed.PrefixStore(f"step/{number}", store)
             case = StepCase.of(order["step"])
             samples = measure_steps(case, rank, place, effort, agreement)
+        elif "pattern" in order:
+            pattern_call = PatternCall(PatternCase.of(order["pattern"]), rank, empty)
+            samples = pattern_call.samples(measure(peers, pattern_call, effort, agreement))
         else:
             call = Call(Case(**order["case"]), rank, empty)
             samples = measure(peers, call, effort, agreement)

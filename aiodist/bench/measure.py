@@ -19,11 +19,15 @@ MOST_CALLS = 8
 
 @dataclass(frozen=True)
 class Effort:
-    """``budget`` in seconds for the measured rounds, and the ``fewest`` and ``most`` rounds."""
+    """``budget`` in seconds for the measured rounds, and the ``fewest`` and ``most`` rounds.
+
+    ``calls_in_turn``: how many calls a turn has; 0: as many as their time allows.
+    """
 
     budget: float
     fewest: int
     most: int
+    calls_in_turn: int = 0
 
     def calls(self, seconds: float) -> int:
         """How many calls a turn has where a turn of one call takes ``seconds``.
@@ -31,7 +35,8 @@ class Effort:
         Short calls come in a row, and the first of the row does not count: caches and threads
         are still at the peer before. A program calls one library, not five by turns.
         """
-        return max(1, min(MOST_CALLS, int(SHORT_TURN / max(seconds, 1e-6))))
+        chosen = max(1, min(MOST_CALLS, int(SHORT_TURN / max(seconds, 1e-6))))
+        return self.calls_in_turn or chosen
 
     def rounds(self, seconds: float) -> int:
         """How many rounds of ``seconds`` each to measure."""

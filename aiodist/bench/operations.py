@@ -118,6 +118,12 @@ class Call:
         self.in_place = after is None
         self.target, self._target = (self.source, self._source) if after is None else empty(after)
 
+    repeats = 1
+    """Calls in a row whose time is taken together."""
+
+    def arrive(self, number: int) -> None:
+        """Do what the rank does between the meeting before call ``number`` and the call: nothing."""
+
     def write(self, turn: int) -> None:
         """Fill the input with what belongs to ``turn`` and the output with nonsense."""
         if not self.in_place:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from aiodist.bench import peers as bench
 from aiodist.bench.peers.base import Peer
+from benchmarks.arrival.wakeup import WakeUp
 from benchmarks.peers.floor import Floor
 from benchmarks.peers.floor_shared import FloorShared
 from benchmarks.peers.floor_tcp import FloorTcp
@@ -18,13 +19,14 @@ PEERS: MappingProxyType[str, Callable[[], Peer]] = MappingProxyType(
         "floor": Floor,
         "floor-shared": FloorShared,
         "floor-tcp": FloorTcp,
+        "wake-up": WakeUp,
     }
 )
 
-FLOORS = frozenset({"floor", "floor-shared", "floor-tcp"})
+FLOORS = frozenset({"floor", "floor-shared", "floor-tcp", "wake-up"})
 """No libraries: what there is to reach."""
 LIBRARIES = tuple(name for name in PEERS if name not in FLOORS)
-ON_A_HOST = tuple(name for name in PEERS if name != "floor-tcp")
+ON_A_HOST = tuple(name for name in PEERS if name not in ("floor-tcp", "wake-up"))
 BETWEEN_HOSTS = ("gloo", "async-tcp", "blocking-tcp", "floor-tcp")
 """What is compared where, unless a run says otherwise."""
 
@@ -34,6 +36,7 @@ LABELS = MappingProxyType(
         "floor": "no library",
         "floor-shared": "no library, shared tensors",
         "floor-tcp": "no library",
+        "wake-up": "one wake-up",
         "openmpi": "Open MPI",
         "mpich": "MPICH",
         "openmpi-aiodist": "aiodist over Open MPI",

@@ -65,13 +65,15 @@ class BlockingPeer(Peer):
         """Wait for all ranks."""
 
     def turn(self, call: Call, numbers: range) -> list[Interval]:
-        operation = self.bind(call)
+        operation, repeats = self.bind(call), range(call.repeats)
         intervals = []
         for number in numbers:
             self.write(call, number)
             self.barrier()
+            call.arrive(number)
             start = clock()
-            operation()
+            for _ in repeats:
+                operation()
             end = clock()
             self.barrier()
             self.check_result(call, number)

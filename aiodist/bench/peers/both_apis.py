@@ -66,13 +66,15 @@ class AsyncApi(Peer):
         return self._runner.run(self._turn(call, numbers), context=self._context)
 
     async def _turn(self, call: Call, numbers: range) -> list[Interval]:
-        operation = self._bind(call)
+        operation, repeats = self._bind(call), range(call.repeats)
         intervals = []
         for number in numbers:
             call.write(number)
             await self._dist.barrier()
+            call.arrive(number)
             start = clock()
-            await operation()
+            for _ in repeats:
+                await operation()
             end = clock()
             await self._dist.barrier()
             call.check(number, self.name)

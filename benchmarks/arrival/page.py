@@ -1,0 +1,112 @@
+"""docs/performance/arrival.md, from the results alone: no figure in it is typed by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from aiodist.bench.cases import size_text
+from aiodist.launch.quantities import time_text
+from benchmarks.arrival.cases import BATCH, LATE, TRAINING, WAIT, PatternCase
+from benchmarks.arrival.results import Figures, PatternReport
+from benchmarks.arrival.wakeup import WakeUp
+from benchmarks.machine import busy
+from benchmarks.peers import label
+from benchmarks.table import NOTHING, markdown_row, ratio_text
+
+_WORDS = {
+    LATE: (
+        "A rank that is late",
+        "The ranks meet at a barrier. One of them computes for the time in the first column, and the "
+        "others call at once. Times are from the last rank in to the last rank out, on one clock. The "
+        "ranks are late by turns.",
+    ),
+    TRAINING: (
+        "Computation between calls",
+        "Every rank computes for the time in the first column before each call, as in a training step. "
+        "Times are from the last rank in to the last rank out.",
+    ),
+    BATCH: (
+        "Calls in a row",
+        "As the OSU benchmarks measure: several calls without a barrier between them. Times are the "
+        "slowest rank's, divided by the number of calls.",
+    ),
+}
+
+
+def render(report: PatternReport, data: str) -> str:
+    """Return the page as Markdown. ``data``: the JSON file beside it."""
+    machine, seconds = report.machine, report.settings["seconds"]
+    load = ", ".join(f"{each:.2f}" for each in machine["load_average"])
+    warning = (
+        "The machine was busy with other work, so only ratios within a row count."
+        if busy(machine)
+        else ""
+    )
+    suite = " --quick" if report.settings["suite"] == "quick" else ""
+    parts = [
+        "# Late ranks, computation between calls, calls in a row",
+        f"Made by `python -m benchmarks arrival{suite} --page` out of [{data}]({data}) in {seconds} s.",
+        "A tight loop of calls shows a library at its best. Real jobs compute between calls, and their "
+        "ranks arrive at different times. The slowest call of a step decides, so each row has the 90th "
+        "and 99th percentile and the mean beside the median.",
+        "Peers take turns in the same processes, several calls a turn; the first call of a turn does "
+        'not count. Every result is checked. "One wake-up" is a rank that sleeps in a read of a pipe, '
+        "and is woken by a byte: no library whose waiting rank sleeps is faster.",
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}, {machine['python']}, "
+        f"torch {machine['versions']['torch']}, commit {machine['aiodist']['commit']}, "
+        f"{machine['date']}, load before the run {load}. {warning}".rstrip(),
+    ]
+    for kind, (title, words) in _WORDS.items():
+        if rows := list(report.rows(kind)):
+            parts += [f"## {title}", words, "\n".join(_table(report, kind, rows))]
+    if rows := list(report.rows(WAIT)):
+        parts += ["## A rank that waits", *_waits(report, rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(
+    report: PatternReport, kind: str, rows: Sequence[tuple[PatternCase, dict[str, Figures]]]
+) -> Iterator[str]:
+    first, wakes = report.peers[0], kind != BATCH
+    heads = ["bytes", *(["time before"] if wakes else []), "library"]
+    heads += ["median", "p90", "p99", "mean", f"to {label(first)}"]
+    heads += ["wake-ups"] if wakes else []
+    yield markdown_row(heads)
+    yield markdown_row(
+        ["---:", *(["---:"] if wakes else []), "---", *["---:"] * (len(heads) - 2 - wakes)]
+    )
+    for case, by_peer in rows:
+        for peer in report.peers:
+            if (figures := by_peer.get(peer)) is None:
+                continue
+            cells = [size_text(case.case.nbytes)]
+            before = time_text(case.pattern.seconds * 1e6) if case.pattern.seconds else "0"
+            cells += [before] if wakes else []
+            cells.append(label(peer))
+            cells += [
+                time_text(each) for each in (figures.median, figures.p90, figures.p99, figures.mean)
+            ]
+            cells.append(_ratio(figures, by_peer.get(first)))
+            cells += [_ratio(figures, by_peer.get(WakeUp.name))] if wakes else []
+            yield markdown_row(cells)
+
+
+def _waits(
+    report: PatternReport, rows: Sequence[tuple[PatternCase, dict[str, Figures]]]
+) -> Iterator[str]:
+    for case, by_peer in rows:
+        yield (
+            f"One rank is late by {time_text(case.pattern.seconds * 1e6)}. A waiting rank uses this "
+            "share of a core, all its threads together:"
+        )
+        lines = [markdown_row(["library", "share of a core"]), markdown_row(["---", "---:"])]
+        lines += [
+            markdown_row([label(peer), f"{by_peer[peer].median:.2f} %"])
+            for peer in report.peers
+            if peer in by_peer
+        ]
+        yield "\n".join(lines)
+
+
+def _ratio(figures: Figures, against: Figures | None) -> str:
+    return NOTHING if against is None else ratio_text(figures.median / against.median)

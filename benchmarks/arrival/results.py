@@ -1,0 +1,117 @@
+"""From the samples of all ranks to the figures of a case, and the JSON file that keeps them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aiodist.bench.measure import Samples
+from aiodist.bench.peers.base import Interval
+from benchmarks.arrival.cases import BATCH, WAIT, Pattern, PatternCase
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Microseconds of one call, or the share of a core in percent for the pattern ``wait``."""
+
+    median: float
+    p90: float
+    p99: float
+    mean: float
+    calls: int
+
+
+@dataclass(frozen=True)
+class PatternResult:
+    """What one peer did in one case."""
+
+    case: PatternCase
+    peer: str
+    figures: Figures
+
+
+@dataclass(frozen=True)
+class PatternReport:
+    """All of a run. ``peers`` in the order of the tables; ratios are to the first."""
+
+    machine: dict[str, Any]
+    settings: dict[str, Any]
+    peers: tuple[str, ...]
+    results: tuple[PatternResult, ...]
+
+    def rows(self, kind: str) -> Iterator[tuple[PatternCase, dict[str, Figures]]]:
+        """Yield each case of a kind, with the figures of each peer."""
+        found: dict[PatternCase, dict[str, Figures]] = {}
+        for result in self.results:
+            if result.case.pattern.kind == kind:
+                found.setdefault(result.case, {})[result.peer] = result.figures
+        yield from found.items()
+
+
+def results_of(case: PatternCase, by_rank: Sequence[Samples]) -> Iterator[PatternResult]:
+    """Yield the result of each peer in ``case``."""
+    for peer in by_rank[0].intervals:
+        values = _values(case.pattern, [samples.intervals[peer] for samples in by_rank])
+        yield PatternResult(case, peer, _figures(values))
+
+
+def _values(pattern: Pattern, by_rank: Sequence[Sequence[Interval]]) -> list[float]:
+    """Return one figure for each call.
+
+    It is the time from the last rank in to the last rank out. For a batch it is the slowest rank's
+    time of one of the calls, and for the pattern ``wait`` a waiting rank's share of a core.
+    """
+    calls = list(zip(*by_rank, strict=True))
+    if pattern.kind == BATCH:
+        return [max(end - start for start, end in call) / 1e3 / pattern.repeats for call in calls]
+    if pattern.kind == WAIT:
+        return [min(end - start for start, end in call) / 1e7 / pattern.seconds for call in calls]
+    return [(max(end for _, end in call) - max(start for start, _ in call)) / 1e3 for call in calls]
+
+
+def _figures(values: Sequence[float]) -> Figures:
+    array = np.asarray(values)
+    median, p90, p99 = (float(each) for each in np.percentile(array, [50, 90, 99]))
+    digits = 3
+    return Figures(
+        round(median, digits),
+        round(p90, digits),
+        round(p99, digits),
+        round(float(array.mean()), digits),
+        len(values),
+    )
+
+
+def save(report: PatternReport, path: Path) -> None:
+    """Write JSON with one result a line, so that a later run makes a readable difference."""
+    head = {
+        "format": FORMAT,
+        "machine": report.machine,
+        "settings": report.settings,
+        "peers": report.peers,
+    }
+    lines = ",\n".join(f"  {json.dumps(dataclasses.asdict(each))}" for each in report.results)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        f'{json.dumps(head, indent=1)[:-2]},\n "results": [\n{lines}\n ]\n}}\n', encoding="utf-8"
+    )
+
+
+def load(path: Path) -> PatternReport:
+    """Return what `save` has written. ValueError for a file of another format."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    if data.get("format") != FORMAT:
+        raise ValueError(f"{path} has format {data.get('format')}, not {FORMAT}; measure again")
+    results = tuple(
+        PatternResult(PatternCase.of(each["case"]), each["peer"], Figures(**each["figures"]))
+        for each in data["results"]
+    )
+    return PatternReport(data["machine"], data["settings"], tuple(data["peers"]), results)

@@ -1,0 +1,96 @@
+"""Calls with a late rank, between computations and in batches: what is measured, and the page."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from aiodist.bench.cases import Case
+from aiodist.bench.measure import Samples
+from aiodist.bench.pattern import WrongResultError, in_usual_pages
+from benchmarks.arrival.calls import PatternCall
+from benchmarks.arrival.cases import BATCH, LATE, QUICK, WAIT, Pattern, PatternCase
+from benchmarks.arrival.page import render
+from benchmarks.arrival.results import PatternReport, load, results_of, save
+from benchmarks.arrival.run import run
+
+LATE_RANK = PatternCase(Case("all_reduce", 2, 4), Pattern(LATE, 500e-6))
+MACHINE = {
+    "cpu": "a processor",
+    "cores": 2,
+    "system": "a system",
+    "python": "a Python",
+    "date": "a day",
+    "load_average": [0.0, 0.0, 0.0],
+    "versions": {"torch": "2"},
+    "aiodist": {"commit": "a commit"},
+}
+
+
+def result_of(case: PatternCase, *by_rank: list[tuple[int, int]]) -> float:
+    samples = [Samples({"gloo": intervals}) for intervals in by_rank]
+    (found,) = results_of(case, samples)
+    return found.figures.median
+
+
+def test_the_time_of_a_late_rank_is_from_the_last_in_to_the_last_out() -> None:
+    assert result_of(LATE_RANK, [(0, 530_000)], [(500_000, 520_000)]) == 30.0
+
+
+def test_the_time_of_a_batch_is_the_slowest_ranks_for_one_call() -> None:
+    case = replace(LATE_RANK, pattern=Pattern(BATCH, repeats=10))
+
+    assert result_of(case, [(0, 100_000)], [(0, 200_000)]) == 20.0
+
+
+def test_a_waiting_ranks_share_of_a_core_is_that_of_the_rank_that_did_not_compute() -> None:
+    case = replace(LATE_RANK, pattern=Pattern(WAIT, seconds=1.0))
+
+    assert result_of(case, [(0, 1_000_000_000)], [(0, 20_000_000)]) == 2.0
+
+
+def test_a_batch_that_left_out_a_call_is_a_wrong_result() -> None:
+    case = replace(LATE_RANK, pattern=Pattern(BATCH, repeats=3))
+    call = PatternCall(case, 0, lambda count: (array := in_usual_pages(count), array))
+    other = PatternCall(case, 1, lambda count: (array := in_usual_pages(count), array))
+    for each in (call, other):
+        each.write(0)
+    call.target += other.target
+    call.target *= 4  # the second and the third call
+    call.check(0, "three calls")
+
+    call.target *= 2
+    with pytest.raises(WrongResultError, match="two ranks, or four calls"):
+        call.check(0, "two ranks, or four calls")
+
+
+def test_the_page_has_a_row_for_each_library_and_is_the_same_after_a_round_trip(
+    tmp_path: Path,
+) -> None:
+    samples = Samples({"gloo": [(0, 400_000)], "wake-up": [(0, 50_000)]})
+    found = tuple(results_of(LATE_RANK, [samples, samples]))
+    report = PatternReport(
+        MACHINE, {"suite": "quick", "repeats": 20, "seconds": 3}, ("gloo", "wake-up"), found
+    )
+    save(report, tmp_path / "arrival.json")
+    page = render(report, "arrival.json")
+
+    assert "| 4 B | 500 us | Gloo | 400 us | 400 us | 400 us | 400 us | 1.00 | 8.0 |" in page
+    assert render(load(tmp_path / "arrival.json"), "arrival.json") == page
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("libuv")
+def test_a_run_measures_every_pattern() -> None:
+    seconds = {LATE: (50e-6,), WAIT: (0.01,)}
+    sizes = dict.fromkeys(QUICK.sizes, (4,))
+    suite = replace(QUICK, sizes=sizes, seconds=seconds, budget=0.0, fewest=2)
+    report = run(suite, ["floor", "wake-up"])
+
+    kinds = {(each.case.pattern.kind, each.peer) for each in report.results}
+    assert kinds == {(kind, "floor") for kind in sizes} | {
+        (LATE, "wake-up"),
+        ("training", "wake-up"),
+    }
