@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from aiodist.wire.frames import STREAM, TENSOR
 
@@ -29,13 +30,21 @@ def successor_name(name: str) -> str:
 
 def call_of(what: str, kind: int) -> str:
     """Return the name of the call behind a message of ``kind``; ``what`` is "send" or "recv"."""
-    return what if kind == TENSOR else f"{what}_{'stream' if kind == STREAM else 'object'}"
+    return _CALLS[what][kind]
 
 
 def plural_of(kind: int) -> str:
     """Return what error messages call several messages of ``kind``."""
     return _PLURALS[kind] if 0 <= kind < len(_PLURALS) else "messages"
 
+
+_CALLS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        what: tuple(what + {TENSOR: "", STREAM: "_stream"}.get(kind, "_object") for kind in range(5))
+        for what in ("send", "recv")
+    }
+)
+"""By what it is and by kind."""
 
 _PLURALS = (
     "messages of collectives",

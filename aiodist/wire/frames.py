@@ -14,7 +14,7 @@ import enum
 import struct
 from typing import NamedTuple, Protocol
 
-from aiodist.alignment import gap
+from aiodist.alignment import SHORT, gap
 from aiodist.errors import ProtocolError
 
 _HEADER = struct.Struct("<BBHIQqQQ")
@@ -152,10 +152,11 @@ def decode(data: memoryview) -> tuple[Frame, int]:
     if len(data) >= HEADER_BYTES:
         type, kind, meta_bytes, zero, group, channel, id, length = _HEADER.unpack_from(data)
         head = HEADER_BYTES + meta_bytes
-        begin = head + _gap(type, head, length)
+        begin = head if length <= SHORT else head + _gap(type, head, length)
         if type in _TYPES and not zero and meta_bytes <= MAX_META and begin <= len(data):
             meta = data[HEADER_BYTES:head].tobytes()
-            return Frame(type, kind, group, channel, id, length, meta), begin
+            fields = (type, kind, group, channel, id, length, meta)
+            return tuple.__new__(Frame, fields), begin  # a third of the time of `Frame(...)`
     raise ProtocolError(f"{len(data)} bytes that begin with no frame of this protocol")
 
 
