@@ -40,7 +40,9 @@ def plural_of(kind: int) -> str:
 
 _CALLS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        what: tuple(what + {TENSOR: "", STREAM: "_stream"}.get(kind, "_object") for kind in range(5))
+        what: tuple(
+            what + {TENSOR: "", STREAM: "_stream"}.get(kind, "_object") for kind in range(5)
+        )
         for what in ("send", "recv")
     }
 )
