@@ -108,7 +108,7 @@ generated: $(STAMP)
 	@$(BIN)/python -m tests.sync.generate
 
 types: $(STAMP)
-	@echo "== types: mypy --strict aiodist"
+	@echo "== types: mypy --strict"
 	@$(BIN)/mypy --strict
 
 # Silent: what cannot be imported, pytest says.

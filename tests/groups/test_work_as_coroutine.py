@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import collections.abc
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -116,41 +112,3 @@ async def test_works_are_awaited_in_asyncios_debug_mode() -> None:
         await dist.barrier()
 
     await run_ranks(2, main)
-
-
-TYPED = """
-import asyncio
-from typing import assert_type
-
-import numpy as np
-
-import aiodist as dist
-
-
-async def main() -> None:
-    x = np.ones(3)
-    assert_type(await dist.all_reduce(x), None)
-    assert_type(await dist.irecv(x), int)
-    assert_type(await asyncio.create_task(dist.irecv(x)), int)
-    assert_type(await asyncio.gather(dist.irecv(x), dist.barrier()), tuple[int, None])
-    assert_type(await asyncio.wait_for(dist.irecv(x), 1), int)
-    done, _ = await asyncio.wait([asyncio.ensure_future(dist.irecv(x))])
-    assert_type(done, set[asyncio.Task[int]])
-    async with asyncio.TaskGroup() as group:
-        assert_type(group.create_task(dist.irecv(x)), asyncio.Task[int])
-    future = asyncio.run_coroutine_threadsafe(dist.irecv(x), asyncio.get_running_loop())
-    assert_type(future.result(), int)
-
-
-asyncio.run(dist.barrier())
-"""
-
-
-@pytest.mark.slow
-def test_mypy_takes_a_work_wherever_asyncio_takes_a_coroutine(tmp_path: Path) -> None:
-    script = tmp_path / "typed.py"
-    script.write_text(TYPED)
-    root = Path(dist.__file__).parents[1]
-    command = [sys.executable, "-m", "mypy", "--strict", str(script)]
-    found: Any = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    assert "Success" in found.stdout, found.stdout
