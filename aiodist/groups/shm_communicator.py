@@ -28,7 +28,6 @@ from aiodist.groups.group_facts import GroupFacts
 from aiodist.groups.shm_opening import BACKSTOP_SECONDS, ShmOpening
 from aiodist.groups.shm_words import STEP_BITS, Wait, stray
 from aiodist.p2p.spin_policy import (
-    AWAKE_SECONDS,
     LOOK_AGAIN_SECONDS,
     SUSPICION_SECONDS,
     BoundedSpin,
@@ -155,7 +154,7 @@ class ShmCommunicator:
         self._admitting = False
         self._wait: Wait | None = None
         self._arming = False
-        self._awake_until = 0.0
+        self._since = 0.0  # the wait began
         self._turns = 0  # of the loop, in which this wait was looked for
         self._timer: asyncio.TimerHandle | None = None
 
@@ -311,7 +310,7 @@ class ShmCommunicator:
         """Let the operation wait for ``wait`` from now on."""
         self._wait = wait
         self._turns = 0
-        self._awake_until = perf_counter() + AWAKE_SECONDS if self.spin_policy.active else 0.0
+        self._since = perf_counter()
         if not self._arming:
             self._arming = True
             self.group.world.loop.call_soon(self._fall_asleep)
@@ -332,6 +331,7 @@ class ShmCommunicator:
             if self.queue and self.current is None:
                 self._admit()
         elif wait.is_over():
+            self.spin_policy.learn(perf_counter() - self._since)
             self.forget_wait()
             wait.complete(None)
 
@@ -377,9 +377,11 @@ class ShmCommunicator:
         wait = self._wait
         if wait is None or wait.asleep:
             return
-        if perf_counter() < self._awake_until:
+        spin_policy, now = self.spin_policy, perf_counter()
+        if spin_policy.active and now - self._since < spin_policy.window:
             self._arming = True
-            self.spin_policy.give_way(self._turns)
+            spin_policy.neighbours.move_to_idle_core(now)
+            spin_policy.give_way(self._turns)
             self._turns += 1
             self.group.world.loop.call_soon(self._fall_asleep)
             return

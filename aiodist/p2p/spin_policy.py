@@ -60,9 +60,6 @@ DRIVE_SECONDS = 5e-3
 """How long a thread that has nothing else to do may look for the end of an operation. The loop does nothing
 else meanwhile."""
 
-AWAKE_SECONDS = 300e-6
-"""For so long a collective looks for a word between turns of the loop, before it sleeps."""
-
 LOOK_AGAIN_SECONDS = 1e-3
 """After falling asleep over a word: no store takes longer to be seen."""
 
@@ -134,13 +131,17 @@ class SpinPolicy:
         """Record that a message, or a part of one, has come or gone; more may follow."""
         now = perf_counter()
         if self._waiting or self._looking:
-            if now - max(self._heard, self._since) < LONGEST:
-                self.window = min(self.window * 2, LONGEST)
-            else:
-                self.window = max(self.window / 2, SHORTEST)
+            self.learn(now - max(self._heard, self._since))
             if self._waiting:
                 self._turn_on(now)
         self._heard = now
+
+    def learn(self, waited: float) -> None:
+        """Adapt the window to a wait of ``waited`` seconds that has ended."""
+        if waited < LONGEST:
+            self.window = min(self.window * 2, LONGEST)
+        else:
+            self.window = max(self.window / 2, SHORTEST)
 
     def call_after_turn(self, callback: Callable[[], None]) -> None:
         """Call ``callback()`` after the other callbacks had their turn: in the loop, or in `look`."""
