@@ -2,246 +2,34 @@
 
 The async API: every operation starts at the call and returns an awaitable `Work`. The blocking
 API, with the API of torch.distributed, is ``import aiodist.sync as dist``.
+
+The names are those of `aiodist.public`. It is imported at the first use of one, so that the command
+line starts without numpy and the engine.
 """
 
+import importlib
 import sys
+from typing import TYPE_CHECKING, Any
 
-from aiodist.api.available import (
-    get_node_local_rank,
-    get_node_local_size,
-    is_available,
-    is_backend_available,
-    is_gloo_available,
-    is_initialized,
-    is_mpi_available,
-    is_nccl_available,
-    is_torchelastic_launched,
-)
-from aiodist.api.closing import abort_process_group, destroy_process_group
-from aiodist.api.collectives import (
-    all_gather,
-    all_gather_coalesced,
-    all_gather_into_tensor,
-    all_gather_new,
-    all_gather_single,
-    all_reduce,
-    all_reduce_coalesced,
-    all_to_all,
-    all_to_all_single,
-    barrier,
-    broadcast,
-    broadcast_new,
-    gather,
-    monitored_barrier,
-    reduce,
-    reduce_scatter,
-    reduce_scatter_single,
-    reduce_scatter_tensor,
-    scatter,
-)
-from aiodist.api.debugging import breakpoint
-from aiodist.api.groups import (
-    GroupMember,
-    get_backend,
-    get_backend_config,
-    get_default_backend_for_device,
-    get_global_rank,
-    get_group_rank,
-    get_process_group_ranks,
-    get_rank,
-    get_world_size,
-    group,
-    new_group,
-    new_subgroups,
-    new_subgroups_by_enumeration,
-    split_group,
-)
-from aiodist.api.lifecycle import init_process_group
-from aiodist.api.membership import membership
-from aiodist.api.multigpu import (
-    all_gather_multigpu,
-    all_reduce_multigpu,
-    broadcast_multigpu,
-    reduce_multigpu,
-)
-from aiodist.api.object_streams import open_stream
-from aiodist.api.objects import (
-    all_gather_object,
-    broadcast_object,
-    broadcast_object_list,
-    gather_object,
-    recv_object,
-    recv_object_list,
-    register_type,
-    scatter_object_list,
-    send_object,
-    send_object_list,
-)
-from aiodist.api.observing import dump_operations, recent_operations
-from aiodist.api.p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
-from aiodist.api.process_group import ProcessGroup
-from aiodist.api.process_group_context import process_group
-from aiodist.api.recovery import grow, revoke, shrink
-from aiodist.api.rejoining import get_restart_count, is_replacement, register_elastic, rejoin
-from aiodist.api.state import sync_state
-from aiodist.errors import (
-    CollectiveCancelledError,
-    CollectiveError,
-    CollectiveMismatchError,
-    CollectiveTimeoutError,
-    DistBackendError,
-    DistError,
-    DistNetworkError,
-    DistStoreError,
-    GroupClosedError,
-    GroupEndedError,
-    GroupRevokedError,
-    HandshakeError,
-    InvalidUsageError,
-    NotInitializedError,
-    PeerLostError,
-    ProtocolError,
-    ServiceClosedError,
-    StoreTimeoutError,
-    StreamClosedError,
-    WorkerError,
-)
-from aiodist.groups.backend import ObjectStream
-from aiodist.groups.membership import MembershipEvent
-from aiodist.groups.message import Received, ReceivedObject
-from aiodist.groups.work import Work
-from aiodist.observe.recorder import Operation
-from aiodist.rank_processes import Cluster as cluster  # noqa: N813    # called like a function
-from aiodist.rank_processes import RanksError
-from aiodist.service import Service, serving
-from aiodist.spawn import spawn
-from aiodist.store import FileStore, MemoryStore, PrefixStore, Store, TcpStore, TcpStoreServer
-from aiodist.types import Backend, ReduceOp, reduce_op
+if TYPE_CHECKING:
+    from aiodist.public import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name.startswith("__") and name != "__all__":
+            raise AttributeError(name)
+        public = importlib.import_module("aiodist.public")
+        found = {each: getattr(public, each) for each in public.__all__}
+        globals().update(found, __all__=public.__all__)
+        if name in globals():
+            return globals()[name]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *importlib.import_module("aiodist.public").__all__})
+
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Backend",
-    "CollectiveCancelledError",
-    "CollectiveError",
-    "CollectiveMismatchError",
-    "CollectiveTimeoutError",
-    "DistBackendError",
-    "DistError",
-    "DistNetworkError",
-    "DistStoreError",
-    "FileStore",
-    "GroupClosedError",
-    "GroupEndedError",
-    "GroupMember",
-    "GroupRevokedError",
-    "HandshakeError",
-    "InvalidUsageError",
-    "MembershipEvent",
-    "MemoryStore",
-    "NotInitializedError",
-    "ObjectStream",
-    "Operation",
-    "P2POp",
-    "PeerLostError",
-    "PrefixStore",
-    "ProcessGroup",
-    "ProtocolError",
-    "RanksError",
-    "Received",
-    "ReceivedObject",
-    "ReduceOp",
-    "Service",
-    "ServiceClosedError",
-    "Store",
-    "StoreTimeoutError",
-    "StreamClosedError",
-    "TcpStore",
-    "TcpStoreServer",
-    "Work",
-    "WorkerError",
-    "abort_process_group",
-    "all_gather",
-    "all_gather_coalesced",
-    "all_gather_into_tensor",
-    "all_gather_multigpu",
-    "all_gather_new",
-    "all_gather_object",
-    "all_gather_single",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_reduce_multigpu",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "batch_isend_irecv",
-    "breakpoint",
-    "broadcast",
-    "broadcast_multigpu",
-    "broadcast_new",
-    "broadcast_object",
-    "broadcast_object_list",
-    "cluster",
-    "destroy_process_group",
-    "dump_operations",
-    "gather",
-    "gather_object",
-    "get_backend",
-    "get_backend_config",
-    "get_default_backend_for_device",
-    "get_global_rank",
-    "get_group_rank",
-    "get_node_local_rank",
-    "get_node_local_size",
-    "get_process_group_ranks",
-    "get_rank",
-    "get_restart_count",
-    "get_world_size",
-    "group",
-    "grow",
-    "init_process_group",
-    "irecv",
-    "is_available",
-    "is_backend_available",
-    "is_gloo_available",
-    "is_initialized",
-    "is_mpi_available",
-    "is_nccl_available",
-    "is_replacement",
-    "is_torchelastic_launched",
-    "isend",
-    "membership",
-    "monitored_barrier",
-    "new_group",
-    "new_subgroups",
-    "new_subgroups_by_enumeration",
-    "open_stream",
-    "process_group",
-    "recent_operations",
-    "recv",
-    "recv_object",
-    "recv_object_list",
-    "reduce",
-    "reduce_multigpu",
-    "reduce_op",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_tensor",
-    "register_elastic",
-    "register_type",
-    "rejoin",
-    "revoke",
-    "scatter",
-    "scatter_object_list",
-    "send",
-    "send_object",
-    "send_object_list",
-    "serving",
-    "shrink",
-    "spawn",
-    "split_group",
-    "sync_state",
-]
-
 if "torch" in sys.modules:  # else torch does it, when it is imported; this does not import it
-    import aiodist.torch_backend  # noqa: F401
+    importlib.import_module("aiodist.torch_backend")

@@ -1,8 +1,8 @@
 """Dissemination barrier (Hensgen, Finkel and Manber 1988).
 
 Steps: in round k = 0, 1, ... each rank signals rank + 2^k and waits for the signal of
-rank - 2^k (modulo the number of ranks). After ceil(log2 n) rounds everyone has heard, through
-others, of everyone.
+rank - 2^k (modulo the number of ranks). After ceil(log2 n) rounds each rank has heard, through
+others, of all ranks.
 Bytes per rank: none; ceil(log2 n) empty messages.
 """
 

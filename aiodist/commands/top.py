@@ -15,7 +15,7 @@ from aiodist.launch.args import Parser
 from aiodist.launch.quantities import bytes_text, count_text
 from aiodist.observe.asking import ask_ranks, choose_job, jobs_here
 from aiodist.observe.load import RankLoad, loads, slowest
-from aiodist.observe.report_text import ranges, ranks, table
+from aiodist.observe.text_table import ranges, ranks, table
 from aiodist.observe.usage import Usage, decode_usage
 
 FIRST_SECONDS = 0.5

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from aiodist import sync
+import aiodist.sync as sync
 from aiodist.api.available import is_initialized
 from aiodist.api.closing import destroy_process_group
 from aiodist.launch.rank_function import call_as_rank

@@ -12,7 +12,7 @@ import select
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from aiodist.observe.report_text import ranges
+from aiodist.observe.text_table import ranges
 
 LINE_LIMIT = 1 << 20
 """Bytes of one line held back until its end; a longer line is shown in parts."""

@@ -8,7 +8,6 @@ from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-from aiodist.api.rejoining import waiting_at
 from aiodist.credentials import Certificates
 from aiodist.store import PrefixStore, TcpStoreServer
 
@@ -134,6 +133,8 @@ class Restarts:
         return {rank for rank in ranks if await store.check([f"elastic/{rank}"])}
 
     async def _wait_in_rejoin(self, ranks: Sequence[int]) -> bool:
+        from aiodist.api.rejoining import waiting_at  # the engine, which few launchers need
+
         return len(await waiting_at(self._store(), ranks)) == len(ranks)
 
     async def _forget(self, ranks: Sequence[int]) -> None:

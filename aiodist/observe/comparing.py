@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aiodist.observe.rank_report import RankReport
-from aiodist.observe.report_text import ranks
+from aiodist.observe.text_table import ranks
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic_ns
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from aiodist.errors import DistError, InvalidUsageError
-from aiodist.tensors import DType, decode_meta
 from aiodist.types import ReduceOp
+
+if TYPE_CHECKING:
+    from aiodist.tensors import DType
 
 SIZE_VARIABLE = "AIODIST_RECORDER_SIZE"
 TRACE_VARIABLE = "AIODIST_TRACE_DIR"
@@ -316,6 +318,8 @@ def recent(
 
 def _tensor(meta: bytes) -> tuple[str, int]:
     """Return dtype and number of elements of a message, if it is a tensor's."""
+    from aiodist.tensors import decode_meta  # numpy, which commands start without
+
     try:
         _, dtype, shape = decode_meta(meta)
     except DistError:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from aiodist.observe.rank_report import RankReport
 from aiodist.observe.recorder import FAILED, Operation
+from aiodist.observe.text_table import ranges, ranks, table
 from aiodist.observe.waiting import Verdict, Wait
 
 _WIDEST = 60
@@ -18,11 +19,7 @@ def sentences(
 
     ``silent``: ranks without a report, and what is known of each.
     """
-    everybody = parts.keys() | silent.keys()
-    told = [
-        _of_root(root, verdict, parts, silent, everybody=everybody - {root} <= verdict.reach[root])
-        for root in verdict.roots
-    ]
+    told = [_of_root(root, verdict, parts, silent) for root in verdict.roots]
     told += [_of_cycle(cycle, verdict) for cycle in verdict.cycles]
     told += [
         f"{ranks([rank], capital=True)} does not answer ({why})."
@@ -37,14 +34,9 @@ def _of_root(
     verdict: Verdict,
     parts: Mapping[int, RankReport],
     silent: Mapping[int, str],
-    *,
-    everybody: bool,
 ) -> str:
     waiting = sorted(verdict.reach[root])
-    if everybody:
-        who = "Everyone waits for"
-    else:
-        who = f"{ranks(waiting, capital=True)} {'wait' if len(waiting) > 1 else 'waits'} for"
+    wait = "wait" if len(waiting) > 1 else "waits"
     direct = [wait for wait in verdict.waits if root in wait.on]
     first = min(direct, key=lambda wait: (not wait.absent, wait.operation.sequence, wait.rank))
     facts = []
@@ -61,7 +53,7 @@ def _of_root(
         facts.append(f"is waited for in {first.operation}")
     if root in parts and str(parts[root].standpoint):
         facts.append(f"is {parts[root].standpoint}".replace("is its", "says that its"))
-    return f"{who} rank {root}, which {_listed(facts)}."
+    return f"{ranks(waiting, capital=True)} {wait} for rank {root}, which {_listed(facts)}."
 
 
 def _last_finished(part: RankReport, group: int) -> Operation | None:
@@ -104,7 +96,7 @@ def overview(verdict: Verdict, parts: Mapping[int, RankReport], silent: Mapping[
         waits = [wait for wait in verdict.waits if wait.rank == rank]
         where = str(part.standpoint)
         if not waits:
-            rows.append((*who, "nobody", "", _doing(part), where))
+            rows.append((*who, "no rank", "", _doing(part), where))
         for wait in waits:
             on = ranges(wait.on) + (" to enter" if wait.absent else "")
             failed = " (failed)" if wait.operation.state == FAILED else ""
@@ -122,34 +114,6 @@ def _doing(part: RankReport) -> str:
         return "no operation yet"
     last = max(ended, key=lambda each: each.finished)
     return f"nothing; last {last} {(part.clock - last.finished) / 1e9:.1f} s ago"
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Format ``rows`` in columns as wide as their widest entry; the last column is not padded."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    lines = [
-        "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[-1]])
-        for row in rows
-    ]
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def ranks(numbers: Sequence[int], *, capital: bool = False) -> str:
-    """Return ``rank 3`` or ``ranks 0-2, 5``."""
-    word = "rank" if len(numbers) == 1 else "ranks"
-    return f"{word.capitalize() if capital else word} {ranges(numbers)}"
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Return ``0-2, 5``."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    parts = [", ".join(map(str, run)) if len(run) < 3 else f"{run[0]}-{run[-1]}" for run in runs]
-    return ", ".join(parts)
 
 
 def _listed(facts: Sequence[str]) -> str:

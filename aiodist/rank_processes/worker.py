@@ -18,7 +18,7 @@ from threading import Thread
 from types import FrameType, TracebackType
 from typing import Any
 
-from aiodist import sync as dist
+import aiodist.sync as dist
 from aiodist.rank_processes.control import (
     END_MARK,
     HEAD_BYTES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgpack
 
-from aiodist import errors
+import aiodist.errors as errors
 from aiodist.errors import CollectiveError, DistError
 
 MAX_MESSAGE = 64 * 1024

@@ -97,7 +97,7 @@ def aiodist(network: Hosts, host: int, *arguments: str) -> str:
 def test_any_host_tells_of_all_ranks_and_names_one_that_is_cut_off(
     network: Hosts, job: list[subprocess.Popen[str]], scaled: Callable[[float], float]
 ) -> None:
-    blame = "Everyone waits for rank 1, which has not entered all_reduce(1 x float64, SUM)"
+    blame = "Ranks 0, 2 wait for rank 1, which has not entered all_reduce(1 x float64, SUM)"
     end = time.monotonic() + scaled(30)
     while blame not in (told := why(network, 0)):
         assert time.monotonic() < end, told

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from aiodist.observe.report_text import overview, ranks, sentences
+from aiodist.observe.report_text import overview, sentences
+from aiodist.observe.text_table import ranks
 from aiodist.observe.waiting import judge
 from tests.observe.made import op, part
 
@@ -21,7 +22,7 @@ def test_the_rank_that_has_not_entered_is_to_blame_not_the_neighbour_in_the_ring
         (1, (2,), True),
     ]
     assert sentences(verdict, parts, {}) == [
-        "Everyone waits for rank 2, which has not entered all_reduce(2 x float32) (operation 1 of "
+        "Ranks 0, 1 wait for rank 2, which has not entered all_reduce(2 x float32) (operation 1 of "
         "'g'), has last finished all_reduce(2 x float32) (operation 0 of 'g') and is at "
         "train.py:33 in step."
     ]
@@ -37,7 +38,7 @@ def test_blame_follows_messages_to_the_end() -> None:
     assert verdict.roots == (2,)
     assert verdict.reach[2] == {0, 1}
     (told,) = sentences(verdict, parts, {})
-    assert told.startswith("Everyone waits for rank 2, which is waited for in recv(from rank 2")
+    assert told.startswith("Ranks 0, 1 wait for rank 2, which is waited for in recv(from rank 2")
 
 
 def test_ranks_that_wait_for_each_other_are_a_cycle() -> None:
@@ -112,7 +113,9 @@ def test_a_rank_that_does_not_answer_is_named() -> None:
     verdict = judge(parts)
     assert verdict.roots == (2,)
     (told,) = sentences(verdict, parts, silent)
-    assert told.startswith("Everyone waits for rank 2, which does not answer (stopped by a signal)")
+    assert told.startswith(
+        "Ranks 0, 1 wait for rank 2, which does not answer (stopped by a signal)"
+    )
     lonely = {0: part(0)}
     assert sentences(judge(lonely), lonely, silent) == [
         "Rank 2 does not answer (stopped by a signal)."
@@ -137,7 +140,7 @@ def test_the_table_has_a_line_for_every_rank() -> None:
     head, *lines = overview(judge(parts), parts, {2: "gone"}).splitlines()
     assert head.split() == ["rank", "process", "waits", "for", "since", "in", "stands"]
     assert lines[0].startswith("0     100 on here  1 to enter  3.0 s  all_reduce")
-    assert " ".join(lines[1].split()) == "1 101 on here nobody no operation yet at train.py:5 in f"
+    assert " ".join(lines[1].split()) == "1 101 on here no rank no operation yet at train.py:5 in f"
     assert " ".join(lines[2].split()) == "2 ? no answer gone"
 
 

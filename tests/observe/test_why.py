@@ -112,7 +112,7 @@ def test_the_rank_that_computes_is_named_with_its_line(
     job = start(script, 3)
     job.places(3)
     told = job.until(
-        "Everyone waits for rank 1, which has not entered all_reduce(1 x float64, SUM)"
+        "Ranks 0, 2 wait for rank 1, which has not entered all_reduce(1 x float64, SUM)"
     )
     assert "script.py:" in told.splitlines()[-1]
     assert ("its event loop has not turned" in told) is stuck
@@ -123,7 +123,7 @@ def test_a_stopped_rank_is_named_within_the_bound_and_sigusr1_dumps_all_ranks(
 ) -> None:
     job = start(BLOCKING, 2)
     places = job.places(2)
-    job.until("Everyone waits for rank 1")
+    job.until("Rank 0 waits for rank 1")
     os.kill(places[1].pid, signal.SIGSTOP)
     began = time.monotonic()
     told = job.why("--timeout", "1")

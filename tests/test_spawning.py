@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from aiodist.errors import InvalidUsageError
-from aiodist.spawn import spawn
+from aiodist.spawning import spawn
 from tests.limits import scaled
 
 torch_spawn = pytest.importorskip("torch.multiprocessing.spawn")
@@ -153,7 +153,7 @@ def test_invalid_arguments_are_refused(kwargs, error, words):
 
 
 def test_a_function_typed_in_interactively_is_refused():
-    script = "from aiodist.spawn import spawn\ndef fn(i): pass\nspawn(fn)\n"
+    script = "from aiodist.spawning import spawn\ndef fn(i): pass\nspawn(fn)\n"
     for source in (["-c", script], ["-"]):
         done = subprocess.run(
             [sys.executable, *source],
@@ -168,5 +168,5 @@ def test_a_function_typed_in_interactively_is_refused():
 
 
 def test_importing_spawn_does_not_import_torch():
-    script = "import sys, aiodist.spawn; sys.exit('torch' in sys.modules)"
+    script = "import sys, aiodist.spawning; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=scaled(60))

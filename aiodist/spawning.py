@@ -1,6 +1,6 @@
 """`spawn`: a function in several processes, as in torch, with the rendezvous ready.
 
-`import aiodist.spawn` does not import torch; calling `spawn` does.
+Importing this module does not import torch; calling `spawn` does.
 """
 
 from __future__ import annotations
