@@ -32,6 +32,7 @@ def render(report: dict[str, Any], folder: str) -> str:
     measured = {row["recipe"].partition(" ")[0] for row in rows}
     parts = [
         "# Training recipes",
+        "<!-- no shell block runs here: tests/examples/training runs the recipes -->",
         f"Made by `{_command(settings)}` out of [{folder}/results.json]({folder}/results.json) and the "
         "scripts in `examples/training`; `make recipes` makes it for your machine.",
         "Each recipe is one script. Model, data, meters and checkpoints are shared, in `common/`. All "

@@ -1,4 +1,4 @@
-"""The Python blocks of the pages, as programs that ranks can run.
+"""The Python blocks of the pages, and the files they show, as programs that ranks can run.
 
 A block runs by itself on two ranks. Comments beside it, which no reader sees, say otherwise:
 
@@ -9,7 +9,7 @@ A block runs by itself on two ranks. Comments beside it, which no reader sees, s
 - ``<!-- not here: reason -->`` above the block: for what needs a program or a package that is not
   installed.
 - A block of text below the block, or below its ``after``, is what the ranks print, with the prefixes of
-  ``aiodist run``.
+  ``aiodist run``. Below a file, it is the output of the command that starts it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,11 @@ _BLOCK = re.compile(
     r"(?:\n+^<!-- after\n(?P<after>.*?)^-->$)?"
     r"(?:\n+(?:^(?!```|#)[^\n]*\n)*?\n?^```text\n(?P<prints>(?:\[\d+\] [^\n]*\n)+)^```$)?",
     re.MULTILINE | re.DOTALL,
+)
+_FILE = re.compile(
+    r"^```\{literalinclude\} (?P<path>\S+\.py)\n[^`]*```$"
+    r"[^`]*^```console\n\$ aiodist run -n (?P<ranks>\d+) [^\n]*\n(?P<prints>[^`]*)^```$",
+    re.MULTILINE,
 )
 
 
@@ -61,6 +66,12 @@ def blocks_of(page: Path) -> Iterator[Block]:
             (match["prints"] or "").splitlines(),
             match["reason"] or "",
         )
+    files = list(_FILE.finditer(text))
+    assert len(files) == text.count("```{literalinclude}"), page
+    for match in files:
+        source = (page.parent / match["path"]).read_text(encoding="utf-8")
+        prints = match["prints"].splitlines()
+        yield Block(match["path"], source, int(match["ranks"]), -1, prints, "")
 
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
