@@ -100,8 +100,8 @@ from aiodist.errors import (
     StreamClosedError,
     WorkerError,
 )
-from aiodist.groups.backend import ObjectStream
-from aiodist.groups.membership import MembershipEvent
+from aiodist.groups.collective_backend import ObjectStream
+from aiodist.groups.membership_events import MembershipEvent
 from aiodist.groups.message import Received, ReceivedObject
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import Operation

@@ -9,9 +9,9 @@ from typing import Any
 
 from aiodist.bench.cases import Case
 from aiodist.bench.measure import Effort, encode, measure
-from aiodist.bench.operations import Call
+from aiodist.bench.measured_operations import Call
 from aiodist.bench.pattern import Array, in_usual_pages
-from aiodist.bench.peers.base import Place
+from aiodist.bench.peers.measured_peer import Place
 from benchmarks.arrival.calls import PatternCall
 from benchmarks.arrival.cases import PatternCase
 from benchmarks.peers.mpi import AsyncMpi, Mpi

@@ -11,9 +11,9 @@ from torch import distributed
 
 from aiodist.bench.cases import Case
 from aiodist.bench.measure import Effort, encode, measure
-from aiodist.bench.operations import Call
-from aiodist.bench.peers.base import Place
-from aiodist.bench.rank import Agreement, empty
+from aiodist.bench.measured_operations import Call
+from aiodist.bench.measuring_rank import Agreement, empty
+from aiodist.bench.peers.measured_peer import Place
 from benchmarks.arrival.calls import PatternCall
 from benchmarks.arrival.cases import PatternCase
 from benchmarks.peers import make_peer

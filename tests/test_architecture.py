@@ -69,11 +69,11 @@ TORCH_ELSEWHERE = MappingProxyType[str, str](
         "aiodist.backends.torch_groups.collecting": _GROUPS,
         "aiodist.backends.torch_groups.kinds": _GROUPS,
         "aiodist.backends.torch_groups.messages": _GROUPS,
-        "aiodist.backends.torch_groups.reducing": _GROUPS,
+        "aiodist.backends.torch_groups.reduce_ops": _GROUPS,
         "aiodist.backends.torch_groups.slots": _GROUPS,
         "aiodist.backends.torch_groups.store": _GROUPS,
         "aiodist.bench.peers.gloo": "it measures torch's Gloo",
-        "aiodist.bench.rank": "its tensors are torch's, and it measures torch's Gloo",
+        "aiodist.bench.measuring_rank": "its tensors are torch's, and it measures torch's Gloo",
         "aiodist.rendezvous.agent": "torch's TCPStore has a protocol of its own",
         "aiodist.spawning": "it is torch.multiprocessing.spawn with the rendezvous made ready",
     }
@@ -82,6 +82,19 @@ TORCH_ELSEWHERE = MappingProxyType[str, str](
 
 GLOBAL_STATE = MappingProxyType[str, str]({})
 """Modules that rebind a module-level name with ``global``, and why each has to."""
+
+PARALLEL = MappingProxyType[str, frozenset[str]](
+    {
+        "functions of an API": frozenset({"aiodist.api", "aiodist.sync", "aiodist.horovod"}),
+        "a backend": frozenset(
+            {f"aiodist.backends.{n}" for n in ("devices", "mpi", "torch_groups")}
+        ),
+    }
+)
+"""Packages in which equal file names stand for the same concept, and for which."""
+
+COMMANDS = "aiodist.commands"
+"""A file of this package has the name of its command."""
 
 MUTABLE_CALLS = frozenset(
     {
@@ -319,6 +332,17 @@ def copies_in_one_go(modules: tuple[Module, ...]) -> list[str]:
     ]
 
 
+def same_names(modules: tuple[Module, ...]) -> list[str]:
+    """File names that stand in several packages, but for packages of `PARALLEL`."""
+    places: dict[str, set[str]] = {}
+    for module in modules:
+        package, _, name = module.name.rpartition(".")
+        if not module.is_package and not name.startswith("__") and package != COMMANDS:
+            kind = next((why for why, packages in PARALLEL.items() if package in packages), package)
+            places.setdefault(name, set()).add(kind)
+    return [f"{name}.py: {sorted(kinds)}" for name, kinds in places.items() if len(kinds) > 1]
+
+
 def too_long(modules: tuple[Module, ...]) -> list[str]:
     lengths = {module.name: len(module.source.splitlines()) for module in modules}
     return [f"{name} has {lines} lines" for name, lines in lengths.items() if lines > MAX_LINES]
@@ -390,6 +414,16 @@ def test_circles_are_found_also_where_an_import_is_for_types() -> None:
         Module("aiodist.wire.d", "from aiodist.wire import a"),
     )
     assert circles(modules) == {frozenset({"aiodist.wire.a", "aiodist.wire.b", "aiodist.wire.c"})}
+
+
+def test_a_file_name_means_one_thing() -> None:
+    assert same_names(MODULES) == []
+
+
+def test_equal_names_of_files_are_found() -> None:
+    assert len(same_names(modules_of(store__base="", transport__base=""))) == 1
+    parallel = modules_of(api__p2p="", sync__p2p="", commands__trace="", observe__trace="")
+    assert same_names(parallel) == []
 
 
 def test_every_file_is_read_at_a_sitting() -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-from aiodist.groups.checks import check_rank
+from aiodist.groups.argument_checks import check_rank
 from aiodist.groups.handle import Group
 from aiodist.groups.operation import (
     Agree,

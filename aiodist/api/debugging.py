@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from aiodist.api.collectives import barrier
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.checks import check_int
+from aiodist.groups.argument_checks import check_int
 from aiodist.groups.handle import Group
 from aiodist.groups.world import current_world
 

@@ -8,7 +8,7 @@ from typing import Any, overload
 from aiodist.api import collectives, object_streams, objects, p2p, state
 from aiodist.api.collectives import Timeout
 from aiodist.api.object_streams import DEFAULT_MAX_BYTES
-from aiodist.groups.backend import ObjectStream
+from aiodist.groups.collective_backend import ObjectStream
 from aiodist.groups.handle import GroupHandle
 from aiodist.groups.message import (
     Received,

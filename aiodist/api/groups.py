@@ -13,7 +13,7 @@ from aiodist.backends.registry import backend_named, bind, default_backend, serv
 from aiodist.collectives.all_gather_ring import all_gather_new
 from aiodist.deadline import to_seconds
 from aiodist.errors import CollectiveMismatchError, InvalidUsageError
-from aiodist.groups.checks import check_list, check_ranks
+from aiodist.groups.argument_checks import check_list, check_ranks
 from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.group_engine import NON_GROUP_MEMBER, GroupEngine, NonGroupMember

@@ -25,9 +25,9 @@ from aiodist.api.settings import (
     timeout_from,
     window_from,
 )
-from aiodist.api.sharing import SHARED, memory_of, shared_bytes_from
+from aiodist.api.shm_settings import SHARED, memory_of, shared_bytes_from
 from aiodist.api.spelling import warn_of_misspelt
-from aiodist.api.streams import streams_from, with_bundles
+from aiodist.api.tcp_streams import streams_from, with_bundles
 from aiodist.backends.registry import backend_named, bind, rendezvous_for
 from aiodist.credentials import Certificates, job_secret
 from aiodist.deadline import Deadline
@@ -44,8 +44,8 @@ from aiodist.observe.recorder import size_from
 from aiodist.p2p.endpoint import DEFAULT_WINDOW, Endpoint
 from aiodist.rendezvous import Rendezvous
 from aiodist.store import Store, exchange
-from aiodist.transport.base import Transport
-from aiodist.transport.registry import Transports
+from aiodist.transport.base_transport import Transport
+from aiodist.transport.transports import Transports
 from aiodist.types import DEFAULT_TIMEOUT, Backend
 
 log = logging.getLogger("aiodist")

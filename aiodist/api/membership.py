@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiodist.groups.membership import MembershipEvents
+from aiodist.groups.membership_events import MembershipEvents
 from aiodist.groups.world import current_world
 
 

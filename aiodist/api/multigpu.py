@@ -17,7 +17,7 @@ from aiodist.api.collectives import Timeout
 from aiodist.backends.polling import until
 from aiodist.deadline import to_seconds
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.checks import check_index, check_list, check_rank
+from aiodist.groups.argument_checks import check_index, check_list, check_rank
 from aiodist.groups.following_work import following
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.handle import Group
@@ -25,7 +25,7 @@ from aiodist.groups.operation import AllGatherCoalesced, AllReduce, Broadcast, R
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
 from aiodist.tensors import tensor_lists
-from aiodist.tensors.streams import on_callers_stream
+from aiodist.tensors.cuda_streams import on_callers_stream
 from aiodist.types import RedOpType, ReduceOp
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.backend import ObjectStream
-from aiodist.groups.checks import check_int, check_other, check_rank, check_tag, pickles
+from aiodist.groups.argument_checks import check_int, check_other, check_rank, check_tag, pickles
+from aiodist.groups.collective_backend import ObjectStream
 from aiodist.groups.handle import Group
 from aiodist.groups.world import current_world
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from aiodist.api.collectives import Timeout
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.checks import (
+from aiodist.groups.argument_checks import (
     arrived,
     check_list,
     check_mutable,

@@ -16,7 +16,13 @@ from typing import Any, overload
 
 from aiodist.api.collectives import Timeout
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.checks import check_list, check_other, check_rank, check_source, check_tag
+from aiodist.groups.argument_checks import (
+    check_list,
+    check_other,
+    check_rank,
+    check_source,
+    check_tag,
+)
 from aiodist.groups.handle import Group
 from aiodist.groups.message import Received, Recv, RecvNew, Send
 from aiodist.groups.operation import Operation, Tensor

@@ -18,7 +18,7 @@ from aiodist.api.rejoining import meeting_place, waiting_at, welcome
 from aiodist.deadline import Deadline
 from aiodist.errors import CollectiveTimeoutError, DistStoreError, InvalidUsageError
 from aiodist.groups.agreement import Decision
-from aiodist.groups.checks import check_ranks
+from aiodist.groups.argument_checks import check_ranks
 from aiodist.groups.group_engine import GroupEngine, NonGroupMember
 from aiodist.groups.handle import Group
 from aiodist.groups.succession import Newcomer, changes, follow, newcomers_of

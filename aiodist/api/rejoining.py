@@ -25,7 +25,7 @@ from aiodist.api.settings import (
     schemes_from,
     window_from,
 )
-from aiodist.api.streams import streams_from, with_bundles
+from aiodist.api.tcp_streams import streams_from, with_bundles
 from aiodist.backends.registry import bind
 from aiodist.credentials import Certificates, job_secret
 from aiodist.deadline import Deadline

@@ -6,16 +6,16 @@ import math
 from collections.abc import Mapping
 from datetime import timedelta
 
-from aiodist.api.sharing import SHARED
+from aiodist.api.shm_settings import SHARED
 from aiodist.credentials import VARIABLES as TLS_VARIABLES
 from aiodist.credentials import Certificates
 from aiodist.deadline import to_seconds
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.checks import check_int
+from aiodist.groups.argument_checks import check_int
 from aiodist.liveness import DEFAULT_TIMEOUT as DEFAULT_LIVENESS
 from aiodist.liveness import SHORTEST
 from aiodist.p2p.endpoint import DEFAULT_WINDOW
-from aiodist.transport.registry import Transports
+from aiodist.transport.transports import Transports
 from aiodist.types import DEFAULT_TIMEOUT
 
 PICKLE_VARIABLE = "AIODIST_ALLOW_PICKLE"

@@ -7,7 +7,7 @@ from typing import Any
 
 from aiodist.api.collectives import Timeout
 from aiodist.deadline import to_seconds
-from aiodist.groups.checks import check_rank, fill_list
+from aiodist.groups.argument_checks import check_rank, fill_list
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.handle import Group
 from aiodist.groups.operation import Broadcast, BroadcastObject, Tensor

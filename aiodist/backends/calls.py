@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Protocol
 
 from aiodist.collectives import host_operations, operations, shm_operations
 from aiodist.collectives.channel import Channel
-from aiodist.collectives.exchange import ShmContext
 from aiodist.collectives.multi_host import MultiHostContext
 from aiodist.collectives.select import Choice, Rules
+from aiodist.collectives.shm_exchange import ShmContext
 from aiodist.tensors import Reduction, scratch
 
 Run = Coroutine[Any, Any, None]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from aiodist.completion import T
 from aiodist.deadline import Deadline
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.backend import CollectiveBackend, ObjectStream
+from aiodist.groups.collective_backend import CollectiveBackend, ObjectStream
 from aiodist.groups.operation import Operation, Tensor
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import CompletedRecord

@@ -30,14 +30,14 @@ from aiodist.backends.gradual_copy import (
 )
 from aiodist.backends.native_messages import NativeMessages
 from aiodist.backends.native_objects import NativeObjects, Start
-from aiodist.backends.object_streams import Stream
-from aiodist.backends.opening import are_staged, cut, open_buffer
+from aiodist.backends.native_streams import Stream
 from aiodist.backends.plan_cache import Plan, PlanCache, views_of
 from aiodist.backends.sends import Sends
+from aiodist.backends.tensor_opening import are_staged, cut, open_buffer
 from aiodist.collectives.channel import Channel
 from aiodist.collectives.rule_tables import Tables
 from aiodist.completion import T
-from aiodist.groups.backend import CollectiveBackend
+from aiodist.groups.collective_backend import CollectiveBackend
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.operation import Opened, Operation, Tensor
 from aiodist.groups.work import Work

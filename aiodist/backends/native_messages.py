@@ -9,8 +9,8 @@ from aiodist.backends.announcements import decline, is_announcement
 from aiodist.backends.gradual_copy import write_back_gradually
 from aiodist.backends.message_plans import MessagePlans
 from aiodist.backends.native_objects import Start
-from aiodist.backends.opening import open_buffer
 from aiodist.backends.sends import Sends
+from aiodist.backends.tensor_opening import open_buffer
 from aiodist.errors import InvalidUsageError, ProtocolError
 from aiodist.groups.contexts import MessageContext
 from aiodist.groups.group_engine import GroupEngine

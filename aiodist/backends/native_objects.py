@@ -8,10 +8,10 @@ from typing import Any
 
 from aiodist.backends.calls import Broadcast, Operations
 from aiodist.backends.gradual_copy import copy_gradually, load_gradually, run_gradually
+from aiodist.backends.native_streams import Stream, Streams
 from aiodist.backends.object_messages import ObjectMessages, Packing
-from aiodist.backends.object_streams import Stream, Streams
-from aiodist.backends.opening import open_buffer
 from aiodist.backends.sends import Sends
+from aiodist.backends.tensor_opening import open_buffer
 from aiodist.collectives.all_gather_ring import all_gather_new, all_gather_ring
 from aiodist.collectives.barrier_dissemination import barrier_dissemination
 from aiodist.collectives.broadcast_binomial import broadcast_new
@@ -37,7 +37,7 @@ from aiodist.groups.work import Work
 from aiodist.tensors import Buffer, decode_meta, empty_like_message, encode_meta, scratch
 from aiodist.tensors.codec import TensorExtension
 from aiodist.wire.frames import OBJECT
-from aiodist.wire.objects import Envelope, ObjectCodec, Packed, read_envelope
+from aiodist.wire.object_codec import Envelope, ObjectCodec, Packed, read_envelope
 from aiodist.wire.registered_types import current_types
 
 Start = Callable[[Any, float | None], Any]

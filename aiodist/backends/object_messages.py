@@ -29,7 +29,7 @@ from aiodist.p2p.matching import ANY_SOURCE, Recv
 from aiodist.p2p.outbox import Send
 from aiodist.tensors import scratch
 from aiodist.wire.frames import PART, Key
-from aiodist.wire.objects import (
+from aiodist.wire.object_codec import (
     SHORT_HEAD,
     Envelope,
     ObjectCodec,

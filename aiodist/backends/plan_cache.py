@@ -12,7 +12,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from aiodist.backends.opening import cut, parts_of
 from aiodist.backends.plans import (
     AllGatherPlan,
     AllReducePlan,
@@ -24,6 +23,7 @@ from aiodist.backends.plans import (
     ReduceScatterPlan,
     ShmPlan,
 )
+from aiodist.backends.tensor_opening import cut, parts_of
 from aiodist.collectives.select import Rules
 from aiodist.collectives.views import BlocksView, CachedView, DataView
 from aiodist.groups.fingerprint import Fingerprint

@@ -17,12 +17,12 @@ from aiodist.collectives.all_reduce_stripes import reduce_stripes
 from aiodist.collectives.all_to_all_shared import AllToAll
 from aiodist.collectives.barrier_slots import barrier_slots
 from aiodist.collectives.broadcast_shared import BroadcastSlots, broadcast_chunks, read_from
-from aiodist.collectives.exchange import Exchange, InChunks
-from aiodist.collectives.layout import offsets_of
+from aiodist.collectives.partition import offsets_of
 from aiodist.collectives.reduce_scatter_shared import ReduceScatterSlots, reduce_scatter_chunks
 from aiodist.collectives.reduce_slots import ReduceSlots
 from aiodist.collectives.schedule import RELEASE, Schedule, Step
 from aiodist.collectives.select import Rules, select
+from aiodist.collectives.shm_exchange import Exchange, InChunks
 from aiodist.collectives.shm_layout import ShmLayout
 from aiodist.collectives.shm_operations import all_reduce_chunks
 from aiodist.collectives.slot_blocks import starts_of

@@ -18,7 +18,7 @@ from aiodist.backends.mpi.mpi_meeting import rendezvous_of_mpi
 from aiodist.backends.native import NativeBackend
 from aiodist.backends.over_p2p import OverP2P
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.backend import CollectiveBackend
+from aiodist.groups.collective_backend import CollectiveBackend
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.rendezvous import Rendezvous, rendezvous
 from aiodist.rendezvous.environments import look_around

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from aiodist.bench.operations import Call
-from aiodist.bench.peers.base import Interval, Peer, UnsupportedError
+from aiodist.bench.measured_operations import Call
+from aiodist.bench.peers.measured_peer import Interval, Peer, UnsupportedError
 
 SHORT_TURN = 0.004
 """Seconds that the calls of a turn may take together where they are several."""

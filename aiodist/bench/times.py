@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aiodist.bench.cases import Case
-from aiodist.bench.peers.base import Interval
+from aiodist.bench.peers.measured_peer import Interval
 
 
 class WrongOrderError(AssertionError):

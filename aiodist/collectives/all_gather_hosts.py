@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from aiodist.collectives import operations
-from aiodist.collectives.layout import cut, offsets_of, segments_of
 from aiodist.collectives.multi_host import MultiHostContext
+from aiodist.collectives.partition import cut, offsets_of, segments_of
 from aiodist.collectives.pipeline import ReusedScratch, in_pieces
 from aiodist.copying import copy
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from aiodist.collectives.exchange import Exchange, others_of
-from aiodist.collectives.layout import segments_of
+from aiodist.collectives.partition import segments_of
 from aiodist.collectives.schedule import READ, RELEASE, WRITE, Step
+from aiodist.collectives.shm_exchange import Exchange, others_of
 from aiodist.collectives.shm_layout import ShmLayout
 from aiodist.collectives.views import BlocksView, DataView
 from aiodist.copying import copy

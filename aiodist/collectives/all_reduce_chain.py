@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from aiodist.collectives.layout import segments_of
-from aiodist.collectives.reduction import Reduction
+from aiodist.collectives.partition import segments_of
+from aiodist.collectives.reduction_protocol import Reduction
 from aiodist.collectives.schedule import READ, RELEASE, WRITE, Step
 from aiodist.collectives.shm_layout import ShmLayout
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from aiodist.collectives.channel import Channel
 from aiodist.collectives.fold import Fold
-from aiodist.collectives.reduction import Reduction, Scratch
+from aiodist.collectives.reduction_protocol import Reduction, Scratch
 
 
 async def all_reduce_halving_doubling(

@@ -20,10 +20,10 @@ parallel computer networks to optimize collective operation performance" (2000).
 from __future__ import annotations
 
 from aiodist.collectives import operations
-from aiodist.collectives.layout import stripes_in_pieces
 from aiodist.collectives.multi_host import MultiHostContext
+from aiodist.collectives.partition import stripes_in_pieces
 from aiodist.collectives.pipeline import ReusedScratch, in_pieces
-from aiodist.collectives.reduction import Reduction, Scratch
+from aiodist.collectives.reduction_protocol import Reduction, Scratch
 
 
 async def all_reduce_leaders(hosts: MultiHostContext, data: memoryview, reduce: Reduction) -> None:

@@ -11,8 +11,8 @@ Best for large data.
 from __future__ import annotations
 
 from aiodist.collectives.channel import Channel
-from aiodist.collectives.layout import CHUNK, cut
-from aiodist.collectives.reduction import Reduction, Scratch
+from aiodist.collectives.partition import CHUNK, cut
+from aiodist.collectives.reduction_protocol import Reduction, Scratch
 from aiodist.collectives.ring import run_ring
 
 

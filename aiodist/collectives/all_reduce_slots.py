@@ -11,9 +11,9 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from aiodist.collectives.exchange import Exchange, Reads, all_others
-from aiodist.collectives.reduction import Reduction
+from aiodist.collectives.reduction_protocol import Reduction
 from aiodist.collectives.schedule import Do
+from aiodist.collectives.shm_exchange import Exchange, Reads, all_others
 from aiodist.collectives.views import DataView
 from aiodist.copying import AT_ONCE, copy
 

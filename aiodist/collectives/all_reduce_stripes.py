@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from aiodist.collectives.layout import offsets_of, segments_of
-from aiodist.collectives.reduction import Reduction
+from aiodist.collectives.partition import offsets_of, segments_of
+from aiodist.collectives.reduction_protocol import Reduction
 from aiodist.collectives.schedule import (
     READ,
     READ_REPOSTED,

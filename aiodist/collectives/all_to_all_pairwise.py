@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aiodist.collectives.channel import Channel
-from aiodist.collectives.layout import WINDOW
+from aiodist.collectives.partition import WINDOW
 from aiodist.copying import copy
 
 

@@ -11,9 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from aiodist.collectives.exchange import Exchange, UnexpectedLength, all_others, not_kept, others_of
-from aiodist.collectives.layout import segments_of
+from aiodist.collectives.partition import segments_of
 from aiodist.collectives.schedule import READ, RELEASE, WRITE, Schedule, Step
+from aiodist.collectives.shm_exchange import (
+    Exchange,
+    UnexpectedLength,
+    all_others,
+    not_kept,
+    others_of,
+)
 from aiodist.collectives.shm_layout import ShmLayout
 from aiodist.collectives.slot_blocks import lengths_of, read_blocks, starts_of, write_blocks
 from aiodist.collectives.views import BlocksView

@@ -8,7 +8,7 @@ multiprocessors", 1991).
 
 from __future__ import annotations
 
-from aiodist.collectives.exchange import Exchange, all_others
+from aiodist.collectives.shm_exchange import Exchange, all_others
 
 
 def barrier_slots(rank: int, size: int) -> Exchange[None]:

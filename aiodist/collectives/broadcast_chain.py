@@ -10,7 +10,7 @@ the number of chunks.
 from __future__ import annotations
 
 from aiodist.collectives.channel import Channel
-from aiodist.collectives.layout import CHUNK, WINDOW, cut, segments_of
+from aiodist.collectives.partition import CHUNK, WINDOW, cut, segments_of
 from aiodist.completion import Pending
 
 

@@ -12,8 +12,8 @@ Träff and Hunold, "Decomposing MPI collectives for exploiting multi-lane commun
 from __future__ import annotations
 
 from aiodist.collectives import operations
-from aiodist.collectives.layout import cut, stripes_in_pieces
 from aiodist.collectives.multi_host import MultiHostContext
+from aiodist.collectives.partition import cut, stripes_in_pieces
 from aiodist.collectives.pipeline import in_pieces
 
 

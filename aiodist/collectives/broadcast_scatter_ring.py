@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from aiodist.collectives.all_gather_ring import all_gather_ring
 from aiodist.collectives.channel import Channel
-from aiodist.collectives.layout import cut, offsets_of
+from aiodist.collectives.partition import cut, offsets_of
 from aiodist.collectives.tree import children, parent, subtree_end
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from aiodist.collectives.exchange import Exchange, Reads
-from aiodist.collectives.layout import segments_of
+from aiodist.collectives.partition import segments_of
 from aiodist.collectives.schedule import READ, RELEASE, WRITE, Step
+from aiodist.collectives.shm_exchange import Exchange, Reads
 from aiodist.collectives.shm_layout import ShmLayout
 from aiodist.collectives.views import DataView
 from aiodist.copying import AT_ONCE, copy

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from aiodist.collectives.fold import Fold
-from aiodist.collectives.layout import CHUNK, segments_of
+from aiodist.collectives.partition import CHUNK, segments_of
 from aiodist.collectives.tree import children, subtree_end
 
 

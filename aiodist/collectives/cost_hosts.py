@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from aiodist.collectives.cost import COSTS, Case, Traffic
 from aiodist.collectives.host_topology import HostTopology
-from aiodist.collectives.layout import lengths_of_cut, segments_of
+from aiodist.collectives.partition import lengths_of_cut, segments_of
 from aiodist.collectives.select import MANY, RULES, Rules, select
 
 

@@ -8,7 +8,7 @@ result back. Places of the p that play keep the order of their ranks.
 from __future__ import annotations
 
 from aiodist.collectives.channel import Channel
-from aiodist.collectives.reduction import Reduction, Scratch
+from aiodist.collectives.reduction_protocol import Reduction, Scratch
 
 
 class Fold:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aiodist.collectives.channel import Channel
-from aiodist.collectives.reduction import Scratch
+from aiodist.collectives.reduction_protocol import Scratch
 from aiodist.collectives.tree import children, parent, subtree_end
 from aiodist.copying import copy
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from aiodist.collectives.broadcast_shared import read_from
-from aiodist.collectives.exchange import Exchange, UnexpectedLength, others_of
-from aiodist.collectives.layout import segments_of
+from aiodist.collectives.partition import segments_of
 from aiodist.collectives.schedule import ALL_STEPS, READ, RELEASE, WRITE, Schedule, Step
+from aiodist.collectives.shm_exchange import Exchange, UnexpectedLength, others_of
 from aiodist.collectives.shm_layout import ShmLayout
 from aiodist.collectives.slot_blocks import read_blocks, starts_of, write_blocks
 from aiodist.collectives.views import BlocksView, DataView

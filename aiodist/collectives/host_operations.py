@@ -21,7 +21,7 @@ from aiodist.collectives.reduce_scatter_hosts import (
     reduce_scatter_columns,
     reduce_scatter_leaders,
 )
-from aiodist.collectives.reduction import Reduction
+from aiodist.collectives.reduction_protocol import Reduction
 from aiodist.collectives.select import HOSTS_RULES, Choice, Rules, select
 
 Run = Coroutine[Any, Any, None]

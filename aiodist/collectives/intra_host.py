@@ -17,13 +17,13 @@ from aiodist.collectives.all_reduce_stripes import reduce_stripes
 from aiodist.collectives.barrier_slots import barrier_slots
 from aiodist.collectives.broadcast_shared import broadcast_chunks
 from aiodist.collectives.channel import Channel
-from aiodist.collectives.exchange import Exchange, InChunks, ShmContext
 from aiodist.collectives.pipeline import ReusedScratch
 from aiodist.collectives.reduce_scatter_shared import reduce_scatter_chunks
 from aiodist.collectives.reduce_slots import ReduceSlots
-from aiodist.collectives.reduction import Reduction, Scratch
+from aiodist.collectives.reduction_protocol import Reduction, Scratch
 from aiodist.collectives.schedule import Step
 from aiodist.collectives.select import RULES, Rules, select
+from aiodist.collectives.shm_exchange import Exchange, InChunks, ShmContext
 from aiodist.collectives.shm_layout import ShmLayout
 from aiodist.collectives.views import DataView
 

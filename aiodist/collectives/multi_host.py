@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aiodist.collectives.channel import Channel
-from aiodist.collectives.exchange import ShmContext
 from aiodist.collectives.host_topology import HostTopology, SubChannel
 from aiodist.collectives.intra_host import IntraHost, IntraHostMessages, IntraHostShm
-from aiodist.collectives.reduction import Scratch
+from aiodist.collectives.reduction_protocol import Scratch
 from aiodist.collectives.select import RULES, Choice, Rules, select
+from aiodist.collectives.shm_exchange import ShmContext
 
 
 class MultiHostContext:

@@ -35,7 +35,7 @@ from aiodist.collectives.reduce_scatter_gather import reduce_scatter_gather
 from aiodist.collectives.reduce_scatter_halving import reduce_scatter_halving
 from aiodist.collectives.reduce_scatter_pairwise import reduce_scatter_pairwise
 from aiodist.collectives.reduce_scatter_ring import reduce_scatter_ring
-from aiodist.collectives.reduction import Reduction, Scratch
+from aiodist.collectives.reduction_protocol import Reduction, Scratch
 from aiodist.collectives.scatter_binomial import scatter_binomial
 from aiodist.collectives.scatter_linear import scatter_linear
 from aiodist.collectives.select import UNEVEN, Choice, select

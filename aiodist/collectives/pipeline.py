@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from aiodist.collectives.reduction import Scratch
+from aiodist.collectives.reduction_protocol import Scratch
 from aiodist.completion import Pending, together
 
 Step = Callable[[int], Coroutine[Any, Any, None]]

@@ -9,8 +9,8 @@ Best for small data.
 from __future__ import annotations
 
 from aiodist.collectives.channel import Channel
-from aiodist.collectives.layout import slots
-from aiodist.collectives.reduction import Reduction, Scratch
+from aiodist.collectives.partition import slots
+from aiodist.collectives.reduction_protocol import Reduction, Scratch
 from aiodist.collectives.tree import children, parent
 
 

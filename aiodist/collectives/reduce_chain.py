@@ -10,8 +10,8 @@ the number of chunks.
 from __future__ import annotations
 
 from aiodist.collectives.channel import Channel
-from aiodist.collectives.layout import CHUNK, WINDOW, cut, segments_of, slots
-from aiodist.collectives.reduction import Reduction, Scratch
+from aiodist.collectives.partition import CHUNK, WINDOW, cut, segments_of, slots
+from aiodist.collectives.reduction_protocol import Reduction, Scratch
 from aiodist.completion import Pending
 
 

@@ -12,10 +12,10 @@ Träff and Hunold, "Decomposing MPI collectives for exploiting multi-lane commun
 from __future__ import annotations
 
 from aiodist.collectives import operations
-from aiodist.collectives.layout import stripes_in_pieces
 from aiodist.collectives.multi_host import MultiHostContext
+from aiodist.collectives.partition import stripes_in_pieces
 from aiodist.collectives.pipeline import ReusedScratch, in_pieces
-from aiodist.collectives.reduction import Reduction
+from aiodist.collectives.reduction_protocol import Reduction
 from aiodist.copying import copy
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from aiodist.collectives.channel import Channel
 from aiodist.collectives.gather_linear import gather_linear
-from aiodist.collectives.layout import CHUNK, cut
+from aiodist.collectives.partition import CHUNK, cut
 from aiodist.collectives.reduce_scatter_ring import reduce_scatter_ring
-from aiodist.collectives.reduction import Reduction, Scratch
+from aiodist.collectives.reduction_protocol import Reduction, Scratch
 
 
 async def reduce_scatter_gather(

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aiodist.collectives.channel import Channel
-from aiodist.collectives.layout import slots
-from aiodist.collectives.reduction import Reduction, Scratch
+from aiodist.collectives.partition import slots
+from aiodist.collectives.reduction_protocol import Reduction, Scratch
 from aiodist.copying import copy
 
 

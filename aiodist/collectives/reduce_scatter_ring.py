@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aiodist.collectives.channel import Channel
-from aiodist.collectives.layout import CHUNK
-from aiodist.collectives.reduction import Reduction, Scratch
+from aiodist.collectives.partition import CHUNK
+from aiodist.collectives.reduction_protocol import Reduction, Scratch
 from aiodist.collectives.ring import run_ring
 from aiodist.copying import copy
 

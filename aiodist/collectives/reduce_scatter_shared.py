@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from aiodist.collectives.all_reduce_slots import Last, ReducingSlots, in_order
-from aiodist.collectives.exchange import all_others, others_of
-from aiodist.collectives.layout import offsets_of, segments_of
-from aiodist.collectives.reduction import Reduction
+from aiodist.collectives.partition import offsets_of, segments_of
+from aiodist.collectives.reduction_protocol import Reduction
 from aiodist.collectives.schedule import READ, RELEASE, WRITE, Do, Step, operands_in_order
+from aiodist.collectives.shm_exchange import all_others, others_of
 from aiodist.collectives.shm_layout import ShmLayout
 from aiodist.collectives.views import BlocksView, DataView
 from aiodist.copying import copy

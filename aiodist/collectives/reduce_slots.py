@@ -11,9 +11,9 @@ from functools import partial
 from operator import setitem
 
 from aiodist.collectives.all_reduce_slots import Last, ReducingSlots, in_order
-from aiodist.collectives.exchange import all_others
-from aiodist.collectives.reduction import Reduction
+from aiodist.collectives.reduction_protocol import Reduction
 from aiodist.collectives.schedule import Do
+from aiodist.collectives.shm_exchange import all_others
 from aiodist.collectives.views import DataView
 from aiodist.copying import copy
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from aiodist.collectives.layout import CHUNK
+from aiodist.collectives.partition import CHUNK
 
 KIB = 1024
 MIB = 1024 * KIB

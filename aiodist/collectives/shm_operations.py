@@ -18,13 +18,13 @@ from aiodist.collectives.all_reduce_stripes import all_reduce_stripes, reduce_st
 from aiodist.collectives.all_to_all_shared import AllToAll
 from aiodist.collectives.barrier_slots import barrier_slots
 from aiodist.collectives.broadcast_shared import BroadcastSlots, broadcast_chunks, read_from
-from aiodist.collectives.exchange import InChunks, ShmContext
 from aiodist.collectives.gather_shared import GatherLeaf, GatherRoot, ScatterLeaf, ScatterRoot
 from aiodist.collectives.reduce_scatter_shared import ReduceScatterSlots, reduce_scatter_chunks
 from aiodist.collectives.reduce_slots import ReduceSlots
-from aiodist.collectives.reduction import Reduction
+from aiodist.collectives.reduction_protocol import Reduction
 from aiodist.collectives.schedule import Step
 from aiodist.collectives.select import CROWDED, MANY, SHARED_RULES, Rules, select
+from aiodist.collectives.shm_exchange import InChunks, ShmContext
 from aiodist.collectives.shm_layout import ShmLayout
 from aiodist.collectives.slot_blocks import starts_of
 from aiodist.collectives.views import BlocksView, DataView

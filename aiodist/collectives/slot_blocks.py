@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from aiodist.alignment import up
-from aiodist.collectives.layout import offsets_of
+from aiodist.collectives.partition import offsets_of
 from aiodist.copying import copy
 
 

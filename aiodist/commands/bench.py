@@ -147,7 +147,7 @@ def _job(nodes: Nodes, ranks: int, order: str) -> JobSpec:
         for name in ("AIODIST_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
             environment.setdefault(name, "lo")
     return JobSpec(
-        program=module_program("aiodist.bench.rank"),
+        program=module_program("aiodist.bench.measuring_rank"),
         arguments=(order,),
         nproc=ranks,
         nnodes=nodes.nnodes,

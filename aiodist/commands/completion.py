@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from aiodist.commands.registry import COMMANDS, load
+from aiodist.commands.command_table import COMMANDS, load
 from aiodist.errors import InvalidUsageError
 from aiodist.launch.args import Parser
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from aiodist.errors import InvalidUsageError
 from aiodist.launch.args import Parser
 from aiodist.observe.doctor.between import compare, judge_between
-from aiodist.observe.doctor.checks import examine
 from aiodist.observe.doctor.facts import look
 from aiodist.observe.doctor.finding import OK, PROBLEM, Finding, worst
+from aiodist.observe.doctor.host_checks import examine
 
 
 def parser() -> Parser:

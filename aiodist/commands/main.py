@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from aiodist.commands.registry import COMMANDS, load
+from aiodist.commands.command_table import COMMANDS, load
 from aiodist.errors import DistError, InvalidUsageError
 from aiodist.launch.starting import USAGE_ERROR, say
 

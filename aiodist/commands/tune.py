@@ -77,7 +77,7 @@ def _job(nodes: Nodes, number: int, per_node: int, order: str) -> JobSpec:
     if nodes.nnodes > 1:
         port = (DEFAULT_MASTER_PORT if port is None else port) + number
     return JobSpec(
-        program=module_program("aiodist.tuning.rank"),
+        program=module_program("aiodist.tuning.tuning_rank"),
         arguments=(order,),
         nproc=per_node,
         nnodes=nodes.nnodes,

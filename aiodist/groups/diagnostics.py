@@ -25,7 +25,7 @@ from aiodist.tensors import decode_meta
 from aiodist.wire.frames import COLLECTIVE, MESSAGES, Frame, Key
 
 if TYPE_CHECKING:
-    from aiodist.groups.backend import CollectiveBackend
+    from aiodist.groups.collective_backend import CollectiveBackend
     from aiodist.groups.status_query import Answers
     from aiodist.p2p.endpoint_events import Presence
 

@@ -9,7 +9,7 @@ from functools import partial
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from aiodist.collectives.exchange import Exchange
+from aiodist.collectives.shm_exchange import Exchange
 from aiodist.completion import Pending, T
 from aiodist.deadline import to_seconds
 from aiodist.errors import CollectiveMismatchError, DistError, GroupRevokedError, PeerLostError

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from aiodist.collectives.rule_tables import Tables
 from aiodist.completion import T
 from aiodist.errors import DistError
-from aiodist.groups.membership import Membership
+from aiodist.groups.membership_events import Membership
 from aiodist.observe.recorder import Recorder
 from aiodist.p2p.endpoint import Endpoint
 from aiodist.store import Store

@@ -22,7 +22,7 @@ from aiodist.observe.recorder import GroupLabel
 from aiodist.types import Backend
 
 if TYPE_CHECKING:
-    from aiodist.groups.backend import CollectiveBackend
+    from aiodist.groups.collective_backend import CollectiveBackend
     from aiodist.groups.group_facts import RankWorld
     from aiodist.p2p.endpoint import Endpoint
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, dataclass_transf
 
 from aiodist.completion import T
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.checks import Members, check_distinct, check_list, check_root_list
+from aiodist.groups.argument_checks import Members, check_distinct, check_list, check_root_list
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.sizes import split_lengths, unequal
 from aiodist.groups.tensor_checks import (

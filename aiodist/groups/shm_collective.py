@@ -18,8 +18,8 @@ from contextvars import ContextVar
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
-from aiodist.collectives.exchange import Exchange, T, UnexpectedLength
 from aiodist.collectives.schedule import ScheduleRun
+from aiodist.collectives.shm_exchange import Exchange, T, UnexpectedLength
 from aiodist.completion import Pending, completed
 from aiodist.errors import DistError
 from aiodist.groups.shm_words import LAST_STEP, STEP_BITS, Wait, announce, stray
@@ -69,7 +69,7 @@ class OperationStreams(Protocol):
 
 
 class ShmCollective:
-    """One operation's turn on the communicator; see `collectives.exchange.ShmContext`.
+    """One operation's turn on the communicator; see `collectives.shm_exchange.ShmContext`.
 
     Without a ``context`` it waits for no rank and reports nothing: it then returns from `advance`, and
     repeats the step when it has one.

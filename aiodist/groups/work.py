@@ -17,9 +17,9 @@ from typing import Any
 from aiodist.completion import Driver, Once, Pending, T
 from aiodist.deadline import to_seconds
 from aiodist.errors import DistError, InvalidUsageError
-from aiodist.groups.futures import WorkFuture
 from aiodist.groups.never_awaited import CallSite, UnretrievedError, call_site, warn_never_awaited
 from aiodist.groups.operation_context import OperationContext
+from aiodist.groups.work_future import WorkFuture
 from aiodist.observe.recorder import CompletedRecord, Record, opened, operation
 from aiodist.p2p.spin_policy import SHORTEST, SpinPolicy
 

@@ -28,7 +28,7 @@ from aiodist.groups.group_engine import GroupEngine, NonGroupMember
 from aiodist.groups.group_facts import EndingGroup
 from aiodist.groups.handle import Group, GroupHandle
 from aiodist.groups.host_placement import place
-from aiodist.groups.membership import Membership
+from aiodist.groups.membership_events import Membership
 from aiodist.groups.work import Work
 from aiodist.links.forks import close_in_children
 from aiodist.links.losses import own_loss

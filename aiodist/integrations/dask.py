@@ -24,7 +24,7 @@ from aiodist.integrations.placement import place_by_host, variables_of
 from aiodist.integrations.worker_call import call_and_leave
 from aiodist.launch.environment import job_identity
 from aiodist.launch.ports import PortReservation, reserve_port
-from aiodist.rank_processes.errors import InterruptedCallError, ranks_error
+from aiodist.rank_processes.ranks_error import InterruptedCallError, ranks_error
 
 GRACE_SECONDS = 5.0
 """How long after the first error the other ranks may take to learn of it by themselves."""

@@ -19,12 +19,12 @@ except ImportError as error:
 
 from aiodist.credentials import Certificates, job_secret
 from aiodist.errors import InvalidUsageError, PeerLostError
-from aiodist.groups.checks import check_int
+from aiodist.groups.argument_checks import check_int
 from aiodist.integrations.placement import place_by_host, variables_of
 from aiodist.launch.environment import job_identity
 from aiodist.launch.ports import PortReservation, reserve_port
 from aiodist.launch.rank_function import call_as_rank
-from aiodist.rank_processes.errors import InterruptedCallError, ranks_error
+from aiodist.rank_processes.ranks_error import InterruptedCallError, ranks_error
 from aiodist.store import TcpStoreServer
 
 GRACE_SECONDS = 5.0

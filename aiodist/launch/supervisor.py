@@ -20,8 +20,10 @@ from aiodist.credentials import Certificates, job_secret
 from aiodist.errors import DistError
 from aiodist.launch.environment import meeting_environment
 from aiodist.launch.failure import Failure
+from aiodist.launch.job_summary import summary
 from aiodist.launch.outlets import Outlets
 from aiodist.launch.output import Console
+from aiodist.launch.output_streams import LineStream, OutputStream
 from aiodist.launch.ports import reserve_port
 from aiodist.launch.process import RankProcess, Watchdog
 from aiodist.launch.remote.agent_connection import RemoteRank
@@ -29,8 +31,6 @@ from aiodist.launch.remote.agents import Agents
 from aiodist.launch.restarts import Restarts
 from aiodist.launch.signals import SignalInbox
 from aiodist.launch.spec import DEFAULT_MASTER_PORT, JobSpec, Place
-from aiodist.launch.streams import LineStream, OutputStream
-from aiodist.launch.summary import summary
 
 POLL = 0.05
 """Seconds between checks of the children if the system cannot announce their end."""

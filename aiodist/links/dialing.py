@@ -8,7 +8,7 @@ from typing import Protocol
 
 from aiodist.errors import DistError, DistNetworkError
 from aiodist.links.losses import LEFT
-from aiodist.transport.base import Connection
+from aiodist.transport.base_transport import Connection
 
 _NOBODY = ConnectionRefusedError, FileNotFoundError
 """Errors of the system if no process listens. A Unix socket on disk goes with its listener."""

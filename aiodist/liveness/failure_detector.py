@@ -16,7 +16,7 @@ from functools import partial
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistError, DistNetworkError
-from aiodist.links.closing import ClosingStreams
+from aiodist.links.closing_streams import ClosingStreams
 from aiodist.links.dialing import introduce
 from aiodist.links.losses import ENDED
 from aiodist.links.rank_info import RankInfo, reachable_at
@@ -24,7 +24,7 @@ from aiodist.liveness.heartbeat_connection import HeartbeatConnection
 from aiodist.liveness.heartbeat_deadlines import HeartbeatDeadlines
 from aiodist.liveness.loss_notice import LossNotice, shorten
 from aiodist.liveness.watch_ring import neighbours, ring_order
-from aiodist.transport.base import Connection, Listener, Transport
+from aiodist.transport.base_transport import Connection, Listener, Transport
 from aiodist.transport.pending_handshakes import SPARE, PendingHandshakes
 from aiodist.wire.frames import Frame, FrameType
 from aiodist.wire.handshake import Handshake

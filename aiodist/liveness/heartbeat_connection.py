@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from aiodist.errors import HandshakeError, ProtocolError
-from aiodist.transport.base import Connection
+from aiodist.transport.base_transport import Connection
 from aiodist.wire.frames import MAX_META, Frame, FrameDecoder, FrameType, encode
 from aiodist.wire.handshake import Handshake
 

@@ -14,7 +14,7 @@ from aiodist.links.loop_thread import LoopThread
 from aiodist.links.rank_info import RankInfo
 from aiodist.liveness.failure_detector import FailureDetector
 from aiodist.liveness.loss_notice import LossNotice
-from aiodist.transport.base import Transport
+from aiodist.transport.base_transport import Transport
 
 DEFAULT_TIMEOUT = 10.0
 """Seconds of silence after which a rank counts as lost, by default."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from aiodist.observe.rank_report import RankReport
 from aiodist.observe.recorder import FAILED, Operation
 from aiodist.observe.text_table import ranges, ranks, table
-from aiodist.observe.waiting import Verdict, Wait
+from aiodist.observe.wait_graph import Verdict, Wait
 
 _WIDEST = 60
 

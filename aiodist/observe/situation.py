@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from aiodist.observe.comparing import GroupStory
 from aiodist.observe.rank_report import RankReport
 from aiodist.observe.report_text import overview, sentences
-from aiodist.observe.waiting import judge
+from aiodist.observe.wait_graph import judge
 
 
 def situation(

@@ -12,7 +12,7 @@ from functools import partial
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistError, PeerLostError, ProtocolError
-from aiodist.links.closing import ClosingStreams, LossSuspicion
+from aiodist.links.closing_streams import ClosingStreams, LossSuspicion
 from aiodist.links.dialing import introduce, unreachable
 from aiodist.links.forks import close_in_children
 from aiodist.links.host import host_id
@@ -29,7 +29,7 @@ from aiodist.p2p.peer import Peer, PeerLink
 from aiodist.p2p.shm_progress import ShmProgress
 from aiodist.p2p.spin_policy import SpinPolicy
 from aiodist.shm.shared_memory import SharedMemory
-from aiodist.transport.base import Connection, Listener, Transport
+from aiodist.transport.base_transport import Connection, Listener, Transport
 from aiodist.transport.pending_handshakes import HANDSHAKE_SECONDS, SPARE, PendingHandshakes
 from aiodist.wire.frames import MAX_META, Frame, FrameType, Key, encode
 from aiodist.wire.handshake import Handshake

@@ -13,7 +13,7 @@ from aiodist.p2p.outbox import EAGER_BYTES
 from aiodist.p2p.peer import Peer
 from aiodist.p2p.spin_policy import SpinPolicy
 from aiodist.tensors import scratch
-from aiodist.transport.base import Connection
+from aiodist.transport.base_transport import Connection
 from aiodist.wire.frames import MAX_META, MAX_PAYLOAD, Frame, FrameDecoder, FrameType, encode
 from aiodist.wire.handshake import Handshake
 

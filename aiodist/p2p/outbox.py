@@ -22,7 +22,7 @@ from operator import call
 
 from aiodist.completion import Pending
 from aiodist.p2p.shm_sender import Call, ShmSender
-from aiodist.transport.base import Connection
+from aiodist.transport.base_transport import Connection
 from aiodist.wire.frames import COLLECTIVE, TENSOR, FrameType, Key, encode
 
 EAGER_BYTES = 1 << 20

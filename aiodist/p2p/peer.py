@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from aiodist.links.closing import LossSuspicion
+from aiodist.links.closing_streams import LossSuspicion
 from aiodist.links.rank_info import RankInfo
 from aiodist.p2p.outbox import Outbox
 from aiodist.p2p.shm_receiver import ShmReceiver
 from aiodist.p2p.shm_sender import ShmSender
-from aiodist.transport.base import Connection
+from aiodist.transport.base_transport import Connection
 from aiodist.wire.frames import Frame
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from aiodist.errors import ProtocolError
-from aiodist.transport.base import Connection, OnSent
+from aiodist.transport.base_transport import Connection, OnSent
 from aiodist.wire.frames import FrameType, encode
 
 if TYPE_CHECKING:

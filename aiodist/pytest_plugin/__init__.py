@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.checks import check_int
+from aiodist.groups.argument_checks import check_int
 from aiodist.rank_processes import Cluster, RanksError
 from aiodist.testing.in_process import collect_ranks
 

@@ -12,7 +12,7 @@ from typing import Any, Self, TextIO
 
 from aiodist.deadline import to_seconds
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.checks import check_int
+from aiodist.groups.argument_checks import check_int
 from aiodist.launch.environment import (
     INHERITED_FROM_AN_OUTER_JOB,
     job_identity,
@@ -22,8 +22,8 @@ from aiodist.launch.environment import (
 from aiodist.launch.ports import reserve_port
 from aiodist.rank_processes import worker
 from aiodist.rank_processes.control import FrameKind, pickler
-from aiodist.rank_processes.errors import InterruptedCallError, ranks_error
-from aiodist.rank_processes.process import Answer, Output, RankProcess
+from aiodist.rank_processes.rank_process import Answer, Output, RankProcess
+from aiodist.rank_processes.ranks_error import InterruptedCallError, ranks_error
 
 ADDRESS = "127.0.0.1"
 

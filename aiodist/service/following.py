@@ -9,7 +9,7 @@ from typing import Any
 from aiodist.api.object_streams import open_stream
 from aiodist.api.process_group import ProcessGroup
 from aiodist.errors import CollectiveTimeoutError, GroupRevokedError, StreamClosedError
-from aiodist.groups.backend import ObjectStream
+from aiodist.groups.collective_backend import ObjectStream
 from aiodist.service.leading import GROW, Handler
 from aiodist.service.outcomes import Outcome, outcome_of, start, stop
 

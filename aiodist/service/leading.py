@@ -16,7 +16,7 @@ from aiodist.errors import (
     InvalidUsageError,
     StreamClosedError,
 )
-from aiodist.groups.backend import ObjectStream
+from aiodist.groups.collective_backend import ObjectStream
 from aiodist.service.outcomes import Outcome, Round, outcome_of, start, stop
 from aiodist.service.requests import Admission, Request, RequestQueue
 

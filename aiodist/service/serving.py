@@ -20,7 +20,7 @@ from aiodist.errors import (
     InvalidUsageError,
     ServiceClosedError,
 )
-from aiodist.groups.checks import check_int, check_tag
+from aiodist.groups.argument_checks import check_int, check_tag
 from aiodist.groups.world import current_world
 from aiodist.service.following import follow
 from aiodist.service.leading import Handler, Leader

@@ -12,8 +12,8 @@ from aiodist.simulate.hosts import (
     selected_over_hosts,
     simulate_hosts,
 )
+from aiodist.simulate.loggps import NETWORKS, Parameters
 from aiodist.simulate.network import Network
-from aiodist.simulate.parameters import NETWORKS, Parameters
 from aiodist.simulate.programs import ALGORITHMS, Algorithm
 from aiodist.simulate.runs import Outcome, algorithms_of, operations, selected, simulate
 

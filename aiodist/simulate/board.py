@@ -12,8 +12,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from aiodist.collectives.exchange import Exchange, T
 from aiodist.collectives.schedule import ScheduleRun
+from aiodist.collectives.shm_exchange import Exchange, T
 from aiodist.completion import Pending, completed
 from aiodist.shm.group_area import CHUNK_BYTES, DEPTH, LARGEST_SLOT_BYTES
 
@@ -52,7 +52,7 @@ class Memory:
 
 
 class SimulatedShm:
-    """One rank's view of a `Memory`; see `collectives.exchange.ShmContext`."""
+    """One rank's view of a `Memory`; see `collectives.shm_exchange.ShmContext`."""
 
     slot_bytes = LARGEST_SLOT_BYTES
     chunk_bytes = CHUNK_BYTES

@@ -14,9 +14,9 @@ from aiodist.collectives.multi_host import MultiHostContext
 from aiodist.collectives.select import HOSTS_RULES, MANY, Choice, Rule, Rules, select
 from aiodist.errors import InvalidUsageError
 from aiodist.simulate.board import Memory, SimulatedShm
-from aiodist.simulate.memory import CostOnly
+from aiodist.simulate.extent import CostOnly
+from aiodist.simulate.loggps import NETWORKS, Parameters
 from aiodist.simulate.network import Network, Rank
-from aiodist.simulate.parameters import NETWORKS, Parameters
 from aiodist.simulate.programs import ITEMSIZE, lengths_of, program
 
 FLAT = "flat"

@@ -20,8 +20,8 @@ from typing import Any
 from aiodist.collectives.host_topology import HostTopology
 from aiodist.completion import Driver, Pending
 from aiodist.errors import InvalidUsageError
-from aiodist.simulate.memory import extent
-from aiodist.simulate.parameters import Parameters
+from aiodist.simulate.extent import extent
+from aiodist.simulate.loggps import Parameters
 
 Relation = Callable[[int, int, int], Any]
 """(from, to, ranks) -> how ``to`` stands to ``from``: equal for all pairs that do the same."""

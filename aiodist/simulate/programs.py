@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from aiodist.collectives import operations
 from aiodist.collectives.select import Choice
-from aiodist.simulate.memory import CostOnly
+from aiodist.simulate.extent import CostOnly
 from aiodist.simulate.network import Rank, Relation, apart, flipped, shifted
 
 ITEMSIZE = 4

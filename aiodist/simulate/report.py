@@ -12,7 +12,7 @@ from aiodist.simulate.hosts import (
     selected_over_hosts,
     simulate_hosts,
 )
-from aiodist.simulate.parameters import Parameters
+from aiodist.simulate.loggps import Parameters
 from aiodist.simulate.programs import Algorithm
 from aiodist.simulate.runs import Outcome, algorithms_of, selected, simulate
 

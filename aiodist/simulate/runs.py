@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aiodist.collectives.cost import COSTS, Case, Traffic
-from aiodist.collectives.layout import CHUNK
+from aiodist.collectives.partition import CHUNK
 from aiodist.collectives.select import UNEVEN, Choice, select
 from aiodist.errors import InvalidUsageError
+from aiodist.simulate.loggps import Parameters
 from aiodist.simulate.network import Network, apart
-from aiodist.simulate.parameters import Parameters
 from aiodist.simulate.programs import ALGORITHMS, ITEMSIZE, Algorithm, lengths_of, program
 
 MOST_MESSAGES = 2_000_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiodist.deadline import Deadline
 from aiodist.errors import InvalidUsageError
-from aiodist.store.base import Store
+from aiodist.store.base_store import Store
 from aiodist.store.prefix import PrefixStore
 from aiodist.store.waiting import in_time
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from aiodist.deadline import Deadline
 from aiodist.errors import StoreTimeoutError
-from aiodist.store.base import Store
+from aiodist.store.base_store import Store
 from aiodist.store.waiting import timed_out
 
 

@@ -10,7 +10,7 @@ from aiodist.credentials import Certificates
 from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError
 from aiodist.store.addresses import listen, resolve, show
-from aiodist.store.memory import MemoryStore
+from aiodist.store.memory_store import MemoryStore
 from aiodist.store.table import KeyTable
 from aiodist.store.tcp_greeting import Seal, StrangerError, greet_client
 from aiodist.store.tcp_requests import Client

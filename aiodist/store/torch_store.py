@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from aiodist.deadline import Deadline, to_seconds
 from aiodist.errors import DistStoreError
-from aiodist.store.base import Store
+from aiodist.store.base_store import Store
 from aiodist.store.waiting import check_value, closed, pauses, timed_out
 
 T = TypeVar("T")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aiodist.api.collectives import Timeout
-from aiodist.groups.checks import check_rank
+from aiodist.groups.argument_checks import check_rank
 from aiodist.groups.handle import Group
 from aiodist.groups.operation import (
     Agree,

@@ -27,7 +27,7 @@ from aiodist.p2p.spin_policy import DRIVE_SECONDS
 from aiodist.sync.coalescing import coalescing, overlapped
 from aiodist.sync.cross_thread_call import CrossThreadCall, gate_of
 from aiodist.sync.loop_handoff import LoopHandoff
-from aiodist.tensors.streams import on_callers_stream
+from aiodist.tensors.cuda_streams import on_callers_stream
 
 T = TypeVar("T")
 

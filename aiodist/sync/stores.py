@@ -19,7 +19,7 @@ from aiodist.store import FileStore as AsyncFileStore
 from aiodist.store import MemoryStore, TcpStore, TcpStoreServer
 from aiodist.store import PrefixStore as AsyncPrefixStore
 from aiodist.store import Store as AsyncStore
-from aiodist.store.base import STORE_TIMEOUT
+from aiodist.store.base_store import STORE_TIMEOUT
 from aiodist.sync.portal import Portal, portal
 
 T = TypeVar("T")

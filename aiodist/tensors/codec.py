@@ -1,6 +1,6 @@
 """Tensors, arrays and their small relatives inside objects.
 
-`TensorExtension` is an extension of the object codec in `aiodist.wire.objects`; that room and
+`TensorExtension` is an extension of the object codec in `aiodist.wire.object_codec`; that room and
 this one do not know each other, so the agreement is structural.
 """
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from aiodist.errors import InvalidUsageError
 from aiodist.tensors.dtypes import DType, dtype_of_numpy_num
-from aiodist.tensors.layout import overlaps_itself
+from aiodist.tensors.self_overlap import overlaps_itself
 
 # Types whose memoryview can be cast: not complex numbers and long doubles.
 _CASTABLE = frozenset(np.dtype(char).num for char in "?bBhHiIlLqQefd")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from aiodist.errors import InvalidUsageError
 from aiodist.tensors.dtypes import DTYPES, DType
-from aiodist.tensors.layout import overlaps_itself
+from aiodist.tensors.self_overlap import overlaps_itself
 from aiodist.tensors.staging import CudaStaging, Staging
 from aiodist.tensors.tensor_signature import M, TensorSignature
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from aiodist.deadline import Deadline
 from aiodist.errors import StoreTimeoutError
-from aiodist.store.base import Store
+from aiodist.store.base_store import Store
 
 MakeStore = Callable[[], Awaitable[Store]]
 

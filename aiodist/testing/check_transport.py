@@ -1,4 +1,4 @@
-"""The promises of `aiodist.transport.base`, as checks that every transport must pass.
+"""The promises of `aiodist.transport.base_transport`, as checks that every transport must pass.
 
 A *maker* returns a fresh pair of transports that can reach each other: the first listens, the
 second connects (the same object twice is fine). Run them all with `check_transport`, or one by
@@ -18,7 +18,7 @@ from pathlib import Path
 from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError, ProtocolError
 from aiodist.testing.sinks import Memory, Sent, Sink
-from aiodist.transport.base import Connection, Transport
+from aiodist.transport.base_transport import Connection, Transport
 
 Make = Callable[[], Awaitable[tuple[Transport, Transport]]]
 

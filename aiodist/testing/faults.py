@@ -25,7 +25,14 @@ from typing import Self
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError, InvalidUsageError
-from aiodist.transport.base import Connection, Listener, OnAccept, OnSent, Receiver, Transport
+from aiodist.transport.base_transport import (
+    Connection,
+    Listener,
+    OnAccept,
+    OnSent,
+    Receiver,
+    Transport,
+)
 from aiodist.transport.callbacks import CallbackConnection
 
 SLICE_BYTES = 256 << 10

@@ -12,15 +12,15 @@ from typing import Any, Literal, TypeVar, overload
 from aiodist.api.available import is_initialized
 from aiodist.api.closing import destroy_process_group
 from aiodist.api.lifecycle import open_in_process
-from aiodist.api.sharing import SHARED
+from aiodist.api.shm_settings import SHARED
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.checks import check_int
+from aiodist.groups.argument_checks import check_int
 from aiodist.groups.world import World, use_world
 from aiodist.store import MemoryStore
 from aiodist.testing.rank_threads import in_thread
-from aiodist.transport.base import Transport
+from aiodist.transport.base_transport import Transport
 from aiodist.transport.inproc import InprocHub
-from aiodist.transport.registry import Transports
+from aiodist.transport.transports import Transports
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ so by itself; where it is only on the path, ``import aiodist`` after torch does.
 
 from _aiodist_autoload import register
 from aiodist.torch_backend.destroying import shut_down_destroyed_groups
-from aiodist.torch_backend.opening import connect, open_group
+from aiodist.torch_backend.group_opening import connect, open_group
 
 __all__ = ["connect", "open_group", "register"]
 

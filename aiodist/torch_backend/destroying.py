@@ -13,7 +13,7 @@ from torch import version
 from torch.distributed import distributed_c10d
 from torch.torch_version import TorchVersion
 
-from aiodist.torch_backend.membership import Membership
+from aiodist.torch_backend.group_state import Membership
 
 
 def shut_down_destroyed_groups() -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from aiodist.torch_backend.operation import Operation, Operations
+from aiodist.torch_backend.submission import Operation, Operations
 
 
 class _Item(NamedTuple):

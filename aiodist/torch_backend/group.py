@@ -13,7 +13,7 @@ from typing import Any
 
 from torch._C import _distributed_c10d as c10d
 
-from aiodist.groups.checks import check_other, check_rank, check_tag
+from aiodist.groups.argument_checks import check_other, check_rank, check_tag
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.message import Recv, Send
 from aiodist.groups.operation import (
@@ -33,10 +33,10 @@ from aiodist.groups.operation import (
     Scatter,
 )
 from aiodist.groups.work import Work
-from aiodist.torch_backend.membership import Membership, Tensor
+from aiodist.torch_backend.group_state import Membership, Tensor
 from aiodist.torch_backend.options import reduce_op, single, splits
 from aiodist.torch_backend.sparse import all_reduce_sparse
-from aiodist.torch_backend.work import TorchReceive, TorchWork
+from aiodist.torch_backend.torch_work import TorchReceive, TorchWork
 
 
 class TorchGroup(Membership):

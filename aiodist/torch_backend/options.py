@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from aiodist.errors import InvalidUsageError
-from aiodist.torch_backend.work import timeout_seconds
+from aiodist.torch_backend.torch_work import timeout_seconds
 from aiodist.types import ReduceOp
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from torch import version
 from torch._C import _distributed_c10d as c10d
 from torch.torch_version import TorchVersion
 
-from aiodist.torch_backend.work import TorchWork
+from aiodist.torch_backend.torch_work import TorchWork
 
 _KEEPS_BOTH_HALVES = TorchVersion(version.__version__) >= TorchVersion("2.7")
 

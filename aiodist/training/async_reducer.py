@@ -16,7 +16,7 @@ from aiodist.api.objects import broadcast_object_list
 from aiodist.groups.handle import Group
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
-from aiodist.tensors.streams import on_callers_stream
+from aiodist.tensors.cuda_streams import on_callers_stream
 from aiodist.training.parameters import Parameters, lists_of, pack, root_of, unpack
 from aiodist.training.reducing import Reducer
 from aiodist.training.rows import Row

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from aiodist.errors import InvalidUsageError
-from aiodist.tensors.streams import Marks
+from aiodist.tensors.cuda_streams import Marks
 from aiodist.training.rows import Row
 
 

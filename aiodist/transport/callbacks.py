@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from aiodist.errors import DistNetworkError
-from aiodist.transport.base import Connection, OnSent, Receiver
+from aiodist.transport.base_transport import Connection, OnSent, Receiver
 
 
 class CallbackConnection(Connection):

@@ -13,7 +13,14 @@ from collections.abc import Sequence
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError, InvalidUsageError
-from aiodist.transport.base import Connection, Listener, OnAccept, OnSent, Receiver, Transport
+from aiodist.transport.base_transport import (
+    Connection,
+    Listener,
+    OnAccept,
+    OnSent,
+    Receiver,
+    Transport,
+)
 from aiodist.transport.callbacks import CallbackConnection
 
 SCHEME = "inproc"

@@ -9,7 +9,7 @@ import os
 import socket
 from collections.abc import Callable
 
-from aiodist.transport.base import Listener, OnAccept
+from aiodist.transport.base_transport import Listener, OnAccept
 from aiodist.transport.stream_socket import SocketConnection
 
 logger = logging.getLogger("aiodist.transport")

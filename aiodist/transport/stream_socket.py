@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from aiodist.errors import DistNetworkError
-from aiodist.transport.base import OnSent, Receiver
+from aiodist.transport.base_transport import OnSent, Receiver
 from aiodist.transport.callbacks import CallbackConnection
 from aiodist.transport.pacing import go_by_the_system
 

@@ -20,7 +20,7 @@ from typing import cast
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError, InvalidUsageError
-from aiodist.transport.base import Connection, Listener, OnAccept, Transport
+from aiodist.transport.base_transport import Connection, Listener, OnAccept, Transport
 from aiodist.transport.bundle import Bundle
 from aiodist.transport.connecting import readable
 from aiodist.transport.pending_handshakes import PendingHandshakes

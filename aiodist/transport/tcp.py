@@ -12,7 +12,7 @@ from typing import Any
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError, InvalidUsageError
-from aiodist.transport.base import Connection, OnAccept, Transport
+from aiodist.transport.base_transport import Connection, OnAccept, Transport
 from aiodist.transport.connecting import connect_socket, within
 from aiodist.transport.pacing import begin_unpaced
 from aiodist.transport.socket_listener import BACKLOG, SocketListener, Wrap

@@ -16,7 +16,7 @@ from typing import Any, cast
 from aiodist.credentials import Certificates
 from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError
-from aiodist.transport.base import Connection, OnAccept, Receiver
+from aiodist.transport.base_transport import Connection, OnAccept, Receiver
 from aiodist.transport.connecting import readable, within, writable
 from aiodist.transport.pending_handshakes import PendingHandshakes
 from aiodist.transport.socket_listener import SocketListener

@@ -20,7 +20,7 @@ from functools import partial
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError, InvalidUsageError
-from aiodist.transport.base import Connection, OnAccept, Transport
+from aiodist.transport.base_transport import Connection, OnAccept, Transport
 from aiodist.transport.connecting import connect_socket, within
 from aiodist.transport.socket_listener import BACKLOG, SocketListener, logger
 from aiodist.transport.stream_socket import SocketConnection

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from aiodist.bench.measure import Samples
-from aiodist.bench.operations import Call
+from aiodist.bench.measured_operations import Call
 from aiodist.bench.pattern import Array
-from aiodist.bench.peers.base import clock
+from aiodist.bench.peers.measured_peer import clock
 from benchmarks.arrival.cases import LATE, TRAINING, WAIT, PatternCase
 
 _COMPUTED = 1 << 16

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from aiodist.bench.measure import Samples
-from aiodist.bench.peers.base import Interval
+from aiodist.bench.peers.measured_peer import Interval
 from benchmarks.arrival.cases import BATCH, WAIT, Pattern, PatternCase
 
 FORMAT = 1

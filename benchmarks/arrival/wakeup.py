@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from aiodist.bench.operations import Call
-from aiodist.bench.peers.base import BlockingPeer, Place, UnsupportedError
+from aiodist.bench.measured_operations import Call
+from aiodist.bench.peers.measured_peer import BlockingPeer, Place, UnsupportedError
 from benchmarks.arrival.calls import PatternCall
 from benchmarks.arrival.cases import TIMED
 

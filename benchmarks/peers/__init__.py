@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import MappingProxyType
 
 from aiodist.bench import peers as bench
-from aiodist.bench.peers.base import Peer
+from aiodist.bench.peers.measured_peer import Peer
 from benchmarks.arrival.wakeup import WakeUp
 from benchmarks.peers.floor import Floor
 from benchmarks.peers.floor_shared import FloorShared

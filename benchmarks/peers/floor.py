@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aiodist.bench.operations import Call
+from aiodist.bench.measured_operations import Call
 from aiodist.bench.pattern import Array
-from aiodist.bench.peers.base import BlockingPeer, Place, UnsupportedError
+from aiodist.bench.peers.measured_peer import BlockingPeer, Place, UnsupportedError
 from aiodist.copying import AT_ONCE
 
 PART = 1 << 16

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from aiodist.bench.operations import Call
+from aiodist.bench.measured_operations import Call
 from aiodist.bench.pattern import Array
-from aiodist.bench.peers.base import Place, UnsupportedError
+from aiodist.bench.peers.measured_peer import Place, UnsupportedError
 from benchmarks.peers.floor import Floor, copy_array, map_together
 
 

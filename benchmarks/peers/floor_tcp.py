@@ -21,9 +21,9 @@ from functools import partial
 
 import numpy as np
 
-from aiodist.bench.operations import Call
+from aiodist.bench.measured_operations import Call
 from aiodist.bench.pattern import Array
-from aiodist.bench.peers.base import BlockingPeer, Place, UnsupportedError
+from aiodist.bench.peers.measured_peer import BlockingPeer, Place, UnsupportedError
 from benchmarks.peers.floor import copy_array
 
 PART = 1 << 16

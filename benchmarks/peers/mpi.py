@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from aiodist.bench.operations import Call
-from aiodist.bench.peers.base import BlockingPeer, Place, UnsupportedError
+from aiodist.bench.measured_operations import Call
 from aiodist.bench.peers.both_apis import AsyncApi
+from aiodist.bench.peers.measured_peer import BlockingPeer, Place, UnsupportedError
 
 OVER = "-aiodist"
 """Ends the names of peers that are aiodist over the MPI in front of it."""

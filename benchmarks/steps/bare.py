@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aiodist.bench.pattern import Array
-from aiodist.bench.peers.base import Place, UnsupportedError
+from aiodist.bench.peers.measured_peer import Place, UnsupportedError
 from benchmarks.peers.floor import Floor
 
 

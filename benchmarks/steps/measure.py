@@ -11,7 +11,7 @@ from typing import Any
 import torch.distributed
 
 from aiodist.bench.measure import Effort, Samples
-from aiodist.bench.peers.base import Place, UnsupportedError
+from aiodist.bench.peers.measured_peer import Place, UnsupportedError
 from benchmarks.steps.bare import BareSum
 from benchmarks.steps.cases import ALONE, FLOOR, GLOO, OURS, StepCase
 from benchmarks.steps.trainee import Trainee, compare

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from aiodist.bench.pattern import Array, WrongResultError
-from aiodist.bench.peers.base import Interval, clock
+from aiodist.bench.peers.measured_peer import Interval, clock
 from benchmarks.steps.cases import Model
 
 _RATE = 1e-3

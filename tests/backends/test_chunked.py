@@ -16,10 +16,10 @@ import torch
 
 import aiodist as dist
 from aiodist.collectives import shm_operations
-from aiodist.collectives.exchange import InChunks
 from aiodist.collectives.rule_tables import encode
 from aiodist.collectives.schedule import Step
 from aiodist.collectives.select import MANY, Choice, Rule
+from aiodist.collectives.shm_exchange import InChunks
 from aiodist.collectives.shm_layout import ShmLayout
 from aiodist.groups import shm_collective
 from aiodist.groups.shm_collective import caller_overlaps

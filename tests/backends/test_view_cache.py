@@ -233,12 +233,12 @@ ROUNDS = """
     import sys
     import torch
     import aiodist.sync as dist
-    from aiodist.collectives import exchange
+    from aiodist.collectives import shm_exchange
     from aiodist.p2p import spin_policy
 
     # Each rank polls until its peers are there, so that all calls take the cached path.
     spin_policy.CROWDED_SECONDS = 20.0
-    exchange.SPIN_BYTES = int(20.0 / spin_policy.BYTE_SECONDS)
+    shm_exchange.SPIN_BYTES = int(20.0 / spin_policy.BYTE_SECONDS)
 
     path, size = sys.argv[1], int(sys.argv[3])
     pids = []
@@ -313,11 +313,11 @@ DISAGREEING = """
     import sys
     import numpy as np
     import aiodist.sync as dist
-    from aiodist.collectives import exchange
+    from aiodist.collectives import shm_exchange
     from aiodist.p2p import spin_policy
 
     spin_policy.CROWDED_SECONDS = 20.0
-    exchange.SPIN_BYTES = int(20.0 / spin_policy.BYTE_SECONDS)
+    shm_exchange.SPIN_BYTES = int(20.0 / spin_policy.BYTE_SECONDS)
 
     path, rank = sys.argv[1], int(sys.argv[2])
     dist.init_process_group("gloo", "file://" + path, rank=rank, world_size=2, timeout=60)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aiodist.bench.operations import Call
-from aiodist.bench.peers.base import UnsupportedError
+from aiodist.bench.measured_operations import Call
 from aiodist.bench.peers.gloo import Gloo
+from aiodist.bench.peers.measured_peer import UnsupportedError
 
 
 class Idle(Gloo):

@@ -9,8 +9,8 @@ import pytest
 from torch.distributed import HashStore
 
 from aiodist.bench.cases import Case
-from aiodist.bench.operations import Call
-from aiodist.bench.peers.base import Place, UnsupportedError
+from aiodist.bench.measured_operations import Call
+from aiodist.bench.peers.measured_peer import Place, UnsupportedError
 from benchmarks.cases import QUICK
 from benchmarks.peers.floor_tcp import WHOLE, FloorTcp
 from benchmarks.rank import empty

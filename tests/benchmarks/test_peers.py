@@ -10,8 +10,8 @@ import pytest
 from torch.distributed import HashStore
 
 from aiodist.bench.cases import Case
-from aiodist.bench.operations import Call
-from aiodist.bench.peers.base import BlockingPeer, Interval, Peer, Place, clock
+from aiodist.bench.measured_operations import Call
+from aiodist.bench.peers.measured_peer import BlockingPeer, Interval, Peer, Place, clock
 from benchmarks.peers import make_peer
 from benchmarks.rank import empty
 

@@ -11,8 +11,8 @@ import pytest
 from aiodist.collectives import host_operations
 from aiodist.collectives.cost_hosts import CROSSINGS, HostsCase, crossing
 from aiodist.collectives.host_topology import HostTopology, SubChannel
-from aiodist.collectives.layout import offsets_of
 from aiodist.collectives.multi_host import MultiHostContext
+from aiodist.collectives.partition import offsets_of
 from aiodist.collectives.select import HOSTS_RULES, MANY, Choice, Rule
 
 SHAPES = ["aabb", "abab", "aaabb", "aaab", "abbacc", "aabbccdd", "aaabbbccc", "abbbb"]

@@ -9,7 +9,7 @@ import pytest
 
 from aiodist.collectives import operations
 from aiodist.collectives.cost import COSTS, Case
-from aiodist.collectives.layout import WINDOW
+from aiodist.collectives.partition import WINDOW
 from aiodist.collectives.select import Choice
 
 SIZES = [1, 2, 3, 4, 5, 7, 8, 13, 16, 17]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from aiodist.commands.command_table import COMMANDS, load
 from aiodist.commands.main import main
-from aiodist.commands.registry import COMMANDS, load
 
 COMPLETE = """
 try() { COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)); COMPREPLY=()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from aiodist.api.spelling import VARIABLES
-from aiodist.commands.registry import COMMANDS, load
+from aiodist.commands.command_table import COMMANDS, load
 from aiodist.errors import InvalidUsageError
 from aiodist.launch.args import Parser, launch_parser
 

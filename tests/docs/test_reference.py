@@ -10,7 +10,7 @@ import pytest
 import aiodist
 import aiodist.sync
 from aiodist.api.spelling import VARIABLES
-from aiodist.commands.registry import COMMANDS
+from aiodist.commands.command_table import COMMANDS
 from docs.pictures import PICTURES, STATIC
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"

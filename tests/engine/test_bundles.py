@@ -8,7 +8,7 @@ import pytest
 import aiodist as dist
 from aiodist.groups.world import current_world
 from aiodist.testing.in_process import run_ranks
-from aiodist.transport.base import Transport
+from aiodist.transport.base_transport import Transport
 from aiodist.transport.striped import StripedConnection, StripedTransport
 from tests.engine.conftest import outcome
 

@@ -11,11 +11,11 @@ from types import MappingProxyType
 from typing import Any
 
 from aiodist.api.settings import schemes_from
-from aiodist.api.sharing import SHARED
+from aiodist.api.shm_settings import SHARED
 from aiodist.credentials import VARIABLES as TLS_VARIABLES
 from aiodist.errors import InvalidUsageError
 from aiodist.shm.segment import Segment
-from aiodist.transport.registry import Transports
+from aiodist.transport.transports import Transports
 
 KERNEL_SECONDS = 1.0
 """How soon all survivors know of a rank whose end the kernel can tell.

@@ -21,15 +21,15 @@ import numpy as np
 import uvloop
 
 import aiodist as dist
-from aiodist.api.sharing import SHARED
+from aiodist.api.shm_settings import SHARED
 from aiodist.credentials import VARIABLES as TLS_VARIABLES
 from aiodist.deadline import Deadline
 from aiodist.groups.world import current_world
 from aiodist.rendezvous import meeting
 from aiodist.store import Store
 from aiodist.testing import Faults, FaultyConnection, FaultyTransport
-from aiodist.transport.base import Connection, Listener, OnAccept, Transport
-from aiodist.transport.registry import Transports
+from aiodist.transport.base_transport import Connection, Listener, OnAccept, Transport
+from aiodist.transport.transports import Transports
 from tests.faults.cells import (
     AT_A_FLAG,
     FAULTS,

@@ -24,8 +24,8 @@ from aiodist.shm.group_area import COPIED
 from aiodist.shm.message_ring import RingWriter
 from aiodist.testing import Faults, FaultyTransport, in_process, run_ranks
 from aiodist.testing.sinks import Sink
-from aiodist.transport.base import Connection
-from aiodist.transport.registry import Transports
+from aiodist.transport.base_transport import Connection
+from aiodist.transport.transports import Transports
 from aiodist.wire.frames import HEADER_BYTES
 from tests.certificates import tls_files
 from tests.engine.conftest import outcome

@@ -17,7 +17,7 @@ from aiodist.store.tcp_wire import read_message
 from aiodist.wire.failures import decode_error
 from aiodist.wire.frames import HEADER_BYTES, MAX_META, Frame, FrameDecoder, FrameType, encode
 from aiodist.wire.handshake import Handshake
-from aiodist.wire.objects import ObjectCodec
+from aiodist.wire.object_codec import ObjectCodec
 
 KEY = b"the job's key"
 MAX_PAYLOAD = 1 << 16

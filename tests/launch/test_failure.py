@@ -37,7 +37,7 @@ LOST_IN_A_CALLBACK = """Traceback (most recent call last):
 RuntimeError: Got the following error when running the callback: PeerLostError: rank 1 has left
 
 At:
-  aiodist/torch_backend/work.py(106): outcome"""
+  aiodist/torch_backend/torch_work.py(106): outcome"""
 
 
 def failure(stderr: str | None, status: int = 1) -> Failure:

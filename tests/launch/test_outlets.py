@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from aiodist.launch.job_summary import duration
 from aiodist.launch.outlets import FOLD_SECONDS, Folding, LogFile
 from aiodist.launch.output import Piece, Screen
-from aiodist.launch.summary import duration
 from tests.launch.conftest import Sandbox
 
 

@@ -20,7 +20,7 @@ from aiodist.errors import DistError, InvalidUsageError
 from aiodist.groups.world import current_world
 from aiodist.observe.asking import Place, ask_job, choose_job, jobs_here
 from aiodist.observe.server import Server
-from aiodist.observe.waiting import judge
+from aiodist.observe.wait_graph import judge
 from aiodist.testing import run_ranks
 from tests.limits import scaled
 from tests.observe.conftest import Job

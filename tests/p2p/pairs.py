@@ -14,7 +14,7 @@ from aiodist.p2p.peer import Peer
 from aiodist.p2p.shm_progress import ShmProgress
 from aiodist.p2p.spin_policy import SpinPolicy
 from aiodist.shm.shared_memory import SharedMemory
-from aiodist.transport.base import Connection, OnSent, Receiver
+from aiodist.transport.base_transport import Connection, OnSent, Receiver
 from aiodist.wire.frames import Frame, Key
 from aiodist.wire.handshake import Handshake
 

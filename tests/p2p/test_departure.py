@@ -9,11 +9,11 @@ import pytest
 
 from aiodist.deadline import Deadline
 from aiodist.errors import PeerLostError
-from aiodist.links import closing
+from aiodist.links import closing_streams
 from aiodist.links.rank_info import RankInfo
 from aiodist.p2p.endpoint import Endpoint
 from aiodist.p2p.link import Link
-from aiodist.transport.base import Connection
+from aiodist.transport.base_transport import Connection
 from aiodist.transport.inproc import InprocHub, InprocTransport
 from aiodist.wire.frames import Key
 from aiodist.wire.handshake import Handshake
@@ -115,7 +115,7 @@ async def test_one_of_two_streams_is_cut_and_the_other_stands_still(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rank 1 is given up, and learns it from the end of the stream that was not cut."""
-    monkeypatch.setattr(closing, "QUIET_SECONDS", 0.01)
+    monkeypatch.setattr(closing_streams, "QUIET_SECONDS", 0.01)
     met = Met()
     await met.open()
     (_, cut), (far, _) = met.streams
@@ -128,7 +128,7 @@ async def test_one_of_two_streams_is_cut_and_the_other_stands_still(
 async def test_a_stream_broken_by_invalid_bytes_is_not_a_departure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(closing, "QUIET_SECONDS", 1e6)
+    monkeypatch.setattr(closing_streams, "QUIET_SECONDS", 1e6)
     met = Met()
     await met.open()
     (_, broken), (far, _) = met.streams
@@ -141,10 +141,10 @@ async def test_a_stream_broken_by_invalid_bytes_is_not_a_departure(
 async def test_no_peer_is_given_up_as_long_as_it_sends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(closing, "QUIET_SECONDS", 0)
+    monkeypatch.setattr(closing_streams, "QUIET_SECONDS", 0)
     heard = iter([1, 2, 2, 3, 3, 3])  # at the beginning and the end of each wait
 
     given_up = asyncio.Event()
-    closing.LossSuspicion(lambda: next(heard), given_up.set)
+    closing_streams.LossSuspicion(lambda: next(heard), given_up.set)
     await given_up.wait()
     assert list(heard) == []

@@ -24,7 +24,7 @@ from aiodist.tensors.codes import (
 )
 from aiodist.tensors.meta import pack_meta
 from aiodist.tensors.torch_memory import TORCH_DTYPES
-from aiodist.wire.objects import ObjectCodec, finished
+from aiodist.wire.object_codec import ObjectCodec, finished
 
 CODEC = ObjectCodec([TensorExtension()])
 
@@ -257,7 +257,7 @@ def test_arrays_bring_no_torch():
     code = (
         "import sys, numpy\n"
         "from aiodist.tensors import TensorExtension\n"
-        "from aiodist.wire.objects import ObjectCodec\n"
+        "from aiodist.wire.object_codec import ObjectCodec\n"
         "codec = ObjectCodec([TensorExtension()])\n"
         "codec.loads(codec.dumps([numpy.ones(3), numpy.float32(1), (1, 2)]))\n"
         "assert 'torch' not in sys.modules\n"

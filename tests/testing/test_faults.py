@@ -15,9 +15,9 @@ from aiodist.errors import DistNetworkError, InvalidUsageError
 from aiodist.testing import TRANSPORT_CHECKS, Faults, FaultyTransport, run_ranks
 from aiodist.testing.check_transport import Make, pattern, turns
 from aiodist.testing.sinks import Memory, Sent, Sink
-from aiodist.transport.base import Connection, Transport
+from aiodist.transport.base_transport import Connection, Transport
 from aiodist.transport.inproc import InprocHub
-from aiodist.transport.registry import Transports
+from aiodist.transport.transports import Transports
 
 SCHEMES = ("inproc", "tcp", "unix")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from aiodist.transport.base import Transport
+from aiodist.transport.base_transport import Transport
 from aiodist.transport.inproc import InprocHub, InprocTransport
 from aiodist.transport.striped import StripedTransport
 from aiodist.transport.tcp import TcpTransport

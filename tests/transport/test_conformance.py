@@ -1,4 +1,4 @@
-"""Every transport keeps the promises of transport/base.py."""
+"""Every transport keeps the promises of transport/base_transport.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from aiodist.testing.check_transport import TRANSPORT_CHECKS, Make, connected, pattern
 from aiodist.testing.sinks import Memory
-from aiodist.transport.base import Transport
+from aiodist.transport.base_transport import Transport
 
 
 @pytest.mark.parametrize("check", TRANSPORT_CHECKS, ids=lambda check: check.__name__)

@@ -11,7 +11,7 @@ from aiodist.errors import DistNetworkError, InvalidUsageError
 from aiodist.testing.check_transport import connected, turns
 from aiodist.testing.sinks import Memory, Sent, Sink
 from aiodist.transport import inproc
-from aiodist.transport.base import Connection, Transport
+from aiodist.transport.base_transport import Connection, Transport
 from aiodist.transport.inproc import InprocHub, InprocTransport
 
 

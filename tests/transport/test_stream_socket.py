@@ -23,7 +23,7 @@ from aiodist.errors import DistNetworkError
 from aiodist.testing.check_transport import connected, pattern, turns
 from aiodist.testing.sinks import Memory, Sent, Sink
 from aiodist.transport import socket_listener, stream_socket
-from aiodist.transport.base import Connection, Transport
+from aiodist.transport.base_transport import Connection, Transport
 from aiodist.transport.socket_listener import SocketListener
 from aiodist.transport.stream_socket import SocketConnection
 from aiodist.transport.tcp import TcpTransport, parse_address

@@ -16,7 +16,7 @@ from aiodist.errors import DistNetworkError, InvalidUsageError
 from aiodist.testing.check_transport import pattern
 from aiodist.testing.sinks import Memory, Sent
 from aiodist.transport import pending_handshakes
-from aiodist.transport.base import Connection
+from aiodist.transport.base_transport import Connection
 from aiodist.transport.bundle import BLOCK_BYTES, Bundle
 from aiodist.transport.striped import _HELLO, StripedTransport
 

@@ -12,7 +12,7 @@ from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError, InvalidUsageError
 from aiodist.testing.check_transport import connected
 from aiodist.testing.sinks import Sink
-from aiodist.transport.base import Connection, Transport
+from aiodist.transport.base_transport import Connection, Transport
 from aiodist.transport.stream_socket import SocketConnection
 from aiodist.transport.tcp import TcpTransport, format_address, parse_address
 

@@ -16,7 +16,7 @@ from aiodist.errors import DistNetworkError
 from aiodist.testing.sinks import Memory, Sink
 from aiodist.transport import pending_handshakes
 from aiodist.transport import tls as module
-from aiodist.transport.base import Connection
+from aiodist.transport.base_transport import Connection
 from aiodist.transport.tcp import TcpTransport
 from aiodist.transport.tls import TlsTransport
 from tests.certificates import tls_files

@@ -15,7 +15,7 @@ import pytest
 from aiodist.deadline import Deadline
 from aiodist.errors import DistNetworkError, InvalidUsageError
 from aiodist.testing.sinks import Sink
-from aiodist.transport.base import Connection
+from aiodist.transport.base_transport import Connection
 from aiodist.transport.unix import UnixTransport
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="abstract names are Linux's")

@@ -27,9 +27,9 @@ from aiodist.groups.world import current_world
 from aiodist.launch.ports import reserve_port
 from aiodist.launch.spec import DEFAULT_MASTER_PORT, JobSpec
 from aiodist.testing import run_ranks
-from aiodist.tuning.rank import measure
-from aiodist.tuning.runs import Runs
 from aiodist.tuning.spreading import hosts_candidates
+from aiodist.tuning.trial_runs import Runs
+from aiodist.tuning.tuning_rank import measure
 
 OPERATIONS = ("broadcast", "reduce", "all_reduce", "all_gather", "reduce_scatter")
 TWO_AND_TWO = HostTopology([0, 0, 1, 1])

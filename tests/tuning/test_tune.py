@@ -20,8 +20,8 @@ from aiodist.launch.starting import USAGE_ERROR
 from aiodist.shm.group_area import LARGEST_SLOT_BYTES, SLOT_BYTES
 from aiodist.testing import run_ranks
 from aiodist.tuning.candidates import candidates
-from aiodist.tuning.runs import Runs
-from aiodist.tuning.sharing import shared_candidates
+from aiodist.tuning.shm_candidates import shared_candidates
+from aiodist.tuning.trial_runs import Runs
 
 
 def test_candidates_differ_and_fit() -> None:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from aiodist.errors import InvalidUsageError, ProtocolError
 from aiodist.tensors import TensorExtension
 from aiodist.wire import object_encoder
+from aiodist.wire.object_codec import ObjectCodec, Packed, finished, read_envelope
 from aiodist.wire.object_encoder import STEP, Encoder
-from aiodist.wire.objects import ObjectCodec, Packed, finished, read_envelope
 
 CODEC = ObjectCodec([TensorExtension()])
 

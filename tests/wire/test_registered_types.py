@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from aiodist.errors import DistError, InvalidUsageError
-from aiodist.wire.objects import ObjectCodec
+from aiodist.wire.object_codec import ObjectCodec
 from aiodist.wire.registered_types import TypeRegistry
 
 

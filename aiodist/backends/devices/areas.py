@@ -25,7 +25,7 @@ from aiodist.collectives.channel import Channel
 from aiodist.completion import Pending
 from aiodist.errors import DistError, ProtocolError
 from aiodist.groups.group_engine import GroupEngine
-from aiodist.wire.objects import ObjectCodec
+from aiodist.wire.object_codec import ObjectCodec
 
 if TYPE_CHECKING:
     from torch import Tensor

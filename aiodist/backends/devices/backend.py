@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from aiodist.backends.devices.area_exchange import Plan, exchange
 from aiodist.backends.devices.areas import HALF, Areas
-from aiodist.backends.devices.exchange import Plan, exchange
 from aiodist.backends.devices.within import native_within
 from aiodist.backends.native import NativeBackend
-from aiodist.backends.object_streams import Stream
+from aiodist.backends.native_streams import Stream
 from aiodist.backends.polling import until
 from aiodist.backends.torch_groups.slots import Slot, device_of
 from aiodist.completion import T
-from aiodist.groups.backend import CollectiveBackend
-from aiodist.groups.checks import Members
+from aiodist.groups.argument_checks import Members
+from aiodist.groups.collective_backend import CollectiveBackend
 from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.operation import Collective, Opened, Operation, Tensor
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import CompletedRecord
+from aiodist.tensors.cuda_streams import on_callers_stream
 from aiodist.tensors.pieces import Pieces
-from aiodist.tensors.streams import on_callers_stream
 from aiodist.tensors.torch_tensor_lists import DeviceReduction
 from aiodist.types import ReduceOp
 

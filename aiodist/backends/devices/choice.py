@@ -10,7 +10,7 @@ from typing import Any
 from aiodist.backends.mixed import MixedBackend
 from aiodist.backends.native import NativeBackend
 from aiodist.errors import InvalidUsageError
-from aiodist.groups.backend import CollectiveBackend
+from aiodist.groups.collective_backend import CollectiveBackend
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.operation import Tensor
 from aiodist.links.host import host_id

@@ -7,17 +7,17 @@ import os
 
 from aiodist.backends.mpi.gate import Gate
 from aiodist.backends.mpi.library import Mpi, check_thread, in_thread, load, translated
-from aiodist.backends.mpi.messenger import MpiMessenger
 from aiodist.backends.mpi.mpi_agreement import Agreement, checks
-from aiodist.backends.mpi.operations import MpiOperations
+from aiodist.backends.mpi.mpi_messenger import MpiMessenger
+from aiodist.backends.mpi.mpi_operations import MpiOperations
 from aiodist.backends.mpi.poller import Poller
 from aiodist.backends.mpi.reductions import MpiReduction
 from aiodist.backends.native import NativeBackend
-from aiodist.backends.object_streams import Stream
+from aiodist.backends.native_streams import Stream
 from aiodist.completion import Driver, T
 from aiodist.deadline import Deadline
 from aiodist.errors import CollectiveTimeoutError, DistBackendError, InvalidUsageError
-from aiodist.groups.backend import CollectiveBackend
+from aiodist.groups.collective_backend import CollectiveBackend
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.message import Message
 from aiodist.groups.operation import Operation, Tensor

@@ -6,7 +6,7 @@ import torch
 
 from aiodist.backends.torch_groups.backend import TorchBackend
 from aiodist.backends.torch_groups.kinds import Gloo, Nccl, why_no_gloo, why_no_nccl
-from aiodist.groups.backend import CollectiveBackend
+from aiodist.groups.collective_backend import CollectiveBackend
 from aiodist.groups.group_engine import GroupEngine
 
 

@@ -11,7 +11,7 @@ import torch.distributed as torch_dist
 
 from aiodist.backends.algorithm_choice import AlgorithmChoice
 from aiodist.backends.native_objects import NativeObjects, Start
-from aiodist.backends.object_streams import Stream
+from aiodist.backends.native_streams import Stream
 from aiodist.backends.sends import Sends
 from aiodist.backends.torch_groups.collecting import (
     TorchCollectives,
@@ -21,11 +21,11 @@ from aiodist.backends.torch_groups.collecting import (
 )
 from aiodist.backends.torch_groups.kinds import TorchKind
 from aiodist.backends.torch_groups.messages import TorchMessages
-from aiodist.backends.torch_groups.reducing import Change, Reducing, reducing
+from aiodist.backends.torch_groups.reduce_ops import Change, Reducing, reducing
 from aiodist.backends.torch_groups.slots import Slot
 from aiodist.completion import T
 from aiodist.deadline import Deadline
-from aiodist.groups.backend import CollectiveBackend
+from aiodist.groups.collective_backend import CollectiveBackend
 from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.group_engine import GroupEngine

@@ -11,7 +11,7 @@ import torch
 
 from aiodist.backends.torch_groups.messages import TorchMessages
 from aiodist.backends.torch_groups.slots import Slot, device_of
-from aiodist.backends.torch_groups.worker import Answer
+from aiodist.backends.torch_groups.worker_thread import Answer
 from aiodist.collectives.all_gather_ring import all_gather_new
 from aiodist.collectives.barrier_dissemination import barrier_dissemination
 from aiodist.groups.contexts import CollectiveContext

@@ -13,8 +13,8 @@ import torch
 import torch.distributed
 
 from aiodist.backends.polling import Poll
-from aiodist.backends.torch_groups.completion import Done, when_over
-from aiodist.backends.torch_groups.worker import Worker
+from aiodist.backends.torch_groups.torch_completion import Done, when_over
+from aiodist.backends.torch_groups.worker_thread import Worker
 from aiodist.errors import InvalidUsageError
 from aiodist.rendezvous.environments import look_around
 from aiodist.types import RedOpType

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from aiodist.backends.native_objects import Start
-from aiodist.backends.torch_groups.group import TorchGroup
 from aiodist.backends.torch_groups.kinds import Here, Lanes, TorchKind
 from aiodist.backends.torch_groups.slots import Slot
 from aiodist.backends.torch_groups.transfers import Transfer, Transfers
+from aiodist.backends.torch_groups.wrapped_group import WrappedGroup
 from aiodist.deadline import Deadline
 from aiodist.errors import (
     CollectiveTimeoutError,
@@ -45,8 +45,8 @@ class TorchMessages:
     def __init__(self, group: GroupEngine, kind: TorchKind) -> None:
         self._group = group
         self.kind = kind
-        self.torch = TorchGroup(kind, group)
-        self._pairs: dict[int, TorchGroup] = {}
+        self.torch = WrappedGroup(kind, group)
+        self._pairs: dict[int, WrappedGroup] = {}
         self._transfers = Transfers(group)
         self._device: torch.device | None = None
         self.starts: Mapping[str, Start] = {
@@ -205,13 +205,13 @@ class TorchMessages:
                 "with its device_id"
             )
 
-    def _between(self, rank: int) -> tuple[TorchGroup, int]:
+    def _between(self, rank: int) -> tuple[WrappedGroup, int]:
         """The torch group of messages from and to that rank of the group, and its number there."""
         if not self.kind.in_pairs:
             return self.torch, rank
         two = sorted((rank, self._group.own_rank))
         if rank not in self._pairs:
-            self._pairs[rank] = TorchGroup(self.kind, self._group, two)
+            self._pairs[rank] = WrappedGroup(self.kind, self._group, two)
         return self._pairs[rank], two.index(rank)
 
     def _body(

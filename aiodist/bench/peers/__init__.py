@@ -6,9 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from types import MappingProxyType
 
-from aiodist.bench.peers.base import Peer
 from aiodist.bench.peers.both_apis import AsyncApi, BlockingApi
 from aiodist.bench.peers.gloo import Gloo
+from aiodist.bench.peers.measured_peer import Peer
 
 PEERS: MappingProxyType[str, Callable[[], Peer]] = MappingProxyType(
     {

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from aiodist.bench.operations import Call
-from aiodist.bench.peers.base import BlockingPeer, Interval, Peer, Place, clock
+from aiodist.bench.measured_operations import Call
+from aiodist.bench.peers.measured_peer import BlockingPeer, Interval, Peer, Place, clock
 from aiodist.bench.peers.torch_shaped import bind, bind_blocking
 
 VARIABLE = "AIODIST_TRANSPORT"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aiodist.bench.operations import Call
-from aiodist.bench.peers.base import BlockingPeer, Place
+from aiodist.bench.measured_operations import Call
+from aiodist.bench.peers.measured_peer import BlockingPeer, Place
 from aiodist.bench.peers.torch_shaped import bind_blocking
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from aiodist.bench.operations import Call
-from aiodist.bench.peers.base import UnsupportedError
+from aiodist.bench.measured_operations import Call
+from aiodist.bench.peers.measured_peer import UnsupportedError
 
 
 def bind(dist: Any, call: Call) -> Callable[[], Any]:

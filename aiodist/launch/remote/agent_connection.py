@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from aiodist.errors import DistNetworkError
 from aiodist.launch.failure import Tail, describe_status
+from aiodist.launch.output_streams import LineStream
 from aiodist.launch.remote.agent_frames import (
     GREETING,
     GREETING_LIMIT,
@@ -24,7 +25,6 @@ from aiodist.launch.remote.agent_frames import (
     encode,
 )
 from aiodist.launch.remote.host_list import HostSlots
-from aiodist.launch.streams import LineStream
 
 AGENT = "aiodist.launch.remote.host_agent"
 

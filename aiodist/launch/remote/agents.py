@@ -14,9 +14,9 @@ from aiodist.errors import DistNetworkError, InvalidUsageError
 from aiodist.launch.failure import Tail
 from aiodist.launch.outlets import Outlet, ScreenOutlet
 from aiodist.launch.output import Console
+from aiodist.launch.output_streams import LineStream
 from aiodist.launch.remote.agent_connection import AgentConnection, RemoteRank
 from aiodist.launch.remote.host_list import HostSlots
-from aiodist.launch.streams import LineStream
 
 ANSWER_SECONDS = 60.0
 """How long a host may take to answer."""

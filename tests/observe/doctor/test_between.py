@@ -14,7 +14,7 @@ from aiodist.commands.main import main as aiodist
 from aiodist.errors import DistNetworkError, StoreTimeoutError
 from aiodist.observe.doctor.between import Comparison, Dial, compare, judge_between, resolve
 from aiodist.observe.doctor.finding import OK, PROBLEM, WARNING, worst
-from tests.observe.doctor.test_checks import HEALTHY
+from tests.observe.doctor.test_host_checks import HEALTHY
 
 OTHER = replace(HEALTHY, host="node1", identity="b", chosen=("10.1.0.1",))
 GOOD = Dial(0, 1, "10.1.0.1:5", True, 0.001, 0.02, "")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from aiodist.backends.torch_groups.worker import Worker
+from aiodist.backends.torch_groups.worker_thread import Worker
 
 Done = Callable[[BaseException | None], None]
 """Called once with the error, or None; in whatever thread learns it."""

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError
-from aiodist.store.base import Store
+from aiodist.store.base_store import Store
 from aiodist.store.filelog import FileLog
 from aiodist.store.participants import Participant, check_admission, neighbours
 from aiodist.store.waiting import check_value, closed, pauses, timed_out

@@ -8,7 +8,7 @@ import msgpack
 
 from aiodist.deadline import Deadline
 from aiodist.errors import DistStoreError, StoreTimeoutError
-from aiodist.store.base import Store
+from aiodist.store.base_store import Store
 from aiodist.store.waiting import in_time
 
 _DIAGNOSIS_SECONDS = 5.0

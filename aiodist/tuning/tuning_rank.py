@@ -1,4 +1,4 @@
-"""One rank of a job that tunes: ``python -m aiodist.tuning.rank ORDER``, under the launcher.
+"""One rank of a job that tunes: ``python -m aiodist.tuning.tuning_rank ORDER``, under the launcher.
 
 ``ORDER`` is JSON: operations, sizes, seconds for each of them, and the folder that rank 0 writes
 its answer to. In each round every candidate has one turn, forwards and backwards by turns; the time
@@ -29,9 +29,9 @@ from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.world import current_world
 from aiodist.tensors import dtype_named, reduction
 from aiodist.tuning.candidates import ITEMSIZE, Memory, candidates
-from aiodist.tuning.runs import Runs
-from aiodist.tuning.sharing import shared_candidates, shares
+from aiodist.tuning.shm_candidates import shared_candidates, shares
 from aiodist.tuning.spreading import hosts_candidates, why_not_spread
+from aiodist.tuning.trial_runs import Runs
 from aiodist.types import ReduceOp
 
 FEWEST = 3

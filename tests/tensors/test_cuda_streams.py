@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.tensors.streams import on_callers_stream
+from aiodist.tensors.cuda_streams import on_callers_stream
 from tests.tensors.cuda import Cuda
 
 

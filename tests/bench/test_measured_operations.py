@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aiodist.bench.cases import OPERATIONS, Case
-from aiodist.bench.operations import Call
+from aiodist.bench.measured_operations import Call
 from aiodist.bench.pattern import (
     CHUNK,
     Array,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from aiodist.bench.operations import Call
+from aiodist.bench.measured_operations import Call
 
 Interval = tuple[int, int]
 """Start and end of a call, in ns of the clock that all processes of a host share."""

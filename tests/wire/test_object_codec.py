@@ -21,9 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiodist.errors import DistError, ProtocolError
+from aiodist.wire.object_codec import MAX_DEPTH, ObjectCodec
 from aiodist.wire.object_encoder import SHORT_BYTES
 from aiodist.wire.object_types import BY_CODE, BY_TYPE, DICT_CODE
-from aiodist.wire.objects import MAX_DEPTH, ObjectCodec
 
 CODEC = ObjectCodec()
 
@@ -477,5 +477,5 @@ def test_paths_of_either_kind_are_paths():
 
 
 def test_import_brings_no_torch():
-    code = "import sys, aiodist.wire.objects\nassert 'torch' not in sys.modules\n"
+    code = "import sys, aiodist.wire.object_codec\nassert 'torch' not in sys.modules\n"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from aiodist.backends.devices.areas import Areas
 from aiodist.backends.polling import until
 from aiodist.collectives.barrier_dissemination import barrier_dissemination
-from aiodist.collectives.layout import segments_of
+from aiodist.collectives.partition import segments_of
 from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.group_engine import GroupEngine
 

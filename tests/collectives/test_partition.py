@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aiodist.collectives.fold import Fold
-from aiodist.collectives.layout import cut, offsets_of, segments_of, slots
+from aiodist.collectives.partition import cut, offsets_of, segments_of, slots
 from aiodist.collectives.tree import children, parent, subtree_end
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiodist.observe.report_text import overview, sentences
 from aiodist.observe.text_table import ranks
-from aiodist.observe.waiting import judge
+from aiodist.observe.wait_graph import judge
 from tests.observe.made import op, part
 
 

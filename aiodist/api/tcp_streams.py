@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from aiodist.errors import InvalidUsageError
-from aiodist.transport.base import Transport
+from aiodist.transport.base_transport import Transport
 from aiodist.transport.striped import MAX_STREAMS, StripedTransport
 from aiodist.transport.tcp import SCHEME as TCP
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from aiodist.credentials import Certificates
 from aiodist.errors import InvalidUsageError
-from aiodist.transport.base import Transport
+from aiodist.transport.base_transport import Transport
 from aiodist.transport.inproc import InprocHub, InprocTransport
 from aiodist.transport.tcp import TcpTransport
 from aiodist.transport.tls import TlsTransport

@@ -26,14 +26,14 @@ from typing import Any
 from aiodist.backends.object_messages import ObjectMessages, Parcel, WithdrawnError
 from aiodist.completion import Driver, Pending
 from aiodist.errors import InvalidUsageError, ProtocolError, StreamClosedError
-from aiodist.groups.backend import ObjectStream
+from aiodist.groups.collective_backend import ObjectStream
 from aiodist.groups.contexts import MessageContext
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.work import Work
 from aiodist.p2p.matching import Recv
 from aiodist.tensors import scratch
 from aiodist.wire.frames import STREAM, Key
-from aiodist.wire.objects import ObjectCodec, Packed, read_envelope, short_head
+from aiodist.wire.object_codec import ObjectCodec, Packed, read_envelope, short_head
 
 GRANT, ITEMS, CREDIT, STOP, END, DONE = b"G", b"I", b"C", b"S", b"E", b"D"
 _AMOUNT = struct.Struct("<QQ")

@@ -15,14 +15,14 @@ from aiodist.errors import InvalidUsageError
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.work import Work
 from aiodist.sync.torch_group import SharedWorld
-from aiodist.tensors.streams import on_callers_stream
+from aiodist.tensors.cuda_streams import on_callers_stream
 from aiodist.torch_backend.devices import DEVICES, Devices
 from aiodist.torch_backend.futures import Completions, level_here
-from aiodist.torch_backend.operation import Operation, Several, Started
 from aiodist.torch_backend.options import seconds_of
 from aiodist.torch_backend.ownership import caller_keeps, work_of_cpp
 from aiodist.torch_backend.profiling import record
-from aiodist.torch_backend.work import TorchWork, together
+from aiodist.torch_backend.submission import Operation, Several, Started
+from aiodist.torch_backend.torch_work import TorchWork, together
 from aiodist.torch_backend.worlds import TorchWorld
 
 Tensor = torch.Tensor

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from aiodist.errors import ProtocolError
-from aiodist.observe.doctor.checks import examine
 from aiodist.observe.doctor.facts import Facts, Link, decode_facts, look
 from aiodist.observe.doctor.finding import OK, PROBLEM, WARNING, Finding, worst
+from aiodist.observe.doctor.host_checks import examine
 
 HEALTHY = Facts(
     host="node0",

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 import aiodist as dist
-from aiodist.groups.futures import WorkFuture
+from aiodist.groups.work_future import WorkFuture
 
 
 def test_a_value_before_its_time_is_refused() -> None:

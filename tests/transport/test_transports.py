@@ -6,8 +6,8 @@ import pytest
 
 from aiodist.errors import InvalidUsageError
 from aiodist.transport.inproc import InprocHub, InprocTransport
-from aiodist.transport.registry import Transports
 from aiodist.transport.tcp import TcpTransport
+from aiodist.transport.transports import Transports
 from aiodist.transport.unix import UnixTransport
 
 

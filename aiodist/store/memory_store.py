@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from aiodist.deadline import Deadline
-from aiodist.store.base import Store
+from aiodist.store.base_store import Store
 from aiodist.store.table import KeyTable
 from aiodist.store.waiting import check_value, limit, timed_out
 

@@ -12,7 +12,7 @@ from torch._C import _distributed_c10d as c10d
 
 from aiodist.torch_backend.devices import accelerators_of
 from aiodist.torch_backend.futures import Completions
-from aiodist.torch_backend.operation import Operation, Operations
+from aiodist.torch_backend.submission import Operation, Operations
 
 
 class TorchWork(c10d.Work):

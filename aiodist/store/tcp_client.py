@@ -11,7 +11,7 @@ from aiodist.credentials import Certificates
 from aiodist.deadline import Deadline, to_seconds
 from aiodist.errors import DistStoreError
 from aiodist.store.addresses import show
-from aiodist.store.base import Store
+from aiodist.store.base_store import Store
 from aiodist.store.tcp_connect import Stream, connect
 from aiodist.store.tcp_greeting import Learn
 from aiodist.store.tcp_wire import FAREWELL, MAX_FRAME, close_inherited, pack, read_message

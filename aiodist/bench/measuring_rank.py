@@ -1,4 +1,4 @@
-"""One rank of `aiodist bench`: ``python -m aiodist.bench.rank ORDER``, under the launcher."""
+"""One rank of `aiodist bench`: ``python -m aiodist.bench.measuring_rank ORDER``, under the launcher."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from torch import distributed as torch_distributed
 
 from aiodist.bench.cases import Case, size_text
 from aiodist.bench.measure import Effort, Samples, decode, encode, measure
-from aiodist.bench.operations import Call
+from aiodist.bench.measured_operations import Call
 from aiodist.bench.pattern import Array
 from aiodist.bench.peers import PEERS
-from aiodist.bench.peers.base import Place
+from aiodist.bench.peers.measured_peer import Place
 from aiodist.bench.times import combine, timing
 
 

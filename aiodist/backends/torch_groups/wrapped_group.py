@@ -10,7 +10,7 @@ from typing import Any
 
 from aiodist.backends.torch_groups.kinds import Here, Lanes, TorchKind
 from aiodist.backends.torch_groups.store import BlockingStore
-from aiodist.backends.torch_groups.worker import Worker
+from aiodist.backends.torch_groups.worker_thread import Worker
 from aiodist.completion import Pending
 from aiodist.errors import DistBackendError, DistError
 from aiodist.groups.group_engine import GroupEngine
@@ -30,7 +30,7 @@ tells the others."""
 class Running:
     """A started operation of torch. ``over`` completes when it has ended."""
 
-    def __init__(self, group: TorchGroup, what: str) -> None:
+    def __init__(self, group: WrappedGroup, what: str) -> None:
         self.over: Pending[None] = Pending()
         self._group = group
         self._what = what
@@ -65,7 +65,7 @@ class Running:
         self._group.give_up()
 
 
-class TorchGroup:
+class WrappedGroup:
     """A torch group of the same ranks, or of some of them. Everything here is called on the loop.
 
     torch's calls are made by one thread, in the order of ours: to build the group and to start

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from aiodist.collectives.reduction import Scratch
+from aiodist.collectives.reduction_protocol import Scratch
 
 CHUNK = 512 * 1024
 """Bytes of one pipelined message, where the selection names no other size."""

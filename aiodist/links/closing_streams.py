@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from aiodist.transport.base import Connection
+from aiodist.transport.base_transport import Connection
 
 QUIET_SECONDS = 0.4
 """Seconds without data after which a rank counts as cut off if one of its streams has ended."""
