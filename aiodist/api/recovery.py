@@ -72,31 +72,35 @@ async def grow(
 
     ``store``: the store that the newcomers pass to `rejoin`; where None, the one of
     ``aiodist run --max-restarts``. ``ranks``: global ranks to wait for, up to ``timeout`` (seconds
-    or timedelta; the group's where None).
+    or timedelta; the group's where None). A member that has died counts as one to wait for.
 
-    Raises CollectiveTimeoutError if none of ``ranks`` came (on all members; the group stays as it
-    was), or if a member that is alive has not called it. InvalidUsageError: there is no store.
+    Raises CollectiveTimeoutError if none of ``ranks`` came (on all members, which stay a group), or
+    if a member that is alive has not called it. InvalidUsageError: there is no store.
     GroupClosedError and PeerLostError are as for `shrink`. Cancelled, it may be called again.
     """
     world = current_world()
-    pg = world.default_group()
+    group = world.default_group()
     world.check_loop()
-    pg.check_may_go_on()
-    wanted = [
-        rank for rank in (check_ranks(ranks, world.size) if ranks else ()) if rank not in pg.ranks
-    ]
-    deadline = Deadline(pg.timeout if timeout is None else timeout)
+    group.check_may_go_on()
+    expected = check_ranks(ranks, world.size) if ranks else ()
+    deadline = Deadline(group.timeout if timeout is None else timeout)
     async with meeting_place(world, store, deadline) as place:
-        decision = await _agree(pg, place, wanted, deadline)
-        if decision.value is None or changes(pg, decision):
-            successor = await follow(pg, decision, deadline)
-            for newcomer in newcomers_of(decision):  # every member, since any of them may die
+        while True:
+            wanted = [rank for rank in expected if rank not in group.ranks]
+            decision = await _agree(group, place, wanted, deadline)
+            if decision.value is not None and not changes(group, decision):
+                if decision.value[1]:
+                    raise _none_came(group, decision.value[1], deadline)
+                return handle_of(group)
+            newcomers = newcomers_of(decision)
+            group = await follow(group, decision, deadline)
+            for newcomer in newcomers:  # every member, since any of them may die
                 with contextlib.suppress(DistStoreError):
-                    await welcome(place, newcomer, successor)
-            return handle_of(successor)
-        if decision.value[1]:
-            raise _none_came(pg, decision.value[1], deadline)
-        return handle_of(pg)
+                    await welcome(place, newcomer, group)
+            # If the decision only left out dead ranks, all members agree again on those to come.
+            # A newcomer would not take part in that, so a group with newcomers is returned.
+            if newcomers or set(expected) <= set(group.ranks):
+                return handle_of(group)
 
 
 async def _agree(

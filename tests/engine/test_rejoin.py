@@ -133,7 +133,6 @@ async def test_grow_takes_the_dead_out_and_two_newcomers_in_at_once(
             await newcomer(lambda: replacement(rank))
         else:
             await outcome(dist.barrier())
-            await dist.shrink()
             await dist.grow(store, [1, 3])
             await all_work(4)
         await over.wait()
