@@ -52,7 +52,7 @@ def run(
 
     ``max_restarts``: how often Ray starts a rank anew whose process was lost. ``fn`` is called
     again there, with ``is_replacement()`` true: it calls ``rejoin()`` in place of
-    ``init_process_group()``, and the others take it in by ``grow()``.
+    ``init_process_group()``, and the others take it in by ``grow(ranks=[lost])``.
 
     Ray is initialised where it is not yet. Blocks. Raises `RanksError` if a rank fails: the others
     have 5 seconds to end by themselves. A rank whose process was lost appears with PeerLostError.

@@ -76,8 +76,8 @@ def survive(culprit: int) -> tuple[int, int, list[float]]:
         try:
             one = torch.ones(1)
             dist.all_reduce(one)
-        except dist.PeerLostError:
-            dist.grow()
+        except dist.PeerLostError as error:
+            dist.grow(ranks=[error.rank])  # waits for the one that Ray starts in its place
             dist.sync_state({"count": count})
             continue
         count += 1
