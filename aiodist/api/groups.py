@@ -104,11 +104,11 @@ def new_subgroups(
     world = current_world()
     parent = world.group_here(group)
     size = _ranks_per_host(world, parent) if group_size is None else group_size
-    if not 0 < size <= parent.n_ranks or parent.n_ranks % size:
+    if not 0 < size <= parent.size or parent.size % size:
         raise InvalidUsageError(
-            f"group_size {size} does not divide the group's {parent.n_ranks} ranks into equal parts"
+            f"group_size {size} does not divide the group's {parent.size} ranks into equal parts"
         )
-    parts = [list(parent.ranks[i : i + size]) for i in range(0, parent.n_ranks, size)]
+    parts = [list(parent.ranks[i : i + size]) for i in range(0, parent.size, size)]
     settings = Settings(pg_options)
     return _subgroups(world, parent, parts, timeout, backend, group_desc, settings)
 
@@ -152,7 +152,7 @@ def split_group(
         raise InvalidUsageError("split_ranks is required: lists of ranks in the parent group")
     parts = []
     for part in check_list(split_ranks, "split_ranks"):
-        numbers = sorted(check_ranks(part, parent.n_ranks, "the parent group"))
+        numbers = sorted(check_ranks(part, parent.size, "the parent group"))
         parts.append([parent.ranks[number] for number in numbers])
     plans_of = _named(parent, group_desc or "split", parts)
     make = _maker(world, parent, timeout, backend, Settings(pg_options))
@@ -166,13 +166,13 @@ def split_group(
 def get_rank(group: AnyGroup | None = None) -> int:
     """Return this process's number in ``group`` (default: the world); -1 if it is not a member."""
     chosen = current_world().find(group)
-    return chosen.own_rank if isinstance(chosen, GroupEngine) else -1
+    return chosen.rank if isinstance(chosen, GroupEngine) else -1
 
 
 def get_world_size(group: AnyGroup | None = None) -> int:
     """Return how many ranks ``group`` has (default: the world); -1 if this rank is not a member."""
     chosen = current_world().find(group)
-    return chosen.n_ranks if isinstance(chosen, GroupEngine) else -1
+    return chosen.size if isinstance(chosen, GroupEngine) else -1
 
 
 def get_backend(group: AnyGroup | None = None) -> str:
@@ -214,9 +214,9 @@ def get_group_rank(group: AnyGroup, global_rank: int) -> int:
 def get_global_rank(group: AnyGroup, group_rank: int) -> int:
     """Return the global rank of a number in ``group``. Raises InvalidUsageError if out of range."""
     chosen = _member(group)
-    if not 0 <= group_rank < chosen.n_ranks:
+    if not 0 <= group_rank < chosen.size:
         raise InvalidUsageError(
-            f"group rank {group_rank} is out of range: {chosen.group_name!r} has {chosen.n_ranks} ranks"
+            f"group rank {group_rank} is out of range: {chosen.group_name!r} has {chosen.size} ranks"
         )
     return chosen.ranks[group_rank]
 

@@ -45,7 +45,7 @@ def broadcast_multigpu(
     first, *others = tensors
     seconds = to_seconds(timeout)
     pg.backend.check_tensor(first, writable=True)
-    if pg.own_rank == root and src_tensor:
+    if pg.rank == root and src_tensor:
         tensor_lists.assign(first, tensors[src_tensor])
     work = pg.start(Broadcast(first, root), seconds)
 
@@ -72,7 +72,7 @@ def all_reduce_multigpu(
     tensors = _check(tensor_list, "tensor_list")
     result = tensor_lists.reduced(tensors, op)
     work = pg.start(AllReduce(result, _between_ranks(op)), timeout)
-    total = pg.n_ranks * len(tensors)
+    total = pg.size * len(tensors)
     return _then(pg, work, lambda: _hand_over(result, op, total, tensors), tensors)
 
 
@@ -96,8 +96,8 @@ def reduce_multigpu(
     check_index(dst_tensor, "dst_tensor", len(tensors), "tensor_list")
     result = tensor_lists.reduced(tensors, op)
     work = pg.start(Reduce(result, root, _between_ranks(op)), timeout)
-    targets = [tensors[dst_tensor]] if pg.own_rank == root else []
-    total = pg.n_ranks * len(tensors)
+    targets = [tensors[dst_tensor]] if pg.rank == root else []
+    total = pg.size * len(tensors)
     return _then(pg, work, lambda: _hand_over(result, op, total, targets), targets)
 
 
@@ -124,14 +124,14 @@ def all_gather_multigpu(
         )
     for i, row in enumerate(outputs):
         name = f"output_tensor_lists[{i}]"
-        if len(check_list(row, name)) != n * pg.n_ranks:
+        if len(check_list(row, name)) != n * pg.size:
             raise InvalidUsageError(
-                f"{name} has {len(row)} tensors; it must have {n * pg.n_ranks}: {n} (as "
-                f"input_tensor_list) for each of the group's {pg.n_ranks} ranks"
+                f"{name} has {len(row)} tensors; it must have {n * pg.size}: {n} (as "
+                f"input_tensor_list) for each of the group's {pg.size} ranks"
             )
         tensor_lists.check_alike([inputs[0], *row], f"[input_tensor_list[0], *{name}]")
     first, *others = outputs
-    rows = [first[k * n : (k + 1) * n] for k in range(pg.n_ranks)]
+    rows = [first[k * n : (k + 1) * n] for k in range(pg.size)]
     given = tensor_lists.together(inputs)
     work = pg.start(AllGatherCoalesced(rows, given), timeout)
 

@@ -98,7 +98,7 @@ def all_gather_object(
     """Fill ``object_list[r]`` with rank r's ``obj`` on all ranks. Its length is the group's size."""
     pg = current_world().group(group)
     objects = check_mutable(object_list, "object_list")
-    check_list(objects, "object_list", pg.n_ranks)
+    check_list(objects, "object_list", pg.size)
     operation = AllGatherObject(objects, obj, pickles(pg, allow_pickle))
     return pg.start(operation, timeout)
 
@@ -143,7 +143,7 @@ def scatter_object_list(
     if not output:
         raise InvalidUsageError("scatter_object_output_list must have at least one entry")
     inputs = None
-    if pg.own_rank == root:
+    if pg.rank == root:
         inputs = check_root_list(scatter_object_input_list, "scatter_object_input_list", pg, root)
     operation = ScatterObject(output, inputs, root, pickles(pg, allow_pickle))
     return pg.start(operation, timeout)

@@ -14,8 +14,8 @@ from aiodist.groups.succession import shrink
 class ProcessGroup(GroupOperations):
     """Some of the world's ranks, in an order of their own.
 
-    `own_rank` is this process's number among the group's `n_ranks`; ``ranks[i]`` is the
-    global rank of group rank i. `rank`, `size` and `name` answer the same as methods, as in torch.
+    `rank` returns this process's number in the group, and `size` how many ranks it has, as in torch.
+    ``ranks[i]`` is the global rank of group rank i.
     Operations on one group start in the same order on all its ranks; different groups are
     independent of each other.
 

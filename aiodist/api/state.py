@@ -49,12 +49,12 @@ async def sync_state(
     seconds = to_seconds(timeout)
     tensors: list[Tensor] = []
     plan: list[Any] = [None]
-    if pg.own_rank == root:
+    if pg.rank == root:
         plan[0] = _describe(state_dict, tensors)
     fill = partial(fill_list, plan)
     name, pickle = "broadcast_object_list", pg.world.allow_pickle
     await pg.start(BroadcastObject(name, plan, fill, root, pickle), seconds)
-    if pg.own_rank != root:
+    if pg.rank != root:
         state_dict = _rebuild(plan[0], state_dict, tensors)
     works = [pg.start(Broadcast(tensor, root), seconds) for tensor in tensors]
     await _all(works)

@@ -129,7 +129,7 @@ class NativeBackend(CollectiveBackend):
 
     def _reduction(self, op: ReduceOp, dtype: DType) -> Reduction:
         """Return ``op`` on elements of ``dtype`` over the group's ranks, for `Operations` to run."""
-        ours = reduction(op, dtype, self._group.n_ranks)
+        ours = reduction(op, dtype, self._group.size)
         return ours if self._change is None else self._change(ours, op, dtype)
 
     # -- collectives
@@ -243,7 +243,7 @@ class NativeBackend(CollectiveBackend):
     ) -> None:
         (buffer,), blocks = opened.inputs, cut(opened.outputs, opened.into)
         await load_gradually(self._group, buffer)
-        await copy_gradually(self._group, blocks[self._group.own_rank], buffer.view)
+        await copy_gradually(self._group, blocks[self._group.rank], buffer.view)
         await self._run(channel, AllGather(blocks))
         await write_back_gradually(self._group, *opened.outputs)
 
@@ -251,7 +251,7 @@ class NativeBackend(CollectiveBackend):
         self, operation: Any, opened: Opened[Buffer], reduce: None, channel: Channel
     ) -> None:
         blocks = [scratch(length) for length in opened.into]
-        await self._pack(opened.inputs, blocks[self._group.own_rank])
+        await self._pack(opened.inputs, blocks[self._group.rank])
         await self._run(channel, AllGather(blocks))
         n = len(opened.inputs)
         for rank, block in enumerate(blocks):

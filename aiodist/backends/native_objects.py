@@ -96,7 +96,7 @@ class NativeObjects:
 
     def _broadcast_object(self, operation: BroadcastObject[T], timeout: float | None) -> Work[T]:
         obj, finish, root = operation.obj, operation.finish, operation.root
-        given = [obj] if self._group.own_rank == root else []
+        given = [obj] if self._group.rank == root else []
         fingerprint, packings = self._packings(operation, given, timeout)
 
         async def body(channel: Channel) -> T:

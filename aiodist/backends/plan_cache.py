@@ -128,7 +128,7 @@ class PlanCache:
         by which the algorithms are chosen, equal on all ranks.
         """
         self._reduction = reduction
-        self._shape = GroupShape(group.own_rank, group.n_ranks, shares, rules)
+        self._shape = GroupShape(group.rank, group.size, shares, rules)
         self.plans: dict[Hashable, Plan] = {}
         self.get = self.plans.get
         """Return the plan for the key of an operation, or None."""

@@ -13,12 +13,12 @@ class Members(Protocol):
     """The ranks of a group."""
 
     @property
-    def own_rank(self) -> int:
+    def rank(self) -> int:
         """This process's number in the group."""
         ...
 
     @property
-    def n_ranks(self) -> int: ...
+    def size(self) -> int: ...
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -95,10 +95,10 @@ def check_rank(
         raise InvalidUsageError(f"pass {name} or group_{name}, not both")
     if group_rank is not None:
         check_int(group_rank, f"group_{name}")
-        if not 0 <= group_rank < group.n_ranks:
+        if not 0 <= group_rank < group.size:
             raise InvalidUsageError(
                 f"group_{name} {group_rank} is out of range: group {group.group_name!r} has ranks 0 to "
-                f"{group.n_ranks - 1}"
+                f"{group.size - 1}"
             )
         return group_rank
     if global_rank is None:
@@ -116,7 +116,7 @@ def check_rank(
 
 def check_other(group: NumberedGroup, rank: int, name: str) -> int:
     """Raise InvalidUsageError for a message to this rank itself."""
-    if rank == group.own_rank:
+    if rank == group.rank:
         raise InvalidUsageError(
             f"{name} is this rank itself ({group.global_rank}); a message needs another rank"
         )
@@ -160,10 +160,10 @@ def check_list(items: Any, name: str, size: int | None = None, each: str = "rank
 
 def check_root_list(items: Any, name: str, group: Members, root: int) -> list[Any] | None:
     """Return the list that only the root passes: required there, refused elsewhere unless empty."""
-    if group.own_rank == root:
+    if group.rank == root:
         if items is None:
             raise InvalidUsageError(f"{name} is required on the root, rank {group.ranks[root]}")
-        return check_list(items, name, group.n_ranks)
+        return check_list(items, name, group.size)
     if items is not None and check_list(items, name):
         raise InvalidUsageError(
             f"{name} is for the root (rank {group.ranks[root]}) alone; pass None on this rank"

@@ -53,10 +53,10 @@ class CollectiveGroup(AskingGroup, Protocol):
     """What the context of a collective needs of its group; `GroupEngine` is one."""
 
     @property
-    def own_rank(self) -> int: ...
+    def rank(self) -> int: ...
 
     @property
-    def n_ranks(self) -> int: ...
+    def size(self) -> int: ...
 
     def late(self, sequence: int, src: int, meta: bytes) -> DistError | None:
         """Report that global rank ``src`` was in another collective than this rank's ``sequence``."""
@@ -104,8 +104,8 @@ class CollectiveContext:
     def __init__(
         self, group: CollectiveGroup, messenger: Messenger, sequence: int, fingerprint: Fingerprint
     ) -> None:
-        self.rank = group.own_rank
-        self.size = group.n_ranks
+        self.rank = group.rank
+        self.size = group.size
         self.sequence = sequence
         self._group = group
         self._messenger = messenger

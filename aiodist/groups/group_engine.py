@@ -64,7 +64,7 @@ class ShmPlan(Protocol[Given]):
 class GroupEngine(Messaging):
     """Some of the world's ranks, in an order of their own.
 
-    ``own_rank`` is this process's number among the group's ``n_ranks``; ``ranks[i]`` is the global
+    ``rank`` is this process's number among the group's ``size``; ``ranks[i]`` is the global
     rank of group rank i. Operations on one group start in the same order on all its ranks. Different
     groups are independent of each other.
     """

@@ -68,8 +68,8 @@ class GroupLifecycle(ABC):
         self.ranks = tuple(ranks)
         self.label = GroupLabel(self.id, name, self.ranks)
         self.global_rank = world.rank
-        self.own_rank = self.ranks.index(world.rank)
-        self.n_ranks = len(self.ranks)
+        self.rank = self.ranks.index(world.rank)
+        self.size = len(self.ranks)
         self.backend_name = backend_name
         self.timeout = None if timeout == math.inf else timeout  # None: no limit
         self.settings = settings
@@ -148,8 +148,8 @@ class GroupLifecycle(ABC):
         This is the binomial graph of Bosilca et al., "Failure detection and propagation in HPC
         systems", SC 2016.
         """
-        ranks = neighbours(self.own_rank, self.n_ranks) if heard else range(self.n_ranks)
-        others = [self.ranks[number] for number in ranks if number != self.own_rank]
+        ranks = neighbours(self.rank, self.size) if heard else range(self.size)
+        others = [self.ranks[number] for number in ranks if number != self.rank]
         self.world.announce(self, WHOLE_GROUP, error, others)
 
     # -- ending the group on purpose
@@ -266,5 +266,5 @@ class GroupLifecycle(ABC):
         """The other members learn of the end of what is under way by the end of the group."""
 
     def __repr__(self) -> str:
-        place = f"rank {self.own_rank} of {self.n_ranks}"
+        place = f"rank {self.rank} of {self.size}"
         return f"<ProcessGroup {self.group_name!r}: {place}, {self.backend_name}>"

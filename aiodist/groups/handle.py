@@ -35,16 +35,6 @@ class GroupHandle:
         return self._engine.global_rank
 
     @property
-    def own_rank(self) -> int:
-        """This process's number in the group, as `rank`."""
-        return self._engine.own_rank
-
-    @property
-    def n_ranks(self) -> int:
-        """How many ranks the group has, as `size`."""
-        return self._engine.n_ranks
-
-    @property
     def timeout(self) -> float | None:
         """The seconds that each operation has where it gives no timeout; None where there is no limit."""
         return self._engine.timeout
@@ -66,11 +56,11 @@ class GroupHandle:
 
     def rank(self) -> int:
         """Return this process's number in the group."""
-        return self._engine.own_rank
+        return self._engine.rank
 
     def size(self) -> int:
         """Return how many ranks the group has."""
-        return self._engine.n_ranks
+        return self._engine.size
 
     def name(self) -> str:
         """Return the name of the group's backend, as it was asked for."""

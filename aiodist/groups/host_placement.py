@@ -34,7 +34,7 @@ def place(group: GroupEngine, endpoint: Endpoint, incarnation: int) -> None:
         group.communicator = ShmCommunicator(group, memory, incarnation)
     elif len(topology.hosts) < len(members):
         group.topology = topology
-        here = topology.hosts[topology.host_of(group.own_rank)]
+        here = topology.hosts[topology.host_of(group.rank)]
         if len(here) > 1:
             group.communicator = ShmCommunicator(group, memory, incarnation, here)
 

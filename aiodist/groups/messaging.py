@@ -283,7 +283,7 @@ class Messaging(GroupLifecycle):
 
     def _check_source(self, src: int | None) -> None:
         """Refuse a receive from any rank where there is no other one."""
-        if src is None and self.n_ranks == 1:
+        if src is None and self.size == 1:
             raise InvalidUsageError(
                 f"group {self.group_name!r} has no other rank: no message can come"
             )
@@ -325,7 +325,7 @@ class Messaging(GroupLifecycle):
 
     def _fail_lonely(self) -> None:
         """Fail receives from any rank once no other rank is left."""
-        if len(self._left) < self.n_ranks - 1:
+        if len(self._left) < self.size - 1:
             return
         for context, work in list(self._messages.items()):
             if context.from_anybody:

@@ -151,7 +151,7 @@ class Broadcast(Collective[None]):
         return Fingerprint("broadcast", memory.dtype, None, self.root, memory.count, memory.shape)
 
     def open(self, open_one: Open[M], group: Members) -> Opened[M]:
-        is_root = group.own_rank == self.root
+        is_root = group.rank == self.root
         memory = [open_one(self.tensor, "tensor", writable=not is_root)]
         return Opened(memory, ()) if is_root else Opened((), memory)
 
@@ -174,7 +174,7 @@ class Reduce(Collective[None]):
         return Fingerprint("reduce", memory.dtype, self.op, self.root, memory.count, memory.shape)
 
     def open(self, open_one: Open[M], group: Members) -> Opened[M]:
-        is_root = group.own_rank == self.root
+        is_root = group.rank == self.root
         memory = [open_one(self.tensor, "tensor", writable=is_root)]
         return Opened(memory, memory if is_root else ())
 
@@ -198,7 +198,7 @@ class Gather(Collective[None]):
         memory = open_one(self.tensor, "tensor", writable=False)
         places = each_of(outputs, "gather_list", open_one, memory, writable=True)
         if places:
-            check_own(places[group.own_rank], memory, "gather_list")
+            check_own(places[group.rank], memory, "gather_list")
         return Opened([memory], places, into=_nbytes(places))
 
 
@@ -220,7 +220,7 @@ class Scatter(Collective[None]):
         memory = open_one(self.output, "tensor", writable=True)
         sources = each_of(inputs, "scatter_list", open_one, memory, writable=False)
         if sources:
-            check_own(sources[group.own_rank], memory, "scatter_list")
+            check_own(sources[group.rank], memory, "scatter_list")
         return Opened(sources, [memory], out_of=_nbytes(sources))
 
 
@@ -288,11 +288,11 @@ class AllGather(_AllGather):
         return "all_gather", _facts([self.tensor, *self.outputs])
 
     def open(self, open_one: Open[M], group: Members) -> Opened[M]:
-        outputs = check_list(self.outputs, "tensor_list", group.n_ranks)
+        outputs = check_list(self.outputs, "tensor_list", group.size)
         check_distinct(outputs, "tensor_list")
         memory = open_one(self.tensor, "tensor", writable=False)
         places = each_of(outputs, "tensor_list", open_one, memory, writable=True)
-        check_own(places[group.own_rank], memory, "tensor_list")
+        check_own(places[group.rank], memory, "tensor_list")
         return Opened([memory], places, into=_nbytes(places))
 
 
@@ -311,8 +311,8 @@ class AllGatherSingle(_AllGather):
     def open(self, open_one: Open[M], group: Members) -> Opened[M]:
         memory = open_one(self.tensor, "input_tensor", writable=False)
         place = open_one(self.output, "output_tensor", writable=True)
-        check_times(place, "output_tensor", memory, "input_tensor", group.n_ranks)
-        return Opened([memory], [place], into=[memory.nbytes] * group.n_ranks)
+        check_times(place, "output_tensor", memory, "input_tensor", group.size)
+        return Opened([memory], [place], into=[memory.nbytes] * group.size)
 
 
 @description
@@ -332,7 +332,7 @@ class AllGatherCoalesced(Collective[None]):
         tensors = _filled(self.tensors, "input_tensor_list")
         rows = [
             check_list(row, f"{name}[{number}]", len(tensors), each="tensor")
-            for number, row in enumerate(check_list(self.outputs, name, group.n_ranks))
+            for number, row in enumerate(check_list(self.outputs, name, group.size))
         ]
         for number, column in enumerate(zip(*rows, strict=True)):
             check_distinct(column, f"[row[{number}] for row in {name}]")
@@ -341,8 +341,8 @@ class AllGatherCoalesced(Collective[None]):
             each_of(row, f"{name}[{number}]", open_one, memory[0], writable=True)
             for number, row in enumerate(rows)
         ]
-        for place, own in zip(places[group.own_rank], memory, strict=True):
-            check_own(place, own, f"{name}[{group.own_rank}]")
+        for place, own in zip(places[group.rank], memory, strict=True):
+            check_own(place, own, f"{name}[{group.rank}]")
         lengths = [sum(_nbytes(row)) for row in places]
         return Opened(memory, [place for row in places for place in row], into=lengths)
 
@@ -371,10 +371,10 @@ class ReduceScatter(_ReduceScatter):
         return "reduce_scatter", _facts([self.output, *self.inputs]), id(self.op.kind)
 
     def open(self, open_one: Open[M], group: Members) -> Opened[M]:
-        inputs = check_list(self.inputs, "input_list", group.n_ranks)
+        inputs = check_list(self.inputs, "input_list", group.size)
         memory = open_one(self.output, "output", writable=True)
         sources = each_of(inputs, "input_list", open_one, memory, writable=False)
-        check_own(sources[group.own_rank], memory, "input_list")
+        check_own(sources[group.rank], memory, "input_list")
         return Opened(sources, [memory], out_of=_nbytes(sources))
 
 
@@ -394,8 +394,8 @@ class ReduceScatterSingle(_ReduceScatter):
     def open(self, open_one: Open[M], group: Members) -> Opened[M]:
         memory = open_one(self.output, "output", writable=True)
         source = open_one(self.tensor, "input", writable=False)
-        check_times(source, "input", memory, "output", group.n_ranks)
-        return Opened([source], [memory], out_of=[memory.nbytes] * group.n_ranks)
+        check_times(source, "input", memory, "output", group.size)
+        return Opened([source], [memory], out_of=[memory.nbytes] * group.size)
 
 
 class _AllToAll(Collective[None]):
@@ -418,12 +418,12 @@ class AllToAll(_AllToAll):
         return Fingerprint("all_to_all", opened.inputs[0].dtype)
 
     def open(self, open_one: Open[M], group: Members) -> Opened[M]:
-        outputs = check_list(self.outputs, "output_tensor_list", group.n_ranks)
+        outputs = check_list(self.outputs, "output_tensor_list", group.size)
         check_distinct(outputs, "output_tensor_list")
-        inputs = check_list(self.inputs, "input_tensor_list", group.n_ranks)
+        inputs = check_list(self.inputs, "input_tensor_list", group.size)
         sources = each_of(inputs, "input_tensor_list", open_one, writable=False)
         places = each_of(outputs, "output_tensor_list", open_one, sources[0], writable=True)
-        check_own(places[group.own_rank], sources[group.own_rank], "output_tensor_list")
+        check_own(places[group.rank], sources[group.rank], "output_tensor_list")
         return Opened(sources, places, _nbytes(sources), _nbytes(places))
 
 
@@ -455,7 +455,7 @@ class AllToAllSingle(_AllToAll):
         source = open_one(self.tensor, "input", writable=False)
         place = open_one(self.output, "output", writable=True)
         check_dtype(place, "output", source)
-        size, rank = group.n_ranks, group.own_rank
+        size, rank = group.size, group.rank
         out_of = split_lengths(source.shape, source.nbytes, "input", self.input_splits, size)
         into = split_lengths(place.shape, place.nbytes, "output", self.output_splits, size)
         check_kept(rank, out_of[rank], into[rank])
@@ -478,7 +478,7 @@ class BroadcastNew(Collective[Tensor]):
         """None: the ranks do not know each other's devices."""
 
     def open(self, open_one: Open[M], group: Members) -> Opened[M]:
-        if (group.own_rank == self.root) == (self.tensor is None):
+        if (group.rank == self.root) == (self.tensor is None):
             raise InvalidUsageError(
                 "the source of broadcast_new passes a tensor, and only the source"
             )

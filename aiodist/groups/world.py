@@ -190,7 +190,7 @@ class World:
             raise InvalidUsageError(f"a group {group.group_name!r} of these ranks exists already")
         self._closed.discard(group.id)
         incarnation = self._incarnations[group.id] = self._incarnations.get(group.id, 0) + 1
-        if self._endpoint is not None and group.n_ranks > 1:
+        if self._endpoint is not None and group.size > 1:
             place(group, self._endpoint, incarnation)
         self._groups[group.id] = group
         group.register_successor = self._replace

@@ -208,7 +208,7 @@ class Service:
         A leader stays the leader, also where a newcomer takes the first place in the group. Where one
         rank is not prepared, all call ``worker``, for it may use collectives.
         """
-        told: list[Any] = [None] * group.n_ranks
+        told: list[Any] = [None] * group.size()
         await all_gather_object(told, [self._leader, self._prepared], group)
         known = [leader for leader, _ in told if leader in group.ranks]
         settled = [rank for rank in group.ranks if rank not in group.newcomers]

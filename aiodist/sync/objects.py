@@ -94,7 +94,7 @@ def all_gather_object(
     if (pg := member_of(group, "all_gather_object")) is None:
         return
     objects = check_mutable(object_list, "object_list")
-    check_list(objects, "object_list", pg.n_ranks)
+    check_list(objects, "object_list", pg.size)
     operation = AllGatherObject(objects, obj, pickles(pg, allow_pickle))
     portal().start(False, pg, operation, timeout)
 
@@ -146,7 +146,7 @@ def scatter_object_list(
     if not output:
         raise InvalidUsageError("scatter_object_output_list must have at least one entry")
     inputs = None
-    if pg.own_rank == root:
+    if pg.rank == root:
         inputs = check_root_list(scatter_object_input_list, "scatter_object_input_list", pg, root)
     operation = ScatterObject(output, inputs, root, pickles(pg, allow_pickle))
     portal().start(False, pg, operation, timeout)

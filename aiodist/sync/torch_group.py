@@ -138,8 +138,8 @@ def _init_torch(torch: Any, shared: SharedWorld) -> None:
     torch.init_process_group(
         "aiodist",
         store=torch.PrefixStore(f"torch/{group.generation}", shared.store),
-        rank=group.own_rank,
-        world_size=group.n_ranks,
+        rank=group.rank,
+        world_size=group.size,
         timeout=_LONGEST if group.timeout is None else timedelta(seconds=group.timeout),
         pg_options=shared,
     )

@@ -40,7 +40,7 @@ class Membership(_Base):  # type: ignore[misc]  # see above
 
     def __init__(self, world: TorchWorld, group: GroupEngine, owns_world: bool) -> None:
         """``owns_world``: the world closes with this group."""
-        super().__init__(group.own_rank, group.n_ranks)
+        super().__init__(group.rank, group.size)
         self._world = world
         self._group = group
         self._owns_world = owns_world

@@ -96,8 +96,8 @@ class Reducer(ABC):
             raise InvalidUsageError("no parameter needs a gradient: there is nothing to train")
         self._prepare()
         self._group = group
-        self._own_rank = members.own_rank
-        self._n_ranks = members.n_ranks
+        self._own_rank = members.rank
+        self._n_ranks = members.size
         self._ranks = members.ranks  # global
         self.backward_passes_per_step = backward_passes_per_step
         """May be set between two steps."""
@@ -105,10 +105,10 @@ class Reducer(ABC):
         scale = None
         self._averages = kind is RedOpType.AVG
         if self._averages:
-            divisor = gradient_predivide_factor or members.n_ranks
+            divisor = gradient_predivide_factor or members.size
             scale = 1 / divisor
-            if divisor != members.n_ranks:
-                self._factor = divisor / members.n_ranks
+            if divisor != members.size:
+                self._factor = divisor / members.size
         self._trained = trained
         self._silent = False
         self._is_synchronized = False

@@ -25,7 +25,7 @@ async def shares(group: GroupEngine) -> bool:
 
     async def body(channel: Channel) -> bool:
         shm = shm_of(channel)
-        if shm is None or shm.size != group.n_ranks:
+        if shm is None or shm.size != group.size:
             await operations.barrier(channel)
             return False
         await shm_operations.barrier(shm)

@@ -38,6 +38,6 @@ def why_not_spread(group: GroupEngine) -> str:
     hosts = {rank_infos[rank].host_id for rank in group.ranks}
     if len(hosts) == 1:
         return "all ranks live on one host"
-    if len(hosts) == group.n_ranks:
+    if len(hosts) == group.size:
         return "each rank lives on a host of its own, where messages are all there is"
     return "there are ranks without shared memory, so that all go as if each had a host of its own"

@@ -40,9 +40,9 @@ class Runs:
     ) -> None:
         """``table``: which of `Tables` the choice is put into."""
         self.data = np.zeros(nbytes // ITEMSIZE, np.float32)
-        length = len(self.data) // group.n_ranks
-        self.blocks = [self.data[i * length : (i + 1) * length] for i in range(group.n_ranks)]
-        self.own = self.blocks[group.own_rank].copy()
+        length = len(self.data) // group.size
+        self.blocks = [self.data[i * length : (i + 1) * length] for i in range(group.size)]
+        self.own = self.blocks[group.rank].copy()
         self._operation = operation
         self._group = group
         self._table = table

@@ -69,13 +69,13 @@ async def measure(group: GroupEngine, order: dict[str, Any]) -> str | None:
             if topology is not None:
                 matter = _over_hosts(group, topology, operation, nbytes)
                 best_hosts.append((nbytes, await _fastest(group, matter, seconds)))
-        rows[operation] = rows_of(group.n_ranks, best)
+        rows[operation] = rows_of(group.size, best)
         if has_memory:
-            shared_rows[operation] = shared_rows_of(operation, group.n_ranks, best_shared)
+            shared_rows[operation] = shared_rows_of(operation, group.size, best_shared)
         if topology is not None:
             hosts_rows[operation] = rows_of(len(topology.hosts), best_hosts)
     await barrier()
-    return encode(rows, shared_rows, hosts_rows, {}) if group.own_rank == 0 else None
+    return encode(rows, shared_rows, hosts_rows, {}) if group.rank == 0 else None
 
 
 class _Matter(NamedTuple):
@@ -88,27 +88,27 @@ class _Matter(NamedTuple):
 
 
 def _over_messages(group: GroupEngine, operation: str, nbytes: int) -> _Matter:
-    add = reduction(ReduceOp.SUM, dtype_named("float32"), group.n_ranks)
-    memory = Memory(operation, group.own_rank, group.n_ranks, nbytes, add)
+    add = reduction(ReduceOp.SUM, dtype_named("float32"), group.size)
+    memory = Memory(operation, group.rank, group.size, nbytes, add)
     fingerprint = Fingerprint(operation, count=nbytes // ITEMSIZE)
 
     def start(choice: Choice) -> Awaitable[None]:
         return group.collective(fingerprint, memory.body(choice))
 
-    names = _with_chunks(candidates(operation, group.n_ranks, nbytes))
-    return _Matter(f"{operation} {nbytes} bytes, {group.n_ranks} ranks", names, start)
+    names = _with_chunks(candidates(operation, group.size, nbytes))
+    return _Matter(f"{operation} {nbytes} bytes, {group.size} ranks", names, start)
 
 
 def _in_memory(group: GroupEngine, operation: str, nbytes: int) -> _Matter:
     memory = Runs(operation, group, nbytes, "shared")
-    choices = shared_candidates(operation, group.n_ranks, nbytes)
-    told = f"{operation} {nbytes} bytes, {group.n_ranks} ranks, in shared memory"
+    choices = shared_candidates(operation, group.size, nbytes)
+    told = f"{operation} {nbytes} bytes, {group.size} ranks, in shared memory"
     return _Matter(told, {choice: choice.algorithm for choice in choices}, memory.start)
 
 
 def _over_hosts(group: GroupEngine, topology: HostTopology, operation: str, nbytes: int) -> _Matter:
     names = _with_chunks(hosts_candidates(operation, topology, nbytes))
-    told = f"{operation} {nbytes} bytes, {group.n_ranks} ranks, over {len(topology.hosts)} hosts"
+    told = f"{operation} {nbytes} bytes, {group.size} ranks, over {len(topology.hosts)} hosts"
     return _Matter(told, names, Runs(operation, group, nbytes, "hosts").start)
 
 
@@ -130,7 +130,7 @@ async def _fastest(group: GroupEngine, matter: _Matter, seconds: float) -> Choic
                 times[number].append(taken)
         turn += 1
         going = await _agree(group, turn <= FEWEST or time.monotonic() < end)
-    everywhere: list[Any] = [None] * group.n_ranks
+    everywhere: list[Any] = [None] * group.size
     await all_gather_object(everywhere, times)
     medians = [
         statistics.median(map(max, zip(*(ranks[number] for ranks in everywhere), strict=True)))
@@ -156,7 +156,7 @@ async def _run(matter: _Matter, choice: Choice) -> float:
 
 
 def _say(group: GroupEngine, text: str) -> None:
-    if group.own_rank == 0:
+    if group.rank == 0:
         sys.stderr.write(f"{text}\n")
 
 

@@ -114,7 +114,7 @@ class Areas:
 
     async def _offer(self, nonce: bytes) -> list[Any]:
         """An area with ``nonce`` at its end, and how each rank may open it; empty without one."""
-        memory, rank = self.memory, self._group.own_rank
+        memory, rank = self.memory, self._group.rank
         try:
             area = memory.allocate(2 * self.half + NONCE_BYTES)
 
@@ -123,7 +123,7 @@ class Areas:
                 end.copy_(end.new_tensor(list(nonce)))
 
             await until(self._group, memory.run(sign))
-            others = range(self._group.n_ranks)
+            others = range(self._group.size)
             offers = [None if other == rank else memory.offer(area) for other in others]
         except DistError:  # which are among the next: the operation's own end, such as its timeout
             raise
@@ -134,7 +134,7 @@ class Areas:
         return [nonce, offers]
 
     def _map(self, told: Sequence[Sequence[Any]]) -> bool:
-        rank = self._group.own_rank
+        rank = self._group.rank
         if not all(told):
             return False
         areas = []

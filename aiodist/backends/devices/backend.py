@@ -89,7 +89,7 @@ class DeviceBackend(CollectiveBackend):
         if op is not None:
             if not DeviceReduction.serves(dtype):
                 return self._through_host.start(operation, timeout)
-            reduce = DeviceReduction(op, dtype, self._group.n_ranks)
+            reduce = DeviceReduction(op, dtype, self._group.size)
         plan = _plan(operation, opened, reduce, self._group)
         device = device_of(slots)
         if device not in self._areas:
@@ -157,15 +157,15 @@ def _plan(
     lengths = opened.out_of
     if not lengths:  # what is given is for all; in a scatter only the root has something
         is_scatter = operation.kind == "scatter"
-        lengths = [0] * group.n_ranks if is_scatter else [given.nbytes]
+        lengths = [0] * group.size if is_scatter else [given.nbytes]
     places = [slot.raw for slot in opened.outputs]
     into: dict[int, Pieces] = {}
     if opened.into:
         if len(places) == 1:
             places = list(torch.split(places[0], list(opened.into)))
-        n = len(places) // group.n_ranks  # tensors of each rank
-        into = {r: Pieces(places[r * n : (r + 1) * n]) for r in range(group.n_ranks)}
+        n = len(places) // group.size  # tensors of each rank
+        into = {r: Pieces(places[r * n : (r + 1) * n]) for r in range(group.size)}
     elif places:
-        source = operation.root if operation.kind in ("broadcast", "scatter") else group.own_rank
+        source = operation.root if operation.kind in ("broadcast", "scatter") else group.rank
         into = {source: Pieces(places)}
     return Plan(given, lengths, into, reduce)

@@ -16,8 +16,8 @@ class _Group:
     """What the native backend needs of its group; an operation runs over a context that is there."""
 
     def __init__(self, group: GroupEngine, context: CollectiveContext) -> None:
-        self.own_rank = group.own_rank
-        self.n_ranks = group.n_ranks
+        self.rank = group.rank
+        self.size = group.size
         self.ranks = group.ranks
         self.world = group.world
         self.next_turn = group.next_turn

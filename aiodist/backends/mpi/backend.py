@@ -46,7 +46,7 @@ class MpiBackend(CollectiveBackend):
         self._gate = Gate()
         self._closed = False
         self._loop = group.world.loop
-        agreement = Agreement(self._gate, group.n_ranks, checks(os.environ))
+        agreement = Agreement(self._gate, group.size, checks(os.environ))
         self._group = group
         run = MpiOperations(group, self._gate, agreement)
         self._native = NativeBackend(group, run, change=_in_mpi)

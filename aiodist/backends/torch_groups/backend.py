@@ -212,7 +212,7 @@ class TorchBackend(CollectiveBackend):
         plan = self._reducing(operation, place)
         even = len(set(lengths)) == 1
         scatters = even and self._messages.kind.reduces_and_scatters
-        start = sum(lengths[: self._group.own_rank])
+        start = sum(lengths[: self._group.rank])
         data: list[torch.Tensor] = []
 
         def issue(pg: Any) -> Any:
@@ -248,10 +248,10 @@ class TorchBackend(CollectiveBackend):
         return self._torch.deal(agreed, opened, timeout)
 
     def _nothing(self) -> list[int]:
-        return [0] * self._group.n_ranks
+        return [0] * self._group.size
 
     def _reducing(self, operation: Any, slot: Slot) -> Reducing:
-        return reducing(operation.op, slot.dtype, self._group.n_ranks, self._messages.kind)
+        return reducing(operation.op, slot.dtype, self._group.size, self._messages.kind)
 
 
 def _change(change: Change | None, raw: torch.Tensor, plan: Reducing) -> None:

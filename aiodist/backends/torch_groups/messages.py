@@ -209,7 +209,7 @@ class TorchMessages:
         """The torch group of messages from and to that rank of the group, and its number there."""
         if not self.kind.in_pairs:
             return self.torch, rank
-        two = sorted((rank, self._group.own_rank))
+        two = sorted((rank, self._group.rank))
         if rank not in self._pairs:
             self._pairs[rank] = WrappedGroup(self.kind, self._group, two)
         return self._pairs[rank], two.index(rank)

@@ -100,11 +100,11 @@ class WrappedGroup:
         assert store is not None  # the world is open
         prefix = f"torch/{group.id:016x}"
         if members is None:
-            members = range(group.n_ranks)
+            members = range(group.size)
         else:
             prefix += f"/{'-'.join(map(str, members))}"
         ranks = [group.ranks[number] for number in members]
-        rank, size = members.index(group.own_rank), len(members)
+        rank, size = members.index(group.rank), len(members)
         place = BlockingStore(PrefixStore(prefix, store), self._loop, seconds)
         # torch keeps the C++ half alone, and asks it again later: NCCL at the first operation.
         self._place = place
