@@ -94,12 +94,3 @@ def test_a_work_has_public_names_only() -> None:
         "throw",
         "wait",
     }
-
-
-def test_a_work_has_public_names_only() -> None:
-    of_torch = {"exception", "get_future", "is_completed", "is_success", "result", "source_rank"}
-    of_torch |= {"synchronize", "wait"}
-    of_asyncio = {"add_done_callback", "cancel", "cancelled", "done", "remove_done_callback"}
-    of_a_coroutine = {"close", "send", "throw"}
-    names = {name for name in dir(dist.Work) if not name.startswith("_")}
-    assert names == of_torch | of_asyncio | of_a_coroutine
