@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+
+from tests.examples.conftest import Command, Launch
+from tests.warm_python import WarmPython
 
 RECIPES = Path(__file__).parents[3] / "examples" / "training"
 SEVERAL = Path(__file__).with_name("programs") / "several.py"
@@ -33,6 +37,26 @@ class CompletedRun:
 
 
 Recipes = Callable[..., list[CompletedRun]]
+
+
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[WarmPython]:
+    with WarmPython() as python:
+        yield python
+
+
+@pytest.fixture
+def launch(command: Command, warm_python: WarmPython) -> Launch:
+    """As that of all examples, with ranks that do not import torch anew."""
+
+    def run(
+        ranks: int, script: Path, *arguments: str, options: Sequence[str] = (), code: int = 0
+    ) -> str:
+        job = ("run", "--no-python", "-n", str(ranks), *options)
+        program = (*warm_python.command, str(script), *arguments)
+        return command(sys.executable, "-m", "aiodist", *job, *program, code=code)
+
+    return run
 
 
 @pytest.fixture
