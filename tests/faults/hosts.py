@@ -61,6 +61,11 @@ class Hosts:
         """Out of the switch's port: the host itself still sees a link, as over a real switch."""
         _ip("-n", self.switch, "link", "set", f"port{number}", "nomaster")
 
+    def set_mtu(self, number: int, size: int) -> None:
+        """Let the cable of host ``number`` carry frames of ``size`` bytes."""
+        _ip("-n", self.switch, "link", "set", f"port{number}", "mtu", str(size))
+        _ip("-n", self.names[number], "link", "set", "eth0", "mtu", str(size))
+
     def limit(self, number: int, rate: str) -> None:
         """Let host ``number`` send at ``rate`` at most, in tc's words: "100mbit"."""
         bucket = ["root", "tbf", "rate", rate, "burst", "256kb", "latency", "50ms"]

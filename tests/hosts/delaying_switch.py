@@ -3,7 +3,8 @@
 ``python -m tests.hosts.delaying_switch SECONDS BYTES_PER_SECOND PORT...`` forwards each frame that comes at
 a port to the port of its receiver, ``SECONDS`` later, and no more bytes a second to each port than said.
 It stands in for the kernel's netem, which not every kernel has. It reads frames by packet sockets, so
-the hosts have to send frames as they are on a wire: `frames_as_on_a_wire`.
+the hosts have to send frames as they are on a wire: `frames_as_on_a_wire`. Its frames are larger than
+Ethernet's, so that a program in Python forwards a gigabit a second.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _OFFLOADS = (0x17, 0x1F, 0x24, 0x2C)
 """ETHTOOL_STXCSUM, ETHTOOL_STSO, ETHTOOL_SGSO, ETHTOOL_SGRO."""
 
 _FRAME_BYTES = 1 << 16
+_MTU = 32_000
 _BUFFER_BYTES = 1 << 24
 _QUEUE_SECONDS = 0.2
 """The longest that a frame waits for the rate; it is dropped otherwise, as by a router."""
@@ -54,6 +56,7 @@ def delaying_switch(network: Hosts, seconds: float, bytes_per_second: float) -> 
     wire = "from tests.hosts.delaying_switch import frames_as_on_a_wire as f; f('eth0')"
     for number in range(len(network.names)):
         network.pull_cable(number)
+        network.set_mtu(number, _MTU)
         subprocess.run(network.command(number, sys.executable, "-c", wire), cwd=ROOT, check=True)
     module = [sys.executable, "-m", "tests.hosts.delaying_switch"]
     with subprocess.Popen(

@@ -14,7 +14,7 @@ from tests.hosts.world import HOSTS, PER_HOST, SIZE, World
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(180)]
 
-FAULT_RANK = "tests.hosts.fault_rank"
+FAULT_RANK = ("-m", "tests.hosts.fault_rank")
 LOST = list(range(SIZE - PER_HOST, SIZE))
 SURVIVORS = range(SIZE - PER_HOST)
 
@@ -33,7 +33,7 @@ def test_every_operation_between_four_hosts(four_hosts: Lab) -> None:
 def test_a_lost_host_ends_operations_within_the_bound(
     fault: str, phase: str, scaled: Callable[[float], float]
 ) -> None:
-    with hosts(HOSTS) as network, World(network, FAULT_RANK, phase) as world:
+    with hosts(HOSTS) as network, World(network, *FAULT_RANK, phase) as world:
         world.until_ready()
         network.pull_cable(HOSTS - 1)  # first: the end of its processes is told to no other host
         vanishes = fault == "a host vanishes"
@@ -52,7 +52,7 @@ def test_a_lost_host_ends_operations_within_the_bound(
 
 
 def test_operations_succeed_over_a_link_that_halves() -> None:
-    with hosts(HOSTS) as network, World(network, FAULT_RANK, THROUGHOUT) as world:
+    with hosts(HOSTS) as network, World(network, *FAULT_RANK, THROUGHOUT) as world:
         for number in range(HOSTS):
             network.limit(number, "200mbit")
         world.until_ready()

@@ -19,10 +19,13 @@ SIZE = HOSTS * PER_HOST
 
 
 class World:
-    """Two ranks on each host, which no launcher watches."""
+    """Ranks on each host, which no launcher watches."""
 
-    def __init__(self, network: Hosts, *program: str, **environment: str) -> None:
-        """``program``: the module of the ranks, and its arguments. ``environment``: theirs, too."""
+    def __init__(
+        self, network: Hosts, *program: str, per_host: int = PER_HOST, **environment: str
+    ) -> None:
+        """``program``: what Python runs, and its arguments. ``environment``: further variables."""
+        size = per_host * len(network.names)
         kept = {name: value for name, value in os.environ.items() if "AIODIST" not in name}
         shared = {
             "AIODIST_SECRET": "of the hosts",
@@ -32,26 +35,26 @@ class World:
         }
         self.ranks = [
             subprocess.Popen(
-                network.command(rank // PER_HOST, sys.executable, "-m", *program),
+                network.command(rank // per_host, sys.executable, *program),
                 cwd=ROOT,
                 env=kept
                 | shared
                 # Hosts of one kernel: their ranks share no memory, as if each had its own.
-                | {"AIODIST_HOST_ID": network.names[rank // PER_HOST]}
+                | {"AIODIST_HOST_ID": network.names[rank // per_host]}
                 | environment
                 | meeting_environment(network.address(0), 29500)
                 | rank_environment(
                     rank=rank,
-                    local_rank=rank % PER_HOST,
-                    world_size=SIZE,
-                    local_world_size=PER_HOST,
+                    local_rank=rank % per_host,
+                    world_size=size,
+                    local_world_size=per_host,
                 ),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
             )
-            for rank in range(SIZE)
+            for rank in range(size)
         ]
 
     def __enter__(self) -> World:
@@ -70,17 +73,18 @@ class World:
             assert line == "ready\n", rank.stderr and rank.stderr.read()
 
     def go_on(self, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
-        """Let ``ranks`` go on; return how each of them ended."""
+        """Let ``ranks`` go on; return the line of JSON that each of them ended with."""
         chosen = list(ranks)
         for number in chosen:
             stdin = self.ranks[number].stdin
             assert stdin is not None
             stdin.write("\n")
             stdin.flush()
-        answers = {}
-        for number in chosen:
-            out, err = self.ranks[number].communicate()
-            assert self.ranks[number].returncode == 0, err
-            assert "Traceback" not in err
-            answers[number] = json.loads(out)
-        return answers
+        return {number: json.loads(self.output_of(number)) for number in chosen}
+
+    def output_of(self, number: int) -> str:
+        """Return what rank ``number`` wrote, after its end by exit code 0."""
+        out, err = self.ranks[number].communicate()
+        assert self.ranks[number].returncode == 0, err
+        assert "Traceback" not in err
+        return out
