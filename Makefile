@@ -5,7 +5,7 @@
 #   make PYTHON=/path/to/python3.12 ...   to choose the interpreter of a new .venv
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format generated types imported pytest matrix soak soak-service fuzz test-slurm test-gpu test-gpu-emulated test-torch-versions check-torch-versions test-pytorch test-install test-ecosystem bench bench-mpi bench-network recipes docs test-docs clean distclean test-engines test-hosts
+.PHONY: help install demo test lint format generated types imported pytest matrix soak soak-service fuzz test-slurm test-gpu test-gpu-emulated test-torch-versions check-torch-versions test-pytorch test-install test-ecosystem bench bench-mpi bench-network bench-hosts recipes docs test-docs clean distclean test-engines test-hosts
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 # Tests and launchers start hundreds of processes: none of them compiles what another one has.
@@ -37,7 +37,7 @@ help:
 	@echo "make test-pytorch CHECKOUT=...  PyTorch's own tests, out of a checkout of v2.6.0, beside Gloo (gigabytes; hours)"
 	@echo "make test-install   an environment of pip install aiodist alone, with the torch it brings, trains by DDP (gigabytes)"
 	@echo "make test-ecosystem  programs of other packages over aiodist: Accelerate, Trainer, Lightning, Ray Train, Dask, torchft"
-	@echo "make bench      compare with Gloo on this machine (bench-mpi: with MPI; bench-network: between hosts)"
+	@echo "make bench      compare with Gloo on this machine (bench-mpi: with MPI; bench-network: between two hosts; bench-hosts: between four)"
 	@echo "make recipes    run every training recipe with 1, 2 and 4 ranks and write docs/recipes.md"
 	@echo "make docs       build the documentation into build/docs"
 	@echo "make test-docs  open its pages in a headless browser, follow the links, run the search (needs Chromium)"
@@ -293,7 +293,14 @@ test-ecosystem: $(ECOSYSTEM)/.installed
 bench-network: $(STAMP)
 	@$(BIN)/python -m benchmarks run --namespaces --ranks 2 --passes 3 \
 		--output docs/performance-network/results.json
-	@$(BIN)/python -m benchmarks page --network docs/performance-network/results.json
+	@$(BIN)/python -m benchmarks page docs/performance-network/results.json
+
+# Few sizes, since eight ranks share the cores of one machine.
+bench-hosts: $(STAMP)
+	@$(BIN)/python -m benchmarks run --quick --namespaces --ranks 8 --ranks-per-host 2 --passes 3 \
+		--operations all_reduce,all_gather,reduce_scatter,broadcast,all_to_all \
+		--sizes 4,256,4K,64K,1M,16M,256M --output docs/performance-hosts/results.json
+	@$(BIN)/python -m benchmarks page docs/performance-hosts/results.json
 
 # The slow link is made of network namespaces, which only root may make.
 recipes: $(STAMP)

@@ -7,20 +7,32 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from aiodist.bench.cases import OPERATIONS
 from aiodist.launch.quantities import numbers, sizes
 from benchmarks.cases import FULL, QUICK, STANDARD, Suite
 from benchmarks.machine import busy, describe
-from benchmarks.peers import BETWEEN_HOSTS, LIBRARIES, ON_A_HOST, PEERS, make_peer
+from benchmarks.peers import (
+    BETWEEN_HOSTS,
+    LIBRARIES,
+    ON_A_HOST,
+    ON_HOSTS_OF_SEVERAL,
+    PEERS,
+    make_peer,
+)
 from benchmarks.processes import ROOT
 from benchmarks.steps.cases import DDP_STEP, Steps
+from benchmarks.targets import FOUR_HOSTS, HOST, NETWORK
 
 PAGE = ROOT / "docs" / "performance.md"
 RESULTS = ROOT / "docs" / "performance" / "results.json"
 ARRIVAL_PAGE = ROOT / "docs" / "performance" / "arrival.md"
 NETWORK_PAGE = ROOT / "docs" / "performance-network.md"
 NETWORK_RESULTS = ROOT / "docs" / "performance-network" / "results.json"
+FOUR_HOSTS_PAGE = ROOT / "docs" / "performance-hosts.md"
+FOUR_HOSTS_RESULTS = ROOT / "docs" / "performance-hosts" / "results.json"
+PAGES = MappingProxyType({HOST: PAGE, NETWORK: NETWORK_PAGE, FOUR_HOSTS: FOUR_HOSTS_PAGE})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,11 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command == "arrival":
         return _arrival(options)
     if command == "page":
-        return _page(options.results, NETWORK_PAGE if options.network else PAGE)
+        return _page(options.results)
     if command == "run":
         return _run(_suite(options), _peers(options), options.output, options)
     defaults = _parser().parse_args(["run"])
-    return _run(STANDARD, ON_A_HOST, RESULTS, defaults) or _page(RESULTS, PAGE)
+    return _run(STANDARD, ON_A_HOST, RESULTS, defaults) or _page(RESULTS)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -69,7 +81,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--peers",
         help=f"these of {','.join(PEERS)}; default: all that are of one host, with --quick none of "
-        f"those that are no library; with --namespaces {','.join(BETWEEN_HOSTS)}",
+        f"those that are no library; with --namespaces {','.join(BETWEEN_HOSTS)}, with --ranks-per-host "
+        f"{','.join(ON_HOSTS_OF_SEVERAL)}",
     )
     run.add_argument(
         "--passes", type=int, help="over all cases, with new processes each, instead of the suite's"
@@ -94,12 +107,11 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--with-mpi", action="store_true", help="Open MPI and MPICH as well")
     run.add_argument("--output", type=Path, default=Path("build/benchmarks.json"))
     page = commands.add_parser(
-        "page", help="publish results: docs/performance.md, its figures, its JSON"
+        "page",
+        help="publish results with figures and JSON: docs/performance.md, or the page of runs "
+        "between hosts",
     )
     page.add_argument("results", type=Path, nargs="?", default=RESULTS)
-    page.add_argument(
-        "--network", action="store_true", help="docs/performance-network.md, beside the other page"
-    )
     arrival = commands.add_parser(
         "arrival", help="late ranks, computation between calls, calls in a row"
     )
@@ -135,7 +147,7 @@ def _peers(options: argparse.Namespace) -> tuple[str, ...]:
             raise SystemExit(str(error)) from None
         return peers
     if options.namespaces:
-        return BETWEEN_HOSTS
+        return BETWEEN_HOSTS if options.ranks_per_host == 1 else ON_HOSTS_OF_SEVERAL
     return LIBRARIES if options.quick else ON_A_HOST
 
 
@@ -249,12 +261,14 @@ def _arrival(options: argparse.Namespace) -> int:
     return 0
 
 
-def _page(results: Path, page: Path) -> int:
+def _page(results: Path) -> int:
+    from benchmarks.goals import where_of
     from benchmarks.page import render, render_tables
     from benchmarks.plots import draw
     from benchmarks.results import load, save
 
     report = load(results)
+    page = PAGES[where_of(report)]
     figures = page.with_suffix("")
     own = figures / "results.json"
     if results.resolve() != own.resolve():

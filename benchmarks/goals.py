@@ -9,9 +9,9 @@ from types import MappingProxyType
 from aiodist.bench.cases import Case
 from benchmarks.results import Report
 from benchmarks.steps.cases import FLOOR, OURS
-from benchmarks.targets import HOST, NETWORK, TARGETS, StepTarget, Target
+from benchmarks.targets import FOUR_HOSTS, HOST, NETWORK, TARGETS, StepTarget, Target
 
-FLOOR_AT = MappingProxyType({HOST: "floor", NETWORK: "floor-tcp"})
+FLOOR_AT = MappingProxyType({HOST: "floor", NETWORK: "floor-tcp", FOUR_HOSTS: "floor-tcp"})
 """The program without any library, by where a run was."""
 
 MET, MISSED, UNMEASURED = "met", "missed", "not measured"
@@ -61,12 +61,14 @@ class Goal:
 
 
 def where_of(report: Report) -> str:
-    """HOST or NETWORK."""
-    return NETWORK if "namespace" in report.settings["interface"] else HOST
+    """HOST, NETWORK or FOUR_HOSTS."""
+    if "namespace" not in report.settings["interface"]:
+        return HOST
+    return NETWORK if report.settings.get("ranks_per_host", 1) == 1 else FOUR_HOSTS
 
 
 def goals(report: Report) -> Iterator[Goal]:
-    """All targets for where the run was: on one host or between hosts."""
+    """All targets for where the run was: on one host, between two or between four."""
     where = where_of(report)
     for target in TARGETS:
         if target.where == where:

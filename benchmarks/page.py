@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from types import MappingProxyType
 
 from aiodist.bench.cases import size_text
+from benchmarks.goals import where_of
 from benchmarks.machine import busy
 from benchmarks.page_goals import goal_rows, goal_words
 from benchmarks.page_mpi import overhead_rows, overhead_words
@@ -15,6 +17,7 @@ from benchmarks.results import Report, Result
 from benchmarks.steps.cases import FLOOR
 from benchmarks.steps.results import step_rows
 from benchmarks.table import NOTHING, markdown_row, ratio_text, spread_text, summary_text
+from benchmarks.targets import FOUR_HOSTS, HOST, NETWORK
 
 FIRST_CASES = (
     ("all_reduce", 4),
@@ -30,8 +33,23 @@ FIRST_CASES = (
 )
 """What a reader wants to know first."""
 
-FIRST_PEERS = ("async", "blocking", "openmpi"), ("async-tcp", "blocking-tcp")
-"""Beside the first peer: on one host, and between hosts."""
+FIRST_PEERS = MappingProxyType(
+    {
+        HOST: ("async", "blocking", "openmpi"),
+        NETWORK: ("async-tcp", "blocking-tcp"),
+        FOUR_HOSTS: ("async", "blocking"),
+    }
+)
+"""Beside the first peer, by where a run was."""
+
+_TITLES = MappingProxyType(
+    {
+        HOST: "# Performance",
+        NETWORK: "# Performance between hosts",
+        FOUR_HOSTS: "# Performance between four hosts of two ranks",
+    }
+)
+_COMMANDS = MappingProxyType({HOST: "bench", NETWORK: "bench-network", FOUR_HOSTS: "bench-hosts"})
 
 
 def render(report: Report, folder: str = "performance") -> str:
@@ -85,27 +103,22 @@ def render_tables(report: Report) -> str:
 
 
 def _title(report: Report) -> str:
-    return "# Performance between hosts" if _between_hosts(report) else "# Performance"
+    return _TITLES[where_of(report)]
 
 
 def _made_by(report: Report, folder: str) -> str:
-    mpi = _has_mpi(report)
-    command = "bench-network" if _between_hosts(report) else "bench-mpi" if mpi else "bench"
+    command = "bench-mpi" if _has_mpi(report) else _COMMANDS[where_of(report)]
     return (
         f"Made by `make {command}` out of [results.json]({folder}/results.json); "
         "run it to get this page for your machine."
     )
 
 
-def _between_hosts(report: Report) -> bool:
-    return "namespace" in report.settings["interface"]
-
-
 def _first_numbers(report: Report, ranks: int) -> Iterator[str]:
     against = report.peers[0]
     shown = [
         against,
-        *(peer for peer in FIRST_PEERS[_between_hosts(report)] if peer in report.peers),
+        *(peer for peer in FIRST_PEERS[where_of(report)] if peer in report.peers),
     ]
     yield markdown_row(["operation", *map(label, shown)])
     yield markdown_row(["---", *["---:"] * len(shown)])

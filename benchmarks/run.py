@@ -138,6 +138,7 @@ def run(
         "jobs": passes,
         "seconds": round(time.monotonic() - began),
         "interface": veth if apart else "lo",
+        "ranks_per_host": ranks_per_host,
         "congestion": congestion if apart else None,
         "pinned": pinned,
     }

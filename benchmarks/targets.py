@@ -8,7 +8,7 @@ from aiodist.bench.cases import KIB, MIB, OPERATIONS
 from benchmarks.steps.cases import LARGE, Model
 
 APIS = ("async", "blocking")
-HOST, NETWORK = "one host", "two hosts"
+HOST, NETWORK, FOUR_HOSTS = "one host", "two hosts", "four hosts"
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,10 @@ TARGETS: tuple[Target | StepTarget, ...] = (
     *(
         Target(name, ("async-tcp", "blocking-tcp"), "gloo", 0.9, where=NETWORK)
         for name in OPERATIONS
+    ),
+    *(
+        Target(name, APIS, "gloo", 0.8, ranks=8, where=FOUR_HOSTS)
+        for name in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
     ),
     StepTarget(LARGE, 0.6),
 )

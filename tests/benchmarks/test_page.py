@@ -11,7 +11,14 @@ import pytest
 from rich.console import Console
 
 from aiodist.bench.cases import Case
-from benchmarks.cli import NETWORK_PAGE, NETWORK_RESULTS, PAGE, RESULTS
+from benchmarks.cli import (
+    FOUR_HOSTS_PAGE,
+    FOUR_HOSTS_RESULTS,
+    NETWORK_PAGE,
+    NETWORK_RESULTS,
+    PAGE,
+    RESULTS,
+)
 from benchmarks.machine import describe
 from benchmarks.page import render, render_tables
 from benchmarks.plots import draw
@@ -124,7 +131,9 @@ def test_the_same_results_give_the_same_figures(report: Report, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("page", "results"), [(PAGE, RESULTS), (NETWORK_PAGE, NETWORK_RESULTS)], ids=["host", "network"]
+    ("page", "results"),
+    [(PAGE, RESULTS), (NETWORK_PAGE, NETWORK_RESULTS), (FOUR_HOSTS_PAGE, FOUR_HOSTS_RESULTS)],
+    ids=["host", "network", "four hosts"],
 )
 def test_the_committed_page_equals_the_page_of_the_committed_results(
     page: Path, results: Path
