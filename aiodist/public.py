@@ -11,27 +11,29 @@ from aiodist.api.available import (
     is_nccl_available,
     is_torchelastic_launched,
 )
-from aiodist.api.closing import abort_process_group, destroy_process_group
-from aiodist.api.collectives import (
+from aiodist.api.blocks import (
     all_gather,
     all_gather_coalesced,
     all_gather_into_tensor,
     all_gather_new,
     all_gather_single,
-    all_reduce,
-    all_reduce_coalesced,
     all_to_all,
     all_to_all_single,
-    barrier,
-    broadcast,
-    broadcast_new,
     gather,
-    monitored_barrier,
-    reduce,
     reduce_scatter,
     reduce_scatter_single,
     reduce_scatter_tensor,
     scatter,
+)
+from aiodist.api.closing import abort_process_group, destroy_process_group
+from aiodist.api.collectives import (
+    all_reduce,
+    all_reduce_coalesced,
+    barrier,
+    broadcast,
+    broadcast_new,
+    monitored_barrier,
+    reduce,
 )
 from aiodist.api.debugging import breakpoint
 from aiodist.api.groups import (

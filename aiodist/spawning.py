@@ -37,23 +37,33 @@ def spawn(
     daemon: bool = False,
     start_method: str = "spawn",
 ) -> ProcessContext | None:
-    """Call ``fn(i, *args)`` in ``nprocs`` new processes, ``i`` from 0.
+    """Call ``fn(i, *args)`` in new processes, ``i`` from 0.
 
-    Parameters and meaning are those of torch.multiprocessing.spawn, which does the work. In
-    addition each process finds the variables that ``init_process_group()`` needs: RANK, LOCAL_RANK,
-    WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, AIODIST_SECRET and AIODIST_RUN_ID.
-    ``fn`` may be a coroutine function: it runs under uvloop, or asyncio if
-    uvloop is not installed. ``start_method`` is "spawn", "fork" or "forkserver". This process's own
-    environment is left as it is.
+    torch.multiprocessing.spawn does the work. In addition each process finds the variables that
+    `init_process_group` needs: RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR,
+    MASTER_PORT, AIODIST_SECRET and AIODIST_RUN_ID. This process's own environment is left as it
+    is.
 
-    With ``join=True`` returns None when all processes have ended; when one fails the others are
-    terminated and torch's ProcessRaisedException (with the traceback) or ProcessExitedException
-    is raised. With ``join=False`` returns torch's ProcessContext at once: keep it and call
-    its ``join()`` until it returns True. The port stays reserved as long as the context exists.
+    Args:
+        fn: A function of a module's top level. A coroutine function runs under uvloop, or asyncio
+            if uvloop is not installed.
+        args: What follows ``i``.
+        nprocs: How many processes.
+        join: Whether to wait until all have ended.
+        daemon: Whether they end with this process.
+        start_method: "spawn", "fork" or "forkserver".
 
-    Raises TypeError for an ``fn`` that cannot be called, or cannot be sent to a new
-    interpreter; InvalidUsageError (a ValueError) for ``nprocs`` below 1; ValueError for an unknown
-    ``start_method``. Nothing has been started then.
+    Returns:
+        None with ``join=True``. Else torch's ProcessContext: keep it and call its ``join()``
+        until it returns True. The port stays reserved as long as it exists.
+
+    Raises:
+        TypeError: ``fn`` cannot be called, or cannot be sent to a new interpreter. Nothing has
+            been started.
+        InvalidUsageError: ``nprocs`` is below 1.
+        ValueError: ``start_method`` is unknown.
+        Exception: A process failed, and the others were terminated: torch's
+            ProcessRaisedException (with the traceback) or ProcessExitedException.
     """
     if not callable(fn):
         raise TypeError(f"fn must be a function to call as fn(i, *args), not {fn!r}")

@@ -45,12 +45,22 @@ class ReduceOp:
     BXOR: ReduceOp
 
     def __init__(self, kind: RedOpType, factor: Any = None) -> None:
+        """Make an operation; programs use the attributes and `premul_sum`.
+
+        Args:
+            kind: Its kind, as torch names it.
+            factor: The factor of PREMUL_SUM.
+        """
         self.kind = kind
         self.factor = factor
 
     @classmethod
     def premul_sum(cls, factor: Any) -> ReduceOp:
-        """A PREMUL_SUM: ``factor`` is a number, or a 0-d tensor or array."""
+        """Return the operation that multiplies each rank's input by a factor before the sum.
+
+        Args:
+            factor: A number, or a 0-d tensor or array.
+        """
         return cls(RedOpType.PREMUL_SUM, factor)
 
     # torch has the kind itself as an attribute; its factor has to come from premul_sum.
@@ -58,9 +68,13 @@ class ReduceOp:
 
     @staticmethod
     def of(op: Any) -> ReduceOp:
-        """The ReduceOp that ``op`` means: one of ours, one of torch's, or its name.
+        """Return the ReduceOp that ``op`` means.
 
-        Raises TypeError for anything else, and for PREMUL_SUM without its factor.
+        Args:
+            op: One of ours, one of torch's, or its name.
+
+        Raises:
+            TypeError: It is something else, or PREMUL_SUM without its factor.
         """
         if isinstance(op, ReduceOp):
             return op

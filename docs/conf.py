@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import inspect
+import re
 import textwrap
 from typing import Any
 
@@ -16,6 +17,7 @@ release = importlib.metadata.version("aiodist")
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "sphinx_design",
     "sphinxcontrib.programoutput",
@@ -27,9 +29,12 @@ source_suffix = {".md": "markdown"}
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
 
-# Docstrings are reStructuredText, in which `Work` names an object of Python.
+# Docstrings are reStructuredText, in which `Work` names an object of Python. Their lists of parameters
+# are written in Google's style: "Args:", "Returns:", "Raises:".
+napoleon_numpy_docstring = False
 default_role = "py:obj"
 autodoc_member_order = "bysource"
+autoclass_content = "both"
 autodoc_mock_imports = ["distributed", "ray"]  # engines, whose packages are large
 add_module_names = False
 maximum_signature_line_length = 88
@@ -37,7 +42,15 @@ maximum_signature_line_length = 88
 # Every name in a docstring must have a place in the reference. Signatures also name types of Python and
 # torch, whose documentation is not at hand without a network; mypy checks these.
 nitpicky = True
-nitpick_ignore_regex = [("py:class", r".*")]
+PYTHONS_ERRORS = [
+    "Exception",
+    "AssertionError",
+    "OSError",
+    "TypeError",
+    "ValueError",
+    r"bdb\.BdbQuit",
+]
+nitpick_ignore_regex = [("py:class", r".*"), ("py:exc", "|".join(PYTHONS_ERRORS))]
 
 html_theme = "furo"
 html_favicon = "_static/icon.svg"
@@ -88,7 +101,11 @@ def _as_in_the_source(
     args = node.args
     if what in ("class", "exception", "method") and args.args and not isinstance(obj, staticmethod):
         args.args = args.args[1:] if args.args[0].arg in ("self", "cls") else args.args
-    result = (
-        ast.unparse(node.returns) if node.returns and what not in ("class", "exception") else None
-    )
+    if what in ("class", "exception"):
+        return f"({ast.unparse(args)})", None
+    result = ast.unparse(node.returns) if node.returns else None
+    if hasattr(obj, "__signature__"):  # made by a decorator, which says what it returns
+        result = inspect.signature(obj).return_annotation
+    if result and any("contextmanager" in ast.unparse(each) for each in node.decorator_list):
+        result = re.sub(r"^(Async)?Iterator", r"Abstract\1ContextManager", result)
     return f"({ast.unparse(args)})", result

@@ -37,7 +37,11 @@ def is_gloo_available() -> bool:
 
 
 def is_backend_available(backend: str) -> bool:
-    """Return whether ``init_process_group`` takes ``backend`` here; False also for an unknown name."""
+    """Return whether ``init_process_group`` takes a backend here.
+
+    Args:
+        backend: A name; False for an unknown one.
+    """
     try:
         backend_named(backend)
     except ValueError:
@@ -51,10 +55,16 @@ def is_torchelastic_launched() -> bool:
 
 
 def get_node_local_size(fallback_size: int | None = None) -> int:
-    """Return how many ranks are on this rank's host, as LOCAL_WORLD_SIZE or the launcher says.
+    """Return how many ranks are on this rank's host.
 
-    Where neither says it, the ranks of an initialised world on this host are counted. Without a
-    world, the result is ``fallback_size``. If that is also missing, raises InvalidUsageError.
+    LOCAL_WORLD_SIZE or the launcher's own variable says it. Where neither is set, the ranks of an
+    initialised world on this host are counted.
+
+    Args:
+        fallback_size: The result without a variable and a world.
+
+    Raises:
+        InvalidUsageError: Nothing says it, and there is no ``fallback_size``.
     """
     local = look_around(os.environ).local_size()
     if local is not None:
@@ -72,10 +82,15 @@ def get_node_local_size(fallback_size: int | None = None) -> int:
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
-    """Return this rank's number on its host, as LOCAL_RANK or the launcher's own variable says.
+    """Return this rank's number on its host, from 0.
 
-    Where neither is set, the result is ``fallback_rank``. If that is also missing, raises
-    InvalidUsageError.
+    LOCAL_RANK or the launcher's own variable says it.
+
+    Args:
+        fallback_rank: The result without a variable.
+
+    Raises:
+        InvalidUsageError: No variable says it, and there is no ``fallback_rank``.
     """
     local = look_around(os.environ).local_rank()
     if local is not None:

@@ -20,14 +20,19 @@ _ABORT_SECONDS = 1.0
 
 
 async def destroy_process_group(group: Group | None = None) -> None:
-    """Close ``group``, or where None all groups and the connections to the other ranks.
+    """Close a group, or all groups and the connections to the other ranks.
 
-    Operations under way have 5 seconds to finish (receives have none). Then they fail with
+    Operations under way have 5 seconds to finish, receives none. Then they fail with
     GroupClosedError, and those without an ``await`` are logged. If a rank is silent (stopped, for
-    example), the call takes up to 8 seconds. Afterwards ``init_process_group`` may be called again.
+    example), the call takes up to 8 seconds. Afterwards ``init_process_group`` may be called
+    again.
 
-    Raises CollectiveMismatchError, when all is closed, if the last collective of another rank was
-    not that of this rank.
+    Args:
+        group: The group to close. None or the default group closes all.
+
+    Raises:
+        CollectiveMismatchError: The last collective of another rank was not that of this rank.
+            All is closed when it is raised.
     """
     world, chosen = _chosen(group)
     if chosen is None:
@@ -48,11 +53,15 @@ async def destroy_process_group(group: Group | None = None) -> None:
 
 
 async def abort_process_group(group: Group | None = None) -> None:
-    """Close ``group``, or where None all groups and the connections, without waiting for operations.
+    """Close a group, or all groups and the connections, without waiting for operations.
 
     Operations that wait on this rank raise GroupClosedError now. On the other members they raise
-    CollectiveCancelledError or GroupRevokedError, which name this rank. Data that was not sent yet
-    may be lost. `ProcessGroup.abort` ends a group in the same way and may be called in any thread.
+    CollectiveCancelledError or GroupRevokedError, which name this rank. Data that was not sent
+    yet may be lost. `ProcessGroup.abort` ends a group in the same way and may be called in any
+    thread.
+
+    Args:
+        group: The group to close. None or the default group closes all.
     """
     world, chosen = _chosen(group)
     if chosen is None:

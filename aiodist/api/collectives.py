@@ -23,22 +23,12 @@ from aiodist.groups.argument_checks import check_rank
 from aiodist.groups.handle import Group
 from aiodist.groups.operation import (
     Agree,
-    AllGather,
-    AllGatherCoalesced,
-    AllGatherNew,
-    AllGatherSingle,
     AllReduce,
     AllReduceCoalesced,
-    AllToAll,
-    AllToAllSingle,
     Barrier,
     Broadcast,
     BroadcastNew,
-    Gather,
     Reduce,
-    ReduceScatter,
-    ReduceScatterSingle,
-    Scatter,
     Tensor,
 )
 from aiodist.groups.work import Work
@@ -56,9 +46,23 @@ def broadcast(
     *,
     timeout: Timeout = None,
 ) -> Work[None]:
-    """Copy ``tensor`` of rank ``src`` (global; or ``group_src``) into ``tensor`` of all ranks.
+    """Copy ``tensor`` of one rank into ``tensor`` of all ranks.
 
-    Same number of elements and dtype on all ranks.
+    Cancelled, it fails on all ranks. After a failure the contents of ``tensor`` on the other
+    ranks are undefined.
+
+    Args:
+        tensor: What the source sends, and where the other ranks receive. Same dtype and number of
+            elements on all ranks.
+        src: The source's global rank. Pass it or ``group_src``.
+        group: The process group; None is the default group.
+        group_src: The source's rank in the group, in place of ``src``.
+        timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
+
+    Raises:
+        InvalidUsageError: The arguments do not fit together. Nothing has been sent.
+        CollectiveError: Ranks disagree, a rank is lost or has cancelled, the group has ended, or
+            time ran out.
     """
     pg = current_world().group(group)
     root = check_rank(pg, src, group_src, "src")
@@ -73,27 +77,28 @@ def broadcast_new(
     *,
     timeout: Timeout = None,
 ) -> Work[Tensor]:
-    """Return ``tensor`` of rank ``src`` (global; or ``group_src``) on all ranks.
+    """Return ``tensor`` of one rank on all ranks, whatever its dtype and shape.
 
-    The other ranks pass no tensor: kind (torch or numpy), dtype and shape travel with the data, and
-    their result is a new tensor on the CPU. The result on rank ``src`` is ``tensor`` itself. Errors
-    and cancellation are as for `broadcast`.
+    Kind (torch or numpy), dtype and shape travel with the data. Cancelled, it fails on all ranks.
+
+    Args:
+        tensor: What the source sends. The other ranks pass None.
+        src: The source's global rank. Pass it or ``group_src``.
+        group: The process group; None is the default group.
+        group_src: The source's rank in the group, in place of ``src``.
+        timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
+
+    Returns:
+        On the source ``tensor`` itself, on the other ranks a new tensor on the CPU.
+
+    Raises:
+        InvalidUsageError: The arguments do not fit together. Nothing has been sent.
+        CollectiveError: Ranks disagree, a rank is lost or has cancelled, the group has ended, or
+            time ran out.
     """
     pg = current_world().group(group)
     root = check_rank(pg, src, group_src, "src")
     return pg.start(BroadcastNew(tensor, root), timeout)
-
-
-def all_gather_new(
-    tensor: Tensor, group: Group | None = None, *, timeout: Timeout = None
-) -> Work[list[Tensor]]:
-    """Return the tensors of all ranks, by group rank, as new tensors on the CPU.
-
-    Each rank's tensor has a kind, dtype and shape of its own, which travel with the data. Errors
-    and cancellation are as for `all_gather`.
-    """
-    pg = current_world().group(group)
-    return pg.start(AllGatherNew(tensor), timeout)
 
 
 def all_reduce(
@@ -105,8 +110,19 @@ def all_reduce(
 ) -> Work[None]:
     """Reduce ``tensor`` over all ranks, in place; the result is bitwise the same on all ranks.
 
-    Dtype and number of elements are the same on all ranks. Shapes may differ: elements are matched
-    in C order.
+    Cancelled, it fails on all ranks. After a failure the contents of ``tensor`` are undefined.
+
+    Args:
+        tensor: Operand and result. Same dtype and number of elements on all ranks. Shapes may
+            differ: elements are matched in C order.
+        op: How elements are reduced, a `ReduceOp`.
+        group: The process group; None is the default group.
+        timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
+
+    Raises:
+        InvalidUsageError: The arguments do not fit together. Nothing has been sent.
+        CollectiveError: Ranks disagree, a rank is lost or has cancelled, the group has ended, or
+            time ran out.
     """
     pg = current_world().group(group)
     return pg.start(AllReduce(tensor, ReduceOp.of(op)), timeout)
@@ -119,7 +135,22 @@ def all_reduce_coalesced(
     *,
     timeout: Timeout = None,
 ) -> Work[None]:
-    """Reduce several tensors of one dtype in one operation, in place."""
+    """Reduce several tensors in one operation, in place.
+
+    Cancelled, it fails on all ranks. After a failure the contents of ``tensors`` are undefined.
+
+    Args:
+        tensors: Operands and results, at least one, of one dtype. Their numbers of elements are
+            the same on all ranks, one by one.
+        op: How elements are reduced, a `ReduceOp`.
+        group: The process group; None is the default group.
+        timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
+
+    Raises:
+        InvalidUsageError: The arguments do not fit together. Nothing has been sent.
+        CollectiveError: Ranks disagree, a rank is lost or has cancelled, the group has ended, or
+            time ran out.
+    """
     pg = current_world().group(group)
     return pg.start(AllReduceCoalesced(tensors, ReduceOp.of(op)), timeout)
 
@@ -133,158 +164,28 @@ def reduce(
     *,
     timeout: Timeout = None,
 ) -> Work[None]:
-    """Reduce ``tensor`` over all ranks into that of rank ``dst``; the others' stay as they are."""
+    """Reduce ``tensor`` over all ranks into that of one rank.
+
+    Cancelled, it fails on all ranks. After a failure the contents of the target's ``tensor`` are
+    undefined.
+
+    Args:
+        tensor: The operand, and on the target the result. The others keep theirs. Same dtype and
+            number of elements on all ranks.
+        dst: The target's global rank. Pass it or ``group_dst``.
+        op: How elements are reduced, a `ReduceOp`.
+        group: The process group; None is the default group.
+        group_dst: The target's rank in the group, in place of ``dst``.
+        timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
+
+    Raises:
+        InvalidUsageError: The arguments do not fit together. Nothing has been sent.
+        CollectiveError: Ranks disagree, a rank is lost or has cancelled, the group has ended, or
+            time ran out.
+    """
     pg = current_world().group(group)
     root = check_rank(pg, dst, group_dst, "dst")
     return pg.start(Reduce(tensor, root, ReduceOp.of(op)), timeout)
-
-
-def all_gather(
-    tensor_list: list[Tensor],
-    tensor: Tensor,
-    group: Group | None = None,
-    *,
-    timeout: Timeout = None,
-) -> Work[None]:
-    """Fill ``tensor_list[r]`` with rank r's ``tensor`` on all ranks.
-
-    Shapes may differ between ranks; ``tensor_list[r]`` then has rank r's number of elements.
-    """
-    pg = current_world().group(group)
-    return pg.start(AllGather(tensor_list, tensor), timeout)
-
-
-def all_gather_coalesced(
-    output_tensor_lists: list[list[Tensor]],
-    input_tensor_list: list[Tensor],
-    group: Group | None = None,
-    *,
-    timeout: Timeout = None,
-) -> Work[None]:
-    """Fill ``output_tensor_lists[r][i]`` with rank r's ``input_tensor_list[i]`` on all ranks.
-
-    Several tensors of one dtype in one operation. All ranks pass equally many; shapes may differ.
-    """
-    pg = current_world().group(group)
-    operation = AllGatherCoalesced(output_tensor_lists, input_tensor_list)
-    return pg.start(operation, timeout)
-
-
-def all_gather_into_tensor(
-    output_tensor: Tensor,
-    input_tensor: Tensor,
-    group: Group | None = None,
-    *,
-    timeout: Timeout = None,
-) -> Work[None]:
-    """Gather ``input_tensor`` of all ranks, one after the other, into one ``output_tensor``.
-
-    ``output_tensor`` has group size times the elements of ``input_tensor``, concatenated along
-    the first dimension or stacked along a new one: the memory is the same.
-    """
-    pg = current_world().group(group)
-    return pg.start(AllGatherSingle(output_tensor, input_tensor), timeout)
-
-
-all_gather_single = all_gather_into_tensor  # torch's newer name
-
-
-def gather(
-    tensor: Tensor,
-    gather_list: list[Tensor] | None = None,
-    dst: int | None = None,
-    group: Group | None = None,
-    group_dst: int | None = None,
-    *,
-    timeout: Timeout = None,
-) -> Work[None]:
-    """Fill ``gather_list[r]`` on rank ``dst`` (default: the group's first) with rank r's ``tensor``.
-
-    ``gather_list`` is for ``dst`` alone. Shapes may differ between ranks.
-    """
-    pg = current_world().group(group)
-    root = check_rank(pg, dst, group_dst, "dst", default=0)
-    return pg.start(Gather(tensor, gather_list, root), timeout)
-
-
-def scatter(
-    tensor: Tensor,
-    scatter_list: list[Tensor] | None = None,
-    src: int | None = None,
-    group: Group | None = None,
-    group_src: int | None = None,
-    *,
-    timeout: Timeout = None,
-) -> Work[None]:
-    """Fill ``tensor`` on each rank r with ``scatter_list[r]`` of rank ``src`` (default: the first).
-
-    ``scatter_list`` is for ``src`` alone. Shapes may differ between ranks.
-    """
-    pg = current_world().group(group)
-    root = check_rank(pg, src, group_src, "src", default=0)
-    return pg.start(Scatter(tensor, scatter_list, root), timeout)
-
-
-def reduce_scatter(
-    output: Tensor,
-    input_list: list[Tensor],
-    op: ReduceOp = ReduceOp.SUM,
-    group: Group | None = None,
-    *,
-    timeout: Timeout = None,
-) -> Work[None]:
-    """Reduce ``input_list[r]`` over all ranks into rank r's ``output``. Inputs stay as they are."""
-    pg = current_world().group(group)
-    return pg.start(ReduceScatter(output, input_list, ReduceOp.of(op)), timeout)
-
-
-def reduce_scatter_tensor(
-    output: Tensor,
-    input: Tensor,
-    op: ReduceOp = ReduceOp.SUM,
-    group: Group | None = None,
-    *,
-    timeout: Timeout = None,
-) -> Work[None]:
-    """Reduce ``input`` over all ranks and leave rank r the r-th of its equal parts, in ``output``."""
-    pg = current_world().group(group)
-    return pg.start(ReduceScatterSingle(output, input, ReduceOp.of(op)), timeout)
-
-
-reduce_scatter_single = reduce_scatter_tensor  # torch's newer name
-
-
-def all_to_all(
-    output_tensor_list: list[Tensor],
-    input_tensor_list: list[Tensor],
-    group: Group | None = None,
-    *,
-    timeout: Timeout = None,
-) -> Work[None]:
-    """Send ``input_tensor_list[r]`` to each rank r; fill ``output_tensor_list[r]`` from rank r.
-
-    Shapes may differ; each output has as many elements as what its rank sends here.
-    """
-    pg = current_world().group(group)
-    return pg.start(AllToAll(output_tensor_list, input_tensor_list), timeout)
-
-
-def all_to_all_single(
-    output: Tensor,
-    input: Tensor,
-    output_split_sizes: Sequence[int] | None = None,
-    input_split_sizes: Sequence[int] | None = None,
-    group: Group | None = None,
-    *,
-    timeout: Timeout = None,
-) -> Work[None]:
-    """Send ``input_split_sizes[r]`` rows of ``input`` to each rank r, and the like for ``output``.
-
-    Rows are counted along the first dimension; None divides them equally.
-    """
-    pg = current_world().group(group)
-    operation = AllToAllSingle(output, input, output_split_sizes, input_split_sizes)
-    return pg.start(operation, timeout)
 
 
 def barrier(
@@ -292,7 +193,19 @@ def barrier(
     device_ids: Sequence[int] | None = None,
     timeout: Timeout = None,
 ) -> Work[None]:
-    """Wait until all ranks of the group have called it. ``device_ids`` is for GPU backends."""
+    """Wait until all ranks of the group have called it.
+
+    Cancelled, it fails on all ranks.
+
+    Args:
+        group: The process group; None is the default group.
+        device_ids: torch's parameter; it has no effect.
+        timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
+
+    Raises:
+        CollectiveError: Ranks disagree, a rank is lost or has cancelled, the group has ended, or
+            time ran out.
+    """
     pg = current_world().group(group)
     return pg.start(Barrier(), timeout)
 
@@ -300,14 +213,21 @@ def barrier(
 def monitored_barrier(
     group: Group | None = None, timeout: Timeout = None, wait_all_ranks: bool = False
 ) -> Work[None]:
-    """Wait for all ranks as `barrier`; its CollectiveTimeoutError names all ranks that did not come.
+    """Wait for all ranks as `barrier`, and name all ranks that did not come in time.
 
-    Its ``waiting_for`` lists them, and ``last_finished`` says what each of them did last.
-    ``timeout`` (seconds or timedelta) is the group's where None.
+    The rank that times out asks all ranks at once, and waits at most 0.5 s for their answers.
+    Cancelled, it fails on all ranks.
 
-    ``wait_all_ranks`` is torch's and changes nothing. In torch, False names only the first missing
-    rank: rank 0 asks one after the other, and each may take the timeout. Here the rank that times
-    out asks all ranks at once and waits at most 0.5 s for their answers.
+    Args:
+        group: The process group; None is the default group.
+        timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
+        wait_all_ranks: torch's parameter; it changes nothing. In torch, False names only the
+            first missing rank.
+
+    Raises:
+        CollectiveTimeoutError: Its ``waiting_for`` lists the missing ranks, and ``last_finished``
+            says what each of them did last.
+        CollectiveError: Another failure, as for `barrier`.
     """
     pg = current_world().group(group)
     return pg.start(Agree("monitored_barrier", 0), timeout)

@@ -20,18 +20,24 @@ from aiodist.groups.world import current_world
 
 
 def breakpoint(rank: int = 0, *, group: Group | None = None) -> Coroutine[Any, Any, None]:
-    """Open pdb on ``rank`` (global) at the caller's line; the other ranks of ``group`` wait for its end.
+    """Open pdb on one rank at the caller's line; the other ranks of the group wait for its end.
 
     All ranks of the group call it. They wait without a limit, whatever the timeout of the group.
-    Operations that are under way keep their timeouts: await them before. While pdb reads a command, the
-    event loop of ``rank`` stands still, and its heartbeats go on.
+    Operations that are under way keep their timeouts: await them before. While pdb reads a
+    command, the event loop of that rank stands still, and its heartbeats go on.
 
-    ``continue`` releases all ranks; so do ``next`` and ``step``. ``quit`` releases them, too, and raises
-    bdb.BdbQuit on ``rank``. pdb reads from stdin, or from the terminal of the process where stdin is
-    the null device, as it is on most ranks of a launcher.
+    ``continue`` releases all ranks; so do ``next`` and ``step``. ``quit`` releases them, too. pdb
+    reads from stdin, or from the terminal of the process where stdin is the null device, as it is
+    on most ranks of a launcher.
 
-    Raises InvalidUsageError for a rank outside the group, and on ``rank`` without stdin and terminal,
-    after the others were released.
+    Args:
+        rank: The global rank that opens pdb.
+        group: The process group; None is the default group.
+
+    Raises:
+        bdb.BdbQuit: On that rank, after ``quit``.
+        InvalidUsageError: The rank is not in the group; or, on that rank, there is neither stdin
+            nor terminal. The others are released then.
     """
     return _wait_or_debug(rank, group, sys._getframe(1))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, overload
 
-from aiodist.api import collectives, object_streams, objects, p2p, state
+from aiodist.api import blocks, collectives, object_streams, objects, p2p, state
 from aiodist.api.collectives import Timeout
 from aiodist.api.object_streams import DEFAULT_MAX_BYTES
 from aiodist.groups.collective_backend import ObjectStream
@@ -34,7 +34,7 @@ class GroupOperations(GroupHandle):
         *,
         timeout: Timeout = None,
     ) -> Work[None]:
-        """Copy ``tensor`` of rank ``src`` (global; or ``group_src``) into ``tensor`` of all ranks.
+        """Copy ``tensor`` of one rank into ``tensor`` of all ranks.
 
         As `aiodist.broadcast`, on this group.
         """
@@ -48,18 +48,11 @@ class GroupOperations(GroupHandle):
         *,
         timeout: Timeout = None,
     ) -> Work[Tensor]:
-        """Return ``tensor`` of rank ``src`` (global; or ``group_src``) on all ranks.
+        """Return ``tensor`` of one rank on all ranks, whatever its dtype and shape.
 
         As `aiodist.broadcast_new`, on this group.
         """
         return collectives.broadcast_new(tensor, src, self, group_src=group_src, timeout=timeout)
-
-    def all_gather_new(self, tensor: Tensor, *, timeout: Timeout = None) -> Work[list[Tensor]]:
-        """Return the tensors of all ranks, by group rank, as new tensors on the CPU.
-
-        As `aiodist.all_gather_new`, on this group.
-        """
-        return collectives.all_gather_new(tensor, self, timeout=timeout)
 
     def all_reduce(
         self, tensor: Tensor, op: ReduceOp = ReduceOp.SUM, *, timeout: Timeout = None
@@ -73,7 +66,7 @@ class GroupOperations(GroupHandle):
     def all_reduce_coalesced(
         self, tensors: Sequence[Tensor], op: ReduceOp = ReduceOp.SUM, *, timeout: Timeout = None
     ) -> Work[None]:
-        """Reduce several tensors of one dtype in one operation, in place.
+        """Reduce several tensors in one operation, in place.
 
         As `aiodist.all_reduce_coalesced`, on this group.
         """
@@ -88,11 +81,36 @@ class GroupOperations(GroupHandle):
         *,
         timeout: Timeout = None,
     ) -> Work[None]:
-        """Reduce ``tensor`` over all ranks into that of rank ``dst``; the others' stay as they are.
+        """Reduce ``tensor`` over all ranks into that of one rank.
 
         As `aiodist.reduce`, on this group.
         """
         return collectives.reduce(tensor, dst, op, self, group_dst=group_dst, timeout=timeout)
+
+    def barrier(
+        self, device_ids: Sequence[int] | None = None, timeout: Timeout = None
+    ) -> Work[None]:
+        """Wait until all ranks of the group have called it.
+
+        As `aiodist.barrier`, on this group.
+        """
+        return collectives.barrier(self, device_ids=device_ids, timeout=timeout)
+
+    def monitored_barrier(
+        self, timeout: Timeout = None, wait_all_ranks: bool = False
+    ) -> Work[None]:
+        """Wait for all ranks as `barrier`, and name all ranks that did not come in time.
+
+        As `aiodist.monitored_barrier`, on this group.
+        """
+        return collectives.monitored_barrier(self, timeout=timeout, wait_all_ranks=wait_all_ranks)
+
+    def all_gather_new(self, tensor: Tensor, *, timeout: Timeout = None) -> Work[list[Tensor]]:
+        """Return the tensors of all ranks as new tensors on the CPU.
+
+        As `aiodist.all_gather_new`, on this group.
+        """
+        return blocks.all_gather_new(tensor, self, timeout=timeout)
 
     def all_gather(
         self, tensor_list: list[Tensor], tensor: Tensor, *, timeout: Timeout = None
@@ -101,7 +119,7 @@ class GroupOperations(GroupHandle):
 
         As `aiodist.all_gather`, on this group.
         """
-        return collectives.all_gather(tensor_list, tensor, self, timeout=timeout)
+        return blocks.all_gather(tensor_list, tensor, self, timeout=timeout)
 
     def all_gather_coalesced(
         self,
@@ -114,7 +132,7 @@ class GroupOperations(GroupHandle):
 
         As `aiodist.all_gather_coalesced`, on this group.
         """
-        return collectives.all_gather_coalesced(
+        return blocks.all_gather_coalesced(
             output_tensor_lists, input_tensor_list, self, timeout=timeout
         )
 
@@ -125,9 +143,7 @@ class GroupOperations(GroupHandle):
 
         As `aiodist.all_gather_into_tensor`, on this group.
         """
-        return collectives.all_gather_into_tensor(
-            output_tensor, input_tensor, self, timeout=timeout
-        )
+        return blocks.all_gather_into_tensor(output_tensor, input_tensor, self, timeout=timeout)
 
     def gather(
         self,
@@ -138,13 +154,11 @@ class GroupOperations(GroupHandle):
         *,
         timeout: Timeout = None,
     ) -> Work[None]:
-        """Fill ``gather_list[r]`` on rank ``dst`` (default: the group's first) with rank r's ``tensor``.
+        """Fill ``gather_list[r]`` on one rank with rank r's ``tensor``.
 
         As `aiodist.gather`, on this group.
         """
-        return collectives.gather(
-            tensor, gather_list, dst, self, group_dst=group_dst, timeout=timeout
-        )
+        return blocks.gather(tensor, gather_list, dst, self, group_dst=group_dst, timeout=timeout)
 
     def scatter(
         self,
@@ -155,13 +169,11 @@ class GroupOperations(GroupHandle):
         *,
         timeout: Timeout = None,
     ) -> Work[None]:
-        """Fill ``tensor`` on each rank r with ``scatter_list[r]`` of rank ``src`` (default: the first).
+        """Fill ``tensor`` on each rank r with ``scatter_list[r]`` of one rank.
 
         As `aiodist.scatter`, on this group.
         """
-        return collectives.scatter(
-            tensor, scatter_list, src, self, group_src=group_src, timeout=timeout
-        )
+        return blocks.scatter(tensor, scatter_list, src, self, group_src=group_src, timeout=timeout)
 
     def reduce_scatter(
         self,
@@ -171,20 +183,20 @@ class GroupOperations(GroupHandle):
         *,
         timeout: Timeout = None,
     ) -> Work[None]:
-        """Reduce ``input_list[r]`` over all ranks into rank r's ``output``. Inputs stay as they are.
+        """Reduce ``input_list[r]`` over all ranks into rank r's ``output``.
 
         As `aiodist.reduce_scatter`, on this group.
         """
-        return collectives.reduce_scatter(output, input_list, op, self, timeout=timeout)
+        return blocks.reduce_scatter(output, input_list, op, self, timeout=timeout)
 
     def reduce_scatter_tensor(
         self, output: Tensor, input: Tensor, op: ReduceOp = ReduceOp.SUM, *, timeout: Timeout = None
     ) -> Work[None]:
-        """Reduce ``input`` over all ranks and leave rank r the r-th of its equal parts, in ``output``.
+        """Reduce ``input`` over all ranks; rank r gets the r-th of its equal parts in ``output``.
 
         As `aiodist.reduce_scatter_tensor`, on this group.
         """
-        return collectives.reduce_scatter_tensor(output, input, op, self, timeout=timeout)
+        return blocks.reduce_scatter_tensor(output, input, op, self, timeout=timeout)
 
     def all_to_all(
         self,
@@ -197,7 +209,7 @@ class GroupOperations(GroupHandle):
 
         As `aiodist.all_to_all`, on this group.
         """
-        return collectives.all_to_all(output_tensor_list, input_tensor_list, self, timeout=timeout)
+        return blocks.all_to_all(output_tensor_list, input_tensor_list, self, timeout=timeout)
 
     def all_to_all_single(
         self,
@@ -208,31 +220,13 @@ class GroupOperations(GroupHandle):
         *,
         timeout: Timeout = None,
     ) -> Work[None]:
-        """Send ``input_split_sizes[r]`` rows of ``input`` to each rank r, and the like for ``output``.
+        """Send some rows of ``input`` to each rank; fill ``output`` with the rows that come.
 
         As `aiodist.all_to_all_single`, on this group.
         """
-        return collectives.all_to_all_single(
+        return blocks.all_to_all_single(
             output, input, output_split_sizes, input_split_sizes, self, timeout=timeout
         )
-
-    def barrier(
-        self, device_ids: Sequence[int] | None = None, timeout: Timeout = None
-    ) -> Work[None]:
-        """Wait until all ranks of the group have called it. ``device_ids`` is for GPU backends.
-
-        As `aiodist.barrier`, on this group.
-        """
-        return collectives.barrier(self, device_ids=device_ids, timeout=timeout)
-
-    def monitored_barrier(
-        self, timeout: Timeout = None, wait_all_ranks: bool = False
-    ) -> Work[None]:
-        """Wait for all ranks as `barrier`; its CollectiveTimeoutError names all ranks that did not come.
-
-        As `aiodist.monitored_barrier`, on this group.
-        """
-        return collectives.monitored_barrier(self, timeout=timeout, wait_all_ranks=wait_all_ranks)
 
     all_gather_single = all_gather_into_tensor  # torch's newer name
 
@@ -247,7 +241,7 @@ class GroupOperations(GroupHandle):
         *,
         timeout: Timeout = None,
     ) -> Work[None]:
-        """Send ``tensor`` to rank ``dst``. Done when its memory may be changed again.
+        """Send ``tensor`` to one rank. It is done when its memory may be changed again.
 
         As `aiodist.isend`, on this group.
         """
@@ -262,7 +256,7 @@ class GroupOperations(GroupHandle):
         *,
         timeout: Timeout = None,
     ) -> Work[int]:
-        """Receive into ``tensor`` from rank ``src``, or from any rank where None.
+        """Receive into ``tensor`` from one rank, or from any rank.
 
         As `aiodist.irecv`, on this group.
         """
@@ -277,7 +271,7 @@ class GroupOperations(GroupHandle):
         *,
         timeout: Timeout = None,
     ) -> Work[None]:
-        """Send ``tensor`` to rank ``dst``, as `isend` does.
+        """Send ``tensor`` to one rank, as `isend` does.
 
         As `aiodist.send`, on this group.
         """
@@ -314,7 +308,7 @@ class GroupOperations(GroupHandle):
         *,
         timeout: Timeout = None,
     ) -> Work[Any]:
-        """Receive a tensor from rank ``src``, or from any rank where None.
+        """Receive a tensor from one rank, or from any rank.
 
         As `aiodist.recv`, on this group.
         """
@@ -330,7 +324,7 @@ class GroupOperations(GroupHandle):
         allow_pickle: bool | None = None,
         timeout: Timeout = None,
     ) -> Work[None]:
-        """Replace the entries of ``object_list`` on all ranks by those of rank ``src`` (default 0).
+        """Replace the entries of ``object_list`` on all ranks by those of one rank.
 
         As `aiodist.broadcast_object_list`, on this group.
         """
@@ -353,7 +347,7 @@ class GroupOperations(GroupHandle):
         allow_pickle: bool | None = None,
         timeout: Timeout = None,
     ) -> Work[Any]:
-        """Send ``obj`` of rank ``src`` (default 0) to all ranks. The result is that object, on each.
+        """Send an object of one rank to all ranks.
 
         As `aiodist.broadcast_object`, on this group.
         """
@@ -369,7 +363,7 @@ class GroupOperations(GroupHandle):
         allow_pickle: bool | None = None,
         timeout: Timeout = None,
     ) -> Work[None]:
-        """Fill ``object_list[r]`` with rank r's ``obj`` on all ranks. Its length is the group's size.
+        """Fill ``object_list[r]`` with rank r's ``obj`` on all ranks.
 
         As `aiodist.all_gather_object`, on this group.
         """
@@ -387,7 +381,7 @@ class GroupOperations(GroupHandle):
         allow_pickle: bool | None = None,
         timeout: Timeout = None,
     ) -> Work[None]:
-        """Fill ``object_gather_list[r]`` on rank ``dst`` with rank r's ``obj``.
+        """Fill ``object_gather_list[r]`` on one rank with rank r's ``obj``.
 
         As `aiodist.gather_object`, on this group.
         """
@@ -411,7 +405,7 @@ class GroupOperations(GroupHandle):
         allow_pickle: bool | None = None,
         timeout: Timeout = None,
     ) -> Work[None]:
-        """Put entry r of rank ``src``'s input list into the output list's first place on each rank r.
+        """Put ``scatter_object_input_list[r]`` of one rank into the output list of each rank r.
 
         As `aiodist.scatter_object_list`, on this group.
         """
@@ -435,7 +429,7 @@ class GroupOperations(GroupHandle):
         allow_pickle: bool | None = None,
         timeout: Timeout = None,
     ) -> Work[None]:
-        """Send ``obj`` to rank ``dst``, where `recv_object` with an equal ``tag`` receives it.
+        """Send ``obj`` to one rank, which receives it by `recv_object`.
 
         As `aiodist.send_object`, on this group.
         """
@@ -452,7 +446,7 @@ class GroupOperations(GroupHandle):
         allow_pickle: bool | None = None,
         timeout: Timeout = None,
     ) -> Work[ReceivedObject]:
-        """Receive an object from rank ``src``, or from any rank where None.
+        """Receive an object from one rank, or from any rank: ``obj, source = await recv_object()``.
 
         As `aiodist.recv_object`, on this group.
         """
@@ -471,7 +465,7 @@ class GroupOperations(GroupHandle):
         allow_pickle: bool | None = None,
         timeout: Timeout = None,
     ) -> Work[None]:
-        """Send a list of objects to rank ``dst``. ``device`` is for GPU backends.
+        """Send a list of objects to one rank, which receives it by `recv_object_list`.
 
         As `aiodist.send_object_list`, on this group.
         """
@@ -497,7 +491,7 @@ class GroupOperations(GroupHandle):
         allow_pickle: bool | None = None,
         timeout: Timeout = None,
     ) -> Work[int]:
-        """Receive a list of objects, of the same length, from rank ``src``, or any where None.
+        """Receive a list of objects from one rank, or from any rank.
 
         As `aiodist.recv_object_list`, on this group.
         """
@@ -522,7 +516,7 @@ class GroupOperations(GroupHandle):
         max_bytes: int = DEFAULT_MAX_BYTES,
         allow_pickle: bool | None = None,
     ) -> ObjectStream:
-        """Open a stream of objects between this rank and rank ``peer`` (global; or ``group_peer``).
+        """Open a stream of objects between this rank and another one.
 
         As `aiodist.open_stream`, on this group.
         """
@@ -544,7 +538,7 @@ class GroupOperations(GroupHandle):
         *,
         timeout: Timeout = None,
     ) -> Any:
-        """Make ``state_dict`` on all ranks of this group bitwise equal to that of one; returns it.
+        """Make ``state_dict`` on all ranks of a group bitwise equal to that of one.
 
         As `aiodist.sync_state`, on this group.
         """

@@ -56,14 +56,30 @@ def new_group(
     device_id: Any | None = None,
     sort_ranks: bool = True,
 ) -> Work[Group]:
-    """Make a group of ``ranks`` (global; all where None), numbered from the lowest up.
+    """Make a group of some ranks of the world.
 
-    With ``sort_ranks=False`` they are numbered in the order of the list.
+    All ranks of the world call it, in one order with other collectives. Cancelled, it fails on
+    all ranks. With ``use_local_synchronization`` only the members call it.
 
-    All ranks of the world call it, with equal ``ranks``: else CollectiveMismatchError on all, with
-    both lists. With ``use_local_synchronization`` only the members call it. Its result is the
-    group, or `GroupMember.NON_GROUP_MEMBER` on ranks outside. ``timeout``: of the group's
-    operations, the default group's where None. ``group_desc``: a name for messages.
+    Args:
+        ranks: Global ranks of the members, distinct; None is all ranks.
+        timeout: Of the group's operations: seconds or a timedelta; None is the default group's
+            timeout.
+        backend: The name of its backend; None is that of the default group.
+        pg_options: torch's own options, for a backend of torch's.
+        use_local_synchronization: Whether only the members take part in making it.
+        group_desc: A name for messages.
+        device_id: This rank's GPU, for "nccl"; None is that of the default group.
+        sort_ranks: Whether members are numbered from the lowest rank up, or in the order of
+            ``ranks``.
+
+    Returns:
+        The group; `GroupMember.NON_GROUP_MEMBER` on ranks outside.
+
+    Raises:
+        InvalidUsageError: The ranks are no valid group, or ``backend`` is not known.
+        CollectiveMismatchError: Ranks pass different ranks; the error has both lists.
+        CollectiveError: A rank is lost, or time ran out.
     """
     world = current_world()
     parent = world.group_here(None)
@@ -96,10 +112,29 @@ def new_subgroups(
     pg_options: Any | None = None,
     group_desc: str | None = None,
 ) -> Work[tuple[Group, list[Group]]]:
-    """Divide ``group`` (default: the world) into groups of ``group_size`` consecutive ranks.
+    """Divide a group into groups of consecutive ranks.
 
-    A ``group_size`` of None makes one group for each host, if all hosts have equally many ranks.
-    The result is this rank's own group and the list of all.
+    All ranks of the group call it, in one order with other collectives. Cancelled, it fails on
+    all ranks.
+
+    Args:
+        group_size: Ranks in each part, which divides the group's size. None makes one part for
+            each host, if all hosts have equally many ranks.
+        group: The group to divide; None is the default group.
+        timeout: Of the groups' operations: seconds or a timedelta; None is the parent group's
+            timeout.
+        backend: The name of their backend; None is that of the parent group.
+        pg_options: torch's own options, for a backend of torch's.
+        group_desc: A name for messages.
+
+    Returns:
+        This rank's own group, and the list of all, with `GroupMember.NON_GROUP_MEMBER` for the
+        others.
+
+    Raises:
+        InvalidUsageError: The ranks are no valid group, or ``backend`` is not known.
+        CollectiveMismatchError: Ranks pass different ranks; the error has both lists.
+        CollectiveError: A rank is lost, or time ran out.
     """
     world = current_world()
     parent = world.group_here(group)
@@ -120,10 +155,26 @@ def new_subgroups_by_enumeration(
     pg_options: Any | None = None,
     group_desc: str | None = None,
 ) -> Work[tuple[Group, list[Group]]]:
-    """Make one group for each list of global ranks; the lists have no rank in common.
+    """Make one group for each list of ranks; the lists have no rank in common.
 
-    Each group is numbered from its lowest rank up.
-    The result is this rank's own group (or `GroupMember.NON_GROUP_MEMBER`) and the list of all.
+    All ranks of the world call it, in one order with other collectives. Cancelled, it fails on
+    all ranks. Each group is numbered from its lowest rank up.
+
+    Args:
+        ranks_per_subgroup_list: For each group the global ranks of its members.
+        timeout: Of the group's operations: seconds or a timedelta; None is the default group's
+            timeout.
+        backend: The name of their backend; None is that of the default group.
+        pg_options: torch's own options, for a backend of torch's.
+        group_desc: A name for messages.
+
+    Returns:
+        This rank's own group (or `GroupMember.NON_GROUP_MEMBER`), and the list of all.
+
+    Raises:
+        InvalidUsageError: The ranks are no valid group, or ``backend`` is not known.
+        CollectiveMismatchError: Ranks pass different ranks; the error has both lists.
+        CollectiveError: A rank is lost, or time ran out.
     """
     world = current_world()
     parent = world.group_here(None)
@@ -141,10 +192,28 @@ def split_group(
     group_desc: str | None = None,
     backend: str | None = None,
 ) -> Work[Group]:
-    """Split ``parent_pg`` into groups; ``split_ranks`` lists numbers *in the parent group*.
+    """Split a group into groups.
 
-    Each part is numbered from its lowest rank up. All ranks of the parent call it. Its result is
-    the part that this rank is in, or `GroupMember.NON_GROUP_MEMBER`.
+    All ranks of the parent group call it, in one order with other collectives. Cancelled, it
+    fails on all ranks. Each part is numbered from its lowest rank up.
+
+    Args:
+        parent_pg: The group to split; None is the default group.
+        split_ranks: For each part the numbers of its members *in the parent group*. They have no
+            rank in common.
+        timeout: Of the groups' operations: seconds or a timedelta; None is the parent group's
+            timeout.
+        pg_options: torch's own options, for a backend of torch's.
+        group_desc: A name for messages.
+        backend: The name of their backend; None is that of the parent group.
+
+    Returns:
+        The part that this rank is in, or `GroupMember.NON_GROUP_MEMBER`.
+
+    Raises:
+        InvalidUsageError: The ranks are no valid group, or ``backend`` is not known.
+        CollectiveMismatchError: Ranks pass different ranks; the error has both lists.
+        CollectiveError: A rank is lost, or time ran out.
     """
     world = current_world()
     parent = world.group_here(parent_pg)
@@ -164,32 +233,72 @@ def split_group(
 
 
 def get_rank(group: AnyGroup | None = None) -> int:
-    """Return this process's number in ``group`` (default: the world); -1 if it is not a member."""
+    """Return this process's number in a group.
+
+    Args:
+        group: The process group; None is the default group.
+
+    Returns:
+        The number from 0; -1 if this process is not a member.
+
+    Raises:
+        NotInitializedError: There is no default group.
+    """
     chosen = current_world().find(group)
     return chosen.rank if isinstance(chosen, GroupEngine) else -1
 
 
 def get_world_size(group: AnyGroup | None = None) -> int:
-    """Return how many ranks ``group`` has (default: the world); -1 if this rank is not a member."""
+    """Return how many ranks a group has.
+
+    Args:
+        group: The process group; None is the default group.
+
+    Returns:
+        The number of members; -1 if this process is not one of them.
+
+    Raises:
+        NotInitializedError: There is no default group.
+    """
     chosen = current_world().find(group)
     return chosen.size if isinstance(chosen, GroupEngine) else -1
 
 
 def get_backend(group: AnyGroup | None = None) -> str:
-    """Return the name of the group's backend, as it was asked for."""
+    """Return the name of a group's backend, as it was asked for.
+
+    Args:
+        group: The process group; None is the default group.
+
+    Raises:
+        NotInitializedError: There is no default group.
+        InvalidUsageError: This rank is not a member of ``group``.
+    """
     return str(_member(group).backend_name)
 
 
 def get_backend_config(group: AnyGroup | None = None) -> str:
-    """Return the backend of each kind of device of the group, as ``"cpu:aiodist,cuda:nccl"``."""
+    """Return the backend of each kind of device of a group, as ``"cpu:aiodist,cuda:nccl"``.
+
+    Args:
+        group: The process group; None is the default group.
+
+    Raises:
+        NotInitializedError: There is no default group.
+        InvalidUsageError: This rank is not a member of ``group``.
+    """
     by_device = served(_member(group).backend_name)
     return ",".join(f"{device}:{backend}" for device, backend in by_device.items())
 
 
 def get_default_backend_for_device(device: Any) -> str:
-    """Return the backend that serves tensors on ``device`` (a torch.device, or its name) by default.
+    """Return the backend that serves tensors on a device by default.
 
-    Raises InvalidUsageError where none does.
+    Args:
+        device: A torch.device, or its name, as ``"cuda:0"``.
+
+    Raises:
+        InvalidUsageError: No backend serves such tensors by default.
     """
     by_device = served(default_backend())
     kind = getattr(device, "type", None) or str(device).partition(":")[0]
@@ -202,17 +311,41 @@ def get_default_backend_for_device(device: Any) -> str:
 
 
 def get_process_group_ranks(group: AnyGroup | None = None) -> list[int]:
-    """Return the group's global ranks, in its own order."""
+    """Return a group's global ranks, in its own order.
+
+    Args:
+        group: The process group; None is the default group.
+
+    Raises:
+        NotInitializedError: There is no default group.
+        InvalidUsageError: This rank is not a member of ``group``.
+    """
     return list(_member(group).ranks)
 
 
 def get_group_rank(group: AnyGroup, global_rank: int) -> int:
-    """Return a global rank's number in ``group``. Raises InvalidUsageError if it is not a member."""
+    """Return a global rank's number in a group.
+
+    Args:
+        group: The process group.
+        global_rank: The rank in the world.
+
+    Raises:
+        InvalidUsageError: It is not a member, or this rank is none.
+    """
     return _member(group).group_rank(global_rank)
 
 
 def get_global_rank(group: AnyGroup, group_rank: int) -> int:
-    """Return the global rank of a number in ``group``. Raises InvalidUsageError if out of range."""
+    """Return the global rank of a number in a group.
+
+    Args:
+        group: The process group.
+        group_rank: The number in the group, from 0.
+
+    Raises:
+        InvalidUsageError: It is out of range, or this rank is not a member.
+    """
     chosen = _member(group)
     if not 0 <= group_rank < chosen.size:
         raise InvalidUsageError(

@@ -70,30 +70,46 @@ async def init_process_group(
     buffer_bytes: int | None = None,
     capacity: int | None = None,
 ) -> None:
-    """Meet the other ranks and make the default group. Returns when all of them are there.
+    """Meet the other ranks and make the default group. It returns when all of them are there.
 
-    ``backend``: "aiodist" (the default), which "gloo" names too. ``init_method``: ``env://`` (the
-    default: from the environment of ``aiodist run``, torchrun, Slurm, Open MPI, MPICH),
-    ``tcp://host:port``, ``file:///path``; or a ``store``, ours or torch's, with ``rank`` and
-    ``world_size``. Backend "mpi" takes rank and size from MPI. ``timeout``: seconds or a
-    timedelta, the default of every operation; None means 30 minutes, ``math.inf`` no limit.
-    ``init_timeout``: how long the ranks have to meet; None means AIODIST_INIT_TIMEOUT, or ``timeout``.
-    ``group_name`` names the default group in messages.
-    ``pg_options``: torch's own options, for one of torch's groups. ``device_id``: this rank's GPU,
-    for "nccl" (default: the LOCAL_RANK-th).
-    ``allow_pickle``: the default of every operation on objects; None means AIODIST_ALLOW_PICKLE, or
-    False. Unpickling runs code that the sender chose: allow it only where all ranks are trusted.
-    ``liveness_timeout``: seconds of silence after which a rank counts as lost, where the kernel
-    does not say so at once; None means AIODIST_LIVENESS_TIMEOUT, or 10. 0 turns the watch off.
-    ``buffer_bytes``: how much this rank buffers, for each other rank, of messages without a receive;
-    None means AIODIST_BUFFER_BYTES, or 64 MiB. ``capacity``: how many ranks there may be at most,
-    equal on all ranks; further processes come in by `grow` and `rejoin`. None means ``world_size``.
+    Cancelled or failed, it leaves nothing open, the ranks that wait for this one are told, and it
+    may be called again.
 
-    Raises InvalidUsageError (a ValueError) for an invalid value, with all missing variables in one
-    message, and in a world that is initialised already. StoreTimeoutError names the ranks that have
-    not arrived. PeerLostError: a rank that had arrived died, gave up or fell silent.
-    DistNetworkError and DistStoreError are about hosts and ports. Cancelled or failed, it leaves
-    nothing open, the ranks that wait for this one are told, and it may be called again.
+    Args:
+        backend: "aiodist" (the default), which "gloo" names too, "mpi", "nccl", or one for each
+            kind of device, as ``"cpu:aiodist,cuda:nccl"``.
+        init_method: ``env://`` (the default: from the environment of ``aiodist run``, torchrun,
+            Slurm, Open MPI, MPICH), ``tcp://host:port``, or ``file:///path``. Backend "mpi" takes
+            rank and size from MPI.
+        timeout: The default of every operation: seconds or a timedelta. None means 30 minutes,
+            ``math.inf`` no limit.
+        world_size: How many ranks there are; -1 reads it from where ``init_method`` says.
+        rank: This rank, from 0; -1 reads it from where ``init_method`` says.
+        store: A store of ours or torch's, in place of ``init_method``; with ``rank`` and
+            ``world_size``.
+        group_name: A name of the default group for messages.
+        pg_options: torch's own options, for one of torch's groups.
+        device_id: This rank's GPU, for "nccl"; None is the LOCAL_RANK-th.
+        init_timeout: How long the ranks have to meet: seconds or a timedelta. None means
+            AIODIST_INIT_TIMEOUT, or ``timeout``.
+        liveness_timeout: Seconds of silence after which a rank counts as lost, where the kernel
+            does not say so at once. None means AIODIST_LIVENESS_TIMEOUT, or 10; 0 turns the watch
+            off.
+        allow_pickle: The default of every operation on objects; None means AIODIST_ALLOW_PICKLE,
+            or False. Unpickling runs code that the sender chose: allow it only where all ranks
+            are trusted.
+        buffer_bytes: How many bytes this rank buffers, for each other rank, of messages without a
+            receive. None means AIODIST_BUFFER_BYTES, or 64 MiB.
+        capacity: How many ranks there may be at most, equal on all ranks; further processes come
+            in by `grow` and `rejoin`. None means ``world_size``.
+
+    Raises:
+        InvalidUsageError: A value is invalid, variables are missing (all are named in one
+            message), or the world is initialised already.
+        StoreTimeoutError: Ranks have not arrived in time; the error names them.
+        PeerLostError: A rank that had arrived died, gave up or fell silent.
+        DistNetworkError: A host or a port cannot be used.
+        DistStoreError: The store fails.
     """
     world = current_world()
     if asyncio._get_running_loop() is None:

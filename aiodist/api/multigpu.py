@@ -37,7 +37,24 @@ def broadcast_multigpu(
     *,
     timeout: Timeout = None,
 ) -> Work[None]:
-    """Copy ``tensor_list[src_tensor]`` of rank ``src`` (global) into all tensors of all ranks."""
+    """Copy one tensor of one rank into all tensors of all ranks.
+
+    Cancelled, it fails on all ranks. After a failure the contents of ``tensor_list`` are
+    undefined.
+
+    Args:
+        tensor_list: This rank's tensors, at least one: of one kind, dtype and number of elements.
+            All ranks pass equally many.
+        src: The source's global rank.
+        group: The process group; None is the default group.
+        src_tensor: The place in the source's ``tensor_list`` of the tensor to copy.
+        timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
+
+    Raises:
+        InvalidUsageError: The arguments do not fit together. Nothing has been sent.
+        CollectiveError: Ranks disagree, a rank is lost or has cancelled, the group has ended, or
+            time ran out.
+    """
     pg = current_world().group(group)
     root = check_rank(pg, src, None, "src")
     tensors = _check(tensor_list, "tensor_list")
@@ -66,6 +83,20 @@ def all_reduce_multigpu(
     """Reduce all tensors of all ranks into one; every tensor of every rank becomes that.
 
     AVG divides by the number of all tensors. The result is bitwise the same everywhere.
+    Cancelled, it fails on all ranks. After a failure the contents of ``tensor_list`` are
+    undefined.
+
+    Args:
+        tensor_list: This rank's tensors, at least one: of one kind, dtype and number of elements.
+            All ranks pass equally many.
+        op: How elements are reduced, a `ReduceOp`.
+        group: The process group; None is the default group.
+        timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
+
+    Raises:
+        InvalidUsageError: The arguments do not fit together. Nothing has been sent.
+        CollectiveError: Ranks disagree, a rank is lost or has cancelled, the group has ended, or
+            time ran out.
     """
     pg = current_world().group(group)
     op = ReduceOp.of(op)
@@ -85,9 +116,25 @@ def reduce_multigpu(
     *,
     timeout: Timeout = None,
 ) -> Work[None]:
-    """Reduce all tensors of all ranks into ``tensor_list[dst_tensor]`` of rank ``dst`` (global).
+    """Reduce all tensors of all ranks into one tensor of one rank.
 
-    AVG divides by the number of all tensors. All other tensors stay as they are.
+    AVG divides by the number of all tensors. All other tensors stay as they are. Cancelled, it
+    fails on all ranks. After a failure the contents of the target's tensor are undefined.
+
+    Args:
+        tensor_list: This rank's tensors, at least one: of one kind, dtype and number of elements.
+            All ranks pass equally many.
+        dst: The target's global rank.
+        op: How elements are reduced, a `ReduceOp`.
+        group: The process group; None is the default group.
+        dst_tensor: The place in the target's ``tensor_list`` of the tensor that becomes the
+            result.
+        timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
+
+    Raises:
+        InvalidUsageError: The arguments do not fit together. Nothing has been sent.
+        CollectiveError: Ranks disagree, a rank is lost or has cancelled, the group has ended, or
+            time ran out.
     """
     pg = current_world().group(group)
     root = check_rank(pg, dst, None, "dst")
@@ -110,8 +157,22 @@ def all_gather_multigpu(
 ) -> Work[None]:
     """Gather all tensors of all ranks, once for each tensor of this rank.
 
-    Element j of rank k stands at ``output_tensor_lists[i][k * len(input_tensor_list) + j]``, for
-    every i below ``len(input_tensor_list)``; so each list has that times the group's size tensors.
+    Element j of rank k stands at ``output_tensor_lists[i][k * len(input_tensor_list) + j]`` for
+    every i. Cancelled, it fails on all ranks. After a failure the contents of
+    ``output_tensor_lists`` are undefined.
+
+    Args:
+        output_tensor_lists: For each tensor of this rank a list of that number times the group's
+            size tensors.
+        input_tensor_list: This rank's tensors, at least one: of one kind, dtype and number of
+            elements. All ranks pass equally many.
+        group: The process group; None is the default group.
+        timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
+
+    Raises:
+        InvalidUsageError: The arguments do not fit together. Nothing has been sent.
+        CollectiveError: Ranks disagree, a rank is lost or has cancelled, the group has ended, or
+            time ran out.
     """
     pg = current_world().group(group)
     inputs = _check(input_tensor_list, "input_tensor_list")

@@ -21,7 +21,7 @@ def open_stream(
     max_bytes: int = DEFAULT_MAX_BYTES,
     allow_pickle: bool | None = None,
 ) -> ObjectStream:
-    """Open a stream of objects between this rank and rank ``peer`` (global; or ``group_peer``).
+    """Open a stream of objects between this rank and another one.
 
     Both ranks open it with the same ``tag``, and both may send and receive::
 
@@ -32,12 +32,25 @@ def open_stream(
             async for x in stream: ...           # rank 1
 
     Objects arrive in the order in which they were sent: tensors, arrays, and what `send_object`
-    takes. This rank buffers up to ``window`` objects and ``max_bytes`` bytes that it has not read
-    yet; a sender that is further ahead waits. One object may be longer than ``max_bytes``: it
-    travels when nothing else is buffered. Each rank chooses its own limits.
+    takes. A sender that is further ahead than the receiver's limits waits. Each rank chooses its
+    own limits.
 
     A stream may idle for any time: no timeout applies to it, so use ``asyncio.timeout`` around a
-    call that needs one. Raises InvalidUsageError while a stream with that peer and tag is open.
+    call that needs one.
+
+    Args:
+        peer: The other rank's global rank. Pass it or ``group_peer``.
+        tag: An integer of 64 bits that must be equal on both sides.
+        window: How many objects this rank buffers before it reads them.
+        group: The process group; None is the default group.
+        group_peer: The other rank's number in the group, in place of ``peer``.
+        max_bytes: How many bytes this rank buffers before it reads them. A longer object travels
+            when nothing else is buffered.
+        allow_pickle: Whether what has no other form may be pickled. None is the choice of
+            `init_process_group`.
+
+    Raises:
+        InvalidUsageError: A stream with that peer and tag is open, or a limit is below 1.
     """
     pg = current_world().group(group)
     to = check_other(pg, check_rank(pg, peer, group_peer, "peer"), "peer")

@@ -51,9 +51,27 @@ def broadcast_object_list(
     allow_pickle: bool | None = None,
     timeout: Timeout = None,
 ) -> Work[None]:
-    """Replace the entries of ``object_list`` on all ranks by those of rank ``src`` (default 0).
+    """Replace the entries of ``object_list`` on all ranks by those of one rank.
 
-    The list has one length on all ranks. ``device`` is for GPU backends.
+    Cancelled, it fails on all ranks.
+
+    Args:
+        object_list: What the source sends, and the list that the others fill, of one length on
+            all ranks.
+        src: The source's global rank; the group's first rank if neither it nor ``group_src`` is
+            given.
+        group: The process group; None is the default group.
+        device: torch's parameter; it has no effect.
+        group_src: The source's rank in the group, in place of ``src``.
+        allow_pickle: Whether what has no other form may be pickled. None is the choice of
+            `init_process_group`.
+        timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
+
+    Raises:
+        TypeError: A part of an object cannot travel; the other ranks raise DistBackendError.
+        InvalidUsageError: The arguments do not fit together. Nothing has been sent.
+        CollectiveError: Ranks disagree, a rank is lost or has cancelled, the group has ended, or
+            time ran out.
     """
     pg = current_world().group(group)
     root = check_rank(pg, src, group_src, "src", default=0)
@@ -76,10 +94,28 @@ def broadcast_object(
     allow_pickle: bool | None = None,
     timeout: Timeout = None,
 ) -> Work[Any]:
-    """Send ``obj`` of rank ``src`` (default 0) to all ranks. The result is that object, on each.
+    """Send an object of one rank to all ranks.
 
-    ``obj`` is ignored on the other ranks; the source gets back its own. On errors and on what
-    must not change meanwhile see `send_object`. Cancelling it fails it on all ranks.
+    ``obj`` must not change before the operation is done. Cancelled, it fails on all ranks.
+
+    Args:
+        obj: What the source sends; ignored on the other ranks.
+        src: The source's global rank; the group's first rank if neither it nor ``group_src`` is
+            given.
+        group: The process group; None is the default group.
+        group_src: The source's rank in the group, in place of ``src``.
+        allow_pickle: Whether what has no other form may be pickled. None is the choice of
+            `init_process_group`.
+        timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
+
+    Returns:
+        The object, on each rank; on the source ``obj`` itself.
+
+    Raises:
+        TypeError: A part of an object cannot travel; the other ranks raise DistBackendError.
+        InvalidUsageError: The arguments do not fit together. Nothing has been sent.
+        CollectiveError: Ranks disagree, a rank is lost or has cancelled, the group has ended, or
+            time ran out.
     """
     pg = current_world().group(group)
     root = check_rank(pg, src, group_src, "src", default=0)
@@ -95,7 +131,24 @@ def all_gather_object(
     allow_pickle: bool | None = None,
     timeout: Timeout = None,
 ) -> Work[None]:
-    """Fill ``object_list[r]`` with rank r's ``obj`` on all ranks. Its length is the group's size."""
+    """Fill ``object_list[r]`` with rank r's ``obj`` on all ranks.
+
+    Cancelled, it fails on all ranks.
+
+    Args:
+        object_list: The list to fill, with one entry for each rank.
+        obj: This rank's object.
+        group: The process group; None is the default group.
+        allow_pickle: Whether what has no other form may be pickled. None is the choice of
+            `init_process_group`.
+        timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
+
+    Raises:
+        TypeError: A part of an object cannot travel; the other ranks raise DistBackendError.
+        InvalidUsageError: The arguments do not fit together. Nothing has been sent.
+        CollectiveError: Ranks disagree, a rank is lost or has cancelled, the group has ended, or
+            time ran out.
+    """
     pg = current_world().group(group)
     objects = check_mutable(object_list, "object_list")
     check_list(objects, "object_list", pg.size)
@@ -113,9 +166,27 @@ def gather_object(
     allow_pickle: bool | None = None,
     timeout: Timeout = None,
 ) -> Work[None]:
-    """Fill ``object_gather_list[r]`` on rank ``dst`` with rank r's ``obj``.
+    """Fill ``object_gather_list[r]`` on one rank with rank r's ``obj``.
 
-    ``dst``: the group's first rank where None.
+    Cancelled, it fails on all ranks.
+
+    Args:
+        obj: This rank's object.
+        object_gather_list: On the target the list to fill, with one entry for each rank. None on
+            the other ranks.
+        dst: The target's global rank; the group's first rank if neither it nor ``group_dst`` is
+            given.
+        group: The process group; None is the default group.
+        group_dst: The target's rank in the group, in place of ``dst``.
+        allow_pickle: Whether what has no other form may be pickled. None is the choice of
+            `init_process_group`.
+        timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
+
+    Raises:
+        TypeError: A part of an object cannot travel; the other ranks raise DistBackendError.
+        InvalidUsageError: The arguments do not fit together. Nothing has been sent.
+        CollectiveError: Ranks disagree, a rank is lost or has cancelled, the group has ended, or
+            time ran out.
     """
     pg = current_world().group(group)
     root = check_rank(pg, dst, group_dst, "dst", default=0)
@@ -136,7 +207,29 @@ def scatter_object_list(
     allow_pickle: bool | None = None,
     timeout: Timeout = None,
 ) -> Work[None]:
-    """Put entry r of rank ``src``'s input list into the output list's first place on each rank r."""
+    """Put ``scatter_object_input_list[r]`` of one rank into the output list of each rank r.
+
+    Cancelled, it fails on all ranks.
+
+    Args:
+        scatter_object_output_list: A list with at least one entry; the first one becomes this
+            rank's object.
+        scatter_object_input_list: On the source one object for each rank; ignored on the other
+            ranks.
+        src: The source's global rank; the group's first rank if neither it nor ``group_src`` is
+            given.
+        group: The process group; None is the default group.
+        group_src: The source's rank in the group, in place of ``src``.
+        allow_pickle: Whether what has no other form may be pickled. None is the choice of
+            `init_process_group`.
+        timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
+
+    Raises:
+        TypeError: A part of an object cannot travel; the other ranks raise DistBackendError.
+        InvalidUsageError: The arguments do not fit together. Nothing has been sent.
+        CollectiveError: Ranks disagree, a rank is lost or has cancelled, the group has ended, or
+            time ran out.
+    """
     pg = current_world().group(group)
     root = check_rank(pg, src, group_src, "src", default=0)
     output = check_mutable(scatter_object_output_list, "scatter_object_output_list")
@@ -159,12 +252,28 @@ def send_object(
     allow_pickle: bool | None = None,
     timeout: Timeout = None,
 ) -> Work[None]:
-    """Send ``obj`` to rank ``dst``, where `recv_object` with an equal ``tag`` receives it.
+    """Send ``obj`` to one rank, which receives it by `recv_object`.
 
     Objects and tensors with one tag do not meet: the kind of a message is part of its match.
-    ``obj`` must not change before the operation is done, as a tensor that is sent. A short object
-    without large arrays is read at the call. Errors are those of `send`, and TypeError for a part
-    of ``obj`` that cannot travel. Cancelling it is as for `send`.
+    ``obj`` must not change before the operation is done. A short object without large arrays is
+    read at the call. Cancelling it takes it back unless it is on its way.
+
+    Args:
+        obj: msgpack's types, every builtin container, tensors, arrays, and instances of
+            registered classes (`register_type`).
+        dst: The target's global rank. Pass it or ``group_dst``.
+        tag: An integer of 64 bits that must be equal on both sides.
+        group: The process group; None is the default group.
+        group_dst: The target's rank in the group, in place of ``dst``.
+        allow_pickle: Whether what has no other form may be pickled. None is the choice of
+            `init_process_group`.
+        timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
+
+    Raises:
+        TypeError: A part of ``obj`` cannot travel.
+        InvalidUsageError: The arguments do not fit together. Nothing has been sent.
+        CollectiveError: The peer is lost, the group has ended, or time ran out. It fails on this
+            rank alone.
     """
     pg = current_world().group(group)
     to = check_other(pg, check_rank(pg, dst, group_dst, "dst"), "dst")
@@ -181,13 +290,29 @@ def recv_object(
     allow_pickle: bool | None = None,
     timeout: Timeout = None,
 ) -> Work[ReceivedObject]:
-    """Receive an object from rank ``src``, or from any rank where None.
+    """Receive an object from one rank, or from any rank: ``obj, source = await recv_object()``.
 
-    The result is a `ReceivedObject`: ``obj, source = await recv_object()``, where ``source`` is the
-    sender's global rank. Arrays and tensors inside are new. Errors are those of `recv`, and
-    TypeError for pickled parts without ``allow_pickle`` and for classes that are not registered on
-    this rank; the object is dropped then. After a cancellation or a timeout the object goes to the
+    Arrays and tensors inside are new. After a cancellation or a timeout the object goes to the
     next receive.
+
+    Args:
+        src: The source's global rank; any rank if neither it nor ``group_src`` is given.
+        tag: An integer of 64 bits that must be equal on both sides.
+        group: The process group; None is the default group.
+        group_src: The source's rank in the group, in place of ``src``.
+        allow_pickle: Whether what has no other form may be pickled. None is the choice of
+            `init_process_group`.
+        timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
+
+    Returns:
+        A `ReceivedObject`: the object, and the sender's global rank.
+
+    Raises:
+        TypeError: The object has pickled parts, and ``allow_pickle`` is not set; or it has a
+            class that is not registered on this rank. It is dropped.
+        InvalidUsageError: The arguments do not fit together. Nothing has been sent.
+        CollectiveError: The peer is lost, the group has ended, or time ran out. It fails on this
+            rank alone.
     """
     pg = current_world().group(group)
     source = check_source(pg, src, group_src)
@@ -206,9 +331,26 @@ def send_object_list(
     allow_pickle: bool | None = None,
     timeout: Timeout = None,
 ) -> Work[None]:
-    """Send a list of objects to rank ``dst``. ``device`` is for GPU backends.
+    """Send a list of objects to one rank, which receives it by `recv_object_list`.
 
-    `recv_object_list` with an equal ``tag`` receives it. Tensors with that tag do not meet it.
+    Tensors with its tag do not meet it. Cancelling it takes it back unless it is on its way.
+
+    Args:
+        object_list: The objects.
+        dst: The target's global rank. Pass it or ``group_dst``.
+        group: The process group; None is the default group.
+        device: torch's parameter; it has no effect.
+        group_dst: The target's rank in the group, in place of ``dst``.
+        tag: An integer of 64 bits that must be equal on both sides.
+        allow_pickle: Whether what has no other form may be pickled. None is the choice of
+            `init_process_group`.
+        timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
+
+    Raises:
+        TypeError: A part of an object cannot travel.
+        InvalidUsageError: The arguments do not fit together. Nothing has been sent.
+        CollectiveError: The peer is lost, the group has ended, or time ran out. It fails on this
+            rank alone.
     """
     pg = current_world().group(group)
     to = check_other(pg, check_rank(pg, dst, group_dst, "dst"), "dst")
@@ -228,9 +370,30 @@ def recv_object_list(
     allow_pickle: bool | None = None,
     timeout: Timeout = None,
 ) -> Work[int]:
-    """Receive a list of objects, of the same length, from rank ``src``, or any where None.
+    """Receive a list of objects from one rank, or from any rank.
 
-    Its result is the sender's global rank.
+    After a cancellation or a timeout the list goes to the next receive.
+
+    Args:
+        object_list: The list to fill, of the length of the one that was sent.
+        src: The source's global rank; any rank if neither it nor ``group_src`` is given.
+        group: The process group; None is the default group.
+        device: torch's parameter; it has no effect.
+        group_src: The source's rank in the group, in place of ``src``.
+        tag: An integer of 64 bits that must be equal on both sides.
+        allow_pickle: Whether what has no other form may be pickled. None is the choice of
+            `init_process_group`.
+        timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
+
+    Returns:
+        The sender's global rank.
+
+    Raises:
+        TypeError: The objects have pickled parts, and ``allow_pickle`` is not set; or a class
+            that is not registered on this rank. They are dropped.
+        InvalidUsageError: The arguments do not fit together. Nothing has been sent.
+        CollectiveError: The peer is lost, the group has ended, or time ran out. It fails on this
+            rank alone.
     """
     pg = current_world().group(group)
     finish = partial(fill_list_from, check_mutable(object_list, "object_list"))
@@ -246,19 +409,27 @@ def register_type(
     *,
     name: str | None = None,
 ) -> C:
-    """Let instances of ``cls`` travel inside objects. Call it on all ranks; returns ``cls``.
+    """Let instances of ``cls`` travel inside objects. Call it on all ranks.
 
-    A dataclass, an enum or a namedtuple needs no more, so ``@register_type`` above it will do. Its
-    fields are set on a new instance: neither ``__init__`` nor ``__post_init__`` is called. For any
-    other class ``encode(instance)`` returns an object that can travel, and ``decode`` makes an
-    instance of that. Only exactly ``cls`` is registered, and none of its subclasses.
+    A dataclass, an enum or a namedtuple needs no more, so ``@register_type`` above it will do.
+    Its fields are set on a new instance: neither ``__init__`` nor ``__post_init__`` is called.
 
-    ``name``: what stands for the class in messages, the same on all ranks; its module and
-    qualified name where None. A class statement that runs again replaces its class.
+    Only exactly ``cls`` is registered, and none of its subclasses. A class statement that runs
+    again replaces its class. A rank makes instances of the classes alone that its own program has
+    registered.
 
-    A rank makes instances of the classes alone that its own program has registered. Raises
-    InvalidUsageError where another class has the name, or where ``encode`` and ``decode`` are
-    missing.
+    Args:
+        cls: The class.
+        encode: For any other class: ``encode(instance)`` returns an object that can travel.
+        decode: For any other class: ``decode(object)`` returns an instance.
+        name: What stands for the class in messages, the same on all ranks. None is its module and
+            qualified name.
+
+    Returns:
+        ``cls``.
+
+    Raises:
+        InvalidUsageError: Another class has the name, or ``encode`` and ``decode`` are missing.
     """
     current_types().register(cls, encode, decode, name)
     return cls

@@ -23,14 +23,21 @@ def recent_operations() -> list[Operation]:
 
 
 def dump_operations(directory: str | os.PathLike[str] | None = None) -> Path:
-    """Write `recent_operations` and the stacks of this process into a file; return its path.
+    """Write `recent_operations` and the stacks of this process into a file.
 
-    The file of each rank lies in ``directory``, by default the one AIODIST_DUMP_DIR names, and
-    replaces that rank's earlier one; ``aiodist dump DIRECTORY`` reads those of all ranks together.
-    Any thread may call it; it waits for no other rank.
+    It replaces this rank's earlier file. ``aiodist dump DIRECTORY`` reads those of all ranks
+    together. Any thread may call it; it waits for no other rank.
 
-    Raises NotInitializedError before ``init_process_group``, InvalidUsageError where no directory
-    is named, OSError where it cannot be written.
+    Args:
+        directory: Where the file lies; None is the directory that AIODIST_DUMP_DIR names.
+
+    Returns:
+        The file's path.
+
+    Raises:
+        NotInitializedError: There is no default group.
+        InvalidUsageError: No directory is named.
+        OSError: The file cannot be written.
     """
     observer = current_world().observer
     if observer is None:

@@ -39,10 +39,23 @@ def isend(
     *,
     timeout: Timeout = None,
 ) -> Work[None]:
-    """Send ``tensor`` to rank ``dst``. Done when its memory may be changed again.
+    """Send ``tensor`` to one rank. It is done when its memory may be changed again.
 
-    A small message is done as soon as it is on its way; a large one when its receive is posted
-    and it has been read.
+    A small message is done as soon as it is on its way, a large one when its receive is posted
+    and it has been read. Cancelling it takes it back unless it is on its way.
+
+    Args:
+        tensor: A tensor of any dtype and shape.
+        dst: The target's global rank. Pass it or ``group_dst``.
+        group: The process group; None is the default group.
+        tag: An integer of 64 bits that must be equal on both sides.
+        group_dst: The target's rank in the group, in place of ``dst``.
+        timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
+
+    Raises:
+        InvalidUsageError: The arguments do not fit together. Nothing has been sent.
+        CollectiveError: The peer is lost, the group has ended, or time ran out. It fails on this
+            rank alone.
     """
     pg = current_world().group(group)
     to = check_other(pg, check_rank(pg, dst, group_dst, "dst"), "dst")
@@ -58,10 +71,27 @@ def irecv(
     *,
     timeout: Timeout = None,
 ) -> Work[int]:
-    """Receive into ``tensor`` from rank ``src``, or from any rank where None.
+    """Receive into ``tensor`` from one rank, or from any rank.
 
-    Its result is the sender's global rank. A message of another dtype or number of elements
-    raises InvalidUsageError here and is dropped.
+    Cancelling it takes it back: ``tensor`` is not written any more, and the message goes to the
+    next receive.
+
+    Args:
+        tensor: Where to receive, with the dtype and number of elements of the message.
+        src: The source's global rank; any rank if neither it nor ``group_src`` is given.
+        group: The process group; None is the default group.
+        tag: An integer of 64 bits that must be equal on both sides.
+        group_src: The source's rank in the group, in place of ``src``.
+        timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
+
+    Returns:
+        The sender's global rank.
+
+    Raises:
+        InvalidUsageError: The arguments do not fit together; or the message has another dtype or
+            number of elements than ``tensor``, and is dropped.
+        CollectiveError: The peer is lost, the group has ended, or time ran out. It fails on this
+            rank alone.
     """
     pg = current_world().group(group)
     source = check_source(pg, src, group_src)
@@ -77,10 +107,26 @@ def send(
     *,
     timeout: Timeout = None,
 ) -> Work[None]:
-    """Send ``tensor`` to rank ``dst``, as `isend` does.
+    """Send ``tensor`` to one rank, as `isend` does.
 
     In the async API both start at the call. In the blocking API `send` returns when the memory of
     ``tensor`` may be changed again.
+
+    A small message is done as soon as it is on its way, a large one when its receive is posted
+    and it has been read. Cancelling it takes it back unless it is on its way.
+
+    Args:
+        tensor: A tensor of any dtype and shape.
+        dst: The target's global rank. Pass it or ``group_dst``.
+        group: The process group; None is the default group.
+        tag: An integer of 64 bits that must be equal on both sides.
+        group_dst: The target's rank in the group, in place of ``dst``.
+        timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
+
+    Raises:
+        InvalidUsageError: The arguments do not fit together. Nothing has been sent.
+        CollectiveError: The peer is lost, the group has ended, or time ran out. It fails on this
+            rank alone.
     """
     pg = current_world().group(group)
     to = check_other(pg, check_rank(pg, dst, group_dst, "dst"), "dst")
@@ -120,11 +166,28 @@ def recv(
     *,
     timeout: Timeout = None,
 ) -> Work[Any]:
-    """Receive a tensor from rank ``src``, or from any rank where None.
+    """Receive a tensor from one rank, or from any rank.
 
-    With ``tensor`` it does as `irecv`: it receives into that tensor, and the result is the sender's
-    global rank. Without one, the message brings kind, dtype and shape, and the result is a
-    `Received` (tensor, source).
+    Cancelling it takes it back: ``tensor`` is not written any more, and the message goes to the
+    next receive.
+
+    Args:
+        tensor: Where to receive, as for `irecv`. With None the message brings kind, dtype and
+            shape.
+        src: The source's global rank; any rank if neither it nor ``group_src`` is given.
+        group: The process group; None is the default group.
+        tag: An integer of 64 bits that must be equal on both sides.
+        group_src: The source's rank in the group, in place of ``src``.
+        timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
+
+    Returns:
+        The sender's global rank. Without ``tensor`` a `Received`, ``(tensor, source)``.
+
+    Raises:
+        InvalidUsageError: The arguments do not fit together; or the message has another dtype or
+            number of elements than ``tensor``, and is dropped.
+        CollectiveError: The peer is lost, the group has ended, or time ran out. It fails on this
+            rank alone.
     """
     pg = current_world().group(group)
     source = check_source(pg, src, group_src)
@@ -148,6 +211,20 @@ class P2POp:
         tag: int = 0,
         group_peer: int | None = None,
     ) -> None:
+        """Describe one message.
+
+        Args:
+            op: `isend` or `irecv`.
+            tensor: What to send, or where to receive.
+            peer: The other rank's global rank. A receive without it and ``group_peer`` takes a
+                message of any rank.
+            group: The process group; None is the default group.
+            tag: An integer of 64 bits that must be equal on both sides.
+            group_peer: The other rank's number in the group, in place of ``peer``.
+
+        Raises:
+            InvalidUsageError: ``op`` is another function.
+        """
         name = getattr(op, "__name__", "")
         if name not in ("isend", "irecv", "send", "recv"):
             raise InvalidUsageError("op must be isend or irecv")
@@ -181,9 +258,19 @@ class P2POp:
 
 
 def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work[Any]]:
-    """Start several messages at once; one `Work` for each, in the order of the list.
+    """Start several messages at once.
 
-    Receives are posted before sends, so that what arrives finds its place.
+    Receives are posted before sends, so that what arrives finds its place. If one argument is
+    invalid, none starts.
+
+    Args:
+        p2p_op_list: The messages, at least one.
+
+    Returns:
+        One `Work` for each message, in the order of the list.
+
+    Raises:
+        InvalidUsageError: A message is invalid, or the list is empty.
     """
     batch = check_list(p2p_op_list, "p2p_op_list")
     if not batch:

@@ -28,7 +28,11 @@ class ProcessGroup(GroupOperations):
     def shrink(self, timeout: Timeout = None) -> Coroutine[Any, Any, ProcessGroup]:
         """Return a working group of those members that are left: await it. See `aiodist.shrink`.
 
-        Raises InvalidUsageError at the call outside the event loop of the group.
+        Args:
+            timeout: Seconds or a timedelta; None is the group's timeout.
+
+        Raises:
+            InvalidUsageError: At the call, outside the event loop of the group.
         """
         return _handle_of_result(shrink(self._engine, timeout))
 

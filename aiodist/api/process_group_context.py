@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import wraps
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 from aiodist.api.closing import abort_process_group, destroy_process_group
 from aiodist.api.lifecycle import init_process_group
@@ -36,19 +37,27 @@ def _around(
 
     process_group.__name__ = process_group.__qualname__ = "process_group"
     process_group.__module__ = __name__
-    process_group.__doc__ = _DOC
+    _, heading, rest = (inspect.getdoc(init) or "").partition("\n\nArgs:\n")
+    process_group.__doc__ = inspect.cleandoc(_DOC) + heading + rest
+    signature = inspect.signature(init)
+    made: Any = process_group
+    made.__signature__ = signature.replace(
+        return_annotation="AbstractAsyncContextManager[ProcessGroup]"
+    )
     return process_group
 
 
-_DOC = """Meet the other ranks, and destroy all groups at the end of the block::
+_DOC = """Meet the other ranks, and destroy all groups at the end of the block.
+
+    It has the parameters of `init_process_group`::
 
         async with aiodist.process_group() as group:
             await group.all_reduce(x)
 
-    Takes the parameters of `init_process_group` and raises its errors. ``group`` is the default group.
-    At the end of the block it does as `destroy_process_group`. If the block raises, or is cancelled,
-    it does as `abort_process_group`: the other ranks do not wait for this one, and their operations
-    raise GroupRevokedError or CollectiveCancelledError, which name this rank.
+    ``group`` is the default group. At the end of the block it does as `destroy_process_group`. If
+    the block raises, or is cancelled, it does as `abort_process_group`: the other ranks do not wait
+    for this one. Their operations raise GroupRevokedError or CollectiveCancelledError, which name
+    this rank.
     """
 
 process_group = _around(init_process_group)

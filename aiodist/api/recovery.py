@@ -34,27 +34,40 @@ _GRACE_SECONDS = 2.0
 
 
 def revoke(group: Group | None = None) -> None:
-    """End ``group`` (the default one where None) on all its ranks: `ProcessGroup.revoke`.
+    """End a group on all its ranks: `ProcessGroup.revoke`.
 
     A rank calls it to make the other members stop what they do and call `shrink`.
+
+    Args:
+        group: The process group; None is the default group.
     """
     _member(group).revoke()
 
 
 async def shrink(group: Group | None = None, timeout: Timeout = None) -> ProcessGroup:
-    """Return a working group of the members of ``group`` that are left, in the same order.
+    """Return a working group of the members that are left, in the same order.
 
     All members that are alive call it: after PeerLostError, after GroupRevokedError, or for any
     other reason. The call revokes the group, so that the other members learn of it. They agree on
     the members that are left, even if more ranks die meanwhile. A rank that dies too late to be
-    left out is reported by the next operation. Ranks keep their global numbers, which ``src=`` and
-    ``dst=`` mean, and get new numbers in the group. If ``group`` was the default group, the
-    result becomes the default group. ``timeout`` (seconds or timedelta): the group's where None.
+    left out is reported by the next operation.
 
-    Raises InvalidUsageError over MPI, where neither `shrink` nor `grow` is possible.
-    CollectiveTimeoutError names members that are alive and have not called it. GroupClosedError: the
-    group was destroyed or aborted. PeerLostError: the other members counted this rank as dead.
-    Cancelled or timed out, it may be called again, and its outcome is the same on all ranks.
+    Ranks keep their global numbers, which ``src=`` and ``dst=`` mean, and get new numbers in the
+    group. If ``group`` was the default group, the result becomes the default group. Cancelled or
+    timed out, it may be called again, and its outcome is the same on all ranks.
+
+    Args:
+        group: The process group; None is the default group.
+        timeout: Seconds or a timedelta; None is the group's timeout.
+
+    Returns:
+        The new group.
+
+    Raises:
+        CollectiveTimeoutError: It names members that are alive and have not called it.
+        GroupClosedError: The group was destroyed or aborted.
+        PeerLostError: The other members counted this rank as dead.
+        InvalidUsageError: Over MPI, where neither `shrink` nor `grow` is possible.
     """
     return handle_of(await shrink_engine(_member(group), timeout))
 
@@ -62,21 +75,32 @@ async def shrink(group: Group | None = None, timeout: Timeout = None) -> Process
 async def grow(
     store: Any | None = None, ranks: Sequence[int] = (), timeout: Timeout = None
 ) -> ProcessGroup:
-    """Take the processes that wait in `rejoin` into the default group; return the group that follows.
+    """Take the processes that wait in `rejoin` into the default group.
 
     All members of the default group call it, at the same point of their program. If no process
     waits and no rank has died, the result is the same group. So a training loop may call it every
-    few steps. Otherwise a new group becomes the default: newcomers take the places of lost ranks
-    and those that ``capacity`` of `init_process_group` keeps. Dead ranks are left out as in `shrink`.
-    Subgroups of the old group have to be made again.
+    few steps.
 
-    ``store``: the store that the newcomers pass to `rejoin`; where None, the one of
-    ``aiodist run --max-restarts``. ``ranks``: global ranks to wait for, up to ``timeout`` (seconds
-    or timedelta; the group's where None). A member that has died counts as one to wait for.
+    Otherwise a new group becomes the default: newcomers take the places of lost ranks and those
+    that ``capacity`` of `init_process_group` keeps. Dead ranks are left out as in `shrink`.
+    Subgroups of the old group have to be made again. Cancelled, it may be called again.
 
-    Raises CollectiveTimeoutError if none of ``ranks`` came (on all members, which stay a group), or
-    if a member that is alive has not called it. InvalidUsageError: there is no store.
-    GroupClosedError and PeerLostError are as for `shrink`. Cancelled, it may be called again.
+    Args:
+        store: The store that the newcomers pass to `rejoin`; None is that of ``aiodist run
+            --max-restarts``.
+        ranks: Global ranks to wait for. A member that has died counts as one to wait for.
+        timeout: How long to wait for ``ranks``: seconds or a timedelta; None is the group's
+            timeout.
+
+    Returns:
+        The default group from now on.
+
+    Raises:
+        CollectiveTimeoutError: None of ``ranks`` came (on all members, which stay a group), or a
+            member that is alive has not called it.
+        InvalidUsageError: There is no store.
+        GroupClosedError: The group was destroyed or aborted.
+        PeerLostError: The other members counted this rank as dead.
     """
     world = current_world()
     group = world.default_group()

@@ -69,8 +69,13 @@ async def register_elastic() -> bool:
     """Tell the launcher that this program goes on without a rank that is lost, and takes in another.
 
     When all ranks have called it, ``aiodist run --max-restarts N`` starts only the rank that has
-    died anew, where it would start all. Call it after ``init_process_group`` or `rejoin`. Its result
-    is whether there is such a launcher. Raises DistStoreError if that has gone.
+    died anew, where it would start all. Call it after ``init_process_group`` or `rejoin`.
+
+    Returns:
+        Whether there is such a launcher.
+
+    Raises:
+        DistStoreError: The launcher is gone.
     """
     world = current_world()
     world.default_group()
@@ -88,18 +93,27 @@ async def rejoin(
     *,
     buffer_bytes: int | None = None,
 ) -> ProcessGroup:
-    """Take the place of ``rank``, which was lost or never there, instead of ``init_process_group``.
+    """Take the place of a rank that was lost or never there, instead of ``init_process_group``.
 
-    Returns the default group when its members have called `grow` and taken this process in; its
-    backend and timeout are theirs. Then `sync_state` brings the model's state. ``store``: one of
-    ours or torch's that outlives the ranks, the same that the members pass to ``grow``; where None,
-    the one of ``aiodist run --max-restarts``. ``rank``: from the environment where left out.
-    ``timeout`` (seconds or timedelta): for this call; None means AIODIST_INIT_TIMEOUT, or 30 minutes.
-    ``buffer_bytes``: as for ``init_process_group``.
+    It returns when the members of the default group have called `grow` and taken this process in.
+    Then `sync_state` brings the model's state. Cancelled or failed, it leaves nothing open and
+    may be called again.
 
-    Raises StoreTimeoutError if the members have not taken it in by then; InvalidUsageError for an
-    initialised world, and where rank or store are not known; DistStoreError. Cancelled or failed,
-    it leaves nothing open and may be called again.
+    Args:
+        store: A store of ours or torch's that outlives the ranks, the same that the members pass
+            to `grow`. None is that of ``aiodist run --max-restarts``.
+        rank: The global rank to become; -1 reads it from the environment.
+        timeout: For this call: seconds or a timedelta; None is AIODIST_INIT_TIMEOUT, or 30
+            minutes.
+        buffer_bytes: How much this rank buffers, as for `init_process_group`.
+
+    Returns:
+        The default group, with the members' backend and timeout.
+
+    Raises:
+        StoreTimeoutError: The members have not taken it in by then.
+        InvalidUsageError: The world is initialised, or rank or store are not known.
+        DistStoreError: The store fails.
     """
     world = current_world()
     world.abandon_if_orphaned()

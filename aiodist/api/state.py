@@ -29,20 +29,30 @@ async def sync_state(
     *,
     timeout: Timeout = None,
 ) -> Any:
-    """Make ``state_dict`` on all ranks of ``group`` bitwise equal to that of one; returns it.
+    """Make ``state_dict`` on all ranks of a group bitwise equal to that of one.
 
-    All call it, as a collective. The source is rank ``src`` (global; or ``group_src``); where
-    neither is given, the first member that is no newcomer: the one to ask after `grow` and
-    `rejoin`. ``state_dict``: dicts, lists and tuples of tensors (or arrays) and of what
-    objects may hold, such as ``model.state_dict()`` and ``optimizer.state_dict()``, or both in one
-    dict. ``timeout``: of each of its operations, the group's where None.
+    All call it, as a collective. On the other ranks ``state_dict`` is changed in place. A tensor
+    of the same kind, dtype and shape is written into, so a model whose ``state_dict()`` is passed
+    gets the source's parameters. Missing entries are added, and entries that the source does not
+    have are removed.
 
-    On the other ranks ``state_dict`` is changed in place. A tensor of the same kind, dtype and
-    shape is written into, so a model whose ``state_dict()`` is passed gets the source's parameters.
-    Missing entries are added, and entries that the source does not have are removed.
+    After a failure or a cancellation the state is a mixture: call it again on a group that works.
 
-    Raises what ``broadcast`` and ``broadcast_object_list`` raise. Then the state is a mixture:
-    call it again on a group that works.
+    Args:
+        state_dict: Dicts, lists and tuples of tensors (or arrays) and of what objects may hold,
+            such as ``model.state_dict()``, ``optimizer.state_dict()``, or both in one dict.
+        group: The process group; None is the default group.
+        src: The source's global rank. If neither it nor ``group_src`` is given: the first member
+            that is no newcomer, the one to ask after `grow` and `rejoin`.
+        group_src: The source's rank in the group, in place of ``src``.
+        timeout: Of each of its operations: seconds or a timedelta; None is the group's timeout.
+
+    Returns:
+        ``state_dict``; another object where it is neither dict nor list.
+
+    Raises:
+        CollectiveError: What `broadcast` and `broadcast_object_list` raise.
+        TypeError: A part of the state cannot travel.
     """
     pg = current_world().group_here(group)
     root = check_rank(pg, src, group_src, "src", default=_healthy(pg))

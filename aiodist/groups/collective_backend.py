@@ -41,12 +41,19 @@ class ObjectStream(ABC):
 
     @abstractmethod
     async def send(self, obj: Any) -> None:
-        """Send ``obj``: a tensor, an array, or any object. Returns when it may be changed again.
+        """Send ``obj``. It returns when ``obj`` may be changed again.
 
         It waits while the peer's buffer is full, and until the peer has opened the stream.
-        Cancelled, it takes the object back unless all of it has gone; the stream goes on. Raises
-        StreamClosedError when the peer has closed its end, PeerLostError when the peer is gone,
-        TypeError for an object that cannot travel, InvalidUsageError after `end` or `close`.
+        Cancelled, it takes the object back unless all of it has gone; the stream goes on.
+
+        Args:
+            obj: A tensor, an array, or any object that `send_object` takes.
+
+        Raises:
+            StreamClosedError: The peer has closed its end.
+            PeerLostError: The peer is gone.
+            TypeError: The object cannot travel.
+            InvalidUsageError: After `end` or `close`.
         """
 
     @abstractmethod

@@ -274,12 +274,24 @@ class Work(Coroutine[Any, Any, T]):
     def add_done_callback(
         self, callback: Callable[[Work[T]], object], *, context: Context | None = None
     ) -> None:
-        """As a future's: the loop calls ``callback(work)`` soon after it has ended."""
+        """Have the loop call ``callback(work)`` soon after the operation has ended, as a future does.
+
+        Args:
+            callback: Called with this `Work`.
+            context: The ``contextvars.Context`` it runs in; None is the one of the loop's call.
+        """
         self._asked = True
         self._when_done(partial(self._tell, callback, context))
 
     def remove_done_callback(self, callback: Callable[[Work[T]], object]) -> int:
-        """Take back what `add_done_callback` was given; how often it was there."""
+        """Take back what `add_done_callback` was given.
+
+        Args:
+            callback: The function.
+
+        Returns:
+            How often it was there.
+        """
         mine = [
             each
             for each in self._callbacks
@@ -305,12 +317,16 @@ class Work(Coroutine[Any, Any, T]):
         callback()
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
-        """Block the calling thread until the operation ends; True, or its error raised.
+        """Block the calling thread until the operation ends; return True, or raise its error.
 
-        ``timeout`` (seconds or timedelta): the operation itself fails with
-        CollectiveTimeoutError when it passes. Raises ValueError or TypeError for an invalid timeout,
-        also when the operation has ended. Raises InvalidUsageError in the loop's own thread while
-        the operation is under way: there, ``await`` it.
+        Args:
+            timeout: Seconds or a timedelta, after which the operation itself fails with
+                CollectiveTimeoutError. None is no limit beside the operation's own.
+
+        Raises:
+            ValueError: The timeout is invalid. It is raised also when the operation has ended.
+            InvalidUsageError: In the loop's own thread while the operation is under way: there,
+                ``await`` it.
         """
         seconds = to_seconds(timeout)
         self._asked = True

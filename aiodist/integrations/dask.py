@@ -44,19 +44,29 @@ def submit(
     workers: Iterable[str] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> list[distributed.Future]:
-    """Call ``fn(*args)`` on one rank a worker; return the futures of the results, by rank.
+    """Call ``fn(*args)`` on one rank a worker.
 
-    ``fn`` begins with ``init_process_group()`` of either API, without arguments, and may be a
-    coroutine function. Groups that it leaves are destroyed when it ends. Futures among ``args`` arrive as
-    their values, and results stay in the workers' memory until they are gathered. ``workers``:
-    addresses; all where None. ``env``: further variables of the ranks.
+    Each worker process carries one rank at a time. Results stay in the workers' memory until they
+    are gathered.
 
-    ``data``: futures, or a persisted collection such as a ``dask.array``. Then ``fn(blocks, *args)``
-    is called, where ``blocks`` is the list of those blocks that this rank's worker has in its
-    memory, in order. A block that several workers have goes to the one with the fewest.
+    Args:
+        client: A client of the cluster.
+        fn: Begins with ``init_process_group()`` of either API, without arguments, and may be a
+            coroutine function. Groups that it leaves are destroyed when it ends.
+        *args: Futures among them arrive as their values.
+        data: Futures, or a persisted collection such as a ``dask.array``. Then ``fn(blocks,
+            *args)`` is called, where ``blocks`` is the list of those blocks that this rank's
+            worker has in its memory, in order. A block that several workers have goes to the one
+            with the fewest.
+        workers: Addresses; None is all workers.
+        env: Further variables of the ranks.
 
-    Raises InvalidUsageError for workers that are threads of one process, for no workers, and for
-    data that is on no chosen worker. Each worker process carries one rank at a time.
+    Returns:
+        The futures of the results, by rank.
+
+    Raises:
+        InvalidUsageError: Workers are threads of one process, there are no workers, or data is on
+            no chosen worker.
     """
     futures, _ = _start(client, fn, args, data, workers, env)
     return futures
@@ -70,11 +80,31 @@ def run(
     workers: Iterable[str] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> list[Any]:
-    """Do as ``submit``, wait, and return the results by rank.
+    """Do as ``submit``, and wait.
 
-    Raises `RanksError` if a rank fails: the others have 5 seconds to end by themselves, and are
-    then left to themselves. A rank whose worker was lost appears with PeerLostError. Dask's nanny
-    starts the worker anew; the next call has a rank there.
+    A rank whose worker was lost appears with PeerLostError. Dask's nanny starts the worker anew;
+    the next call has a rank there.
+
+    Args:
+        client: A client of the cluster.
+        fn: Begins with ``init_process_group()`` of either API, without arguments, and may be a
+            coroutine function. Groups that it leaves are destroyed when it ends.
+        *args: Futures among them arrive as their values.
+        data: Futures, or a persisted collection such as a ``dask.array``. Then ``fn(blocks,
+            *args)`` is called, where ``blocks`` is the list of those blocks that this rank's
+            worker has in its memory, in order. A block that several workers have goes to the one
+            with the fewest.
+        workers: Addresses; None is all workers.
+        env: Further variables of the ranks.
+
+    Returns:
+        The results, by rank.
+
+    Raises:
+        RanksError: A rank fails. The others have 5 seconds to end by themselves, and are then
+            left to themselves.
+        InvalidUsageError: Workers are threads of one process, there are no workers, or data is on
+            no chosen worker.
     """
     futures, addresses = _start(client, fn, args, data, workers, env)
     results: dict[int, Any] = {}

@@ -41,23 +41,33 @@ def run(
     placement_timeout: float | None = None,
     env: Mapping[str, str] | None = None,
 ) -> list[Any]:
-    """Call ``fn(*args)`` on ``n`` ranks, each a Ray actor of its own; return the results by rank.
+    """Call ``fn(*args)`` on several ranks, each a Ray actor of its own.
 
-    ``fn`` begins with ``init_process_group()`` of either API, without arguments, and may be a
-    coroutine function. Arguments and results travel as Ray's do; an ``ObjectRef`` among ``args``
-    arrives as its value. ``resources``: what each rank takes, ``{"CPU": 1}`` where None.
-    ``strategy``: where the placement group puts ranks: "PACK", "SPREAD", "STRICT_PACK",
-    "STRICT_SPREAD". ``placement_timeout``: seconds to wait for the resources; None for no limit.
-    ``env``: further variables of the ranks.
+    Ray is initialised where it is not yet. It blocks. No actor and no placement group is left
+    behind.
 
-    ``max_restarts``: how often Ray starts a rank anew whose process was lost. ``fn`` is called
-    again there, with ``is_replacement()`` true: it calls ``rejoin()`` in place of
-    ``init_process_group()``, and the others take it in by ``grow(ranks=[lost])``.
+    Args:
+        fn: Begins with ``init_process_group()`` of either API, without arguments, and may be a
+            coroutine function.
+        *args: They travel as Ray's do; an ``ObjectRef`` among them arrives as its value.
+        n: How many ranks.
+        resources: What each rank takes; None is ``{"CPU": 1}``.
+        strategy: Where the placement group puts ranks: "PACK", "SPREAD", "STRICT_PACK",
+            "STRICT_SPREAD".
+        max_restarts: How often Ray starts a rank anew whose process was lost. ``fn`` is called
+            again there, with ``is_replacement()`` true: it calls ``rejoin()`` in place of
+            ``init_process_group()``, and the others take it in by ``grow(ranks=[lost])``.
+        placement_timeout: Seconds to wait for the resources; None is no limit.
+        env: Further variables of the ranks.
 
-    Ray is initialised where it is not yet. Blocks. Raises `RanksError` if a rank fails: the others
-    have 5 seconds to end by themselves. A rank whose process was lost appears with PeerLostError.
-    Raises InvalidUsageError for an invalid value, and TimeoutError where the resources are not
-    there in time. No actor and no placement group is left behind.
+    Returns:
+        The results, by rank.
+
+    Raises:
+        RanksError: A rank fails; the others have 5 seconds to end by themselves. A rank whose
+            process was lost appears with PeerLostError.
+        InvalidUsageError: A value is invalid.
+        TimeoutError: The resources are not there in time.
     """
     check_int(n, "n")
     check_int(max_restarts, "max_restarts")

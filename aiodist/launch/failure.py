@@ -103,7 +103,11 @@ class Failure:
         return None if trace is None else _CONSEQUENCES.search(trace)
 
     def summary(self, others: str = "") -> str:
-        """Return several lines, the traceback last."""
+        """Return several lines, the traceback last.
+
+        Args:
+            others: A line about what became of the other ranks.
+        """
         lines = [
             f"aiodist: rank {self.rank} failed first: {self.cause} "
             f"(local rank {self.local_rank}, pid {self.pid}, host {self.host})"

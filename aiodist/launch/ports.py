@@ -21,6 +21,12 @@ class PortReservation:
     """Holds ``port`` (on every local address) until closed. A context manager."""
 
     def __init__(self, port: int, held: socket.socket | None) -> None:
+        """Hold a port; `reserve_port` makes it.
+
+        Args:
+            port: The port.
+            held: The socket that is bound to it; None where it is not held.
+        """
         self.port = port
         self._held = held
 
@@ -51,14 +57,21 @@ class PortReservation:
 
 
 def reserve_port(port: int = 0) -> PortReservation:
-    """Reserve TCP ``port`` on this host; 0 lets the system choose a free one.
+    """Reserve a TCP port on this host.
 
     The server that is to use it must set SO_REUSEADDR before it binds, as torch's TCPStore,
     asyncio and uvloop do. Outside Linux the kernels disagree about the second bind, so there the
     port is only checked and the reservation is empty.
 
-    Raises InvalidUsageError for a number that is no port, and DistNetworkError if a process already
-    listens on it or this user may not use it.
+    Args:
+        port: The port; 0 lets the system choose a free one.
+
+    Returns:
+        The reservation, a context manager.
+
+    Raises:
+        InvalidUsageError: The number is no port.
+        DistNetworkError: A process already listens on it, or this user may not use it.
     """
     if not 0 <= port <= 65535:
         raise InvalidUsageError(f"a port is a number from 1 to 65535, not {port}")

@@ -154,7 +154,11 @@ class JobSpec:
         ]
 
     def command(self, local_rank: int) -> list[str]:
-        """Return the command line of one rank."""
+        """Return the command line of one rank.
+
+        Args:
+            local_rank: The rank's number on its host.
+        """
         own = [f"--local_rank={local_rank}"] if self.pass_local_rank else []
         return [*self.program, *own, *self.arguments]
 
@@ -182,7 +186,11 @@ class JobSpec:
         return env
 
     def rank_variables(self, place: Place) -> dict[str, str]:
-        """Return the variables of the rank at ``place`` alone."""
+        """Return the variables of one rank alone.
+
+        Args:
+            place: Where the rank is.
+        """
         return rank_environment(
             rank=place.rank,
             local_rank=place.local_rank,

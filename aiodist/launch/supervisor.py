@@ -54,7 +54,13 @@ class Launcher:
     """Run one `JobSpec`. Use it once; `run_job` is the short form."""
 
     def __init__(self, spec: JobSpec, *, stdout: int = 1, stderr: int = 2) -> None:
-        """Create a launcher. ``stdout``, ``stderr``: descriptors for the output."""
+        """Create a launcher.
+
+        Args:
+            spec: What to start.
+            stdout: The descriptor for the ranks' output.
+            stderr: The descriptor for their errors, and for the launcher's own lines.
+        """
         self.spec = spec
         self.failure: Failure | None = None
         """The first rank to fail, once `run` has returned; None if no rank failed."""
@@ -510,7 +516,13 @@ class Launcher:
 
 
 def run_job(spec: JobSpec, *, stdout: int = 1, stderr: int = 2) -> int:
-    """Run ``spec`` to its end and return the exit code; see `Launcher.run`. Blocks."""
+    """Run a job to its end and return the exit code; see `Launcher.run`. Blocks.
+
+    Args:
+        spec: What to start.
+        stdout: The descriptor for the ranks' output.
+        stderr: The descriptor for their errors, and for the launcher's own lines.
+    """
     return Launcher(spec, stdout=stdout, stderr=stderr).run()
 
 

@@ -55,13 +55,19 @@ class Cluster:
         env: Mapping[str, str] | None = None,
         output: Output | None = None,
     ) -> None:
-        """``n``: how many ranks. ``backend``: as for ``init_process_group``.
+        """Describe the ranks; ``async with`` starts them.
 
-        ``timeout``: seconds of each operation; the default of ``init_process_group`` where None.
-        ``threads``: OMP_NUM_THREADS of each rank. ``env``: further variables of theirs. ``output``:
-        what takes their output; where None, it is printed line by line behind the rank's number.
+        Args:
+            n: How many ranks.
+            backend: The backend of the default group, as for `init_process_group`.
+            timeout: Seconds of each operation; None is the default of `init_process_group`.
+            threads: OMP_NUM_THREADS of each rank.
+            env: Further variables of the ranks.
+            output: What takes their output. None prints it line by line behind the rank's number.
 
-        Raises InvalidUsageError for ``n`` below 1, ImportError without the package cloudpickle.
+        Raises:
+            InvalidUsageError: ``n`` is below 1.
+            ImportError: The package cloudpickle is missing.
         """
         check_int(n, "n")
         if n < 1:
@@ -142,23 +148,45 @@ class Cluster:
             await self._kill(ranks)
 
     async def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """Call ``fn(*args, **kwargs)`` on every rank; return the results, by rank.
+        """Call ``fn(*args, **kwargs)`` on every rank.
 
-        ``fn`` may be a coroutine function over ``aiodist``, or an ordinary function over
-        ``aiodist.sync``; both use the same groups. Functions and closures of a notebook's cells
-        travel by value. Arguments and results travel as pickles.
+        Functions and closures of a notebook's cells travel by value. Arguments and results travel
+        as pickles. Cancelled, it interrupts the call on all ranks, which live on.
 
-        Raises `RanksError` if a rank fails: one second later the calls of the others are
-        interrupted. If all processes live, the default group is made anew before the next call. A
-        rank whose process has ended appears with PeerLostError. Cancelled, it interrupts the call
-        on all ranks, which live on.
+        Args:
+            fn: A coroutine function over ``aiodist``, or an ordinary function over
+                ``aiodist.sync``; both use the same groups.
+            *args: Its arguments.
+            **kwargs: Its arguments by name.
+
+        Returns:
+            The results, by rank.
+
+        Raises:
+            RanksError: A rank has failed. One second later the calls of the others are
+                interrupted. A rank whose process has ended appears with PeerLostError. If all
+                processes live, the default group is made anew before the next call.
         """
         return await self._call(range(self._size), fn, args, kwargs)
 
     async def run_on(
         self, ranks: Iterable[int], fn: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> list[Any]:
-        """Do as `run`, on ``ranks`` alone; return the results in their order."""
+        """Do as `run`, on some of the ranks alone.
+
+        Args:
+            ranks: The ranks to call.
+            fn: The function, as for `run`.
+            *args: Its arguments.
+            **kwargs: Its arguments by name.
+
+        Returns:
+            The results, in the order of ``ranks``.
+
+        Raises:
+            InvalidUsageError: There is no such rank.
+            RanksError: A rank has failed, as for `run`.
+        """
         chosen = list(ranks)
         for rank in chosen:
             check_int(rank, "a rank")
@@ -167,7 +195,11 @@ class Cluster:
         return await self._call(chosen, fn, args, kwargs)
 
     def kill(self, rank: int) -> None:
-        """Kill the process of ``rank`` by SIGKILL, to see what a lost rank does to a program."""
+        """Kill the process of a rank by SIGKILL, to see what a lost rank does to a program.
+
+        Args:
+            rank: The rank, from 0.
+        """
         self._ranks[rank].signal(signal.SIGKILL)
 
     async def _call(

@@ -18,7 +18,11 @@ class RanksError(ExceptionGroup[Exception]):
     results: Mapping[int, Any]
 
     def derive(self, errors: Sequence[Exception], /) -> RanksError:  # type: ignore[override]  # only errors of ranks are in it
-        """Return an error of this class with ``errors``, as ``split`` and ``subgroup`` need it."""
+        """Return an error of this class with other errors, as ``split`` and ``subgroup`` need it.
+
+        Args:
+            errors: The errors.
+        """
         group = RanksError(self.message, errors)
         group.by_rank, group.results = self.by_rank, self.results
         return group

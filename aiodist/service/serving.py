@@ -81,32 +81,51 @@ class Service:
         return len(self._queue)
 
     async def call(self, request: Any) -> Any:
-        """Have ``request`` carried out by all ranks; return the leader's result. Only on the leader.
+        """Have a request carried out by all ranks; return the leader's result. Only on the leader.
 
-        ``request``: what `aiodist.send_object` takes. Any number of tasks may call. Requests that
-        wait while the ranks make a new group are carried out by that one.
+        Any number of tasks may call. Requests that wait while the ranks make a new group are
+        carried out by that one.
 
-        Cancelled while it waits, the request is dropped. Cancelled in its batch, the batch is carried
-        out to its end on all ranks, and the result is dropped: the order of the collectives stays.
+        Cancelled while it waits, the request is dropped. Cancelled in its batch, the batch is
+        carried out to its end on all ranks, and the result is dropped: the order of the
+        collectives stays.
 
-        Raises what the handler raised: on the leader the exception itself, on a worker WorkerError,
-        or its error of aiodist's own. Raises PeerLostError or GroupRevokedError where the group ended
-        in the middle of its batch; whether its effects took place is not known then. Raises TypeError
-        for a request that cannot travel, ServiceClosedError after the end of the service,
-        InvalidUsageError on another rank.
+        Args:
+            request: What `aiodist.send_object` takes.
+
+        Returns:
+            What the handler returned for it on the leader.
+
+        Raises:
+            Exception: What the handler raised on the leader.
+            WorkerError: What the handler raised on a worker, unless it is an error of aiodist,
+                which is raised itself.
+            PeerLostError: The group ended in the middle of its batch. Whether its effects took
+                place is not known then. GroupRevokedError says the same.
+            TypeError: The request cannot travel.
+            ServiceClosedError: The service has ended.
+            InvalidUsageError: On another rank.
         """
         return await self._submit(Request(request))
 
     async def grow(self, ranks: Sequence[int] = (), timeout: Timeout = None) -> ProcessGroup:
-        """Take in processes that wait in `aiodist.rejoin`; return the new group. Only on the leader.
+        """Take in processes that wait in `aiodist.rejoin`. Only on the leader.
 
-        Requests are carried out until ``ranks`` wait at the store, or where none are given at least one
-        process: for the place of a lost rank, or for one that ``capacity`` keeps. Then all ranks make
-        the new group and call ``worker`` again. ``timeout`` (seconds or a timedelta): the group's where
-        None.
+        Requests are carried out until the processes wait at the store. Then all ranks make the
+        new group and call ``worker`` again. Cancelled, it may be called again.
 
-        Raises CollectiveTimeoutError where they did not come in time, InvalidUsageError where there is
-        no store, and what `call` raises. Cancelled, it may be called again.
+        Args:
+            ranks: Global ranks to wait for: places of lost ranks, or those that ``capacity``
+                keeps. Without one, at least one process for any free place.
+            timeout: Seconds or a timedelta; None is the group's timeout.
+
+        Returns:
+            The new group.
+
+        Raises:
+            CollectiveTimeoutError: They did not come in time.
+            InvalidUsageError: There is no store.
+            ServiceClosedError: The service has ended.
         """
         group = self._group
         deadline = Deadline(group.timeout if timeout is None else timeout)
@@ -251,7 +270,9 @@ async def serving(
     store: Any | None = None,
     tag: int = 0,
 ) -> AsyncIterator[Service]:
-    """Serve requests by all ranks of the default group. All ranks enter it::
+    """Serve requests by all ranks of the default group, in one order. All ranks enter it.
+
+    An example, with a model whose layers are split over the ranks::
 
         async def worker():
             weight = load_shard(dist.get_rank(), dist.get_world_size())
@@ -267,27 +288,37 @@ async def serving(
             if await service.until_leader():
                 await accept_clients(service.call)
 
-    ``worker()`` runs on every rank at the start, and again when ranks were lost or have come. It
-    returns the handler. The handler gets the same list of requests on all ranks, and returns one result
-    for each. Those of the leader go to the callers; a result that is an exception is raised there. Both
-    use operations of the default group, which is another one after a loss: they must not
-    keep ``dist.group.WORLD``. No other code may use collectives of that group meanwhile.
+    The handler gets the same list of requests on all ranks, and returns one result for each.
+    Those of the leader go to the callers; a result that is an exception is raised there. Worker
+    and handler use operations of the default group, which is another one after a loss: they must
+    not keep ``dist.group.WORLD``. No other code may use collectives of that group meanwhile.
 
-    ``max_batch``: the most requests that the handler gets at once: those that waited while the one
-    before was carried out. ``max_delay``: the seconds that a request waits for others. ``store``: where
-    newcomers ask, as for `aiodist.grow`. ``tag``: of the streams between the leader and its workers.
+    When a rank is lost, the callers whose batch was being carried out get PeerLostError. The
+    ranks that are left make a new group by `aiodist.shrink` and go on. Where an error leaves the
+    ranks out of step, they make a new group, too, with the same ranks.
 
-    When a rank is lost, the callers whose batch was being carried out get PeerLostError. The ranks that
-    are left make a new group by `aiodist.shrink` and go on. Where an error leaves the ranks out of step,
-    they make a new group, too, with the same ranks.
+    The service ends on all ranks when the leader leaves the block: the present batch ends, and
+    waiting callers get ServiceClosedError. A worker that comes to the end of its block waits for
+    the leader's. A block that raises, or is cancelled, stops this rank's part at once: destroy or
+    abort the process group then, so that the others go on without this rank. A rank that was
+    replaced enters it after `aiodist.rejoin`, with no other collective before.
 
-    The service ends on all ranks when the leader leaves the block: the present batch ends, and waiting
-    callers get ServiceClosedError. A worker that comes to the end of its block waits for the leader's.
-    A block that raises, or is cancelled, stops this rank's part at once: destroy or abort the process
-    group then, so that the others go on without this rank. A rank that was replaced enters it after
-    `aiodist.rejoin`, with no other collective before.
+    Args:
+        worker: ``await worker()`` returns the handler. It runs on every rank at the start, and
+            again when ranks were lost or have come.
+        max_batch: The most requests that the handler gets at once: those that waited while the
+            one before was carried out.
+        max_delay: The seconds that a request waits for others.
+        store: Where newcomers ask, as for `aiodist.grow`.
+        tag: Of the streams between the leader and its workers.
 
-    Raises what ``worker`` raised, InvalidUsageError for impossible arguments, NotInitializedError.
+    Returns:
+        A context manager, whose value is the `Service`.
+
+    Raises:
+        InvalidUsageError: An argument is impossible.
+        NotInitializedError: There is no default group.
+        Exception: What ``worker`` raised.
     """
     check_int(max_batch, "max_batch")
     if max_batch < 1:

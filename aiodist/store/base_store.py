@@ -29,18 +29,40 @@ class Store(ABC):
 
     @abstractmethod
     async def set(self, key: str, value: bytes) -> None:
-        """Write ``value`` under ``key``, over what was there."""
+        """Write ``value`` under ``key``, over what was there.
+
+        Args:
+            key: The name of the entry.
+            value: The bytes to store.
+
+        Raises:
+            DistStoreError: The store fails.
+        """
 
     async def get(self, key: str, timeout: Timeout = None) -> bytes:
         """Return the value of ``key``; wait until a rank has set it.
 
-        ``timeout``: seconds or a timedelta; ``math.inf`` means no limit, None the store's `timeout`.
-        Raises StoreTimeoutError; TypeError or ValueError for a value that is no timeout.
+        Args:
+            key: The name of the entry.
+            timeout: Seconds or a timedelta; None is the store's `timeout`, ``math.inf`` no limit.
+
+        Raises:
+            StoreTimeoutError: The time has passed.
+            DistStoreError: The store fails.
         """
         return await self.get_until(key, self._deadline(timeout))
 
     async def wait(self, keys: Sequence[str], timeout: Timeout = None) -> None:
-        """Return when all ``keys`` are there. ``timeout`` and errors: as of `get`."""
+        """Return when all ``keys`` are there.
+
+        Args:
+            keys: The names of the entries.
+            timeout: Seconds or a timedelta; None is the store's `timeout`, ``math.inf`` no limit.
+
+        Raises:
+            StoreTimeoutError: The time has passed.
+            DistStoreError: The store fails.
+        """
         await self.wait_until(keys, self._deadline(timeout))
 
     def _deadline(self, timeout: Timeout) -> Deadline:
@@ -50,49 +72,107 @@ class Store(ABC):
 
     @abstractmethod
     async def get_until(self, key: str, deadline: Deadline) -> bytes:
-        """Return the value of ``key``; wait for it until ``deadline``."""
+        """Return the value of ``key``; wait for it until ``deadline``.
+
+        Args:
+            key: The name of the entry.
+            deadline: When to give up.
+
+        Raises:
+            StoreTimeoutError: The time has passed.
+            DistStoreError: The store fails.
+        """
 
     @abstractmethod
     async def wait_until(self, keys: Sequence[str], deadline: Deadline) -> None:
-        """Return when all ``keys`` are there; wait for them until ``deadline``."""
+        """Return when all ``keys`` are there; wait for them until ``deadline``.
+
+        Args:
+            keys: The names of the entries.
+            deadline: When to give up.
+
+        Raises:
+            StoreTimeoutError: The time has passed.
+            DistStoreError: The store fails.
+        """
 
     @abstractmethod
     async def add(self, key: str, amount: int) -> int:
-        """Add to the counter ``key`` (absent counts as 0) atomically; returns the new value.
+        """Add to a counter atomically; return the new value.
 
         A counter's stored bytes are its decimal digits, as in torch's stores.
+
+        Args:
+            key: The name of the counter, which counts as 0 if it is absent.
+            amount: What to add, also below 0.
+
+        Raises:
+            DistStoreError: The store fails.
         """
 
     @abstractmethod
     async def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Write ``desired`` if the value is ``expected`` (empty: if the key is absent).
+        """Write ``desired`` if the value is ``expected``.
 
-        Returns the value that is there afterwards (``expected`` if the key is still absent).
+        Args:
+            key: The name of the entry.
+            expected: The bytes that have to be there; empty if the key has to be absent.
+            desired: The bytes to write.
+
+        Returns:
+            The value that is there afterwards (``expected`` if the key is still absent).
+
+        Raises:
+            DistStoreError: The store fails.
         """
 
     @abstractmethod
     async def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all ``keys`` are set, without waiting."""
+        """Return whether all ``keys`` are set, without waiting.
+
+        Args:
+            keys: The names of the entries.
+
+        Raises:
+            DistStoreError: The store fails.
+        """
 
     @abstractmethod
     async def delete_key(self, key: str) -> bool:
-        """Remove ``key``. Returns whether it was set."""
+        """Remove ``key``. Return whether it was set.
+
+        Args:
+            key: The name of the entry.
+
+        Raises:
+            DistStoreError: The store fails.
+        """
 
     @abstractmethod
     async def num_keys(self) -> int:
         """Return how many keys the whole store holds."""
 
     async def bequeath(self, key: str, value: bytes) -> bool:
-        """Leave a will: the store writes ``value`` under ``key`` if this handle ends before
-        `renounce`.
+        """Leave a will: a value that the store writes if this handle ends before `renounce`.
 
         A handle ends with its process, its connection, or by ``close``. A key that is set by then
-        stays as it is. Returns False, without effect, if the store does not support wills.
+        stays as it is.
+
+        Args:
+            key: The name of the entry.
+            value: The bytes to write then.
+
+        Returns:
+            False, without effect, if the store does not support wills.
         """
         return False
 
     async def renounce(self, key: str) -> None:  # noqa: B027  # where there are no wills
-        """Withdraw the will for ``key``, if there is one."""
+        """Withdraw the will for ``key``, if there is one.
+
+        Args:
+            key: The name of the entry.
+        """
 
     @abstractmethod
     async def close(self) -> None:

@@ -38,7 +38,12 @@ class FileStore(Store):
     """
 
     def __init__(self, log: FileLog, me: Participant) -> None:
-        """Create a handle. Users call `open` instead."""
+        """Hold the open file; `open` makes it.
+
+        Args:
+            log: The file.
+            me: This process, as the file has it.
+        """
         self._log = log
         self._me = me
         self._closed = False
@@ -48,15 +53,23 @@ class FileStore(Store):
     async def open(
         cls, path: str | os.PathLike[str], rank: int | None = None, deadline: Deadline | None = None
     ) -> FileStore:
-        """Join the store in the file ``path``, which is made if it does not exist.
+        """Join the store in a file, which is made if it does not exist.
 
-        ``rank`` is recorded with this process's id, so that later ranks can tell which ranks are
-        present; None joins without a rank. If all users of a file have died, the file is started
-        afresh, with one warning in the log ``aiodist.store``. ``deadline``: for getting the lock.
+        If all users of a file have died, the file is started afresh, with one warning in the log
+        ``aiodist.store``. Cancelled, it leaves nothing open.
 
-        Raises DistStoreError at once if another running process holds the rank, or if the rank was
-        recorded on another host or boot. Raises it also if the file belongs to no store, or cannot
-        be opened. Cancelled, it leaves nothing open.
+        Args:
+            path: The file, on a file system that all ranks share.
+            rank: Recorded with this process's id, so that later ranks can tell which ranks are
+                present. None joins without a rank.
+            deadline: For getting the file's lock; None is a limit of its own.
+
+        Returns:
+            The store.
+
+        Raises:
+            DistStoreError: Another running process holds the rank; the rank was recorded on
+                another host or boot; the file belongs to no store, or cannot be opened.
         """
         me = Participant.me(rank)
         log = FileLog(os.fspath(path))

@@ -18,8 +18,11 @@ class MemoryStore(Store):
     """
 
     def __init__(self, table: KeyTable | None = None) -> None:
-        """Create a store. ``table``: keys to share with another holder (the TCP server's own rank),
-        or None.
+        """Create a store.
+
+        Args:
+            table: Keys to share with another holder, the TCP server's own rank; None makes new
+                ones.
         """
         self._table = KeyTable() if table is None else table
 

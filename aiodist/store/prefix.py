@@ -19,6 +19,12 @@ class PrefixStore(Store):
     """
 
     def __init__(self, prefix: str, store: Store) -> None:
+        """Make a part of a store.
+
+        Args:
+            prefix: What goes before each key, with a ``/``.
+            store: The whole store.
+        """
         self.prefix = prefix
         self.store = store
         self.timeout = store.timeout

@@ -60,17 +60,27 @@ class TcpStore(Store):
         once: bool = False,
         learn: Learn | None = None,
     ) -> TcpStore:
-        """Connect to ``host``:``port``, again and again until ``deadline`` if no server listens
-        yet, or ``once``.
+        """Connect to a server, again and again until ``deadline`` if none listens yet.
 
-        ``secret``: the job's, equal to the server's. ``call_timeout``: seconds after which a call
-        that does not wait for keys counts as failed. ``certificates``: connect by TLS; the server
-        has certificates too. ``learn``: ask the server for its credential, and use what this
-        returns instead of ``secret``; its DistStoreError ends the attempts.
+        Args:
+            host: The server's address or name.
+            port: The server's port.
+            deadline: When to give up.
+            secret: The job's, equal to the server's.
+            call_timeout: Seconds after which a call that does not wait for keys counts as failed.
+            max_frame: Bytes of the longest message.
+            certificates: Connect by TLS; the server has certificates too.
+            once: Whether to try only once.
+            learn: Ask the server for its credential, and use what this returns instead of
+                ``secret``. Its DistStoreError ends the attempts.
 
-        Raises DistStoreError at once if the name does not resolve or another program answers there.
-        Raises StoreTimeoutError at the deadline, with the last attempt's reason, and as its cause
-        where there was an answer.
+        Returns:
+            The store.
+
+        Raises:
+            DistStoreError: The name does not resolve, or another program answers there.
+            StoreTimeoutError: At the deadline, with the last attempt's reason, and as its cause
+                where there was an answer.
         """
         seconds = to_seconds(call_timeout) or CALL_SECONDS
         stream = await connect(host, port, deadline, secret, certificates, once=once, learn=learn)

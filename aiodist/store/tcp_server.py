@@ -69,18 +69,27 @@ class TcpStoreServer:
         certificates: Certificates | None = None,
         seal: Seal | None = None,
     ) -> TcpStoreServer:
-        """Listen at ``host``, an address or a name of this machine, and at no other address.
+        """Listen at an address of this machine, and at no other address.
 
-        ``host``: "0.0.0.0" or "::" asks for every address of the family. ``port``: 0 takes a free
-        one, see the attribute ``port``. ``expected_clients``: the server stops accepting once that
-        many are connected at the same time, so the port is free for the next job's server, and no
-        client of the next job meets this one. ``secret``: the job's; without one every aiodist
-        client may connect. ``max_frame``: bytes of the longest message. ``certificates``: clients
-        must connect by TLS, with a certificate of the same authority. ``seal``: the secret as a
-        credential, for clients that ask for it; None tells them nothing.
+        Args:
+            host: An address or a name of this machine. "0.0.0.0" or "::" asks for every address
+                of the family.
+            port: 0 takes a free one, see the attribute ``port``.
+            secret: The job's; without one every aiodist client may connect.
+            expected_clients: The server stops accepting once that many are connected at the same
+                time. So the port is free for the next job's server, and no client of the next job
+                meets this one.
+            max_frame: Bytes of the longest message.
+            certificates: Clients must connect by TLS, with a certificate of the same authority.
+            seal: The secret as a credential, for clients that ask for it; None tells them
+                nothing.
 
-        Raises DistStoreError for a name that does not resolve, a port in use, or an address of
-        another machine.
+        Returns:
+            The server.
+
+        Raises:
+            DistStoreError: The name does not resolve, the port is in use, or the address is that
+                of another machine.
         """
         tls: dict[str, Any] = {}
         if certificates is not None:

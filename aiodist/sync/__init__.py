@@ -56,27 +56,29 @@ from aiodist.errors import (
 from aiodist.groups.message import Received, ReceivedObject
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import Operation
-from aiodist.sync.coalescing import _coalescing_manager as _coalescing_manager
-from aiodist.sync.collectives import (
+from aiodist.sync.blocks import (
     all_gather,
     all_gather_coalesced,
     all_gather_into_tensor,
     all_gather_new,
     all_gather_single,
-    all_reduce,
-    all_reduce_coalesced,
     all_to_all,
     all_to_all_single,
-    barrier,
-    broadcast,
-    broadcast_new,
     gather,
-    monitored_barrier,
-    reduce,
     reduce_scatter,
     reduce_scatter_single,
     reduce_scatter_tensor,
     scatter,
+)
+from aiodist.sync.coalescing import _coalescing_manager as _coalescing_manager
+from aiodist.sync.collectives import (
+    all_reduce,
+    all_reduce_coalesced,
+    barrier,
+    broadcast,
+    broadcast_new,
+    monitored_barrier,
+    reduce,
 )
 from aiodist.sync.debugging import breakpoint
 from aiodist.sync.groups import (

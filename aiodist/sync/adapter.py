@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -67,10 +68,15 @@ def call(
 
 
 def mirrors(function: Callable[..., Any]) -> Callable[[F], F]:
-    """Return a decorator that appends the docstring of ``function`` to the blocking function's own."""
+    """Return a decorator that gives a blocking function the docstring of its async ``function``.
+
+    What the blocking function's own docstring says below its first line comes after the first line.
+    """
 
     def decorate(own: F) -> F:
-        own.__doc__ = f"{own.__doc__}\n\n    {(function.__doc__ or '').strip()}\n"
+        summary, _, rest = (inspect.getdoc(function) or "").partition("\n\n")
+        _, _, more = (inspect.getdoc(own) or "").partition("\n\n")
+        own.__doc__ = "\n\n".join(filter(None, (summary, more, rest)))
         return own
 
     return decorate

@@ -13,7 +13,10 @@ from aiodist.sync.collectives import barrier
 
 @mirrors(api.breakpoint)
 def breakpoint(rank: int = 0, *, group: Group | None = None) -> None:
-    """Open pdb on ``rank``, in the calling thread; the other ranks of ``group`` wait for its end."""
+    """Open pdb on one rank.
+
+    It runs in the calling thread.
+    """
     try:
         api.debug_on(rank, group, sys._getframe(1))
     finally:

@@ -22,16 +22,32 @@ def new_group(
     device_id: Any | None = None,
     sort_ranks: bool = True,
 ) -> Group:
-    """Make a group of ``ranks`` (global; all where None), numbered from the lowest up.
+    """Make a group of some ranks of the world.
 
-    With ``sort_ranks=False`` they are numbered in the order of the list.
-
-    All ranks of the world call it, with equal ``ranks``: else CollectiveMismatchError on all, with
-    both lists. With ``use_local_synchronization`` only the members call it. Its result is the
-    group, or `GroupMember.NON_GROUP_MEMBER` on ranks outside. ``timeout``: of the group's
-    operations, the default group's where None. ``group_desc``: a name for messages.
+    All ranks of the world call it, in one order with other collectives. Cancelled, it fails on
+    all ranks. With ``use_local_synchronization`` only the members call it.
 
     Blocks until this rank's part is done.
+
+    Args:
+        ranks: Global ranks of the members, distinct; None is all ranks.
+        timeout: Of the group's operations: seconds or a timedelta; None is the default group's
+            timeout.
+        backend: The name of its backend; None is that of the default group.
+        pg_options: torch's own options, for a backend of torch's.
+        use_local_synchronization: Whether only the members take part in making it.
+        group_desc: A name for messages.
+        device_id: This rank's GPU, for "nccl"; None is that of the default group.
+        sort_ranks: Whether members are numbered from the lowest rank up, or in the order of
+            ``ranks``.
+
+    Returns:
+        The group; `GroupMember.NON_GROUP_MEMBER` on ranks outside.
+
+    Raises:
+        InvalidUsageError: The ranks are no valid group, or ``backend`` is not known.
+        CollectiveMismatchError: Ranks pass different ranks; the error has both lists.
+        CollectiveError: A rank is lost, or time ran out.
     """
     result: Group = portal().call(
         api.new_group,
@@ -56,12 +72,31 @@ def new_subgroups(
     pg_options: Any | None = None,
     group_desc: str | None = None,
 ) -> tuple[Group, list[Group]]:
-    """Divide ``group`` (default: the world) into groups of ``group_size`` consecutive ranks.
+    """Divide a group into groups of consecutive ranks.
 
-    A ``group_size`` of None makes one group for each host, if all hosts have equally many ranks.
-    The result is this rank's own group and the list of all.
+    All ranks of the group call it, in one order with other collectives. Cancelled, it fails on
+    all ranks.
 
     Blocks until this rank's part is done.
+
+    Args:
+        group_size: Ranks in each part, which divides the group's size. None makes one part for
+            each host, if all hosts have equally many ranks.
+        group: The group to divide; None is the default group.
+        timeout: Of the groups' operations: seconds or a timedelta; None is the parent group's
+            timeout.
+        backend: The name of their backend; None is that of the parent group.
+        pg_options: torch's own options, for a backend of torch's.
+        group_desc: A name for messages.
+
+    Returns:
+        This rank's own group, and the list of all, with `GroupMember.NON_GROUP_MEMBER` for the
+        others.
+
+    Raises:
+        InvalidUsageError: The ranks are no valid group, or ``backend`` is not known.
+        CollectiveMismatchError: Ranks pass different ranks; the error has both lists.
+        CollectiveError: A rank is lost, or time ran out.
     """
     result: tuple[Group, list[Group]] = portal().call(
         api.new_subgroups, True, group_size, group, timeout, backend, pg_options, group_desc
@@ -76,12 +111,28 @@ def new_subgroups_by_enumeration(
     pg_options: Any | None = None,
     group_desc: str | None = None,
 ) -> tuple[Group, list[Group]]:
-    """Make one group for each list of global ranks; the lists have no rank in common.
+    """Make one group for each list of ranks; the lists have no rank in common.
 
-    Each group is numbered from its lowest rank up.
-    The result is this rank's own group (or `GroupMember.NON_GROUP_MEMBER`) and the list of all.
+    All ranks of the world call it, in one order with other collectives. Cancelled, it fails on
+    all ranks. Each group is numbered from its lowest rank up.
 
     Blocks until this rank's part is done.
+
+    Args:
+        ranks_per_subgroup_list: For each group the global ranks of its members.
+        timeout: Of the group's operations: seconds or a timedelta; None is the default group's
+            timeout.
+        backend: The name of their backend; None is that of the default group.
+        pg_options: torch's own options, for a backend of torch's.
+        group_desc: A name for messages.
+
+    Returns:
+        This rank's own group (or `GroupMember.NON_GROUP_MEMBER`), and the list of all.
+
+    Raises:
+        InvalidUsageError: The ranks are no valid group, or ``backend`` is not known.
+        CollectiveMismatchError: Ranks pass different ranks; the error has both lists.
+        CollectiveError: A rank is lost, or time ran out.
     """
     result: tuple[Group, list[Group]] = portal().call(
         api.new_subgroups_by_enumeration,
@@ -103,12 +154,30 @@ def split_group(
     group_desc: str | None = None,
     backend: str | None = None,
 ) -> Group:
-    """Split ``parent_pg`` into groups; ``split_ranks`` lists numbers *in the parent group*.
+    """Split a group into groups.
 
-    Each part is numbered from its lowest rank up. All ranks of the parent call it. Its result is
-    the part that this rank is in, or `GroupMember.NON_GROUP_MEMBER`.
+    All ranks of the parent group call it, in one order with other collectives. Cancelled, it
+    fails on all ranks. Each part is numbered from its lowest rank up.
 
     Blocks until this rank's part is done.
+
+    Args:
+        parent_pg: The group to split; None is the default group.
+        split_ranks: For each part the numbers of its members *in the parent group*. They have no
+            rank in common.
+        timeout: Of the groups' operations: seconds or a timedelta; None is the parent group's
+            timeout.
+        pg_options: torch's own options, for a backend of torch's.
+        group_desc: A name for messages.
+        backend: The name of their backend; None is that of the parent group.
+
+    Returns:
+        The part that this rank is in, or `GroupMember.NON_GROUP_MEMBER`.
+
+    Raises:
+        InvalidUsageError: The ranks are no valid group, or ``backend`` is not known.
+        CollectiveMismatchError: Ranks pass different ranks; the error has both lists.
+        CollectiveError: A rank is lost, or time ran out.
     """
     result: Group = portal().call(
         api.split_group, True, parent_pg, split_ranks, timeout, pg_options, group_desc, backend

@@ -40,7 +40,6 @@ class Member:
         return isinstance(other, Member) and other.world is self.world
 
 
-@mirrors(init_async)
 def init_process_group(
     backend: str | None = None,
     init_method: str | None = None,
@@ -59,15 +58,52 @@ def init_process_group(
     capacity: int | None = None,
     torch_group: bool | None = None,
 ) -> None:
-    """Meet the other ranks and make the default group.
+    """Meet the other ranks and make the default group. It returns when all of them are there.
 
-    ``torch_group``: whether torch's default group is made over the same ranks, for
-    DistributedDataParallel, DistributedSampler and the like. None means AIODIST_TORCH_GROUP, or
-    where torch is imported and has no default group: then torch's own ``init_process_group``
-    may still replace it. `destroy_process_group` of either API closes both.
-
-    Starts the thread that runs the event loop, and ends it if this fails. A program that ends
+    It starts the thread that runs the event loop, and ends it if it fails. A program that ends
     without `destroy_process_group` sends what is queued and says goodbye, within some seconds.
+
+    torch's default group may be made over the same ranks, for DistributedDataParallel,
+    DistributedSampler and the like. torch's own ``init_process_group`` may still replace it.
+    `destroy_process_group` of either API closes both.
+
+    Args:
+        backend: "aiodist" (the default), which "gloo" names too, "mpi", "nccl", or one for each
+            kind of device, as ``"cpu:aiodist,cuda:nccl"``.
+        init_method: ``env://`` (the default: from the environment of ``aiodist run``, torchrun,
+            Slurm, Open MPI, MPICH), ``tcp://host:port``, or ``file:///path``. Backend "mpi" takes
+            rank and size from MPI.
+        timeout: The default of every operation: seconds or a timedelta. None means 30 minutes,
+            ``math.inf`` no limit.
+        world_size: How many ranks there are; -1 reads it from where ``init_method`` says.
+        rank: This rank, from 0; -1 reads it from where ``init_method`` says.
+        store: A store of ours or torch's, in place of ``init_method``; with ``rank`` and
+            ``world_size``.
+        group_name: A name of the default group for messages.
+        pg_options: torch's own options, for one of torch's groups.
+        device_id: This rank's GPU, for "nccl"; None is the LOCAL_RANK-th.
+        init_timeout: How long the ranks have to meet: seconds or a timedelta. None means
+            AIODIST_INIT_TIMEOUT, or ``timeout``.
+        liveness_timeout: Seconds of silence after which a rank counts as lost, where the kernel
+            does not say so at once. None means AIODIST_LIVENESS_TIMEOUT, or 10; 0 turns the watch
+            off.
+        allow_pickle: The default of every operation on objects; None means AIODIST_ALLOW_PICKLE,
+            or False. Unpickling runs code that the sender chose: allow it only where all ranks
+            are trusted.
+        buffer_bytes: How many bytes this rank buffers, for each other rank, of messages without a
+            receive. None means AIODIST_BUFFER_BYTES, or 64 MiB.
+        capacity: How many ranks there may be at most, equal on all ranks; further processes come
+            in by `grow` and `rejoin`. None means ``world_size``.
+        torch_group: Whether torch's default group is made, too. None means AIODIST_TORCH_GROUP,
+            or where torch is imported and has no default group.
+
+    Raises:
+        InvalidUsageError: A value is invalid, variables are missing (all are named in one
+            message), or the world is initialised already.
+        StoreTimeoutError: Ranks have not arrived in time; the error names them.
+        PeerLostError: A rank that had arrived died, gave up or fell silent.
+        DistNetworkError: A host or a port cannot be used.
+        DistStoreError: The store fails.
     """
     asked = default_of_torch.wanted(torch_group, os.environ)
     loop_thread = portal()
@@ -105,13 +141,19 @@ def init_process_group(
 
 @mirrors(closing.destroy_process_group)
 def destroy_process_group(group: Group | None = None) -> None:
-    """Close a group, or all of them; then the thread of the event loop ends."""
+    """Close a group, or all of them.
+
+    With the last group, the thread of the event loop ends.
+    """
     _close(closing.destroy_process_group, group)
 
 
 @mirrors(closing.abort_process_group)
 def abort_process_group(group: Group | None = None) -> None:
-    """Close a group, or all of them, at once; threads that wait for an operation are freed."""
+    """Close a group, or all of them, at once.
+
+    Threads that wait for an operation are freed.
+    """
     _close(closing.abort_process_group, group)
 
 

@@ -19,10 +19,27 @@ def broadcast_multigpu(
     *,
     timeout: Timeout = None,
 ) -> Done:
-    """Copy ``tensor_list[src_tensor]`` of rank ``src`` (global) into all tensors of all ranks.
+    """Copy one tensor of one rank into all tensors of all ranks.
 
-    With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
-    when this rank's part is done.
+    Cancelled, it fails on all ranks. After a failure the contents of ``tensor_list`` are
+    undefined.
+
+    Args:
+        tensor_list: This rank's tensors, at least one: of one kind, dtype and number of elements.
+            All ranks pass equally many.
+        src: The source's global rank.
+        group: The process group; None is the default group.
+        async_op: Whether to return as soon as the operation has started.
+        src_tensor: The place in the source's ``tensor_list`` of the tensor to copy.
+        timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
+
+    Returns:
+        With ``async_op=True`` a `Work`. Else None, when this rank's part is done.
+
+    Raises:
+        InvalidUsageError: The arguments do not fit together. Nothing has been sent.
+        CollectiveError: Ranks disagree, a rank is lost or has cancelled, the group has ended, or
+            time ran out.
     """
     result: Done = call(
         async_op, api.broadcast_multigpu, (tensor_list, src), group, timeout, src_tensor=src_tensor
@@ -41,9 +58,24 @@ def all_reduce_multigpu(
     """Reduce all tensors of all ranks into one; every tensor of every rank becomes that.
 
     AVG divides by the number of all tensors. The result is bitwise the same everywhere.
+    Cancelled, it fails on all ranks. After a failure the contents of ``tensor_list`` are
+    undefined.
 
-    With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
-    when this rank's part is done.
+    Args:
+        tensor_list: This rank's tensors, at least one: of one kind, dtype and number of elements.
+            All ranks pass equally many.
+        op: How elements are reduced, a `ReduceOp`.
+        group: The process group; None is the default group.
+        async_op: Whether to return as soon as the operation has started.
+        timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
+
+    Returns:
+        With ``async_op=True`` a `Work`. Else None, when this rank's part is done.
+
+    Raises:
+        InvalidUsageError: The arguments do not fit together. Nothing has been sent.
+        CollectiveError: Ranks disagree, a rank is lost or has cancelled, the group has ended, or
+            time ran out.
     """
     result: Done = call(async_op, api.all_reduce_multigpu, (tensor_list, op), group, timeout)
     return result
@@ -59,12 +91,29 @@ def reduce_multigpu(
     *,
     timeout: Timeout = None,
 ) -> Done:
-    """Reduce all tensors of all ranks into ``tensor_list[dst_tensor]`` of rank ``dst`` (global).
+    """Reduce all tensors of all ranks into one tensor of one rank.
 
-    AVG divides by the number of all tensors. All other tensors stay as they are.
+    AVG divides by the number of all tensors. All other tensors stay as they are. Cancelled, it
+    fails on all ranks. After a failure the contents of the target's tensor are undefined.
 
-    With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
-    when this rank's part is done.
+    Args:
+        tensor_list: This rank's tensors, at least one: of one kind, dtype and number of elements.
+            All ranks pass equally many.
+        dst: The target's global rank.
+        op: How elements are reduced, a `ReduceOp`.
+        group: The process group; None is the default group.
+        async_op: Whether to return as soon as the operation has started.
+        dst_tensor: The place in the target's ``tensor_list`` of the tensor that becomes the
+            result.
+        timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
+
+    Returns:
+        With ``async_op=True`` a `Work`. Else None, when this rank's part is done.
+
+    Raises:
+        InvalidUsageError: The arguments do not fit together. Nothing has been sent.
+        CollectiveError: Ranks disagree, a rank is lost or has cancelled, the group has ended, or
+            time ran out.
     """
     result: Done = call(
         async_op, api.reduce_multigpu, (tensor_list, dst, op), group, timeout, dst_tensor=dst_tensor
@@ -82,11 +131,26 @@ def all_gather_multigpu(
 ) -> Done:
     """Gather all tensors of all ranks, once for each tensor of this rank.
 
-    Element j of rank k stands at ``output_tensor_lists[i][k * len(input_tensor_list) + j]``, for
-    every i below ``len(input_tensor_list)``; so each list has that times the group's size tensors.
+    Element j of rank k stands at ``output_tensor_lists[i][k * len(input_tensor_list) + j]`` for
+    every i. Cancelled, it fails on all ranks. After a failure the contents of
+    ``output_tensor_lists`` are undefined.
 
-    With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
-    when this rank's part is done.
+    Args:
+        output_tensor_lists: For each tensor of this rank a list of that number times the group's
+            size tensors.
+        input_tensor_list: This rank's tensors, at least one: of one kind, dtype and number of
+            elements. All ranks pass equally many.
+        group: The process group; None is the default group.
+        async_op: Whether to return as soon as the operation has started.
+        timeout: Seconds or a timedelta; None is the group's timeout, ``math.inf`` no limit.
+
+    Returns:
+        With ``async_op=True`` a `Work`. Else None, when this rank's part is done.
+
+    Raises:
+        InvalidUsageError: The arguments do not fit together. Nothing has been sent.
+        CollectiveError: Ranks disagree, a rank is lost or has cancelled, the group has ended, or
+            time ran out.
     """
     result: Done = call(
         async_op, api.all_gather_multigpu, (output_tensor_lists, input_tensor_list), group, timeout

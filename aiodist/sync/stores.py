@@ -32,37 +32,102 @@ class Store:
     """What all stores of the blocking API can do. Any thread may call; a call blocks its thread."""
 
     def __init__(self, inner: AsyncStore, timeout: timedelta, owner: Portal) -> None:
-        """Not for users: make a `TCPStore`, `FileStore`, `HashStore` or `PrefixStore`."""
+        """Not for users: make a `TCPStore`, `FileStore`, `HashStore` or `PrefixStore`.
+
+        Args:
+            inner: The store of the async API.
+            timeout: How long to wait for keys.
+            owner: The thread of the event loop.
+        """
         self.inner = inner
         self._timeout = timeout
         self._portal = owner
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Write ``value`` under ``key``, over what was there."""
+        """Write ``value`` under ``key``, over what was there.
+
+        Args:
+            key: The name of the entry.
+            value: Text or bytes.
+
+        Raises:
+            DistStoreError: The store fails.
+        """
         self._run(self.inner.set, key, _bytes(value))
 
     def get(self, key: str) -> bytes:
-        """Return the value of ``key``; wait for it until the store's timeout."""
+        """Return the value of ``key``; wait for it until the store's timeout.
+
+        Args:
+            key: The name of the entry.
+
+        Raises:
+            StoreTimeoutError: The time has passed.
+            DistStoreError: The store fails.
+        """
         return self._run(self.inner.get, key, Deadline(self._timeout))
 
     def wait(self, keys: Sequence[str], timeout: float | timedelta | None = None) -> None:
-        """Return when all ``keys`` are there; ``timeout`` is the store's where None."""
+        """Return when all ``keys`` are there.
+
+        Args:
+            keys: The names of the entries.
+            timeout: Seconds or a timedelta; None is the store's timeout.
+
+        Raises:
+            StoreTimeoutError: The time has passed.
+            DistStoreError: The store fails.
+        """
         self._run(self.inner.wait, keys, Deadline(self._timeout if timeout is None else timeout))
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter, which starts at 0, and return its new value."""
+        """Add to a counter, and return its new value.
+
+        Args:
+            key: The name of the counter, which starts at 0.
+            amount: What to add, also below 0.
+
+        Raises:
+            DistStoreError: The store fails.
+        """
         return self._run(self.inner.add, key, amount)
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Write ``desired`` if the value is ``expected``, or both are absent and empty; the value."""
+        """Write ``desired`` if the value is ``expected``.
+
+        Args:
+            key: The name of the entry.
+            expected: Text or bytes that have to be there; empty if the key has to be absent.
+            desired: Text or bytes.
+
+        Returns:
+            The value that is there afterwards (``expected`` if the key is still absent).
+
+        Raises:
+            DistStoreError: The store fails.
+        """
         return self._run(self.inner.compare_set, key, _bytes(expected), _bytes(desired))
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all ``keys`` exist, without waiting."""
+        """Return whether all ``keys`` exist, without waiting.
+
+        Args:
+            keys: The names of the entries.
+
+        Raises:
+            DistStoreError: The store fails.
+        """
         return self._run(self.inner.check, keys)
 
     def delete_key(self, key: str) -> bool:
-        """Remove ``key``; return whether it existed."""
+        """Remove ``key``; return whether it existed.
+
+        Args:
+            key: The name of the entry.
+
+        Raises:
+            DistStoreError: The store fails.
+        """
         return self._run(self.inner.delete_key, key)
 
     def num_keys(self) -> int:
@@ -70,7 +135,11 @@ class Store:
         return self._run(self.inner.num_keys)
 
     def set_timeout(self, timeout: float | timedelta) -> None:
-        """Set how long `get` and `wait` wait for keys; ``math.inf`` is no limit."""
+        """Set how long `get` and `wait` wait for keys.
+
+        Args:
+            timeout: Seconds or a timedelta; ``math.inf`` is no limit.
+        """
         self._timeout = _as_timedelta(timeout)
 
     @property
@@ -150,15 +219,21 @@ class TCPStore(_Opened):
         timeout: float | timedelta | None = STORE_TIMEOUT,
         wait_for_workers: bool = True,
     ) -> None:
-        """Serve at ``host_name``:``port`` if ``is_master``, else connect there.
+        """Serve a store, or connect to the process that serves it.
 
-        ``port`` 0 takes a free one, see `port`. The master waits until ``world_size`` stores
-        (its own counts) have been made, unless ``wait_for_workers`` is False or no
-        ``world_size`` given. ``timeout`` is for this and for calls that wait for keys:
-        None means 5 minutes, ``math.inf`` no limit.
+        Args:
+            host_name: Where the store is served.
+            port: The port; 0 takes a free one, see `port`.
+            world_size: How many stores are made, the master's own included. None or below 1: any
+                number.
+            is_master: Whether this process serves the store.
+            timeout: For this and for calls that wait for keys: seconds or a timedelta. None means
+                5 minutes, ``math.inf`` no limit.
+            wait_for_workers: Whether the master waits until ``world_size`` stores have been made.
 
-        Raises DistStoreError for a port in use or a name that does not resolve,
-        StoreTimeoutError where no server or too few others come in time.
+        Raises:
+            DistStoreError: The port is in use, or the name does not resolve.
+            StoreTimeoutError: No server, or too few others, came in time.
         """
         waits = is_master and wait_for_workers
 
@@ -210,9 +285,14 @@ class FileStore(_Opened):
     """A store in a file, for processes that share a file system."""
 
     def __init__(self, file_name: str | os.PathLike[str], world_size: int = -1) -> None:
-        """Join the store in ``file_name``; made if absent, removed when its last user closes it.
+        """Join the store in a file, which is made if absent, and removed when its last user closes it.
 
-        ``world_size`` is torch's; nothing depends on it here. Raises DistStoreError.
+        Args:
+            file_name: The file, on a file system that all ranks share.
+            world_size: torch's parameter; it has no effect.
+
+        Raises:
+            DistStoreError: The store fails.
         """
 
         async def opening() -> _Resident:
@@ -241,6 +321,15 @@ class PrefixStore(Store):
     """A part of ``store``: every key gets ``prefix + "/"`` before it."""
 
     def __init__(self, prefix: str, store: Store) -> None:
+        """Make a part of a store.
+
+        Args:
+            prefix: What goes before each key, with a ``/``.
+            store: The whole store, one of `aiodist.sync`.
+
+        Raises:
+            TypeError: ``store`` is another object.
+        """
         if not isinstance(store, Store):
             raise TypeError(f"store must be a store of aiodist.sync, not {type(store).__name__}")
         super().__init__(AsyncPrefixStore(prefix, store.inner), store.timeout, store._portal)

@@ -18,12 +18,17 @@ _LONG = 30.0
 
 
 async def check_store(make: MakeStore) -> None:
-    """Run every check below on the store that ``make`` opens.
+    """Run all checks of a store on the one that ``make`` opens.
 
-    ``make`` is called several times and returns another handle to the same store each time (the
-    same object where the implementation needs no handles). The checks use keys that begin with
-    ``check/`` and leave some behind. Handles are closed at the end. Raises AssertionError with a
-    sentence about the first promise that is broken.
+    The checks use keys that begin with ``check/`` and leave some behind. Handles are closed at
+    the end.
+
+    Args:
+        make: Called several times; returns another handle to the same store each time (the same
+            object where the implementation needs no handles).
+
+    Raises:
+        AssertionError: A promise is broken. A sentence says which is the first one.
     """
     handles: list[Store] = []
 

@@ -27,7 +27,15 @@ MIB = 1 << 20
 
 
 async def check_transport(make: Make) -> None:
-    """Run every check over pairs from ``make``; AssertionError on the first broken promise."""
+    """Run all checks of a transport on pairs from ``make``.
+
+    Args:
+        make: ``await make()`` returns the transport that listens, and the one that connects.
+
+    Raises:
+        AssertionError: A promise is broken.
+        TimeoutError: A check takes longer than 30 seconds.
+    """
     for check in TRANSPORT_CHECKS:
         async with asyncio.timeout(LIMIT_SECONDS):
             await check(make)

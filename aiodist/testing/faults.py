@@ -53,6 +53,15 @@ class Faults:
     """
 
     def __init__(self, *, delay: float = 0.0, bytes_per_second: float = math.inf) -> None:
+        """Create faults that inject nothing but these.
+
+        Args:
+            delay: Seconds by which what is sent comes later.
+            bytes_per_second: How fast each connection sends.
+
+        Raises:
+            InvalidUsageError: A value is negative or no number.
+        """
         if delay < 0 or math.isnan(delay):
             raise InvalidUsageError(f"delay must be at least 0 seconds, not {delay}")
         if not bytes_per_second > 0:
@@ -103,11 +112,23 @@ class Faults:
             connection.silence()
 
     def drop(self, count: int = 1) -> None:
-        """The next ``count`` sends vanish whole, reported as sent. An aiodist rank sends a frame a time."""
+        """Let the next sends vanish whole, reported as sent.
+
+        Args:
+            count: How many sends; an aiodist rank sends a frame a time.
+        """
         self._drops += count
 
     def corrupt(self, offset: int = 0, bits: int = 0x01) -> None:
-        """Flip ``bits`` of the byte that stands ``offset`` bytes on in what will be sent."""
+        """Flip bits of a byte of what will be sent.
+
+        Args:
+            offset: How many bytes on the byte stands.
+            bits: A mask of the bits, 1 to 255.
+
+        Raises:
+            InvalidUsageError: A value is out of range.
+        """
         if offset < 0 or not 0 < bits < 256:
             raise InvalidUsageError(
                 f"offset must be at least 0 and bits 1 to 255, not {offset} and {bits}"
@@ -115,7 +136,12 @@ class Faults:
         self._marks.append((self.sent_bytes + offset, bits))
 
     def after(self, count: int, action: Callable[[], object]) -> None:
-        """Call ``action()`` from the loop soon after ``count`` more bytes have been handed on."""
+        """Call ``action()`` from the loop soon after some more bytes have been handed on.
+
+        Args:
+            count: How many bytes.
+            action: A function without parameters.
+        """
         self._actions.append((self.sent_bytes + count, action))
 
     def mend(self) -> None:
@@ -169,6 +195,12 @@ class FaultyTransport(Transport):
     """``inner``, with ``faults`` on every connection that it makes or accepts."""
 
     def __init__(self, inner: Transport, faults: Faults) -> None:
+        """Wrap a transport.
+
+        Args:
+            inner: The real transport.
+            faults: What goes wrong on every connection that it makes or accepts.
+        """
         self.scheme = inner.scheme
         self._inner = inner
         self._faults = faults
@@ -205,6 +237,12 @@ class FaultyConnection(CallbackConnection):
     """One end of a stream, between a real connection and its user."""
 
     def __init__(self, inner: Connection, faults: Faults) -> None:
+        """Wrap a connection; `FaultyTransport` makes it.
+
+        Args:
+            inner: The real connection.
+            faults: What goes wrong on it.
+        """
         super().__init__(inner.scheme, inner.peer_name)
         self.is_silent = False
         self._inner = inner
@@ -298,7 +336,12 @@ class FaultyConnection(CallbackConnection):
     # -- inside
 
     def ended(self, receiver: Receiver, error: BaseException | None) -> None:
-        """The real connection has ended by itself."""
+        """Hand on that the real connection has ended by itself.
+
+        Args:
+            receiver: What reads this connection.
+            error: Why it ended; None if the peer closed it.
+        """
         if self._closed or self.is_silent:
             return
         self._drop_all(self._inner.abort, error or self._ended_error())

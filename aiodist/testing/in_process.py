@@ -69,22 +69,34 @@ async def run_ranks(
     hosts: Sequence[int] = (),
     threads: bool = False,
 ) -> list[Any]:
-    """Run ``await fn(rank)`` for ranks 0 to ``size`` - 1 at once; their results, by rank.
+    """Run ``fn(rank)`` for several ranks at once, in one process.
 
-    Each has its own world, initialised before and destroyed after: ``aiodist``'s functions work
-    in it as in a process of its own. ``transport``: "inproc" (queues), "tcp" or "unix" (real
-    sockets on this host), or "shm" (shared memory, beside queues).
-    ``timeout``: of every operation. ``buffer_bytes``: what a rank buffers per peer for messages
-    without a receive. ``wrap(rank, transport)``: what the rank uses in place of ``transport``, such
-    as a `FaultyTransport` around it. ``backend``: of the default group, as for
-    ``init_process_group``. ``hosts``: the number of each rank's host; ranks of different hosts share
-    no memory. All on one where empty. ``threads``: ``fn`` is an ordinary function over
-    `aiodist.sync`; each rank calls it in a thread of its own.
+    Each rank has its own world, initialised before and destroyed after: ``aiodist``'s functions
+    work in it as in a process of its own. When a rank fails, or the call is cancelled, all ranks
+    are cancelled. A rank with a thread is cancelled by aborting its process group.
 
-    Raises the first error of a rank, by time, after the others have been cancelled; a note of the
-    error says which rank it was. A rank with a thread is cancelled by aborting its process group.
-    TypeError for a ``size`` that is no int and an ``fn`` that is not callable, or without
-    ``threads`` no async function.
+    Args:
+        size: How many ranks.
+        fn: ``await fn(rank)`` is called for each rank.
+        transport: "inproc" (queues), "tcp" or "unix" (real sockets on this host), or "shm"
+            (shared memory, beside queues).
+        timeout: Of every operation: seconds or a timedelta.
+        buffer_bytes: What a rank buffers per peer for messages without a receive.
+        wrap: ``wrap(rank, transport)`` returns what the rank uses in place of ``transport``, such
+            as a `FaultyTransport` around it.
+        backend: Of the default group, as for `init_process_group`.
+        hosts: The number of each rank's host; ranks of different hosts share no memory. Empty:
+            all on one host.
+        threads: Whether ``fn`` is an ordinary function over `aiodist.sync`, which each rank calls
+            in a thread of its own.
+
+    Returns:
+        The results, by rank.
+
+    Raises:
+        Exception: The first error of a rank, by time. A note of the error says which rank it was.
+        TypeError: ``size`` is no int; ``fn`` is not callable, or without ``threads`` no async
+            function.
     """
     if threads:
         if not callable(fn) or inspect.iscoroutinefunction(fn):

@@ -18,12 +18,19 @@ from aiodist.types import DEFAULT_TIMEOUT
 
 
 def open_group(options: Any, backend_options: Any = None) -> TorchGroup:
-    """Return the group that ``options``, torch's ``_DistributedBackendOptions``, describe.
+    """Return the group that torch's ``_DistributedBackendOptions`` describe.
 
     Sub-groups share the connections of the default group. If that is not aiodist's, or for the
-    default group itself, the members meet at the store. ``backend_options``: a ``SharedWorld`` for
-    the default group that stands for that of ``aiodist.sync``, else ignored. Errors: those of
-    ``aiodist.init_process_group``, and InvalidUsageError on a torch that is too old.
+    default group itself, the members meet at the store.
+
+    Args:
+        options: torch's options.
+        backend_options: A ``SharedWorld`` for the default group that stands for that of
+            ``aiodist.sync``, else ignored.
+
+    Raises:
+        InvalidUsageError: torch is too old, or a value is invalid.
+        DistError: Another error of `init_process_group`.
     """
     _check_torch()
     ranks = list(options.global_ranks_in_group)
@@ -55,15 +62,27 @@ def _stand_for(shared: SharedWorld) -> TorchGroup:
 def connect(
     store: Any, rank: int, size: int, timeout: timedelta = DEFAULT_TIMEOUT, name: str = ""
 ) -> TorchGroup:
-    """Make a group of ``size`` ranks that meet at ``store``, apart from torch's default group.
+    """Make a group of ranks that meet at a store, apart from torch's default group.
 
     It is a ``torch.distributed.ProcessGroup`` with connections of its own, for programs that make
-    and replace their groups themselves, as torchft does. ``store``: one of torch's, or
-    `aiodist.Store`, with a ``PrefixStore`` in front for each group that is made at it. ``timeout``
-    holds for the meeting and for each operation. ``name`` is for errors.
+    and replace their groups themselves, as torchft does. The group closes by ``shutdown()``, at
+    once by ``abort()``, and when it is no longer referred to.
 
-    The group closes by ``shutdown()``, at once by ``abort()``, and when it is no longer referred
-    to. Errors: those of `open_group`.
+    Args:
+        store: One of torch's, or `aiodist.Store`, with a ``PrefixStore`` in front for each group
+            that is made at it.
+        rank: This rank, from 0.
+        size: How many ranks.
+        timeout: Holds for the meeting and for each operation.
+        name: A name for errors.
+
+    Returns:
+        The group.
+
+    Raises:
+        InvalidUsageError: torch is too old, or a value is invalid.
+        StoreTimeoutError: Ranks have not arrived in time.
+        DistError: Another error of `init_process_group`.
     """
     _check_torch()
     world = TorchWorld.met(store, rank, size, timeout, name)

@@ -54,17 +54,23 @@ class GradientReducer(Reducer):
     async def join(
         self, *optimizers: torch.optim.Optimizer, divide_by_initial_world_size: bool = True
     ) -> AsyncIterator[None]:
-        """In here, ranks may make different numbers of steps: ``async with reducer.join(): ...``.
+        """Let ranks make different numbers of steps: ``async with reducer.join(): ...``.
 
-        Use it on all ranks around the loop over batches. A rank that leaves the block takes part in
-        the others' steps with zeros until all have left it. In the end all ranks get the parameters, the
-        buffers and the state of the ``optimizers`` of a rank that made the last step.
+        Use it on all ranks around the loop over batches. A rank that leaves the block takes part
+        in the others' steps with zeros until all have left it. In the end all ranks get the
+        parameters, the buffers and the state of the ``optimizers`` of a rank that made the last
+        step. Each step has one more small all_reduce.
 
-        A step's gradients are divided by the number of all ranks, or by the number of those that make it
-        if ``divide_by_initial_world_size`` is False. Each step has one more small all_reduce.
+        An exception in the block ends it at once on this rank alone. Cancelled, the collectives
+        that it is in fail on all ranks.
 
-        Raises what ``all_reduce`` does. An exception in the block ends it at once on this rank alone.
-        Cancelled, the collectives that it is in fail on all ranks.
+        Args:
+            *optimizers: Optimizers whose state all ranks get.
+            divide_by_initial_world_size: Whether a step's gradients are divided by the number of
+                all ranks, or by the number of those that make it.
+
+        Raises:
+            CollectiveError: What `all_reduce` raises.
         """
         self.enter_join(1, divide_by_initial_world_size)
         try:
@@ -135,12 +141,21 @@ def broadcast_parameters(
     *,
     root_rank: int | None = None,
 ) -> Coroutine[Any, Any, None]:
-    """Give all ranks the values that rank ``src`` (global, default 0) has, in place.
+    """Give all ranks the values that one rank has, in place.
 
-    ``parameters``: a module (its parameters and buffers), a ``state_dict()``, ``named_parameters()``,
-    or tensors; of equal names, shapes and dtypes on all ranks. Tensors without names are in the same
-    order on all ranks. ``root_rank`` is Horovod's name for ``src``. Starts at the call; await what it
-    returns. Raises what ``broadcast`` does, and InvalidUsageError if ``src`` and ``root_rank`` differ.
+    It starts at the call; await what it returns.
+
+    Args:
+        parameters: A module (its parameters and buffers), a ``state_dict()``,
+            ``named_parameters()``, or tensors. Names, shapes and dtypes are equal on all ranks;
+            tensors without names are in the same order.
+        src: The source's global rank; None is 0.
+        group: The process group; None is the default group.
+        root_rank: Horovod's name for ``src``.
+
+    Raises:
+        CollectiveError: What `broadcast` raises.
+        InvalidUsageError: ``src`` and ``root_rank`` differ.
     """
     root = root_of(src, root_rank)
     lists = lists_of(parameters)
@@ -171,11 +186,22 @@ def broadcast_optimizer_state(
     root_rank: int | None = None,
     allow_pickle: bool | None = None,
 ) -> Coroutine[Any, Any, None]:
-    """Give the optimizers of all ranks the state and the options that rank ``src``'s has.
+    """Give the optimizers of all ranks the state and the options that one rank's has.
 
-    ``src``: a global rank, default 0; ``root_rank`` is Horovod's name for it. Parameters and their
-    groups are in the same order on all ranks. ``allow_pickle``: for options of your own classes, see
-    ``broadcast_object_list``, whose errors it raises. Starts at the call; await what it returns.
+    It starts at the call; await what it returns.
+
+    Args:
+        optimizer: An optimizer, with parameters and their groups in the same order on all ranks.
+        src: The source's global rank; None is 0.
+        group: The process group; None is the default group.
+        root_rank: Horovod's name for ``src``.
+        allow_pickle: Whether options of your own classes may be pickled. None is the choice of
+            `init_process_group`.
+
+    Raises:
+        CollectiveError: What `broadcast_object_list` raises.
+        TypeError: An option cannot travel.
+        InvalidUsageError: ``src`` and ``root_rank`` differ.
     """
     root = root_of(src, root_rank)
     is_root = current_world().rank == root

@@ -20,15 +20,31 @@ class Compression(Enum):
     bf16 = "bfloat16"
 
     def on_wire(self, dtype: torch.dtype) -> torch.dtype:
-        """The dtype that gradients of ``dtype`` travel in."""
+        """Return the dtype that gradients travel in.
+
+        Args:
+            dtype: The gradients' own dtype.
+        """
         if self is Compression.none or dtype not in (torch.float32, torch.float64):
             return dtype
         return torch.float16 if self is Compression.fp16 else torch.bfloat16
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
-        """Return ``tensor`` as it travels, and what `decompress` needs."""
+        """Return a tensor as it travels, and what `decompress` needs.
+
+        Args:
+            tensor: The gradients.
+
+        Returns:
+            The tensor in the dtype of the wire, and its own dtype.
+        """
         return tensor.to(self.on_wire(tensor.dtype)), tensor.dtype
 
     def decompress(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return what has travelled in the dtype that it had."""
+        """Return what has travelled in the dtype that it had.
+
+        Args:
+            tensor: What has travelled.
+            dtype: The dtype that `compress` returned.
+        """
         return tensor.to(dtype)

@@ -54,28 +54,29 @@ class Reducer(ABC):
     ) -> None:
         """Register hooks with the parameters.
 
-        ``parameters``: those of a model, ``model.parameters()``; what needs no gradient is left out.
+        Args:
+            parameters: Those of a model, ``model.parameters()``; what needs no gradient is left
+                out.
+            op: AVG or SUM over the ranks of the group.
+            compression: How gradients travel.
+            bucket_bytes: The most bytes of gradients in a bucket; a larger parameter has its own
+                bucket.
+            group: The process group; None is the default group.
+            buffers: With each step they become those of the first rank of the group, for example
+                ``model.buffers()``: the statistics of BatchNorm, which otherwise differ between
+                ranks.
+            backward_passes_per_step: A gradient is sent when so many backward passes have added
+                to it. They are not divided by the number of passes.
+            gradient_predivide_factor: With AVG, divide gradients by it before the sum and by the
+                rest of the number of ranks after the sum. None divides by the number of ranks
+                before the sum.
+            sparse_as_dense: Take sparse gradients, too. They travel as dense ones, and all ranks
+                get a sparse gradient back.
 
-        ``op``: AVG or SUM over the ranks of ``group``, the default group if None.
-
-        ``compression``: how gradients travel.
-
-        ``bucket_bytes``: the most gradients in a bucket; a larger parameter has its own bucket.
-
-        ``buffers``: with each step they become those of the first rank of the group, for example
-        ``model.buffers()``: the statistics of BatchNorm, which otherwise differ between ranks.
-
-        ``backward_passes_per_step``: a gradient is sent when so many backward passes have added to it.
-        They are not divided by the number of passes.
-
-        ``gradient_predivide_factor``: with AVG, divide gradients by it before the sum and by the rest of
-        the number of ranks after the sum. None divides by the number of ranks before the sum.
-
-        ``sparse_as_dense``: take sparse gradients, too. They travel as dense ones, and all ranks get a
-        sparse gradient back.
-
-        Raises InvalidUsageError where there is nothing to train, for another ``op``, for numbers that are
-        not positive, and on a rank outside the group; NotInitializedError before ``init_process_group``.
+        Raises:
+            InvalidUsageError: There is nothing to train, ``op`` is another one, a number is not
+                positive, or this rank is outside the group.
+            NotInitializedError: There is no default group.
         """
         kind = ReduceOp.of(op).kind
         if kind not in (RedOpType.AVG, RedOpType.SUM):
@@ -283,8 +284,13 @@ class Reducer(ABC):
     def enter_join(self, number: int, divide_by_initial_world_size: bool = True) -> None:
         """Announce each step to ranks without data from now on; ``join_all`` is the end of such a phase.
 
-        ``number``: of this reducer among those of the group, from 1 on, equal on all ranks.
-        Raises InvalidUsageError inside of another join.
+        Args:
+            number: Of this reducer among those of the group, from 1 on, equal on all ranks.
+            divide_by_initial_world_size: Whether gradients are divided by the number of all
+                ranks, or of those that make the step.
+
+        Raises:
+            InvalidUsageError: Inside of another join.
         """
         if self._number:
             raise InvalidUsageError("join() is in use for this reducer already")

@@ -60,9 +60,12 @@ class GradientReducer(Reducer):
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Have ``optimizer.step()`` synchronize first, unless that was done since the last step.
 
-        What looks at gradients or changes them before the step, such as clipping and the ``unscale_``
-        and ``step`` of a ``torch.amp.GradScaler``, has to come after a call of `synchronize`. Else the
-        step raises InvalidUsageError.
+        What looks at gradients or changes them before the step has to come after a call of
+        `synchronize`: clipping, and the ``unscale_`` and ``step`` of a ``torch.amp.GradScaler``.
+        Else the step raises InvalidUsageError.
+
+        Args:
+            optimizer: An optimizer of the same parameters.
         """
         self._optimizers.append(optimizer)
         self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
@@ -79,16 +82,21 @@ class GradientReducer(Reducer):
 
     @contextlib.contextmanager
     def join(self, *, divide_by_initial_world_size: bool = True) -> Iterator[None]:
-        """In here, ranks may make different numbers of steps: ``with reducer.join(): ...``.
+        """Let ranks make different numbers of steps: ``with reducer.join(): ...``.
 
-        Use it on all ranks around the loop over batches. A rank that leaves the block takes part in
-        the others' steps with zeros until all have left it. In the end all ranks get the parameters, the
-        buffers and the state of the attached optimizers of a rank that made the last step.
+        Use it on all ranks around the loop over batches. A rank that leaves the block takes part
+        in the others' steps with zeros until all have left it. In the end all ranks get the
+        parameters, the buffers and the state of the attached optimizers of a rank that made the
+        last step. Each step has one more small all_reduce.
 
-        A step's gradients are divided by the number of all ranks, or by the number of those that make it
-        if ``divide_by_initial_world_size`` is False. Each step has one more small all_reduce.
+        An exception in the block ends it at once on this rank alone.
 
-        Raises what ``all_reduce`` does. An exception in the block ends it at once on this rank alone.
+        Args:
+            divide_by_initial_world_size: Whether a step's gradients are divided by the number of
+                all ranks, or by the number of those that make it.
+
+        Raises:
+            CollectiveError: What `all_reduce` raises.
         """
         self.enter_join(1, divide_by_initial_world_size)
         try:
@@ -158,9 +166,17 @@ class GradientReducer(Reducer):
 def join_all(reducers: Sequence[GradientReducer]) -> int:
     """Take part with zeros in the steps of other ranks until no rank makes another.
 
-    ``reducers``: all of one group, each in a join under its number in this list, from 1 on. Call it on
-    all ranks, each when it has no data left. In the end the replicas of all ranks are equal. Returns the
-    group rank that has made the most steps, the first one of several.
+    Call it on all ranks, each when it has no data left. In the end the replicas of all ranks are
+    equal.
+
+    Args:
+        reducers: All of one group, each in a join under its number in this list, from 1 on.
+
+    Returns:
+        The group rank that has made the most steps, the first one of several.
+
+    Raises:
+        CollectiveError: What `all_reduce` raises.
     """
     first = reducers[0]
     while any(numbers := first._count(0)):
@@ -188,12 +204,19 @@ def broadcast_parameters(
     *,
     root_rank: int | None = None,
 ) -> None:
-    """Give all ranks the values that rank ``src`` (global, default 0) has, in place.
+    """Give all ranks the values that one rank has, in place.
 
-    ``parameters``: a module (its parameters and buffers), a ``state_dict()``, ``named_parameters()``,
-    or tensors; of equal names, shapes and dtypes on all ranks. Tensors without names are in the same
-    order on all ranks. ``root_rank`` is Horovod's name for ``src``. Raises what ``broadcast`` does, and
-    InvalidUsageError if the two differ.
+    Args:
+        parameters: A module (its parameters and buffers), a ``state_dict()``,
+            ``named_parameters()``, or tensors. Names, shapes and dtypes are equal on all ranks;
+            tensors without names are in the same order.
+        src: The source's global rank; None is 0.
+        group: The process group; None is the default group.
+        root_rank: Horovod's name for ``src``.
+
+    Raises:
+        CollectiveError: What `broadcast` raises.
+        InvalidUsageError: ``src`` and ``root_rank`` differ.
     """
     root = root_of(src, root_rank)
     lists = lists_of(parameters)
@@ -217,11 +240,20 @@ def broadcast_optimizer_state(
     root_rank: int | None = None,
     allow_pickle: bool | None = None,
 ) -> None:
-    """Give the optimizers of all ranks the state and the options that rank ``src``'s has.
+    """Give the optimizers of all ranks the state and the options that one rank's has.
 
-    ``src``: a global rank, default 0; ``root_rank`` is Horovod's name for it. Parameters and their
-    groups are in the same order on all ranks. ``allow_pickle``: for options of your own classes, see
-    ``broadcast_object_list``, whose errors it raises.
+    Args:
+        optimizer: An optimizer, with parameters and their groups in the same order on all ranks.
+        src: The source's global rank; None is 0.
+        group: The process group; None is the default group.
+        root_rank: Horovod's name for ``src``.
+        allow_pickle: Whether options of your own classes may be pickled. None is the choice of
+            `init_process_group`.
+
+    Raises:
+        CollectiveError: What `broadcast_object_list` raises.
+        TypeError: An option cannot travel.
+        InvalidUsageError: ``src`` and ``root_rank`` differ.
     """
     root = root_of(src, root_rank)
     is_root = current_world().rank == root

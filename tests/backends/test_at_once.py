@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import aiodist as dist
-from aiodist.api import collectives
 from aiodist.collectives.all_reduce_slots import AllReduceSlots
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.operation import (
@@ -72,7 +71,7 @@ async def test_an_equal_call_is_over_where_the_others_are_there(kind: str) -> No
     """It needs no running loop; its result, number and record are those of any other."""
 
     async def main(rank: int) -> None:
-        call = getattr(collectives, kind)
+        call = getattr(dist, kind)
         for _ in range(3):
             await call(*arguments(kind, rank)[0])
         await dist.barrier()
@@ -103,7 +102,7 @@ async def test_a_first_call_is_left_to_the_general_path(kind: str) -> None:
         assert at_once(default(), KINDS[kind](*arguments(kind, rank)[0])) is None
         assert default().n_started == before
         args, is_right = arguments(kind, rank)
-        await getattr(collectives, kind)(*args)
+        await getattr(dist, kind)(*args)
         assert is_right()
         await dist.barrier()
 

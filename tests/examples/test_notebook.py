@@ -16,7 +16,7 @@ import nbformat
 import pytest
 
 import aiodist
-from aiodist.api import collectives, groups, objects, p2p
+from aiodist.api import blocks, collectives, groups, objects, p2p
 
 REPOSITORY = Path(__file__).parents[2]
 NOTEBOOK = REPOSITORY / "examples" / "notebooks" / "first_steps.ipynb"
@@ -92,7 +92,9 @@ def test_a_notebook_is_committed_with_its_output(path: Path) -> None:
 def test_the_notebook_shows_every_operation() -> None:
     source = "\n".join(cell.source for cell in code_cells(NOTEBOOK))
     shown = set(re.findall(r"\bdist\.(\w+)", source))
-    everything = operations(collectives) | operations(p2p) | operations(objects)
+    everything = (
+        operations(collectives) | operations(blocks) | operations(p2p) | operations(objects)
+    )
     everything |= {name for name in operations(groups) if not name.startswith("get_")}
     assert (everything & set(aiodist.__all__)) - shown == set()
 

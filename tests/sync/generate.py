@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -24,11 +25,11 @@ PACKAGE = ROOT / "aiodist"
 
 HEADER = "Generated from `aiodist.api.{name}` by ``make generated``: edit that instead."
 
-STARTED = ("collectives", "p2p", "objects", "multigpu")
+STARTED = ("collectives", "blocks", "p2p", "objects", "multigpu")
 """Modules of `aiodist.api` whose functions start an operation on ``group``."""
 
 BLOCKING = (*STARTED, "groups", "state")
-BOUND = ("collectives", "p2p", "objects", "object_streams", "state")
+BOUND = ("collectives", "blocks", "p2p", "objects", "object_streams", "state")
 
 WITHOUT_ASYNC_OP = {"monitored_barrier"}
 """Collectives without a result that have no ``async_op`` in torch."""
@@ -46,8 +47,11 @@ COALESCED = {"recv": "(-1 if source is None else pg.ranks[source])"}
 
 BLOCKS = "Blocks until this rank's part is done."
 STARTS = "Returns as soon as the operation has started, with None on a rank outside the group."
-ASYNC_OP = """With ``async_op=True`` it returns a `Work` as soon as the operation has started; else None,
-when this rank's part is done."""
+ASYNC_OP = """    async_op: Whether to return as soon as the operation has started.
+"""
+DONE = """Returns:
+    With ``async_op=True`` a `Work`. Else None, when this rank's part is done.
+"""
 
 _BLOCKING_RECV = "Recv(tensor, source, check_tag(tag), blocks=True)"
 
@@ -126,7 +130,7 @@ def blocking(source: Source, node: Function) -> str:
     """Return the blocking function for ``node``."""
     returns = result_of(node)
     has_async_op = (
-        source.name in ("collectives", "multigpu")
+        source.name in ("collectives", "blocks", "multigpu")
         and returns == "None"
         and node.name not in WITHOUT_ASYNC_OP
     )
@@ -176,13 +180,26 @@ def blocking(source: Source, node: Function) -> str:
         body = f"return {expression}"
     else:
         body = f"result: {returns} = {expression}\nreturn result"
+    return definition(own, blocking_docstring(node, has_async_op, starts), body)
+
+
+def blocking_docstring(node: Function, has_async_op: bool, starts: bool) -> str:
+    """Return the docstring of the blocking function for ``node``."""
     doc = (ast.get_docstring(node) or "").replace("await ", "")
-    note = ASYNC_OP if has_async_op else STARTS if starts else BLOCKS
+    text, _, sections = doc.partition("\n\nArgs:\n")
+    if has_async_op:
+        group = re.search(r"^    group: .*\n(?:     .*\n)*", sections, re.MULTILINE)
+        assert group is not None
+        sections = sections[: group.end()] + ASYNC_OP + sections[group.end() :]
+        args, _, raises = sections.partition("\n\nRaises:\n")
+        return f"{text}\n\nArgs:\n{args}\n\n{DONE}\nRaises:\n{raises}\n"
+    note = STARTS if starts else BLOCKS
     if node.name == "batch_isend_irecv":
         note = ""  # it has no group, and says itself what it returns
     if node.name in OUTSIDE:
         note += f" Returns {OUTSIDE[node.name][1]} on a rank outside the group."
-    return definition(own, f"{doc}\n\n{note}\n", body)
+    parts = [text, note, f"Args:\n{sections}"]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def steps_of(node: Function) -> tuple[str, str, str] | None:

@@ -19,16 +19,16 @@ VARIABLE = "AIODIST_TRANSPORT"
 
 def _async_api() -> Any:
     """Return the functions of ``import aiodist`` that operations are made of."""
-    from aiodist.api import closing, collectives, lifecycle, p2p
+    from aiodist.api import blocks, closing, collectives, lifecycle, p2p
 
     return SimpleNamespace(
         init_process_group=lifecycle.init_process_group,
         destroy_process_group=closing.destroy_process_group,
         all_reduce=collectives.all_reduce,
         broadcast=collectives.broadcast,
-        all_gather_into_tensor=collectives.all_gather_into_tensor,
-        reduce_scatter_tensor=collectives.reduce_scatter_tensor,
-        all_to_all_single=collectives.all_to_all_single,
+        all_gather_into_tensor=blocks.all_gather_into_tensor,
+        reduce_scatter_tensor=blocks.reduce_scatter_tensor,
+        all_to_all_single=blocks.all_to_all_single,
         barrier=collectives.barrier,
         send=p2p.send,
         recv=p2p.recv,
