@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.warm_python import WarmPython
+
 SCALE_VARIABLE = "AIODIST_TEST_TIMEOUT_SCALE"
 GRACE_SECONDS = 2.0
 """How long a thread, child or descriptor that is on its way out may take to be gone."""
@@ -207,3 +209,10 @@ def _nothing_left_behind() -> Iterator[None]:
             pytest.fail("the test left behind:\n  " + "\n  ".join(leftovers), pytrace=False)
         time.sleep(0.01)
         gc.collect()  # a thread that was on its way out may have held what a circle holds
+
+
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[WarmPython]:
+    """A Python that runs scripts in forks of itself, which have imported torch."""
+    with WarmPython() as python:
+        yield python

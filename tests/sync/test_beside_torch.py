@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.limits import scaled
+from tests.warm_python import WarmPython
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -21,7 +22,7 @@ Job = Callable[[str], list[str]]
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Job]:
+def job(tmp_path: Path, warm_python: WarmPython) -> Iterator[Job]:
     """Run a script in two ranks, which have to succeed; returns the lines that they print."""
     started: list[subprocess.Popen[str]] = []
 
@@ -31,7 +32,10 @@ def job(tmp_path: Path) -> Iterator[Job]:
         with path.open("a") as file:
             file.write("import aiodist.sync as dist\n" + textwrap.dedent(source))
         process = subprocess.Popen(
-            [sys.executable, "-m", "aiodist", "run", "-n", "2", str(path)],
+            (
+                *(sys.executable, "-m", "aiodist", "run", "--no-python", "-n", "2"),
+                *(*warm_python.command, str(path)),
+            ),
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,

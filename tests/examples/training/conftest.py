@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,6 @@ class CompletedRun:
 
 
 Recipes = Callable[..., list[CompletedRun]]
-
-
-@pytest.fixture(scope="session")
-def warm_python() -> Iterator[WarmPython]:
-    with WarmPython() as python:
-        yield python
 
 
 @pytest.fixture
