@@ -8,21 +8,27 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from aiodist.bench.cases import OPERATIONS
+from aiodist.collectives.rule_tables import TUNABLE
 from aiodist.commands.command_table import COMMANDS, load
 from aiodist.errors import InvalidUsageError
 from aiodist.launch.args import Parser
+from aiodist.simulate import operations
 
 SHELLS = ("bash", "zsh", "fish")
 _FILES = frozenset({"FILE", "script", "program"})
 _FOLDERS = frozenset({"DIR"})
+_JOBS = "aiodist why --jobs 2>/dev/null"
+"""The command by which a shell finds the names of the running jobs."""
 
 
 def parser() -> Parser:
     """Return a new parser of the command's options."""
     made = Parser(
         prog="aiodist completion",
-        description="Write a script by which a shell completes commands, options and files. It needs "
-        "the package shtab (pip install 'aiodist[completion]') when it is written, not when it is used.",
+        description="Write a script by which a shell completes commands, options, files, and the "
+        "names of operations and of running jobs. It needs the "
+        "package shtab (pip install 'aiodist[completion]') when it is written, not when it is used.",
         examples=(
             "aiodist completion bash > ~/.local/share/bash-completion/completions/aiodist",
             "aiodist completion zsh > ~/.zfunc/_aiodist     with fpath+=~/.zfunc before compinit",
@@ -43,13 +49,17 @@ def main(argv: Sequence[str]) -> int:
         )
     import shtab
 
-    whole = whole_parser(shtab.FILE, shtab.DIRECTORY)
+    whole = whole_parser(shtab.FILE, shtab.DIRECTORY, shtab.cmd(_JOBS))
     sys.stdout.write(shtab.complete(whole, shell) + "\n")
     return 0
 
 
-def whole_parser(file: Any, folder: Any) -> argparse.ArgumentParser:
-    """Return one parser of all commands. ``file``, ``folder``: how shtab completes such arguments."""
+def whole_parser(file: Any, folder: Any, job: Any) -> argparse.ArgumentParser:
+    """Return one parser of all commands.
+
+    ``file``, ``folder``, ``job``: how shtab completes such arguments.
+    """
+    by_command = {"bench": OPERATIONS, "simulate": operations(), "tune": TUNABLE}
 
     def make(*, command: str, **_: Any) -> argparse.ArgumentParser:
         return load(command).parser()
@@ -68,4 +78,8 @@ def whole_parser(file: Any, folder: Any) -> argparse.ArgumentParser:
                 completed.complete = file
             elif label in _FOLDERS:
                 completed.complete = folder
+            elif label == "job" and not action.option_strings:
+                completed.complete = job
+            elif label == "OPERATION":
+                completed.choices = tuple(by_command[name])
     return whole

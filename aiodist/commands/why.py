@@ -35,6 +35,9 @@ def parser() -> Parser:
         metavar="SECONDS",
         help="a rank that has not answered by then is named as silent (default 5)",
     )
+    made.add_argument(
+        "--jobs", action="store_true", help="write the names of your jobs on this host, one a line"
+    )
     return made
 
 
@@ -44,6 +47,9 @@ def main(argv: Sequence[str]) -> int:
     if not args.timeout > 0:
         raise InvalidUsageError(f"--timeout must be a positive number, not {args.timeout}")
     jobs = jobs_here()
+    if args.jobs:
+        sys.stdout.writelines(f"{job}\n" for job in sorted(jobs))
+        return 0
     job = choose_job(jobs, args.job)
     answers = ask_job(job, jobs[job], args.timeout)
     told = stories(answers.parts)

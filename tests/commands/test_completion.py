@@ -15,6 +15,7 @@ COMPLETE = """
 try() { COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)); COMPREPLY=()
         _shtab_aiodist aiodist "${COMP_WORDS[COMP_CWORD]}" ""; echo "${COMPREPLY[*]}"; }
 try aiodist t; try aiodist run --show; try aiodist run tr; try aiodist completion ""
+try aiodist bench all_r; aiodist() { echo "$* exp1"; }; try aiodist top e
 """
 
 
@@ -39,6 +40,8 @@ def test_bash_completes_commands_options_files_and_choices(
         "--show-ranks --show_ranks",
         "train.py",
         "bash zsh fish",
+        "all_reduce",
+        "exp1",
     ]
 
 

@@ -124,6 +124,7 @@ def test_a_stopped_rank_is_named_within_the_bound_and_sigusr1_dumps_all_ranks(
     job = start(BLOCKING, 2)
     places = job.places(2)
     job.until("Rank 0 waits for rank 1")
+    assert [name for name in job.why("--jobs").splitlines() if name.startswith(job.name)] != []
     os.kill(places[1].pid, signal.SIGSTOP)
     began = time.monotonic()
     told = job.why("--timeout", "1")
