@@ -17,25 +17,25 @@ from aiodist.horovod.async_collectives import (
     Min,
     Product,
     Sum,
-    allgather_async,
     allreduce_,
     allreduce_async,
     allreduce_async_,
-    alltoall_async,
     barrier,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allgather_async,
     grouped_allreduce_,
     grouped_allreduce_async,
     grouped_allreduce_async_,
     grouped_reducescatter_async,
     join,
-    poll,
     reducescatter_async,
+)
+from aiodist.horovod.async_exchanges import (
+    allgather_async,
+    alltoall_async,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+    grouped_allgather_async,
     sparse_allreduce_async,
-    synchronize,
 )
 from aiodist.horovod.batch_norm import SyncBatchNorm
 from aiodist.horovod.collectives import (
@@ -48,6 +48,7 @@ from aiodist.horovod.collectives import (
     grouped_reducescatter,
     reducescatter,
 )
+from aiodist.horovod.handles import poll, synchronize
 from aiodist.horovod.objects import (
     allgather_object,
     broadcast_object,

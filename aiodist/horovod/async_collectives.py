@@ -6,9 +6,8 @@ that belong together, in whatever order ranks make them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from aiodist.errors import InvalidUsageError
 from aiodist.groups.handle import Group
 from aiodist.groups.work import Work
 from aiodist.horovod import ranks as job
+from aiodist.horovod.handles import Handle, together
 from aiodist.horovod.process_sets import ProcessSet, global_process_set
 from aiodist.types import ReduceOp
 
@@ -54,45 +54,15 @@ def engine_op(op: Op | None, average: bool | None = None) -> ReduceOp:
     return ReduceOp.AVG if op is None else op.value
 
 
-class Handle:
-    """Operations under way. `synchronize` waits for them and returns what they result in."""
-
-    def __init__(self, works: Sequence[Work[None] | None], result: Callable[[], Any]) -> None:
-        """``result``: makes the result when all ``works`` have ended."""
-        self._works = [work for work in works if work is not None]
-        self._make = result
-        self._result: Any = None
-        self._is_made = False
-
-    def is_done(self) -> bool:
-        """Return whether all works have ended."""
-        return all(work.is_completed() for work in self._works)
-
-    def wait(self) -> Any:
-        """Return the result when all works have ended; raise the first error."""
-        for work in self._works:
-            work.wait()
-        if not self._is_made:
-            self._result = self._make()
-            self._is_made = True
-        return self._result
-
-    __call__ = wait
-    """Horovod calls what `sparse_allreduce_async` returns."""
-
-
-def poll(handle: Handle) -> bool:
-    """Return whether `synchronize` would return at once."""
-    return handle.is_done()
-
-
-def synchronize(handle: Handle) -> Any:
-    """Wait for an operation and return its result. Raises what the collective does."""
-    return handle.wait()
-
-
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return when all ranks of the process set are here."""
+    """Return when all ranks of the process set are here.
+
+    Args:
+        process_set: The ranks that take part; all of them by default.
+
+    Raises:
+        CollectiveError: What `aiodist.barrier` raises.
+    """
     dist.barrier(process_set.group())
 
 
@@ -133,10 +103,25 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start to reduce several tensors over all ranks, in place. The result is the list of them.
+    """Start to reduce several tensors over all ranks, in place.
 
-    ``op``: Average (the default), Sum, Min, Max or Product. Tensors are multiplied by
-    ``prescale_factor`` before the reduction, and by ``postscale_factor`` after it.
+    After a failure their contents are undefined.
+
+    Args:
+        tensors: Tensors, in the same order on all ranks, with the same dtypes and numbers of
+            elements.
+        average: The older name of ``op``: True is Average, False is Sum.
+        name: Horovod's parameter; it has no effect.
+        op: Average (the default), Sum, Min, Max or Product.
+        prescale_factor: What tensors are multiplied by before the reduction.
+        postscale_factor: What tensors are multiplied by after the reduction.
+        process_set: The ranks that take part; all of them by default.
+
+    Returns:
+        A handle; `synchronize` returns the list of them.
+
+    Raises:
+        InvalidUsageError: ``op`` is Adasum, or both ``op`` and ``average`` are given.
     """
     reduction, group = engine_op(op, average), process_set.group()
     outputs = [tensor.detach() for tensor in tensors]
@@ -159,7 +144,24 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start to reduce several tensors over all ranks. The result is a list of new tensors."""
+    """Start to reduce several tensors over all ranks.
+
+    Args:
+        tensors: Tensors, in the same order on all ranks, with the same dtypes and numbers of
+            elements.
+        average: The older name of ``op``: True is Average, False is Sum.
+        name: Horovod's parameter; it has no effect.
+        op: Average (the default), Sum, Min, Max or Product.
+        prescale_factor: What tensors are multiplied by before the reduction.
+        postscale_factor: What tensors are multiplied by after the reduction.
+        process_set: The ranks that take part; all of them by default.
+
+    Returns:
+        A handle; `synchronize` returns a list of new tensors.
+
+    Raises:
+        InvalidUsageError: ``op`` is Adasum, or both ``op`` and ``average`` are given.
+    """
     copies = [tensor.detach().clone() for tensor in tensors]
     return grouped_allreduce_async_(
         copies, average, name, op, prescale_factor, postscale_factor, process_set
@@ -180,7 +182,25 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start to reduce a tensor over all ranks, in place, as `grouped_allreduce_async_` does."""
+    """Start to reduce a tensor over all ranks, in place.
+
+    After a failure its contents are undefined.
+
+    Args:
+        tensor: A torch tensor of the same dtype and number of elements on all ranks.
+        average: The older name of ``op``: True is Average, False is Sum.
+        name: Horovod's parameter; it has no effect.
+        op: Average (the default), Sum, Min, Max or Product.
+        prescale_factor: What tensors are multiplied by before the reduction.
+        postscale_factor: What tensors are multiplied by after the reduction.
+        process_set: The ranks that take part; all of them by default.
+
+    Returns:
+        A handle; `synchronize` returns the tensor.
+
+    Raises:
+        InvalidUsageError: ``op`` is Adasum, or both ``op`` and ``average`` are given.
+    """
     return _only(
         grouped_allreduce_async_(
             [tensor], average, name, op, prescale_factor, postscale_factor, process_set
@@ -197,7 +217,23 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
-    """Start to reduce a tensor over all ranks. The result is a new tensor."""
+    """Start to reduce a tensor over all ranks.
+
+    Args:
+        tensor: A torch tensor of the same dtype and number of elements on all ranks.
+        average: The older name of ``op``: True is Average, False is Sum.
+        name: Horovod's parameter; it has no effect.
+        op: Average (the default), Sum, Min, Max or Product.
+        prescale_factor: What tensors are multiplied by before the reduction.
+        postscale_factor: What tensors are multiplied by after the reduction.
+        process_set: The ranks that take part; all of them by default.
+
+    Returns:
+        A handle; `synchronize` returns a new tensor.
+
+    Raises:
+        InvalidUsageError: ``op`` is Adasum, or both ``op`` and ``average`` are given.
+    """
     return _only(
         grouped_allreduce_async(
             [tensor], average, name, op, prescale_factor, postscale_factor, process_set
@@ -214,7 +250,26 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Reduce a tensor over all ranks in place and return it."""
+    """Reduce a tensor over all ranks in place.
+
+    After a failure its contents are undefined.
+
+    Args:
+        tensor: A torch tensor of the same dtype and number of elements on all ranks.
+        average: The older name of ``op``: True is Average, False is Sum.
+        name: Horovod's parameter; it has no effect.
+        op: Average (the default), Sum, Min, Max or Product.
+        prescale_factor: What tensors are multiplied by before the reduction.
+        postscale_factor: What tensors are multiplied by after the reduction.
+        process_set: The ranks that take part; all of them by default.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        InvalidUsageError: ``op`` is Adasum, or both ``op`` and ``average`` are given.
+        CollectiveError: What `aiodist.all_reduce` raises.
+    """
     reduced: Tensor = allreduce_async_(
         tensor, average, name, op, prescale_factor, postscale_factor, process_set
     ).wait()
@@ -230,7 +285,27 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
-    """Reduce several tensors over all ranks in place and return them."""
+    """Reduce several tensors over all ranks in place.
+
+    After a failure their contents are undefined.
+
+    Args:
+        tensors: Tensors, in the same order on all ranks, with the same dtypes and numbers of
+            elements.
+        average: The older name of ``op``: True is Average, False is Sum.
+        name: Horovod's parameter; it has no effect.
+        op: Average (the default), Sum, Min, Max or Product.
+        prescale_factor: What tensors are multiplied by before the reduction.
+        postscale_factor: What tensors are multiplied by after the reduction.
+        process_set: The ranks that take part; all of them by default.
+
+    Returns:
+        The tensors.
+
+    Raises:
+        InvalidUsageError: ``op`` is Adasum, or both ``op`` and ``average`` are given.
+        CollectiveError: What `aiodist.all_reduce` raises.
+    """
     reduced: list[Tensor] = grouped_allreduce_async_(
         tensors, average, name, op, prescale_factor, postscale_factor, process_set
     ).wait()
@@ -245,9 +320,23 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
-    """Start to reduce a tensor over all ranks; the result is this rank's part of the rows.
+    """Start to reduce a tensor over all ranks, and to give each rank a part of the rows.
 
     If the rows do not divide evenly, the first ranks get one more.
+
+    Args:
+        tensor: A torch tensor of the same dtype and shape on all ranks.
+        name: Horovod's parameter; it has no effect.
+        op: Average (the default), Sum, Min, Max or Product.
+        process_set: The ranks that take part; all of them by default.
+        prescale_factor: What tensors are multiplied by before the reduction.
+        postscale_factor: What tensors are multiplied by after the reduction.
+
+    Returns:
+        A handle; `synchronize` returns this rank's part of the rows.
+
+    Raises:
+        InvalidUsageError: ``op`` is Adasum.
     """
     reduction, group = engine_op(op), process_set.group()
     n_ranks, own = dist.get_world_size(group), dist.get_rank(group)
@@ -274,8 +363,23 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Handle:
-    """Start `reducescatter_async` of several tensors. The result is a list."""
-    return _together(
+    """Start `reducescatter_async` of several tensors.
+
+    Args:
+        tensors: Tensors, in the same order on all ranks, with the same dtypes and shapes.
+        name: Horovod's parameter; it has no effect.
+        op: Average (the default), Sum, Min, Max or Product.
+        process_set: The ranks that take part; all of them by default.
+        prescale_factor: What tensors are multiplied by before the reduction.
+        postscale_factor: What tensors are multiplied by after the reduction.
+
+    Returns:
+        A handle; `synchronize` returns a list of this rank's parts.
+
+    Raises:
+        InvalidUsageError: ``op`` is Adasum.
+    """
+    return together(
         [
             reducescatter_async(tensor, name, op, process_set, prescale_factor, postscale_factor)
             for tensor in tensors
@@ -283,151 +387,20 @@ def grouped_reducescatter_async(
     )
 
 
-def _together(handles: Sequence[Handle]) -> Handle:
-    works = [work for handle in handles for work in handle._works]
-    return Handle(works, lambda: [handle.wait() for handle in handles])
-
-
-# -- data as it is
-
-
-def allgather_async(
-    tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Handle:
-    """Start to concatenate the tensors of all ranks along the first dimension.
-
-    Numbers of rows may differ between ranks: they are exchanged first, so the call itself waits for
-    the others' calls. Raises InvalidUsageError, on all ranks, if dtypes or other dimensions differ.
-    """
-    group = process_set.group()
-    source = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach().contiguous()
-    kinds: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(kinds, (len(source), list(source.shape[1:]), str(source.dtype)), group)
-    if any(tuple(kind[1:]) != tuple(kinds[0][1:]) for kind in kinds):
-        raise InvalidUsageError(
-            f"allgather needs equal dtypes, and equal shapes apart from the first dimension; ranks have "
-            f"(rows, shape of a row, dtype) {kinds}"
-        )
-    rows = [kind[0] for kind in kinds]
-    output = source.new_empty((sum(rows), *source.shape[1:]))
-    work = dist.all_gather(list(torch.split(output, rows)), source, group, async_op=True)
-    return Handle([work], lambda: output)
-
-
-def grouped_allgather_async(
-    tensors: Sequence[Tensor],
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """Start `allgather_async` of several tensors. The result is a list."""
-    return _together([allgather_async(tensor, name, process_set) for tensor in tensors])
-
-
-def broadcast_async_(
-    tensor: Tensor,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """Start to copy the values of global rank ``root_rank`` to all ranks, in place."""
-    work = dist.broadcast(tensor.detach(), root_rank, process_set.group(), async_op=True)
-    return Handle([work], lambda: tensor)
-
-
-def broadcast_async(
-    tensor: Tensor,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """Start to copy the values of global rank ``root_rank``. The result is a new tensor."""
-    return broadcast_async_(tensor.detach().clone(), root_rank, name, process_set)
-
-
-def broadcast_(
-    tensor: Tensor,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Tensor:
-    """Copy the values of global rank ``root_rank`` to all ranks in place and return the tensor."""
-    received: Tensor = broadcast_async_(tensor, root_rank, name, process_set).wait()
-    return received
-
-
-def alltoall_async(
-    tensor: Tensor,
-    splits: Tensor | Sequence[int] | None = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """Start to send each rank its rows of ``tensor``, and to receive rows from each.
-
-    ``splits``: how many rows each rank gets; equally many if None. The numbers are exchanged first, so
-    the call itself waits for the others' calls. The result is the received rows, and how many of them
-    each rank has sent (int32).
-
-    Raises InvalidUsageError if the rows do not divide evenly, or are not as many as the splits say.
-    """
-    group = process_set.group()
-    n_ranks = dist.get_world_size(group)
-    source = tensor.detach().contiguous()
-    if splits is None:
-        if len(source) % n_ranks:
-            raise InvalidUsageError(
-                f"alltoall of {len(source)} rows needs splits: {n_ranks} ranks do not divide them"
-            )
-        splits = [len(source) // n_ranks] * n_ranks
-    sent = torch.as_tensor(splits, dtype=torch.int32).cpu()
-    if len(sent) != n_ranks or int(sent.sum()) != len(source):
-        raise InvalidUsageError(
-            f"splits {sent.tolist()} have to be {n_ranks} numbers that add up to {len(source)} rows"
-        )
-    received = torch.empty_like(sent)
-    dist.all_to_all_single(received, sent, group=group)
-    output = source.new_empty((int(received.sum()), *source.shape[1:]))
-    work = dist.all_to_all_single(
-        output, source, received.tolist(), sent.tolist(), group, async_op=True
-    )
-    return Handle([work], lambda: (output, received))
-
-
-def sparse_allreduce_async(
-    tensor: Tensor,
-    name: str | None = None,
-    op: Op = Average,
-    process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """Start to add up sparse tensors (COO) over all ranks, or to average them.
-
-    The result is a new sparse tensor; its indices may repeat. Raises InvalidUsageError for another
-    ``op``.
-    """
-    if op not in (Average, Sum):
-        raise InvalidUsageError(
-            f"sparse tensors are reduced by hvd.Average or hvd.Sum, not by {op}"
-        )
-    mine = tensor.detach().coalesce()
-    gathered = grouped_allgather_async(
-        [mine.indices().t().contiguous(), mine.values()], name, process_set
-    )
-    divisor = dist.get_world_size(process_set.group()) if op is Average else 1
-
-    def finish() -> Tensor:
-        indices, values = gathered.wait()
-        return torch.sparse_coo_tensor(
-            indices.t(), values / divisor, tensor.shape, check_invariants=True
-        )
-
-    return Handle(gathered._works, finish)
-
-
 def join(device: int = -1) -> int:
     """Wait until all ranks are here; until then take part in the others' steps with zeros.
 
-    Only the steps of `DistributedOptimizer` over all ranks are stood in for. In the end the parameters
-    of these optimizers and their states are equal on all ranks again. ``device`` is not used. Returns the
-    rank that has made the most steps, the first one of several.
+    Only the steps of `DistributedOptimizer` over all ranks are stood in for. In the end the
+    parameters of these optimizers and their states are equal on all ranks again.
+
+    Args:
+        device: Horovod's parameter; it has no effect.
+
+    Returns:
+        The rank that has made the most steps, the first one of several.
+
+    Raises:
+        CollectiveError: What `aiodist.all_reduce` raises.
     """
     from aiodist.training.sync import join_all
 

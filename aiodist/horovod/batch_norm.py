@@ -24,7 +24,11 @@ class SyncBatchNorm(_BatchNorm):
             raise ValueError(f"SyncBatchNorm takes 2 dimensions or more, not {input.dim()}")
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return ``input``, normalised by channel (dimension 1)."""
+        """Return ``input``, normalised by channel (dimension 1).
+
+        Args:
+            input: A batch of shape (N, C) or (N, C, ...).
+        """
         if not self.training or job.size() == 1:
             return super().forward(input)
         self._check_input_dim(input)

@@ -13,20 +13,18 @@ from aiodist.horovod.async_collectives import (
     Average,
     Op,
     Sum,
-    allgather_async,
     allreduce_async,
-    alltoall_async,
-    broadcast_async,
     engine_op,
     grouped_allreduce_async,
     reducescatter_async,
 )
+from aiodist.horovod.async_exchanges import allgather_async, alltoall_async, broadcast_async
 from aiodist.horovod.process_sets import ProcessSet, global_process_set
 from aiodist.training.compression import Compression
 
 
 class Compressor(Protocol):
-    """What makes a tensor smaller before it travels: `Compression.fp16`, or a class of your own."""
+    """What makes a tensor smaller before it travels: ``Compression.fp16``, or a class of your own."""
 
     def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
         """Return what travels, and what `decompress` needs."""
@@ -122,9 +120,25 @@ def grouped_allreduce(
 ) -> list[Tensor]:
     """Return several tensors reduced over all ranks.
 
-    ``op``: Average (the default), Sum, Min, Max or Product. Tensors are multiplied by
-    ``prescale_factor`` before the reduction, and by ``postscale_factor`` after it; they travel as
-    ``compression`` makes them. The gradient is reduced in the same way.
+    The gradient is reduced in the same way.
+
+    Args:
+        tensors: Tensors, in the same order on all ranks, with the same dtypes and numbers of
+            elements.
+        average: The older name of ``op``: True is Average, False is Sum.
+        name: Horovod's parameter; it has no effect.
+        compression: How tensors travel: ``Compression.fp16``, or a class of your own.
+        op: Average (the default), Sum, Min, Max or Product.
+        prescale_factor: What tensors are multiplied by before the reduction.
+        postscale_factor: What tensors are multiplied by after the reduction.
+        process_set: The ranks that take part; all of them by default.
+
+    Returns:
+        A list of new tensors.
+
+    Raises:
+        InvalidUsageError: ``op`` is Adasum, or both ``op`` and ``average`` are given.
+        CollectiveError: What `aiodist.all_reduce` raises.
     """
     engine_op(op, average)
     packed = [compression.compress(tensor) for tensor in tensors]
@@ -151,7 +165,27 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Return a tensor reduced over all ranks, as `grouped_allreduce` does."""
+    """Return a tensor reduced over all ranks.
+
+    The gradient is reduced in the same way.
+
+    Args:
+        tensor: A torch tensor of the same dtype and number of elements on all ranks.
+        average: The older name of ``op``: True is Average, False is Sum.
+        name: Horovod's parameter; it has no effect.
+        compression: How tensors travel: ``Compression.fp16``, or a class of your own.
+        op: Average (the default), Sum, Min, Max or Product.
+        prescale_factor: What tensors are multiplied by before the reduction.
+        postscale_factor: What tensors are multiplied by after the reduction.
+        process_set: The ranks that take part; all of them by default.
+
+    Returns:
+        A new tensor.
+
+    Raises:
+        InvalidUsageError: ``op`` is Adasum, or both ``op`` and ``average`` are given.
+        CollectiveError: What `aiodist.all_reduce` raises.
+    """
     return grouped_allreduce(
         [tensor], average, name, compression, op, prescale_factor, postscale_factor, process_set
     )[0]
@@ -160,9 +194,22 @@ def allreduce(
 def allgather(
     tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
-    """Return the tensors of all ranks, concatenated along the first dimension, of any length there.
+    """Return the tensors of all ranks, concatenated along the first dimension.
 
-    Its gradient is the mean of the ranks' gradients. Errors are those of `allgather_async`.
+    Its gradient is the mean of the ranks' gradients.
+
+    Args:
+        tensor: A torch tensor. Numbers of rows may differ between ranks; dtypes and the other
+            dimensions may not.
+        name: Horovod's parameter; it has no effect.
+        process_set: The ranks that take part; all of them by default.
+
+    Returns:
+        A new tensor.
+
+    Raises:
+        InvalidUsageError: Dtypes or other dimensions differ. It is raised on all ranks.
+        CollectiveError: What `aiodist.all_gather` raises.
     """
     output: Tensor = _AllGather.apply(tensor, process_set)  # type: ignore[no-untyped-call]
     return output
@@ -173,7 +220,20 @@ def grouped_allgather(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
-    """Return `allgather` of several tensors."""
+    """Return `allgather` of several tensors.
+
+    Args:
+        tensors: Tensors, in the same order on all ranks.
+        name: Horovod's parameter; it has no effect.
+        process_set: The ranks that take part; all of them by default.
+
+    Returns:
+        A list of new tensors.
+
+    Raises:
+        InvalidUsageError: Dtypes or other dimensions differ. It is raised on all ranks.
+        CollectiveError: What `aiodist.all_gather` raises.
+    """
     return [allgather(tensor, name, process_set) for tensor in tensors]
 
 
@@ -183,7 +243,22 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Return the tensor of global rank ``root_rank``. Its gradient is the mean of the ranks' there."""
+    """Return the tensor of one rank.
+
+    Its gradient is the mean of the ranks' gradients on that rank, and zero on the others.
+
+    Args:
+        tensor: A torch tensor of the same dtype and number of elements on all ranks.
+        root_rank: The source's global rank.
+        name: Horovod's parameter; it has no effect.
+        process_set: The ranks that take part; all of them by default.
+
+    Returns:
+        A new tensor.
+
+    Raises:
+        CollectiveError: What `aiodist.broadcast` raises.
+    """
     output: Tensor = _Broadcast.apply(tensor, root_rank, process_set)  # type: ignore[no-untyped-call]
     return output
 
@@ -196,8 +271,18 @@ def alltoall(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Send each rank its rows of ``tensor`` and return the received ones.
 
-    With ``splits`` it also returns how many rows each rank has sent, as Horovod does. Parameters and
-    errors are those of `alltoall_async`.
+    Args:
+        tensor: The rows to send, by rank.
+        splits: How many rows each rank gets; None is equally many.
+        name: Horovod's parameter; it has no effect.
+        process_set: The ranks that take part; all of them by default.
+
+    Returns:
+        The received rows. With ``splits`` also how many rows each rank has sent, as Horovod does.
+
+    Raises:
+        InvalidUsageError: The rows do not divide evenly, or are not as many as ``splits`` says.
+        CollectiveError: What `aiodist.all_to_all_single` raises.
     """
     output, received = _AllToAll.apply(tensor, splits, process_set)  # type: ignore[no-untyped-call]
     return output if splits is None else (output, received)
@@ -214,7 +299,23 @@ def reducescatter(
 ) -> Tensor:
     """Reduce a tensor over all ranks and return this rank's part of the rows.
 
-    Parameters and errors are those of `reducescatter_async`.
+    If the rows do not divide evenly, the first ranks get one more.
+
+    Args:
+        tensor: A torch tensor of the same dtype and shape on all ranks.
+        name: Horovod's parameter; it has no effect.
+        compression: How tensors travel: ``Compression.fp16``, or a class of your own.
+        op: Average (the default), Sum, Min, Max or Product.
+        process_set: The ranks that take part; all of them by default.
+        prescale_factor: What tensors are multiplied by before the reduction.
+        postscale_factor: What tensors are multiplied by after the reduction.
+
+    Returns:
+        A new tensor.
+
+    Raises:
+        InvalidUsageError: ``op`` is Adasum.
+        CollectiveError: What `aiodist.reduce_scatter` raises.
     """
     packed, ctx = compression.compress(tensor)
     factors = (prescale_factor, postscale_factor)
@@ -231,7 +332,24 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
-    """Return `reducescatter` of several tensors."""
+    """Return `reducescatter` of several tensors.
+
+    Args:
+        tensors: Tensors, in the same order on all ranks, with the same dtypes and shapes.
+        name: Horovod's parameter; it has no effect.
+        compression: How tensors travel: ``Compression.fp16``, or a class of your own.
+        op: Average (the default), Sum, Min, Max or Product.
+        process_set: The ranks that take part; all of them by default.
+        prescale_factor: What tensors are multiplied by before the reduction.
+        postscale_factor: What tensors are multiplied by after the reduction.
+
+    Returns:
+        A list of new tensors.
+
+    Raises:
+        InvalidUsageError: ``op`` is Adasum.
+        CollectiveError: What `aiodist.reduce_scatter` raises.
+    """
     return [
         reducescatter(tensor, name, compression, op, process_set, prescale_factor, postscale_factor)
         for tensor in tensors

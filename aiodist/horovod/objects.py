@@ -16,9 +16,15 @@ from aiodist.training.parameters import Parameters
 def broadcast_parameters(
     params: Parameters, root_rank: int, process_set: ProcessSet = global_process_set
 ) -> None:
-    """Give all ranks the values of global rank ``root_rank``, in place.
+    """Give all ranks the values of one rank, in place.
 
-    ``params``: a ``state_dict()``, ``named_parameters()``, tensors, or a module.
+    Args:
+        params: A ``state_dict()``, ``named_parameters()``, tensors, or a module.
+        root_rank: The source's global rank.
+        process_set: The ranks that take part; all of them by default.
+
+    Raises:
+        CollectiveError: What `aiodist.broadcast` raises.
     """
     training.broadcast_parameters(params, root_rank, process_set.group())
 
@@ -29,7 +35,17 @@ def broadcast_optimizer_state(
     model: torch.nn.Module | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
-    """Give the optimizers of all ranks state and options of rank ``root_rank``'s; ``model`` is not used."""
+    """Give the optimizers of all ranks the state and the options of one rank's.
+
+    Args:
+        optimizer: An optimizer, with parameters and their groups in the same order on all ranks.
+        root_rank: The source's global rank.
+        model: Horovod's parameter; it has no effect.
+        process_set: The ranks that take part; all of them by default.
+
+    Raises:
+        CollectiveError: What `aiodist.broadcast_object_list` raises.
+    """
     training.broadcast_optimizer_state(optimizer, root_rank, process_set.group(), allow_pickle=True)
 
 
@@ -39,7 +55,17 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return the object of global rank ``root_rank``. Objects of other classes are pickled."""
+    """Return the object of one rank. Objects of other classes are pickled.
+
+    Args:
+        obj: What the source sends; ignored on the other ranks.
+        root_rank: The source's global rank.
+        name: Horovod's parameter; it has no effect.
+        process_set: The ranks that take part; all of them by default.
+
+    Raises:
+        CollectiveError: What `aiodist.broadcast_object` raises.
+    """
     objects = [obj if job.rank() == root_rank else None]
     dist.broadcast_object_list(objects, root_rank, process_set.group(), allow_pickle=True)
     return obj if job.rank() == root_rank else objects[0]
@@ -48,7 +74,16 @@ def broadcast_object(
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Return the objects of all ranks, by rank. Objects of other classes are pickled."""
+    """Return the objects of all ranks, by rank. Objects of other classes are pickled.
+
+    Args:
+        obj: This rank's object.
+        name: Horovod's parameter; it has no effect.
+        process_set: The ranks that take part; all of them by default.
+
+    Raises:
+        CollectiveError: What `aiodist.all_gather_object` raises.
+    """
     group = process_set.group()
     objects: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(objects, obj, group, allow_pickle=True)

@@ -64,23 +64,32 @@ def DistributedOptimizer(  # noqa: N802  # Horovod's name
 ) -> Optimizer:
     """Have ``optimizer.step()`` wait for the gradients of all ranks, and return ``optimizer``.
 
-    It is the same object, with `Distributed.synchronize`, `Distributed.skip_synchronize` and
-    `Distributed.set_backward_passes_per_step` in addition. Call it on all ranks of the process set.
+    It is the same object, with ``synchronize``, ``skip_synchronize`` and
+    ``set_backward_passes_per_step`` in addition. Call it on all ranks of the process set.
 
-    ``named_parameters``: names for all parameters of the optimizer. Rank 0's order of the names is the
-    order in which gradients leave, so other ranks may list them in another one. Without names the
-    optimizer's parameters have to be in the same order on all ranks.
+    Args:
+        optimizer: An optimizer of torch.
+        named_parameters: Names for all parameters of the optimizer. Rank 0's order of the names
+            is the order in which gradients leave, so other ranks may list them in another one.
+            Without names the optimizer's parameters have to be in the same order on all ranks.
+        compression: Compression.none, fp16 or bf16.
+        backward_passes_per_step: A gradient is sent when so many backward passes have added to
+            it.
+        op: Average or Sum.
+        gradient_predivide_factor: With Average, divide by it before the sum and by the rest after
+            it. 1 divides by the number of ranks before the sum.
+        num_groups: Horovod's parameter; it has no effect, as gradients travel in buckets.
+        groups: Horovod's parameter; it has no effect, as gradients travel in buckets.
+        sparse_as_dense: Horovod's parameter; it has no effect. Sparse gradients travel as dense
+            ones and come back sparse in any case.
+        process_set: The ranks that take part; all of them by default.
 
-    ``compression``: Compression.none, fp16 or bf16. ``op``: Average or Sum.
+    Returns:
+        ``optimizer``.
 
-    ``gradient_predivide_factor``: with Average, divide by it before the sum and by the rest after it. 1
-    divides by the number of ranks before the sum.
-
-    ``sparse_as_dense``: is not used: sparse gradients travel as dense ones and come back sparse in
-    any case. ``num_groups`` and ``groups`` are not used either: gradients travel in buckets.
-
-    Raises InvalidUsageError for names that are missing, that occur twice or that differ between
-    ranks, and for numbers, compressions and operations that are not there.
+    Raises:
+        InvalidUsageError: Names are missing, occur twice or differ between ranks; or a number, a
+            compression or an operation is not there.
     """
     if not isinstance(compression, Compression):
         raise InvalidUsageError(

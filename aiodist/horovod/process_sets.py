@@ -14,7 +14,11 @@ class ProcessSet:
     """Some ranks of the job. `add_process_set` makes it ready for use."""
 
     def __init__(self, ranks: Sequence[int]) -> None:
-        """``ranks``: global ranks, in any order."""
+        """Describe a process set; `add_process_set` makes it ready.
+
+        Args:
+            ranks: Global ranks, in any order.
+        """
         if any(not isinstance(rank, int) for rank in ranks):
             raise TypeError(f"ranks are ints, not {list(ranks)!r}")
         self._ranks = sorted(ranks)
@@ -83,7 +87,12 @@ global_process_set = GlobalProcessSet()
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Make a process set ready and return it. All ranks call it, those outside the set, too.
 
-    Raises InvalidUsageError if it is in use already, and what ``new_group`` does.
+    Args:
+        process_set: The process set, or a list of global ranks.
+
+    Raises:
+        InvalidUsageError: It is in use already.
+        CollectiveError: What `aiodist.new_group` raises.
     """
     made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     if made.process_set_id is not None:
@@ -96,7 +105,14 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Close a process set; return False if it is not in use or has all ranks of the job."""
+    """Close a process set.
+
+    Args:
+        process_set: The process set.
+
+    Returns:
+        False if it is not in use or has all ranks of the job.
+    """
     if not process_set.process_set_id:
         return False
     if process_set.included():
@@ -109,11 +125,15 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 def init(comm: object = None, process_sets: str | Sequence[ProcessSet] | None = None) -> None:
     """Meet the other ranks. A second call does nothing.
 
-    A launcher says who they are (``aiodist run``, ``torchrun``, ``srun``, ``mpiexec``); without one
-    this process is a job of one rank.
+    A launcher says which ranks there are (``aiodist run``, ``torchrun``, ``srun``, ``mpiexec``).
+    Without one this process is a job of one rank.
 
-    ``comm``: None, or an empty list. ``process_sets``: made ready on all ranks; "dynamic" means none
-    now. Raises what ``aiodist.sync.init_process_group`` does.
+    Args:
+        comm: None, or an empty list.
+        process_sets: Process sets to make ready on all ranks; "dynamic" means none now.
+
+    Raises:
+        DistError: What `aiodist.init_process_group` raises.
     """
     is_new = not job.is_initialized()
     job.start(comm)

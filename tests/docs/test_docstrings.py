@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 MODULES = (
     "aiodist.public",
     "aiodist.sync",
+    "aiodist.horovod",
     "aiodist.training",
     "aiodist.training.sync",
     "aiodist.testing",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -50,9 +51,12 @@ def text_of(outputs: Any) -> list[str]:
 
 
 def test_a_cell_runs_on_every_rank_and_names_live_on(execute: Execute) -> None:
+    page = (REPOSITORY / "docs" / "notebooks.md").read_text(encoding="utf-8")
+    load, cell, printed = re.findall(r"^```text\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL)
     outputs = execute(
-        "%load_ext aiodist.notebook",
-        "%%ranks -n 3\n"
+        load,
+        cell,
+        "%%ranks\n"
         "import os, numpy as np\n"
         "import aiodist.sync as blocking\n"
         "data = np.ones(2) * blocking.get_rank()\n"
@@ -65,6 +69,8 @@ def test_a_cell_runs_on_every_rank_and_names_live_on(execute: Execute) -> None:
         "%%ranks\ndata[0]",
         "%ranks --close",
     )
+    assert text_of(outputs[1]) == printed.splitlines()
+    outputs = outputs[1:]
     assert text_of(outputs[1]) == [
         "[0] [3.0, 3.0]", "[0] pid True",
         "[1] [3.0, 3.0]", "[1] pid True",
@@ -74,7 +80,7 @@ def test_a_cell_runs_on_every_rank_and_names_live_on(execute: Execute) -> None:
     assert text_of(outputs[3]) == ["[0] [3.0]", "[1] [3.0]", "[2] [3.0]"]
     shown = str(outputs[4])  # IPython writes groups of exceptions to stderr
     assert "RanksError: rank 1 of 3 failed" in shown
-    assert 'File "<cell 4>", line 1' in shown
+    assert 'File "<cell 5>", line 1' in shown
     assert "ZeroDivisionError: division by zero" in shown
     assert text_of(outputs[5]) == [f"[{rank}] np.float64(3.0)" for rank in range(3)]
     assert text_of(outputs[6]) == []
