@@ -74,7 +74,7 @@ class NativeBackend(CollectiveBackend):
         self._change = change
         self._plans = PlanCache(group, self._shares, tables.shared, self._reduction)
         sends = Sends(group)
-        self._messages = NativeMessages(group, sends)
+        self._messages = NativeMessages(group, sends, self._plans)
         self._objects = NativeObjects(group, self._run, sends)
         self._bodies: Mapping[str, Body] = {
             "barrier": self._barrier,
@@ -94,11 +94,8 @@ class NativeBackend(CollectiveBackend):
     def start(
         self, operation: Operation[T], timeout: float | None = None
     ) -> CompletedRecord | Work[T]:
-        """Start a collective by its plan: at once in shared memory, or else with a body."""
+        """Start an operation by its plan, at once in shared memory, or else by the general path."""
         started: Any
-        if (other := self._others.get(operation.kind)) is not None:
-            started = other(operation, timeout)
-            return started  # type: ignore[no-any-return]  # of the operation's own type
         key = plan = views = None
         try:
             key = operation.key()
@@ -109,10 +106,14 @@ class NativeBackend(CollectiveBackend):
             pass  # not a tensor, or one without shape or storage: opening it says so
         if views is not None:
             assert plan is not None
-            started = self._group.carry_out(plan.direct, views, timeout, operation)
+            started = plan.carry_out(plan.direct, views, timeout, operation)
             if started is not None:
-                return started  # type: ignore[no-any-return]
-        started = self._as_its_loop(self._begin, operation, key, plan, views is not None, timeout)
+                return started  # type: ignore[no-any-return]  # of the operation's own type
+        if (other := self._others.get(operation.kind)) is not None:
+            started = other(operation, timeout)
+        else:
+            tried = views is not None
+            started = self._as_its_loop(self._begin, operation, key, plan, tried, timeout)
         return started  # type: ignore[no-any-return]
 
     def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:
@@ -125,7 +126,6 @@ class NativeBackend(CollectiveBackend):
 
     def close(self) -> None:
         self._plans.forget()
-        self._messages.forget()
 
     def _reduction(self, op: ReduceOp, dtype: DType) -> Reduction:
         """Return ``op`` on elements of ``dtype`` over the group's ranks, for `Operations` to run."""

@@ -1,39 +1,70 @@
-"""Point-to-point messages of tensors over the native streams."""
+"""Point-to-point messages of tensors over the native streams, and their plans."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from aiodist.backends.announcements import decline, is_announcement
 from aiodist.backends.gradual_copy import write_back_gradually
-from aiodist.backends.message_plans import MessagePlans
 from aiodist.backends.native_objects import Start
+from aiodist.backends.plan_cache import PlanCache
 from aiodist.backends.sends import Sends
 from aiodist.backends.tensor_opening import open_buffer
 from aiodist.errors import InvalidUsageError, ProtocolError
 from aiodist.groups.contexts import MessageContext
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.message import Received, Recv, RecvNew, Send
+from aiodist.groups.messaging import MessagePlan
 from aiodist.groups.operation import Tensor
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import CompletedRecord
 from aiodist.p2p.matching import ANY_SOURCE
 from aiodist.p2p.matching import Recv as Posted
+from aiodist.p2p.shm_sender import RING_BYTES
 from aiodist.tensors import Buffer, decode_meta, empty_like_message, encode_meta
 from aiodist.wire.frames import TENSOR, Key
+
+Opener = Callable[[Tensor], memoryview | None]
+
+
+class SendPlan:
+    """What equal sends share, of tensors whose bytes lie in host memory without gaps."""
+
+    __slots__ = ("_opener", "carry_out", "direct")
+
+    def __init__(self, direct: MessagePlan, carry_out: Callable[..., Any], opener: Opener) -> None:
+        """``opener``: as `Buffer.opener`."""
+        self.direct = direct
+        self.carry_out = carry_out
+        self._opener = opener
+
+    def views(self, operation: Send) -> memoryview | None:
+        """As `CachedPlan.views`."""
+        return self._opener(operation.tensor)
+
+
+class RecvPlan(SendPlan):
+    """What equal receives from one rank share."""
+
+    __slots__ = ()
+
+    def views(self, operation: Send | Recv) -> memoryview | None:
+        """As `CachedPlan.views`."""
+        data = self._opener(operation.tensor)
+        return None if data is None or data.readonly else data
 
 
 class NativeMessages:
     """Sends, and receives into a tensor or into a new one that the message describes."""
 
-    def __init__(self, group: GroupEngine, sends: Sends) -> None:
-        """``sends``: those of the group."""
+    def __init__(self, group: GroupEngine, sends: Sends, plans: PlanCache) -> None:
+        """``sends``, ``plans``: those of the group."""
         self._group = group
         self._as_its_loop = group.world.as_its_loop
         self._sends = sends
-        self._plans = MessagePlans(group)
-        self.forget = self._plans.forget
+        self._plans = plans
         self.starts: Mapping[str, Start] = {
             Send.kind: self._send,
             Recv.kind: self._recv,
@@ -41,14 +72,37 @@ class NativeMessages:
         }
         """By the kind of the operation."""
 
-    def _send(self, operation: Send, timeout: float | None) -> CompletedRecord | Work[None]:
-        tensor, dst, tag = operation.tensor, operation.dst, operation.tag
-        ended = self._plans.send(tensor, dst, tag) if self._sends.is_idle else None
-        return ended or self._as_its_loop(self._send_new, tensor, dst, tag, timeout)
+    def _plan(
+        self,
+        cls: type[SendPlan],
+        carry_out: Callable[..., Any],
+        operation: Send | Recv,
+        buffer: Buffer,
+        other: int,
+    ) -> None:
+        """Cache a plan of messages like this one, which is from or to group rank ``other``."""
+        if buffer.is_staged or not 0 < buffer.nbytes <= RING_BYTES:
+            return
+        key, group = operation.key(), self._group
+        if self._plans.get(key) is None and (opener := buffer.opener()) is not None:
+            where = TENSOR, group.id, operation.tag
+            meta, peer = encode_meta(buffer), group.ranks[other]
+            direct = MessagePlan(operation.kind, peer, where, meta, buffer.nbytes)
+            self._plans.add(key, cls(direct, carry_out, opener))
 
-    def _send_new(self, tensor: Tensor, dst: int, tag: int, timeout: float | None) -> Work[None]:
+    def _send(self, operation: Send, timeout: float | None) -> Work[None]:
+        return self._as_its_loop(self._send_new, operation, timeout)
+
+    def _send_by_plan(
+        self, plan: MessagePlan, data: memoryview, timeout: float | None, operation: Send
+    ) -> CompletedRecord | None:
+        """Send ``data`` if it can go at once; as `CachedPlan.carry_out`."""
+        return self._group.send_at_once(plan, data) if self._sends.is_idle else None
+
+    def _send_new(self, operation: Send, timeout: float | None) -> Work[None]:
+        tensor, dst, tag = operation.tensor, operation.dst, operation.tag
         buffer = open_buffer(tensor, "tensor", writable=False)
-        self._plans.keep("send", buffer, dst, tag)
+        self._plan(SendPlan, self._send_by_plan, operation, buffer, dst)
         is_there = None
         if buffer.staging is not None:
             is_there = buffer.staging.load(0, buffer.count)
@@ -56,24 +110,25 @@ class NativeMessages:
             load_now(buffer)
         return self._sends.send(buffer.view, encode_meta(buffer), dst, tag, timeout, is_there)
 
-    def _recv(self, operation: Recv, timeout: float | None) -> CompletedRecord | Work[int]:
-        tensor, src, tag = operation.tensor, operation.src, operation.tag
-        group, planned = self._group, None
-        if src is not None and (planned := self._plans.find("recv", tensor, src, tag)):
-            plan, data = planned
-            if ended := group.recv_at_once(plan, data, operation.blocks):
-                # A caller that blocks has named the source, which is the whole result.
-                return ended if operation.blocks else group.came(ended, plan.peer, plan.peer)
-            recv = Posted(plan.key, plan.peer, data, plan.meta, self._check, owner=tensor)
-            return self._as_its_loop(group.recv_planned, plan, recv, timeout)
-        return self._as_its_loop(self._recv_into, tensor, src, tag, timeout)
+    def _recv(self, operation: Recv, timeout: float | None) -> Work[int]:
+        return self._as_its_loop(self._recv_into, operation, timeout)
 
-    def _recv_into(
-        self, tensor: Tensor, src: int | None, tag: int, timeout: float | None
-    ) -> Work[int]:
+    def _recv_by_plan(
+        self, plan: MessagePlan, data: memoryview, timeout: float | None, operation: Recv
+    ) -> CompletedRecord | Work[int]:
+        """Receive into ``data``, now or later; as `CachedPlan.carry_out`."""
+        group, blocks = self._group, operation.blocks
+        if ended := group.recv_at_once(plan, data, blocks):
+            # A caller that blocks has named the source, which is the whole result.
+            return ended if blocks else group.came(ended, plan.peer, plan.peer)
+        recv = Posted(plan.key, plan.peer, data, plan.meta, self._check, owner=operation.tensor)
+        return self._as_its_loop(group.recv_planned, plan, recv, timeout)
+
+    def _recv_into(self, operation: Recv, timeout: float | None) -> Work[int]:
+        tensor, src, tag = operation.tensor, operation.src, operation.tag
         group, buffer = self._group, open_buffer(tensor, "tensor", writable=True)
         if src is not None:
-            self._plans.keep("recv", buffer, src, tag)
+            self._plan(RecvPlan, self._recv_by_plan, operation, buffer, src)
 
         def make(key: Key, source: int) -> Posted:
             return Posted(key, source, buffer.view, encode_meta(buffer), self._check)

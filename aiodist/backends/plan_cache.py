@@ -1,8 +1,9 @@
-"""The plans of one group's collectives: what equal calls share, found by one key.
+"""The plans of one group's operations: what equal calls share, found by one key.
 
-A plan holds the fingerprint, the reduction, how the tensors' memory is found in few steps, and the
-`ShmPlan` by which the ranks of one host complete the operation before a context, a record and a
-driver are made for it. Those cost several times what the ranks need to exchange a few bytes.
+By its plan an operation completes before a context, a record and a driver are made for it. Those
+cost several times what the ranks need to exchange a few bytes. The plan of a collective holds the
+fingerprint, the reduction, how the tensors' memory is found in few steps, and the `ShmPlan` of the
+ranks of one host. The plans of messages are in `native_messages`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 from aiodist.backends.plans import (
     AllGatherPlan,
@@ -35,31 +36,54 @@ from aiodist.groups.operation import (
     Opened,
     ReduceScatterSingle,
 )
+from aiodist.groups.work import Work
+from aiodist.observe.recorder import CompletedRecord
 from aiodist.tensors import Buffer, DType, Reduction, TensorSignature
 from aiodist.types import ReduceOp
 
-_KEPT = 256
+MAX_PLANS = 512
 """The most plans that one group caches."""
+
+CarryOut = Callable[[Any, Any, float | None, Any], CompletedRecord | Work[Any] | None]
+"""As `GroupEngine.carry_out`, which is that of collectives."""
+
+
+class CachedPlan(Protocol):
+    """What equal operations share: `carry_out` with `direct` and `views` starts each of them."""
+
+    @property
+    def carry_out(self) -> CarryOut: ...
+
+    @property
+    def direct(self) -> Any: ...
+
+    def views(self, operation: Any) -> Any:
+        """Return what ``direct`` works on, in few steps and without checks.
+
+        None: only the general path knows the memory of these tensors.
+        """
 
 
 class Plan:
     """What equal collectives share. Its tensors are opened by `Operation.open` in each call."""
 
-    __slots__ = ("direct", "fingerprint", "reduce")
+    __slots__ = ("carry_out", "direct", "fingerprint", "reduce")
 
     def __init__(
-        self, fingerprint: Fingerprint, reduce: Reduction | None, direct: ShmPlan[Any] | None
+        self,
+        fingerprint: Fingerprint,
+        reduce: Reduction | None,
+        direct: ShmPlan[Any] | None = None,
+        carry_out: CarryOut | None = None,
     ) -> None:
-        """``direct``: what `GroupEngine.carry_out` takes; None if nothing is shared."""
+        """``direct``: what ``carry_out`` takes; both are None if nothing is shared."""
         self.fingerprint = fingerprint
         self.reduce = reduce
         self.direct: Any = direct
+        self.carry_out: Any = carry_out
 
     def views(self, operation: Any) -> Any:
-        """Return what ``direct`` works on, in few steps and without checks.
-
-        None: only `Operation.open` knows the memory of these tensors.
-        """
+        """As `CachedPlan.views`."""
         return None
 
 
@@ -78,7 +102,7 @@ class OneTensorPlan(Plan):
     __slots__ = ("_address_of", "_kept", "_open")
 
     def __init__(self, plan: Plan, signature: TensorSignature[DataView]) -> None:
-        super().__init__(plan.fingerprint, plan.reduce, plan.direct)
+        super().__init__(plan.fingerprint, plan.reduce, plan.direct, plan.carry_out)
         self._address_of = signature.address_of
         self._kept = signature.kept
         self._open = signature.open
@@ -100,7 +124,7 @@ class TwoTensorPlan(Plan):
         source: TensorSignature[CachedView],
         target: TensorSignature[CachedView],
     ) -> None:
-        super().__init__(plan.fingerprint, plan.reduce, plan.direct)
+        super().__init__(plan.fingerprint, plan.reduce, plan.direct, plan.carry_out)
         self._source = source
         self._target = target
 
@@ -113,7 +137,7 @@ class TwoTensorPlan(Plan):
 class PlanCache:
     """The plans of one group."""
 
-    __slots__ = ("_reduction", "_shape", "get", "plans")
+    __slots__ = ("_group", "_reduction", "_shape", "get", "plans")
 
     def __init__(
         self,
@@ -127,9 +151,10 @@ class PlanCache:
         ``shares``: whether the group's collectives run in memory where that is shared. ``rules``:
         by which the algorithms are chosen, equal on all ranks.
         """
+        self._group = group
         self._reduction = reduction
         self._shape = GroupShape(group.rank, group.size, shares, rules)
-        self.plans: dict[Hashable, Plan] = {}
+        self.plans: dict[Hashable, CachedPlan] = {}
         self.get = self.plans.get
         """Return the plan for the key of an operation, or None."""
 
@@ -144,15 +169,20 @@ class PlanCache:
         make = _DIRECT.get(operation.kind)
         direct = make and make(self._shape, fingerprint, operation, opened, reduce)
         if direct is None or not direct.is_direct:
-            plan = Plan(fingerprint, reduce, None)
+            plan = Plan(fingerprint, reduce)
         else:
-            plan = _with_signatures(Plan(fingerprint, reduce, direct), operation, opened)
+            plan = Plan(fingerprint, reduce, direct, self._group.carry_out)
+            plan = _with_signatures(plan, operation, opened)
         # Every premul_sum is a new object, so it would never be found.
         if key is not None and (op is None or op.factor is None):
-            if len(self.plans) >= _KEPT:
-                self.forget()
-            self.plans[key] = plan
+            self.add(key, plan)
         return plan
+
+    def add(self, key: Hashable, plan: CachedPlan) -> None:
+        """Cache ``plan`` by ``key``. A full cache drops all plans first."""
+        if len(self.plans) >= MAX_PLANS:
+            self.forget()
+        self.plans[key] = plan
 
     def forget(self) -> None:
         """Drop all plans: the group is closed."""
@@ -176,7 +206,7 @@ def _with_signatures(plan: Plan, operation: Any, opened: Opened[Buffer]) -> Plan
     """Return ``plan`` as it finds the memory of equal tensors in few steps, if it can."""
     inputs, outputs = opened.inputs, opened.outputs
     if not inputs and not outputs:
-        return NoTensorPlan(plan.fingerprint, plan.reduce, plan.direct)
+        return NoTensorPlan(plan.fingerprint, plan.reduce, plan.direct, plan.carry_out)
     if not opened.out_of and not opened.into:
         signature = (*inputs, *outputs)[0].signature(DataView)
         return plan if signature is None else OneTensorPlan(plan, signature)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, NamedTuple
 
 from aiodist.completion import T
@@ -47,6 +47,10 @@ class Send(Message[None]):
     dst: int
     tag: int
 
+    def key(self) -> Hashable:
+        tensor = self.tensor
+        return "send", type(tensor), tensor.dtype, tensor.shape, self.dst, self.tag
+
 
 @description
 class Recv(Message[int]):
@@ -58,6 +62,12 @@ class Recv(Message[int]):
     tag: int
     blocks: bool = False
     """Whether the caller does nothing else before it has the message."""
+
+    def key(self) -> Hashable:
+        tensor, src = self.tensor, self.src
+        if src is None:
+            return None
+        return "recv", type(tensor), tensor.dtype, tensor.shape, src, self.tag
 
 
 @description

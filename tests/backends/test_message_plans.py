@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import aiodist as dist
-from aiodist.backends import message_plans
+from aiodist.backends.plan_cache import MAX_PLANS
 from aiodist.groups.completed_work import CompletedRecv
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.message import Recv, Send
@@ -122,9 +122,10 @@ async def test_the_async_api_polls_only_for_messages_that_may_come_promptly(
             monkeypatch.setattr(type(spin), "finds", lambda *_: looks.append(1))
             for prompt, cores in ((False, True), (True, False), (True, True)):
                 shm_receiver.is_prompt, endpoint.spin_policy.active = prompt, cores
-                planned = native(default())._messages._plans.find("recv", one, 0, 0)
-                assert planned is not None
-                assert default().recv_at_once(*planned, blocks=False) is None
+                operation = Recv(one, 0, 0)
+                plan = native(default())._plans.get(operation.key())
+                data = plan.views(operation)
+                assert default().recv_at_once(plan.direct, data, blocks=False) is None
             assert len(looks) == 1
             assert not shm_receiver.is_prompt
             assert recv(one, 0) is None
@@ -424,11 +425,11 @@ async def test_nothing_overtakes_a_receive_or_a_message_that_waits() -> None:
 
 async def test_the_message_plan_cache_is_bounded() -> None:
     async def main(rank: int) -> None:
-        plans = native(default())._messages._plans
-        buffer = buffer_of(torch.ones(2), "x", writable=False)
-        for tag in range(3 * message_plans._KEPT):
-            plans.keep("send", buffer, 1 - rank, tag)
-            assert 0 < len(plans._known) <= message_plans._KEPT
+        one, plans = torch.ones(2), native(default())._plans.plans
+        for tag in range(MAX_PLANS + 8):
+            await dist.isend(one, 1 - rank, tag=tag)
+            assert 0 < len(plans) <= MAX_PLANS
+        await dist.barrier()
 
     await run_ranks(2, main, "shm", timeout=20)
 
