@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +31,37 @@ def test_every_operation_between_four_hosts(four_hosts: Lab) -> None:
     assert code == 0, err
     (count,) = {line.split(maxsplit=1)[1] for line in out.splitlines()}
     assert int(count.split()[0]) > 100
+
+
+def test_rules_between_four_hosts_are_measured_over_their_links(
+    tmp_path: Path, scaled: Callable[[float], float]
+) -> None:
+    table = tmp_path / "table.json"
+    with hosts(HOSTS) as network:
+        for number in range(HOSTS):
+            network.limit(number, "200mbit")
+        command = [sys.executable, "-m", "aiodist", "tune", "all_reduce", "broadcast"]
+        command += ["-s", "4K,1M", "--seconds", "0", "-n", str(PER_HOST), "-o", str(table)]
+        command += ["--nnodes", str(HOSTS), "--master-addr", network.address(0)]
+        environment = {**os.environ, "AIODIST_SECRET": "of the hosts", "OMP_NUM_THREADS": "1"}
+        nodes = [
+            subprocess.Popen(
+                network.command(number, *command, "--node-rank", str(number)),
+                # Hosts of one kernel: their ranks share no memory, as if each had its own.
+                env=environment | {"AIODIST_HOST_ID": network.names[number]},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for number in range(HOSTS)
+        ]
+        try:
+            said = [node.communicate(timeout=scaled(60))[1] for node in nodes]
+        finally:
+            for node in nodes:
+                node.kill()
+    assert [node.returncode for node in nodes] == [0] * HOSTS, said
+    rows = json.loads(table.read_text())["hosts_rows"]
+    assert {row["hosts"] for name in ("all_reduce", "broadcast") for row in rows[name]} == {HOSTS}
 
 
 @pytest.mark.parametrize("phase", [IDLE, *PHASES])
