@@ -21,9 +21,9 @@ from aiodist.credentials import Certificates, job_secret
 from aiodist.errors import InvalidUsageError, PeerLostError
 from aiodist.groups.argument_checks import check_int
 from aiodist.integrations.placement import place_by_host, variables_of
+from aiodist.integrations.worker_call import call_and_leave
 from aiodist.launch.environment import job_identity
 from aiodist.launch.ports import PortReservation, reserve_port
-from aiodist.launch.rank_function import call_as_rank
 from aiodist.rank_processes.ranks_error import InterruptedCallError, ranks_error
 from aiodist.store import TcpStoreServer
 
@@ -43,8 +43,8 @@ def run(
 ) -> list[Any]:
     """Call ``fn(*args)`` on several ranks, each a Ray actor of its own.
 
-    Ray is initialised where it is not yet. It blocks. No actor and no placement group is left
-    behind.
+    Ray is initialised where it is not yet. It blocks. Groups that ``fn`` leaves are destroyed. No
+    actor and no placement group is left behind.
 
     Args:
         fn: Begins with ``init_process_group()`` of either API, without arguments, and may be a
@@ -135,7 +135,7 @@ class _RankActor:
         if restarts is not None:
             own |= ray.get(restarts.variables.remote(int(own["RANK"])))
         given = [ray.get(arg) if isinstance(arg, ray.ObjectRef) else arg for arg in args]
-        return call_as_rank(fn, given, own)
+        return call_and_leave(fn, given, own)
 
 
 class _RestartStore:
