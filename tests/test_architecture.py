@@ -7,6 +7,7 @@ modules to a list of violations, and is itself tried on small modules that break
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -418,6 +419,14 @@ def test_circles_are_found_also_where_an_import_is_for_types() -> None:
 
 def test_a_file_name_means_one_thing() -> None:
     assert same_names(MODULES) == []
+
+
+@pytest.mark.parametrize("page", ["architecture.md", "engine.md", "shared-memory.md"])
+def test_the_files_that_a_design_page_names_exist(page: str) -> None:
+    named = re.findall(r"`([\w/*]+\.py)`", (ROOT / "docs" / "design" / page).read_text("utf-8"))
+    package = ROOT / "aiodist"
+    assert named
+    assert [name for name in named if not any((*ROOT.glob(name), *package.rglob(name)))] == []
 
 
 def test_equal_names_of_files_are_found() -> None:
