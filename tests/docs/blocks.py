@@ -25,9 +25,9 @@ PAGES = [*sorted(ROOT.glob("docs/**/*.md")), ROOT / "README.md"]
 _BLOCK = re.compile(
     r"(?:^<!-- (?:ranks: (?P<ranks>\d+)(?:, and (?P<dies>\d+) dies)?"
     r"|not here: (?P<reason>[^\n]*?)) -->\n+)?"
-    r"(?:^<!-- before\n(?P<before>.*?)^-->\n+)?"
+    r"(?:^<!-- before\n(?P<before>(?:(?!^-->).)*)^-->\n+)?"
     r"^```python\n(?P<code>.*?)^```$"
-    r"(?:\n+^<!-- after\n(?P<after>.*?)^-->$)?"
+    r"(?:\n+^<!-- after\n(?P<after>(?:(?!^-->).)*)^-->$)?"
     r"(?:\n+(?:^(?!```|#)[^\n]*\n)*?\n?^```text\n(?P<prints>(?:\[\d+\] [^\n]*\n)+)^```$)?",
     re.MULTILINE | re.DOTALL,
 )

@@ -26,9 +26,9 @@ from tests.limits import scaled
 _BLOCK = re.compile(
     r"(?:^<!-- not here: (?P<reason>[^\n]*?) -->\n+)?"
     r"(?:^<!-- compared: (?P<compared>[^\n]*?) -->\n+)?"
-    r"(?:^<!-- before\n(?P<before>[^`]*?)^-->\n+)?"
+    r"(?:^<!-- before\n(?P<before>(?:(?!^-->).)*)^-->\n+)?"
     r"^```(?P<kind>sh|console)\n(?P<text>.*?)^```$"
-    r"(?:\n+^<!-- after\n(?P<after>[^`]*?)^-->$)?",
+    r"(?:\n+^<!-- after\n(?P<after>(?:(?!^-->).)*)^-->$)?",
     re.MULTILINE | re.DOTALL,
 )
 _PROMPT = "$ "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -55,3 +56,17 @@ def test_what_commands_name_exists(page: Path) -> None:
 )
 def test_a_wrong_name_is_found(line: str) -> None:
     assert len(problems(line)) == 1
+
+
+def test_every_block_is_of_a_kind_that_a_test_reads() -> None:
+    found = {
+        kind
+        for page in SHELL_BLOCKS
+        for kind in re.findall(r"^```([^`\s]*).*\n(?:.*\n)*?```$", page.read_text("utf-8"), re.M)
+    }
+    assert {kind for kind in found if not kind.startswith("{")} == {
+        "console",
+        "python",
+        "sh",
+        "text",
+    }
