@@ -26,6 +26,7 @@ from aiodist.groups.diagnostics import (
 from aiodist.groups.fingerprint import Fingerprint, Words, encoded_of
 from aiodist.groups.group_facts import GroupFacts
 from aiodist.groups.messenger import Messenger
+from aiodist.groups.operation_context import Sleeper
 from aiodist.groups.shm_collective import ShmCollective
 from aiodist.p2p.matching import Arrival, Recv
 from aiodist.p2p.outbox import Send
@@ -283,6 +284,11 @@ class CollectiveContext:
             return (self.communicator.poll, turns, *self._messenger.polls(self.waiting_for()))
         return (turns, *self._messenger.polls(self.waiting_for()))
 
+    def sleeper(self) -> Sleeper | None:
+        if self.communicator is None or self.shm is None or self.topology is not None:
+            return None
+        return self.communicator
+
     def over(self, error: BaseException | None) -> BaseException | None:
         inbox = self._messenger.inbox
         communicator, self.communicator = self.communicator, None
@@ -436,6 +442,9 @@ class MessageContext:
         if self._other < 0:
             return ()
         return self._messenger.polls([self._other])
+
+    def sleeper(self) -> Sleeper | None:
+        return None
 
     def over(self, error: BaseException | None) -> BaseException | None:
         if error is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from aiodist.completion import Pending, T
+from aiodist.groups.operation_context import Sleeper
 from aiodist.groups.work import Work
 from aiodist.p2p.spin_policy import SpinPolicy
 
@@ -64,6 +65,9 @@ class _Following:
     def polls(self) -> Sequence[Callable[[], None]]:
         context = self._first._context
         return () if context is None else context.polls()
+
+    def sleeper(self) -> Sleeper | None:
+        return None
 
     def over(self, error: BaseException | None) -> BaseException | None:
         if not self._first.is_completed():

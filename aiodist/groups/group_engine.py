@@ -269,9 +269,9 @@ class GroupEngine(Messaging):
         for turn in turns:
             turn.complete(None)
 
-    def ring(self, rank: int) -> None:
-        """Wake group rank ``rank``, which sleeps over the memory of this group."""
-        self.world.as_its_loop(self.endpoint.ring, self.ranks[rank], self.id)
+    def wake(self, rank: int) -> None:
+        """Wake group rank ``rank`` by a frame, which arrives behind all messages before it."""
+        self.world.as_its_loop(self.endpoint.wake, self.ranks[rank], self.id)
 
     def present(self, sequence: int) -> tuple[bool, str]:
         """Return whether that collective has started on this rank, and which one it finished last."""
@@ -345,6 +345,8 @@ class GroupEngine(Messaging):
 
     def failed_elsewhere(self, sequence: int, error: DistError) -> None:
         """Take from another rank that a collective failed, or the whole group."""
+        if self.communicator is not None:
+            self.communicator.poll()  # a rank that failed may have published all that was needed before
         work = self._active.get(sequence)
         if sequence == WHOLE_GROUP:
             if isinstance(error, PeerLostError):

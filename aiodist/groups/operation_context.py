@@ -6,6 +6,28 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from aiodist.p2p.spin_policy import SpinPolicy
+from aiodist.shm.doorbell import Doorbell
+
+
+class Sleeper(Protocol):
+    """How a thread that drives the engine sleeps, and is woken by the rank that it waits for."""
+
+    @property
+    def bell(self) -> Doorbell:
+        """What the other rank rings."""
+        ...
+
+    def look(self) -> bool:
+        """Go on with the operation if it can. Returns whether it did."""
+        ...
+
+    def fall_asleep(self) -> bool:
+        """Note for the other ranks that a thread sleeps here. Returns False if it must not sleep now."""
+        ...
+
+    def suspect(self) -> None:
+        """Note that the thread has slept for long: ranks may disagree."""
+        ...
 
 
 class OperationContext(Protocol):
@@ -26,6 +48,10 @@ class OperationContext(Protocol):
 
     def polls(self) -> Sequence[Callable[[], None]]:
         """Return what to call to look for what is missing."""
+        ...
+
+    def sleeper(self) -> Sleeper | None:
+        """Return what a blocked thread may sleep by until the operation can go on; None: a callback."""
         ...
 
     def over(self, error: BaseException | None) -> BaseException | None:

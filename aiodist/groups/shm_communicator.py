@@ -6,8 +6,8 @@ which is the same on all ranks. So two slots a rank are enough, and no two ranks
 `ShmCollective` is one operation's turn.
 
 To wait is to look at a word in a peer's area. A rank that has looked for a while writes into its own area
-that it sleeps, and over which word of which rank. A rank that raises a word looks for sleepers and sends
-each a WAKE frame over the stream. A store may be delayed behind the load that follows it, so the two ranks
+that it sleeps, and over which word of which rank. A rank that raises a word looks for sleepers and rings
+the doorbell of each. A store may be delayed behind the load that follows it, so the two ranks
 can miss each other. So the sleeper looks again after a millisecond, when every store has long arrived.
 """
 
@@ -33,6 +33,7 @@ from aiodist.p2p.spin_policy import (
     BoundedSpin,
     SpinPolicy,
 )
+from aiodist.shm.doorbell import Doorbell
 from aiodist.shm.group_area import (
     ASLEEP,
     PROGRESS,
@@ -48,15 +49,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("aiodist")
 
 _RANK_BITS = 16
-_WHOM = (1 << 32) - 1
+_WHOM = (1 << 31) - 1
 """In the word of a sleeper: the word that it sleeps over, and behind it that word's rank."""
+_THREAD = 1 << 31
+"""In the word of a sleeper: a blocked thread sleeps, which drives the engine, and not the loop."""
 
 
 class SharingGroup(GroupFacts, Protocol):
     """What a communicator needs of its group; `GroupEngine` is one."""
 
-    def ring(self, rank: int) -> None:
-        """Wake group rank ``rank``, which sleeps over the memory of this group."""
+    def wake(self, rank: int) -> None:
+        """Wake group rank ``rank`` by a frame, which arrives behind all messages before it."""
         ...
 
     def next_turn(self) -> Pending[None]:
@@ -141,7 +144,7 @@ class ShmCommunicator:
         self._memory: SharedMemory | None = memory
         self._id = _area_id(group.id, incarnation)
         self._opening = ShmOpening(
-            group.endpoint, memory, self._id, self.members, self._ring_member
+            group.endpoint, memory, self._id, self.members, self._wake_member
         )
         self.peers: list[tuple[int, memoryview]] = []
         self.slots: list[list[memoryview]] = []  # by their number, and by rank
@@ -289,8 +292,8 @@ class ShmCommunicator:
         if self.is_opening:
             self._opening.tell()
 
-    def _ring_member(self, global_rank: int) -> None:
-        self.group.ring(self.seats[self.members.index(global_rank)])
+    def _wake_member(self, global_rank: int) -> None:
+        self.group.wake(self.seats[self.members.index(global_rank)])
 
     def wake(self, word: int) -> None:
         """Wake the ranks that sleep over ``word``, which this rank has raised."""
@@ -302,7 +305,39 @@ class ShmCommunicator:
                 and nap != self._rung[rank]
             ):
                 self._rung[rank] = nap
-                self.group.ring(self.seats[rank])
+                memory = self._memory
+                if memory is None or not memory.ring(
+                    self.members[rank], self.group.id, bool(nap & _THREAD)
+                ):
+                    self.group.wake(self.seats[rank])
+
+    # -- groups.operation_context.Sleeper
+
+    @property
+    def bell(self) -> Doorbell:
+        assert self._memory is not None  # an operation waits in it
+        return self._memory.thread_bell
+
+    def look(self) -> bool:
+        wait = self._wait
+        self.poll()
+        return self._wait is not wait
+
+    def fall_asleep(self) -> bool:
+        wait = self._wait
+        if wait is None:  # for a turn of the loop, or to be admitted
+            return False
+        if not wait.asleep:
+            wait.asleep = True
+            if self.current is not None:
+                self.current.fell_asleep()
+        self._store_nap(wait, _THREAD)
+        self.poll()
+        return self._wait is wait
+
+    def suspect(self) -> None:
+        if self._wait is not None and self.current is not None:
+            self.current.tell()
 
     # -- waiting
 
@@ -391,12 +426,16 @@ class ShmCommunicator:
         self._nap(wait)
 
     def _nap(self, wait: Wait) -> None:
-        self._naps += 1
-        self.mine[ASLEEP] = (self._naps << 32) | (wait.word << _RANK_BITS) | (wait.rank + 1)
-        self._settle()
+        self._store_nap(wait)
         self.poll()
         if self._wait is wait:
             self._look_again(LOOK_AGAIN_SECONDS, self._look)
+
+    def _store_nap(self, wait: Wait, thread: int = 0) -> None:
+        self._naps += 1
+        whom = wait.word << _RANK_BITS | wait.rank + 1
+        self.mine[ASLEEP] = self._naps << 32 | thread | whom
+        self._settle()
 
     def _look(self) -> None:
         wait = self._wait

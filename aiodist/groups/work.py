@@ -18,7 +18,7 @@ from aiodist.completion import Driver, Once, Pending, T
 from aiodist.deadline import to_seconds
 from aiodist.errors import DistError, InvalidUsageError
 from aiodist.groups.never_awaited import CallSite, UnretrievedError, call_site, warn_never_awaited
-from aiodist.groups.operation_context import OperationContext
+from aiodist.groups.operation_context import OperationContext, Sleeper
 from aiodist.groups.work_future import WorkFuture
 from aiodist.observe.recorder import CompletedRecord, Record, opened, operation
 from aiodist.p2p.spin_policy import SHORTEST, SpinPolicy
@@ -195,6 +195,11 @@ class Work(Coroutine[Any, Any, T]):
         if polls:
             spin_policy.look(polls, self.is_completed, min(longest, spin_policy.window), longest)
         return self._done
+
+    def _sleeper(self) -> Sleeper | None:
+        """Return what a thread that drives the engine may sleep by; None: wait for `_when_done`."""
+        context = self._context
+        return None if context is None else context.sleeper()
 
     def _stay_awake(self) -> None:
         """Let the loop look for the end for a while before it sleeps: a caller waits for it."""

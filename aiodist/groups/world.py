@@ -177,7 +177,8 @@ class World:
         endpoint = self._endpoint
         if endpoint is None or endpoint.shares_process:
             return False
-        return not any(group.is_busy for group in self._groups.values())
+        # A copy: any thread may ask.
+        return not any(group.is_busy for group in list(self._groups.values()))
 
     @property
     def is_initialized(self) -> bool:

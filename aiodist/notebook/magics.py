@@ -97,6 +97,8 @@ class _Resident:
     def __init__(self, magics: RanksMagics) -> None:
         self._magics = magics
 
+    may_stand_still = False
+
     async def leave(self) -> None:
         """Do as `RanksMagics.leave`."""
         await self._magics.leave()

@@ -135,6 +135,7 @@ class Endpoint:
         if self.memory is not None:
             segments = {c.rank: c.segment for c in rank_infos if c.host_id == self._host_id}
             self.memory.meet(segments)
+            self._loop.add_reader(self.memory.doorbell.fd, self._rung)
         for rank_info in rank_infos:
             if rank_info.rank != self.rank:
                 self._add_peer(rank_info)
@@ -271,9 +272,14 @@ class Endpoint:
         frame = encode(FrameType.AGREE, (0, group, number), length=len(message))
         self._tell(rank, frame, [message])
 
-    def ring(self, rank: int, group: int) -> None:
-        """Wake ``rank``, which sleeps until its flag in the shared memory of ``group`` changes."""
+    def wake(self, rank: int, group: int) -> None:
+        """Wake ``rank``, which sleeps over the memory of ``group``, behind all messages before this."""
         self._tell(rank, encode(FrameType.WAKE, (0, group, 0)))
+
+    def _rung(self) -> None:
+        if self.memory is not None:
+            for group in self.memory.doorbell.take():
+                self._events.woken(group)
 
     # -- control messages from other ranks
 
@@ -318,6 +324,8 @@ class Endpoint:
             if self._heartbeat is not None:
                 await self._heartbeat.close()
             self.inbox.close()
+            if self.memory is not None:
+                self._loop.remove_reader(self.memory.doorbell.fd)
             self.shm_progress.close()
 
     async def _leave(self, leaving: Departure) -> None:

@@ -83,6 +83,11 @@ class Segment:
         return cls(view, description)
 
     @property
+    def pid(self) -> int:
+        """Return the process that made the segment."""
+        return int(self.description.partition(":")[0])
+
+    @property
     def is_orphan(self) -> bool:
         """Return whether the process that made the segment has ended, or has closed it."""
         pid, number, _ = self.description.split(":")

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Mapping, Sequence
 
 from aiodist.shm.area_directory import END, AreaDirectory, AreaState
+from aiodist.shm.doorbell import Doorbell, open_doorbell, ring
 from aiodist.shm.group_area import CHUNK_BYTES, CONTROL_BYTES, AreaShape, GroupArea, shape_for
 from aiodist.shm.message_ring import LINES_BYTES, RingReader, RingWriter
 from aiodist.shm.message_ring import MAX_BYTES as MAX_RING_BYTES
@@ -33,6 +35,7 @@ _HEAD_BYTES = 96 << 10
 """Room for the directory of areas, and for one word about each of more than 4,096 ranks."""
 
 _LEFT = 4  # word: the owner has left in good order
+_DOORBELLS = 5, 6  # words: the numbers of the owner's two of `Doorbell`
 _MAPPED = END  # first word of a list by rank: which segment is mapped
 _MAX_RANKS = _HEAD_BYTES // 8 - _MAPPED
 
@@ -64,6 +67,11 @@ class SharedMemory:
         self._seen: dict[int, set[int]] = {}  # by such an area: members that have listed it
         self._places: dict[int, int] = {}  # of the ranks of this host in the tables of rings
         self._ends: list[RingReader | RingWriter] = []
+        self.doorbell = Doorbell()
+        """Another rank of this host has called `ring` for this rank's loop."""
+        self.thread_bell = Doorbell()
+        """Another rank has called `ring` for a thread that is blocked in an operation."""
+        self._doorbells: dict[tuple[int, bool], int] = {}  # open ones of other ranks
 
     @classmethod
     def create(cls, rank: int, nbytes: int) -> SharedMemory:
@@ -82,6 +90,9 @@ class SharedMemory:
         """
         failures = []
         head = self._own.view[:_HEAD_BYTES].cast("Q")
+        # Before any rank sees that this one has mapped its memory.
+        for word, bell in zip(_DOORBELLS, (self.doorbell, self.thread_bell), strict=True):
+            head[word] = bell.number
         for rank, description in descriptions.items():
             if not description or rank >= _MAX_RANKS:
                 continue
@@ -108,6 +119,9 @@ class SharedMemory:
             del self._lists[rank]
             self._close_ends([end for end in self._ends if end.rank == rank])
             self._segments.pop(rank).close()
+        for thread in (False, True):
+            if (fd := self._doorbells.pop((rank, thread), -1)) >= 0:
+                os.close(fd)
 
     def could_share(self, ranks: Sequence[int]) -> bool:
         """Return whether this rank has mapped all of ``ranks``. If not, their group shares no
@@ -119,6 +133,22 @@ class SharedMemory:
         """Return whether ``rank`` has mapped this rank's segment."""
         head = self._heads.get(rank)
         return head is not None and head[_MAPPED + self.rank] == self._digests[self.rank]
+
+    def ring(self, rank: int, group: int, thread: bool) -> bool:
+        """Wake ``rank``, whose loop or blocked ``thread`` sleeps over the memory of ``group``.
+
+        Returns False if its doorbell cannot be reached: then a frame on the stream has to wake it.
+        """
+        try:
+            fd = self._doorbells.get((rank, thread), -1)
+            if fd < 0:
+                number = self._heads[rank][_DOORBELLS[thread]]
+                fd = open_doorbell(self._segments[rank].pid, number)
+                self._doorbells[rank, thread] = fd
+            ring(fd, group)
+        except (KeyError, OSError):
+            return False
+        return True
 
     def lay_out(
         self,
@@ -323,6 +353,11 @@ class SharedMemory:
         for segment in self._segments.values():
             segment.close()
         self._segments.clear()
+        self.doorbell.close()
+        self.thread_bell.close()
+        for fd in self._doorbells.values():
+            os.close(fd)
+        self._doorbells.clear()
 
 
 def _digest(description: str) -> int:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-from aiodist.groups.world import current_world
 from aiodist.sync.loop_handoff import LoopHandoff
 
 
@@ -17,16 +14,9 @@ def gate_of(work: Any, handoff: LoopHandoff) -> threading.Lock:
     gate = threading.Lock()
     gate.acquire()
     work._stay_awake()
-    work._when_done(partial(_open, gate, handoff))
+    work._when_done(gate.release)
     handoff.resume()
     return gate
-
-
-def _open(gate: threading.Lock, handoff: LoopHandoff) -> None:
-    gate.release()
-    # The caller is likely to call again, so the loop parks for it: in a callback of its own, not in
-    # the middle of the one that has ended the operation.
-    asyncio.get_running_loop().call_soon(_park, handoff)
 
 
 class CrossThreadCall:
@@ -35,7 +25,6 @@ class CrossThreadCall:
     __slots__ = (
         "_blocks",
         "_function",
-        "_handoff",
         "error",
         "gate",
         "returned",
@@ -45,9 +34,7 @@ class CrossThreadCall:
         self,
         function: Callable[[], Any],
         blocks: bool,
-        handoff: LoopHandoff,
     ) -> None:
-        self._handoff = handoff
         self._function = function
         self._blocks = blocks
         self.returned: Any = None
@@ -57,7 +44,6 @@ class CrossThreadCall:
 
     def start(self) -> None:
         """Start the function; the loop's thread calls this."""
-        self._handoff.arrived()
         returned = self._begin()
         if returned is None or not self._blocks:
             self.gate.release()
@@ -65,10 +51,9 @@ class CrossThreadCall:
         returned._spin()
         if returned.is_completed():
             self.gate.release()
-            _park(self._handoff)  # now: the caller's next call would come before a later callback
             return
         returned._stay_awake()
-        returned._when_done(partial(_open, self.gate, self._handoff))
+        returned._when_done(self.gate.release)
 
     def _begin(self) -> Any:
         """Call the function; return its result, or None if it raised."""
@@ -86,8 +71,3 @@ class CrossThreadCall:
         for work in works:
             if work is not None:
                 work.cancel()
-
-
-def _park(handoff: LoopHandoff) -> None:
-    if current_world().may_stand_still:
-        handoff.park()

@@ -30,6 +30,10 @@ class Member:
     world: World
     store: Any = None
 
+    @property
+    def may_stand_still(self) -> bool:
+        return self.world.may_stand_still
+
     async def leave(self) -> None:
         await closing.close_world(self.world, _EXIT_SECONDS)
 

@@ -1,26 +1,32 @@
-"""The loop's thread parks, so that a blocked thread can drive the engine itself.
+"""The loop's thread lends the loop while it sleeps, so that a blocked thread can drive the engine itself.
 
 Otherwise a blocking call is a hop to the loop's thread and one back: two wake-ups, which cost more
-than a small message. After a blocking call has ended, the loop's thread waits a moment inside a
-callback instead of going back to sleep in its selector. A parked loop is a set of objects that any
-one thread may use. The next call starts its operation in the calling thread and polls for the
-answer there, and often gets it before another thread would have woken up. If the answer takes
-longer, the loop's thread goes on, and the call waits for it.
+than a small message. The loop's thread gives its turn away before it sleeps in its selector, and
+takes it back before it runs a callback. A sleeping loop is a set of objects that any one thread may
+use. A blocking call takes the turn, starts its operation in the calling thread and polls for the
+answer there. No thread wakes up for that.
 
-Parking is bounded: five milliseconds without a call, ten at most in a row. The loop does not park
-while other operations are under way, where another thread calls, or where ranks share a process.
-Shorter times cost more than they give. A loop that wakes up to decide whether to go on takes the
-core. A call that comes after that takes the hop, which is expensive where ranks outnumber cores.
+For five milliseconds after a call, and while no operation is under way, the loop's thread sleeps
+beside its selector. A driving thread reads the streams itself, and each message would wake the
+loop's thread for nothing. What a call leaves to the loop, a callback or an earlier timer, is done
+after that time, too.
 """
 
 from __future__ import annotations
 
 # signal.signal converts to enums and back, which takes ten times as long as the call itself.
 import _signal  # type: ignore[import-not-found]  # typeshed leaves it out
+import asyncio
+import math
+import selectors
 import threading
-from collections import deque
-from time import perf_counter
-from typing import Any
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import Context
+from time import monotonic
+from typing import Any, TypeVarTuple
+
+_Ts = TypeVarTuple("_Ts")
 
 _SIGINT = int(_signal.SIGINT)
 _getsignal, _signal_to = _signal.getsignal, _signal.signal
@@ -28,81 +34,203 @@ _raise_interrupt = _signal.default_int_handler
 _get_ident = threading.get_ident
 
 _LINGER = 5e-3
-_LONGEST = 10e-3
+"""For so long after a call the loop's thread waits for the next one, and looks at this interval for
+what calls have left."""
+
+_LONGEST = 60.0
+_SHORT = 1e-3
+"""How long a call waits for the loop's thread to run what it has woken up for."""
+
+Events = list[tuple[selectors.SelectorKey, int]]
 
 
 class LoopHandoff:
-    """The right to use the objects of one loop: its own thread has it, or for a moment another one."""
+    """The turn: the right to use the objects of one loop. Its own thread has it, or another one."""
 
-    def __init__(self) -> None:
+    def __init__(self, may_stand_still: Callable[[], bool] = lambda: False) -> None:
+        """``may_stand_still()``: whether no operation is under way, so that streams can wait a moment."""
         self.interrupts = Interrupts(threading.main_thread().ident)
-        self._turn = threading.Lock()  # held by the thread that drives
-        self._wake = threading.Lock()  # released to wake the loop's thread
-        self._wake.acquire()
-        self._parked = False
-        self._recalled = False
-        self._coming: deque[None] = deque()  # calls on their way to the loop, which must not park
+        self._may_stand_still = may_stand_still
+        self._turn = threading.Lock()  # held by the thread that uses the loop's objects
+        self._iteration = threading.Lock()  # held by the loop's thread unless it sleeps
+        self._alarm = threading.Lock()  # released to wake the loop's thread where it lingers
+        self._alarm.acquire()
+        self._lent = False  # the loop's thread sleeps, or wants its turn back
+        self._wanted = False
+        self._lingers = False
+        self._recalled = False  # another thread has woken the loop
+        self._scheduled = False  # a thread that drove has left the loop something to do
+        self._deep = False  # the loop's thread does not look for that by itself
+        self._until = math.inf  # its sleep ends then, of `monotonic`
         self._used = 0.0
-        self._until = 0.0
+        self._wake: Callable[[], None] = _nothing
+        self.seat = threading.Lock()
+        """Held by the one thread that sleeps by itself in an operation; see `BlockedCaller`."""
 
-    def park(self) -> None:
-        """Park the loop, in one of its callbacks, until it is recalled or no call comes."""
-        self._used = now = perf_counter()
-        self._until = now + _LONGEST
-        self._parked = True
-        if self._coming:  # after _parked is set: this sees the call, or `expect` sees _parked
-            self._parked = self._recalled = False
-            return
-        while True:
-            woken = self._wake.acquire(timeout=_LINGER)
-            # Looked at without the turn: taken now, it would be missing to the very next call.
-            if not woken and not self._recalled and (self._turn.locked() or self._was_used()):
-                continue
-            with self._turn:  # waits for a thread that is driving
-                if woken or self._recalled or not self._was_used():
-                    self._parked = False
-                    if self._recalled and not woken:
-                        self._wake.acquire(blocking=False)
-                    self._recalled = False
-                    return
+    # -- the loop's thread
 
-    def _was_used(self) -> bool:
-        return perf_counter() - self._used <= _LINGER
+    def run(self, loop: asyncio.AbstractEventLoop, main: Callable[[], None]) -> None:
+        """Call ``main()``, which runs ``loop``, with the turn."""
+        self._wake = lambda: _wake(loop)
+        with self._iteration, self._turn:
+            main()
+
+    def sleep(self, select: Callable[[float | None], Events], timeout: float | None) -> Events:
+        """Return what ``select(timeout)`` returns; lend the loop meanwhile."""
+        if timeout is not None and timeout <= 0:
+            return select(timeout)
+        self._until = math.inf if timeout is None else monotonic() + timeout
+        self._scheduled = False
+        self._lent = True
+        self._turn.release()
+        self._iteration.release()
+        try:
+            return self._sleep(select)
+        finally:
+            self._iteration.acquire()
+            self._wanted = True
+            self._turn.acquire()
+            self._wanted = self._lent = self._deep = self._recalled = False
+
+    def _sleep(self, select: Callable[[float | None], Events]) -> Events:
+        """Sleep without the turn until there is something to do."""
+        events: Events = []
+        while not events and (left := self._until - (now := monotonic())) > 0:
+            self._deep = now - self._used > _LINGER
+            # Invariant: _deep is stored before this looks, and a driving thread has stored
+            # _scheduled before it looks at _deep. So one of the two sees the other's.
+            if self._deep and self._scheduled:
+                break
+            if self._deep:
+                events = select(min(left, _LONGEST))
+            elif self._may_stand_still():
+                self._linger(min(left, _LINGER))
+                events = select(0)
+            else:
+                events = select(min(left, _LINGER))
+            if self._scheduled or self._recalled:
+                break
+            if events and self._turn.locked():  # the thread that drives reads the streams itself
+                self._linger(_LINGER)
+                events = select(0)
+        return events
+
+    def _linger(self, seconds: float) -> None:
+        """Sleep beside the selector: threads that drive read the streams themselves."""
+        self._lingers = True
+        # Invariant: _lingers is stored before this looks, and `recall` has stored _recalled before.
+        if not self._recalled:
+            self._alarm.acquire(timeout=seconds)
+        self._lingers = False
+
+    def recall(self) -> None:
+        """Wake the loop's thread where it lingers: another thread has something for it."""
+        self._recalled = True
+        if self._lingers:
+            with suppress(RuntimeError):  # another thread has done so
+                self._alarm.release()
+
+    # -- a thread that drives
 
     def acquire(self) -> bool:
         """Return whether the calling thread may drive now; it then calls `give_back` or `resume`."""
-        if not self._parked or not self._turn.acquire(False):
+        if not self._lent:
             return False
-        if self._parked and not self._recalled and perf_counter() < self._until:
+        if self._wanted:  # it goes first, and is soon done
+            if not self._iteration.acquire(timeout=_SHORT):
+                return False
+            self._iteration.release()
+        if not self._turn.acquire(False):
+            return False
+        if self._lent:
+            return True
+        self._turn.release()
+        return False
+
+    def take(self) -> bool:
+        """Wait until the calling thread may drive. Returns False if the loop has ended."""
+        self._turn.acquire()
+        if self._lent:
             return True
         self._turn.release()
         return False
 
     def give_back(self) -> None:
-        """End driving; the loop stays parked a little longer."""
-        self._used = perf_counter()
+        """End driving. What is left to the loop it does within some milliseconds."""
+        self._used = monotonic()
+        wakes = self._scheduled and self._deep
         self._turn.release()
+        if wakes:
+            self._wake()
 
     def resume(self) -> None:
         """End driving and wake the loop, which has something to do."""
+        self._used = 0.0
         self._turn.release()
-        self.recall()
+        self._wake()
 
-    def expect(self) -> None:
-        """Note that a call is handed to the loop, where `arrived` follows. Any thread."""
-        self._coming.append(None)
-        self.recall()
+    def note_callback(self) -> None:
+        """Note that a callback was scheduled, perhaps by a thread that drives."""
+        if self._lent:
+            self._scheduled = True
 
-    def arrived(self) -> None:
-        """Note that the call of `expect` has started."""
-        self._coming.popleft()
+    def note_timer(self, when: float) -> None:
+        """Note that a timer was scheduled for ``when``, perhaps by a thread that drives."""
+        if self._lent and when < self._until:
+            self._scheduled = True
 
-    def recall(self) -> None:
-        """Wake the loop, if it is parked. Any thread."""
-        if self._parked and not self._recalled:
-            self._recalled = True
-            if self._wake.locked():
-                self._wake.release()
+
+class HandoffLoop(asyncio.SelectorEventLoop):
+    """The event loop of the blocking API. It lends itself by ``handoff`` while it sleeps.
+
+    asyncio's own loop, since its selector can be replaced; uvloop's sleep cannot be.
+    """
+
+    def __init__(self, handoff: LoopHandoff) -> None:
+        super().__init__(_HandoffSelector(handoff))
+        self._handoff = handoff
+        self.set_debug(False)  # several threads use it by turns, which the debug mode refuses
+
+    def call_soon(
+        self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        self._handoff.note_callback()
+        return super().call_soon(callback, *args, context=context)
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = super().call_soon_threadsafe(callback, *args, context=context)
+        self._handoff.recall()
+        return handle
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*_Ts], object],
+        *args: *_Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        self._handoff.note_timer(when)
+        return super().call_at(when, callback, *args, context=context)
+
+
+class _HandoffSelector(selectors.DefaultSelector):
+    def __init__(self, handoff: LoopHandoff) -> None:
+        super().__init__()
+        self._handoff = handoff
+
+    def select(self, timeout: float | None = None) -> Events:
+        return self._handoff.sleep(super().select, timeout)
+
+
+def _wake(loop: asyncio.AbstractEventLoop) -> None:
+    with suppress(RuntimeError):  # it has ended
+        loop.call_soon_threadsafe(_nothing)
+
+
+def _nothing() -> None:
+    pass
 
 
 class Interrupts:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
-import socket
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -24,9 +23,10 @@ from aiodist.groups.operation import Operation
 from aiodist.groups.work import Work
 from aiodist.groups.world import current_world
 from aiodist.p2p.spin_policy import DRIVE_SECONDS
+from aiodist.sync.blocked_caller import BlockedCaller
 from aiodist.sync.coalescing import coalescing, overlapped
 from aiodist.sync.cross_thread_call import CrossThreadCall, gate_of
-from aiodist.sync.loop_handoff import LoopHandoff
+from aiodist.sync.loop_handoff import HandoffLoop, LoopHandoff
 from aiodist.tensors.cuda_streams import on_callers_stream
 
 T = TypeVar("T")
@@ -40,6 +40,11 @@ _set_running_loop = asyncio._set_running_loop
 
 class Resident(Protocol):
     """An object that uses the portal's loop and keeps it running: a world, a store."""
+
+    @property
+    def may_stand_still(self) -> bool:
+        """Whether the loop has nothing of it to do that could not wait for some moments. Any thread."""
+        ...
 
     async def leave(self) -> None:
         """Close at the end of the process, within few seconds, and tell the other side."""
@@ -66,7 +71,7 @@ class Portal:
         self._thread: threading.Thread | None = None
         self._users = 0
         self._residents: list[Resident] = []
-        self._handoff = LoopHandoff()
+        self._handoff = LoopHandoff(self._may_stand_still)
         self._inherited: list[object] = []
         self._finalizer: Any = None
         os.register_at_fork(after_in_child=self._after_fork)
@@ -92,7 +97,7 @@ class Portal:
         if loop is None:
             return _beside_async(function(*args, **kwargs), blocks)
         call = partial(function, *args, **kwargs)
-        # First: an interrupt of a thread that drives the loop would leave the loop parked for ever.
+        # First: an interrupt of a thread that drives the loop would leave it without its turn for ever.
         held = handoff.interrupts.hold()
         try:
             drives = handoff.acquire()
@@ -152,15 +157,22 @@ class Portal:
             return self._call(loop, partial(group.start, operation, seconds), True)
         return _wait(loop, work, gate)
 
-    def _drive(self, loop: asyncio.AbstractEventLoop, work: Any) -> threading.Lock | None:
+    def _drive(
+        self, loop: asyncio.AbstractEventLoop, work: Any
+    ) -> threading.Lock | BlockedCaller | None:
         """Drive ``loop`` for ``work``, and give the loop back.
 
-        Returns None if ``work`` has ended, else a lock that is released when it ends.
+        Returns None if ``work`` has ended, else what can be acquired when it has.
         """
+        handoff = self._handoff
         if work.is_completed() or _as_running(loop, partial(work._spin, DRIVE_SECONDS)):
-            self._handoff.give_back()
+            handoff.give_back()
             return None
-        return gate_of(work, self._handoff)
+        caller = _as_running(loop, partial(BlockedCaller.of, work, loop, handoff))
+        if caller is None:
+            return gate_of(work, handoff)
+        handoff.give_back()
+        return caller  # type: ignore[no-any-return]
 
     def _call(
         self,
@@ -169,8 +181,8 @@ class Portal:
         blocks: bool,
     ) -> Any:
         """Call ``function`` in the loop's thread, and wait for it here."""
-        call = CrossThreadCall(on_callers_stream(function), blocks, self._handoff)
-        _hand_over(loop, call.start, self._handoff)
+        call = CrossThreadCall(on_callers_stream(function), blocks)
+        _hand_over(loop, call.start)
         try:
             call.gate.acquire()
         except BaseException:
@@ -189,15 +201,10 @@ class Portal:
 
         ``function`` must not raise. Raises NotInitializedError where no resident uses the loop.
         """
-        loop, handoff = self._loop, self._handoff
+        loop = self._loop
         if loop is None:
             raise NotInitializedError(_CLOSED)
-
-        def arrive() -> None:
-            handoff.arrived()
-            function()
-
-        _hand_over(loop, arrive, handoff)
+        _hand_over(loop, function)
 
     def run(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any) -> T:
         """Await ``function(*args, **kwargs)`` in the loop's thread; return its result. Not the hot path.
@@ -264,6 +271,9 @@ class Portal:
         if loop is not None and resident in self._residents:
             asyncio.run_coroutine_threadsafe(self._departure(resident), loop)
 
+    def _may_stand_still(self) -> bool:
+        return all(resident.may_stand_still for resident in tuple(self._residents))
+
     async def _departure(self, resident: Resident) -> None:
         try:
             await resident.leave()
@@ -288,8 +298,9 @@ class Portal:
         thread.join(1.0)
 
     def _start(self) -> None:
-        loop = _new_loop()
-        thread = threading.Thread(target=_live, args=(loop,), name="aiodist", daemon=True)
+        loop = HandoffLoop(self._handoff)
+        run = partial(self._handoff.run, loop, partial(_live, loop))
+        thread = threading.Thread(target=run, name="aiodist", daemon=True)
         thread.start()
         self._loop, self._thread = loop, thread
         atexit.register(self.close)
@@ -304,7 +315,6 @@ class Portal:
         atexit.unregister(self.close)
         self._finalizer.cancel()
         loop.call_soon_threadsafe(loop.stop)
-        self._handoff.recall()
         self._handoff.interrupts.retire()
         return thread
 
@@ -313,7 +323,7 @@ class Portal:
         # instance. The child keeps the objects, so that the garbage collector does not close them.
         loop, residents = self._loop, self._residents
         self._handoff.interrupts.retire()
-        self._handoff = LoopHandoff()
+        self._handoff = LoopHandoff(self._may_stand_still)
         self._inherited += [loop, self._thread, residents]
         self._lock = threading.RLock()  # a finalizer may call leave() at any point
         self._loop = self._thread = None
@@ -323,14 +333,18 @@ class Portal:
             atexit.unregister(self.close)
             for resident in residents:
                 resident.close_in_child()
-            for name in ("_ssock", "_csock"):  # the sockets that wake asyncio's own loop
-                sock = getattr(loop, name, None)
-                if sock is not None:
-                    sock.close()
+            for name in (
+                "_ssock",
+                "_csock",
+                "_selector",
+            ):  # private names: a later Python may differ
+                inherited = getattr(loop, name, None)
+                if inherited is not None:
+                    inherited.close()
 
 
 def _as_running(loop: asyncio.AbstractEventLoop, call: Callable[[], Any]) -> Any:
-    """Return what ``call`` returns where ``loop``, which is parked, counts as running."""
+    """Return what ``call`` returns where ``loop``, which is lent, counts as running."""
     _set_running_loop(loop)
     try:
         return call()
@@ -338,7 +352,9 @@ def _as_running(loop: asyncio.AbstractEventLoop, call: Callable[[], Any]) -> Any
         _set_running_loop(None)
 
 
-def _wait(loop: asyncio.AbstractEventLoop, work: Any, gate: threading.Lock | None) -> Any:
+def _wait(
+    loop: asyncio.AbstractEventLoop, work: Any, gate: threading.Lock | BlockedCaller | None
+) -> Any:
     """Return the result of ``work``, after ``gate`` has been released if it is given."""
     try:
         if gate is not None:
@@ -366,14 +382,10 @@ def _beside_async(started: Any, blocks: bool) -> Any:
     return started.result()
 
 
-def _hand_over(
-    loop: asyncio.AbstractEventLoop, start: Callable[[], None], handoff: LoopHandoff
-) -> None:
-    handoff.expect()
+def _hand_over(loop: asyncio.AbstractEventLoop, start: Callable[[], None]) -> None:
     try:
         loop.call_soon_threadsafe(start)
     except RuntimeError:
-        handoff.arrived()
         raise NotInitializedError(_CLOSED) from None
 
 
@@ -426,21 +438,6 @@ def _live(loop: asyncio.AbstractEventLoop) -> None:
     finally:
         asyncio.set_event_loop(None)
         loop.close()
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-
-    class Loop(uvloop.Loop):
-        async def getaddrinfo(self, *args: Any, **kwargs: Any) -> Any:
-            # uvloop's own starts the threads of libuv, and a forked child crashes when it ends:
-            # libuv then joins those threads, which the child never had.
-            return await self.run_in_executor(None, partial(socket.getaddrinfo, *args, **kwargs))
-
-    return Loop()
 
 
 _CLOSED = "Default process group has not been initialized: another thread has just destroyed it."

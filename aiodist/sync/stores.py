@@ -191,6 +191,8 @@ class _Resident:
         self.store = store
         self.server = server
 
+    may_stand_still = True
+
     async def leave(self) -> None:
         await self.store.close()
         if self.server is not None:

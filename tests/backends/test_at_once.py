@@ -156,8 +156,9 @@ async def test_arguments_without_a_plan_are_left_to_the_checks() -> None:
     await run_ranks(2, main, "shm", timeout=20)
 
 
-async def test_a_sleeping_peer_is_woken_without_a_running_loop() -> None:
-    """A frame is sent for that, and what sends it may ask which loop runs."""
+@pytest.mark.parametrize("reaches", [True, False], ids=["by its doorbell", "by a frame"])
+async def test_a_sleeping_peer_is_woken_without_a_running_loop(reaches: bool) -> None:
+    """Where its doorbell cannot be opened a frame is sent, and what sends it may ask which loop runs."""
 
     async def main(rank: int) -> None:
         for _ in range(4):
@@ -169,14 +170,16 @@ async def test_a_sleeping_peer_is_woken_without_a_running_loop() -> None:
             await until(lambda: bool(asleep[ASLEEP]))  # the other one, over a word of this rank's
             loops: list[object] = []
             endpoint = current_world().endpoint
-            ring = endpoint.ring
-            endpoint.ring = lambda *args: (  # type: ignore[method-assign]
+            memory, wake = endpoint.memory, endpoint.wake
+            assert memory is not None
+            if not reaches:
+                memory.ring = lambda *args: False  # type: ignore[method-assign]
+            endpoint.wake = lambda *args: (  # type: ignore[method-assign]
                 loops.append(asyncio._get_running_loop()),
-                ring(*args),
+                wake(*args),
             )[-1]
             assert without_loop(lambda: at_once(default(), Barrier())) is not None
-            assert loops
-            assert set(loops) == {asyncio.get_running_loop()}
+            assert set(loops) == (set() if reaches else {asyncio.get_running_loop()})
         else:
             await dist.barrier()
 

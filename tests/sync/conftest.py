@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 import aiodist.sync as dist
 from aiodist.groups.world import World, use_world
+from aiodist.sync import portal
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,15 +33,30 @@ def run_threads() -> Callable[..., list[Any]]:
     return _run_threads
 
 
+@pytest.fixture
+def run_apart(tmp_path: Path) -> Callable[..., list[Any]]:
+    """As `run_threads`, but each rank has an event loop of its own, as in a process."""
+    return partial(_start_threads, {"init_method": f"file://{tmp_path}/store"})
+
+
 def _run_threads(size: int, fn: Callable[[int], Any]) -> list[Any]:
     store = dist.HashStore()
+    try:
+        return _start_threads({"store": store}, size, fn)
+    finally:
+        store.close()
+
+
+def _start_threads(meeting: dict[str, Any], size: int, fn: Callable[[int], Any]) -> list[Any]:
     results: list[Any] = [None] * size
     errors: list[BaseException] = []
 
     def one(rank: int) -> None:
         use_world(World())
+        if "store" not in meeting:
+            portal._current.set(portal.Portal())
         try:
-            dist.init_process_group(store=store, rank=rank, world_size=size, timeout=30)
+            dist.init_process_group(**meeting, rank=rank, world_size=size, timeout=30)
             try:
                 results[rank] = fn(rank)
             finally:
@@ -52,7 +69,6 @@ def _run_threads(size: int, fn: Callable[[int], Any]) -> list[Any]:
         thread.start()
     for thread in threads:
         thread.join()
-    store.close()
     if errors:
         raise errors[0]
     return results

@@ -1,29 +1,33 @@
-"""A blocked thread drives the engine while the loop's thread stands still."""
+"""A blocked thread drives the engine while the loop's thread sleeps."""
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import get_context
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from aiodist.sync.loop_handoff import Interrupts, LoopHandoff
+from aiodist.sync.loop_handoff import HandoffLoop, Interrupts, LoopHandoff
 from aiodist.sync.portal import Portal
 
 
 @pytest.fixture
-def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
+def handoff() -> Iterator[LoopHandoff]:
+    """The turn of a loop that runs in a thread, in the attribute ``loop``."""
+    handoff = LoopHandoff()
+    loop = HandoffLoop(handoff)
+    thread = threading.Thread(target=handoff.run, args=(loop, loop.run_forever))
     thread.start()
-    yield loop
+    handoff.loop = loop  # type: ignore[attr-defined]  # for these tests
+    yield handoff
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
+    assert not handoff._turn.locked()
     loop.close()
 
 
@@ -34,88 +38,57 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0)
 
 
-def acquired(loop: asyncio.AbstractEventLoop, handoff: LoopHandoff) -> None:
-    """The loop stands still, and this thread drives."""
-    until(
-        lambda: (loop.call_soon_threadsafe(handoff.park), time.sleep(1e-4), handoff.acquire())[-1]
-    )
+def test_a_loop_that_runs_a_callback_cannot_be_acquired(handoff: Any) -> None:
+    runs, ends = threading.Event(), threading.Event()
+    handoff.loop.call_soon_threadsafe(lambda: (runs.set(), ends.wait(10)))
+    assert runs.wait(10)
+    assert not handoff.acquire()
+    ends.set()
+    until(handoff.acquire)
+    handoff.give_back()
 
 
-def test_a_loop_that_runs_cannot_be_acquired(loop: asyncio.AbstractEventLoop) -> None:
-    assert not LoopHandoff().acquire()
-
-
-def test_the_loop_waits_for_the_thread_that_drives(loop: asyncio.AbstractEventLoop) -> None:
-    handoff = LoopHandoff()
-    acquired(loop, handoff)
+def test_the_loop_waits_for_the_thread_that_drives(handoff: Any) -> None:
+    until(handoff.acquire)
     went_on = threading.Event()
-    loop.call_soon_threadsafe(went_on.set)
-    assert not went_on.wait(0.02)  # longer than it would linger
-    assert not handoff.acquire()  # one thread at a time
+    handoff.loop.call_soon_threadsafe(went_on.set)
+    until(lambda: handoff._wanted)
+    assert not went_on.is_set()
     handoff.give_back()
     assert went_on.wait(10)
-    until(lambda: not handoff.acquire())
 
 
-class Turn:
-    """A lock that knows which threads have asked for it, and how often one has only looked."""
-
-    def __init__(self) -> None:
-        self.askers: set[int] = set()
-        self.looks = 0
-        self._lock = threading.Lock()
-
-    def acquire(self, blocking: bool = True) -> bool:
-        self.askers.add(threading.get_ident())
-        return self._lock.acquire(blocking)
-
-    def release(self) -> None:
-        self._lock.release()
-
-    def locked(self) -> bool:
-        self.looks += 1
-        return self._lock.locked()
-
-    def __enter__(self) -> None:
-        self.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-
-def test_the_loop_does_not_interrupt_the_thread_that_drives_it(
-    loop: asyncio.AbstractEventLoop,
-) -> None:
-    """The loop would be handed over between two calls, and the second would find it taken."""
-    handoff = LoopHandoff()
-    turn = Turn()
-    handoff._turn = turn  # type: ignore[assignment]  # as much of a lock as a loop handoff uses
-    acquired(loop, handoff)
-    turn.askers.clear()
-    until(lambda: turn.looks > 2)  # so often it has wondered whether to go on
-    assert turn.askers == set()
-    handoff.resume()
-
-
-def test_a_recalled_loop_continues_at_once_and_cannot_be_acquired_again(
-    loop: asyncio.AbstractEventLoop,
-) -> None:
-    handoff = LoopHandoff()
-    acquired(loop, handoff)
-    handoff.resume()
+def test_one_thread_drives_at_a_time(handoff: Any) -> None:
+    until(handoff.acquire)
     assert not handoff.acquire()
+    handoff.give_back()
 
 
-def test_the_loop_does_not_park_while_a_call_arrives(loop: asyncio.AbstractEventLoop) -> None:
-    handoff = LoopHandoff()
-    handoff.expect()
-    stood = threading.Event()
-    loop.call_soon_threadsafe(lambda: (handoff.park(), stood.set()))
-    assert stood.wait(10)
-    assert not handoff.acquire()
-    handoff.arrived()
-    acquired(loop, handoff)
-    handoff.resume()
+@pytest.mark.parametrize("leave", ["call_soon", "call_later", "call_soon_threadsafe"])
+@pytest.mark.parametrize("deep", [False, True], ids=["just used", "long unused"])
+@pytest.mark.parametrize("lingers", [False, True])
+def test_what_a_call_leaves_to_the_loop_is_done(
+    handoff: Any, leave: str, deep: bool, lingers: bool
+) -> None:
+    handoff._may_stand_still = lambda: lingers
+    until(handoff.acquire)
+    handoff.give_back()
+    if deep:
+        until(lambda: handoff._deep)
+    until(handoff.acquire)
+    done = threading.Event()
+    getattr(handoff.loop, leave)(*([1e-3] if leave == "call_later" else []), done.set)
+    handoff.give_back()
+    assert done.wait(10)
+
+
+def test_a_call_that_leaves_nothing_wakes_no_thread(handoff: Any) -> None:
+    until(lambda: handoff._deep)
+    woken: list[None] = []
+    handoff._wake = lambda: woken.append(None)
+    until(handoff.acquire)
+    handoff.give_back()
+    assert not woken
 
 
 @pytest.fixture
@@ -244,7 +217,8 @@ def _exit_by_handler() -> None:
 def test_ctrl_c_leaves_no_loop_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """It strikes in the very moment in which a call has borrowed the loop."""
     portal = Portal()
-    handoff, loop = portal._handoff, portal.enter()
+    handoff = portal._handoff
+    portal.enter()
     acquire = handoff.acquire
 
     def struck() -> bool:
@@ -254,9 +228,7 @@ def test_ctrl_c_leaves_no_loop_without_a_thread(monkeypatch: pytest.MonkeyPatch)
 
     ended = SimpleNamespace(is_completed=lambda: True, result=lambda: None)
     try:
-        until(
-            lambda: (loop.call_soon_threadsafe(handoff.park), time.sleep(1e-4), handoff._parked)[-1]
-        )
+        until(lambda: handoff._lent)
         monkeypatch.setattr(handoff, "acquire", struck)
         with pytest.raises(KeyboardInterrupt):
             portal.call(lambda: ended, True)

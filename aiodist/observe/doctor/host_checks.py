@@ -45,7 +45,7 @@ def _versions(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             WARNING,
             "versions",
-            "uvloop is not installed: the blocking API runs on asyncio's own loop, which is slower",
+            "uvloop is not installed: coroutine functions run on asyncio's own loop, which is slower",
             "pip install uvloop",
         )
 

@@ -1,0 +1,100 @@
+"""A blocked thread that sleeps by itself, and finishes its operation itself when it is woken."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+from aiodist.groups.operation_context import Sleeper
+from aiodist.groups.shm_opening import BACKSTOP_SECONDS
+from aiodist.p2p.spin_policy import DRIVE_SECONDS, LOOK_AGAIN_SECONDS, SUSPICION_SECONDS
+from aiodist.sync.loop_handoff import LoopHandoff
+
+
+class BlockedCaller:
+    """The end of ``work`` for the thread that has started it, and holds the turn.
+
+    The loop's thread sleeps on. The other rank rings the thread's own doorbell, so one thread wakes
+    up for the answer, and takes the turn to go on with the operation. If the loop's thread ends the
+    operation, by an error or a timeout, it rings that doorbell as well.
+    """
+
+    def __init__(
+        self,
+        work: Any,
+        sleeper: Sleeper,
+        loop: asyncio.AbstractEventLoop,
+        handoff: LoopHandoff,
+    ) -> None:
+        self._work = work
+        self._sleeper = sleeper
+        self._loop = loop
+        self._handoff = handoff
+        self._thread = threading.get_ident()
+
+    @classmethod
+    def of(
+        cls, work: Any, loop: asyncio.AbstractEventLoop, handoff: LoopHandoff
+    ) -> BlockedCaller | None:
+        """Fall asleep over ``work``; the turn stays the caller's. None: this thread must not.
+
+        Raises nothing. ``work`` may have ended meanwhile.
+        """
+        sleeper = work._sleeper()
+        if sleeper is None or not handoff.seat.acquire(False):
+            return None
+        if not sleeper.fall_asleep() and not work._done:
+            handoff.seat.release()
+            return None
+        caller = cls(work, sleeper, loop, handoff)
+        work._when_done(caller._over)
+        return caller
+
+    def _over(self) -> None:
+        if threading.get_ident() != self._thread:
+            self._sleeper.bell.ring()
+
+    def acquire(self) -> None:
+        """Return when the operation has ended. The calling thread does not hold the turn."""
+        try:
+            seconds = LOOK_AGAIN_SECONDS
+            while not self._work._done:
+                self._sleeper.bell.wait(seconds)
+                if self._work._done or self._went_on(seconds):
+                    seconds = LOOK_AGAIN_SECONDS
+                elif seconds < SUSPICION_SECONDS:
+                    seconds = SUSPICION_SECONDS
+                else:
+                    seconds = BACKSTOP_SECONDS
+        finally:
+            self._handoff.seat.release()
+
+    def _went_on(self, slept: float) -> bool:
+        """Take the turn, go on with the operation if it can, and give the turn back."""
+        handoff = self._handoff
+        held = handoff.interrupts.hold()
+        try:
+            if not handoff.take():
+                return False  # the loop has ended, and with it the operation
+            asyncio._set_running_loop(self._loop)
+            sleeps = False
+            try:
+                went_on, sleeps = self._go_on(slept)
+                return went_on
+            finally:
+                asyncio._set_running_loop(None)
+                # What does not wait for another rank waits for a turn of the loop.
+                handoff.give_back() if sleeps else handoff.resume()
+        finally:
+            if held:
+                handoff.interrupts.release()
+
+    def _go_on(self, slept: float) -> tuple[bool, bool]:
+        """Return whether the operation went on, and whether it has ended or sleeps over a word."""
+        work, sleeper = self._work, self._sleeper
+        if went_on := sleeper.look():
+            work._spin(DRIVE_SECONDS)
+        elif slept >= SUSPICION_SECONDS:
+            sleeper.suspect()
+        return went_on, work._done or sleeper.fall_asleep() or work._done

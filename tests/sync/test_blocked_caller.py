@@ -1,0 +1,91 @@
+"""A blocked thread sleeps by itself, and goes on with its operation itself."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist.sync as dist
+from aiodist.collectives.all_reduce_slots import AllReduceSlots
+from aiodist.errors import CollectiveMismatchError, CollectiveTimeoutError
+from aiodist.groups.shm_communicator import ShmCommunicator
+from aiodist.groups.world import current_world
+from aiodist.shm.group_area import ASLEEP
+
+RunThreads = Callable[..., list[Any]]
+
+
+def communicator_here() -> ShmCommunicator:
+    group = current_world().default
+    assert group is not None
+    assert group.communicator is not None
+    return group.communicator
+
+
+def until_asleep(communicator: ShmCommunicator) -> None:
+    """Return when a thread sleeps over this memory, and the loop has nothing to do there."""
+    end = time.monotonic() + 20
+    while not communicator.mine[ASLEEP] or communicator._arming:
+        assert time.monotonic() < end
+        time.sleep(0)
+
+
+def test_the_thread_that_was_woken_finishes_the_operation(
+    run_apart: RunThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine the loop's thread may be in the way now and then, not each time."""
+    finish, finished = AllReduceSlots.finish, []
+    communicators: dict[int, ShmCommunicator] = {}
+
+    def noted(*args: Any) -> bool:
+        finished.append(threading.current_thread().name)
+        return finish(*args)
+
+    monkeypatch.setattr(AllReduceSlots, "finish", noted)
+
+    def main(rank: int) -> str:
+        dist.all_reduce(np.ones(3))  # opens the shared memory
+        communicators[rank] = communicator_here()
+        finished.clear()
+        for _ in range(8):
+            dist.barrier()
+            if rank:
+                until_asleep(communicators[0])
+            data = np.ones(3)
+            dist.all_reduce(data)
+            assert data.tolist() == [2, 2, 2]
+        return threading.current_thread().name
+
+    assert set(run_apart(2, main)) <= set(finished)
+
+
+def test_threads_that_sleep_in_different_operations_learn_of_it(run_threads: RunThreads) -> None:
+    def main(rank: int) -> None:
+        data = np.ones(3)
+        dist.all_reduce(data)
+        dist.barrier()
+        with pytest.raises(CollectiveMismatchError):
+            dist.all_reduce(data) if rank else dist.barrier()
+        assert data.tolist() == [2, 2, 2]
+
+    run_threads(2, main)
+
+
+def test_a_thread_that_sleeps_times_out(run_threads: RunThreads) -> None:
+    done = threading.Event()
+
+    def main(rank: int) -> None:
+        dist.barrier()
+        dist.barrier()
+        if rank == 0:
+            with pytest.raises(CollectiveTimeoutError, match="rank 1"):
+                dist.all_reduce(np.ones(1), timeout=0.1)
+            done.set()
+        assert done.wait(20)
+
+    run_threads(2, main)
