@@ -158,7 +158,9 @@ def _machine(report: Report) -> Iterator[str]:
     }
     if control := settings.get("congestion") or machine.get("congestion_control"):
         lines["TCP's congestion control"] = (
-            f"{control}; streams within one kernel have reno in aiodist and in no library"
+            f"{control} of all peers: the ranks take the namespaces for hosts"
+            if "ranks_per_host" in settings and where_of(report) != HOST
+            else f"{control}; streams within one kernel have reno in aiodist and in no library"
         )
     yield "| | |"
     yield "| --- | --- |"
