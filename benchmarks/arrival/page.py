@@ -37,15 +37,18 @@ def render(report: PatternReport, data: str) -> str:
     """Return the page as Markdown. ``data``: the JSON file beside it."""
     machine, seconds = report.machine, report.settings["seconds"]
     load = ", ".join(f"{each:.2f}" for each in machine["load_average"])
-    warning = (
-        "The machine was busy with other work, so only ratios within a row count."
-        if busy(machine)
-        else ""
-    )
+    warning = ""
+    if report.settings["real_time"]:
+        warning = "The processes had real-time priority, so that other work counts little."
+    elif busy(machine):
+        warning = "The machine was busy with other work, so only ratios within a row count."
     suite = " --quick" if report.settings["suite"] == "quick" else ""
+    mpi = " --with-mpi" if "openmpi" in report.peers else ""
+    first = "chrt --fifo 10 " if report.settings["real_time"] else ""
     parts = [
         "# Late ranks, computation between calls, calls in a row",
-        f"Made by `python -m benchmarks arrival{suite} --page` out of [{data}]({data}) in {seconds} s.",
+        f"Made by `{first}python -m benchmarks arrival{suite}{mpi} --page` out of [{data}]({data}) in "
+        f"{seconds} s.",
         "A tight loop of calls shows a library at its best. Real jobs compute between calls, and their "
         "ranks arrive at different times. The slowest call of a step decides, so each row has the 90th "
         "and 99th percentile and the mean beside the median.",

@@ -72,8 +72,8 @@ def _values(pattern: Pattern, by_rank: Sequence[Sequence[Interval]]) -> list[flo
     calls = list(zip(*by_rank, strict=True))
     if pattern.kind == BATCH:
         return [max(end - start for start, end in call) / 1e3 / pattern.repeats for call in calls]
-    if pattern.kind == WAIT:
-        return [min(end - start for start, end in call) / 1e7 / pattern.seconds for call in calls]
+    if pattern.kind == WAIT:  # the late rank's time begins after it has computed
+        return [max(end - start for start, end in call) / 1e7 / pattern.seconds for call in calls]
     return [(max(end for _, end in call) - max(start for start, _ in call)) / 1e3 for call in calls]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -59,6 +60,7 @@ def run(
     settings = {
         "suite": suite.name,
         "repeats": suite.repeats,
+        "real_time": os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR),
         "seconds": round(time.monotonic() - began),
     }
     names = (*peers, *(other.name for other in others))

@@ -45,10 +45,10 @@ def test_the_time_of_a_batch_is_the_slowest_ranks_for_one_call() -> None:
     assert result_of(case, [(0, 100_000)], [(0, 200_000)]) == 20.0
 
 
-def test_a_waiting_ranks_share_of_a_core_is_that_of_the_rank_that_did_not_compute() -> None:
+def test_the_share_of_a_core_is_that_of_the_rank_that_waited() -> None:
     case = replace(LATE_RANK, pattern=Pattern(WAIT, seconds=1.0))
 
-    assert result_of(case, [(0, 1_000_000_000)], [(0, 20_000_000)]) == 2.0
+    assert result_of(case, [(1_000_000_000, 1_000_100_000)], [(0, 20_000_000)]) == 2.0
 
 
 def test_a_batch_that_left_out_a_call_is_a_wrong_result() -> None:
@@ -72,7 +72,10 @@ def test_the_page_has_a_row_for_each_library_and_is_the_same_after_a_round_trip(
     samples = Samples({"gloo": [(0, 400_000)], "wake-up": [(0, 50_000)]})
     found = tuple(results_of(LATE_RANK, [samples, samples]))
     report = PatternReport(
-        MACHINE, {"suite": "quick", "repeats": 20, "seconds": 3}, ("gloo", "wake-up"), found
+        MACHINE,
+        {"suite": "quick", "repeats": 20, "seconds": 3, "real_time": False},
+        ("gloo", "wake-up"),
+        found,
     )
     save(report, tmp_path / "arrival.json")
     page = render(report, "arrival.json")
