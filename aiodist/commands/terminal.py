@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, TextIO
 
-BOLD, DIM, RED, GREEN, YELLOW = 1, 2, 31, 32, 33
+BOLD, RED, GREEN, YELLOW = 1, 31, 32, 33
 
 _HOME, _CLEAR_BELOW, _CLEAR_SCREEN = "\x1b[H", "\x1b[J", "\x1b[2J"
 _CLEAR_RIGHT = "\x1b[K"

@@ -9,7 +9,6 @@ from typing import Any
 
 from aiodist.errors import InvalidUsageError, NotInitializedError
 from aiodist.groups.work import Work
-from aiodist.p2p.spin_policy import SHORTEST
 
 
 class Several:
@@ -33,30 +32,10 @@ class Several:
         for work in self._works:
             work._when_done(one_less)
 
-    def is_completed(self) -> bool:
-        """Return whether all have completed."""
-        return all(work.is_completed() for work in self._works)
-
     def exception(self) -> BaseException | None:
         """Return the first error of all."""
         errors = [error for work in self._works if (error := work.exception()) is not None]
         return errors[0] if errors else None
-
-    def result(self) -> None:
-        """Raise the first error."""
-        error = self.exception()
-        if error is not None:
-            raise error
-
-    def spin(self, longest: float = SHORTEST) -> None:
-        """Spin for the end of each before sleeping, for at most ``longest`` seconds each."""
-        for work in self._works:
-            work._spin(longest)
-
-    def stay_awake(self) -> None:
-        """Let the loop spin for the end of each for a while, because a thread waits."""
-        for work in self._works:
-            work._stay_awake()
 
     def _expire(self, seconds: float) -> None:
         """Fail those that have not ended within ``seconds``."""
