@@ -68,6 +68,7 @@ class World:
         self._endpoint: Endpoint | None = None
         self._groups: dict[int, GroupEngine] = {}
         self._closed: set[int] = set()
+        self._replaced: dict[int, tuple[int, ...]] = {}  # by group: which it follows on, in order
         self._early: dict[int, list[tuple[int, DistError]]] = {}  # failures in groups to come
         self._early_agreements: dict[int, list[tuple[int, int, bytes]]] = {}
         self._names: dict[str, int] = {}
@@ -204,6 +205,13 @@ class World:
         self.add(successor)
         if self.default is group:
             self.default = successor
+        # All members of a group have left those behind that it follows on. A rank that they took for
+        # dead may still ask about the agreement by which they went on without it.
+        earlier = (*self._replaced.pop(group.id, ()), group.id)
+        self._replaced[successor.id] = earlier[-MAX_REPLACED:]
+        for forgotten in earlier[:-MAX_REPLACED]:
+            self._groups.pop(forgotten, None)
+            self._closed.add(forgotten)
 
     def remove(self, group: GroupEngine) -> None:
         group.close(
@@ -419,6 +427,9 @@ class World:
         if self.observer is not None and not known:
             self.observer.failed(error, here=here)
 
+
+MAX_REPLACED = 16
+"""Of the groups that one follows on, the last this many still answer."""
 
 _MAX_EARLY = 1024
 """Groups, and failures of each, that are remembered before this rank has made them."""

@@ -42,6 +42,9 @@ DESCRIPTION = struct.Struct("<H")
 LIST_ROW, STR_ROW, BYTES_ROW, BYTEARRAY_ROW = 0, 253, 254, 255
 """What a row of pieces makes, beside the codes of records."""
 
+_PACKER_BYTES = 1 << 12
+"""What a packer allocates at first. Each group has two, and msgpack's own choice is 256 KiB."""
+
 _SLICE = 512
 _BLOCK_BYTES = 1 << 18
 _BYTES_SHIFT = 6
@@ -105,7 +108,7 @@ class Encoder:
         self._open: dict[int, None] = {}  # containers around the current object
         self._left = 0  # work that the current attempt may still do
         self._done = 0  # work since the last yield
-        self._packer = msgpack.Packer(default=_big_int, strict_types=True)
+        self._packer = msgpack.Packer(default=_big_int, strict_types=True, buf_size=_PACKER_BYTES)
 
     def short(self, obj: Any) -> bytes | None:
         """Pack ``obj``. None: it is long, has segments or cannot travel; `steps` packs it or says why."""

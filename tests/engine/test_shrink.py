@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import aiodist as dist
-from aiodist.groups.world import current_world
+from aiodist.groups.world import MAX_REPLACED, current_world
 from aiodist.liveness import LossNotice
 from tests.engine.conftest import RunRanks, outcome, until
 from tests.engine.deaths import die
@@ -237,3 +237,15 @@ async def test_a_rank_outside_has_no_say(inproc: RunRanks) -> None:
                 dist.revoke(group)
 
     await inproc(2, main)
+
+
+async def test_replaced_groups_are_forgotten(ranks: RunRanks) -> None:
+    async def main(rank: int) -> None:
+        for _ in range(MAX_REPLACED + 4):
+            await dist.shrink()
+            await dist.barrier()
+        groups = current_world().groups
+        assert len(groups) == MAX_REPLACED + 1  # the default one, and those that it follows on
+        assert dist.group.WORLD.group_name == f"default_pg~{MAX_REPLACED + 4}"
+
+    await ranks(2, main)

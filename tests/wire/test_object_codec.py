@@ -6,6 +6,7 @@ import pickle
 import struct
 import subprocess
 import sys
+import tracemalloc
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -479,3 +480,16 @@ def test_paths_of_either_kind_are_paths():
 def test_import_brings_no_torch():
     code = "import sys, aiodist.wire.object_codec\nassert 'torch' not in sys.modules\n"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_codec_takes_little_memory() -> None:
+    """Each group has one."""
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        codec = ObjectCodec()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 1 << 15
+    assert codec.loads(codec.dumps("x" * 100_000)) == "x" * 100_000
