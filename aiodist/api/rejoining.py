@@ -39,7 +39,7 @@ from aiodist.liveness import HeartbeatThread
 from aiodist.observe.answering import answer_here
 from aiodist.p2p.endpoint import Endpoint
 from aiodist.rendezvous.environments import look_around
-from aiodist.rendezvous.meeting_stores import given_place
+from aiodist.rendezvous.meeting_stores import wrap_store
 from aiodist.store import PrefixStore, Store, TcpStore
 from aiodist.store.waiting import pauses
 from aiodist.types import DEFAULT_TIMEOUT, Backend
@@ -210,7 +210,7 @@ async def meeting_place(
     if store is None:
         yield await _launchers_store(world, deadline)
         return
-    place = given_place(store)
+    place = wrap_store(store)
     try:
         yield PrefixStore("rejoin", place.store)
     finally:

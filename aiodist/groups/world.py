@@ -429,7 +429,7 @@ class World:
 
 
 MAX_REPLACED = 16
-"""Of the groups that one follows on, the last this many still answer."""
+"""How many of the groups that a group follows on still answer, the latest ones."""
 
 _MAX_EARLY = 1024
 """Groups, and failures of each, that are remembered before this rank has made them."""

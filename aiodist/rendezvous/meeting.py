@@ -21,7 +21,7 @@ from aiodist.rendezvous.agent import torchs_store
 from aiodist.rendezvous.attendance import Attendance, check_alone, keeper_lost
 from aiodist.rendezvous.environments import look_around
 from aiodist.rendezvous.meeting_plan import MeetingPlan, plan, plan_with_store
-from aiodist.rendezvous.meeting_stores import MeetingStore, given_place, open_place
+from aiodist.rendezvous.meeting_stores import MeetingStore, open_place, wrap_store
 from aiodist.store import Store, exchange, leave
 from aiodist.store.waiting import pauses
 
@@ -165,7 +165,7 @@ async def rendezvous(
             )
         own = plan_with_store(rank=rank, size=size, environ=environ)
         with _patience(own, "the store given"):
-            return await _meet(own, given_place(store), environ, deadline, patience)
+            return await _meet(own, wrap_store(store), environ, deadline, patience)
     own = _beside_torch(plan(init_method, rank=rank, size=size, environ=environ))
     with _patience(own, f"the file {own.file}" if own.master is None else str(own.master)):
         return await _find(own, environ, deadline, patience)

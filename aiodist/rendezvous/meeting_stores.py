@@ -90,7 +90,7 @@ async def open_place(
     return await _at_master(plan, plan.master, environ, deadline)
 
 
-def given_place(store: Any) -> MeetingStore:
+def wrap_store(store: Any) -> MeetingStore:
     """Wrap a store that the caller made, of aiodist or torch. The caller closes it.
 
     Raises TypeError for other objects.

@@ -310,7 +310,7 @@ async def serving(
             one before was carried out.
         max_delay: The seconds that a request waits for others.
         store: Where newcomers ask, as for `aiodist.grow`.
-        tag: Of the streams between the leader and its workers.
+        tag: Tag of the streams between the leader and its workers.
 
     Returns:
         A context manager, whose value is the `Service`.

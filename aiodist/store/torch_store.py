@@ -24,7 +24,7 @@ class TorchStore(Store):
     torch's calls block, so they run one after the other in a thread of this object. None of them
     waits for keys. A wait polls with growing pauses of at most 20 ms, so it can be cancelled, and
     no thread is stuck in it when the interpreter ends. ``delete_key`` first asks whether the key is
-    set, because torch's FileStore does not say. Of two deletions at the same moment both may
+    set, because torch's FileStore does not say. Two deletions at the same moment may both
     therefore return True. Usable as an async context manager.
     """
 

@@ -31,7 +31,7 @@ def new_group(
 
     Args:
         ranks: Global ranks of the members, distinct; None is all ranks.
-        timeout: Of the group's operations: seconds or a timedelta; None is the default group's
+        timeout: Limit of the group's operations: seconds or a timedelta; None is the default group's
             timeout.
         backend: The name of its backend; None is that of the default group.
         pg_options: torch's own options, for a backend of torch's.
@@ -83,7 +83,7 @@ def new_subgroups(
         group_size: Ranks in each part, which divides the group's size. None makes one part for
             each host, if all hosts have equally many ranks.
         group: The group to divide; None is the default group.
-        timeout: Of the groups' operations: seconds or a timedelta; None is the parent group's
+        timeout: Limit of the groups' operations: seconds or a timedelta; None is the parent group's
             timeout.
         backend: The name of their backend; None is that of the parent group.
         pg_options: torch's own options, for a backend of torch's.
@@ -120,7 +120,7 @@ def new_subgroups_by_enumeration(
 
     Args:
         ranks_per_subgroup_list: For each group the global ranks of its members.
-        timeout: Of the group's operations: seconds or a timedelta; None is the default group's
+        timeout: Limit of the group's operations: seconds or a timedelta; None is the default group's
             timeout.
         backend: The name of their backend; None is that of the default group.
         pg_options: torch's own options, for a backend of torch's.
@@ -165,7 +165,7 @@ def split_group(
         parent_pg: The group to split; None is the default group.
         split_ranks: For each part the numbers of its members *in the parent group*. They have no
             rank in common.
-        timeout: Of the groups' operations: seconds or a timedelta; None is the parent group's
+        timeout: Limit of the groups' operations: seconds or a timedelta; None is the parent group's
             timeout.
         pg_options: torch's own options, for a backend of torch's.
         group_desc: A name for messages.

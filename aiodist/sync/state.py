@@ -36,7 +36,7 @@ def sync_state(
         src: The source's global rank. If neither it nor ``group_src`` is given: the first member
             that is no newcomer, the one to ask after `grow` and `rejoin`.
         group_src: The source's rank in the group, in place of ``src``.
-        timeout: Of each of its operations: seconds or a timedelta; None is the group's timeout.
+        timeout: Limit of each of its operations: seconds or a timedelta; None is the group's timeout.
 
     Returns:
         ``state_dict``; another object where it is neither dict nor list.
