@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import aiodist.horovod as hvd
-from tests.sync.conftest import _libuv_is_there, run_threads
+from tests.sync.conftest import run_threads
 from tests.training.conftest import _one_thread
 
-__all__ = ["_libuv_is_there", "_one_thread", "run_threads"]
+__all__ = ["_one_thread", "run_threads"]
 
 
 @pytest.fixture

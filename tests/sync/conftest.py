@@ -21,12 +21,6 @@ from aiodist.sync import portal
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _libuv_is_there() -> None:
-    """With its first loop libuv opens a pipe for signals, which it keeps for ever."""
-    dist.HashStore().close()
-
-
 @pytest.fixture
 def run_threads() -> Callable[..., list[Any]]:
     """``run_threads(size, fn)``: ``fn(rank)`` in a thread for each rank; their results."""

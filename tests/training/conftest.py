@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.sync.conftest import _libuv_is_there, run_threads
+from tests.sync.conftest import run_threads
 
-__all__ = ["_libuv_is_there", "run_threads"]
+__all__ = ["run_threads"]
 
 
 @pytest.fixture(autouse=True, scope="session")
