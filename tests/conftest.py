@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
-
-from tests.warm_python import WarmPython
 
 SCALE_VARIABLE = "AIODIST_TEST_TIMEOUT_SCALE"
 GRACE_SECONDS = 2.0
@@ -212,7 +211,9 @@ def _nothing_left_behind() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def warm_python() -> Iterator[WarmPython]:
-    """A Python that runs scripts in forks of itself, which have imported torch."""
+def warm_python() -> Iterator[Any]:
+    """A `WarmPython`, which runs scripts in forks of itself."""
+    from tests.warm_python import WarmPython  # not above: this file is tried apart, too
+
     with WarmPython() as python:
         yield python

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -288,8 +289,8 @@ class Portal:
         leaving = asyncio.run_coroutine_threadsafe(_leave(self._residents), loop)
         try:
             leaving.result(_JOIN_SECONDS)
-        except TimeoutError:
-            pass
+        except (TimeoutError, CancelledError):
+            pass  # cancelled: the last resident has left in the loop, which ends
         self._residents.clear()
         with self._lock:
             if self._loop is loop:
