@@ -26,8 +26,7 @@ The tree, with torch's names where torch has one::
 
 Misuse of a type (a list where a tensor belongs) raises the builtin TypeError.
 
-Each class keeps its facts as attributes and survives pickling: ``__reduce__`` replays the
-keyword arguments the error was made from.
+Each class keeps its facts as attributes and survives pickling.
 """
 
 from __future__ import annotations
@@ -48,6 +47,7 @@ class DistError(RuntimeError):
             setattr(self, name, value)
 
     def __reduce__(self) -> tuple[Callable[..., Self], tuple[Any, ...]]:
+        # It replays the keyword arguments that the error was made from.
         return partial(type(self), **self._fields), (self.message,)
 
     def again(self) -> Self:

@@ -31,6 +31,10 @@ class ReduceOp:
     ``AVG`` is the sum divided by the number of ranks (integers: truncated toward zero).
     ``ReduceOp.premul_sum(factor)`` multiplies each rank's input by its ``factor`` before the sum.
     ``BAND``, ``BOR``, ``BXOR`` take integers and booleans; ``MIN`` and ``MAX`` no complex numbers.
+
+    Where a call takes a ``ReduceOp``, it also takes torch's, or one of these strings in upper or lower
+    case: "sum", "avg", "product", "min", "max", "band", "bor", "bxor". Other names, such as "mean" or
+    "prod", raise TypeError.
     """
 
     __slots__ = ("factor", "kind")
@@ -71,7 +75,8 @@ class ReduceOp:
         """Return the ReduceOp that ``op`` means.
 
         Args:
-            op: One of ours, one of torch's, or its name.
+            op: One of ours, one of torch's, or the name of an attribute of `ReduceOp` such as "sum",
+                in upper or lower case.
 
         Raises:
             TypeError: It is something else, or PREMUL_SUM without its factor.

@@ -36,10 +36,10 @@ class Work(Coroutine[Any, Any, T]):
 
     Cancelling a task that awaits it cancels the operation: a point-to-point message is taken
     back where that is still possible, a collective fails on all ranks. Methods may
-    be called in any thread. The engine's own begin with an underscore; of these ``_start_body``,
-    ``_fail``, ``_expire`` and ``_came_from`` belong to the loop's thread.
+    be called in any thread.
     """
 
+    # Of the engine's own methods, _start_body, _fail, _expire and _came_from belong to the loop's thread.
     __slots__ = (
         "__weakref__",
         "_asked",
