@@ -107,12 +107,12 @@ class Observer:
 
     def part(self, reason: str, stuck: float = 0.0, limit: int | None = None) -> RankReport:
         """Return this rank's report. ``limit``: of finished operations. Any thread."""
-        where = CodeLocation(place(), stuck)
+        where = CodeLocation(place(self.loop), stuck)
         return report_of(self._observed, self.identity, reason, where, self.samples, limit)
 
     def usage(self, seconds: float) -> Usage:
         """Return what this rank does now and has done for ``seconds``; see `usage_of`. Any thread."""
-        return usage_of(self._observed, self.identity, seconds, place(), self.samples)
+        return usage_of(self._observed, self.identity, seconds, place(self.loop), self.samples)
 
     # -- dumps
 
