@@ -20,10 +20,19 @@ _CHAINED = (
 )
 _CONSEQUENCES = re.compile(
     r"^(?:RuntimeError: (?:Got the following error when running the callback: )?)*"  # as torch wraps it
-    r"(?:\w+\.)*(?:PeerLostError|CollectiveCancelledError|GroupRevokedError|GroupClosedError)"
-    r"(?:$|:(?:.*?\brank (?P<rank>\d+))?)",
+    r"(?:\w+\.)*(?:"
+    r"(?:PeerLostError|CollectiveCancelledError|GroupRevokedError|GroupClosedError|StreamClosedError)"
+    r"(?:$|:(?:.*?\brank (?P<rank>\d+))?)"
+    r"|(?:CollectiveError|CollectiveTimeoutError):"
+    r".*?\b(?:failed|timed out after \S+ s) on rank (?P<failed_on>\d+)"
+    r")",
     re.M,
 )
+"""Errors because of another rank. Those of the last kind are one only if they failed elsewhere."""
+
+_PART = re.compile(r"^ *\+(?P<opens>-\+)?-+ (?:\d+|\.\.\.) -+$", re.M)
+"""The line above each exception of an exception group."""
+_MARGIN = re.compile(r"^ *\| ?", re.M)
 _TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ", re.M)
 """The prefix that torch.distributed puts before each line of an uncaught exception's traceback."""
 
@@ -83,24 +92,35 @@ class Failure:
         return f"an exception, and still ending when stopped: {ended}" if self.stopped else ended
 
     def is_consequence(self) -> bool:
-        """Return whether its own error names another rank as the cause: a lost peer, or a
-        cancellation.
+        """Return whether its own error names another rank as the cause: a lost peer, a cancellation,
+        a stream that the peer gave up.
+
+        An exception group is a consequence if each of its exceptions is.
         """
-        return self._consequence() is not None
+        return bool(self._consequences())
 
     def accused(self) -> int | None:
-        """Return the rank that a consequence names as lost, or None."""
-        found = self._consequence()
-        rank = None if found is None else found["rank"]
-        return None if rank is None else int(rank)
+        """Return the rank that a consequence names as its cause, or None."""
+        ranks = [found["rank"] or found["failed_on"] for found in self._consequences()]
+        return next((int(rank) for rank in ranks if rank is not None), None)
 
     def raised(self) -> bool:
         """Return whether it wrote a traceback that names no other rank as the cause."""
         return last_traceback(self.stderr or "") is not None and not self.is_consequence()
 
-    def _consequence(self) -> re.Match[str] | None:
+    def _consequences(self) -> list[re.Match[str]]:
+        """Return what its exceptions say of other ranks; nothing if one of them says nothing."""
         trace = last_traceback(self.stderr or "")
-        return None if trace is None else _CONSEQUENCES.search(trace)
+        exceptions = [] if trace is None else _exceptions(trace)
+        found = [self._consequence(each) for each in exceptions]
+        named = [match for match in found if match is not None]
+        return named if len(named) == len(found) else []
+
+    def _consequence(self, exception: str) -> re.Match[str] | None:
+        for match in _CONSEQUENCES.finditer(exception):
+            if match["failed_on"] is None or int(match["failed_on"]) != self.rank:
+                return match
+        return None
 
     def summary(self, others: str = "") -> str:
         """Return several lines, the traceback last.
@@ -161,3 +181,16 @@ def last_traceback(text: str) -> str | None:
     while first > 0 and text[starts[first - 1] : starts[first]].rstrip().endswith(_CHAINED):
         first -= 1
     return text[starts[first] :].rstrip()
+
+
+def _exceptions(trace: str) -> list[str]:
+    """Return the text of each exception of an exception group, and of another exception itself."""
+    parts = list(_PART.finditer(trace))
+    if not parts:
+        return [trace]
+    following = [*parts[1:], None]
+    return [
+        _MARGIN.sub("", trace[part.end() : after and after.start()])
+        for part, after in zip(parts, following, strict=True)
+        if after is None or not after["opens"]  # else it is a group itself
+    ]

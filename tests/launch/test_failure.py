@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import traceback
+
 import pytest
 
+from aiodist.errors import GroupRevokedError, PeerLostError
 from aiodist.launch.failure import Failure, Tail, describe_status, exit_code, last_traceback
 
 PLAIN = """Traceback (most recent call last):
@@ -107,6 +110,56 @@ def test_a_lost_peer_in_the_error_of_a_callback_of_torch_is_a_consequence():
     assert not failure(
         "Traceback (most recent call last):\nRuntimeError: no PeerLostError: x"
     ).is_consequence()
+
+
+@pytest.mark.parametrize(
+    ("error", "accused"),
+    [
+        ("StreamClosedError: rank 0 gave the stream up: ValueError: bad batch", 0),
+        ("StreamClosedError: rank 0 has closed the stream: it receives no more", 0),
+        ("GroupRevokedError: rank 2 has left the service: x", 2),
+        ("CollectiveError: recv(from rank 2) of group 'a' failed on rank 1: ValueError: x", 1),
+        ("CollectiveError: the operation failed on rank 1, which gave no reason", 1),
+        ("CollectiveTimeoutError: barrier() timed out after 0.5 s on rank 1: it waits", 1),
+    ],
+)
+def test_an_error_because_of_another_rank_is_a_consequence(error: str, accused: int) -> None:
+    trace = failure(f"Traceback (most recent call last):\naiodist.errors.{error}")
+    assert trace.is_consequence()
+    assert trace.accused() == accused
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "CollectiveError: broadcast() failed on rank 3: ValueError: x",
+        "CollectiveTimeoutError: barrier() timed out after 0.5 s on rank 3: rank 1 is in no operation",
+        "CollectiveMismatchError: ranks disagree: rank 3 called barrier(), rank 1 called gather()",
+        "WorkerError: the handler raised on rank 1: ValueError: x",
+        "ServiceClosedError: the service has ended on this rank: it answers no more requests",
+    ],
+)
+def test_an_error_of_this_rank_or_of_all_is_no_consequence(error: str) -> None:
+    assert not failure(
+        f"Traceback (most recent call last):\naiodist.errors.{error}"
+    ).is_consequence()
+
+
+def grouped(*errors: Exception) -> Failure:
+    try:
+        raise ExceptionGroup("tasks", errors)
+    except ExceptionGroup:
+        return failure(traceback.format_exc())
+
+
+def test_a_group_of_consequences_is_a_consequence() -> None:
+    lost, revoked = PeerLostError("rank 2 is gone"), GroupRevokedError("rank 1 revoked it")
+    nested = ExceptionGroup("inner", [lost])
+    assert grouped(lost).accused() == 2
+    assert grouped(revoked, nested).accused() == 1
+    assert grouped(nested, ExceptionGroup("inner", [nested, revoked])).is_consequence()
+    assert not grouped(lost, ValueError("own")).is_consequence()
+    assert not grouped(ExceptionGroup("inner", [ValueError("own")]), lost).is_consequence()
 
 
 def test_the_rank_that_torch_puts_before_each_line_is_left_out():
