@@ -6,6 +6,8 @@ import math
 import time
 from datetime import timedelta
 
+from aiodist.errors import InvalidUsageError
+
 
 class Deadline:
     """A point on the monotonic clock. Immutable; ``Deadline.never()`` is infinitely far away."""
@@ -34,7 +36,7 @@ class Deadline:
 
 
 def to_seconds(timeout: float | timedelta | None) -> float | None:
-    """Seconds as a float from what users pass as a timeout. Raises TypeError or ValueError."""
+    """Seconds as a float from what users pass as a timeout. Raises TypeError or InvalidUsageError."""
     if timeout is None:
         return None
     if isinstance(timeout, timedelta):
@@ -46,5 +48,5 @@ def to_seconds(timeout: float | timedelta | None) -> float | None:
             f"timeout must be a number of seconds or a datetime.timedelta, not {timeout!r}"
         )
     if not seconds > 0:
-        raise ValueError(f"timeout must be positive, got {timeout!r}")
+        raise InvalidUsageError(f"timeout must be positive, got {timeout!r}; math.inf is no limit")
     return seconds

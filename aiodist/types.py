@@ -7,6 +7,8 @@ import warnings
 from datetime import timedelta
 from typing import Any
 
+from aiodist.errors import InvalidUsageError
+
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 """Of every operation and of init_process_group, where the caller names none (torch's default)."""
 
@@ -99,7 +101,12 @@ class ReduceOp:
                 ReduceOp, name
             )  # the one there is: by it equal calls are known
             return found
-        raise TypeError(f"op must be a ReduceOp such as ReduceOp.SUM, not {op!r}")
+        names = ", ".join(
+            repr(kind.name.lower()) for kind in RedOpType if kind is not RedOpType.PREMUL_SUM
+        )
+        raise TypeError(
+            f"op must be a ReduceOp such as ReduceOp.SUM, or one of {names}, not {op!r}"
+        )
 
     @property
     def name(self) -> str:
@@ -143,7 +150,7 @@ class Backend(str):
     ``"aiodist"`` is the native backend; ``"gloo"`` names it too, so that scripts written for
     torch run on it unchanged. ``"torch:NAME"`` is torch's own process group of that name, and
     ``"nccl"`` is short for ``"torch:nccl"``. ``"cpu:aiodist,cuda:nccl"`` gives each kind of
-    device its own backend. Unknown names raise ValueError with the known ones.
+    device its own backend. Unknown names raise InvalidUsageError with the known ones.
     """
 
     UNDEFINED = "undefined"
@@ -161,15 +168,15 @@ class Backend(str):
 
     def __new__(cls, name: str) -> Backend:
         if not isinstance(name, str):
-            raise ValueError(f"Backend constructor parameter must be string-ish: {name!r}")
+            raise InvalidUsageError(f"Backend constructor parameter must be string-ish: {name!r}")
         value = name.lower().replace(" ", "")
         parts = [cls._split(part) for part in value.split(",")]
         devices = [device for device, _ in parts]
         known = ", ".join(repr(b) for b in cls.backend_list if b != cls.UNDEFINED)
         if any(backend not in cls.backend_list for _, backend in parts):
-            raise ValueError(f"Invalid backend: {name!r}. Known backends: {known}")
+            raise InvalidUsageError(f"Invalid backend: {name!r}. Known backends: {known}")
         if len(parts) > 1 and (None in devices or len(set(devices)) < len(devices)):
-            raise ValueError(
+            raise InvalidUsageError(
                 f"Invalid backend: {name!r}. Several backends need a device each, "
                 f"as in 'cpu:aiodist,cuda:nccl'"
             )

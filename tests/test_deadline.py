@@ -9,6 +9,7 @@ import pytest
 
 from aiodist import deadline
 from aiodist.deadline import Deadline, to_seconds
+from aiodist.errors import InvalidUsageError
 
 
 def test_remaining_counts_down_to_zero(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,5 +50,5 @@ def test_to_seconds_refuses_other_types(given: object) -> None:
 
 @pytest.mark.parametrize("given", [0, -1, math.nan, timedelta(0), timedelta(seconds=-3)])
 def test_to_seconds_refuses_values_that_are_not_positive(given: float | timedelta) -> None:
-    with pytest.raises(ValueError, match="must be positive"):
+    with pytest.raises(InvalidUsageError, match=r"must be positive, got .*; math\.inf is no limit"):
         to_seconds(given)

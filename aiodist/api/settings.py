@@ -67,7 +67,7 @@ def pickle_from(argument: bool | None, environ: Mapping[str, str]) -> bool:
 def timeout_from(argument: float | timedelta | None) -> float | None:
     """Return the seconds of each operation: 30 minutes where None, ``math.inf`` for no limit.
 
-    Raises TypeError and ValueError as `to_seconds` does.
+    Raises TypeError and InvalidUsageError as `to_seconds` does.
     """
     return to_seconds(DEFAULT_TIMEOUT if argument is None else argument)
 
@@ -79,7 +79,7 @@ def init_timeout_from(
 ) -> float | None:
     """Return the seconds that ranks have to meet: ``otherwise`` where nothing says it.
 
-    Raises TypeError and ValueError as `to_seconds` does, and InvalidUsageError where
+    Raises TypeError and InvalidUsageError as `to_seconds` does, and the latter where
     AIODIST_INIT_TIMEOUT is not a positive number.
     """
     if argument is not None:

@@ -139,7 +139,7 @@ def has_gpu() -> bool:
 def backend_named(name: str | None) -> Backend:
     """The backend that ``name`` means, `default_backend` where None.
 
-    Raises ValueError for an unknown name, InvalidUsageError for one that cannot run here.
+    Raises InvalidUsageError for an unknown name, and for a backend that cannot run here.
     """
     backend = default_backend() if name is None else Backend(name)
     reason = why_not(backend)

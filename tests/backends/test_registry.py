@@ -10,6 +10,7 @@ from aiodist.backends import registry, torch_groups
 from aiodist.backends.native import NativeBackend
 from aiodist.backends.registry import OFFERS, backend_named, served, why_not
 from aiodist.deadline import Deadline
+from aiodist.errors import InvalidUsageError
 from aiodist.groups.contexts import MessageContext
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.testing.in_process import run_ranks
@@ -42,7 +43,7 @@ def test_a_backend_for_each_device() -> None:
     ],
 )
 def test_names_of_no_backend(name: str) -> None:
-    with pytest.raises(ValueError, match="Invalid backend"):
+    with pytest.raises(InvalidUsageError, match="Invalid backend"):
         Backend(name)
 
 

@@ -64,7 +64,7 @@ ENTRIES: list[Entry] = [
     (
         "an unknown backend",
         lambda h: dist.new_group([0, 1], backend="smoke"),
-        ValueError,
+        InvalidUsageError,
         "Invalid backend: 'smoke'. Known backends: 'aiodist', 'gloo'",
     ),
     (
@@ -76,7 +76,7 @@ ENTRIES: list[Entry] = [
     (
         "a negative timeout",
         lambda h: dist.new_group([0, 1], timeout=-1),
-        ValueError,
+        InvalidUsageError,
         "timeout must be positive",
     ),
     (

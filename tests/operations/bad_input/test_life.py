@@ -80,7 +80,7 @@ async def test_a_second_default_group_is_refused_and_the_first_goes_on() -> None
     ],
 )
 async def test_a_backend_that_is_not_there(backend: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(InvalidUsageError, match=words):
         await dist.init_process_group(backend, world_size=1, rank=0, store=dist.MemoryStore())
     assert not dist.is_initialized()
 

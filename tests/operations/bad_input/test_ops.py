@@ -54,9 +54,9 @@ ENTRIES: list[Entry] = [
     ),
     (
         "an unknown op",
-        lambda h: dist.all_reduce(t(4), "median"),
+        lambda h: dist.all_reduce(t(4), "mean"),
         TypeError,
-        "op must be a ReduceOp such as ReduceOp.SUM, not 'median'",
+        "op must be a ReduceOp such as ReduceOp.SUM, or one of 'sum', 'avg', .*, 'bxor', not 'mean'",
     ),
     (
         "the group in the op's place",

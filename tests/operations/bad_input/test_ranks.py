@@ -80,8 +80,8 @@ ENTRIES: list[Entry] = [
     (
         "negative timeout",
         lambda h: dist.all_reduce(t(4), timeout=-1),
-        ValueError,
-        "timeout must be positive, got -1",
+        InvalidUsageError,
+        "timeout must be positive, got -1; math.inf is no limit",
     ),
     (
         "timeout a string",
@@ -92,7 +92,7 @@ ENTRIES: list[Entry] = [
     (
         "negative timeout of a receive",
         lambda h: dist.recv(t(4), 0, timeout=-0.5),
-        ValueError,
+        InvalidUsageError,
         "timeout must be positive",
     ),
 ]
