@@ -37,14 +37,16 @@ class Doorbell:
         whole = len(rung) // _RING.size * _RING.size
         return {group for (group,) in _RING.iter_unpack(rung[:whole])}
 
-    def wait(self, seconds: float) -> None:
-        """Block the thread until another rank rings, for at most ``seconds``."""
+    def wait(self, seconds: float) -> bool:
+        """Block the thread until another rank rings, for at most ``seconds``. Return whether it rang."""
         if self._poll is None:
             self._poll = select.poll()
             self._poll.register(self.fd, select.POLLIN)
-        if self._poll.poll(math.ceil(seconds * 1e3)):
-            with suppress(BlockingIOError):  # it may have been read meanwhile
-                os.read(self.fd, _MOST_BYTES)
+        if not self._poll.poll(math.ceil(seconds * 1e3)):
+            return False
+        with suppress(OSError):  # it may have been read, or closed, meanwhile
+            os.read(self.fd, _MOST_BYTES)
+        return True
 
     def ring(self) -> None:
         """Wake the thread in `wait`. Any thread of this process."""
@@ -53,10 +55,11 @@ class Doorbell:
 
     def close(self) -> None:
         """Close both ends. Idempotent."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            os.close(self.number)
-            self.fd = self.number = -1
+        ends = self.fd, self.number
+        self.fd = self.number = -1  # before the numbers may be another file's
+        for end in ends:
+            if end >= 0:
+                os.close(end)
 
 
 def open_doorbell(pid: int, number: int) -> int:

@@ -29,6 +29,7 @@ class BlockedCaller:
     ) -> None:
         self._work = work
         self._sleeper = sleeper
+        self._bell = sleeper.bell
         self._loop = loop
         self._handoff = handoff
         self._thread = threading.get_ident()
@@ -53,22 +54,27 @@ class BlockedCaller:
 
     def _over(self) -> None:
         if threading.get_ident() != self._thread:
-            self._sleeper.bell.ring()
+            self._bell.ring()
 
     def acquire(self) -> None:
-        """Return when the operation has ended. The calling thread does not hold the turn."""
-        try:
-            seconds = LOOK_AGAIN_SECONDS
-            while not self._work._done:
-                self._sleeper.bell.wait(seconds)
-                if self._work._done or self._went_on(seconds):
-                    seconds = LOOK_AGAIN_SECONDS
-                elif seconds < SUSPICION_SECONDS:
-                    seconds = SUSPICION_SECONDS
-                else:
-                    seconds = BACKSTOP_SECONDS
-        finally:
-            self._handoff.seat.release()
+        """Return when the operation has ended. The calling thread does not hold the turn.
+
+        It sleeps longer each time that nobody has rung. A ring may be for less than it waits for, and
+        the one that matters is still to be looked for soon.
+        """
+        seconds = LOOK_AGAIN_SECONDS
+        while not self._work._done:
+            rung = self._bell.wait(seconds)
+            if self._work._done or self._went_on(0.0 if rung else seconds) or rung:
+                seconds = LOOK_AGAIN_SECONDS
+            elif seconds < SUSPICION_SECONDS:
+                seconds = SUSPICION_SECONDS
+            else:
+                seconds = BACKSTOP_SECONDS
+
+    def leave(self) -> None:
+        """Let another thread sleep by itself: this one waits no longer, whatever the reason."""
+        self._handoff.seat.release()
 
     def _went_on(self, slept: float) -> bool:
         """Take the turn, go on with the operation if it can, and give the turn back."""

@@ -26,6 +26,8 @@ from contextvars import Context
 from time import monotonic
 from typing import Any, TypeVarTuple
 
+from aiodist.errors import InvalidUsageError
+
 _Ts = TypeVarTuple("_Ts")
 
 _SIGINT = int(_signal.SIGINT)
@@ -56,6 +58,7 @@ class LoopHandoff:
         self._alarm = threading.Lock()  # released to wake the loop's thread where it lingers
         self._alarm.acquire()
         self._lent = False  # the loop's thread sleeps, or wants its turn back
+        self._driver = 0  # which thread drives
         self._wanted = False
         self._lingers = False
         self._recalled = False  # another thread has woken the loop
@@ -85,14 +88,17 @@ class LoopHandoff:
         self._turn.release()
         self._iteration.release()
         try:
-            return self._sleep(select)
+            self._sleep(select)
         finally:
             self._iteration.acquire()
             self._wanted = True
             self._turn.acquire()
             self._wanted = self._lent = self._deep = self._recalled = False
+        # Events that were read without the turn may be those of a reader or writer that a thread which
+        # drove has replaced since: asyncio would remove the new one.
+        return select(0)
 
-    def _sleep(self, select: Callable[[float | None], Events]) -> Events:
+    def _sleep(self, select: Callable[[float | None], Events]) -> None:
         """Sleep without the turn until there is something to do."""
         events: Events = []
         while not events and (left := self._until - (now := monotonic())) > 0:
@@ -113,7 +119,6 @@ class LoopHandoff:
             if events and self._turn.locked():  # the thread that drives reads the streams itself
                 self._linger(_LINGER)
                 events = select(0)
-        return events
 
     def _linger(self, seconds: float) -> None:
         """Sleep beside the selector: threads that drive read the streams themselves."""
@@ -143,14 +148,27 @@ class LoopHandoff:
         if not self._turn.acquire(False):
             return False
         if self._lent:
+            self._driver = _get_ident()
             return True
         self._turn.release()
         return False
+
+    def check_may_wait(self) -> None:
+        """Raise InvalidUsageError in the thread that drives: it would wait for itself.
+
+        That is a signal's handler, which has interrupted a call.
+        """
+        if self._driver == _get_ident():
+            raise InvalidUsageError(
+                "called in a signal's handler that has interrupted another call of aiodist.sync: set a "
+                "flag there, and call this after that call has returned"
+            )
 
     def take(self) -> bool:
         """Wait until the calling thread may drive. Returns False if the loop has ended."""
         self._turn.acquire()
         if self._lent:
+            self._driver = _get_ident()
             return True
         self._turn.release()
         return False
@@ -159,6 +177,7 @@ class LoopHandoff:
         """End driving. What is left to the loop it does within some milliseconds."""
         self._used = monotonic()
         wakes = self._scheduled and self._deep
+        self._driver = 0
         self._turn.release()
         if wakes:
             self._wake()
@@ -166,6 +185,7 @@ class LoopHandoff:
     def resume(self) -> None:
         """End driving and wake the loop, which has something to do."""
         self._used = 0.0
+        self._driver = 0
         self._turn.release()
         self._wake()
 

@@ -112,12 +112,15 @@ class Portal:
                 except BaseException:
                     handoff.resume()
                     raise
-        finally:
+        except BaseException:
             if held:
                 handoff.interrupts.release()
-        if not drives:
-            return self._call(loop, call, blocks)
-        return _wait(loop, work, gate) if blocks else work
+            raise
+        if drives and blocks:
+            return self._wait(loop, work, gate, held)
+        if held:
+            handoff.interrupts.release()
+        return work if drives else self._call(loop, call, blocks)
 
     def start(
         self,
@@ -146,17 +149,49 @@ class Portal:
                     work = group.backend.start(operation, seconds)
                     if isinstance(work, tuple):  # it has completed
                         handoff.give_back()
-                        return None
-                    gate = self._drive(loop, work)
+                    else:
+                        gate = self._drive(loop, work)
                 except BaseException:
                     handoff.resume()
                     raise
-        finally:
+        except BaseException:
             if held:
                 handoff.interrupts.release()
-        if not drives:
-            return self._call(loop, partial(group.start, operation, seconds), True)
-        return _wait(loop, work, gate)
+            raise
+        if drives and not isinstance(work, tuple):
+            return self._wait(loop, work, gate, held)
+        if held:
+            handoff.interrupts.release()
+        return None if drives else self._call(loop, partial(group.start, operation, seconds), True)
+
+    def _wait(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        work: Any,
+        gate: threading.Lock | BlockedCaller | None,
+        held: bool,
+    ) -> Any:
+        """Return the result of ``work``, once ``gate`` can be acquired if it is given.
+
+        ``held``: interrupts are held back. One that came meanwhile strikes here, and cancels ``work``.
+        """
+        try:
+            if held:
+                self._handoff.interrupts.release()
+            if gate is not None:
+                gate.acquire()
+        except BaseException:
+            if gate is not None:  # else it has ended
+                loop.call_soon_threadsafe(work.cancel)
+            raise
+        finally:
+            if isinstance(gate, BlockedCaller):
+                gate.leave()
+        try:
+            return work.result()
+        finally:
+            # The traceback of an error holds this frame: what leads back to the error must go.
+            del work
 
     def _drive(
         self, loop: asyncio.AbstractEventLoop, work: Any
@@ -182,6 +217,7 @@ class Portal:
         blocks: bool,
     ) -> Any:
         """Call ``function`` in the loop's thread, and wait for it here."""
+        self._handoff.check_may_wait()
         call = CrossThreadCall(on_callers_stream(function), blocks)
         _hand_over(loop, call.start)
         try:
@@ -195,7 +231,7 @@ class Portal:
                 raise error
             return call.returned.result() if blocks else call.returned
         finally:
-            del call, error, function  # as in `_drive`
+            del call, error, function  # as in `_wait`
 
     def post(self, function: Callable[[], None]) -> None:
         """Call ``function()`` in the loop's thread, after all calls posted before, without waiting.
@@ -215,6 +251,7 @@ class Portal:
         if _running_loop() is not None:
             with blocking_in_cell(getattr(function, "__name__", "this")):
                 return self.run(function, *args, **kwargs)
+        self._handoff.check_may_wait()
         loop = self.enter()
         try:
             future = asyncio.run_coroutine_threadsafe(function(*args, **kwargs), loop)
@@ -351,23 +388,6 @@ def _as_running(loop: asyncio.AbstractEventLoop, call: Callable[[], Any]) -> Any
         return call()
     finally:
         _set_running_loop(None)
-
-
-def _wait(
-    loop: asyncio.AbstractEventLoop, work: Any, gate: threading.Lock | BlockedCaller | None
-) -> Any:
-    """Return the result of ``work``, after ``gate`` has been released if it is given."""
-    try:
-        if gate is not None:
-            gate.acquire()
-    except BaseException:
-        loop.call_soon_threadsafe(work.cancel)
-        raise
-    try:
-        return work.result()
-    finally:
-        # The traceback of an error holds this frame: what leads back to the error must go.
-        del work
 
 
 def _beside_async(started: Any, blocks: bool) -> Any:

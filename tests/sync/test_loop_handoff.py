@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import get_context
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from aiodist.errors import InvalidUsageError
 from aiodist.sync.loop_handoff import HandoffLoop, Interrupts, LoopHandoff
 from aiodist.sync.portal import Portal
+from tests.limits import scaled
 
 
 @pytest.fixture
@@ -235,3 +239,77 @@ def test_ctrl_c_leaves_no_loop_without_a_thread(monkeypatch: pytest.MonkeyPatch)
         assert not handoff._turn.locked()
     finally:
         portal.leave()
+
+
+def test_events_are_read_with_the_turn() -> None:
+    """What was read while another thread could drive may belong to a reader that is replaced by now."""
+    handoff = LoopHandoff()
+    stale, fresh = [("stale", 1)], [("fresh", 1)]
+
+    def select(timeout: float | None) -> Any:
+        return fresh if timeout == 0 and handoff._turn.locked() else stale
+
+    found = []
+    handoff.run(SimpleNamespace(), lambda: found.append(handoff.sleep(select, None)))
+    assert found == [fresh]
+
+
+def test_the_thread_that_drives_may_not_wait_for_the_loop(handoff: Any) -> None:
+    until(handoff.acquire)
+    with pytest.raises(InvalidUsageError, match="signal's handler"):
+        handoff.check_may_wait()
+    other = threading.Thread(target=handoff.check_may_wait)
+    other.start()
+    other.join()
+    handoff.give_back()
+    handoff.check_may_wait()
+
+
+INTERRUPTED = """
+import sys
+import numpy as np
+import aiodist.sync as dist
+from aiodist.sync.loop_handoff import Interrupts
+from aiodist.sync.portal import portal
+
+rank = int(sys.argv[2])
+dist.init_process_group("aiodist", "file://" + sys.argv[1], rank=rank, world_size=2, timeout=60)
+x = np.zeros(1)
+for _ in range(3):
+    dist.all_reduce(x)
+if rank == 0:
+    release = Interrupts.release
+
+    def struck(interrupts):
+        Interrupts.release = release
+        release(interrupts)
+        raise KeyboardInterrupt  # as by a Ctrl-C that came while the thread drove
+
+    Interrupts.release = struck
+    try:
+        dist.barrier()
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    seat = portal()._handoff.seat
+    assert seat.acquire(timeout=10)
+    seat.release()
+else:
+    sys.stdin.readline()
+    try:
+        dist.barrier()
+    except dist.DistError as error:
+        print(type(error).__name__)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_an_interrupt_before_the_thread_sleeps_cancels_the_operation(
+    script: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    ranks = [script(INTERRUPTED, tmp_path / "store", rank) for rank in range(2)]
+    assert ranks[0].stdout is not None
+    assert ranks[0].stdout.readline() == "interrupted\n"
+    ended = [rank.communicate("\n", timeout=scaled(30)) for rank in reversed(ranks)]
+    assert [rank.returncode for rank in ranks] == [0, 0], ended
+    assert ended[0][0] == "CollectiveCancelledError\n"

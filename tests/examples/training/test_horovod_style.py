@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
 def test_two_ranks_learn_what_one_process_learns(recipes: Recipes) -> None:
-    epochs = ("--epochs", "4")
+    epochs = ("--arch", "mlp", "--lr", "0.2", "--epochs", "4")
     plain, parts, narrow = recipes(
         2,
         [
