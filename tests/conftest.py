@@ -53,7 +53,10 @@ def timeout_scale() -> float:
     return scale
 
 
-BY_REQUEST = ("matrix", "soak", "slurm", "ecosystem", "engines", "hosts", "site")
+BY_REQUEST = (
+    *("matrix", "soak", "slurm", "benchmarks"),
+    *("ecosystem", "engines", "hosts", "site"),
+)
 """Marks of tests that run only where ``-m`` names them: they take minutes, or need other programs."""
 
 

@@ -36,6 +36,7 @@ def test_every_operation_of_two_ranks_is_right(floors_of_two: Report) -> None:
     check(floors_of_two, replace(QUICK, sizes={2: (4, 24, WRAPPED)}), 2)
 
 
+@pytest.mark.benchmarks
 @pytest.mark.slow
 @pytest.mark.usefixtures("libuv")
 def test_every_operation_of_three_ranks_is_right() -> None:

@@ -10,6 +10,7 @@ import pytest
 from benchmarks.processes import ROOT
 
 
+@pytest.mark.benchmarks
 @pytest.mark.slow
 def test_microbenchmarks_run() -> None:
     command = [sys.executable, "-m", "benchmarks", "micro", "--benchmark-disable", "-q"]

@@ -21,6 +21,7 @@ from benchmarks.recipes.run import RecipeFailedError, Settings, _job, _launcher,
 SMALL = Settings(ranks=(1, 2), passes=2, epochs=1, limit=128, rate=None, only=("distributed.py",))
 
 
+@pytest.mark.benchmarks
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.usefixtures("fonts")
@@ -47,6 +48,7 @@ def test_backends_take_turns_and_every_run_is_measured(tmp_path: Path) -> None:
     assert "| distributed.py | Gloo |" in page.render(report, "recipes")
 
 
+@pytest.mark.benchmarks
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_recipe_that_fails_ends_the_run_with_what_it_wrote() -> None:
@@ -55,6 +57,7 @@ def test_a_recipe_that_fails_ends_the_run_with_what_it_wrote() -> None:
         _job([order], SMALL, _launcher(2))
 
 
+@pytest.mark.benchmarks
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("script", ["distributed.py", "spawned.py"])

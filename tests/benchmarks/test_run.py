@@ -36,6 +36,7 @@ def test_a_run_measures_every_peer_in_every_case() -> None:
     )
 
 
+@pytest.mark.benchmarks
 @pytest.mark.slow
 def test_a_peer_that_gives_wrong_results_ends_the_run() -> None:
     suite = replace(TINY, operations=("barrier", "all_reduce"))
@@ -46,6 +47,7 @@ def test_a_peer_that_gives_wrong_results_ends_the_run() -> None:
         run(suite, ["tests.benchmarks.broken:Idle"])
 
 
+@pytest.mark.benchmarks
 @pytest.mark.slow
 def test_a_peer_without_an_operation_leaves_a_gap_in_every_pass() -> None:
     suite = replace(TINY, operations=("all_reduce", "barrier"), sizes={1: (64,)}, passes=2)
@@ -66,6 +68,7 @@ def test_a_peer_without_an_operation_leaves_a_gap_in_every_pass() -> None:
     ]
 
 
+@pytest.mark.benchmarks
 @pytest.mark.slow
 def test_ranks_on_hosts_of_their_own() -> None:
     suite = replace(TINY, operations=("all_reduce",), sizes={2: (64,)})

@@ -176,6 +176,7 @@ def _compare_in_rank(rank: int, store: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.benchmarks
 @pytest.mark.slow
 def test_backends_that_learn_otherwise_are_noticed(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(_compare_in_rank, (str(tmp_path / "store"),), nprocs=2)
