@@ -15,5 +15,7 @@ with contextlib.suppress(dist.CollectiveMismatchError):
         dist.broadcast(data, src=0)
     else:
         dist.all_reduce(data)
+with contextlib.suppress(dist.CollectiveMismatchError):  # rank 0's part has ended: it waits here
+    dist.barrier()
 with contextlib.suppress(dist.CollectiveMismatchError):  # which it raises again
     dist.destroy_process_group()
