@@ -253,7 +253,7 @@ class BoundedSpin:
     def finds_near(self, words: memoryview, word: int, least: int, most: int) -> bool:
         """Whether ``words[word]`` gets between these two soon: a step of a rank that is at work.
 
-        Not looked for where ranks do not have a core each.
+        Not looked for where the spin policy is not active.
         """
         spin_policy = self._spin_policy
         if not spin_policy.active:
