@@ -13,7 +13,7 @@ class Sleeper(Protocol):
     """How a thread that drives the engine sleeps, and is woken by the rank that it waits for."""
 
     @property
-    def bell(self) -> Doorbell:
+    def doorbell(self) -> Doorbell:
         """What the other rank rings."""
         ...
 

@@ -314,7 +314,7 @@ class ShmCommunicator:
     # -- groups.operation_context.Sleeper
 
     @property
-    def bell(self) -> Doorbell:
+    def doorbell(self) -> Doorbell:
         assert self._memory is not None  # an operation waits in it
         return self._memory.thread_bell
 

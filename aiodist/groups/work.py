@@ -39,7 +39,7 @@ class Work(Coroutine[Any, Any, T]):
     be called in any thread.
     """
 
-    # Of the engine's own methods, _start_body, _fail, _expire and _came_from belong to the loop's thread.
+    # The engine's methods _start_body, _fail, _expire and _came_from belong to the loop's thread.
     __slots__ = (
         "__weakref__",
         "_asked",

@@ -29,7 +29,7 @@ class BlockedCaller:
     ) -> None:
         self._work = work
         self._sleeper = sleeper
-        self._bell = sleeper.bell
+        self._doorbell = sleeper.doorbell
         self._loop = loop
         self._handoff = handoff
         self._thread = threading.get_ident()
@@ -54,17 +54,17 @@ class BlockedCaller:
 
     def _over(self) -> None:
         if threading.get_ident() != self._thread:
-            self._bell.ring()
+            self._doorbell.ring()
 
     def acquire(self) -> None:
         """Return when the operation has ended. The calling thread does not hold the turn.
 
-        It sleeps longer each time that nobody has rung. A ring may be for less than it waits for, and
+        It sleeps longer each time that no rank has rung. A ring may be for less than it waits for, and
         the one that matters is still to be looked for soon.
         """
         seconds = LOOK_AGAIN_SECONDS
         while not self._work._done:
-            rung = self._bell.wait(seconds)
+            rung = self._doorbell.wait(seconds)
             if self._work._done or self._went_on(0.0 if rung else seconds) or rung:
                 seconds = LOOK_AGAIN_SECONDS
             elif seconds < SUSPICION_SECONDS:

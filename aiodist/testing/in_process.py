@@ -84,7 +84,7 @@ async def run_ranks(
         buffer_bytes: What a rank buffers per peer for messages without a receive.
         wrap: ``wrap(rank, transport)`` returns what the rank uses in place of ``transport``, such
             as a `FaultyTransport` around it.
-        backend: Of the default group, as for `init_process_group`.
+        backend: The backend of the default group, as for `init_process_group`.
         hosts: The number of each rank's host; ranks of different hosts share no memory. Empty:
             all on one host.
         threads: Whether ``fn`` is an ordinary function over `aiodist.sync`, which each rank calls

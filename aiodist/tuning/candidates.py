@@ -24,7 +24,7 @@ Body = Callable[[Channel], Run]
 def candidates(operation: str, ranks: int, nbytes: int) -> list[Choice]:
     """Every way to run ``operation`` on ``nbytes`` (as `select` counts them) with ``ranks`` ranks.
 
-    Of a pipeline each length of chunks that cuts the data differently.
+    A pipeline is in it once for each length of chunks that cuts the data differently.
     """
     found = []
     for algorithm in algorithms_of(operation):
