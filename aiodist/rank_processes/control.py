@@ -8,10 +8,14 @@ process can open.
 from __future__ import annotations
 
 import importlib
+import io
 import struct
+from collections import ChainMap
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any
+from functools import partial
+from types import CodeType
+from typing import Any, ClassVar
 
 _HEAD = struct.Struct("<BQ")
 HEAD_BYTES = _HEAD.size
@@ -39,7 +43,30 @@ def pickler() -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
         raise ImportError(
             "rank processes need the package cloudpickle: pip install 'aiodist[notebook]'"
         ) from error
-    return module.dumps, module.loads
+    reduce = module.Pickler.dispatch_table[CodeType]
+
+    class Pickler(module.Pickler):  # type: ignore[misc,name-defined]
+        """cloudpickle's; from 3.1.3 on that forgets the files of functions, which tracebacks name."""
+
+        dispatch_table: ClassVar[ChainMap[type, Any]] = ChainMap(
+            {CodeType: partial(_reduced_with_file, reduce)}, module.Pickler.dispatch_table
+        )
+
+    def dumps(obj: Any) -> bytes:
+        file = io.BytesIO()
+        Pickler(file).dump(obj)
+        return file.getvalue()
+
+    return dumps, module.loads
+
+
+def _reduced_with_file(reduce: Callable[[CodeType], Any], code: CodeType) -> tuple[Any, ...]:
+    make, args = reduce(code)
+    return _with_file, (make, args, code.co_filename)
+
+
+def _with_file(make: Callable[..., CodeType], args: tuple[Any, ...], file: str) -> CodeType:
+    return make(*args).replace(co_filename=file)
 
 
 def encode(kind: FrameKind, payload: bytes) -> bytes:
