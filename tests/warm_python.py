@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 CLIENT = Path(__file__).with_name("warm_python_client.py")
 REPOSITORY = Path(__file__).parents[1]
@@ -92,7 +92,7 @@ def serve(place: str) -> list[str] | None:
                 key.fileobj.close()
 
 
-def _request(client: socket.socket) -> tuple[dict[str, object], list[int]]:
+def _request(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
     streams = array.array("i")
     data, ancillary, _, _ = client.recvmsg(1 << 20, socket.CMSG_LEN(3 * streams.itemsize))
     for _, _, passed in ancillary:
@@ -102,12 +102,12 @@ def _request(client: socket.socket) -> tuple[dict[str, object], list[int]]:
     return json.loads(data), list(streams)
 
 
-def _become(request: dict[str, object], streams: list[int]) -> None:
+def _become(request: dict[str, Any], streams: list[int]) -> None:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
     os.environ.clear()
-    os.environ.update(request["environment"])  # type: ignore[call-overload]
+    os.environ.update(request["environment"])
     os.chdir(str(request["folder"]))
     if os.environ.get("PYTHONUNBUFFERED"):
         for written in (sys.stdout, sys.stderr):
