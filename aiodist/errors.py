@@ -122,7 +122,7 @@ class CollectiveTimeoutError(CollectiveError, TimeoutError):
     ``doing``: for each of those what it did when it was asked, as "is in barrier() (operation 3 of
     'default_pg') for 2.0 s" or "is in no operation"; "" where it did not answer. Without entries for
     a receive from any rank, and where all have entered the operation.
-    ``tensor``: this rank's, as "6 x int16, shape (2, 3)"; empty where there is none, or several.
+    ``tensor``: this rank's, as "6 x int16, shape (2, 3)"; empty unless the operation has exactly one.
     """
 
     waiting_for: Sequence[int]

@@ -331,7 +331,7 @@ def get_group_rank(group: AnyGroup, global_rank: int) -> int:
         global_rank: The rank in the world.
 
     Raises:
-        InvalidUsageError: It is not a member, or this rank is none.
+        InvalidUsageError: ``global_rank`` or this rank is not a member.
     """
     return _member(group).group_rank(global_rank)
 

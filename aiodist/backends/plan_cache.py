@@ -76,7 +76,7 @@ class Plan:
         direct: ShmPlan[Any] | None = None,
         carry_out: CarryOut | None = None,
     ) -> None:
-        """``direct``: what ``carry_out`` takes; both are None if nothing is shared."""
+        """``direct``: what ``carry_out`` takes. If nothing is shared, neither is given."""
         self.fingerprint = fingerprint
         self.reduce = reduce
         self.direct: Any = direct

@@ -27,7 +27,7 @@ it."""
 class Place(NamedTuple):
     """A rank, its number among the ``local_size`` ranks of its host, and which of the hosts that is.
 
-    ``host`` is None on the launcher's own machine.
+    On the launcher's own machine ``host`` is None.
     """
 
     rank: int

@@ -23,7 +23,7 @@ class GroupStory:
     started: Mapping[int, int]
     first_difference: int | None
     calls: Mapping[str, tuple[int, ...]]
-    """At that number: each call and how it ended, or that there was none, with the ranks."""
+    """At that number: each call with its ranks and how it ended; ranks without a call stand there too."""
     disagreement: str = ""
     """A sentence, if ranks called different operations at that number; else empty."""
 

@@ -48,7 +48,7 @@ class Owner(Protocol):
 
 
 class Link:
-    """One connection. ``peer`` is None until the handshake has proven the other side's rank."""
+    """One connection. The handshake sets ``peer``, once it has proven the other side's rank."""
 
     def __init__(self, owner: Owner, connection: Connection, handshake: Handshake) -> None:
         self.connection = connection

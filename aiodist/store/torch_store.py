@@ -54,8 +54,8 @@ class TorchStore(Store):
 
     async def get_until(self, key: str, deadline: Deadline) -> bytes:
         # torch's get() blocks and cannot be cancelled. compare_set with an expected value that no
-        # key has does not block: it writes nothing and returns the present value, or the expected
-        # value if there is none.
+        # key has does not block: it writes nothing and returns the present value. Without one it
+        # returns the expected value.
         nothing = self._nothing
         for pause in pauses():
             value: bytes = await self._call(self.store.compare_set, key, nothing, nothing)

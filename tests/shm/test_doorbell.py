@@ -53,7 +53,17 @@ def test_only_a_pipe_is_opened(bell: Doorbell) -> None:
 
 def test_a_thread_waits_until_it_is_rung_and_takes_that_ring(bell: Doorbell) -> None:
     bell.ring()
-    bell.wait(10.0)
+    assert bell.wait(10.0)
 
     assert bell.take() == set()
-    bell.wait(0.001)  # nothing came
+    assert not bell.wait(0.001)  # nothing came
+
+
+def test_a_thread_in_a_doorbell_that_closes_reads_no_other_file(bell: Doorbell) -> None:
+    bell.ring()
+    assert bell.wait(10.0)
+    number = bell.fd
+    bell.close()
+    with open(os.devnull) as reuses:
+        assert reuses.fileno() == number
+        bell.wait(0.001)  # as the thread may, which has not learned of the end yet

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,12 @@ import aiodist.sync as dist
 from aiodist.collectives.all_reduce_slots import AllReduceSlots
 from aiodist.errors import CollectiveMismatchError, CollectiveTimeoutError
 from aiodist.groups.shm_communicator import ShmCommunicator
+from aiodist.groups.shm_opening import BACKSTOP_SECONDS
 from aiodist.groups.world import current_world
+from aiodist.p2p.spin_policy import LOOK_AGAIN_SECONDS, SUSPICION_SECONDS
 from aiodist.shm.group_area import ASLEEP
+from aiodist.sync.blocked_caller import BlockedCaller
+from aiodist.sync.portal import portal
 
 RunThreads = Callable[..., list[Any]]
 
@@ -27,12 +32,16 @@ def communicator_here() -> ShmCommunicator:
     return group.communicator
 
 
-def until_asleep(communicator: ShmCommunicator) -> None:
-    """Return when a thread sleeps over this memory, and the loop has nothing to do there."""
+def until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 20
-    while not communicator.mine[ASLEEP] or communicator._arming:
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0)
+
+
+def until_asleep(communicator: ShmCommunicator) -> None:
+    """Return when a thread sleeps over this memory, and the loop has nothing to do there."""
+    until(lambda: bool(communicator.mine[ASLEEP]) and not communicator._arming)
 
 
 def test_the_thread_that_was_woken_finishes_the_operation(
@@ -89,3 +98,51 @@ def test_a_thread_that_sleeps_times_out(run_threads: RunThreads) -> None:
         assert done.wait(20)
 
     run_threads(2, main)
+
+
+def test_a_thread_suspects_only_after_it_has_slept_for_long() -> None:
+    """A ring may be for less than the thread waits for: it looks again soon, and suspects nothing."""
+    rings, slept, suspected = [True, False, True, False, False, True], [], []
+
+    def wait(seconds: float) -> bool:
+        slept.append(seconds)
+        work._done = len(slept) == len(rings)
+        return rings[len(slept) - 1]
+
+    def nothing(*args: object) -> None:
+        pass
+
+    work = SimpleNamespace(_done=False)
+    sleeper = SimpleNamespace(
+        doorbell=SimpleNamespace(wait=wait),
+        look=lambda: False,
+        fall_asleep=lambda: True,
+        suspect=lambda: suspected.append(len(slept)),
+    )
+    handoff = SimpleNamespace(
+        interrupts=SimpleNamespace(hold=lambda: False), take=lambda: True, give_back=nothing
+    )
+    caller: Any = BlockedCaller
+    caller(work, sleeper, None, handoff).acquire()
+
+    soon, later = LOOK_AGAIN_SECONDS, SUSPICION_SECONDS
+    assert slept == [soon, soon, later, soon, later, BACKSTOP_SECONDS]
+    assert suspected == [5]
+
+
+def test_a_call_in_the_middle_of_another_is_refused(run_threads: RunThreads) -> None:
+    """As in a signal's handler: the thread would wait for the turn that it holds itself."""
+
+    def main(rank: int) -> None:
+        dist.barrier()
+        handoff = portal()._handoff
+        until(handoff.acquire)
+        try:
+            for call in (dist.barrier, dist.new_group):
+                with pytest.raises(dist.InvalidUsageError, match="signal's handler"):
+                    call()
+        finally:
+            handoff.resume()
+        dist.barrier()
+
+    run_threads(1, main)
