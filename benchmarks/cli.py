@@ -28,6 +28,7 @@ from benchmarks.targets import FOUR_HOSTS, HOST, NETWORK
 PAGE = ROOT / "docs" / "performance.md"
 RESULTS = ROOT / "docs" / "performance" / "results.json"
 ARRIVAL_PAGE = ROOT / "docs" / "performance" / "arrival.md"
+STARTING_PAGE = ROOT / "docs" / "performance" / "starting.md"
 NETWORK_PAGE = ROOT / "docs" / "performance-network.md"
 NETWORK_RESULTS = ROOT / "docs" / "performance-network" / "results.json"
 FOUR_HOSTS_PAGE = ROOT / "docs" / "performance-hosts.md"
@@ -57,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _micro(rest)
     if command == "arrival":
         return _arrival(options)
+    if command == "starting":
+        return _starting(options)
     if command == "page":
         return _page(options.results)
     if command == "run":
@@ -124,6 +127,16 @@ def _parser() -> argparse.ArgumentParser:
     arrival.add_argument("--output", type=Path, default=Path("build/arrival.json"))
     arrival.add_argument(
         "--page", action="store_true", help="publish: docs/performance/arrival.md and its JSON"
+    )
+    starting = commands.add_parser(
+        "starting", help="how long many ranks take to start, and what each of them costs"
+    )
+    starting.add_argument("--ranks", type=numbers, default=[2, 8, 32, 64], help="as 2,8,32,64")
+    starting.add_argument("--repeats", type=int, default=3, help="starts of each library")
+    starting.add_argument("--libraries", help="in place of the usual ones")
+    starting.add_argument("--output", type=Path, default=Path("build/starting.json"))
+    starting.add_argument(
+        "--page", action="store_true", help="publish: docs/performance/starting.md and its JSON"
     )
     commands.add_parser(
         "micro", help="the engine's own steps; other arguments are pytest-benchmark's"
@@ -255,6 +268,36 @@ def _arrival(options: argparse.Namespace) -> int:
     text = page.render(report, output.name)
     if options.page:
         ARRIVAL_PAGE.write_text(text, encoding="utf-8")
+    else:
+        print(text)
+    print(f"== results: {output}")
+    return 0
+
+
+def _starting(options: argparse.Namespace) -> int:
+    from benchmarks.processes import RankFailedError, exit_on_sigterm
+    from benchmarks.starting import page
+    from benchmarks.starting.run import LIBRARIES as USUAL
+    from benchmarks.starting.run import run
+
+    libraries = tuple(options.libraries.split(",")) if options.libraries else USUAL
+    if unknown := set(libraries) - set(USUAL):
+        raise SystemExit(f"no library {', '.join(unknown)}; there are {', '.join(USUAL)}")
+    if options.repeats < 1:
+        raise SystemExit(f"--repeats must be at least 1, not {options.repeats}")
+    exit_on_sigterm()
+    try:
+        report = run(
+            options.ranks, options.repeats, libraries, lambda line: print(f"== {line}", flush=True)
+        )
+    except RankFailedError as error:
+        print(error, file=sys.stderr)
+        return 1
+    output: Path = STARTING_PAGE.with_suffix(".json") if options.page else options.output
+    page.save(report, output)
+    text = page.render(report, output.name)
+    if options.page:
+        STARTING_PAGE.write_text(text, encoding="utf-8")
     else:
         print(text)
     print(f"== results: {output}")

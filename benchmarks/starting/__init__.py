@@ -1,0 +1,1 @@
+"""How long many ranks of one host take to start, and what each of them costs."""
