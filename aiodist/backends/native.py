@@ -106,7 +106,7 @@ class NativeBackend(CollectiveBackend):
             pass  # not a tensor, or one without shape or storage: opening it says so
         if views is not None:
             assert plan is not None
-            started = plan.carry_out(plan.direct, views, timeout, operation)
+            started = plan.start(plan.direct, views, timeout, operation)
             if started is not None:
                 return started  # type: ignore[no-any-return]  # of the operation's own type
         if (other := self._others.get(operation.kind)) is not None:
@@ -155,7 +155,7 @@ class NativeBackend(CollectiveBackend):
             and not was_tried
             and not are_staged(*opened.inputs, *opened.outputs)
         ):
-            done = group.carry_out(plan.direct, views_of(opened), timeout, opened)
+            done = group.start_plan(plan.direct, views_of(opened), timeout, opened)
             if done is not None:
                 return done
         body = partial(self._bodies[operation.kind], operation, opened, plan.reduce)

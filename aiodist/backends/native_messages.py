@@ -32,12 +32,12 @@ Opener = Callable[[Tensor], memoryview | None]
 class SendPlan:
     """What equal sends share, of tensors whose bytes lie in host memory without gaps."""
 
-    __slots__ = ("_opener", "carry_out", "direct")
+    __slots__ = ("_opener", "direct", "start")
 
-    def __init__(self, direct: MessagePlan, carry_out: Callable[..., Any], opener: Opener) -> None:
+    def __init__(self, direct: MessagePlan, start: Callable[..., Any], opener: Opener) -> None:
         """``opener``: as `Buffer.opener`."""
         self.direct = direct
-        self.carry_out = carry_out
+        self.start = start
         self._opener = opener
 
     def views(self, operation: Send) -> memoryview | None:
@@ -75,7 +75,7 @@ class NativeMessages:
     def _plan(
         self,
         cls: type[SendPlan],
-        carry_out: Callable[..., Any],
+        start: Callable[..., Any],
         operation: Send | Recv,
         buffer: Buffer,
         other: int,
@@ -88,7 +88,7 @@ class NativeMessages:
             where = TENSOR, group.id, operation.tag
             meta, peer = encode_meta(buffer), group.ranks[other]
             direct = MessagePlan(operation.kind, peer, where, meta, buffer.nbytes)
-            self._plans.add(key, cls(direct, carry_out, opener))
+            self._plans.add(key, cls(direct, start, opener))
 
     def _send(self, operation: Send, timeout: float | None) -> Work[None]:
         return self._as_its_loop(self._send_new, operation, timeout)
@@ -96,7 +96,7 @@ class NativeMessages:
     def _send_by_plan(
         self, plan: MessagePlan, data: memoryview, timeout: float | None, operation: Send
     ) -> CompletedRecord | None:
-        """Send ``data`` if it can go at once; as `CachedPlan.carry_out`."""
+        """Send ``data`` if it can go at once; as `CachedPlan.start`."""
         return self._group.send_at_once(plan, data) if self._sends.is_idle else None
 
     def _send_new(self, operation: Send, timeout: float | None) -> Work[None]:
@@ -116,11 +116,11 @@ class NativeMessages:
     def _recv_by_plan(
         self, plan: MessagePlan, data: memoryview, timeout: float | None, operation: Recv
     ) -> CompletedRecord | Work[int]:
-        """Receive into ``data``, now or later; as `CachedPlan.carry_out`."""
+        """Receive into ``data``, now or later; as `CachedPlan.start`."""
         group, blocks = self._group, operation.blocks
         if ended := group.recv_at_once(plan, data, blocks):
             # A caller that blocks has named the source, which is the whole result.
-            return ended if blocks else group.came(ended, plan.peer, plan.peer)
+            return ended if blocks else group.completed_recv(ended, plan.peer, plan.peer)
         recv = Posted(plan.key, plan.peer, data, plan.meta, self._check, owner=operation.tensor)
         return self._as_its_loop(group.recv_planned, plan, recv, timeout)
 
@@ -150,7 +150,7 @@ class NativeMessages:
             return sender
 
         facts = (encode_meta(buffer), buffer.nbytes)
-        return group.carried("recv", src, tag, body, timeout, facts)
+        return group.message("recv", src, tag, body, timeout, facts)
 
     def _check(self, recv: Posted, src: int, meta: bytes, length: int) -> BaseException | None:
         """Compare a message with the tensor of its receive, as `p2p.matching.Check`."""

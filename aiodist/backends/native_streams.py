@@ -83,7 +83,9 @@ class Stream(ObjectStream):
         self._items = 0  # credit
         self._bytes = 0
         self._writers: deque[asyncio.Future[None]] = deque()
-        self._turn = asyncio.Lock()  # of sends that have to wait, so that none overtakes another
+        self._send_lock = (
+            asyncio.Lock()
+        )  # of sends that have to wait, so that none overtakes another
         self._batch: list[bytes] = []  # lengths and envelopes, in turn
         self._batch_bytes = 0
         self._ended = False
@@ -95,7 +97,7 @@ class Stream(ObjectStream):
 
     def start(self, before: Pending[None] | None) -> None:
         """Begin to take messages, after ``before``: an earlier stream with the same peer and tag."""
-        self._work = self._group.carried(
+        self._work = self._group.message(
             "recv",
             self._peer,
             self._key[2],
@@ -137,11 +139,11 @@ class Stream(ObjectStream):
 
     async def send(self, obj: Any) -> None:
         self._check_sends()
-        if not self._turn.locked():
+        if not self._send_lock.locked():
             short = self._codec.dump_short(obj, allow_pickle=self._allow_pickle)
             if short is not None:
                 if not self._may_send(len(short)):
-                    async with self._turn:
+                    async with self._send_lock:
                         await self._send(Packed(short, []))
                     return
                 self._add(short)
@@ -150,7 +152,7 @@ class Stream(ObjectStream):
                     await asyncio.sleep(0)
                 return
         steps = self._codec.dump_steps(obj, allow_pickle=self._allow_pickle)
-        async with self._turn:
+        async with self._send_lock:
             while True:
                 try:
                     next(steps)
@@ -160,7 +162,7 @@ class Stream(ObjectStream):
                 await asyncio.sleep(0)
 
     async def end(self) -> None:
-        async with self._turn:  # sends that wait come first
+        async with self._send_lock:  # sends that wait come first
             if not self._ended and not self._peer_ended:
                 self._check_error()
             self._end("")

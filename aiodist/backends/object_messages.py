@@ -150,7 +150,7 @@ class ObjectMessages:
                 to, data = self._group.ranks[dst], memoryview(packed.envelope)
                 ended = self._group.send_short((kind, self._group.id, tag), to, data)
                 if ended is not None:
-                    return self._group.over(ended)
+                    return self._group.completed_work(ended)
             return self._sends.send(memoryview(packed.envelope), b"", dst, tag, timeout, kind=kind)
 
         async def start(context: MessageContext) -> Awaitable[object]:
@@ -253,7 +253,7 @@ class ObjectMessages:
                     else:
                         facts = (call_of("recv", kind), source, tag, b"", len(data))
                         ended = group.world.recorder.ended(group.label, -1, facts, created)
-                        return group.came(ended, source, value)
+                        return group.completed_recv(ended, source, value)
                 self._handed_on[key] = [Parcel(source, read_envelope(data), [])]
 
         async def body(context: MessageContext) -> T:
@@ -280,7 +280,7 @@ class ObjectMessages:
                     raise
                 return finish(obj, parcel.source)
 
-        return group.carried("recv", src, tag, body, timeout, kind=kind)
+        return group.message("recv", src, tag, body, timeout, kind=kind)
 
     def _handed_parcel(self, key: Key, source: int) -> Parcel | None:
         """Take an object whose receive was cancelled, or return None."""

@@ -25,7 +25,7 @@ class OverP2P:
         mesh: Messenger = self._group.endpoint
         return mesh
 
-    def carry_out(self, *args: Any) -> None:
+    def start_plan(self, *args: Any) -> None:
         """Return None: no operation completes at once by this way."""
 
     def collective(self, *args: Any, **options: Any) -> Any:
@@ -40,5 +40,5 @@ class OverP2P:
     def recv_planned(self, *args: Any) -> Any:
         return self._group.recv_planned(*args, messenger=self.messenger)
 
-    def carried(self, *args: Any, **options: Any) -> Any:
-        return self._group.carried(*args, **options, messenger=self.messenger)
+    def message(self, *args: Any, **options: Any) -> Any:
+        return self._group.message(*args, **options, messenger=self.messenger)

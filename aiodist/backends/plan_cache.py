@@ -8,27 +8,16 @@ ranks of one host. The plans of messages are in `native_messages`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Protocol
 
-from aiodist.backends.plans import (
-    AllGatherPlan,
-    AllReducePlan,
-    AllToAllPlan,
-    BarrierPlan,
-    BroadcastPlan,
-    GroupShape,
-    ReducePlan,
-    ReduceScatterPlan,
-    ShmPlan,
-)
+from aiodist.backends.plans import PLANS, GroupShape
 from aiodist.backends.tensor_opening import cut, parts_of
 from aiodist.collectives.select import Rules
 from aiodist.collectives.views import BlocksView, CachedView, DataView
 from aiodist.groups.fingerprint import Fingerprint
-from aiodist.groups.group_engine import GroupEngine
+from aiodist.groups.group_engine import GroupEngine, ShmPlan
 from aiodist.groups.operation import (
     AllGatherSingle,
     AllToAllSingle,
@@ -44,15 +33,15 @@ from aiodist.types import ReduceOp
 MAX_PLANS = 512
 """The most plans that one group caches."""
 
-CarryOut = Callable[[Any, Any, float | None, Any], CompletedRecord | Work[Any] | None]
-"""As `GroupEngine.carry_out`, which is that of collectives."""
+StartPlan = Callable[[Any, Any, float | None, Any], CompletedRecord | Work[Any] | None]
+"""As `GroupEngine.start_plan`, which is that of collectives."""
 
 
 class CachedPlan(Protocol):
-    """What equal operations share: `carry_out` with `direct` and `views` starts each of them."""
+    """What equal operations share: `start` with `direct` and `views` starts each of them."""
 
     @property
-    def carry_out(self) -> CarryOut: ...
+    def start(self) -> StartPlan: ...
 
     @property
     def direct(self) -> Any: ...
@@ -67,20 +56,20 @@ class CachedPlan(Protocol):
 class Plan:
     """What equal collectives share. Its tensors are opened by `Operation.open` in each call."""
 
-    __slots__ = ("carry_out", "direct", "fingerprint", "reduce")
+    __slots__ = ("direct", "fingerprint", "reduce", "start")
 
     def __init__(
         self,
         fingerprint: Fingerprint,
         reduce: Reduction | None,
         direct: ShmPlan[Any] | None = None,
-        carry_out: CarryOut | None = None,
+        start: StartPlan | None = None,
     ) -> None:
-        """``direct``: what ``carry_out`` takes. If nothing is shared, neither is given."""
+        """``direct``: what ``start`` takes. If nothing is shared, neither is given."""
         self.fingerprint = fingerprint
         self.reduce = reduce
         self.direct: Any = direct
-        self.carry_out: Any = carry_out
+        self.start: Any = start
 
     def views(self, operation: Any) -> Any:
         """As `CachedPlan.views`."""
@@ -102,7 +91,7 @@ class OneTensorPlan(Plan):
     __slots__ = ("_address_of", "_kept", "_open")
 
     def __init__(self, plan: Plan, signature: TensorSignature[DataView]) -> None:
-        super().__init__(plan.fingerprint, plan.reduce, plan.direct, plan.carry_out)
+        super().__init__(plan.fingerprint, plan.reduce, plan.direct, plan.start)
         self._address_of = signature.address_of
         self._kept = signature.kept
         self._open = signature.open
@@ -124,7 +113,7 @@ class TwoTensorPlan(Plan):
         source: TensorSignature[CachedView],
         target: TensorSignature[CachedView],
     ) -> None:
-        super().__init__(plan.fingerprint, plan.reduce, plan.direct, plan.carry_out)
+        super().__init__(plan.fingerprint, plan.reduce, plan.direct, plan.start)
         self._source = source
         self._target = target
 
@@ -137,7 +126,7 @@ class TwoTensorPlan(Plan):
 class PlanCache:
     """The plans of one group."""
 
-    __slots__ = ("_group", "_reduction", "_shape", "get", "plans")
+    __slots__ = ("_group", "_reduction", "_shape", "_shares", "get", "plans")
 
     def __init__(
         self,
@@ -153,7 +142,8 @@ class PlanCache:
         """
         self._group = group
         self._reduction = reduction
-        self._shape = GroupShape(group.rank, group.size, shares, rules)
+        self._shape = GroupShape(group.rank, group.size, rules)
+        self._shares = shares
         self.plans: dict[Hashable, CachedPlan] = {}
         self.get = self.plans.get
         """Return the plan for the key of an operation, or None."""
@@ -166,12 +156,12 @@ class PlanCache:
         op: ReduceOp | None = getattr(operation, "op", None)
         reduce = None if op is None else self._reduction(op, opened.inputs[0].dtype)
         fingerprint = operation.fingerprint(opened)
-        make = _DIRECT.get(operation.kind)
-        direct = make and make(self._shape, fingerprint, operation, opened, reduce)
-        if direct is None or not direct.is_direct:
+        make = PLANS.get(operation.kind) if self._shares else None
+        if make is None or (reduce is not None and reduce.needs_prepare):
             plan = Plan(fingerprint, reduce)
         else:
-            plan = Plan(fingerprint, reduce, direct, self._group.carry_out)
+            direct = make(self._shape, fingerprint, opened, reduce)
+            plan = Plan(fingerprint, reduce, direct, self._group.start_plan)
             plan = _with_signatures(plan, operation, opened)
         # Every premul_sum is a new object, so it would never be found.
         if key is not None and (op is None or op.factor is None):
@@ -206,7 +196,7 @@ def _with_signatures(plan: Plan, operation: Any, opened: Opened[Buffer]) -> Plan
     """Return ``plan`` as it finds the memory of equal tensors in few steps, if it can."""
     inputs, outputs = opened.inputs, opened.outputs
     if not inputs and not outputs:
-        return NoTensorPlan(plan.fingerprint, plan.reduce, plan.direct, plan.carry_out)
+        return NoTensorPlan(plan.fingerprint, plan.reduce, plan.direct, plan.start)
     if not opened.out_of and not opened.into:
         signature = (*inputs, *outputs)[0].signature(DataView)
         return plan if signature is None else OneTensorPlan(plan, signature)
@@ -227,30 +217,3 @@ def _blocks(lengths: Sequence[int], view: memoryview) -> BlocksView:
 
 _SINGLE = (AllGatherSingle, ReduceScatterSingle, AllToAllSingle)
 """Collectives that read one tensor and write another one."""
-
-Make = Callable[[GroupShape, Fingerprint, Any, Opened[Buffer], Any], ShmPlan[Any]]
-
-_DIRECT: Mapping[str, Make] = MappingProxyType(
-    {
-        "barrier": lambda shape, agreed, *_: BarrierPlan(shape, agreed),
-        "broadcast": lambda shape, agreed, operation, opened, _: BroadcastPlan(
-            shape, agreed, (*opened.inputs, *opened.outputs)[0].nbytes, operation.root
-        ),
-        "reduce": lambda shape, agreed, operation, opened, reduce: ReducePlan(
-            shape, agreed, opened.inputs[0].nbytes, operation.root, reduce
-        ),
-        "all_reduce": lambda shape, agreed, _, opened, reduce: AllReducePlan(
-            shape, agreed, opened.inputs[0].nbytes, reduce
-        ),
-        "all_gather": lambda shape, agreed, _, opened, __: AllGatherPlan(
-            shape, agreed, opened.into
-        ),
-        "reduce_scatter": lambda shape, agreed, _, opened, reduce: ReduceScatterPlan(
-            shape, agreed, opened.out_of, reduce
-        ),
-        "all_to_all": lambda shape, agreed, _, opened, __: AllToAllPlan(
-            shape, agreed, opened.out_of
-        ),
-    }
-)
-"""By the kind of a collective: how its `ShmPlan` is made."""

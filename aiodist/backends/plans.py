@@ -5,9 +5,10 @@ A plan is an operation's fingerprint, and what `aiodist.collectives` does in slo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Generic, TypeVar
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from aiodist.backends.gradual_copy import STEP
 from aiodist.backends.view_cache import TensorViewCache
@@ -28,10 +29,12 @@ from aiodist.collectives.shm_operations import all_reduce_chunks
 from aiodist.collectives.slot_blocks import starts_of
 from aiodist.collectives.views import BlocksView, CachedView, DataView
 from aiodist.groups.fingerprint import Fingerprint
+from aiodist.groups.group_engine import ShmPlan
+from aiodist.groups.operation import Opened
 from aiodist.shm.group_area import LARGEST_SLOT_BYTES
-from aiodist.tensors import Reduction
+from aiodist.tensors import Buffer, Reduction
 
-Given = TypeVar("Given", contravariant=True)
+T = TypeVar("T")
 
 _NO_ROOM = 1 << 62
 """`ShmPlan.room` of what never goes into slots."""
@@ -42,15 +45,11 @@ class GroupShape:
     plans.
     """
 
-    __slots__ = ("rank", "rules", "shares", "size", "view_cache")
+    __slots__ = ("rank", "rules", "size", "view_cache")
 
-    def __init__(self, rank: int, size: int, shares: bool, rules: Rules) -> None:
-        """Create the shape. ``shares``: whether the group's collectives run in memory where that is
-        shared.
-        """
+    def __init__(self, rank: int, size: int, rules: Rules) -> None:
         self.rank = rank
         self.size = size
-        self.shares = shares
         self.rules = rules
         self.view_cache = TensorViewCache()
 
@@ -76,186 +75,148 @@ class GroupShape:
         return self.kept(given[1], given[0], steps)
 
 
-class ShmPlan(Generic[Given]):
-    """The plan of equal calls of one collective.
-
-    ``is_direct``: whether the operation can start before a context and a record are made for it.
-    """
-
-    __slots__ = ("chunks", "fingerprint", "is_direct", "room", "slots")
-
-    def __init__(
-        self,
-        shape: GroupShape,
-        fingerprint: Fingerprint,
-        slots: Exchange[Given],
-        chunks: Exchange[Given],
-        total: int,
-        room: int | None = None,
-    ) -> None:
-        """``total``: bytes, as `select` counts them. ``room``: what a slot must hold, if that differs."""
-        self.fingerprint = fingerprint
-        self.slots = slots
-        self.chunks = chunks
-        choice = select(fingerprint.operation, shape.size, total, rules=shape.rules)
-        room = total if room is None else room
-        in_slots = choice.algorithm == "slots" and room <= LARGEST_SLOT_BYTES
-        self.room = room if in_slots else _NO_ROOM
-        self.is_direct = shape.shares
+def barrier_plan(
+    shape: GroupShape, agreed: Fingerprint, opened: Opened[Buffer], reduce: None
+) -> ShmPlan[None]:
+    """Return the plan of a barrier."""
+    exchange = barrier_slots(shape.rank, shape.size)
+    return _plan(shape, agreed, exchange, exchange, 0)
 
 
-class BarrierPlan(ShmPlan[None]):
-    """Without a tensor."""
+def broadcast_plan(
+    shape: GroupShape, agreed: Fingerprint, opened: Opened[Buffer], reduce: None
+) -> ShmPlan[DataView]:
+    """Return the plan of a broadcast: it takes the tensor."""
+    rank, size, root = shape.rank, shape.size, agreed.root
+    (buffer,) = opened.inputs or opened.outputs
 
-    __slots__ = ()
+    def steps(layout: ShmLayout, given: DataView) -> Iterator[Step]:
+        return broadcast_chunks(layout, root, given.view)
 
-    def __init__(self, shape: GroupShape, fingerprint: Fingerprint) -> None:
-        exchange = barrier_slots(shape.rank, shape.size)
-        super().__init__(shape, fingerprint, exchange, exchange, 0)
-
-
-class BroadcastPlan(ShmPlan[DataView]):
-    """On one tensor of ``length`` bytes."""
-
-    __slots__ = ()
-
-    def __init__(self, shape: GroupShape, fingerprint: Fingerprint, length: int, root: int) -> None:
-        rank, size = shape.rank, shape.size
-
-        def steps(layout: ShmLayout, given: DataView) -> Iterator[Step]:
-            return broadcast_chunks(layout, root, given.view)
-
-        reads = read_from(rank, root, 0)
-        chunks = InChunks(rank, size, steps, reads, shape.kept_for_data)
-        slots = BroadcastSlots(rank, size, length, root)
-        super().__init__(shape, fingerprint, slots, chunks, length)
+    chunks = InChunks(rank, size, steps, read_from(rank, root, 0), shape.kept_for_data)
+    slots = BroadcastSlots(rank, size, buffer.nbytes, root)
+    return _plan(shape, agreed, slots, chunks, buffer.nbytes)
 
 
-class ReducingPlan(ShmPlan[Given]):
-    """A plan whose data is reduced. ``is_direct`` unless the data is changed before."""
+def reduce_plan(
+    shape: GroupShape, agreed: Fingerprint, opened: Opened[Buffer], reduce: Reduction
+) -> ShmPlan[DataView]:
+    """Return the plan of a reduce: it takes the tensor."""
+    rank, size, root, nbytes = shape.rank, shape.size, agreed.root, opened.inputs[0].nbytes
 
-    __slots__ = ("reduce",)
-
-    def __init__(
-        self,
-        shape: GroupShape,
-        fingerprint: Fingerprint,
-        slots: Exchange[Given],
-        chunks: Exchange[Given],
-        total: int,
-        reduce: Reduction,
-    ) -> None:
-        super().__init__(shape, fingerprint, slots, chunks, total)
-        self.reduce = reduce
-        self.is_direct = self.is_direct and not reduce.needs_prepare
-
-
-class ReducePlan(ReducingPlan[DataView]):
-    """On one tensor of ``length`` bytes."""
-
-    __slots__ = ()
-
-    def __init__(
-        self, shape: GroupShape, fingerprint: Fingerprint, length: int, root: int, reduce: Reduction
-    ) -> None:
-        rank, size = shape.rank, shape.size
-
-        def steps(layout: ShmLayout, given: DataView) -> Iterator[Step]:
-            yield from reduce_stripes(layout, root, given.view, reduce)
-            if rank == root:
-                yield from finish_gradually(layout, reduce, given.view)
-
-        slots = ReduceSlots(rank, size, length, root, reduce, partial(end_of, reduce))
-        chunks = InChunks(rank, size, steps, keep=shape.kept_for_data)
-        super().__init__(shape, fingerprint, slots, chunks, length, reduce)
-
-
-class AllReducePlan(ReducingPlan[DataView]):
-    """On one tensor of ``length`` bytes."""
-
-    __slots__ = ()
-
-    def __init__(
-        self, shape: GroupShape, fingerprint: Fingerprint, length: int, reduce: Reduction
-    ) -> None:
-        rank, size = shape.rank, shape.size
-
-        def steps(layout: ShmLayout, given: DataView) -> Iterator[Step]:
-            yield from all_reduce_chunks(layout, given.view, reduce, shape.rules)
+    def steps(layout: ShmLayout, given: DataView) -> Iterator[Step]:
+        yield from reduce_stripes(layout, root, given.view, reduce)
+        if rank == root:
             yield from finish_gradually(layout, reduce, given.view)
 
-        slots = AllReduceSlots(rank, size, length, reduce, partial(end_of, reduce))
-        chunks = InChunks(rank, size, steps, keep=shape.kept_for_data)
-        super().__init__(shape, fingerprint, slots, chunks, length, reduce)
+    slots = ReduceSlots(rank, size, nbytes, root, reduce, last_of(reduce))
+    chunks = InChunks(rank, size, steps, keep=shape.kept_for_data)
+    return _plan(shape, agreed, slots, chunks, nbytes)
 
 
-class AllGatherPlan(ShmPlan[tuple[DataView, BlocksView]]):
-    """On the own block, with a place for each rank's block, of ``lengths`` bytes."""
+def all_reduce_plan(
+    shape: GroupShape, agreed: Fingerprint, opened: Opened[Buffer], reduce: Reduction
+) -> ShmPlan[DataView]:
+    """Return the plan of an all_reduce: it takes the tensor."""
+    rank, size, nbytes = shape.rank, shape.size, opened.inputs[0].nbytes
 
-    __slots__ = ()
+    def steps(layout: ShmLayout, given: DataView) -> Iterator[Step]:
+        yield from all_reduce_chunks(layout, given.view, reduce, shape.rules)
+        yield from finish_gradually(layout, reduce, given.view)
 
-    def __init__(self, shape: GroupShape, fingerprint: Fingerprint, lengths: Sequence[int]) -> None:
-        rank, size = shape.rank, shape.size
-
-        def steps(layout: ShmLayout, given: tuple[DataView, BlocksView]) -> Iterator[Step]:
-            blocks = list(given[1].views)
-            own, blocks[rank] = given[0].view, given[0].view
-            yield from all_gather_chunks(layout, blocks)
-            place = given[1].views[rank]
-            for start in range(0, len(own), STEP):
-                piece = slice(start, start + STEP)
-                yield RELEASE, rank, 0, [(place[piece], own[piece])], ()
-
-        slots = AllGatherSlots(rank, size, lengths)
-        chunks = InChunks(rank, size, steps, keep=shape.kept_for_first)
-        super().__init__(shape, fingerprint, slots, chunks, sum(lengths), max(lengths))
+    slots = AllReduceSlots(rank, size, nbytes, reduce, last_of(reduce))
+    chunks = InChunks(rank, size, steps, keep=shape.kept_for_data)
+    return _plan(shape, agreed, slots, chunks, nbytes)
 
 
-class ReduceScatterPlan(ReducingPlan[tuple[BlocksView, DataView]]):
-    """On a block for each rank, of ``lengths`` bytes, and the place for the reduced own block."""
+def all_gather_plan(
+    shape: GroupShape, agreed: Fingerprint, opened: Opened[Buffer], reduce: None
+) -> ShmPlan[tuple[DataView, BlocksView]]:
+    """Return the plan of an all_gather: it takes the own block, and a place for each rank's."""
+    rank, size, lengths = shape.rank, shape.size, opened.into
 
-    __slots__ = ()
+    def steps(layout: ShmLayout, given: tuple[DataView, BlocksView]) -> Iterator[Step]:
+        blocks = list(given[1].views)
+        own, blocks[rank] = given[0].view, given[0].view
+        yield from all_gather_chunks(layout, blocks)
+        place = given[1].views[rank]
+        for start in range(0, len(own), STEP):
+            piece = slice(start, start + STEP)
+            yield RELEASE, rank, 0, [(place[piece], own[piece])], ()
 
-    def __init__(
-        self, shape: GroupShape, fingerprint: Fingerprint, lengths: Sequence[int], reduce: Reduction
-    ) -> None:
-        rank, size = shape.rank, shape.size
-
-        def steps(layout: ShmLayout, given: tuple[BlocksView, DataView]) -> Iterator[Step]:
-            blocks, place = given[0].views, given[1].view
-            yield from reduce_scatter_chunks(layout, blocks, place, reduce)
-            yield from finish_gradually(layout, reduce, place)
-
-        slots = ReduceScatterSlots(rank, size, lengths, reduce, partial(end_of, reduce))
-        chunks = InChunks(rank, size, steps, keep=shape.kept_for_second)
-        super().__init__(shape, fingerprint, slots, chunks, offsets_of(lengths)[-1], reduce)
+    slots = AllGatherSlots(rank, size, lengths)
+    chunks = InChunks(rank, size, steps, keep=shape.kept_for_first)
+    return _plan(shape, agreed, slots, chunks, sum(lengths), max(lengths))
 
 
-class AllToAllPlan(ShmPlan[tuple[BlocksView, BlocksView]]):
-    """On a block for each rank, of ``lengths`` bytes, and a place for each rank's block.
+def reduce_scatter_plan(
+    shape: GroupShape, agreed: Fingerprint, opened: Opened[Buffer], reduce: Reduction
+) -> ShmPlan[tuple[BlocksView, DataView]]:
+    """Return the plan of a reduce_scatter: it takes all blocks, and a place for the own one."""
+    rank, size, lengths = shape.rank, shape.size, opened.out_of
+
+    def steps(layout: ShmLayout, given: tuple[BlocksView, DataView]) -> Iterator[Step]:
+        blocks, place = given[0].views, given[1].view
+        yield from reduce_scatter_chunks(layout, blocks, place, reduce)
+        yield from finish_gradually(layout, reduce, place)
+
+    slots = ReduceScatterSlots(rank, size, lengths, reduce, last_of(reduce))
+    chunks = InChunks(rank, size, steps, keep=shape.kept_for_second)
+    return _plan(shape, agreed, slots, chunks, offsets_of(lengths)[-1])
+
+
+def all_to_all_plan(
+    shape: GroupShape, agreed: Fingerprint, opened: Opened[Buffer], reduce: None
+) -> ShmPlan[tuple[BlocksView, BlocksView]]:
+    """Return the plan of an all_to_all: it takes a block for each rank, and a place for each rank's.
 
     A rank knows the lengths of its own blocks alone: what goes into slots is for each rank to say.
     """
-
-    __slots__ = ()
-
-    def __init__(self, shape: GroupShape, fingerprint: Fingerprint, lengths: Sequence[int]) -> None:
-        rank, size, keep = shape.rank, shape.size, shape.kept_for_second
-        slots = AllToAll(rank, size, lengths, True)
-        chunks = AllToAll(rank, size, lengths, False, keep)
-        super().__init__(shape, fingerprint, slots, chunks, 0)
-        room = starts_of(lengths)[-1]
-        self.room = room if room <= LARGEST_SLOT_BYTES else _NO_ROOM
+    rank, size, lengths = shape.rank, shape.size, opened.out_of
+    slots = AllToAll(rank, size, lengths, True)
+    chunks = AllToAll(rank, size, lengths, False, shape.kept_for_second)
+    room = starts_of(lengths)[-1]
+    return ShmPlan(agreed, slots, chunks, room if room <= LARGEST_SLOT_BYTES else _NO_ROOM)
 
 
-def end_of(reduce: Reduction, out: memoryview) -> Iterator[Callable[[], object]]:
-    """Yield the steps that remain when ``out`` has been reduced, if any."""
-    if reduce.needs_finish:
-        yield partial(reduce.finish, out)
+PLANS: Mapping[str, Callable[[GroupShape, Fingerprint, Opened[Buffer], Any], ShmPlan[Any]]] = (
+    MappingProxyType(
+        {
+            "barrier": barrier_plan,
+            "broadcast": broadcast_plan,
+            "reduce": reduce_plan,
+            "all_reduce": all_reduce_plan,
+            "all_gather": all_gather_plan,
+            "reduce_scatter": reduce_scatter_plan,
+            "all_to_all": all_to_all_plan,
+        }
+    )
+)
+"""By the kind of a collective: what makes its plan."""
+
+
+def _plan(
+    shape: GroupShape,
+    agreed: Fingerprint,
+    slots: Exchange[T],
+    chunks: Exchange[T],
+    total: int,
+    room: int | None = None,
+) -> ShmPlan[T]:
+    """``total``: bytes, as `select` counts them. ``room``: what a slot must hold, if that differs."""
+    choice = select(agreed.operation, shape.size, total, rules=shape.rules)
+    room = total if room is None else room
+    in_slots = choice.algorithm == "slots" and room <= LARGEST_SLOT_BYTES
+    return ShmPlan(agreed, slots, chunks, room if in_slots else _NO_ROOM)
+
+
+def last_of(reduce: Reduction) -> Callable[[memoryview], object] | None:
+    """Return what remains to be done with reduced memory; None: nothing."""
+    return reduce.finish if reduce.needs_finish else None
 
 
 def finish_gradually(layout: ShmLayout, reduce: Reduction, data: memoryview) -> Iterator[Step]:
-    """Yield `end_of` as steps for long data, when all its chunks are done."""
+    """Yield `last_of` as steps for long data, when all its chunks are done."""
     if reduce.needs_finish:
         step = max(STEP // reduce.itemsize, 1) * reduce.itemsize
         for start in range(0, len(data), step):

@@ -69,7 +69,7 @@ class Sends:
     ) -> Work[None]:
         """Run ``start(context)`` when earlier messages are on their way, then await what it returns.
 
-        ``facts``: as of `Messaging.carried`.
+        ``facts``: as of `Messaging.message`.
         """
         place = (dst, tag, kind)
         before = self._last.get(place)
@@ -81,15 +81,17 @@ class Sends:
                 rest = await start(context)
             finally:
                 if before is not None and not before.done:
-                    before.callback = go_on  # given up: the next one's turn is still not there
+                    before.callback = (
+                        go_on  # given up, while an earlier one is still not on its way
+                    )
                 else:
                     go_on()
             await rest
 
         def go_on() -> None:
-            if self._last.get(place) is turn:
+            if self._last.get(place) is on_its_way:
                 del self._last[place]
-            turn.complete(None)
+            on_its_way.complete(None)
 
-        turn = self._last[place] = Pending[None]()
-        return self._group.carried("send", dst, tag, body, timeout, facts, kind=kind)
+        on_its_way = self._last[place] = Pending[None]()
+        return self._group.message("send", dst, tag, body, timeout, facts, kind=kind)

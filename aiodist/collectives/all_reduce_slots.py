@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
 from aiodist.collectives.reduction_protocol import Reduction
@@ -18,7 +19,7 @@ from aiodist.collectives.views import DataView
 from aiodist.copying import AT_ONCE, copy
 
 Given = TypeVar("Given", contravariant=True)
-Last = Callable[[memoryview], Iterator[Do]]
+Last = Callable[[memoryview], object]
 """What is left to do with reduced memory: dividing by the number of ranks, for an average."""
 
 
@@ -28,7 +29,7 @@ class ReducingSlots(Exchange[Given]):
     __slots__ = ("_last", "_reduce")
 
     def __init__(
-        self, rank: int, size: int, nbytes: int, reads: Reads, reduce: Reduction, last: Last
+        self, rank: int, size: int, nbytes: int, reads: Reads, reduce: Reduction, last: Last | None
     ) -> None:
         super().__init__(rank, size, nbytes, reads)
         self._reduce = reduce
@@ -37,7 +38,9 @@ class ReducingSlots(Exchange[Given]):
     def _reduce_into(self, number: int, slots: Sequence[memoryview], given: DataView) -> bool:
         reductions = given.reductions[number]
         if reductions is None:
-            reductions = [*self._reductions(slots, given.view), *self._last(given.view)]
+            reductions = list(self._reductions(slots, given.view))
+            if self._last is not None:
+                reductions.append(partial(self._last, given.view))
             given.reductions[number] = reductions
         for reduction in reductions:
             reduction()
@@ -54,7 +57,7 @@ class AllReduceSlots(ReducingSlots[DataView]):
     __slots__ = ()
 
     def __init__(
-        self, rank: int, size: int, nbytes: int, reduce: Reduction, last: Last = lambda _: iter(())
+        self, rank: int, size: int, nbytes: int, reduce: Reduction, last: Last | None = None
     ) -> None:
         super().__init__(rank, size, nbytes, all_others(rank, size, nbytes), reduce, last)
 

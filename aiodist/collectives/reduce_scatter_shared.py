@@ -31,7 +31,7 @@ class ReduceScatterSlots(ReducingSlots[tuple[BlocksView, DataView]]):
         size: int,
         lengths: Sequence[int],
         reduce: Reduction,
-        last: Last = lambda _: iter(()),
+        last: Last | None = None,
     ) -> None:
         self._starts = starts = offsets_of(lengths)
         self._mine = slice(starts[rank], starts[rank + 1])

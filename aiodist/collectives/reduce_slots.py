@@ -30,7 +30,7 @@ class ReduceSlots(ReducingSlots[DataView]):
         nbytes: int,
         root: int,
         reduce: Reduction,
-        last: Last = lambda _: iter(()),
+        last: Last | None = None,
         *,
         root_publishes: bool = False,
     ) -> None:

@@ -118,7 +118,7 @@ SPIN_BYTES = 300_000
 
 
 class ShmContext(ShmLayout, Protocol):
-    """One operation's turn in shared memory."""
+    """Shared memory that one operation has to itself."""
 
     def run(self, exchange: Exchange[T], given: T) -> Coroutine[Any, Any, None]:
         """Carry out ``exchange``, and its steps in chunks.

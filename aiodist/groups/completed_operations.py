@@ -10,7 +10,7 @@ REMEMBERED = 256
 class CompletedOperations:
     """The last `REMEMBERED` of them, by number.
 
-    ``ring[number % REMEMBERED]`` is ``number, fingerprint``. `GroupEngine.carry_out` writes it there.
+    ``ring[number % REMEMBERED]`` is ``number, fingerprint``. `GroupEngine.start_plan` writes it there.
     """
 
     __slots__ = ("ring",)

@@ -123,16 +123,16 @@ class CollectiveContext:
 
     # -- shared memory
 
-    def enter(self, communicator: ShmCommunicator) -> bool:
-        """Take the turn on the communicator if it is this operation's at once."""
+    def try_enter(self, communicator: ShmCommunicator) -> bool:
+        """Enter the communicator if it is free. Returns whether it is."""
         self.communicator = communicator
         if not communicator.is_free:
             return False
-        self.take_turn(communicator)
+        self.enter(communicator)
         return True
 
-    def take_turn(self, communicator: ShmCommunicator) -> None:
-        """Take the turn on the communicator that the operation has waited for."""
+    def enter(self, communicator: ShmCommunicator) -> None:
+        """Have the communicator from now on, which is free."""
         communicator.current = self.shm = shm = ShmCollective(communicator)
         shm.begin_with(self.sequence, self.meta_words, self)
 
@@ -154,7 +154,7 @@ class CollectiveContext:
             detail = ""
         return self._mismatch(self._ranks[src], meta, detail)
 
-    def late(self, src: int, sequence: int, words: Words) -> DistError | None:
+    def late(self, sequence: int, src: int, words: Words) -> DistError | None:
         """Report that group rank ``src`` had published another operation than the one that has ended here.
 
         Returns the error that this operation is to fail with; None where it was reported before.
@@ -183,7 +183,7 @@ class CollectiveContext:
     def tell(self) -> None:
         """Tell the ranks that may be in another operation, over the streams, which one this is."""
         assert self.communicator is not None  # on which the operation has slept for long
-        for rank in self.communicator.seats:
+        for rank in self.communicator.group_ranks:
             if rank != self.rank:
                 self.send(rank, memoryview(b""))
 

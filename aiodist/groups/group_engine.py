@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
 from functools import partial
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from aiodist.collectives.shm_exchange import Exchange
 from aiodist.completion import Pending, T
@@ -38,27 +38,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("aiodist")
 
-Given = TypeVar("Given", contravariant=True)
 
+class ShmPlan(NamedTuple, Generic[T]):
+    """What equal collectives in shared memory have in common; ``T`` is the memory of one of them."""
 
-class ShmPlan(Protocol[Given]):
-    """What equal collectives in shared memory have in common."""
-
-    @property
-    def fingerprint(self) -> Fingerprint: ...
-
-    @property
-    def room(self) -> int:
-        """What a slot must hold for `slots`: the same on all ranks, unless slots say what they have."""
-        ...
-
-    @property
-    def slots(self) -> Exchange[Given]: ...
-
-    @property
-    def chunks(self) -> Exchange[Given]:
-        """Where slots have less room."""
-        ...
+    fingerprint: Fingerprint
+    slots: Exchange[T]
+    chunks: Exchange[T]
+    """In place of ``slots`` where these have less room."""
+    room: int
+    """What a slot must hold for ``slots``: the same on all ranks, unless slots say what they have."""
 
 
 class GroupEngine(Messaging):
@@ -122,7 +111,7 @@ class GroupEngine(Messaging):
         """Start a collective: takes the next sequence number and runs ``body`` to its first wait.
 
         ``timeout`` in seconds; the group's where None. ``shares``: where the members share memory
-        the context gets a ``shm``, when it is its turn there, and ``topology``. ``messenger``: who
+        the context gets a ``shm``, when that is free, and ``topology``. ``messenger``: who
         carries it, where not the group's own. Raises what closed or broke the group.
         """
         self._check_open()
@@ -147,7 +136,7 @@ class GroupEngine(Messaging):
             if communicator is not None:
                 if not shares:
                     communicator.lay_out()
-                elif not context.enter(communicator):
+                elif not context.try_enter(communicator):
                     body = partial(_admitted, communicator, body)
             if communicator is None or not shares or self.topology is not None:
                 context.listen()
@@ -156,7 +145,7 @@ class GroupEngine(Messaging):
             work._start_body(run, self.timeout if timeout is None else timeout)
         return work
 
-    def carry_out(
+    def start_plan(
         self, plan: ShmPlan[T], given: T, timeout: float | None = None, owner: object = None
     ) -> CompletedRecord | Work[None] | None:
         """Begin a collective in shared memory, and look for the others for a moment.
@@ -194,7 +183,7 @@ class GroupEngine(Messaging):
             # What it has published the others may have taken: it counts, and fails.
             return self._take_up(operation, fingerprint, _failed(error), timeout)
         if waiting is not None:
-            body = operation.carry_on(waiting, owner)
+            body = operation.run_to_end(waiting, owner)
             return self._take_up(operation, fingerprint, body, timeout)
         self._next = sequence + 1
         self._finished.ring[sequence % REMEMBERED] = sequence, fingerprint
@@ -207,7 +196,7 @@ class GroupEngine(Messaging):
         body: Coroutine[Any, Any, None],
         timeout: float | None,
     ) -> Work[None]:
-        """Go on with what `carry_out` has begun, and what has to wait now, as `collective` does."""
+        """Go on with what `start_plan` has begun, and what has to wait now, as `collective` does."""
         sequence, self._idle = operation.sequence, None
         self._next = sequence + 1
         context = CollectiveContext(self, self.messenger, sequence, fingerprint)
@@ -223,12 +212,12 @@ class GroupEngine(Messaging):
     def _turn_is_due(self, ended: CompletedRecord) -> bool:
         return self._spin_policy.turn_is_due(ended[-1])
 
-    def over(self, ended: CompletedRecord) -> Work[Any]:
+    def completed_work(self, ended: CompletedRecord) -> Work[Any]:
         """Return the handle of what has completed. Its first ``await`` may yield to the loop."""
         return CompletedWork(self.world.loop, ended, self._turn_is_due(ended))
 
-    def came(self, ended: CompletedRecord, peer: int, value: T) -> Work[T]:
-        """As `over`, of a message from global rank ``peer`` that results in ``value``."""
+    def completed_recv(self, ended: CompletedRecord, peer: int, value: T) -> Work[T]:
+        """As `completed_work`, of a message from global rank ``peer`` that results in ``value``."""
         return CompletedRecv(self.world.loop, ended, self._turn_is_due(ended), peer, value)
 
     # -- the end of operations

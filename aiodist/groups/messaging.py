@@ -71,10 +71,10 @@ class Messaging(GroupLifecycle):
 
     @property
     def messenger(self) -> Messenger:
-        """What carries the messages of this group's operations: the endpoint, unless `carry_by`."""
+        """What carries the messages of this group's operations: the endpoint, unless `use_messenger`."""
         return self._messenger or self.world.endpoint
 
-    def carry_by(self, messenger: Messenger, gate: CollectiveGate) -> None:
+    def use_messenger(self, messenger: Messenger, gate: CollectiveGate) -> None:
         """Let ``messenger`` carry the messages from now on; the endpoint still carries word of failures."""
         self._messenger = messenger
         self._gate = gate
@@ -104,7 +104,7 @@ class Messaging(GroupLifecycle):
             )
         context = MessageContext(self, messenger, what, to, tag)
         context.sending(message)
-        work: Work[None] = self._message(context, record)
+        work: Work[None] = self._register(context, record)
         work._follow(message, _nothing, timeout)
         self._limit(context, timeout)
         return work
@@ -112,7 +112,7 @@ class Messaging(GroupLifecycle):
     def send_at_once(self, plan: MessagePlan, data: memoryview) -> CompletedRecord | None:
         """Send ``data`` if that can be over before anything is made for it.
 
-        None: not so; then start it by `send`. As `GroupEngine.carry_out`, it needs no running loop.
+        None: not so; then start it by `send`. As `GroupEngine.start_plan`, it needs no running loop.
         """
         if self._error is not None or self._messenger is not None:
             return None
@@ -204,7 +204,7 @@ class Messaging(GroupLifecycle):
         what = call_of("recv", kind)
         facts = (what, source, tag, recv.expect, nbytes)
         context = MessageContext(self, messenger, what, source, tag)
-        work = self._message(context, self.world.recorder.begin(self.label, -1, facts))
+        work = self._register(context, self.world.recorder.begin(self.label, -1, facts))
         end: Callable[[int], Any] = work._came_from
         if finish is not None:
 
@@ -234,14 +234,14 @@ class Messaging(GroupLifecycle):
         messenger = messenger or self.messenger
         what, source, tag, _, _ = plan.facts
         context = MessageContext(self, messenger, what, source, tag)
-        work = self._message(context, self.world.recorder.begin(self.label, -1, plan.facts))
+        work = self._register(context, self.world.recorder.begin(self.label, -1, plan.facts))
         work._follow(context.receiving(messenger.recv(recv)), work._came_from, timeout)
         if recv.done:
             work._over_at(self.endpoint.spin_policy)
         self._limit(context, timeout)
         return work
 
-    def carried(
+    def message(
         self,
         what: str,
         other: int | None,
@@ -267,7 +267,7 @@ class Messaging(GroupLifecycle):
         end = ANY_SOURCE if other is None else self.ranks[other]
         context = MessageContext(self, messenger or self.messenger, what, end, tag)
         record = self.world.recorder.begin(self.label, -1, (what, end, tag, *facts))
-        work: Work[T] = self._message(context, record)
+        work: Work[T] = self._register(context, record)
 
         async def run() -> T:
             result = await body(context)
@@ -288,7 +288,7 @@ class Messaging(GroupLifecycle):
                 f"group {self.group_name!r} has no other rank: no message can come"
             )
 
-    def _message(self, context: MessageContext, record: Record) -> Work[Any]:
+    def _register(self, context: MessageContext, record: Record) -> Work[Any]:
         work: Work[Any] = Work(self.world.loop, context, record)
         self._messages[context] = work
         return work

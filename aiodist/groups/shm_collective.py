@@ -22,7 +22,7 @@ from aiodist.collectives.schedule import ScheduleRun
 from aiodist.collectives.shm_exchange import Exchange, T, UnexpectedLength
 from aiodist.completion import Pending, completed
 from aiodist.errors import DistError
-from aiodist.groups.shm_words import LAST_STEP, STEP_BITS, Wait, announce, stray
+from aiodist.groups.shm_words import LAST_STEP, STEP_BITS, Wait, stray
 from aiodist.p2p.spin_policy import DRIVE_SECONDS, TURN_SECONDS
 from aiodist.shm.group_area import ASLEEP, CHUNK_TAGS, COPIED, PROGRESS, SLOT_TAGS, SLOTS
 
@@ -48,7 +48,7 @@ class OperationStreams(Protocol):
         """Return the error for what group rank ``src`` has published: another operation, or length."""
         ...
 
-    def late(self, src: int, sequence: int, words: Words) -> DistError | None:
+    def late(self, sequence: int, src: int, words: Words) -> DistError | None:
         """Report that group rank ``src`` had published another operation than this rank's ``sequence``.
 
         Returns the error that this operation is to fail with; None where it was reported before.
@@ -69,7 +69,7 @@ class OperationStreams(Protocol):
 
 
 class ShmCollective:
-    """One operation's turn on the communicator; see `collectives.shm_exchange.ShmContext`.
+    """One operation that has the communicator to itself; see `collectives.shm_exchange.ShmContext`.
 
     Without a ``context`` it waits for no rank and reports nothing: it then returns from `advance`, and
     repeats the step when it has one.
@@ -270,7 +270,7 @@ class ShmCollective:
             if theirs is not None:
                 if self.context is None:
                     return False
-                error = self.context.late(communicator.seats[rank], unread[0], theirs)
+                error = self.context.late(unread[0], communicator.group_ranks[rank], theirs)
                 if error is not None:
                     communicator.unread[slot] = None
                     raise error
@@ -304,7 +304,7 @@ class ShmCollective:
         """Raise CollectiveMismatchError; without a context, come back for it when there is one."""
         if self.context is None:
             return _HERE
-        raise self.context.disagreement(self.communicator.seats[rank], words, came, expected)
+        raise self.context.disagreement(self.communicator.group_ranks[rank], words, came, expected)
 
     def take_back(self) -> None:
         """Remove what this rank published: the ranks disagree, and all are told of it by messages."""
@@ -346,9 +346,9 @@ class ShmCollective:
         if self._run is not None:
             self.first += self._run.released
             self._run = None
-        await self.carry_on(_HERE)
+        await self.run_to_end(_HERE)
 
-    async def carry_on(self, waiting: Pending[None] | None, owner: object = None) -> None:
+    async def run_to_end(self, waiting: Pending[None] | None, owner: object = None) -> None:
         """Advance it to its end, when ``waiting`` is done. ``owner``: of its memory, held until then."""
         try:
             while waiting is not None:
@@ -490,5 +490,28 @@ class ShmCollective:
 
     def _sleep_over(self, wait: Wait) -> None:
         assert self.context is not None
-        if not self.context.lost(self.communicator.seats[wait.rank], wait):
+        if not self.context.lost(self.communicator.group_ranks[wait.rank], wait):
             self.communicator.wait(wait)
+
+
+def announce(
+    mine: memoryview, tag: int, base: int, meta: Words, nbytes: int, copied: int | None = None
+) -> None:
+    """Write into this rank's words what it has published in a slot for an operation.
+
+    ``base``: the progress at which the operation begins. ``copied``: so many bytes of it are there yet, for
+    readers that begin with that; the tag follows.
+
+    Each rank compares what others left in that slot (`stray`) before it announces anew. It also compares
+    what a rank left in the other slot when it reads what that rank announced next. So if two ranks
+    disagreed and did not look at each other's slots then, at least one of them sees it.
+    """
+    if mine[tag] != base:
+        mine[tag] = 0
+    mine[tag + 1], mine[tag + 2] = meta
+    mine[tag + 3] = nbytes
+    if copied is None:
+        mine[tag + COPIED] = base + nbytes
+        mine[tag] = base
+    else:
+        mine[tag + COPIED] = base + copied

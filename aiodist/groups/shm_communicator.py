@@ -1,9 +1,9 @@
-"""The shared-memory communicator of a group: its areas, whose turn it is, and how its ranks wake each
-other.
+"""The shared-memory communicator of a group: its areas, which operation has it, and how its ranks wake
+each other.
 
 Collectives of one group run on the communicator one after the other, in the order in which they started,
 which is the same on all ranks. So two slots a rank are enough, and no two ranks wait for each other.
-`ShmCollective` is one operation's turn.
+`ShmCollective` is the one operation that has it.
 
 To wait is to look at a word in a peer's area. A rank that has looked for a while writes into its own area
 that it sleeps, and over which word of which rank. A rank that raises a word looks for sleepers and rings
@@ -67,7 +67,7 @@ class SharingGroup(GroupFacts, Protocol):
         ...
 
 
-class Turn(Protocol):
+class CurrentOperation(Protocol):
     """An operation that has the communicator to itself; `ShmCollective` is one."""
 
     @property
@@ -77,7 +77,7 @@ class Turn(Protocol):
 
     @property
     def context(self) -> object:
-        """The `Entrant` whose turn it is."""
+        """The `Entrant` that has entered the communicator by it."""
         ...
 
     def close(self) -> None:
@@ -94,9 +94,9 @@ class Turn(Protocol):
 
 
 class Entrant(Protocol):
-    """An operation that waits for its turn; `CollectiveContext` is one."""
+    """An operation that waits for the communicator; `CollectiveContext` is one."""
 
-    def take_turn(self, communicator: ShmCommunicator) -> None:
+    def enter(self, communicator: ShmCommunicator) -> None:
         """Set ``communicator.current``: the operation has the communicator to itself from now on."""
         ...
 
@@ -112,13 +112,14 @@ class ShmCommunicator:
         group: SharingGroup,
         memory: SharedMemory,
         incarnation: int,
-        seats: Sequence[int] | None = None,
+        group_ranks: Sequence[int] | None = None,
     ) -> None:
-        """``seats``: the members that share, as ranks of the group; all where None."""
+        """``group_ranks``: the members that share, as ranks of the group; all where None."""
         self.group = group
-        self.seats: Sequence[int] = range(len(group.ranks)) if seats is None else seats
-        self.members = [group.ranks[seat] for seat in self.seats]
-        """Their global ranks. On the communicator ranks are numbers in this list."""
+        self.group_ranks = range(len(group.ranks)) if group_ranks is None else group_ranks
+        """By rank of the communicator: that member's rank in the group."""
+        self.members = [group.ranks[number] for number in self.group_ranks]
+        """By rank of the communicator: that member's global rank."""
         self.rank = self.members.index(group.global_rank)
         self.size = len(self.members)
         self.areas: list[GroupArea] = []
@@ -152,7 +153,7 @@ class ShmCommunicator:
         self._rung = [0] * self.size
         self._naps = 0
         self._fence = threading.Lock()
-        self.current: Turn | None = None
+        self.current: CurrentOperation | None = None
         self.queue: deque[tuple[Entrant, Pending[None]]] = deque()
         self._admitting = False
         self._wait: Wait | None = None
@@ -161,22 +162,22 @@ class ShmCommunicator:
         self._turns = 0  # of the loop, in which this wait was looked for
         self._timer: asyncio.TimerHandle | None = None
 
-    # -- turns
+    # -- one operation at a time
 
     @property
     def is_free(self) -> bool:
-        """Whether an operation may take its turn at once; else see `admitted`."""
+        """Whether an operation may enter at once; else see `admitted`."""
         return self.current is None and not self.queue and bool(self.words)
 
     def admitted(self, context: Entrant) -> Pending[None]:
-        """Return what is done when ``context`` has taken its turn, or when `is_off`."""
+        """Return what is done when ``context`` has entered, or when `is_off`."""
         pending: Pending[None] = Pending()
         self.queue.append((context, pending))
         self._admit()
         return pending
 
     def leave(self, context: Entrant) -> None:
-        """End the turn of ``context``, which has ended, well or badly, or was never admitted."""
+        """Free the communicator: ``context`` has ended, well or badly, or was never admitted."""
         current = self.current
         if current is None or current.context is not context:
             self.queue = deque(entry for entry in self.queue if entry[0] is not context)
@@ -197,7 +198,7 @@ class ShmCommunicator:
             while self.queue and self.current is None and self._is_open():
                 context, pending = self.queue.popleft()
                 if self._memory is not None:
-                    context.take_turn(self)
+                    context.enter(self)
                 pending.complete(None)
         finally:
             self._admitting = False
@@ -293,7 +294,7 @@ class ShmCommunicator:
             self._opening.tell()
 
     def _wake_member(self, global_rank: int) -> None:
-        self.group.wake(self.seats[self.members.index(global_rank)])
+        self.group.wake(self.group_ranks[self.members.index(global_rank)])
 
     def wake(self, word: int) -> None:
         """Wake the ranks that sleep over ``word``, which this rank has raised."""
@@ -309,7 +310,7 @@ class ShmCommunicator:
                 if memory is None or not memory.ring(
                     self.members[rank], self.group.id, bool(nap & _THREAD)
                 ):
-                    self.group.wake(self.seats[rank])
+                    self.group.wake(self.group_ranks[rank])
 
     # -- groups.operation_context.Sleeper
 

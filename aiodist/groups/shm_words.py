@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aiodist.completion import Pending
-from aiodist.shm.group_area import COPIED, SLOT_TAGS, SLOTS
+from aiodist.shm.group_area import SLOT_TAGS, SLOTS
 
 if TYPE_CHECKING:
     from aiodist.groups.fingerprint import Words
@@ -44,26 +44,3 @@ def stray(words: memoryview, sequence: int, meta: Words) -> Words | None:
     theirs = words[tag + 1], words[tag + 2]
     # The tag still says so: its owner has not begun to publish the next one in this slot.
     return None if theirs == meta or words[tag] != base else theirs
-
-
-def announce(
-    mine: memoryview, tag: int, base: int, meta: Words, nbytes: int, copied: int | None = None
-) -> None:
-    """Write into this rank's words what it has published in a slot for an operation.
-
-    ``base``: the progress at which the operation begins. ``copied``: so many bytes of it are there yet, for
-    readers that begin with that; the tag follows.
-
-    Each rank compares what others left in that slot (`stray`) before it announces anew. It also compares
-    what a rank left in the other slot when it reads what that rank announced next. So if two ranks
-    disagreed and did not look at each other's slots then, at least one of them sees it.
-    """
-    if mine[tag] != base:
-        mine[tag] = 0
-    mine[tag + 1], mine[tag + 2] = meta
-    mine[tag + 3] = nbytes
-    if copied is None:
-        mine[tag + COPIED] = base + nbytes
-        mine[tag] = base
-    else:
-        mine[tag + COPIED] = base + copied

@@ -13,11 +13,11 @@ from aiodist.sync.loop_handoff import LoopHandoff
 
 
 class BlockedCaller:
-    """The end of ``work`` for the thread that has started it, and holds the turn.
+    """The end of ``work`` for the thread that has started it, and holds the loop lock.
 
     The loop's thread sleeps on. The other rank rings the thread's own doorbell, so one thread wakes
-    up for the answer, and takes the turn to go on with the operation. If the loop's thread ends the
-    operation, by an error or a timeout, it rings that doorbell as well.
+    up for the answer, and acquires the loop lock to go on with the operation. If the loop's thread
+    ends the operation, by an error or a timeout, it rings that doorbell as well.
     """
 
     def __init__(
@@ -38,15 +38,15 @@ class BlockedCaller:
     def of(
         cls, work: Any, loop: asyncio.AbstractEventLoop, handoff: LoopHandoff
     ) -> BlockedCaller | None:
-        """Fall asleep over ``work``; the turn stays the caller's. None: this thread must not.
+        """Fall asleep over ``work``; the caller keeps the loop lock. None: this thread must not.
 
         Raises nothing. ``work`` may have ended meanwhile.
         """
         sleeper = work._sleeper()
-        if sleeper is None or not handoff.seat.acquire(False):
+        if sleeper is None or not handoff.sleeper_lock.acquire(False):
             return None
         if not sleeper.fall_asleep() and not work._done:
-            handoff.seat.release()
+            handoff.sleeper_lock.release()
             return None
         caller = cls(work, sleeper, loop, handoff)
         work._when_done(caller._over)
@@ -57,7 +57,7 @@ class BlockedCaller:
             self._doorbell.ring()
 
     def acquire(self) -> None:
-        """Return when the operation has ended. The calling thread does not hold the turn.
+        """Return when the operation has ended. The calling thread does not hold the loop lock.
 
         It sleeps longer each time that no rank has rung. A ring may be for less than it waits for, and
         the one that matters is still to be looked for soon.
@@ -74,10 +74,10 @@ class BlockedCaller:
 
     def leave(self) -> None:
         """Let another thread sleep by itself: this one waits no longer, whatever the reason."""
-        self._handoff.seat.release()
+        self._handoff.sleeper_lock.release()
 
     def _went_on(self, slept: float) -> bool:
-        """Take the turn, go on with the operation if it can, and give the turn back."""
+        """Go on with the operation if it can, with the loop lock held meanwhile."""
         handoff = self._handoff
         held = handoff.interrupts.hold()
         try:

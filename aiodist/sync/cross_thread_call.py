@@ -6,54 +6,32 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from aiodist.sync.loop_handoff import LoopHandoff
-
-
-def gate_of(work: Any, handoff: LoopHandoff) -> threading.Lock:
-    """Return a lock that is released when ``work`` has ended, for a thread that has driven the loop."""
-    gate = threading.Lock()
-    gate.acquire()
-    work._stay_awake()
-    work._when_done(gate.release)
-    handoff.resume()
-    return gate
-
 
 class CrossThreadCall:
     """One call from another thread, on its way to the loop's."""
 
-    __slots__ = (
-        "_blocks",
-        "_function",
-        "error",
-        "gate",
-        "returned",
-    )
+    __slots__ = ("_blocks", "_function", "ended", "error", "returned")
 
-    def __init__(
-        self,
-        function: Callable[[], Any],
-        blocks: bool,
-    ) -> None:
+    def __init__(self, function: Callable[[], Any], blocks: bool) -> None:
         self._function = function
         self._blocks = blocks
         self.returned: Any = None
         self.error: BaseException | None = None
-        self.gate = threading.Lock()
-        self.gate.acquire()
+        self.ended = threading.Lock()
+        self.ended.acquire()
 
     def start(self) -> None:
         """Start the function; the loop's thread calls this."""
         returned = self._begin()
         if returned is None or not self._blocks:
-            self.gate.release()
+            self.ended.release()
             return
         returned._spin()
         if returned.is_completed():
-            self.gate.release()
+            self.ended.release()
             return
         returned._stay_awake()
-        returned._when_done(self.gate.release)
+        returned._when_done(self.ended.release)
 
     def _begin(self) -> Any:
         """Call the function; return its result, or None if it raised."""

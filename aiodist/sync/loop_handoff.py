@@ -1,10 +1,10 @@
 """The loop's thread lends the loop while it sleeps, so that a blocked thread can drive the engine itself.
 
 Otherwise a blocking call is a hop to the loop's thread and one back: two wake-ups, which cost more
-than a small message. The loop's thread gives its turn away before it sleeps in its selector, and
-takes it back before it runs a callback. A sleeping loop is a set of objects that any one thread may
-use. A blocking call takes the turn, starts its operation in the calling thread and polls for the
-answer there. No thread wakes up for that.
+than a small message. The loop's thread releases the *loop lock* before it sleeps in its selector,
+and acquires it before it runs a callback. A sleeping loop is a set of objects that any one thread
+may use. A blocking call acquires the loop lock, starts its operation in the calling thread and polls
+for the answer there. No thread wakes up for that.
 
 For five milliseconds after a call, and while no operation is under way, the loop's thread sleeps
 beside its selector. A driving thread reads the streams itself, and each message would wake the
@@ -47,17 +47,17 @@ Events = list[tuple[selectors.SelectorKey, int]]
 
 
 class LoopHandoff:
-    """The turn: the right to use the objects of one loop. Its own thread has it, or another one."""
+    """The loop lock: the thread that holds it may use the objects of one loop."""
 
     def __init__(self, may_stand_still: Callable[[], bool] = lambda: False) -> None:
         """``may_stand_still()``: whether no operation is under way, so that streams can wait a moment."""
         self.interrupts = Interrupts(threading.main_thread().ident)
         self._may_stand_still = may_stand_still
-        self._turn = threading.Lock()  # held by the thread that uses the loop's objects
+        self.loop_lock = threading.Lock()  # held by the thread that uses the loop's objects
         self._iteration = threading.Lock()  # held by the loop's thread unless it sleeps
         self._alarm = threading.Lock()  # released to wake the loop's thread where it lingers
         self._alarm.acquire()
-        self._lent = False  # the loop's thread sleeps, or wants its turn back
+        self._lent = False  # the loop's thread sleeps, or wants the loop lock back
         self._driver = 0  # which thread drives
         self._wanted = False
         self._lingers = False
@@ -67,15 +67,15 @@ class LoopHandoff:
         self._until = math.inf  # its sleep ends then, of `monotonic`
         self._used = 0.0
         self._wake: Callable[[], None] = _nothing
-        self.seat = threading.Lock()
+        self.sleeper_lock = threading.Lock()
         """Held by the one thread that sleeps by itself in an operation; see `BlockedCaller`."""
 
     # -- the loop's thread
 
     def run(self, loop: asyncio.AbstractEventLoop, main: Callable[[], None]) -> None:
-        """Call ``main()``, which runs ``loop``, with the turn."""
+        """Call ``main()``, which runs ``loop``, with the loop lock held."""
         self._wake = lambda: _wake(loop)
-        with self._iteration, self._turn:
+        with self._iteration, self.loop_lock:
             main()
 
     def sleep(self, select: Callable[[float | None], Events], timeout: float | None) -> Events:
@@ -85,21 +85,21 @@ class LoopHandoff:
         self._until = math.inf if timeout is None else monotonic() + timeout
         self._scheduled = False
         self._lent = True
-        self._turn.release()
+        self.loop_lock.release()
         self._iteration.release()
         try:
             self._sleep(select)
         finally:
             self._iteration.acquire()
             self._wanted = True
-            self._turn.acquire()
+            self.loop_lock.acquire()
             self._wanted = self._lent = self._deep = self._recalled = False
-        # Events that were read without the turn may be those of a reader or writer that a thread which
+        # Events that were read without the lock may be those of a reader or writer that a thread which
         # drove has replaced since: asyncio would remove the new one.
         return select(0)
 
     def _sleep(self, select: Callable[[float | None], Events]) -> None:
-        """Sleep without the turn until there is something to do."""
+        """Sleep without the loop lock until there is something to do."""
         events: Events = []
         while not events and (left := self._until - (now := monotonic())) > 0:
             self._deep = now - self._used > _LINGER
@@ -116,7 +116,9 @@ class LoopHandoff:
                 events = select(min(left, _LINGER))
             if self._scheduled or self._recalled:
                 break
-            if events and self._turn.locked():  # the thread that drives reads the streams itself
+            if (
+                events and self.loop_lock.locked()
+            ):  # the thread that drives reads the streams itself
                 self._linger(_LINGER)
                 events = select(0)
 
@@ -145,12 +147,12 @@ class LoopHandoff:
             if not self._iteration.acquire(timeout=_SHORT):
                 return False
             self._iteration.release()
-        if not self._turn.acquire(False):
+        if not self.loop_lock.acquire(False):
             return False
         if self._lent:
             self._driver = _get_ident()
             return True
-        self._turn.release()
+        self.loop_lock.release()
         return False
 
     def check_may_wait(self) -> None:
@@ -166,11 +168,11 @@ class LoopHandoff:
 
     def take(self) -> bool:
         """Wait until the calling thread may drive. Returns False if the loop has ended."""
-        self._turn.acquire()
+        self.loop_lock.acquire()
         if self._lent:
             self._driver = _get_ident()
             return True
-        self._turn.release()
+        self.loop_lock.release()
         return False
 
     def give_back(self) -> None:
@@ -178,7 +180,7 @@ class LoopHandoff:
         self._used = monotonic()
         wakes = self._scheduled and self._deep
         self._driver = 0
-        self._turn.release()
+        self.loop_lock.release()
         if wakes:
             self._wake()
 
@@ -186,7 +188,7 @@ class LoopHandoff:
         """End driving and wake the loop, which has something to do."""
         self._used = 0.0
         self._driver = 0
-        self._turn.release()
+        self.loop_lock.release()
         self._wake()
 
     def note_callback(self) -> None:
@@ -209,7 +211,7 @@ class HandoffLoop(asyncio.SelectorEventLoop):
     def __init__(self, handoff: LoopHandoff) -> None:
         super().__init__(_HandoffSelector(handoff))
         self._handoff = handoff
-        self.set_debug(False)  # several threads use it by turns, which the debug mode refuses
+        self.set_debug(False)  # several threads use it, one at a time, which the debug mode refuses
 
     def call_soon(
         self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None

@@ -26,7 +26,7 @@ from aiodist.groups.world import current_world
 from aiodist.p2p.spin_policy import DRIVE_SECONDS
 from aiodist.sync.blocked_caller import BlockedCaller
 from aiodist.sync.coalescing import coalescing, overlapped
-from aiodist.sync.cross_thread_call import CrossThreadCall, gate_of
+from aiodist.sync.cross_thread_call import CrossThreadCall
 from aiodist.sync.loop_handoff import HandoffLoop, LoopHandoff
 from aiodist.tensors.cuda_streams import on_callers_stream
 
@@ -94,11 +94,11 @@ class Portal:
         if _running_loop() is not None:
             with blocking_in_cell(getattr(function, "__name__", "this")):
                 return self.apply(function, blocks, args, kwargs)
-        loop, handoff, gate = self._loop, self._handoff, None
+        loop, handoff, ended = self._loop, self._handoff, None
         if loop is None:
             return _beside_async(function(*args, **kwargs), blocks)
         call = partial(function, *args, **kwargs)
-        # First: an interrupt of a thread that drives the loop would leave it without its turn for ever.
+        # First: an interrupt of a thread that drives the loop would leave the loop lock held for ever.
         held = handoff.interrupts.hold()
         try:
             drives = handoff.acquire()
@@ -106,7 +106,7 @@ class Portal:
                 try:
                     work = _as_running(loop, call)
                     if blocks:
-                        gate = self._drive(loop, work)
+                        ended = self._drive(loop, work)
                     else:
                         handoff.resume()
                 except BaseException:
@@ -117,7 +117,7 @@ class Portal:
                 handoff.interrupts.release()
             raise
         if drives and blocks:
-            return self._wait(loop, work, gate, held)
+            return self._wait(loop, work, ended, held)
         if held:
             handoff.interrupts.release()
         return work if drives else self._call(loop, call, blocks)
@@ -137,7 +137,7 @@ class Portal:
         if _running_loop() is not None:
             with blocking_in_cell(operation.kind):
                 return self.start(async_op, group, operation, seconds)
-        loop, handoff, gate = self._loop, self._handoff, None
+        loop, handoff, ended = self._loop, self._handoff, None
         if loop is None or loop is not group.world.its_loop:
             stand_in = current_world().reached(group)
             return _beside_async(stand_in.start(operation, seconds), True)
@@ -150,7 +150,7 @@ class Portal:
                     if isinstance(work, tuple):  # it has completed
                         handoff.give_back()
                     else:
-                        gate = self._drive(loop, work)
+                        ended = self._drive(loop, work)
                 except BaseException:
                     handoff.resume()
                     raise
@@ -159,7 +159,7 @@ class Portal:
                 handoff.interrupts.release()
             raise
         if drives and not isinstance(work, tuple):
-            return self._wait(loop, work, gate, held)
+            return self._wait(loop, work, ended, held)
         if held:
             handoff.interrupts.release()
         return None if drives else self._call(loop, partial(group.start, operation, seconds), True)
@@ -168,25 +168,25 @@ class Portal:
         self,
         loop: asyncio.AbstractEventLoop,
         work: Any,
-        gate: threading.Lock | BlockedCaller | None,
+        ended: threading.Lock | BlockedCaller | None,
         held: bool,
     ) -> Any:
-        """Return the result of ``work``, once ``gate`` can be acquired if it is given.
+        """Return the result of ``work``, once ``ended`` can be acquired if it is given.
 
         ``held``: interrupts are held back. One that came meanwhile strikes here, and cancels ``work``.
         """
         try:
             if held:
                 self._handoff.interrupts.release()
-            if gate is not None:
-                gate.acquire()
+            if ended is not None:
+                ended.acquire()
         except BaseException:
-            if gate is not None:  # else it has ended
+            if ended is not None:  # else it has ended
                 loop.call_soon_threadsafe(work.cancel)
             raise
         finally:
-            if isinstance(gate, BlockedCaller):
-                gate.leave()
+            if isinstance(ended, BlockedCaller):
+                ended.leave()
         try:
             return work.result()
         finally:
@@ -205,10 +205,15 @@ class Portal:
             handoff.give_back()
             return None
         caller = _as_running(loop, partial(BlockedCaller.of, work, loop, handoff))
-        if caller is None:
-            return gate_of(work, handoff)
-        handoff.give_back()
-        return caller  # type: ignore[no-any-return]
+        if caller is not None:
+            handoff.give_back()
+            return caller  # type: ignore[no-any-return]
+        ended = threading.Lock()
+        ended.acquire()
+        work._stay_awake()
+        work._when_done(ended.release)
+        handoff.resume()
+        return ended
 
     def _call(
         self,
@@ -221,7 +226,7 @@ class Portal:
         call = CrossThreadCall(on_callers_stream(function), blocks)
         _hand_over(loop, call.start)
         try:
-            call.gate.acquire()
+            call.ended.acquire()
         except BaseException:
             loop.call_soon_threadsafe(call.cancel)
             raise

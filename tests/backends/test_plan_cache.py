@@ -13,17 +13,19 @@ import pytest
 import torch
 
 import aiodist as dist
-from aiodist.backends.plans import AllToAllPlan, GroupShape
+from aiodist.backends.plans import GroupShape, all_to_all_plan
 from aiodist.collectives.all_reduce_slots import AllReduceSlots
 from aiodist.collectives.broadcast_shared import PIECE_BYTES, BroadcastSlots
 from aiodist.collectives.select import SHARED_RULES
 from aiodist.groups.fingerprint import Fingerprint
-from aiodist.groups.shm_collective import ShmCollective
-from aiodist.groups.shm_words import STEP_BITS, announce
+from aiodist.groups.operation import Opened
+from aiodist.groups.shm_collective import ShmCollective, announce
+from aiodist.groups.shm_words import STEP_BITS
 from aiodist.groups.world import current_world
 from aiodist.p2p import spin_policy
 from aiodist.shm.group_area import LARGEST_SLOT_BYTES, SLOT_BYTES, SLOT_TAGS, SLOTS
 from aiodist.shm.shared_memory import SharedMemory
+from aiodist.tensors import Buffer
 from aiodist.tensors.dtypes import dtype_named
 from aiodist.testing import in_process
 from aiodist.testing.in_process import run_ranks
@@ -352,10 +354,14 @@ async def test_ranks_that_disagree_are_told_in_any_order_of_calls(about: str) ->
 
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_1_mib_of_an_all_to_all_fits_with_its_lengths(size: int) -> None:
-    shape = GroupShape(0, size, True, SHARED_RULES)
-    agreed, length = Fingerprint("all_to_all"), (1 << 20) // size
-    assert AllToAllPlan(shape, agreed, [length] * size).room <= LARGEST_SLOT_BYTES
-    assert AllToAllPlan(shape, agreed, [length + 4096] * size).room > LARGEST_SLOT_BYTES
+    shape, agreed = GroupShape(0, size, SHARED_RULES), Fingerprint("all_to_all")
+
+    def room(length: int) -> int:
+        opened: Opened[Buffer] = Opened((), (), out_of=[length] * size)
+        return all_to_all_plan(shape, agreed, opened, None).room
+
+    assert room((1 << 20) // size) <= LARGEST_SLOT_BYTES
+    assert room((1 << 20) // size + 4096) > LARGEST_SLOT_BYTES
 
 
 @pytest.mark.parametrize("second", [32 << 20, 8 << 20])

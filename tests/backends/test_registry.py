@@ -129,7 +129,7 @@ async def test_a_message_carried_by_other_means() -> None:
             context.matched(1)
             return "there"
 
-        work = group._engine.carried("recv", None, 7, carry)
+        work = group._engine.message("recv", None, 7, carry)
         assert not work.is_completed()
         assert await work == "there"
         assert work.source_rank() == 1
@@ -138,7 +138,7 @@ async def test_a_message_carried_by_other_means() -> None:
             while True:
                 await group._engine.next_turn()
 
-        late = group._engine.carried("send", 1 - rank, 0, never, timeout=0.01)
+        late = group._engine.message("send", 1 - rank, 0, never, timeout=0.01)
         with pytest.raises(dist.CollectiveTimeoutError, match=f"send to rank {1 - rank}"):
             await late
 

@@ -204,7 +204,7 @@ def test_a_failed_wait_ends_the_schedule() -> None:
     shm, memory, lost = ShmCollective(communicator), bytearray(4), Pending[None]()
     steps = [(READ, 1, 0, [(memoryview(memory), memoryview(b"data"))], ())] * 2
     shm._run = ScheduleRun(Alone(), iter(steps))  # type: ignore[arg-type]
-    body = shm.carry_on(lost)
+    body = shm.run_to_end(lost)
     assert body.send(None) is lost
     steps.clear()
     lost.fail(TimeoutError())

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from aiodist.completion import Pending, completed
-from aiodist.groups.shm_collective import ShmCollective
-from aiodist.groups.shm_words import STEP_BITS, announce
+from aiodist.groups.shm_collective import ShmCollective, announce
+from aiodist.groups.shm_words import STEP_BITS
 from aiodist.shm.group_area import CONTROL_BYTES, COPIED, PROGRESS, SLOT_TAGS
 
 SEQUENCE = 5
@@ -31,14 +31,14 @@ def test_a_slot_that_is_written_anew_is_no_disagreement(after: str, disagrees: b
         announce(words, tag, SEQUENCE + 3 << STEP_BITS, THERE, 8)
     late: list[tuple[int, int, tuple[int, int]]] = []
     unread = [None, (SEQUENCE, HERE)]
-    communicator: Any = SimpleNamespace(peers=[(1, words)], seats=[0, 1], unread=unread)
+    communicator: Any = SimpleNamespace(peers=[(1, words)], group_ranks=[0, 1], unread=unread)
     shm = ShmCollective(communicator)
     if disagrees:  # without a context there is nothing to tell it to: it stays unread
         assert not shm._agreed(SEQUENCE % len(SLOT_TAGS))
     shm.context = SimpleNamespace(late=lambda *what: late.append(what))  # type: ignore[assignment]
     assert shm._agreed(SEQUENCE % len(SLOT_TAGS))
     assert unread == [None, None]
-    assert late == ([(1, SEQUENCE, THERE)] if disagrees else [])
+    assert late == ([(SEQUENCE, 1, THERE)] if disagrees else [])
 
 
 def test_the_tag_goes_first_and_comes_last() -> None:

@@ -31,7 +31,7 @@ def handoff() -> Iterator[LoopHandoff]:
     yield handoff
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
-    assert not handoff._turn.locked()
+    assert not handoff.loop_lock.locked()
     loop.close()
 
 
@@ -236,18 +236,18 @@ def test_ctrl_c_leaves_no_loop_without_a_thread(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(handoff, "acquire", struck)
         with pytest.raises(KeyboardInterrupt):
             portal.call(lambda: ended, True)
-        assert not handoff._turn.locked()
+        assert not handoff.loop_lock.locked()
     finally:
         portal.leave()
 
 
-def test_events_are_read_with_the_turn() -> None:
+def test_events_are_read_with_the_loop_lock_held() -> None:
     """What was read while another thread could drive may belong to a reader that is replaced by now."""
     handoff = LoopHandoff()
     stale, fresh = [("stale", 1)], [("fresh", 1)]
 
     def select(timeout: float | None) -> Any:
-        return fresh if timeout == 0 and handoff._turn.locked() else stale
+        return fresh if timeout == 0 and handoff.loop_lock.locked() else stale
 
     found = []
     handoff.run(SimpleNamespace(), lambda: found.append(handoff.sleep(select, None)))
@@ -291,9 +291,9 @@ if rank == 0:
         dist.barrier()
     except KeyboardInterrupt:
         print("interrupted", flush=True)
-    seat = portal()._handoff.seat
-    assert seat.acquire(timeout=10)
-    seat.release()
+    lock = portal()._handoff.sleeper_lock
+    assert lock.acquire(timeout=10)
+    lock.release()
 else:
     sys.stdin.readline()
     with contextlib.suppress(dist.CollectiveCancelledError):  # or it ended before the news came

@@ -51,7 +51,7 @@ def api() -> Iterator[Api]:
     use_world(api.world)
     yield api
     use_world(before)
-    assert not api.handoff._turn.locked()
+    assert not api.handoff.loop_lock.locked()
     api.portal.leave()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 

@@ -52,7 +52,7 @@ class MpiBackend(CollectiveBackend):
         self._native = NativeBackend(group, run, change=_in_mpi)
         self._spin_policy = group.world.endpoint.spin_policy
         self._messenger = MpiMessenger(group.ranks, self._gate, self._spin_policy)
-        group.carry_by(self._messenger, agreement)
+        group.use_messenger(self._messenger, agreement)
         Driver(self._open(), self._opened).start()
 
     # -- the communicator

@@ -96,7 +96,7 @@ class TorchMessages:
                 slot.load, lambda pg: pg.send([slot.raw], number, _TAG), _nothing, here, "send"
             ).over
 
-        return self._group.carried("send", dst, tag, self._body(protocol), timeout)
+        return self._group.message("send", dst, tag, self._body(protocol), timeout)
 
     def _recv_into(self, operation: Recv, timeout: float | None) -> Work[int]:
         slot = Slot(operation.tensor, "tensor", self.kind.device, writable=True)
@@ -173,7 +173,7 @@ class TorchMessages:
             await carrier.start(_nothing, receive, store, here, "recv").over
             return finish(sender, meta)
 
-        return self._group.carried("recv", src, tag, self._body(protocol), timeout)
+        return self._group.message("recv", src, tag, self._body(protocol), timeout)
 
     def own_device(self) -> torch.device:
         """Where this rank's part is, and what has no tensor of its own goes."""
