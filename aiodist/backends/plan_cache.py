@@ -108,10 +108,7 @@ class TwoTensorPlan(Plan):
     __slots__ = ("_source", "_target")
 
     def __init__(
-        self,
-        plan: Plan,
-        source: TensorSignature[CachedView],
-        target: TensorSignature[CachedView],
+        self, plan: Plan, source: TensorSignature[CachedView], target: TensorSignature[CachedView]
     ) -> None:
         super().__init__(plan.fingerprint, plan.reduce, plan.direct, plan.start)
         self._source = source

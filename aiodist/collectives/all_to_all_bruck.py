@@ -18,10 +18,7 @@ from aiodist.copying import copy
 
 
 async def all_to_all_bruck(
-    channel: Channel,
-    inputs: Sequence[memoryview],
-    outputs: Sequence[memoryview],
-    scratch: Scratch,
+    channel: Channel, inputs: Sequence[memoryview], outputs: Sequence[memoryview], scratch: Scratch
 ) -> None:
     """Send ``inputs[r]`` to each rank r and fill ``outputs[r]`` with what r has for this rank.
 

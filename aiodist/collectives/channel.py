@@ -23,27 +23,22 @@ class Channel(Protocol):
     @property
     def rank(self) -> int:
         """This rank's number in the group, from 0."""
-        ...
 
     @property
     def size(self) -> int:
         """How many ranks the group has."""
-        ...
 
     def send(self, dst: int, data: memoryview) -> Pending[None]:
         """Send bytes (any length, also 0) to group rank ``dst`` (never this rank itself).
 
         Done when ``data``'s memory may be overwritten.
         """
-        ...
 
     def recv(self, src: int, into: memoryview) -> Pending[None]:
         """Receive the next message from group rank ``src`` into ``into``, which is just as long.
 
         A message of another length fails the operation with CollectiveMismatchError.
         """
-        ...
 
     def recv_new(self, src: int) -> Pending[memoryview]:
         """Receive the next message from ``src``, of whatever length, into memory of its own."""
-        ...

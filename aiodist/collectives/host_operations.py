@@ -17,10 +17,7 @@ from aiodist.collectives.barrier_hosts import barrier_hosts
 from aiodist.collectives.broadcast_hosts import broadcast_leaders, broadcast_stripes
 from aiodist.collectives.multi_host import MultiHostContext
 from aiodist.collectives.reduce_hosts import reduce_leaders, reduce_stripes
-from aiodist.collectives.reduce_scatter_hosts import (
-    reduce_scatter_columns,
-    reduce_scatter_leaders,
-)
+from aiodist.collectives.reduce_scatter_hosts import reduce_scatter_columns, reduce_scatter_leaders
 from aiodist.collectives.reduction_protocol import Reduction
 from aiodist.collectives.select import HOSTS_RULES, Choice, Rules, select
 

@@ -50,7 +50,6 @@ class IntraHost(Protocol):
 
     async def gather(self, root: int, blocks: Blocks) -> None:
         """As all_gather, and only ``root``'s blocks are filled. All know all lengths."""
-        ...
 
     async def reduce_scatter(self, blocks: Blocks, out: memoryview, op: Reduction) -> None: ...
 

@@ -23,16 +23,12 @@ class Reduction(Protocol):
     @property
     def itemsize(self) -> int:
         """Bytes of one element; algorithms cut data only at multiples of it."""
-        ...
 
     def __call__(self, acc: memoryview, other: memoryview, other_first: bool = False) -> None:
         """``acc = op(acc, other)``, or ``op(other, acc)`` where ``other_first``."""
-        ...
 
     def into(self, a: memoryview, b: memoryview, out: memoryview) -> None:
         """``out = op(a, b)``. ``out`` may be exactly the memory of ``a`` or of ``b``."""
-        ...
 
     def of(self, a: memoryview, b: memoryview, out: memoryview) -> Callable[[], object]:
         """`into` of these very views, to be called again and again."""
-        ...

@@ -152,10 +152,7 @@ Python a message). Beyond, they come from `aiodist simulate` on its networks 10G
 SHARED_RULES: Rules = MappingProxyType(
     {
         "barrier": (Rule(MANY, MANY, Choice("slots")),),
-        "broadcast": (
-            Rule(MANY, 1 * MIB, Choice("slots")),
-            Rule(MANY, MANY, Choice("chunks")),
-        ),
+        "broadcast": (Rule(MANY, 1 * MIB, Choice("slots")), Rule(MANY, MANY, Choice("chunks"))),
         "reduce": (
             Rule(2, 1 * MIB, Choice("slots")),
             Rule(4, 512 * KIB, Choice("slots")),
@@ -231,11 +228,7 @@ HOSTS_RULES: Rules = MappingProxyType(
 
 
 def select(
-    operation: str,
-    ranks: int,
-    nbytes: int,
-    locality: str | None = None,
-    rules: Rules = RULES,
+    operation: str, ranks: int, nbytes: int, locality: str | None = None, rules: Rules = RULES
 ) -> Choice:
     """The first row of ``operation`` that fits. Raises KeyError for an unknown operation.
 

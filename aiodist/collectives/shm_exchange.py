@@ -127,7 +127,6 @@ class ShmContext(ShmLayout, Protocol):
         slot. Later ones publish none, and their steps are numbered on from those before. Raises what a
         `Channel` raises; afterwards the algorithm does not use the memory any more.
         """
-        ...
 
 
 def others_of(rank: int, size: int) -> list[int]:

@@ -25,26 +25,21 @@ class ShmLayout(Protocol):
     @property
     def slot_bytes(self) -> int:
         """What a slot holds, on all ranks of the group."""
-        ...
 
     @property
     def chunk_bytes(self) -> int:
         """What a chunk holds, on all ranks of the group."""
-        ...
 
     @property
     def depth(self) -> int:
         """Chunks that a rank has: step i waits until step i - depth is released."""
-        ...
 
     @property
     def crowded(self) -> bool:
         """Whether the ranks have to share cores, as all of them say."""
-        ...
 
     def chunk(self, rank: int, step: int) -> memoryview:
         """Return the memory of a rank's chunk for ``step``; all of it."""
-        ...
 
 
 class ChunkWords(Protocol):
@@ -58,27 +53,21 @@ class ChunkWords(Protocol):
 
     def may_begin(self) -> bool:
         """Whether this rank may write its first chunk now, before it has read the others' slots."""
-        ...
 
     def free(self, step: int) -> Pending[None]:
         """Return a `Pending` that is done if this rank's chunk for ``step`` may be written.
 
         Otherwise it completes when one more reader has released the chunk: then ask again.
         """
-        ...
 
     def post(self, step: int, phase: int = 0) -> None:
         """Publish this rank's chunk of ``step`` to the others. ``phase`` 1: again, changed."""
-        ...
 
     def posted(self, rank: int, step: int, phase: int = 0) -> Pending[None]:
         """Return a `Pending` that is done when ``rank`` has posted that step and phase."""
-        ...
 
     def release(self, steps: int) -> None:
         """Release the first ``steps`` steps: this rank reads none of them any more."""
-        ...
 
     def turn(self) -> Pending[None]:
         """Call between steps. From time to time it is done only after the loop has served others."""
-        ...

@@ -10,7 +10,6 @@ import termios
 import time
 import tty
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, TextIO
 
 BOLD, RED, GREEN, YELLOW = 1, 31, 32, 33
@@ -48,12 +47,7 @@ class Frames:
             tty.setcbreak(sys.stdin)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._before is not None:
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
 

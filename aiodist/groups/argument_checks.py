@@ -15,7 +15,6 @@ class Members(Protocol):
     @property
     def rank(self) -> int:
         """This process's number in the group."""
-        ...
 
     @property
     def size(self) -> int: ...
@@ -23,7 +22,6 @@ class Members(Protocol):
     @property
     def ranks(self) -> tuple[int, ...]:
         """The global ranks of the members."""
-        ...
 
 
 class NumberedGroup(Members, GroupFacts, Protocol):
@@ -31,7 +29,6 @@ class NumberedGroup(Members, GroupFacts, Protocol):
 
     def group_rank(self, global_rank: int) -> int:
         """Return the group's number of ``global_rank``. Raises InvalidUsageError for a rank outside."""
-        ...
 
 
 def fill_list(objects: list[Any], arrived: Any) -> None:

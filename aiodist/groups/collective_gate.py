@@ -14,11 +14,9 @@ class CollectiveGate(Protocol):
 
     async def enter(self, context: CollectiveContext) -> None:
         """Return when the collective may begin. It awaits only `Pending`."""
-        ...
 
     def leave(self, context: CollectiveContext) -> None:
         """Note that the collective, which had called `enter`, is over."""
-        ...
 
 
 async def through_gate(

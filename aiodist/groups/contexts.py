@@ -61,19 +61,15 @@ class CollectiveGroup(AskingGroup, Protocol):
 
     def late(self, sequence: int, src: int, meta: bytes) -> DistError | None:
         """Report that global rank ``src`` was in another collective than this rank's ``sequence``."""
-        ...
 
     def fail_soon(self, sequence: int, error: BaseException) -> None:
         """Fail a collective in the next turn, whatever message it waits for."""
-        ...
 
     def take_turns(self) -> None:
         """Let operations that wait for their next turn go on."""
-        ...
 
     def ended(self, sequence: int, fingerprint: Fingerprint, told: DistError | None) -> None:
         """Note that a collective has ended here; ``told`` is its failure, for the other ranks."""
-        ...
 
 
 class MessagingGroup(AskingGroup, Protocol):

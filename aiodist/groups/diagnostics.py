@@ -49,7 +49,6 @@ class KnownGroup(GroupFacts, Protocol):
 
     def last_in_memory(self, rank: int) -> str:
         """Return the last collective in shared memory that global rank ``rank`` finished, or ""."""
-        ...
 
 
 def mismatch(

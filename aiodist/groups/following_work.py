@@ -13,9 +13,7 @@ from aiodist.p2p.spin_policy import SpinPolicy
 
 
 def following(
-    loop: asyncio.AbstractEventLoop,
-    work: Work[Any],
-    finish: Callable[[], Coroutine[Any, Any, T]],
+    loop: asyncio.AbstractEventLoop, work: Work[Any], finish: Callable[[], Coroutine[Any, Any, T]]
 ) -> Work[T]:
     """Return a work whose result is that of ``finish()``, run in the loop's thread once ``work`` ends well.
 

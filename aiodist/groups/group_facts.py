@@ -24,7 +24,6 @@ class GroupFacts(Protocol):
     @property
     def id(self) -> int:
         """Its number on the wire, equal on all its ranks."""
-        ...
 
     @property
     def group_name(self) -> str: ...
@@ -32,12 +31,10 @@ class GroupFacts(Protocol):
     @property
     def ranks(self) -> tuple[int, ...]:
         """The global ranks of the members."""
-        ...
 
     @property
     def global_rank(self) -> int:
         """This process's global rank."""
-        ...
 
     @property
     def world(self) -> RankWorld: ...
@@ -52,7 +49,6 @@ class EndingGroup(GroupFacts, Protocol):
     @property
     def is_told(self) -> bool:
         """Whether a revocation is no news."""
-        ...
 
 
 class RankWorld(Protocol):
@@ -70,7 +66,6 @@ class RankWorld(Protocol):
     @property
     def its_loop(self) -> asyncio.AbstractEventLoop | None:
         """As ``loop``, and None before the world has one."""
-        ...
 
     @property
     def endpoint(self) -> Endpoint: ...
@@ -87,35 +82,28 @@ class RankWorld(Protocol):
     @property
     def token(self) -> bytes:
         """From rank 0: the ranks know each other by it."""
-        ...
 
     @property
     def table(self) -> bytes:
         """From rank 0: a file of measured choices; empty where there is no such file."""
-        ...
 
     @property
     def tables(self) -> Tables:
         """The tables that algorithms are chosen by."""
-        ...
 
     @property
     def allow_pickle(self) -> bool:
         """Whether objects may be pickled where an operation does not say."""
-        ...
 
     @property
     def default(self) -> GroupFacts | None:
         """The default group."""
-        ...
 
     def check_loop(self) -> None:
         """Raise InvalidUsageError outside the event loop of this world."""
-        ...
 
     def as_its_loop(self, function: Callable[..., T], *args: Any) -> T:
         """Call ``function(*args)`` where the loop of this world counts as running."""
-        ...
 
     def announce(
         self,
@@ -125,10 +113,8 @@ class RankWorld(Protocol):
         ranks: Sequence[int] | None = None,
     ) -> None:
         """Tell ``ranks`` (the other members where None) that a collective failed, or the group."""
-        ...
 
     def on_close(
         self, callback: Callable[[], Awaitable[None]], in_child: Callable[[], None]
     ) -> None:
         """Await ``callback()`` when the world closes; call ``in_child()`` in a forked child."""
-        ...

@@ -17,19 +17,15 @@ class RecvControl(Protocol):
     def watch(self, key: Key, unasked: Callable[[Arrival], None]) -> None:
         """Show ``unasked`` each message for the collective ``key`` that comes, or has come, and that
         no receive is posted for. Until `forget`."""
-        ...
 
     def drop(self, recv: Recv) -> None:
         """Throw away the message of a receive that is not done, of a failed collective."""
-        ...
 
     def withdraw(self, recv: Recv) -> None:
         """Take back a message's receive that is not done: the next receive gets the message, if it can."""
-        ...
 
     def forget(self, key: Key) -> Arrival | None:
         """Forget collective ``key``, which is over. Returns a message without a receive, or None."""
-        ...
 
 
 class Messenger(Protocol):
@@ -38,25 +34,19 @@ class Messenger(Protocol):
     @property
     def inbox(self) -> RecvControl:
         """Where receives are taken back."""
-        ...
 
     def send(self, dst: int, key: Key, data: memoryview, meta: bytes) -> Send:
         """Send ``data``; done when its memory is free again."""
-        ...
 
     def recv(self, recv: Recv) -> Recv:
         """Post a receive."""
-        ...
 
     def withdraw_send(self, dst: int, message: Send) -> bool:
         """Take a message back; False if it is on its way already."""
-        ...
 
     @property
     def spin_policy(self) -> SpinPolicy | None:
         """How long to look for messages before sleeping; None: this is not known."""
-        ...
 
     def polls(self, ranks: Sequence[int]) -> Sequence[Callable[[], None]]:
         """Return what to call to look for messages from ``ranks``."""
-        ...

@@ -15,19 +15,15 @@ class Sleeper(Protocol):
     @property
     def doorbell(self) -> Doorbell:
         """What the other rank rings."""
-        ...
 
     def look(self) -> bool:
         """Go on with the operation if it can. Returns whether it did."""
-        ...
 
     def fall_asleep(self) -> bool:
         """Note for the other ranks that a thread sleeps here. Returns False if it must not sleep now."""
-        ...
 
     def suspect(self) -> None:
         """Note that the thread has slept for long: ranks may disagree."""
-        ...
 
 
 class OperationContext(Protocol):
@@ -35,29 +31,22 @@ class OperationContext(Protocol):
 
     def describe(self) -> str:
         """Return the operation in words: name, number, group."""
-        ...
 
     def waiting_for(self) -> Sequence[int]:
         """Return global ranks whose messages have not come, or have not been taken."""
-        ...
 
     @property
     def spin_policy(self) -> SpinPolicy | None:
         """How long to look for what is missing before sleeping; None: do not look."""
-        ...
 
     def polls(self) -> Sequence[Callable[[], None]]:
         """Return what to call to look for what is missing."""
-        ...
 
     def sleeper(self) -> Sleeper | None:
         """Return what a blocked thread may sleep by until the operation can go on; None: a callback."""
-        ...
 
     def over(self, error: BaseException | None) -> BaseException | None:
         """Take back what is left of the operation, which ended. Returns the error to report."""
-        ...
 
     def expired(self, seconds: float, fail: Callable[[BaseException], None]) -> None:
         """Find out which ranks are missing, then ``fail`` with CollectiveTimeoutError: time is up."""
-        ...

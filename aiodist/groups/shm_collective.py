@@ -46,26 +46,21 @@ class OperationStreams(Protocol):
 
     def disagreement(self, src: int, words: Words, came: int, expected: int) -> DistError:
         """Return the error for what group rank ``src`` has published: another operation, or length."""
-        ...
 
     def late(self, sequence: int, src: int, words: Words) -> DistError | None:
         """Report that group rank ``src`` had published another operation than this rank's ``sequence``.
 
         Returns the error that this operation is to fail with; None where it was reported before.
         """
-        ...
 
     def lost(self, src: int, wait: Pending[None]) -> bool:
         """Return whether group rank ``src`` is gone; ``wait`` has failed then."""
-        ...
 
     def listen(self) -> None:
         """Fail with a message for this operation from a rank that is in another one."""
-        ...
 
     def tell(self) -> None:
         """Tell the others over the streams, once, what this rank is in: it has slept for long."""
-        ...
 
 
 class ShmCollective:
@@ -143,12 +138,7 @@ class ShmCollective:
     # -- the exchange of slots
 
     def exchange(
-        self,
-        sequence: int,
-        meta: Words,
-        exchange: Exchange[T],
-        given: T,
-        at: int = _UNPUBLISHED,
+        self, sequence: int, meta: Words, exchange: Exchange[T], given: T, at: int = _UNPUBLISHED
     ) -> Pending[None] | None:
         """Be the operation ``sequence`` and `advance`. ``meta``: its fingerprint. ``at``: its state."""
         communicator, looks = self.communicator, self.context is None

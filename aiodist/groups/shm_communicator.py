@@ -27,20 +27,9 @@ from aiodist.completion import Pending
 from aiodist.groups.group_facts import GroupFacts
 from aiodist.groups.shm_opening import BACKSTOP_SECONDS, ShmOpening
 from aiodist.groups.shm_words import STEP_BITS, Wait, stray
-from aiodist.p2p.spin_policy import (
-    LOOK_AGAIN_SECONDS,
-    SUSPICION_SECONDS,
-    BoundedSpin,
-    SpinPolicy,
-)
+from aiodist.p2p.spin_policy import LOOK_AGAIN_SECONDS, SUSPICION_SECONDS, BoundedSpin, SpinPolicy
 from aiodist.shm.doorbell import Doorbell
-from aiodist.shm.group_area import (
-    ASLEEP,
-    PROGRESS,
-    SLOTS,
-    AreaShape,
-    GroupArea,
-)
+from aiodist.shm.group_area import ASLEEP, PROGRESS, SLOTS, AreaShape, GroupArea
 from aiodist.shm.shared_memory import SharedMemory
 
 if TYPE_CHECKING:
@@ -60,11 +49,9 @@ class SharingGroup(GroupFacts, Protocol):
 
     def wake(self, rank: int) -> None:
         """Wake group rank ``rank`` by a frame, which arrives behind all messages before it."""
-        ...
 
     def next_turn(self) -> Pending[None]:
         """Return what is done in the next turn of the event loop."""
-        ...
 
 
 class CurrentOperation(Protocol):
@@ -73,24 +60,19 @@ class CurrentOperation(Protocol):
     @property
     def end(self) -> int:
         """The progress that its end makes."""
-        ...
 
     @property
     def context(self) -> object:
         """The `Entrant` that has entered the communicator by it."""
-        ...
 
     def close(self) -> None:
         """The operation is over."""
-        ...
 
     def fell_asleep(self) -> None:
         """Note that the operation sleeps until another rank goes on."""
-        ...
 
     def tell(self) -> None:
         """Tell the others what this rank is in: the operation has slept for long."""
-        ...
 
 
 class Entrant(Protocol):
@@ -98,7 +80,6 @@ class Entrant(Protocol):
 
     def enter(self, communicator: ShmCommunicator) -> None:
         """Set ``communicator.current``: the operation has the communicator to itself from now on."""
-        ...
 
 
 class ShmCommunicator:

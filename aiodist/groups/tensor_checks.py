@@ -22,7 +22,6 @@ class Memory(Protocol):
     @property
     def count(self) -> int:
         """The number of elements."""
-        ...
 
     @property
     def nbytes(self) -> int: ...

@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import socket
 import sys
-from types import TracebackType
 
 from aiodist.errors import DistNetworkError, InvalidUsageError
 
@@ -47,12 +46,7 @@ class PortReservation:
     def __enter__(self) -> PortReservation:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

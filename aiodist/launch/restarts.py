@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Sequence
-from types import TracebackType
 from typing import Any, TypeVar
 
 from aiodist.credentials import Certificates
@@ -104,12 +103,7 @@ class Restarts:
                 raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         loop, self._loop = self._loop, None
         if loop is None or self._thread is None:
             return

@@ -9,11 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from aiodist.errors import InvalidUsageError
-from aiodist.launch.environment import (
-    INHERITED_FROM_AN_OUTER_JOB,
-    job_identity,
-    rank_environment,
-)
+from aiodist.launch.environment import INHERITED_FROM_AN_OUTER_JOB, job_identity, rank_environment
 from aiodist.launch.outlets import OutputOptions
 from aiodist.launch.remote.host_list import HostSlots
 

@@ -30,10 +30,7 @@ def sentences(
 
 
 def _of_root(
-    root: int,
-    verdict: Verdict,
-    parts: Mapping[int, RankReport],
-    silent: Mapping[int, str],
+    root: int, verdict: Verdict, parts: Mapping[int, RankReport], silent: Mapping[int, str]
 ) -> str:
     waiting = sorted(verdict.reach[root])
     wait = "wait" if len(waiting) > 1 else "waits"

@@ -105,7 +105,6 @@ class Reader(Protocol):
 
     def redirect(self, target: Recv | Arrival | None, destination: memoryview | None) -> None:
         """Read the rest for ``target`` into ``destination``, and move there what was read already."""
-        ...
 
 
 class EagerMessage(Protocol):
@@ -115,11 +114,9 @@ class EagerMessage(Protocol):
 
     def open(self) -> memoryview:
         """Return the payload, which is valid until `discard`."""
-        ...
 
     def discard(self) -> None:
         """Release the memory."""
-        ...
 
 
 class Arrival:

@@ -80,9 +80,7 @@ class Outbox:
     """The sending half of a peer."""
 
     def __init__(
-        self,
-        call_after_turn: Callable[[Callable[[], None]], object],
-        part_sent: Callable[[], None],
+        self, call_after_turn: Callable[[Callable[[], None]], object], part_sent: Callable[[], None]
     ) -> None:
         """Create an outbox without a connection.
 
@@ -191,12 +189,7 @@ class Outbox:
                 self.shm.release(message.data)
         return False
 
-    def connected(
-        self,
-        connection: Connection,
-        window: int,
-        shm: ShmSender | None = None,
-    ) -> None:
+    def connected(self, connection: Connection, window: int, shm: ShmSender | None = None) -> None:
         """Use the stream, which is proven; the receiver buffers up to ``window`` bytes."""
         self._connection = connection
         self.shm = shm

@@ -18,39 +18,29 @@ class ProgressSource(Protocol):
     @property
     def is_busy(self) -> bool:
         """Whether a message is incomplete: there is more to send or to receive."""
-        ...
 
     @property
     def owes(self) -> bool:
         """Whether there is more to send."""
-        ...
 
     @property
     def is_near(self) -> bool:
         """Whether the next step may be a moment away: the other rank seems to be working on it."""
-        ...
 
     def step(self) -> bool:
         """Copy one piece if possible. Returns whether it did."""
-        ...
 
     def arm(self) -> bool:
         """Ask to be woken. Returns False if there is something to do now."""
-        ...
 
     def broken(self, error: ProtocolError) -> None:
         """Handle a breach of the protocol by the other rank."""
-        ...
 
 
 class ShmProgress:
     """The progress engine of one rank."""
 
-    def __init__(
-        self,
-        memory: SharedMemory | None,
-        spin_policy: SpinPolicy,
-    ) -> None:
+    def __init__(self, memory: SharedMemory | None, spin_policy: SpinPolicy) -> None:
         self.memory = memory
         self.call_after_turn = spin_policy.call_after_turn
         self.call_in_next_turn = spin_policy.call_in_next_turn

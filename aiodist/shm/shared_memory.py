@@ -151,11 +151,7 @@ class SharedMemory:
         return True
 
     def lay_out(
-        self,
-        area: int,
-        room_for: int = 4,
-        patient: bool = False,
-        chunk_bytes: int = CHUNK_BYTES,
+        self, area: int, room_for: int = 4, patient: bool = False, chunk_bytes: int = CHUNK_BYTES
     ) -> None:
         """Lay out an area with the id ``area`` in the own segment, or record that there is no room.
 

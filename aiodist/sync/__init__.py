@@ -81,17 +81,8 @@ from aiodist.sync.collectives import (
     reduce,
 )
 from aiodist.sync.debugging import breakpoint
-from aiodist.sync.groups import (
-    new_group,
-    new_subgroups,
-    new_subgroups_by_enumeration,
-    split_group,
-)
-from aiodist.sync.lifecycle import (
-    abort_process_group,
-    destroy_process_group,
-    init_process_group,
-)
+from aiodist.sync.groups import new_group, new_subgroups, new_subgroups_by_enumeration, split_group
+from aiodist.sync.lifecycle import abort_process_group, destroy_process_group, init_process_group
 from aiodist.sync.multigpu import (
     all_gather_multigpu,
     all_reduce_multigpu,

@@ -21,11 +21,7 @@ class BlockedCaller:
     """
 
     def __init__(
-        self,
-        work: Any,
-        sleeper: Sleeper,
-        loop: asyncio.AbstractEventLoop,
-        handoff: LoopHandoff,
+        self, work: Any, sleeper: Sleeper, loop: asyncio.AbstractEventLoop, handoff: LoopHandoff
     ) -> None:
         self._work = work
         self._sleeper = sleeper

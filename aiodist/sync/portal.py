@@ -45,15 +45,12 @@ class Resident(Protocol):
     @property
     def may_stand_still(self) -> bool:
         """Whether the loop has nothing of it to do that could not wait for some moments. Any thread."""
-        ...
 
     async def leave(self) -> None:
         """Close at the end of the process, within few seconds, and tell the other side."""
-        ...
 
     def close_in_child(self) -> None:
         """Close the descriptors in a forked child, and send nothing to the other side."""
-        ...
 
 
 class Portal:
@@ -123,11 +120,7 @@ class Portal:
         return work if drives else self._call(loop, call, blocks)
 
     def start(
-        self,
-        async_op: bool,
-        group: GroupEngine,
-        operation: Operation[Any],
-        timeout: Timeout,
+        self, async_op: bool, group: GroupEngine, operation: Operation[Any], timeout: Timeout
     ) -> Any:
         """Start ``operation`` of ``group``. Return its `Work`, or its result unless ``async_op``."""
         seconds = None if timeout is None else to_seconds(timeout)
@@ -216,10 +209,7 @@ class Portal:
         return ended
 
     def _call(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        function: Callable[[], Any],
-        blocks: bool,
+        self, loop: asyncio.AbstractEventLoop, function: Callable[[], Any], blocks: bool
     ) -> Any:
         """Call ``function`` in the loop's thread, and wait for it here."""
         self._handoff.check_may_wait()

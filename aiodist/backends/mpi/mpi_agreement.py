@@ -27,14 +27,7 @@ VARIABLE = "AIODIST_MPI_CHECK"
 """0: do not compare; ranks that disagree then hang, or write where they should not."""
 
 OF_LENGTHS = frozenset(
-    {
-        "all_gather",
-        "all_gather_coalesced",
-        "all_to_all",
-        "gather",
-        "reduce_scatter",
-        "scatter",
-    }
+    {"all_gather", "all_gather_coalesced", "all_to_all", "gather", "reduce_scatter", "scatter"}
 )
 """Operations whose ranks have to agree on more than a fingerprint: they `compare` themselves."""
 

@@ -38,12 +38,7 @@ _OPS = MappingProxyType(
 )
 
 _OF_BOOL = MappingProxyType(
-    {
-        RedOpType.SUM: "BOR",
-        RedOpType.MAX: "BOR",
-        RedOpType.PRODUCT: "BAND",
-        RedOpType.MIN: "BAND",
-    }
+    {RedOpType.SUM: "BOR", RedOpType.MAX: "BOR", RedOpType.PRODUCT: "BAND", RedOpType.MIN: "BAND"}
 )
 """On bytes of 0 and 1, where they are not bitwise already."""
 

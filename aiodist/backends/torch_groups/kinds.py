@@ -77,12 +77,7 @@ class TorchKind(ABC):
 
     @abstractmethod
     def follow(
-        self,
-        work: Any,
-        finish: Callable[[], None],
-        loop: Any,
-        waiter: Worker,
-        done: Done,
+        self, work: Any, finish: Callable[[], None], loop: Any, waiter: Worker, done: Done
     ) -> None:
         """See that ``finish()`` comes after ``work``, and ``done`` after both.
 

@@ -8,7 +8,6 @@ import re
 import selectors
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 
 from aiodist.errors import DistNetworkError, InvalidUsageError
 from aiodist.launch.failure import Tail
@@ -48,12 +47,7 @@ class Agents:
     def __enter__(self) -> Agents:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for connection in self.connections:
             connection.close()
 

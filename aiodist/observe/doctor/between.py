@@ -139,12 +139,7 @@ async def _dial(source: int, target: int, host: str, port: int) -> Dial:
 def judge_between(comparison: Comparison) -> list[Finding]:
     """Return the findings about the hosts together."""
     hosts = comparison.hosts
-    return [
-        *_versions(hosts),
-        *_frames(hosts),
-        *_neighbours(hosts),
-        *_ways(comparison),
-    ]
+    return [*_versions(hosts), *_frames(hosts), *_neighbours(hosts), *_ways(comparison)]
 
 
 def _versions(hosts: Sequence[Facts]) -> list[Finding]:
