@@ -22,7 +22,7 @@ from benchmarks.peers import (
     make_peer,
 )
 from benchmarks.processes import ROOT
-from benchmarks.steps.cases import DDP_STEP, Steps
+from benchmarks.steps.cases import STEPS
 from benchmarks.targets import FOUR_HOSTS, HOST, NETWORK
 
 PAGE = ROOT / "docs" / "performance.md"
@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     size.add_argument("--quick", action="store_true", help="few sizes and repetitions")
     size.add_argument("--full", action="store_true", help="all sizes on all ranks; takes long")
     run.add_argument("--ranks", type=numbers, help="only these, as 2,4")
-    run.add_argument("--operations", help=f"only these of {','.join([*OPERATIONS, DDP_STEP])}")
+    run.add_argument("--operations", help=f"only these of {','.join([*OPERATIONS, *STEPS])}")
     run.add_argument("--sizes", type=sizes, help="only these bytes, as 4,64K,1M")
     run.add_argument(
         "--peers",
@@ -168,13 +168,16 @@ def _suite(options: argparse.Namespace) -> Suite:
     suite = QUICK if options.quick else FULL if options.full else STANDARD
     if options.operations:
         chosen = options.operations.split(",")
-        known = [*OPERATIONS, DDP_STEP]
+        known = [*OPERATIONS, *STEPS]
         unknown = set(chosen) - set(known)
         if unknown:
             raise SystemExit(f"no operation {', '.join(unknown)}; there are {', '.join(known)}")
-        suite = replace(suite, operations=tuple(name for name in chosen if name != DDP_STEP))
-        if DDP_STEP not in chosen:
-            suite = replace(suite, steps=Steps())
+        kinds = tuple(name for name in chosen if name in STEPS)
+        suite = replace(
+            suite,
+            operations=tuple(name for name in chosen if name not in STEPS),
+            steps=replace(suite.steps, kinds=kinds),
+        )
     by_ranks = dict(suite.sizes)
     if options.ranks:
         if min(options.ranks) < 2:

@@ -95,7 +95,8 @@ def _of(report: Report, target: Target) -> Goal:
 
 def _step(report: Report, target: StepTarget) -> Goal:
     for result in report.steps:
-        if result.case.model == target.model and result.case.ranks == target.ranks:
+        case = result.case
+        if (case.kind, case.model, case.ranks) == (target.kind, target.model, target.ranks):
             ratio = result.communication_ratio(OURS)
             if ratio is not None:
                 floor = result.communication_ratio(FLOOR)

@@ -14,7 +14,7 @@ from benchmarks.peers import label
 from benchmarks.peers.mpi import OVER
 from benchmarks.plots import figure_name, plotted
 from benchmarks.results import Report, Result
-from benchmarks.steps.cases import FLOOR
+from benchmarks.steps.cases import DDP_STEP, FLOOR, FSDP_STEP
 from benchmarks.steps.results import step_rows
 from benchmarks.table import NOTHING, markdown_row, ratio_text, spread_text, summary_text
 from benchmarks.targets import FOUR_HOSTS, HOST, NETWORK
@@ -49,6 +49,8 @@ _TITLES = MappingProxyType(
         FOUR_HOSTS: "# Performance between four hosts of two ranks",
     }
 )
+_WRAPPERS = MappingProxyType({DDP_STEP: "DDP", FSDP_STEP: "FSDP2"})
+
 _COMMANDS = MappingProxyType({HOST: "bench", NETWORK: "bench-network", FOUR_HOSTS: "bench-hosts"})
 
 
@@ -270,23 +272,29 @@ def _step_words(report: Report) -> str:
             "as the program without a library does it: the copying and the sum, and nothing else."
         )
     return (
-        "DistributedDataParallel of stock PyTorch, on groups of the backends `gloo` and `aiodist` "
-        "in the same processes: forward, backward and SGD, one thread a rank. In each round every "
-        "backend has one step on the same data, and so has a third copy of the model under "
-        "`no_sync`, whose gradients stay on their rank. A step's communication is its time less "
-        "that of the same round's step without: what backward did not hide, with DDP's own "
-        f"copying.{bare} Losses and parameters are compared at the end, of backends up to "
-        f"rounding, of ranks bit for bit. {sizes}."
+        "DistributedDataParallel and `fully_shard` (FSDP2) of stock PyTorch, on groups of the "
+        "backends `gloo` and `aiodist` in the same processes: forward, backward and SGD, one thread "
+        "a rank. In each round every backend has one step on the same data, and so has a third copy "
+        "of the model whose gradients stay on their rank: DDP under `no_sync`, or the model alone "
+        "beside FSDP2. A step's communication is its time less that of the same round's step "
+        "without: what backward did not hide, with the wrapper's own copying. FSDP2 gathers each "
+        f"layer's parameters twice and reduces its gradients once.{bare} Losses and parameters are "
+        f"compared at the end, of backends up to rounding, of ranks bit for bit. {sizes}."
     )
 
 
 def _steps(report: Report) -> Iterator[str]:
-    names = [name for name, _, _ in step_rows(report.steps[0])]
-    yield markdown_row(["model", "ranks", *names])
-    yield markdown_row(["---", "---:", *["---:"] * len(names)])
-    for result in report.steps:
-        cells = [result.case.model.name, str(result.case.ranks)]
-        for _, summary, ratio in step_rows(result):
+    by_result = [{name: rest for name, *rest in step_rows(result)} for result in report.steps]
+    names = list(max(by_result, key=len))
+    yield markdown_row(["step", "model", "ranks", *names])
+    yield markdown_row(["---", "---", "---:", *["---:"] * len(names)])
+    for result, rows in zip(report.steps, by_result, strict=True):
+        cells = [_WRAPPERS[result.case.kind], result.case.model.name, str(result.case.ranks)]
+        for name in names:
+            if name not in rows:
+                cells.append(NOTHING)
+                continue
+            summary, ratio = rows[name]
             median, spread = summary_text(summary)
             mark = "" if ratio is None else f" ({ratio_text(ratio)})"
             cells.append(f"{median}{mark}<br><sub>{spread}</sub>")

@@ -20,7 +20,6 @@ from benchmarks.goals import (
 )
 from benchmarks.peers import label
 from benchmarks.results import Report
-from benchmarks.steps.cases import DDP_STEP
 from benchmarks.table import NOTHING, markdown_row, ratio_text
 from benchmarks.targets import HOST, NETWORK, StepTarget
 
@@ -103,7 +102,7 @@ def goal_rows(report: Report) -> Iterator[str]:
 def _what(goal: Goal) -> str:
     target = goal.target
     if isinstance(target, StepTarget):
-        return f"communication of {DDP_STEP}, {target.ranks} ranks, {target.model.name}"
+        return f"communication of {target.kind}, {target.ranks} ranks, {target.model.name}"
     apis = " and ".join(label(peer).removeprefix("aiodist, ") for peer in target.peers)
     parts = [target.operation, f"{target.ranks} ranks"]
     if target.sizes is None:

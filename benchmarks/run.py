@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import groupby
 from typing import Any, Protocol
 
 from aiodist.bench.cases import Case
@@ -124,11 +125,12 @@ def run(
                         f"{passes}, {spent:.0f} s so far"
                     )
     steps = []
-    for step in () if apart else suite.steps.cases():
-        with Ranks(step.ranks, (), pinned=pinned) as job:
-            bounds = Effort(suite.steps.budget, suite.steps.fewest, suite.steps.most)
-            steps.append(step_result(step, job.measure(step, bounds)))
-        progress(f"{step}: {time.monotonic() - began:.0f} s so far")
+    bounds = Effort(suite.steps.budget, suite.steps.fewest, suite.steps.most)
+    for ranks, group in groupby(() if apart else suite.steps.cases(), lambda step: step.ranks):
+        with Ranks(ranks, (), pinned=pinned) as job:
+            for step in group:
+                steps.append(step_result(step, job.measure(step, bounds)))
+                progress(f"{step}: {time.monotonic() - began:.0f} s so far")
     names = (*peers, *(peer for other in others for peer in other.peers))
     inside = "each rank" if ranks_per_host == 1 else f"each {ranks_per_host} ranks"
     veth = f"veth{f' at {rate}' if rate else ''}, {inside} in a network namespace"

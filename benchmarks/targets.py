@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aiodist.bench.cases import KIB, MIB, OPERATIONS
-from benchmarks.steps.cases import LARGE, Model
+from benchmarks.steps.cases import DDP_STEP, FSDP_STEP, LARGE, Model
 
 APIS = ("async", "blocking")
 HOST, NETWORK, FOUR_HOSTS = "one host", "two hosts", "four hosts"
@@ -29,6 +29,7 @@ class Target:
 class StepTarget:
     """The same of the communication in a training step over backend "aiodist" and over Gloo."""
 
+    kind: str
     model: Model
     limit: float
     ranks: int = 2
@@ -60,5 +61,6 @@ TARGETS: tuple[Target | StepTarget, ...] = (
         Target(name, APIS, "gloo", 0.8, ranks=8, where=FOUR_HOSTS)
         for name in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
     ),
-    StepTarget(LARGE, 0.6),
+    StepTarget(DDP_STEP, LARGE, 0.45),
+    StepTarget(FSDP_STEP, LARGE, 0.45),
 )

@@ -1,1 +1,1 @@
-"""A training step through stock PyTorch: DistributedDataParallel, with one backend and the other."""
+"""A training step through stock PyTorch, DDP and FSDP2, with one backend and the other."""

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-DDP_STEP = "ddp_step"
-"""What the command line calls these cases, beside the names of operations."""
+DDP_STEP, FSDP_STEP = "ddp_step", "fsdp_step"
+"""What the command line calls these cases, beside the names of operations: DistributedDataParallel,
+and `fully_shard` (FSDP2)."""
+STEPS = (DDP_STEP, FSDP_STEP)
 
 GLOO, OURS, FLOOR, ALONE = "gloo", "aiodist", "floor", "alone"
 BACKENDS = (GLOO, OURS)
@@ -35,18 +37,19 @@ class Model:
 
 @dataclass(frozen=True)
 class StepCase:
-    """One model trained by so many ranks."""
+    """One model trained by so many ranks, in one of the ways of `STEPS`."""
 
     model: Model
     ranks: int
+    kind: str = DDP_STEP
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> StepCase:
         """From what ``dataclasses.asdict`` gave."""
-        return cls(Model(**fields["model"]), fields["ranks"])
+        return cls(**{**fields, "model": Model(**fields["model"])})
 
     def __str__(self) -> str:
-        return f"{DDP_STEP}, {self.ranks} ranks, {self.model.name}"
+        return f"{self.kind}, {self.ranks} ranks, {self.model.name}"
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class Steps:
 
     models: tuple[Model, ...] = ()
     ranks: tuple[int, ...] = ()
+    kinds: tuple[str, ...] = STEPS
     budget: float = field(default=0.5, kw_only=True)
     fewest: int = field(default=3, kw_only=True)
     most: int = field(default=20, kw_only=True)
@@ -62,8 +66,9 @@ class Steps:
     def cases(self) -> Iterator[StepCase]:
         """In the order of measuring."""
         for ranks in self.ranks:
-            for model in self.models:
-                yield StepCase(model, ranks)
+            for kind in self.kinds:
+                for model in self.models:
+                    yield StepCase(model, ranks, kind)
 
 
 SMALL = Model("0.26 M parameters", layers=4, width=256, rows=32)

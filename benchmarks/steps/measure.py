@@ -13,7 +13,8 @@ import torch.distributed
 from aiodist.bench.measure import Effort, Samples
 from aiodist.bench.peers.measured_peer import Place, UnsupportedError
 from benchmarks.steps.bare import BareSum
-from benchmarks.steps.cases import ALONE, FLOOR, GLOO, OURS, StepCase
+from benchmarks.steps.cases import ALONE, DDP_STEP, FLOOR, GLOO, OURS, StepCase
+from benchmarks.steps.learners import DataParallel, Learner, Sharded
 from benchmarks.steps.trainee import Trainee, compare
 
 _WARM_STEPS = 3
@@ -26,19 +27,25 @@ def measure_steps(
     """Train the same model over each backend by turns, and check that it learns the same.
 
     ``store`` is torch's, for this case alone. Groups of both backends live in one process, as
-    torch's ``new_group`` makes them; a third one's gradients are added up by no library where that
-    can be done. ``agree`` gives all ranks rank 0's number.
+    torch's ``new_group`` makes them. With DDP, a third one's gradients are added up by no library
+    where that can be done. ``agree`` gives all ranks rank 0's number.
     """
     import aiodist.torch_backend  # noqa: F401  # where it is not installed, only on the path
 
     torch.distributed.init_process_group(GLOO, store=store, rank=rank, world_size=case.ranks)
     try:
         ours = torch.distributed.new_group(backend=OURS)
-        averaged = [Trainee(GLOO, case.model, None), Trainee(OURS, case.model, ours)]
-        with contextlib.suppress(UnsupportedError):
-            total = BareSum(Place(rank, case.ranks, torch.distributed.PrefixStore(FLOOR, store)))
-            averaged.append(Trainee(FLOOR, case.model, None, total=total))
-        trainees = [*averaged, Trainee(ALONE, case.model, None, silent=True)]
+        wrap = DataParallel if case.kind == DDP_STEP else Sharded
+        averaged = [Trainee(GLOO, wrap(case.model, None)), Trainee(OURS, wrap(case.model, ours))]
+        if case.kind == DDP_STEP:
+            with contextlib.suppress(UnsupportedError):
+                store = torch.distributed.PrefixStore(FLOOR, store)
+                total = BareSum(Place(rank, case.ranks, store))
+                averaged.append(Trainee(FLOOR, DataParallel(case.model, None, total=total)))
+            alone: Learner = DataParallel(case.model, None)
+        else:
+            alone = Learner(case.model)
+        trainees = [*averaged, Trainee(ALONE, alone, silent=True)]
         samples = Samples({trainee.name: [] for trainee in trainees})
         for _ in range(_WARM_STEPS):
             start = time.perf_counter()

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from aiodist.bench.pattern import Array, WrongResultError
+from aiodist.bench.pattern import WrongResultError
 from aiodist.bench.peers.measured_peer import Interval, clock
-from benchmarks.steps.cases import Model
+from benchmarks.steps.learners import Learner
 
 _RATE = 1e-3
 _LOSS_TOLERANCE = 1e-4
@@ -21,48 +18,24 @@ _LOSS_TOLERANCE = 1e-4
 
 
 class Trainee:
-    """A model under DistributedDataParallel, with its optimizer.
+    """A learner with its optimizer. ``silent``: its gradients stay on the rank."""
 
-    ``silent``: its gradients stay on the rank (``no_sync``), all else is the same work.
-    ``total`` adds up a bucket over all ranks in place of the group's all-reduce, by the time it
-    returns. What is left is the division, which DDP has for nothing while it fills a bucket: here
-    the loss is that of this rank's share, so that the sum of gradients is their mean.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        model: Model,
-        group: Any,
-        *,
-        silent: bool = False,
-        total: Callable[[Array], None] | None = None,
-    ) -> None:
+    def __init__(self, name: str, learner: Learner, *, silent: bool = False) -> None:
         self.name = name
-        self._group = group
+        self.learner = learner
         self._silent = silent
-        torch.manual_seed(0)  # equal on all ranks and for all trainees
-        layers: list[nn.Module] = []
-        for _ in range(model.layers):
-            layers += [nn.Linear(model.width, model.width), nn.ReLU()]
-        self.model = DistributedDataParallel(nn.Sequential(*layers[:-1]), process_group=group)
-        self._share = 1.0
-        if total is not None:
-            self._share /= torch.distributed.get_world_size()
-            # A lambda: DDP compares annotations with classes, and those of this file are strings.
-            self.model.register_comm_hook(total, lambda total, bucket: _totalled(total, bucket))
-        self._optimizer = torch.optim.SGD(self.model.parameters(), lr=_RATE)
+        self._optimizer = torch.optim.SGD(learner.net.parameters(), lr=_RATE)
         self._numbers = torch.Generator().manual_seed(1 + torch.distributed.get_rank())
-        self._x = torch.empty(model.rows, model.width)
-        self._y = torch.empty(model.rows, model.width)
+        self._x = torch.empty(learner.shape.rows, learner.shape.width)
+        self._y = torch.empty(learner.shape.rows, learner.shape.width)
         self.losses: list[float] = []
 
     def step(self) -> Interval:
         """Meet the other ranks; then forward, backward and optimizer, which the time is of."""
         self._draw()
-        torch.distributed.barrier(self._group)
+        torch.distributed.barrier(self.learner.group)
         start = clock()
-        loss = self._backward(silent=self._silent)
+        loss = self._backward(self.learner, silent=self._silent)
         self._optimizer.step()
         end = clock()
         self.losses.append(loss.item())
@@ -74,40 +47,25 @@ class Trainee:
         The parameters stay as they are.
         """
         self._draw()
-        rows = []
-        for silent in (True, self._silent):
-            self._backward(silent=silent)
-            each = (one.grad for one in self.model.parameters())
-            rows.append(torch.cat([grad.flatten() for grad in each if grad is not None]))
-        own, taken = rows
-        return own, taken
-
-    def parameters(self) -> torch.Tensor:
-        """All of them in one row."""
-        with torch.no_grad():
-            return torch.cat([each.flatten() for each in self.model.parameters()])
+        own = self.learner.own()
+        self._backward(own, silent=True)
+        mine = own.gradients()
+        self._backward(self.learner, silent=self._silent)
+        return mine, self.learner.gradients()
 
     def _draw(self) -> None:
         # New inputs each time, the same for all trainees of a rank.
         self._x.normal_(generator=self._numbers)
         self._y.normal_(generator=self._numbers)
 
-    def _backward(self, *, silent: bool) -> torch.Tensor:
-        with self.model.no_sync() if silent else contextlib.nullcontext():
-            self._optimizer.zero_grad()
-            error = self.model(self._x) - self._y
+    def _backward(self, learner: Learner, *, silent: bool) -> torch.Tensor:
+        with learner.quiet() if silent else contextlib.nullcontext():
+            learner.net.zero_grad()
+            error = learner(self._x) - self._y
             loss: torch.Tensor = error.square().sum() / len(error)
-            share = loss if silent or self._share == 1.0 else loss * self._share
+            share = loss if silent or learner.share == 1.0 else loss * learner.share
             share.backward()
         return loss
-
-
-def _totalled(total: Callable[[Array], None], bucket: Any) -> torch.futures.Future[torch.Tensor]:
-    tensor = bucket.buffer()
-    total(tensor.numpy())
-    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    done.set_result(tensor)
-    return done
 
 
 def compare(trainees: Sequence[Trainee], case: object) -> None:
@@ -123,7 +81,7 @@ def compare(trainees: Sequence[Trainee], case: object) -> None:
     """
     rank = torch.distributed.get_rank()
     for trainee in trainees:
-        mine = trainee.parameters()
+        mine = trainee.learner.parameters()
         theirs = mine.clone()
         torch.distributed.broadcast(theirs, 0)
         if not torch.equal(mine, theirs):

@@ -123,23 +123,23 @@ def test_open_mpi_is_compared_with() -> None:
     assert found.worst.ratio == 0.36
 
 
-@pytest.mark.parametrize(("ours", "verdict"), [(60.0, MET), (61.0, MISSED)])
+@pytest.mark.parametrize(("ours", "verdict"), [(45.0, MET), (46.0, MISSED)])
 def test_communication_of_training_steps(ours: float, verdict: str) -> None:
     times = {GLOO: summarize([100.0]), OURS: summarize([ours])}
     step = StepResult(StepCase(LARGE, 2), {**times, ALONE: summarize([1.0])}, times)
 
-    (found,) = [each for each in goals(report({}, (step,))) if isinstance(each.target, StepTarget)]
-    assert found.verdict == verdict
+    ddp, fsdp = (g for g in goals(report({}, (step,))) if isinstance(g.target, StepTarget))
+    assert (ddp.verdict, fsdp.verdict) == (verdict, UNMEASURED)
     assert any(f"| {ours / 100:.2f} |" in row for row in goal_rows(report({}, (step,))))
 
 
-@pytest.mark.parametrize(("floor", "beyond"), [(60.0, False), (61.0, True)])
+@pytest.mark.parametrize(("floor", "beyond"), [(45.0, False), (46.0, True)])
 def test_a_step_that_no_library_reaches_is_out_of_reach(floor: float, beyond: bool) -> None:
     times = {GLOO: summarize([100.0]), OURS: summarize([70.0]), STEP_FLOOR: summarize([floor])}
     step = StepResult(StepCase(LARGE, 2), {**times, ALONE: summarize([1.0])}, times)
     of = report({}, (step,))
 
-    (found,) = [each for each in goals(of) if isinstance(each.target, StepTarget)]
+    found, _ = (each for each in goals(of) if isinstance(each.target, StepTarget))
     assert found.verdict == MISSED
     assert found.out_of_reach == beyond
     (row,) = [row for row in goal_rows(of) if "ddp_step" in row]

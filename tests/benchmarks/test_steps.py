@@ -18,7 +18,19 @@ from benchmarks.cases import FULL, QUICK, STANDARD
 from benchmarks.page import render_tables
 from benchmarks.results import Report, load, save
 from benchmarks.run import run
-from benchmarks.steps.cases import ALONE, FLOOR, GLOO, OURS, TURNS, Model, StepCase, Steps
+from benchmarks.steps.cases import (
+    ALONE,
+    FLOOR,
+    FSDP_STEP,
+    GLOO,
+    OURS,
+    STEPS,
+    TURNS,
+    Model,
+    StepCase,
+    Steps,
+)
+from benchmarks.steps.learners import DataParallel, Learner, Sharded
 from benchmarks.steps.results import StepResult, step_result, step_rows
 from benchmarks.steps.trainee import Trainee, compare
 from benchmarks.table import print_report
@@ -33,22 +45,23 @@ def test_a_run_trains_over_both_backends_and_shows_it(tmp_path: Path) -> None:
     steps = Steps((TINY,), (2,), budget=0.0, fewest=2, most=2)
     report = run(replace(QUICK, operations=(), steps=steps))
 
-    (found,) = report.steps
-    assert found.case == CASE
-    assert {name: times.repetitions for name, times in found.steps.items()} == dict.fromkeys(
-        TURNS, 2
-    )
-    assert all(times.median > 0 for times in found.steps.values())
+    assert [found.case for found in report.steps] == [CASE, replace(CASE, kind=FSDP_STEP)]
+    for found, turns in zip(report.steps, (TURNS, (GLOO, OURS, ALONE)), strict=True):
+        assert {name: times.repetitions for name, times in found.steps.items()} == dict.fromkeys(
+            turns, 2
+        )
+        assert all(times.median > 0 for times in found.steps.values())
     save(report, tmp_path / "results.json")
     assert load(tmp_path / "results.json") == report
-    assert "| a tiny one | 2 |" in render_tables(report)
+    assert "| DDP | a tiny one | 2 |" in render_tables(report)
+    assert "| FSDP2 | a tiny one | 2 |" in render_tables(report)
 
 
 def test_every_suite_has_the_large_model_but_the_quick_one() -> None:
     for suite in (STANDARD, FULL):
         assert {case.ranks for case in suite.steps.cases()} == {2, 4}
         assert max(model.parameters for model in suite.steps.models) == 25_178_112
-    assert [case.model.parameters for case in QUICK.steps.cases()] == [263_168]
+    assert [case.model.parameters for case in QUICK.steps.cases()] == [263_168] * len(STEPS)
 
 
 def samples(step: int) -> Samples:
@@ -147,7 +160,8 @@ def _compare_in_rank(rank: int, store: str) -> None:
     group = dist.new_group(backend="aiodist")
 
     def trained(second: bool, silent: bool = False, steps: int = 3) -> Trainee:
-        trainee = Trainee("second" if second else "first", TINY, group, silent=silent)
+        name = "second" if second else "first"
+        trainee = Trainee(name, DataParallel(TINY, group), silent=silent)
         for _ in range(steps):
             trainee.step()
         return trainee
@@ -161,11 +175,12 @@ def _compare_in_rank(rank: int, store: str) -> None:
     with pytest.raises(WrongResultError, match="first and second: the losses of step 2 are"):
         compare([trained(False), last], "a case")
     for factor, much in ((1.0, 0.0), (1 + 2**-21, 0.0), (1.0, 1e-6)):
-        last = Trainee("second", TINY, group)
+        learner = DataParallel(TINY, group)
         # A lambda: DDP compares annotations with classes, and those of this file are strings.
-        last.model.register_comm_hook(
+        learner.parallel.register_comm_hook(
             (factor, much), lambda state, bucket: _average(group, bucket, *state)
         )
+        last = Trainee("second", learner)
         for _ in range(3):
             last.step()
         if (factor, much) == (1.0, 0.0):
@@ -173,6 +188,9 @@ def _compare_in_rank(rank: int, store: str) -> None:
             continue
         with pytest.raises(WrongResultError, match=r"second: \d+ of 144 gradients are no mean"):
             compare([trained(False), last], "a case")
+    compare([Trainee("sharded", Sharded(TINY, group))], "a case")
+    with pytest.raises(WrongResultError, match="alone: 144 of 144 gradients are no mean"):
+        compare([Trainee("alone", Learner(TINY))], "a case")
     dist.destroy_process_group()
 
 
