@@ -121,7 +121,8 @@ def _parser() -> argparse.ArgumentParser:
     arrival.add_argument("--quick", action="store_true", help="few sizes and repetitions")
     arrival.add_argument("--patterns", help="only these of late,training,batch,wait")
     arrival.add_argument("--sizes", type=sizes, help="only these bytes, as 4,64K,1M")
-    arrival.add_argument("--operation", choices=OPERATIONS, help="in place of all_reduce")
+    arrival.add_argument("--operation", choices=OPERATIONS, help="only this one")
+    arrival.add_argument("--ranks", type=numbers, help="only these, as 2,4")
     arrival.add_argument("--peers", help="in place of the usual ones")
     arrival.add_argument("--with-mpi", action="store_true", help="Open MPI as well")
     arrival.add_argument("--output", type=Path, default=Path("build/arrival.json"))
@@ -245,14 +246,17 @@ def _arrival(options: argparse.Namespace) -> int:
     from benchmarks.processes import RankFailedError, exit_on_sigterm
 
     suite = cases.QUICK if options.quick else cases.STANDARD
-    kinds = options.patterns.split(",") if options.patterns else list(suite.sizes)
-    if unknown := set(kinds) - set(suite.sizes):
-        raise SystemExit(f"no pattern {', '.join(unknown)}; there are {', '.join(suite.sizes)}")
-    suite = replace(
-        suite,
-        operation=options.operation or suite.operation,
-        sizes={kind: tuple(options.sizes or suite.sizes[kind]) for kind in kinds},
-    )
+    kinds = options.patterns.split(",") if options.patterns else cases.KINDS
+    if unknown := set(kinds) - set(cases.KINDS):
+        raise SystemExit(f"no pattern {', '.join(unknown)}; there are {', '.join(cases.KINDS)}")
+    blocks = [
+        replace(block, sizes=tuple(options.sizes or block.sizes))
+        for block in suite.blocks
+        if block.kind in kinds
+        and (not options.operation or block.operation == options.operation)
+        and (not options.ranks or block.ranks in options.ranks)
+    ]
+    suite = replace(suite, blocks=tuple(blocks))
     peers = tuple(options.peers.split(",")) if options.peers else USUAL
     others = []
     if options.with_mpi:

@@ -11,12 +11,16 @@ from aiodist.bench.measure import Effort
 
 LATE, TRAINING, BATCH, WAIT = "late", "training", "batch", "wait"
 
+KINDS = (LATE, TRAINING, WAIT, BATCH)
 TIMED = (LATE, TRAINING)
 """Kinds whose result is the time from the last rank in to the last rank out."""
 
 _TURN_SECONDS = 0.04
 _MOST_CALLS = 20
 _FEWEST_CALLS = 4
+_FEWEST_REPEATS = 4
+_BATCH_BYTES = 16 << 20
+"""About so many bytes go through the calls of a batch."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +56,26 @@ class PatternCase:
 
 
 @dataclass(frozen=True)
+class Block:
+    """An operation on so many ranks, called in one kind of pattern, at some sizes."""
+
+    kind: str
+    sizes: tuple[int, ...]
+    operation: str = "all_reduce"
+    ranks: int = 2
+
+
+@dataclass(frozen=True)
 class PatternSuite:
     """Cases, and the bounds on their repetitions."""
 
     name: str
-    ranks: int
-    operation: str
-    sizes: Mapping[str, tuple[int, ...]]
-    """Bytes to measure, for each kind of pattern."""
+    blocks: tuple[Block, ...]
+    """In the order of measuring; those of equal ranks share their processes if they are neighbours."""
     seconds: Mapping[str, tuple[float, ...]]
+    """Times before a call, for each kind of pattern."""
     repeats: int
+    """Calls of a batch, fewer where they are long."""
     budget: float
     """Seconds for the measured rounds of a case, if the fewest rounds take less."""
     fewest: int
@@ -69,12 +83,14 @@ class PatternSuite:
 
     def cases(self) -> Iterator[PatternCase]:
         """All cases, in the order of measuring."""
-        for kind, sizes in self.sizes.items():
-            repeats = self.repeats if kind == BATCH else 1
-            for nbytes in sizes:
-                for seconds in self.seconds.get(kind, (0.0,)):
-                    pattern = Pattern(kind, seconds, repeats)
-                    yield PatternCase(Case(self.operation, self.ranks, nbytes), pattern)
+        for block in self.blocks:
+            for nbytes in block.sizes:
+                repeats = 1
+                if block.kind == BATCH:
+                    repeats = min(self.repeats, max(_FEWEST_REPEATS, _BATCH_BYTES // nbytes))
+                for seconds in self.seconds.get(block.kind, (0.0,)):
+                    pattern = Pattern(block.kind, seconds, repeats)
+                    yield PatternCase(Case(block.operation, block.ranks, nbytes), pattern)
 
     def effort(self, case: PatternCase) -> Effort:
         """Return the bounds for ``case``. The calls of a turn come in a row; the first does not count."""
@@ -86,12 +102,19 @@ class PatternSuite:
 
 
 _SECONDS = {LATE: (0.0, 50e-6, 500e-6, 5e-3), TRAINING: (1e-3, 5e-3, 20e-3)}
+_MIDDLE = (2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB, 32 * MIB)
+_OF_FOUR = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
 
 QUICK = PatternSuite(
     "quick",
-    2,
-    "all_reduce",
-    {LATE: (4, 64 * KIB, MIB), TRAINING: (4, MIB), BATCH: (4, MIB), WAIT: (4,)},
+    (
+        Block(LATE, (4, 64 * KIB, MIB)),
+        Block(TRAINING, (4, MIB)),
+        Block(WAIT, (4,)),
+        Block(BATCH, (4, MIB)),
+        *(Block(BATCH, (4 * MIB, 16 * MIB), name) for name in ("send_recv", "broadcast")),
+        *(Block(BATCH, (64, 4 * MIB), name, 4) for name in _OF_FOUR),
+    ),
     {**_SECONDS, WAIT: (2.0,)},
     repeats=20,
     budget=1.0,
@@ -100,14 +123,14 @@ QUICK = PatternSuite(
 )
 STANDARD = PatternSuite(
     "standard",
-    2,
-    "all_reduce",
-    {
-        LATE: (4, 4 * KIB, 64 * KIB, MIB, 16 * MIB),
-        TRAINING: (4, 64 * KIB, MIB, 16 * MIB),
-        BATCH: (4, 4 * KIB, 64 * KIB, MIB, 16 * MIB),
-        WAIT: (4,),
-    },
+    (
+        Block(LATE, (4, 4 * KIB, 64 * KIB, MIB, 16 * MIB)),
+        Block(TRAINING, (4, 64 * KIB, MIB, 16 * MIB)),
+        Block(WAIT, (4,)),
+        Block(BATCH, (4, 4 * KIB, 64 * KIB, MIB, 16 * MIB)),
+        *(Block(BATCH, _MIDDLE, name) for name in ("send_recv", "broadcast")),
+        *(Block(BATCH, (64, 16 * KIB, MIB, 4 * MIB, 16 * MIB), name, 4) for name in _OF_FOUR),
+    ),
     {**_SECONDS, WAIT: (10.0,)},
     repeats=20,
     budget=4.0,

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from aiodist.bench.cases import size_text
 from aiodist.launch.quantities import time_text
 from benchmarks.arrival.cases import BATCH, LATE, TRAINING, WAIT, PatternCase
+from benchmarks.arrival.goals import Standing, standings
 from benchmarks.arrival.results import Figures, PatternReport
 from benchmarks.arrival.wakeup import WakeUp
 from benchmarks.machine import busy
@@ -28,9 +29,17 @@ _WORDS = {
     BATCH: (
         "Calls in a row",
         "As the OSU benchmarks measure: several calls without a barrier between them. Times are the "
-        "slowest rank's, divided by the number of calls.",
+        "slowest rank's, divided by the number of calls; for send_recv, which is a ping-pong, half of "
+        "that.",
     ),
 }
+
+
+_GOALS = (
+    'A goal is a ratio of medians, and what counts is the worst of its sizes, operations and APIs. "No '
+    'library" is the same ratio of a program that only does the work; it polls and never sleeps, and '
+    "no operation of it fails. A goal that it misses, too, is out of the reach of a library here."
+)
 
 
 def render(report: PatternReport, data: str) -> str:
@@ -59,6 +68,8 @@ def render(report: PatternReport, data: str) -> str:
         f"torch {machine['versions']['torch']}, commit {machine['aiodist']['commit']}, "
         f"{machine['date']}, load before the run {load}. {warning}".rstrip(),
     ]
+    if goals := list(standings(report)):
+        parts += ["## Goals", _GOALS, "\n".join(_goals(goals))]
     for kind, (title, words) in _WORDS.items():
         if rows := list(report.rows(kind)):
             parts += [f"## {title}", words, "\n".join(_table(report, kind, rows))]
@@ -67,24 +78,44 @@ def render(report: PatternReport, data: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _goals(standings: Sequence[Standing]) -> Iterator[str]:
+    heads = ["goal", "relative to", "at most", "measured", "where", "no library", ""]
+    yield markdown_row(heads)
+    yield markdown_row(["---", "---", "---:", "---:", "---", "---:", "---"])
+    for each in standings:
+        call = each.case.case
+        api = label(each.peer).removeprefix("aiodist, ")
+        yield markdown_row(
+            [
+                each.target.words,
+                label(each.target.against) if each.target.against else NOTHING,
+                f"{each.target.limit:g}",
+                ratio_text(each.worst),
+                f"{call.operation}, {size_text(call.nbytes)}, {api}",
+                ratio_text(each.floor),
+                each.verdict,
+            ]
+        )
+
+
 def _table(
     report: PatternReport, kind: str, rows: Sequence[tuple[PatternCase, dict[str, Figures]]]
 ) -> Iterator[str]:
     first, wakes = report.peers[0], kind != BATCH
-    heads = ["bytes", *(["time before"] if wakes else []), "library"]
+    heads = ["bytes", "time before"] if wakes else ["operation", "ranks", "bytes"]
+    heads += ["library"]
     heads += ["median", "p90", "p99", "mean", f"to {label(first)}"]
     heads += ["wake-ups"] if wakes else []
     yield markdown_row(heads)
-    yield markdown_row(
-        ["---:", *(["---:"] if wakes else []), "---", *["---:"] * (len(heads) - 2 - wakes)]
-    )
+    words = ("operation", "library")
+    yield markdown_row(["---" if head in words else "---:" for head in heads])
     for case, by_peer in rows:
         for peer in report.peers:
             if (figures := by_peer.get(peer)) is None:
                 continue
-            cells = [size_text(case.case.nbytes)]
+            size = size_text(case.case.nbytes)
             before = time_text(case.pattern.seconds * 1e6) if case.pattern.seconds else "0"
-            cells += [before] if wakes else []
+            cells = [size, before] if wakes else [case.case.operation, str(case.case.ranks), size]
             cells.append(label(peer))
             cells += [
                 time_text(each) for each in (figures.median, figures.p90, figures.p99, figures.mean)

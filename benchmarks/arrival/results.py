@@ -13,7 +13,8 @@ import numpy as np
 
 from aiodist.bench.measure import Samples
 from aiodist.bench.peers.measured_peer import Interval
-from benchmarks.arrival.cases import BATCH, WAIT, Pattern, PatternCase
+from aiodist.bench.times import combine
+from benchmarks.arrival.cases import BATCH, WAIT, PatternCase
 
 FORMAT = 1
 
@@ -59,19 +60,19 @@ class PatternReport:
 def results_of(case: PatternCase, by_rank: Sequence[Samples]) -> Iterator[PatternResult]:
     """Yield the result of each peer in ``case``."""
     for peer in by_rank[0].intervals:
-        values = _values(case.pattern, [samples.intervals[peer] for samples in by_rank])
+        values = _values(case, [samples.intervals[peer] for samples in by_rank])
         yield PatternResult(case, peer, _figures(values))
 
 
-def _values(pattern: Pattern, by_rank: Sequence[Sequence[Interval]]) -> list[float]:
+def _values(case: PatternCase, by_rank: Sequence[Sequence[Interval]]) -> list[float]:
     """Return one figure for each call.
 
-    It is the time from the last rank in to the last rank out. For a batch it is the slowest rank's
-    time of one of the calls, and for the pattern ``wait`` a waiting rank's share of a core.
+    It is the time from the last rank in to the last rank out. For a batch it is the time of one of
+    the calls, by `combine`, and for the pattern ``wait`` a waiting rank's share of a core.
     """
-    calls = list(zip(*by_rank, strict=True))
+    pattern, calls = case.pattern, list(zip(*by_rank, strict=True))
     if pattern.kind == BATCH:
-        return [max(end - start for start, end in call) / 1e3 / pattern.repeats for call in calls]
+        return [time / pattern.repeats for time in combine(case.case, by_rank)]
     if pattern.kind == WAIT:  # the late rank's time begins after it has computed
         return [max(end - start for start, end in call) / 1e7 / pattern.seconds for call in calls]
     return [(max(end for _, end in call) - max(start for start, _ in call)) / 1e3 for call in calls]

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Protocol
 
 from aiodist.bench.measure import Effort, Samples
@@ -48,18 +49,18 @@ def run(
     """
     before, began = machine.describe(), time.monotonic()
     found: list[PatternResult] = []
-    with Ranks(suite.ranks, peers) as job:
-        for case in suite.cases():
-            effort = suite.effort(case)
-            found += results_of(case, job.measure(case, effort))
-            alone = replace(effort, budget=effort.budget / len(peers))
-            for other in others:
-                found += results_of(case, other.measure_pattern(case, alone))
-            progress(f"{case}: {time.monotonic() - began:.0f} s so far")
+    for ranks, cases in groupby(suite.cases(), lambda case: case.case.ranks):
+        with Ranks(ranks, peers) as job:
+            for case in cases:
+                effort = suite.effort(case)
+                found += results_of(case, job.measure(case, effort))
+                alone = replace(effort, budget=effort.budget / len(peers))
+                for other in others:
+                    found += results_of(case, other.measure_pattern(case, alone))
+                progress(f"{case}: {time.monotonic() - began:.0f} s so far")
     before["versions"].update({other.name: other.version for other in others})
     settings = {
         "suite": suite.name,
-        "repeats": suite.repeats,
         "real_time": os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR),
         "seconds": round(time.monotonic() - began),
     }

@@ -11,7 +11,8 @@ from aiodist.bench.cases import Case
 from aiodist.bench.measure import Samples
 from aiodist.bench.pattern import WrongResultError, in_usual_pages
 from benchmarks.arrival.calls import PatternCall
-from benchmarks.arrival.cases import BATCH, LATE, QUICK, WAIT, Pattern, PatternCase
+from benchmarks.arrival.cases import BATCH, KINDS, LATE, QUICK, WAIT, Block, Pattern, PatternCase
+from benchmarks.arrival.goals import standings
 from benchmarks.arrival.page import render
 from benchmarks.arrival.results import PatternReport, load, results_of, save
 from benchmarks.arrival.run import run
@@ -73,7 +74,7 @@ def test_the_page_has_a_row_for_each_library_and_is_the_same_after_a_round_trip(
     found = tuple(results_of(LATE_RANK, [samples, samples]))
     report = PatternReport(
         MACHINE,
-        {"suite": "quick", "repeats": 20, "seconds": 3, "real_time": False},
+        {"suite": "quick", "seconds": 3, "real_time": False},
         ("gloo", "wake-up"),
         found,
     )
@@ -84,16 +85,30 @@ def test_the_page_has_a_row_for_each_library_and_is_the_same_after_a_round_trip(
     assert render(load(tmp_path / "arrival.json"), "arrival.json") == page
 
 
+def test_a_goal_is_met_by_the_worst_figure_or_missed_or_out_of_reach() -> None:
+    def verdicts(ours: int, floor: int) -> list[str]:
+        times = {"gloo": 1_000_000, "wake-up": 150_000, "async": 100_000}
+        times |= {"blocking": ours, "floor": floor}
+        samples = Samples({peer: [(0, time)] for peer, time in times.items()})
+        found = tuple(results_of(LATE_RANK, [samples, samples]))
+        report = PatternReport(MACHINE, {}, ("gloo", "wake-up"), found)
+        return [each.verdict for each in standings(report)]
+
+    assert verdicts(200_000, 50_000) == ["met", "met"]
+    assert verdicts(210_000, 50_000) == ["missed", "met"]
+    assert verdicts(240_000, 210_000) == ["missed; out of reach here", "missed"]
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("libuv")
 def test_a_run_measures_every_pattern() -> None:
     seconds = {LATE: (50e-6,), WAIT: (0.01,)}
-    sizes = dict.fromkeys(QUICK.sizes, (4,))
-    suite = replace(QUICK, sizes=sizes, seconds=seconds, budget=0.0, fewest=2)
+    blocks = tuple(Block(kind, (4,)) for kind in KINDS)
+    suite = replace(QUICK, blocks=blocks, seconds=seconds, budget=0.0, fewest=2)
     report = run(suite, ["floor", "wake-up"])
 
     kinds = {(each.case.pattern.kind, each.peer) for each in report.results}
-    assert kinds == {(kind, "floor") for kind in sizes} | {
+    assert kinds == {(kind, "floor") for kind in KINDS} | {
         (LATE, "wake-up"),
         ("training", "wake-up"),
     }
