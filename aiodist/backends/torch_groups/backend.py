@@ -14,6 +14,7 @@ from aiodist.backends.native_objects import NativeObjects, Start
 from aiodist.backends.native_streams import Stream
 from aiodist.backends.sends import Sends
 from aiodist.backends.torch_groups.collecting import (
+    OpenedCall,
     TorchCollectives,
     check_length,
     share_out,
@@ -27,9 +28,8 @@ from aiodist.completion import T
 from aiodist.deadline import Deadline
 from aiodist.groups.collective_backend import CollectiveBackend
 from aiodist.groups.contexts import CollectiveContext
-from aiodist.groups.fingerprint import Fingerprint
 from aiodist.groups.group_engine import GroupEngine
-from aiodist.groups.operation import Collective, Opened, Operation, Tensor
+from aiodist.groups.operation import Collective, Operation, Tensor
 from aiodist.groups.work import Work
 
 
@@ -88,40 +88,32 @@ class TorchBackend(CollectiveBackend):
     def _collective(self, operation: Collective[None], timeout: float | None) -> Work[None]:
         kind = self._messages.kind
         opened = operation.open(partial(Slot, device=kind.device), self._group)
-        agreed = operation.fingerprint(opened)
-        work: Work[None] = self._calls[operation.kind](operation, opened, agreed, timeout)
+        call = OpenedCall(operation.fingerprint(opened), opened, timeout)
+        work: Work[None] = self._calls[operation.kind](call)
         return work
 
-    def _barrier(
-        self, operation: Any, opened: Opened[Slot], agreed: Fingerprint, timeout: float | None
-    ) -> Work[None]:
+    def _barrier(self, call: OpenedCall) -> Work[None]:
         device = self._messages.own_device()
         options = torch_dist.AllreduceOptions()
 
         def issue(pg: Any) -> Any:
             return pg.allreduce([torch.zeros(1, device=device)], options)
 
-        return self._torch.collective(agreed, opened, issue, timeout)
+        return self._torch.collective(call, issue)
 
     # -- one to all, all to one
 
-    def _broadcast(
-        self, operation: Any, opened: Opened[Slot], agreed: Fingerprint, timeout: float | None
-    ) -> Work[None]:
-        (slot,) = (*opened.inputs, *opened.outputs)
+    def _broadcast(self, call: OpenedCall) -> Work[None]:
+        (slot,) = (*call.opened.inputs, *call.opened.outputs)
         options = torch_dist.BroadcastOptions()
-        options.rootRank, options.rootTensor = operation.root, 0
-        return self._torch.collective(
-            agreed, opened, lambda pg: pg.broadcast([slot.raw], options), timeout
-        )
+        options.rootRank, options.rootTensor = call.fingerprint.root, 0
+        return self._torch.collective(call, lambda pg: pg.broadcast([slot.raw], options))
 
-    def _reduce(
-        self, operation: Any, opened: Opened[Slot], agreed: Fingerprint, timeout: float | None
-    ) -> Work[None]:
-        (slot,), is_root = opened.inputs, bool(opened.outputs)
-        plan = self._reducing(operation, slot)
+    def _reduce(self, call: OpenedCall) -> Work[None]:
+        (slot,), is_root = call.opened.inputs, bool(call.opened.outputs)
+        plan = self._reducing(call, slot)
         options = torch_dist.ReduceOptions()
-        options.reduceOp, options.rootRank, options.rootTensor = plan.op, operation.root, 0
+        options.reduceOp, options.rootRank, options.rootTensor = plan.op, call.fingerprint.root, 0
         data = [slot.raw]
 
         def issue(pg: Any) -> Any:
@@ -134,33 +126,27 @@ class TorchBackend(CollectiveBackend):
             if is_root:
                 _change(plan.finish, data[0], plan)
 
-        return self._torch.collective(agreed, opened, issue, timeout, finish)
+        return self._torch.collective(call, issue, finish)
 
-    def _gather(
-        self, operation: Any, opened: Opened[Slot], agreed: Fingerprint, timeout: float | None
-    ) -> Work[None]:
+    def _gather(self, call: OpenedCall) -> Work[None]:
         out_of = self._nothing()
-        out_of[operation.root] = opened.inputs[0].nbytes
-        into = opened.into or self._nothing()
-        return self._torch.deal(agreed, opened._replace(out_of=out_of, into=into), timeout)
+        out_of[call.fingerprint.root] = call.opened.inputs[0].nbytes
+        into = call.opened.into or self._nothing()
+        return self._torch.deal(call, call.opened._replace(out_of=out_of, into=into))
 
-    def _scatter(
-        self, operation: Any, opened: Opened[Slot], agreed: Fingerprint, timeout: float | None
-    ) -> Work[None]:
+    def _scatter(self, call: OpenedCall) -> Work[None]:
         into = self._nothing()
-        into[operation.root] = opened.outputs[0].nbytes
-        out_of = opened.out_of or self._nothing()
-        return self._torch.deal(agreed, opened._replace(out_of=out_of, into=into), timeout)
+        into[call.fingerprint.root] = call.opened.outputs[0].nbytes
+        out_of = call.opened.out_of or self._nothing()
+        return self._torch.deal(call, call.opened._replace(out_of=out_of, into=into))
 
     # -- all to all ranks
 
-    def _all_reduce(
-        self, operation: Any, opened: Opened[Slot], agreed: Fingerprint, timeout: float | None
-    ) -> Work[None]:
+    def _all_reduce(self, call: OpenedCall) -> Work[None]:
         """Reduce one tensor in place, and several in a new one that holds all of them."""
-        slots = opened.inputs
-        whole = slots[0].raw if operation.kind == "all_reduce" else None
-        plan = self._reducing(operation, slots[0])
+        slots = call.opened.inputs
+        whole = slots[0].raw if call.fingerprint.operation == "all_reduce" else None
+        plan = self._reducing(call, slots[0])
         options = torch_dist.AllreduceOptions()
         options.reduceOp = plan.op
         data: list[torch.Tensor] = []
@@ -176,18 +162,14 @@ class TorchBackend(CollectiveBackend):
             if whole is None:
                 share_out(data[0], [slot.raw for slot in slots])
 
-        return self._torch.collective(agreed, opened, issue, timeout, finish)
+        return self._torch.collective(call, issue, finish)
 
-    def _all_gather(
-        self, operation: Any, opened: Opened[Slot], agreed: Fingerprint, timeout: float | None
-    ) -> Work[None]:
-        slots, lengths = opened.inputs, list(opened.into)
-        places = [place.raw for place in opened.outputs]
+    def _all_gather(self, call: OpenedCall) -> Work[None]:
+        slots, lengths = call.opened.inputs, list(call.opened.into)
+        places = [place.raw for place in call.opened.outputs]
         if len(set(lengths)) > 1:
             out_of = [sum(slot.nbytes for slot in slots)] * len(lengths)
-            return self._torch.deal(
-                agreed, opened._replace(out_of=out_of), timeout, copies=len(lengths)
-            )
+            return self._torch.deal(call, call.opened._replace(out_of=out_of), len(lengths))
         if len(places) == 1:
             places = list(torch.split(places[0], lengths))
         joined: list[torch.Tensor] = []
@@ -203,13 +185,11 @@ class TorchBackend(CollectiveBackend):
             for rank, flat in enumerate(joined):
                 share_out(flat, places[rank * n : (rank + 1) * n])
 
-        return self._torch.collective(agreed, opened, issue, timeout, finish)
+        return self._torch.collective(call, issue, finish)
 
-    def _reduce_scatter(
-        self, operation: Any, opened: Opened[Slot], agreed: Fingerprint, timeout: float | None
-    ) -> Work[None]:
-        (place,), sources, lengths = opened.outputs, opened.inputs, opened.out_of
-        plan = self._reducing(operation, place)
+    def _reduce_scatter(self, call: OpenedCall) -> Work[None]:
+        (place,), sources, lengths = call.opened.outputs, call.opened.inputs, call.opened.out_of
+        plan = self._reducing(call, place)
         even = len(set(lengths)) == 1
         scatters = even and self._messages.kind.reduces_and_scatters
         start = sum(lengths[: self._group.rank])
@@ -238,20 +218,17 @@ class TorchBackend(CollectiveBackend):
                 for came, expected in zip(told, lengths, strict=True):
                     check_length(context, rank, came, expected)
 
-        return self._torch.collective(
-            agreed, opened, issue, timeout, finish, None if even else compare
-        )
+        return self._torch.collective(call, issue, finish, None if even else compare)
 
-    def _all_to_all(
-        self, operation: Any, opened: Opened[Slot], agreed: Fingerprint, timeout: float | None
-    ) -> Work[None]:
-        return self._torch.deal(agreed, opened, timeout)
+    def _all_to_all(self, call: OpenedCall) -> Work[None]:
+        return self._torch.deal(call, call.opened)
 
     def _nothing(self) -> list[int]:
         return [0] * self._group.size
 
-    def _reducing(self, operation: Any, slot: Slot) -> Reducing:
-        return reducing(operation.op, slot.dtype, self._group.size, self._messages.kind)
+    def _reducing(self, call: OpenedCall, slot: Slot) -> Reducing:
+        assert call.fingerprint.op is not None
+        return reducing(call.fingerprint.op, slot.dtype, self._group.size, self._messages.kind)
 
 
 def _change(change: Change | None, raw: torch.Tensor, plan: Reducing) -> None:

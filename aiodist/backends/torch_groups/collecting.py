@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,6 +24,14 @@ from aiodist.groups.work import Work
 Issue = Callable[[Any], Any]
 
 
+class OpenedCall(NamedTuple):
+    """A collective whose tensors have been opened."""
+
+    fingerprint: Fingerprint
+    opened: Opened[Slot]
+    timeout: float | None
+
+
 class TorchCollectives:
     """The two ways of all operations: one call of torch's, or parts of unequal lengths."""
 
@@ -34,10 +42,8 @@ class TorchCollectives:
 
     def collective(
         self,
-        fingerprint: Fingerprint,
-        opened: Opened[Slot],
+        call: OpenedCall,
         issue: Issue,
-        timeout: float | None,
         finish: Callable[[], None] | None = None,
         compare: Callable[[CollectiveContext], Coroutine[Any, Any, None]] | None = None,
     ) -> Work[None]:
@@ -46,7 +52,7 @@ class TorchCollectives:
         ``compare``: what has to end well before; it takes the place of the barrier. torch's thread
         waits for it, so that operations keep their order.
         """
-        inputs, outputs = opened.inputs, opened.outputs
+        inputs, outputs = call.opened.inputs, call.opened.outputs
         slots, messages = [*inputs, *outputs], self._messages
         here = messages.here(device_of(slots) if slots else messages.own_device())
 
@@ -66,7 +72,7 @@ class TorchCollectives:
         async def body(context: CollectiveContext) -> None:
             if compare is None:
                 fit.give(True)
-            name = fingerprint.operation
+            name = call.fingerprint.operation
             running = messages.torch.start(stage, issue, hand_over, here, name)
             try:
                 await (compare or barrier_dissemination)(context)
@@ -77,21 +83,14 @@ class TorchCollectives:
                 fit.give(False)
                 raise
 
-        apart = replace(fingerprint, elsewhere=True)
-        return self._group.collective(apart, body, timeout)
+        apart = replace(call.fingerprint, elsewhere=True)
+        return self._group.collective(apart, body, call.timeout)
 
-    def deal(
-        self,
-        fingerprint: Fingerprint,
-        opened: Opened[Slot],
-        timeout: float | None,
-        *,
-        copies: int = 1,
-    ) -> Work[None]:
+    def deal(self, call: OpenedCall, opened: Opened[Slot], copies: int = 1) -> Work[None]:
         """Send ``out_of[r]`` bytes of the inputs to rank r; fill ``into[r]`` of the outputs from there.
 
         The way of all operations in which ranks give unequal parts; they compare the lengths first.
-        ``copies``: how often the inputs follow each other.
+        ``opened``: that of ``call``, with all lengths. ``copies``: how often the inputs follow each other.
         """
         inputs, outputs, out_of, into = opened
         device = (*inputs, *outputs)[0].device
@@ -115,7 +114,7 @@ class TorchCollectives:
                 other = receiver if sender == context.rank else sender
                 check_length(context, other, given[sender][receiver], wanted[receiver][sender])
 
-        return self.collective(fingerprint, opened, issue, timeout, finish, compare)
+        return self.collective(call, issue, finish, compare)
 
 
 async def tell_lengths(context: CollectiveContext, lengths: Sequence[int]) -> list[tuple[int, ...]]:
