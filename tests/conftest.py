@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,14 @@ class Running:
             for fd, target in self.descriptors - before.descriptors
         ]
         return sorted(threads) + sorted(children) + sorted(descriptors)
+
+
+@pytest.fixture
+def segment_bytes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets the length of each rank's shared memory, for ranks in one process over "shm"."""
+    from aiodist.testing import in_process  # not above: this file is tried apart, too
+
+    return partial(monkeypatch.setattr, in_process, "_SHARED_BYTES")
 
 
 def _children() -> frozenset[int]:

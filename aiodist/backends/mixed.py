@@ -22,7 +22,8 @@ class MixedBackend(CollectiveBackend):
 
     def __init__(self, name: str, by_device: Mapping[str, CollectiveBackend]) -> None:
         self.name = name
-        self._by_device = dict(by_device)
+        self.by_device = dict(by_device)
+        """The backend of each kind of device."""
         self._first = by_device.get("cpu") or next(iter(by_device.values()))
         self._all = tuple(dict.fromkeys(by_device.values()))
         self.is_fragile = any(backend.is_fragile for backend in self._all)
@@ -32,20 +33,21 @@ class MixedBackend(CollectiveBackend):
         self, operation: Operation[T], timeout: float | None = None
     ) -> CompletedRecord | Work[T]:
         tensor = operation.placed
-        backend = self._first if tensor is None else self._for(tensor)
+        backend = self._first if tensor is None else self.backend_of(tensor)
         return backend.start(operation, timeout)
 
     def _serve(self, device: str, backend: CollectiveBackend) -> None:
         """From now on ``backend`` has the tensors of ``device``."""
-        self._by_device[device] = backend
+        self.by_device[device] = backend
         self._all = (*self._all, backend)
 
-    def _for(self, tensor: Tensor) -> CollectiveBackend:
+    def backend_of(self, tensor: Tensor) -> CollectiveBackend:
+        """Return the backend of the device of ``tensor``. Raises InvalidUsageError if there is none."""
         device = getattr(tensor, "device", "cpu")  # numpy's arrays say "cpu", or nothing
         kind = device if isinstance(device, str) else getattr(device, "type", "cpu")
-        backend = self._by_device.get(kind)
+        backend = self.by_device.get(kind)
         if backend is None:
-            served = " and ".join(self._by_device)
+            served = " and ".join(self.by_device)
             raise InvalidUsageError(
                 f"the tensor is on {device}, and backend {self.name!r} serves {served} tensors: "
                 f"copy it there, or make a group that names a backend for {kind}"
@@ -61,7 +63,7 @@ class MixedBackend(CollectiveBackend):
             backend.close()
 
     def check_tensor(self, tensor: Tensor, *, writable: bool) -> None:
-        self._for(tensor).check_tensor(tensor, writable=writable)
+        self.backend_of(tensor).check_tensor(tensor, writable=writable)
 
     def open_stream(
         self, peer: int, tag: int, window: int, max_bytes: int, allow_pickle: bool

@@ -45,8 +45,8 @@ from aiodist.observe.recorder import CompletedRecord
 from aiodist.tensors import Buffer, DType, Reduction, reduction, scratch
 from aiodist.types import ReduceOp
 
-Body = Callable[[Any, Opened[Buffer], Any, Channel], Coroutine[Any, Any, None]]
-"""Carries a collective out: the operation, its memory, its reduction, and a channel."""
+Body = Callable[[Plan, Opened[Buffer], Channel], Coroutine[Any, Any, None]]
+"""Carries a collective out: its plan, its memory, and a channel."""
 
 
 class NativeBackend(CollectiveBackend):
@@ -72,9 +72,10 @@ class NativeBackend(CollectiveBackend):
         self._run = run or AlgorithmChoice(tables)
         self._shares = run is None
         self._change = change
-        self._plans = PlanCache(group, self._shares, tables.shared, self._reduction)
+        self.plans = PlanCache(group, self._shares, tables.shared, self._reduction)
+        """What equal operations of the group share."""
         sends = Sends(group)
-        self._messages = NativeMessages(group, sends, self._plans)
+        self._messages = NativeMessages(group, sends, self.plans)
         self._objects = NativeObjects(group, self._run, sends)
         self._bodies: Mapping[str, Body] = {
             "barrier": self._barrier,
@@ -99,7 +100,7 @@ class NativeBackend(CollectiveBackend):
         key = plan = views = None
         try:
             key = operation.key()
-            plan = self._plans.get(key)
+            plan = self.plans.get(key)
             if plan is not None:
                 views = plan.views(operation)
         except (AttributeError, TypeError, RuntimeError):
@@ -125,7 +126,7 @@ class NativeBackend(CollectiveBackend):
         return self._objects.open_stream(peer, tag, window, max_bytes, allow_pickle)
 
     def close(self) -> None:
-        self._plans.forget()
+        self.plans.forget()
 
     def _reduction(self, op: ReduceOp, dtype: DType) -> Reduction:
         """Return ``op`` on elements of ``dtype`` over the group's ranks, for `Operations` to run."""
@@ -148,7 +149,7 @@ class NativeBackend(CollectiveBackend):
         """
         group = self._group
         opened = operation.open(open_buffer, group)
-        plan = plan or self._plans.make(key, operation, opened)
+        plan = plan or self.plans.make(key, operation, opened)
         first = next(iter((*opened.inputs, *opened.outputs)), None)
         if (
             plan.direct is not None
@@ -158,7 +159,7 @@ class NativeBackend(CollectiveBackend):
             done = group.start_plan(plan.direct, views_of(opened), timeout, opened)
             if done is not None:
                 return done
-        body = partial(self._bodies[operation.kind], operation, opened, plan.reduce)
+        body = partial(self._bodies[operation.kind], plan, opened)
         if (
             first is not None
             and first.staging is not None
@@ -167,25 +168,19 @@ class NativeBackend(CollectiveBackend):
             return in_parts(group, plan.fingerprint, first, body, timeout, self._shares)
         return group.collective(plan.fingerprint, body, timeout, shares=self._shares)
 
-    async def _barrier(
-        self, operation: Any, opened: Opened[Buffer], reduce: None, channel: Channel
-    ) -> None:
+    async def _barrier(self, plan: Plan, opened: Opened[Buffer], channel: Channel) -> None:
         await self._run(channel, Barrier())
 
-    async def _broadcast(
-        self, operation: Any, opened: Opened[Buffer], reduce: None, channel: Channel
-    ) -> None:
+    async def _broadcast(self, plan: Plan, opened: Opened[Buffer], channel: Channel) -> None:
         (buffer,) = (*opened.inputs, *opened.outputs)
 
         async def run(data: memoryview) -> None:
-            await self._run(channel, Broadcast(operation.root, data))
+            await self._run(channel, Broadcast(plan.fingerprint.root, data))
 
         await self._through(buffer, run, load=bool(opened.inputs), store=bool(opened.outputs))
 
-    async def _reduce(
-        self, operation: Any, opened: Opened[Buffer], reduce: Reduction, channel: Channel
-    ) -> None:
-        (buffer,), is_root = opened.inputs, bool(opened.outputs)
+    async def _reduce(self, plan: Plan, opened: Opened[Buffer], channel: Channel) -> None:
+        (buffer,), is_root, reduce = opened.inputs, bool(opened.outputs), plan.reduce
         await load_gradually(self._group, buffer)
         data = buffer.view
         if reduce.needs_prepare:
@@ -193,42 +188,36 @@ class NativeBackend(CollectiveBackend):
                 data = scratch(buffer.nbytes)
                 await copy_gradually(self._group, data, buffer.view)
             await gradually(self._group, reduce.prepare, data, reduce.itemsize)
-        await self._run(channel, Reduce(operation.root, data, reduce))
+        await self._run(channel, Reduce(plan.fingerprint.root, data, reduce))
         if is_root:
             if reduce.needs_finish:
                 await gradually(self._group, reduce.finish, data, reduce.itemsize)
             await write_back_gradually(self._group, buffer)
 
-    async def _gather(
-        self, operation: Any, opened: Opened[Buffer], reduce: None, channel: Channel
-    ) -> None:
+    async def _gather(self, plan: Plan, opened: Opened[Buffer], channel: Channel) -> None:
         (buffer,), places = opened.inputs, [place.view for place in opened.outputs]
-        call = Gather(operation.root, buffer.view, places or None)
+        call = Gather(plan.fingerprint.root, buffer.view, places or None)
         await self._on_buffers(opened, channel, call)
 
-    async def _scatter(
-        self, operation: Any, opened: Opened[Buffer], reduce: None, channel: Channel
-    ) -> None:
+    async def _scatter(self, plan: Plan, opened: Opened[Buffer], channel: Channel) -> None:
         (buffer,), sources = opened.outputs, [source.view for source in opened.inputs]
-        call = Scatter(operation.root, sources or None, buffer.view)
+        call = Scatter(plan.fingerprint.root, sources or None, buffer.view)
         await self._on_buffers(opened, channel, call)
 
-    async def _all_reduce(
-        self, operation: Any, opened: Opened[Buffer], reduce: Reduction, channel: Channel
-    ) -> None:
+    async def _all_reduce(self, plan: Plan, opened: Opened[Buffer], channel: Channel) -> None:
         (buffer,) = opened.inputs
 
         async def run(data: memoryview) -> None:
-            await self._reduce_all(channel, data, reduce)
+            await self._reduce_all(channel, data, plan.reduce)
 
         await self._through(buffer, run, load=True, store=True)
 
     async def _all_reduce_coalesced(
-        self, operation: Any, opened: Opened[Buffer], reduce: Reduction, channel: Channel
+        self, plan: Plan, opened: Opened[Buffer], channel: Channel
     ) -> None:
         data = scratch(sum(buffer.nbytes for buffer in opened.inputs))
         await self._pack(opened.inputs, data)
-        await self._reduce_all(channel, data, reduce)
+        await self._reduce_all(channel, data, plan.reduce)
         await self._unpack(data, opened.outputs)
 
     async def _reduce_all(self, channel: Channel, data: memoryview, reduce: Reduction) -> None:
@@ -238,9 +227,7 @@ class NativeBackend(CollectiveBackend):
         if reduce.needs_finish:
             await gradually(self._group, reduce.finish, data, reduce.itemsize)
 
-    async def _all_gather(
-        self, operation: Any, opened: Opened[Buffer], reduce: None, channel: Channel
-    ) -> None:
+    async def _all_gather(self, plan: Plan, opened: Opened[Buffer], channel: Channel) -> None:
         (buffer,), blocks = opened.inputs, cut(opened.outputs, opened.into)
         await load_gradually(self._group, buffer)
         await copy_gradually(self._group, blocks[self._group.rank], buffer.view)
@@ -248,7 +235,7 @@ class NativeBackend(CollectiveBackend):
         await write_back_gradually(self._group, *opened.outputs)
 
     async def _all_gather_coalesced(
-        self, operation: Any, opened: Opened[Buffer], reduce: None, channel: Channel
+        self, plan: Plan, opened: Opened[Buffer], channel: Channel
     ) -> None:
         blocks = [scratch(length) for length in opened.into]
         await self._pack(opened.inputs, blocks[self._group.rank])
@@ -257,10 +244,9 @@ class NativeBackend(CollectiveBackend):
         for rank, block in enumerate(blocks):
             await self._unpack(block, opened.outputs[rank * n : (rank + 1) * n])
 
-    async def _reduce_scatter(
-        self, operation: Any, opened: Opened[Buffer], reduce: Reduction, channel: Channel
-    ) -> None:
+    async def _reduce_scatter(self, plan: Plan, opened: Opened[Buffer], channel: Channel) -> None:
         (place,), sources = opened.outputs, cut(opened.inputs, opened.out_of)
+        reduce = plan.reduce
         await load_gradually(self._group, *opened.inputs)
         if reduce.needs_prepare:  # inputs stay as they are
             blocks, sources = sources, [scratch(length) for length in opened.out_of]
@@ -272,9 +258,7 @@ class NativeBackend(CollectiveBackend):
             await gradually(self._group, reduce.finish, place.view, reduce.itemsize)
         await write_back_gradually(self._group, place)
 
-    async def _all_to_all(
-        self, operation: Any, opened: Opened[Buffer], reduce: None, channel: Channel
-    ) -> None:
+    async def _all_to_all(self, plan: Plan, opened: Opened[Buffer], channel: Channel) -> None:
         call = AllToAll(cut(opened.inputs, opened.out_of), cut(opened.outputs, opened.into))
         await self._on_buffers(opened, channel, call)
 

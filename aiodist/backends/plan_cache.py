@@ -67,7 +67,7 @@ class Plan:
     ) -> None:
         """``direct``: what ``start`` takes. If nothing is shared, neither is given."""
         self.fingerprint = fingerprint
-        self.reduce = reduce
+        self.reduce: Any = reduce  # None where nothing is reduced
         self.direct: Any = direct
         self.start: Any = start
 

@@ -172,7 +172,7 @@ class Picture:
             blank = ("",) * (len(_HEAD) - 3)
             return (str(rank), "?", *blank, f"no answer: {self.silent[rank]}")
         usage, load = self.usages[rank], self.loads.get(rank)
-        who = str(rank), f"{usage.identity.pid} on {usage.identity.host}"
+        place = str(rank), f"{usage.identity.pid} on {usage.identity.host}"
         if load is None:
             measured = ("",) * 7
         else:
@@ -186,7 +186,7 @@ class Picture:
                 f"{load.moving:.0%}",
                 f"{load.holds_up:.0%}",
             )
-        return (*who, bytes_text(usage.memory), *measured, _now(usage))
+        return (*place, bytes_text(usage.memory), *measured, _now(usage))
 
     def _conclusion(self, worst: int | None) -> str:
         if self.silent:

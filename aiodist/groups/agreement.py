@@ -1,4 +1,4 @@
-"""The survivors of a group agree on who they are, and on a value, while more of them may die.
+"""The survivors of a group agree on their ranks, and on a value, while more of them may die.
 
 There is one coordinator at a time: the lowest rank that is not known to be dead. It asks all ranks that it
 takes for alive. Each of them joins once it has entered the agreement. To join is a promise to obey no

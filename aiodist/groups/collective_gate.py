@@ -10,7 +10,7 @@ from aiodist.groups.contexts import CollectiveContext
 
 
 class CollectiveGate(Protocol):
-    """Lets the collectives of a group begin, for who carries them."""
+    """Lets the collectives of a group begin, for the library that carries them."""
 
     async def enter(self, context: CollectiveContext) -> None:
         """Return when the collective may begin. It awaits only `Pending`."""

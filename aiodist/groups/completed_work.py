@@ -1,4 +1,4 @@
-"""The handle of an operation that has ended well before anybody could ask for it."""
+"""The handle of an operation that completed in the call that started it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from aiodist.observe.recorder import CompletedRecord, Record
 
 
 class CompletedWork(Work[T]):
-    """A `Work` that has no story, and no result: what others find out in time is fixed for it.
+    """A `Work` that has ended without a result: most of its attributes are fixed for the class.
 
-    A row of small operations makes one for each, so it sets no more than what differs between two.
+    Each small operation makes one, so it sets only what differs between two of them.
     """
 
     __slots__ = ()
@@ -36,7 +36,7 @@ class CompletedWork(Work[T]):
         record: Record | CompletedRecord,
         yields: bool = False,
     ) -> None:
-        """``yields``: who awaits it lets the loop have a turn, since it has had none for long."""
+        """``yields``: the first `await` yields to the loop, which has had no turn for long."""
         self._asked = False
         self._loop = loop
         self._record = record

@@ -192,13 +192,13 @@ def describe_waiting(ranks: Sequence[int], unread: str, answers: Answers) -> str
 
 
 def timed_out(
-    what: str, seconds: float, blame: str, ranks: Sequence[int], fields: dict[str, Any]
+    what: str, seconds: float, why: str, ranks: Sequence[int], fields: dict[str, Any]
 ) -> CollectiveTimeoutError:
     """Return the error for ``what``, which waits for ``ranks``; ``fields`` has the rest of its facts."""
     if fields["tensor"]:
-        blame += f"; the tensor here: {fields['tensor']}"
+        why += f"; the tensor here: {fields['tensor']}"
     return CollectiveTimeoutError(
-        f"{what} timed out after {seconds:g} s on rank {fields['rank']}: {blame}; "
+        f"{what} timed out after {seconds:g} s on rank {fields['rank']}: {why}; "
         "see what keeps it, or pass a longer timeout to the call or to its group",
         waiting_for=ranks,
         **fields,

@@ -1,4 +1,4 @@
-"""The agreements of a group's members on who goes on, by messages between them."""
+"""The agreements of a group's members on which of them go on, by messages between them."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class GroupEngine(Messaging):
         """Start a collective: takes the next sequence number and runs ``body`` to its first wait.
 
         ``timeout`` in seconds; the group's where None. ``shares``: where the members share memory
-        the context gets a ``shm``, when that is free, and ``topology``. ``messenger``: who
+        the context gets a ``shm``, when that is free, and ``topology``. ``messenger``: what
         carries it, where not the group's own. Raises what closed or broke the group.
         """
         self._check_open()
@@ -302,7 +302,7 @@ class GroupEngine(Messaging):
     def disagreement(self) -> Exception | None:
         """Return that another rank was in another collective, if no later collective has reported it.
 
-        For who ends the group. None after a failure, as in `late`.
+        For the end of the group. None after a failure, as in `late`.
         """
         if self._error is not None:
             return None
@@ -399,7 +399,7 @@ class GroupEngine(Messaging):
         if self.communicator is not None:
             self.communicator.close()
 
-    def _nobody_needs_telling(self) -> None:
+    def _need_not_tell(self) -> None:
         self._heard.update(self._active)
 
 

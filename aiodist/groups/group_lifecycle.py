@@ -123,7 +123,7 @@ class GroupLifecycle(ABC):
             group=self.group_name,
         )
         self._error = broken
-        self._nobody_needs_telling()
+        self._need_not_tell()
         self._fail_all(broken)
 
     def peer_lost(self, error: PeerLostError, *, heard: bool = False) -> None:
@@ -137,7 +137,7 @@ class GroupLifecycle(ABC):
     def _end(self, error: PeerLostError | GroupRevokedError, heard: bool) -> None:
         self._error = error.again()
         self._spread(error, heard)
-        self._nobody_needs_telling()
+        self._need_not_tell()
         self._fail_all(error)
 
     def _spread(self, error: DistError, heard: bool) -> None:
@@ -228,7 +228,7 @@ class GroupLifecycle(ABC):
         text = f"group {self.group_name!r} was replaced by {successor.group_name!r}; use that"
         error = GroupRevokedError(text, group=self.group_name, rank=self.global_rank)
         self._error = error
-        self._nobody_needs_telling()
+        self._need_not_tell()
         self._fail_all(error)
         self.backend.close()
         self.world.endpoint.inbox.forget_group(self.id)
@@ -262,7 +262,7 @@ class GroupLifecycle(ABC):
         """Fail every operation under way."""
 
     @abstractmethod
-    def _nobody_needs_telling(self) -> None:
+    def _need_not_tell(self) -> None:
         """The other members learn of the end of what is under way by the end of the group."""
 
     def __repr__(self) -> str:

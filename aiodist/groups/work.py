@@ -255,7 +255,7 @@ class Work(Coroutine[Any, Any, T]):
 
         In another thread than the loop's it asks the loop to do so and returns True at once.
         """
-        self._heard()  # who gives it up does not wait to hear how else it ended
+        self._heard()  # a caller that gives it up does not ask how else it ended
         if self._done:
             return False
         error = asyncio.CancelledError()

@@ -31,17 +31,19 @@ async def answer_questions(
     """
     if observer is None:
         return
-    who = observer.identity
-    server = _listening(observer, None if who.size == 1 or is_loopback(host) else host)
+    identity = observer.identity
+    server = _listening(observer, None if identity.size == 1 or is_loopback(host) else host)
     addresses: dict[int, str] = {}
     try:
-        if who.size > 1:
+        if identity.size > 1:
             mine = b"" if server is None else server.address.encode()
-            told = await exchange(store, who.rank, who.size, mine, deadline, name="observers")
+            told = await exchange(
+                store, identity.rank, identity.size, mine, deadline, name="observers"
+            )
             addresses = {
                 rank: address.decode()
                 for rank, address in enumerate(told)
-                if address and rank != who.rank
+                if address and rank != identity.rank
             }
     except BaseException:
         if server is not None:

@@ -131,8 +131,8 @@ def ask_ranks(
     helper = next((place for place in places if place.rank in parts), None)
     if helper is None:
         return Answers(job, parts, silent)
-    everybody = _everybody(helper, max(0.1, end - monotonic()))
-    away = [each for each in everybody if each.rank not in parts and each.rank not in silent]
+    all_ranks = _all_ranks(helper, max(0.1, end - monotonic()))
+    away = [each for each in all_ranks if each.rank not in parts and each.rank not in silent]
     if away:
         told_away = _ask_away(helper, away, question, max(0.1, end - monotonic()))
         for rank, answer_away in told_away.items():
@@ -143,7 +143,7 @@ def ask_ranks(
     return Answers(job, parts, silent)
 
 
-def _everybody(helper: Place, seconds: float) -> list[Identity]:
+def _all_ranks(helper: Place, seconds: float) -> list[Identity]:
     answer = ask_here(helper.name, {"ask": "ranks"}, seconds)
     return [Identity(**each) for each in json.loads(answer)]
 

@@ -40,14 +40,14 @@ class GroupStory:
         counts: dict[int, list[int]] = {}
         for rank, count in sorted(self.started.items()):
             counts.setdefault(count, []).append(rank)
-        for count, who in sorted(counts.items(), reverse=True):
-            late = "  <- behind" if tuple(who) == self.behind else ""
-            lines.append(f"  {ranks(who)}: {count} collectives started{late}")
+        for count, members in sorted(counts.items(), reverse=True):
+            late = "  <- behind" if tuple(members) == self.behind else ""
+            lines.append(f"  {ranks(members)}: {count} collectives started{late}")
         if self.first_difference is None:
             lines.append("  the ranks do not differ in what they remember")
         else:
             lines.append(f"  first difference at operation {self.first_difference}:")
-            lines += [f"    {ranks(who)}: {call}" for call, who in self.calls.items()]
+            lines += [f"    {ranks(members)}: {call}" for call, members in self.calls.items()]
         return "\n".join(lines)
 
 
@@ -94,8 +94,8 @@ def _story(
                 if number in mine:
                     asked.setdefault(mine[number].call, []).append(rank)
             told = {
-                f"{call}, {errors[call]}" if errors.get(call) else call: tuple(who)
-                for call, who in calls.items()
+                f"{call}, {errors[call]}" if errors.get(call) else call: tuple(callers)
+                for call, callers in calls.items()
             }
             sentence = _disagreement(name, number, asked)
             return GroupStory(name, ranks_of_group, started, number, told, sentence)
@@ -105,5 +105,5 @@ def _story(
 def _disagreement(name: str, number: int, asked: Mapping[str, list[int]]) -> str:
     if len(asked) < 2:
         return ""
-    told = "; ".join(f"{ranks(who)} called {call}" for call, who in asked.items())
+    told = "; ".join(f"{ranks(callers)} called {call}" for call, callers in asked.items())
     return f"The ranks disagree about operation {number} of group {name!r}: {told}."

@@ -88,8 +88,8 @@ class Observer:
         """Create an observer, in the loop's thread. ``key``: a secret that all ranks have."""
         secret = hmac.digest(key, b"questions about ranks", "sha256")
         self.trust = Trust(secret, Certificates.from_environ(environ))
-        self.everybody = identities(rank_infos, job_name(environ, key))
-        self.identity = next(each for each in self.everybody if each.rank == rank)
+        self.all_ranks = identities(rank_infos, job_name(environ, key))
+        self.identity = next(each for each in self.all_ranks if each.rank == rank)
         self.samples: list[ClockSample] = []
         self.loop = asyncio.get_running_loop()
         self._observed = observed

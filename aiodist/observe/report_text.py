@@ -89,16 +89,16 @@ def overview(verdict: Verdict, parts: Mapping[int, RankReport], silent: Mapping[
             rows.append((str(rank), "", "?", "", "no answer", silent[rank]))
             continue
         part = parts[rank]
-        who = (str(rank), f"{part.identity.pid} on {part.identity.host}")
+        place = (str(rank), f"{part.identity.pid} on {part.identity.host}")
         waits = [wait for wait in verdict.waits if wait.rank == rank]
         where = str(part.standpoint)
         if not waits:
-            rows.append((*who, "no rank", "", _doing(part), where))
+            rows.append((*place, "no rank", "", _doing(part), where))
         for wait in waits:
             on = ranges(wait.on) + (" to enter" if wait.absent else "")
             failed = " (failed)" if wait.operation.state == FAILED else ""
-            rows.append((*who, on, f"{wait.seconds:.1f} s", f"{wait.operation}{failed}", where))
-            who, where = ("", ""), ""
+            rows.append((*place, on, f"{wait.seconds:.1f} s", f"{wait.operation}{failed}", where))
+            place, where = ("", ""), ""
     return table(rows)
 
 

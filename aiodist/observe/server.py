@@ -88,8 +88,8 @@ class Server:
             if sys.platform == "linux":
                 here = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 self._listeners.append(here)
-                who = observer.identity
-                here.bind("\0" + socket_name(os.geteuid(), who.job, who.rank, who.pid))
+                mine = observer.identity
+                here.bind("\0" + socket_name(os.geteuid(), mine.job, mine.rank, mine.pid))
             if host is not None:
                 family = socket.AF_INET6 if ":" in host else socket.AF_INET
                 there = socket.socket(family, socket.SOCK_STREAM)
@@ -220,7 +220,7 @@ class Server:
             case {"ask": "clock"}:
                 return json.dumps(monotonic_ns()).encode()
             case {"ask": "ranks"}:
-                return json.dumps([vars(each) for each in self._observer.everybody]).encode()
+                return json.dumps([vars(each) for each in self._observer.all_ranks]).encode()
             case {"ask": "dump", "reason": str(reason)}:
                 if self._observer.dumps_by_itself:
                     self._observer.dump_quietly(reason, self._stuck())
@@ -274,7 +274,7 @@ class Server:
         question = {"ask": "dump", "reason": reason}
         mine = self._observer.identity
         calls: dict[int, Callable[[], bytes]] = {}
-        for other in self._observer.everybody:
+        for other in self._observer.all_ranks:
             rank = other.rank
             if rank in self._addresses:
                 address, trust = self._addresses[rank], self._observer.trust
@@ -289,7 +289,7 @@ class Server:
     def _far_from_rank_0(self) -> bool:
         mine = self._observer.identity
         if any(
-            each.rank == 0 and each.host_id == mine.host_id for each in self._observer.everybody
+            each.rank == 0 and each.host_id == mine.host_id for each in self._observer.all_ranks
         ):
             self._observer.samples.append(ClockSample(monotonic_ns(), 0, 0))
             return False

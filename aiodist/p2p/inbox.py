@@ -64,7 +64,8 @@ class Inbox:
         self.size = size
         self._is_over = is_over
         self._late = late
-        self._tickets: dict[int, Recv] = {}
+        self.tickets: dict[int, Recv] = {}
+        """Receives whose message was granted and has not come yet."""
         self._next_ticket = 0
         self._sources: dict[int, Source] = {}
         self._watched: dict[Key, Callable[[Arrival], None]] = {}
@@ -139,7 +140,7 @@ class Inbox:
             standin.source = recv.source
             standin.stands_for = arrival
             standin.callback = lambda: self._standin_done(standin, arrival)
-            self._tickets[recv.ticket] = standin
+            self.tickets[recv.ticket] = standin
             if reader is not None:
                 standin.reader = reader
                 reader.redirect(standin, private[recv.got :])
@@ -176,15 +177,15 @@ class Inbox:
         left = self.matcher.forget_key(key, range(self.size))
         for arrival in left:
             self._drop(arrival)
-        if self._tickets:
-            self._void([t for t, r in self._tickets.items() if r.key == key])
+        if self.tickets:
+            self._void([t for t, r in self.tickets.items() if r.key == key])
         return left[0] if left else None
 
     def forget_group(self, group: int) -> None:
         """Drop all that waits for operations and tags of ``group``, which is closed here."""
         for arrival in self.matcher.forget_group(group):
             self._drop(arrival)
-        self._void([t for t, r in self._tickets.items() if r.key[1] == group])
+        self._void([t for t, r in self.tickets.items() if r.key[1] == group])
 
     def drop(self, recv: Recv) -> None:
         """Stop reading into a receive of a failed collective; the message is thrown away."""
@@ -214,9 +215,9 @@ class Inbox:
         for recv in self.matcher.posted_from(source.rank):
             if recv.src == source.rank and self.matcher.withdraw(recv):
                 recv.fail(error)
-        for ticket in [t for t, r in self._tickets.items() if r.source == source.rank]:
+        for ticket in [t for t, r in self.tickets.items() if r.source == source.rank]:
             # One failure may end an operation, which removes the operation's other tickets.
-            promised = self._tickets.pop(ticket, None)
+            promised = self.tickets.pop(ticket, None)
             if promised is not None:
                 promised.fail(error)
 
@@ -335,19 +336,19 @@ class Inbox:
     def waits_for(self, src: int) -> bool:
         """Return whether rank ``src`` could answer a receive: by a message, or by the next part."""
         return self.matcher.waits_for(src) or any(
-            recv.source == src for recv in self._tickets.values()
+            recv.source == src for recv in self.tickets.values()
         )
 
     def promised(self, ticket: int) -> Recv | None:
         """Return the receive of that ticket, or None if it was cancelled or has failed."""
-        return self._tickets.get(ticket)
+        return self.tickets.get(ticket)
 
     def part(self, source: Source, frame: Frame, reader: Reader) -> Recv | None:
         """Return the receive to which the next part belongs, or None if it was cancelled or has
         failed.
         """
         source.shm_receiver.overtaken()
-        recv = self._tickets.get(frame.id)
+        recv = self.tickets.get(frame.id)
         if recv is not None:
             recv.reader = reader
         return recv
@@ -357,8 +358,8 @@ class Inbox:
             return
         recv.reader = None
         recv.got += length
-        if recv.got == len(recv.into) and self._tickets.get(recv.ticket) is recv:
-            del self._tickets[recv.ticket]
+        if recv.got == len(recv.into) and self.tickets.get(recv.ticket) is recv:
+            del self.tickets[recv.ticket]
             recv.complete(source.rank)
 
     def withdrawn(self, source: Source, send_id: int) -> None:
@@ -369,9 +370,9 @@ class Inbox:
         if arrival is not None:
             self._refund(source, arrival.cost)
             return
-        for ticket, recv in self._tickets.items():
+        for ticket, recv in self.tickets.items():
             if recv.send_id == send_id and recv.source == source.rank:
-                del self._tickets[ticket]
+                del self.tickets[ticket]
                 self._take_back(recv)
                 return
 
@@ -447,7 +448,7 @@ class Inbox:
         self._next_ticket += 1
         recv.ticket = self._next_ticket
         recv.send_id = arrival.send_id
-        self._tickets[recv.ticket] = recv
+        self.tickets[recv.ticket] = recv
         grant = encode(FrameType.GRANT, (0, 0, recv.ticket), id=arrival.send_id)
         source.outbox.control(grant)
         source.shm_receiver.watch()
@@ -462,7 +463,7 @@ class Inbox:
 
     def _void(self, tickets: list[int]) -> None:
         for ticket in tickets:
-            recv = self._tickets.pop(ticket)
+            recv = self.tickets.pop(ticket)
             reader, recv.reader = recv.reader, None
             if reader is not None:
                 reader.redirect(None, None)

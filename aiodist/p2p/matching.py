@@ -208,9 +208,9 @@ class Matcher:
         if not posted:
             return None
         exact = posted.get((key, src))
-        anybody = posted.get((key, ANY_SOURCE))
-        if anybody is not None and (exact is None or anybody[0].order < exact[0].order):
-            recv = _pop(posted, (key, ANY_SOURCE), anybody)
+        any_rank = posted.get((key, ANY_SOURCE))
+        if any_rank is not None and (exact is None or any_rank[0].order < exact[0].order):
+            recv = _pop(posted, (key, ANY_SOURCE), any_rank)
         elif exact is not None:
             recv = _pop(posted, (key, src), exact)
         else:

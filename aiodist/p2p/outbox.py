@@ -93,13 +93,16 @@ class Outbox:
         self._connection: Connection | None = None
         self._error: BaseException | None = None
         self._early: list[bytes] = []  # control frames from before the connection
-        self._held: deque[Send] = deque()
+        self.held: deque[Send] = deque()
+        """Messages that wait for credit."""
         self._requested: dict[int, Send] = {}
-        self._bulk: deque[Send] = deque()
+        self.bulk: deque[Send] = deque()
+        """Granted messages whose parts are being sent."""
         self._stranded: list[Send] = []  # their stream broke
         self._in_flight = 0
         self._next_id = 0
-        self._credit = 0
+        self.credit = 0
+        """Bytes that may still be sent before the receiver has taken some."""
         self._reserve = 0
         self._stalled = False
         self._wanted: Counter[Key] = Counter()
@@ -117,7 +120,7 @@ class Outbox:
         if self._error is not None:
             message.fail(self._error)
         elif self._connection is None:
-            self._held.append(message)
+            self.held.append(message)
         elif message.key[0] != COLLECTIVE and self.put(
             head_of(message.key, message.meta, len(message.data)), message.data, call
         ):
@@ -127,7 +130,7 @@ class Outbox:
             if not self._wanted[message.key]:
                 del self._wanted[message.key]
             self._offer(message, self._connection, wanted=True)
-        elif self._held or not self._offer(message, self._connection):
+        elif self.held or not self._offer(message, self._connection):
             self._hold(message)
 
     def put(self, head: bytes, data: memoryview, call: Call) -> bool:
@@ -136,7 +139,7 @@ class Outbox:
         ``head``: its `head_of`. ``call``: as of `ShmSender.put`.
         """
         shm = self.shm
-        return shm is not None and not self._held and shm.put(head, data, call)
+        return shm is not None and not self.held and shm.put(head, data, call)
 
     def post(self, head: bytes, data: memoryview) -> bool:
         """Send a message of at most HOST_EAGER_BYTES over the stream if it can go now.
@@ -148,12 +151,12 @@ class Outbox:
         if (
             connection is None
             or length > HOST_EAGER_BYTES
-            or self._held
+            or self.held
             or self._error is not None
-            or self._credit - cost < self._reserve
+            or self.credit - cost < self._reserve
         ):
             return False
-        self._credit -= cost
+        self.credit -= cost
         self._count(TENSOR)
         if length <= JOINED_BYTES:
             connection.send((head + data,))
@@ -175,12 +178,12 @@ class Outbox:
         In both cases the caller may reuse its memory: what the stream has still to take of it is
         copied.
         """
-        if message in self._held:
-            self._held.remove(message)
+        if message in self.held:
+            self.held.remove(message)
             return True
-        if self._requested.pop(message.id, None) is message or message in self._bulk:
-            if message in self._bulk:
-                self._bulk.remove(message)
+        if self._requested.pop(message.id, None) is message or message in self.bulk:
+            if message in self.bulk:
+                self.bulk.remove(message)
             self.control(encode(FrameType.WITHDRAW, message.key, id=message.id))
             return True
         if not message.done and self._connection is not None:
@@ -193,7 +196,7 @@ class Outbox:
         """Use the stream, which is proven; the receiver buffers up to ``window`` bytes."""
         self._connection = connection
         self.shm = shm
-        self._credit = window
+        self.credit = window
         # Eager messages leave room for announcements, which cost little.
         self._reserve = window // 8
         early, self._early = self._early, []
@@ -206,11 +209,11 @@ class Outbox:
         self._error = error
         if self.shm is not None:
             self.shm.fail(error)
-        waiting = [*self._held, *self._requested.values(), *self._bulk, *self._stranded]
+        waiting = [*self.held, *self._requested.values(), *self.bulk, *self._stranded]
         self._stranded.clear()
-        self._held.clear()
+        self.held.clear()
         self._requested.clear()
-        self._bulk.clear()
+        self.bulk.clear()
         for message in waiting:
             message.fail(error)
 
@@ -228,7 +231,7 @@ class Outbox:
         if message is not None:
             message.ticket = ticket
             message.offset = 0
-            self._bulk.append(message)
+            self.bulk.append(message)
             self._pump()
 
     def refused(self, send_id: int) -> None:
@@ -237,16 +240,16 @@ class Outbox:
             message.complete(None)
 
     def credited(self, amount: int) -> None:
-        self._credit += amount
+        self.credit += amount
         if self._connection is not None:
             self._drain(self._connection)
 
     def wanted(self, key: Key) -> None:
         if not self._stalled or self._connection is None:
             return
-        for message in self._held:
+        for message in self.held:
             if message.key == key:
-                self._held.remove(message)
+                self.held.remove(message)
                 self._offer(message, self._connection, wanted=True)
                 return
         self._wanted[key] += 1
@@ -260,8 +263,8 @@ class Outbox:
         # A message that the receiver asked for may also use the reserve. Beyond the credit only
         # its announcement goes: the receive may have been cancelled by now.
         floor = 0 if wanted else self._reserve
-        if self._is_short(length) and (self._credit - cost >= floor or (wanted and not length)):
-            self._credit -= cost
+        if self._is_short(length) and (self.credit - cost >= floor or (wanted and not length)):
+            self.credit -= cost
             self._count(message.key[0])
             header = head_of(message.key, message.meta, length)
             if length <= JOINED_BYTES:
@@ -269,8 +272,8 @@ class Outbox:
             else:
                 connection.send((header, message.data), message.sent)
             return True
-        if length and (wanted or self._credit >= MESSAGE_COST):
-            self._credit -= MESSAGE_COST
+        if length and (wanted or self.credit >= MESSAGE_COST):
+            self.credit -= MESSAGE_COST
             self._count(message.key[0])
             self._next_id += 1
             message.id = self._next_id
@@ -294,7 +297,7 @@ class Outbox:
             self.shm.turn += 1
 
     def _hold(self, message: Send) -> None:
-        self._held.append(message)
+        self.held.append(message)
         self._stall()
 
     def _stall(self) -> None:
@@ -303,10 +306,10 @@ class Outbox:
             self.control(encode(FrameType.STALLED, id=1))
 
     def _drain(self, connection: Connection) -> None:
-        while self._held:
-            message = self._held.popleft()
+        while self.held:
+            message = self.held.popleft()
             if not self._offer(message, connection):
-                self._held.appendleft(message)
+                self.held.appendleft(message)
                 self._stall()
                 return
         if self._stalled:
@@ -322,14 +325,14 @@ class Outbox:
             return
         self._pumping = True
         turn = _PARTS_A_TURN
-        while self._bulk and self._in_flight < _IN_FLIGHT and turn:
+        while self.bulk and self._in_flight < _IN_FLIGHT and turn:
             turn -= 1
-            message = self._bulk.popleft()
+            message = self.bulk.popleft()
             start = message.offset
             part = message.data[start : start + CHUNK_BYTES]
             message.offset = start + len(part)
             if message.offset < len(message.data):
-                self._bulk.append(message)
+                self.bulk.append(message)
             self._in_flight += 1
             sent = partial(self._part_sent, message, len(part))
             if self.shm is not None and self.shm.ring is not None:
@@ -339,7 +342,7 @@ class Outbox:
             header = encode(FrameType.DATA, id=message.ticket, length=len(part))
             connection.send((header, part), sent)
         self._pumping = False
-        if self._bulk and not turn:
+        if self.bulk and not turn:
             self._call_after_turn(self._pump)
 
     def _part_sent(self, message: Send, length: int, error: BaseException | None) -> None:

@@ -60,7 +60,8 @@ class SharedMemory:
         self._segments: dict[int, Segment] = {rank: segment}
         self._heads: dict[int, memoryview] = {}
         self._digests: dict[int, int] = {}  # what each rank's entry in the lists should say
-        self._room = PageAllocator(_HEAD_BYTES, len(segment.view))
+        self.pages = PageAllocator(_HEAD_BYTES, len(segment.view))
+        """The room of the own segment."""
         self._lists: dict[int, AreaDirectory] = {}
         self._areas: dict[int, tuple[int, AreaShape]] = {}  # which have room here
         self._closing: dict[int, set[int]] = {}  # by area: members that may still look at it
@@ -108,7 +109,7 @@ class SharedMemory:
             head[_MAPPED + rank] = digest
         self._places = {rank: place for place, rank in enumerate(sorted(descriptions))}
         if self._has_table(self.rank):
-            self._room = PageAllocator(_HEAD_BYTES + self._table_bytes, len(self._own.view))
+            self.pages = PageAllocator(_HEAD_BYTES + self._table_bytes, len(self._own.view))
         if failures:
             log.warning("rank %d uses streams instead of shared memory: %s", self.rank, failures[0])
 
@@ -162,8 +163,8 @@ class SharedMemory:
         listing = self._lists[self.rank]
         if listing.refuses(area) or listing.state(area) is not None:
             return
-        self._take_back()
-        room = self._room
+        self.reclaim()
+        room = self.pages
         shape = self._shape(room_for, chunk_bytes)
         if shape is None:
             if not (patient and self._areas.keys() & self._closing.keys()):
@@ -177,8 +178,8 @@ class SharedMemory:
             room.give(offset, shape.nbytes)
 
     def _shape(self, room_for: int, chunk_bytes: int) -> AreaShape | None:
-        largest = self._room.largest
-        fair = min(self._room.left // room_for, largest)
+        largest = self.pages.largest
+        fair = min(self.pages.left // room_for, largest)
         return shape_for(fair, chunk_bytes) or shape_for(largest, chunk_bytes)
 
     def look(self, area: int, ranks: Sequence[int]) -> list[GroupArea] | str | None:
@@ -231,9 +232,9 @@ class SharedMemory:
             others = set(ranks) - {self.rank}
             self._closing[area] = others
             self._seen[area] = set(others) if all_listed else set()
-            self._take_back()
+            self.reclaim()
 
-    def _take_back(self) -> None:
+    def reclaim(self) -> None:
         """Reuse the room of closed areas that no member reads any more."""
         for area, others in list(self._closing.items()):
             others -= {rank for rank in others if self._has_released(rank, area)}
@@ -260,7 +261,7 @@ class SharedMemory:
     def _give_back(self, area: int) -> None:
         if (found := self._areas.pop(area, None)) is not None:
             offset, shape = found
-            self._room.give(offset, shape.nbytes)
+            self.pages.give(offset, shape.nbytes)
 
     def _state(self, rank: int, area: int) -> AreaState | None:
         listing = self._lists.get(rank)
@@ -274,11 +275,11 @@ class SharedMemory:
         ``rank`` must have mapped this segment. Returns None if there is no room.
         """
         share = len(self._own.view) // _FOR_RINGS // max(len(self._places) - 1, 1)
-        nbytes = min(share, MAX_RING_BYTES, self._room.largest) // _PAGE * _PAGE
+        nbytes = min(share, MAX_RING_BYTES, self.pages.largest) // _PAGE * _PAGE
         lines = self._lines_between(rank)
         if lines is None or nbytes < MIN_RING_BYTES:
             return None
-        out = RingWriter(rank, self._own.view[:], *lines, self._room.take(nbytes), nbytes)
+        out = RingWriter(rank, self._own.view[:], *lines, self.pages.take(nbytes), nbytes)
         self._ends.append(out)
         return out
 
@@ -324,7 +325,7 @@ class SharedMemory:
             end.close()
             self._ends.remove(end)
             if isinstance(end, RingWriter):
-                self._room.give(end.start, end.nbytes)
+                self.pages.give(end.start, end.nbytes)
 
     # -- the end
 

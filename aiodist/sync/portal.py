@@ -69,7 +69,8 @@ class Portal:
         self._thread: threading.Thread | None = None
         self._users = 0
         self._residents: list[Resident] = []
-        self._handoff = LoopHandoff(self._may_stand_still)
+        self.handoff = LoopHandoff(self._may_stand_still)
+        """By which a thread uses the loop while that sleeps."""
         self._inherited: list[object] = []
         self._finalizer: Any = None
         os.register_at_fork(after_in_child=self._after_fork)
@@ -91,7 +92,7 @@ class Portal:
         if _running_loop() is not None:
             with blocking_in_cell(getattr(function, "__name__", "this")):
                 return self.apply(function, blocks, args, kwargs)
-        loop, handoff, ended = self._loop, self._handoff, None
+        loop, handoff, ended = self._loop, self.handoff, None
         if loop is None:
             return _beside_async(function(*args, **kwargs), blocks)
         call = partial(function, *args, **kwargs)
@@ -130,7 +131,7 @@ class Portal:
         if _running_loop() is not None:
             with blocking_in_cell(operation.kind):
                 return self.start(async_op, group, operation, seconds)
-        loop, handoff, ended = self._loop, self._handoff, None
+        loop, handoff, ended = self._loop, self.handoff, None
         if loop is None or loop is not group.world.its_loop:
             stand_in = current_world().reached(group)
             return _beside_async(stand_in.start(operation, seconds), True)
@@ -170,7 +171,7 @@ class Portal:
         """
         try:
             if held:
-                self._handoff.interrupts.release()
+                self.handoff.interrupts.release()
             if ended is not None:
                 ended.acquire()
         except BaseException:
@@ -193,7 +194,7 @@ class Portal:
 
         Returns None if ``work`` has ended, else what can be acquired when it has.
         """
-        handoff = self._handoff
+        handoff = self.handoff
         if work.is_completed() or _as_running(loop, partial(work._spin, DRIVE_SECONDS)):
             handoff.give_back()
             return None
@@ -212,7 +213,7 @@ class Portal:
         self, loop: asyncio.AbstractEventLoop, function: Callable[[], Any], blocks: bool
     ) -> Any:
         """Call ``function`` in the loop's thread, and wait for it here."""
-        self._handoff.check_may_wait()
+        self.handoff.check_may_wait()
         call = CrossThreadCall(on_callers_stream(function), blocks)
         _hand_over(loop, call.start)
         try:
@@ -246,7 +247,7 @@ class Portal:
         if _running_loop() is not None:
             with blocking_in_cell(getattr(function, "__name__", "this")):
                 return self.run(function, *args, **kwargs)
-        self._handoff.check_may_wait()
+        self.handoff.check_may_wait()
         loop = self.enter()
         try:
             future = asyncio.run_coroutine_threadsafe(function(*args, **kwargs), loop)
@@ -331,8 +332,8 @@ class Portal:
         thread.join(1.0)
 
     def _start(self) -> None:
-        loop = HandoffLoop(self._handoff)
-        run = partial(self._handoff.run, loop, partial(_live, loop))
+        loop = HandoffLoop(self.handoff)
+        run = partial(self.handoff.run, loop, partial(_live, loop))
         thread = threading.Thread(target=run, name="aiodist", daemon=True)
         thread.start()
         self._loop, self._thread = loop, thread
@@ -348,15 +349,15 @@ class Portal:
         atexit.unregister(self.close)
         self._finalizer.cancel()
         loop.call_soon_threadsafe(loop.stop)
-        self._handoff.interrupts.retire()
+        self.handoff.interrupts.retire()
         return thread
 
     def _after_fork(self) -> None:
         # The thread is the parent's. The child must not touch its loop: they share the epoll
         # instance. The child keeps the objects, so that the garbage collector does not close them.
         loop, residents = self._loop, self._residents
-        self._handoff.interrupts.retire()
-        self._handoff = LoopHandoff(self._may_stand_still)
+        self.handoff.interrupts.retire()
+        self.handoff = LoopHandoff(self._may_stand_still)
         self._inherited += [loop, self._thread, residents]
         self._lock = threading.RLock()  # a finalizer may call leave() at any point
         self._loop = self._thread = None

@@ -14,6 +14,7 @@ import aiodist as dist
 from aiodist.errors import InvalidUsageError
 from aiodist.tensors import tensor_lists
 from aiodist.testing.in_process import run_ranks
+from tests.engine.conftest import engine_of
 from tests.operations.bad_input.calls import Entry, check_refused, each, read_only, t, ts
 from tests.operations.memory import to_numpy, to_torch
 from tests.operations.oracle import reduced, values
@@ -358,7 +359,7 @@ async def test_between_the_ranks_goes_the_first_tensor_alone(
 
     async def on_rank(rank: int) -> None:
         carried: list[Any] = []
-        backend = dist.group.WORLD._engine.backend
+        backend = engine_of().backend
         start = backend.start
 
         def noting(operation: Any, *rest: Any) -> Any:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from aiodist.backends.mixed import MixedBackend
+from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.operation import Operation
+from tests.engine.conftest import engine_of
 
 
 def native(group: Any) -> Any:
     """Return the backend of CPU tensors; with NVIDIA's driver there it lies in one for all devices."""
-    backend = getattr(group, "_engine", group).backend  # a handle or an engine
-    return backend._by_device["cpu"] if isinstance(backend, MixedBackend) else backend
+    backend = (group if isinstance(group, GroupEngine) else engine_of(group)).backend
+    return backend.by_device["cpu"] if isinstance(backend, MixedBackend) else backend
 
 
 def at_once(group: Any, operation: Operation[Any]) -> Any:

@@ -25,7 +25,6 @@ from aiodist.groups import shm_collective
 from aiodist.groups.shm_collective import caller_overlaps
 from aiodist.groups.world import current_world
 from aiodist.shm.group_area import CHUNK_BYTES, CHUNK_TAGS, CROWDED_CHUNK_BYTES
-from aiodist.shm.shared_memory import SharedMemory
 from aiodist.sync.coalescing import overlapped
 from aiodist.testing.in_process import run_ranks
 from tests.engine.conftest import outcome
@@ -194,10 +193,9 @@ async def test_all_to_all_publishes_nothing_before_all_agree_on_block_lengths() 
 
 @pytest.mark.parametrize("crowded", [False, True])
 async def test_chunks_are_longer_where_ranks_outnumber_cores(
-    monkeypatch: pytest.MonkeyPatch, crowded: bool
+    segment_bytes: Callable[[int], None], crowded: bool
 ) -> None:
-    create = SharedMemory.create
-    monkeypatch.setattr(SharedMemory, "create", lambda rank, _: create(rank, 32 << 20))
+    segment_bytes(32 << 20)
 
     async def main(rank: int) -> None:
         world = current_world()
@@ -249,15 +247,14 @@ async def add_up(rank: int, size: int, count: int, op: dist.ReduceOp, calls: int
     ],
 )
 async def test_long_data_uses_the_chain_where_ranks_outnumber_cores(
-    monkeypatch: pytest.MonkeyPatch,
+    segment_bytes: Callable[[int], None],
     chains: list[int],
     size: int,
     blocks: int,
     crowded: bool,
     op: dist.ReduceOp,
 ) -> None:
-    create = SharedMemory.create
-    monkeypatch.setattr(SharedMemory, "create", lambda rank, _: create(rank, 32 << 20))
+    segment_bytes(32 << 20)
 
     async def main(rank: int) -> None:
         current_world().endpoint.spin_policy.crowded = crowded
@@ -272,6 +269,7 @@ async def test_long_data_uses_the_chain_where_ranks_outnumber_cores(
 async def test_a_chain_goes_in_the_chunks_that_there_are(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    segment_bytes: Callable[[int], None],
     chains: list[int],
     segment: int,
     chunk: int,
@@ -281,8 +279,7 @@ async def test_a_chain_goes_in_the_chunks_that_there_are(
     rows = {"all_reduce": [Rule(4, MANY, Choice("chain"), least=4)]}
     table.write_text(encode({}, rows, {}, {}))
     monkeypatch.setenv("AIODIST_TABLE", str(table))
-    create = SharedMemory.create
-    monkeypatch.setattr(SharedMemory, "create", lambda rank, _: create(rank, segment))
+    segment_bytes(segment)
 
     async def main(rank: int) -> None:
         await meet()
@@ -324,11 +321,10 @@ async def test_the_last_caller_has_made_all_possible_progress_when_the_call_retu
 
 @pytest.mark.parametrize("seconds", [5.0, 0.0])
 async def test_a_root_that_waits_for_no_peer_completes_and_lets_the_loop_turn(
-    seconds: float, monkeypatch: pytest.MonkeyPatch
+    seconds: float, monkeypatch: pytest.MonkeyPatch, segment_bytes: Callable[[int], None]
 ) -> None:
     """The root of a broadcast that fits into its chunks; each other rank needs the root alone."""
-    create = SharedMemory.create
-    monkeypatch.setattr(SharedMemory, "create", lambda rank, _: create(rank, 32 << 20))
+    segment_bytes(32 << 20)
     monkeypatch.setattr(shm_collective, "DRIVE_SECONDS", seconds)
     ended = [asyncio.Event() for _ in range(3)]
 
@@ -350,11 +346,10 @@ async def test_a_root_that_waits_for_no_peer_completes_and_lets_the_loop_turn(
 
 
 async def test_a_collective_that_waited_for_its_turn_has_the_timeout_of_its_call(
-    monkeypatch: pytest.MonkeyPatch,
+    segment_bytes: Callable[[int], None],
 ) -> None:
     """The third rank starts after the root and another rank have timed out."""
-    create = SharedMemory.create
-    monkeypatch.setattr(SharedMemory, "create", lambda rank, _: create(rank, 32 << 20))
+    segment_bytes(32 << 20)
     called = [asyncio.Event() for _ in range(2)]
     ended = [asyncio.Event() for _ in range(2)]
 

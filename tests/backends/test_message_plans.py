@@ -123,7 +123,7 @@ async def test_the_async_api_polls_only_for_messages_that_may_come_promptly(
             for prompt, cores in ((False, True), (True, False), (True, True)):
                 shm_receiver.is_prompt, endpoint.spin_policy.active = prompt, cores
                 operation = Recv(one, 0, 0)
-                plan = native(default())._plans.get(operation.key())
+                plan = native(default()).plans.get(operation.key())
                 data = plan.views(operation)
                 assert default().recv_at_once(plan.direct, data, blocks=False) is None
             assert len(looks) == 1
@@ -425,7 +425,7 @@ async def test_nothing_overtakes_a_receive_or_a_message_that_waits() -> None:
 
 async def test_the_message_plan_cache_is_bounded() -> None:
     async def main(rank: int) -> None:
-        one, plans = torch.ones(2), native(default())._plans.plans
+        one, plans = torch.ones(2), native(default()).plans.plans
         for tag in range(MAX_PLANS + 8):
             await dist.isend(one, 1 - rank, tag=tag)
             assert 0 < len(plans) <= MAX_PLANS

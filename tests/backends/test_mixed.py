@@ -33,6 +33,7 @@ from aiodist.groups.operation import (
     Scatter,
 )
 from aiodist.testing.in_process import run_ranks
+from tests.engine.conftest import engine_of
 from tests.operations.design import MOVING, NO_OP, REDUCING, Case
 from tests.operations.programs import PROGRAMS, Rank
 
@@ -44,7 +45,7 @@ async def test_every_operation_on_the_cpu_goes_to_its_backend() -> None:
 
     async def body(rank: int) -> None:
         group = dist.group.WORLD
-        assert isinstance(group._engine.backend, MixedBackend)
+        assert isinstance(engine_of(group).backend, MixedBackend)
         assert dist.get_backend() == MIX
         assert dist.get_backend_config() == MIX
         # Only torch's group refuses this.
@@ -77,9 +78,9 @@ async def test_a_message_to_the_other_backends_tensor_is_refused() -> None:
 
     async def body(rank: int) -> None:
         group = dist.group.WORLD
-        mixed = group._engine.backend
+        mixed = engine_of(group).backend
         assert isinstance(mixed, MixedBackend)
-        native = mixed._by_device["cuda"]
+        native = mixed.by_device["cuda"]
         two = torch.ones(2)
         other = "another backend of this group"
         if rank == 0:
@@ -113,9 +114,9 @@ async def test_a_collective_of_different_devices_is_refused_on_all_ranks(
 
     async def body(rank: int) -> None:
         group = await dist.new_group(backend=MIX)
-        mixed = group._engine.backend
+        mixed = engine_of(group).backend
         assert isinstance(mixed, MixedBackend)
-        backend = mixed._by_device["cuda" if rank == 1 else "cpu"]
+        backend = mixed.by_device["cuda" if rank == 1 else "cpu"]
         with pytest.raises(dist.CollectiveMismatchError, match="on GPUs on all"):
             await backend.start(AllReduce(torch.ones(count), dist.ReduceOp.SUM))
         tensor = torch.ones(1)

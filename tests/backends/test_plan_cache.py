@@ -27,7 +27,6 @@ from aiodist.shm.group_area import LARGEST_SLOT_BYTES, SLOT_BYTES, SLOT_TAGS, SL
 from aiodist.shm.shared_memory import SharedMemory
 from aiodist.tensors import Buffer
 from aiodist.tensors.dtypes import dtype_named
-from aiodist.testing import in_process
 from aiodist.testing.in_process import run_ranks
 from aiodist.wire.frames import COLLECTIVE
 from tests.backends.at_once import native
@@ -193,7 +192,7 @@ async def test_a_late_rank_does_not_keep_the_note_of_one_that_waited_long() -> N
             await until(lambda: matcher.holds(key, [1]))
         await dist.barrier()
         await dist.barrier()
-        assert not matcher._arrived
+        assert not matcher.arrived
 
     await run_ranks(2, main, "shm", timeout=20)
 
@@ -311,7 +310,7 @@ async def test_a_closed_group_keeps_no_memory() -> None:
         assert isinstance(group, dist.ProcessGroup)
         for _ in range(4):
             await dist.all_reduce(torch.ones(4), group=group)
-        plans = native(group)._plans.plans
+        plans = native(group).plans.plans
         assert plans
         await dist.destroy_process_group(group)
         assert not plans
@@ -500,7 +499,8 @@ async def test_the_recorder_lists_cached_calls_and_a_closed_group_refuses_them()
     await run_ranks(2, main, "shm", timeout=20)
 
 
-def spied_pieces(monkeypatch: pytest.MonkeyPatch) -> list[slice]:
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch, segment_bytes: Callable[[int], None]) -> list[slice]:
     """The pieces of broadcasts that are copied out, by any rank."""
     taken: list[slice] = []
     finish_piece = BroadcastSlots.finish_piece
@@ -510,15 +510,12 @@ def spied_pieces(monkeypatch: pytest.MonkeyPatch) -> list[slice]:
         finish_piece(call, piece, *rest)
 
     monkeypatch.setattr(BroadcastSlots, "finish_piece", spy)
-    monkeypatch.setattr(in_process, "_SHARED_BYTES", 32 << 20)  # so that slots are large
+    segment_bytes(32 << 20)  # so that slots are large
     return taken
 
 
 @pytest.mark.parametrize("more", [0, 4, 5 * PIECE_BYTES // 2])
-async def test_a_long_slot_is_copied_out_in_pieces(
-    monkeypatch: pytest.MonkeyPatch, more: int
-) -> None:
-    taken = spied_pieces(monkeypatch)
+async def test_a_long_slot_is_copied_out_in_pieces(taken: list[slice], more: int) -> None:
     data = np.arange((PIECE_BYTES + more) // 4, dtype=np.float32)
     publish = asyncio.Event()
 
@@ -551,10 +548,9 @@ def begin_a_broadcast(data: npt.NDArray[np.float32], there: int, copied: int) ->
 
 @pytest.mark.parametrize("copied", [PIECE_BYTES, PIECE_BYTES - 1, 5 * PIECE_BYTES])
 async def test_a_reader_whose_next_piece_is_late_waits_for_all_of_them(
-    monkeypatch: pytest.MonkeyPatch, copied: int
+    taken: list[slice], copied: int
 ) -> None:
     """``copied``: what rank 0 claims to have published; there is one piece of it, and it has four."""
-    taken = spied_pieces(monkeypatch)
     data = np.arange(PIECE_BYTES, dtype=np.float32)
     begun, asleep = asyncio.Event(), asyncio.Event()
 

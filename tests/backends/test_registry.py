@@ -15,6 +15,7 @@ from aiodist.groups.contexts import MessageContext
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.testing.in_process import run_ranks
 from aiodist.types import Backend
+from tests.engine.conftest import engine_of
 
 
 @pytest.mark.parametrize("name", ["aiodist", "gloo", "nccl", "mpi", "torch:gloo", "torch:nccl"])
@@ -111,8 +112,8 @@ async def test_a_group_tells_its_backend_of_its_end() -> None:
 
     async def body(rank: int) -> None:
         group = await dist.new_group()
-        made.append(Recording(group._engine))
-        group._engine.backend = made[-1]
+        made.append(Recording(engine_of(group)))
+        engine_of(group).backend = made[-1]
         await dist.barrier(group)
         await dist.destroy_process_group(group)
 
@@ -125,20 +126,20 @@ async def test_a_message_carried_by_other_means() -> None:
         group = dist.group.WORLD
 
         async def carry(context: MessageContext) -> str:
-            await group._engine.next_turn()
+            await engine_of(group).next_turn()
             context.matched(1)
             return "there"
 
-        work = group._engine.message("recv", None, 7, carry)
+        work = engine_of(group).message("recv", None, 7, carry)
         assert not work.is_completed()
         assert await work == "there"
         assert work.source_rank() == 1
 
         async def never(context: MessageContext) -> None:
             while True:
-                await group._engine.next_turn()
+                await engine_of(group).next_turn()
 
-        late = group._engine.message("send", 1 - rank, 0, never, timeout=0.01)
+        late = engine_of(group).message("send", 1 - rank, 0, never, timeout=0.01)
         with pytest.raises(dist.CollectiveTimeoutError, match=f"send to rank {1 - rank}"):
             await late
 

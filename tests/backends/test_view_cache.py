@@ -291,7 +291,7 @@ ROUNDS = """
             assert (block == torch.arange(count)[mine] + number + 10 * other).all(), "all_to_all"
     backend = dist.group.WORLD._engine.backend
     # With NVIDIA's driver there it is one for all devices.
-    kept = getattr(backend, "_by_device", {}).get("cpu", backend)._plans._shape.view_cache
+    kept = getattr(backend, "by_device", {}).get("cpu", backend).plans._shape.view_cache
     # Three tensors and a maximum, reduce, broadcast, and the three that have blocks.
     assert len(kept._kept) == 9, kept._kept
     dist.destroy_process_group()

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 import aiodist as dist
+from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.work import Work
-from aiodist.groups.world import World, use_world
+from aiodist.groups.world import World, current_world, use_world
 from aiodist.testing.in_process import run_ranks
 
 RunRanks = Callable[..., Awaitable[list[Any]]]
@@ -82,6 +83,11 @@ def inproc(scaled: Callable[[float], float]) -> RunRanks:
             return await run_ranks(size, fn, "inproc", **options)
 
     return run
+
+
+def engine_of(group: Any = None) -> GroupEngine:
+    """The engine of a group, of the default group where None."""
+    return current_world().group_here(group)
 
 
 async def outcome(work: Work[Any]) -> BaseException | None:

@@ -15,7 +15,7 @@ import aiodist as dist
 from aiodist.groups.naming import neighbours
 from aiodist.groups.world import current_world
 from aiodist.testing import run_ranks
-from tests.engine.conftest import RunRanks, outcome, until
+from tests.engine.conftest import RunRanks, engine_of, outcome, until
 
 
 async def test_revoke_ends_current_and_later_operations_on_all_ranks(ranks: RunRanks) -> None:
@@ -247,11 +247,11 @@ async def test_a_failed_operation_is_not_reported_as_finished() -> None:
     async def main(rank: int) -> list[str]:
         group = dist.group.WORLD
         assert group is not None
-        told = [group._engine.last_in_memory(1 - rank)]
+        told = [engine_of(group).last_in_memory(1 - rank)]
         for shape in (4, 4 + rank):
             await outcome(dist.all_reduce(np.ones(shape)))
             await over.wait()
-            told.append(group._engine.last_in_memory(1 - rank))
+            told.append(engine_of(group).last_in_memory(1 - rank))
             await over.wait()
         return told
 
@@ -270,7 +270,7 @@ async def test_a_cause_that_is_not_ours_is_chained(inproc: RunRanks) -> None:
         if rank == 0:
             work = dist.irecv(np.zeros(1), 1)
             endpoint = current_world().endpoint
-            for link in list(endpoint._peers[1].links):
+            for link in list(endpoint.peer(1).links):
                 endpoint.link_lost(link, cause)
                 link.connection.abort()
             error = await outcome(work)

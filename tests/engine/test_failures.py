@@ -23,7 +23,7 @@ from aiodist.p2p.outbox import EAGER_BYTES
 from aiodist.shm.group_area import SLOT_TAGS, SLOTS
 from aiodist.testing import run_ranks
 from tests.backends.at_once import at_once
-from tests.engine.conftest import RunRanks, outcome, until
+from tests.engine.conftest import RunRanks, engine_of, outcome, until
 
 LARGE = EAGER_BYTES // 2  # float64: four times what travels eagerly
 
@@ -197,11 +197,11 @@ async def test_the_last_rank_sees_two_roots_before_the_operation_completes() -> 
         group = dist.group.WORLD
         assert isinstance(group, dist.ProcessGroup)
         if rank == 1:
-            communicator = group._engine.communicator
+            communicator = engine_of(group).communicator
             assert communicator is not None
             word, there = (
-                SLOT_TAGS[group._engine.n_started % SLOTS],
-                group._engine.n_started + 1 << STEP_BITS,
+                SLOT_TAGS[engine_of(group).n_started % SLOTS],
+                engine_of(group).n_started + 1 << STEP_BITS,
             )
             await until(lambda: communicator.words[0][word] == there)
             work = at_once(group, Barrier())
@@ -251,7 +251,10 @@ async def test_a_rank_that_raised_a_disagreement_removes_its_fingerprint() -> No
         await dist.barrier()
         group = dist.group.WORLD
         assert isinstance(group, dist.ProcessGroup)
-        communicator, word = group._engine.communicator, SLOT_TAGS[group._engine.n_started % SLOTS]
+        communicator, word = (
+            engine_of(group).communicator,
+            SLOT_TAGS[engine_of(group).n_started % SLOTS],
+        )
         assert communicator is not None
         error = await outcome(dist.all_reduce(np.ones(3 + rank)))
         assert isinstance(error, dist.CollectiveMismatchError)
@@ -278,7 +281,9 @@ async def test_a_message_that_tells_of_another_operation_spoils_the_next(
         assert isinstance(group, dist.ProcessGroup)
         if rank == 0:
             work = dist.barrier() if under_way else None
-            group._engine.came_late(0, 1, other, 0 if group._engine.communicator is None else 8)
+            engine_of(group).came_late(
+                0, 1, other, 0 if engine_of(group).communicator is None else 8
+            )
             await asyncio.sleep(0)
             work = work or dist.barrier()
         else:
@@ -489,7 +494,7 @@ async def test_after_destroy_everything_is_refused(ranks: RunRanks) -> None:
         posted = dist.irecv(np.zeros(1), 1 - rank, group)
         await dist.destroy_process_group(group)
         assert isinstance(await outcome(posted), dist.GroupClosedError)
-        backend = group._engine.backend  # type: ignore[union-attr]
+        backend = engine_of(group).backend
         with pytest.raises(dist.GroupClosedError, match="was destroyed; make a new one"):
             backend.start(Barrier())
         with pytest.raises(dist.GroupClosedError):
@@ -660,7 +665,7 @@ async def test_a_failure_in_a_group_that_is_made_later_is_not_lost(
             monkeypatch.undo()
             await gave_up.wait()
             await asyncio.sleep(0.05)
-            real(world, group._engine)  # type: ignore[union-attr]
+            real(world, engine_of(group))
         else:
             group = await dist.new_group([0, 1])
             work = dist.barrier(group=group)

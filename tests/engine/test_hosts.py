@@ -26,7 +26,7 @@ from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.world import current_world
 from aiodist.testing.in_process import run_ranks
 from aiodist.transport.stream_socket import SocketConnection
-from tests.engine.conftest import outcome, until
+from tests.engine.conftest import engine_of, outcome, until
 
 ROOT = Path(__file__).parents[2]
 
@@ -140,7 +140,7 @@ async def test_a_host_without_room_exchanges_inside_by_messages() -> None:
         if rank < 2:
             memory = current_world().endpoint.memory
             assert memory is not None
-            memory._room.take(memory._room.largest)
+            memory.pages.take(memory.pages.largest)
         for length in (5, 100_000):
             data = np.full(length, float(rank))
             await dist.all_reduce(data)
@@ -158,8 +158,8 @@ async def test_subgroups_go_by_the_hosts_of_their_own_ranks() -> None:
         for ranks, together in planes.items():
             made = await dist.new_group(list(ranks))
             if isinstance(made, dist.ProcessGroup):
-                assert (made._engine.communicator is not None) == (rank in together)
-                assert (made._engine.topology is not None) == (len(ranks) == 3)
+                assert (engine_of(made).communicator is not None) == (rank in together)
+                assert (engine_of(made).topology is not None) == (len(ranks) == 3)
                 data = np.full(20_000, float(rank))
                 await dist.all_reduce(data, group=made)
                 assert (data == sum(ranks)).all()
@@ -187,7 +187,7 @@ async def test_a_late_rank_receives_the_error_that_the_others_sent(late: int) ->
         for length in (5, 100_000):
             if rank == late:
                 inbox = current_world().endpoint.inbox
-                await until(lambda inbox=inbox: bool(inbox.matcher._arrived))  # type: ignore[misc]
+                await until(lambda inbox=inbox: bool(inbox.matcher.arrived))  # type: ignore[misc]
             data = np.ones(length)
             await dist.all_reduce(data)
             assert (data == 4).all()
@@ -332,8 +332,8 @@ async def test_survivors_on_several_hosts_shrink_and_continue() -> None:
             return
         assert isinstance(await outcome(dist.all_reduce(np.ones(10))), dist.PeerLostError)
         smaller = await dist.shrink()
-        assert smaller._engine.topology is not None
-        assert (smaller._engine.communicator is not None) == (rank >= 2)
+        assert engine_of(smaller).topology is not None
+        assert (engine_of(smaller).communicator is not None) == (rank >= 2)
         data = np.full(50_000, float(rank))
         await dist.all_reduce(data, group=smaller)
         assert (data == 5).all()

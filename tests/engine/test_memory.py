@@ -49,7 +49,7 @@ async def test_a_flooded_rank_holds_no_more_than_its_window(
         matcher = inbox.matcher
         await dist.send(np.zeros(1), 0, tag=5)
         await flooded.wait()
-        await until(lambda: bool(matcher._arrived))
+        await until(lambda: bool(matcher.arrived))
         into = np.zeros(words, np.int64)
         held = matcher.arrived_bytes()
         await dist.recv(into, 0, tag=2)
@@ -64,7 +64,7 @@ async def test_a_flooded_rank_holds_no_more_than_its_window(
         assert held <= WINDOW
         if nbytes < EAGER_BYTES:
             assert held > 0
-        assert not matcher._arrived
+        assert not matcher.arrived
 
     await streams(2, main, buffer_bytes=WINDOW)
 
@@ -91,7 +91,7 @@ async def test_collectives_started_by_the_hundred_stay_within_the_window(streams
         data = [np.full(20_000, float(rank)) for _ in range(100)]
         if rank == 1:
             await started.wait()
-            await until(lambda: bool(current_world().endpoint.inbox.matcher._arrived))
+            await until(lambda: bool(current_world().endpoint.inbox.matcher.arrived))
             assert current_world().endpoint.inbox.matcher.arrived_bytes() <= 1 << 18
         works = [dist.all_reduce(each) for each in data]
         started.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import aiodist as dist
 from aiodist.groups.world import current_world
 from aiodist.p2p.outbox import EAGER_BYTES, HOST_EAGER_BYTES
-from aiodist.testing import in_process, run_ranks
+from aiodist.testing import run_ranks
 from tests.engine.conftest import ranks_of
 from tests.leftovers import named_segments
 from tests.limits import scaled
@@ -33,10 +34,10 @@ def positions(length: int, seed: int) -> np.ndarray:
 
 
 async def test_many_ranks_in_turn_find_room_under_a_small_limit(
-    monkeypatch: pytest.MonkeyPatch,
+    segment_bytes: Callable[[int], None],
 ) -> None:
     """Twelve rings of 28 KiB each."""
-    monkeypatch.setattr(in_process, "_SHARED_BYTES", 1 << 20)
+    segment_bytes(1 << 20)
     size = 13
 
     async def main(rank: int) -> None:
@@ -56,10 +57,10 @@ async def test_many_ranks_in_turn_find_room_under_a_small_limit(
 
 
 async def test_many_messages_at_once_under_a_small_limit_arrive_unchanged(
-    monkeypatch: pytest.MonkeyPatch,
+    segment_bytes: Callable[[int], None],
 ) -> None:
     """Rings and streams take turns: no part of a message overtakes another."""
-    monkeypatch.setattr(in_process, "_SHARED_BYTES", 1 << 20)
+    segment_bytes(1 << 20)
     size = 6
 
     async def main(rank: int) -> None:
@@ -143,8 +144,10 @@ async def test_a_flood_leaves_other_tags_their_way() -> None:
 
 
 @pytest.mark.parametrize("nbytes", [1 << 20, 2 << 20])
-async def test_a_segment_with_little_room(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
-    monkeypatch.setattr(in_process, "_SHARED_BYTES", nbytes)
+async def test_a_segment_with_little_room(
+    segment_bytes: Callable[[int], None], nbytes: int
+) -> None:
+    segment_bytes(nbytes)
 
     async def main(rank: int) -> list[bool]:
         for other in range(5):

@@ -54,7 +54,7 @@ async def test_a_stranger_is_turned_away_and_the_ranks_work_on(
 ) -> None:
     async def main(rank: int) -> None:
         if rank == 0:
-            address = current_world().endpoint._listeners[0].address
+            address = current_world().endpoint.rank_info.addresses[0]
             async with asyncio.timeout(scaled(10)):
                 await speak(address, GREETINGS[greeting])
         data = np.ones(3)
@@ -74,7 +74,7 @@ async def test_a_silent_stranger_is_given_up(
 
     async def main(rank: int) -> None:
         if rank == 0:
-            address = current_world().endpoint._listeners[0].address
+            address = current_world().endpoint.rank_info.addresses[0]
             async with asyncio.timeout(scaled(10)):
                 assert await speak(address, b"") == b""
         await dist.barrier()
@@ -92,7 +92,7 @@ async def test_too_many_strangers_lose_their_places_and_the_ranks_work_on(
     async def main(rank: int) -> None:
         if rank == 0:
             endpoint = current_world().endpoint
-            address = endpoint._listeners[0].address
+            address = endpoint.rank_info.addresses[0]
             silent = [asyncio.create_task(speak(address, b"")) for _ in range(20)]
             async with asyncio.timeout(scaled(10)):
                 done, _ = await asyncio.wait(silent, return_when=asyncio.FIRST_COMPLETED)
@@ -121,7 +121,7 @@ async def test_a_replayed_handshake_is_worth_nothing(caplog: pytest.LogCaptureFi
         await dist.barrier()
         if rank == 0:
             endpoint = current_world().endpoint
-            address = endpoint._listeners[0].address
+            address = endpoint.rank_info.addresses[0]
             theirs = Handshake(endpoint._key, 1, 2, 1 << 20)
             hello = theirs.start(0)
             proof = theirs.receive(Handshake(endpoint._key, 0, 2, 1 << 20).receive(hello) or b"")
@@ -151,7 +151,7 @@ async def test_another_version_gets_a_refusal_with_the_reason(
             hello = bytearray(Handshake(endpoint._key, 1, 2, 1 << 20).start(0))
             hello[4:6] = b"\x63\x00"
             answer = await speak(
-                endpoint._listeners[0].address, encode(FrameType.HELLO, meta=bytes(hello))
+                endpoint.rank_info.addresses[0], encode(FrameType.HELLO, meta=bytes(hello))
             )
             assert b"install the same aiodist everywhere" in answer
         await dist.barrier()

@@ -137,7 +137,7 @@ async def test_a_large_send_cancelled_half_way_leaves_the_receive_to_the_next(
     async def main(rank: int) -> None:
         if rank == 0:
             work = dist.isend(pattern(size), 1)
-            await until(lambda: bool(current_world().endpoint._peers[1].outbox._bulk))
+            await until(lambda: bool(current_world().endpoint.peer(1).outbox.bulk))
             assert work.cancel()
             await dist.send(pattern(size, 5), 1)
         else:

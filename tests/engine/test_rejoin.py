@@ -14,7 +14,7 @@ import torch.distributed
 import aiodist as dist
 from aiodist.deadline import Deadline
 from aiodist.groups.world import current_world
-from tests.engine.conftest import RunRanks, newcomer, outcome
+from tests.engine.conftest import RunRanks, engine_of, newcomer, outcome
 from tests.engine.deaths import die
 
 State = dict[str, Any]
@@ -276,7 +276,7 @@ async def test_grow_without_anybody_waiting_is_the_same_group(
     async def main(rank: int) -> None:
         for _ in range(3):
             group = await dist.grow(store)
-            assert group._engine is current_world().default_group()
+            assert engine_of(group) is current_world().default_group()
             assert group.generation == 0
             await dist.barrier()
 

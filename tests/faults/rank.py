@@ -366,7 +366,7 @@ def _wrap_transports(faults: Faults, heartbeat_faults: Faults) -> None:
 
 
 def _connections_to(rank: int) -> list[FaultyConnection]:
-    found = [link.connection for link in current_world().endpoint._peers[rank].links]
+    found = [link.connection for link in current_world().endpoint.peer(rank).links]
     assert found, "no link to the neighbour"
     return [connection for connection in found if isinstance(connection, FaultyConnection)]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from aiodist.groups.world import current_world
 from aiodist.shm import message_ring
 from aiodist.shm.group_area import COPIED
 from aiodist.shm.message_ring import RingWriter
-from aiodist.testing import Faults, FaultyTransport, in_process, run_ranks
+from aiodist.testing import Faults, FaultyTransport, run_ranks
 from aiodist.testing.sinks import Sink
 from aiodist.transport.base_transport import Connection
 from aiodist.transport.transports import Transports
@@ -128,10 +129,10 @@ async def test_a_damaged_word_in_shared_memory_is_an_error_or_does_not_matter(
 
 @pytest.mark.parametrize("bits", [0x01, 0x80])
 async def test_a_damaged_count_of_what_is_copied_does_not_matter(
-    bits: int, damage: dict[ShmCommunicator, tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+    bits: int, damage: dict[ShmCommunicator, tuple[int, int]], segment_bytes: Callable[[int], None]
 ) -> None:
     """A rank that reads a long slot in pieces waits for the tag if the count is invalid."""
-    monkeypatch.setattr(in_process, "_SHARED_BYTES", 32 << 20)  # so that slots are large
+    segment_bytes(32 << 20)  # so that slots are large
     sent = np.arange(PIECE_BYTES, dtype=np.float32)
 
     async def main(rank: int) -> None:

@@ -48,7 +48,7 @@ def areas_of(group: Any) -> int:
     """How many ranks' memory the group has mapped."""
     backend = group._engine.backend
     if isinstance(backend, MixedBackend):  # of a device each
-        backend = backend._for(torch.zeros(1, device="cuda"))
+        backend = backend.backend_of(torch.zeros(1, device="cuda"))
     return sum(len(areas.of) for areas in getattr(backend, "_areas", {}).values())
 
 

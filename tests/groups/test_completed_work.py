@@ -11,6 +11,7 @@ from aiodist.errors import InvalidUsageError
 from aiodist.groups.completed_work import CompletedWork
 from aiodist.groups.work import Work
 from aiodist.observe.recorder import GroupLabel, Recorder, recent
+from aiodist.sync.coalescing import overlapped
 
 LABEL = GroupLabel(7, "g", (0, 1))
 SENT = ("send", 1, 0, b"", 4)
@@ -37,16 +38,11 @@ async def test_a_completed_work_has_succeeded() -> None:
     assert work.done()
     assert work.is_success()
     assert not work.cancelled()
-    assert not work._is_awaited
     assert work.exception() is None
     assert work.result() is None
     assert work.wait()
-    assert work._waiting_for() == ()
     assert not work.cancel()
     assert work.is_success()
-    work._expire(1.0)
-    assert work._spin()
-    work._stay_awake()
     with pytest.raises(InvalidUsageError):
         work.source_rank()
     assert await work is None
@@ -56,17 +52,15 @@ async def test_a_completed_work_has_succeeded() -> None:
 async def test_callbacks_of_a_completed_work_are_called() -> None:
     work = await over()
     told: list[object] = []
-    work._when_done(lambda: told.append("now"))
-    assert told == ["now"]
     work.add_done_callback(told.append)
-    assert told == ["now"]  # as of a future: in the loop's next turn
+    assert not told  # as of a future: in the loop's next turn
     done, pending = await asyncio.wait([asyncio.ensure_future(work)])
-    assert told == ["now", work]
+    assert told == [work]
     assert len(done) == 1
     assert not pending
     assert work.remove_done_callback(told.append) == 0
     assert work.get_future().result() is None
-    work._outputs = [1, 2]
+    overlapped(lambda: work, [1, 2], True)
     assert work.get_future().result() == [1, 2]
 
 
@@ -90,13 +84,13 @@ async def test_its_record_is_made_on_demand() -> None:
     for sequence in (1, 2, 3):
         ended = recorder.ended(LABEL, sequence, SENT, sequence)
     work = CompletedWork(asyncio.get_running_loop(), ended)
-    assert (work._recorded.number, work._recorded.sequence, work._recorded.state) == (3, 3, "done")
-    assert work._recorded.created == work._recorded.started == 3
-    assert work._recorded.finished >= 3
+    (record,) = recorder.latest(1)
+    assert (record.number, record.sequence, record.state) == (3, 3, "done")
+    assert record.created == record.started == 3
+    assert record.finished >= 3
     assert [record.sequence for record in recorder.records()] == [2, 3]
-    assert [record.sequence for record in recorder.latest(1)] == [3]
     assert recorder.count == 4
     await work
-    living: Work[None] = Work(work._loop, None, running)
+    living: Work[None] = Work(asyncio.get_running_loop(), None, running)
     assert [each.sequence for each in recent(recorder, [living])] == [0, 2, 3]
     assert not living.is_completed()

@@ -14,6 +14,7 @@ import torch
 import aiodist as dist
 from aiodist.testing.in_process import run_ranks
 from aiodist.wire.frames import PART
+from tests.engine.conftest import engine_of
 
 TRANSPORTS = ["inproc", "tcp", "shm"]
 MIB = 1 << 20
@@ -185,9 +186,9 @@ async def test_a_cancelled_receive_hands_its_object_on(transport: str) -> None:
         return await work
 
     def parts_are_expected() -> bool:
-        inbox = dist.group.WORLD._engine.endpoint.inbox
+        inbox = engine_of().endpoint.inbox
         posted = [key for key, _ in inbox.matcher._posted]
-        promised = [recv.key for recv in inbox._tickets.values()]
+        promised = [recv.key for recv in inbox.tickets.values()]
         return any(key[0] == PART for key in posted + promised)
 
     await run_ranks(2, on_rank, transport, timeout=60)

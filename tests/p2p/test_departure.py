@@ -62,7 +62,7 @@ async def test_a_stream_that_ends_while_another_still_introduces_itself() -> Non
     far = Link(_Far(proven), stream, Handshake(KEY, 1, 2, 1 << 20))  # type: ignore[arg-type]
     far.start(0)
     await proven
-    links = endpoint._peers[1].links
+    links = endpoint.peer(1).links
     await until(lambda: bool(links))
     # A second stream, on which rank 1 has not said a word yet; then the first one ends.
     second = await transport.connect(rank_info.addresses[0], Deadline(10))
@@ -99,7 +99,7 @@ class Met:
         self._rank_info = await self.endpoint.open()
         self.endpoint.meet([self._rank_info, RankInfo(1, "host", "id", 1, ())], KEY)
         self.streams = [await self._stream() for _ in range(2)]
-        await until(lambda: len(self.endpoint._peers[1].links) == 2)
+        await until(lambda: len(self.endpoint.peer(1).links) == 2)
 
     async def _stream(self) -> tuple[_Far, Connection]:
         stream = await self._transport.connect(self._rank_info.addresses[0], Deadline(10))

@@ -147,7 +147,7 @@ class Exchange:
             kept += RING
             assert side.inbox.matcher.arrived_bytes() <= kept
             self.stalls += side.peer.stalled
-            assert side.peer.outbox._credit <= SMALL_WINDOW
+            assert side.peer.outbox.credit <= SMALL_WINDOW
 
     def check_end(self) -> None:
         self.pair.settle()
@@ -156,11 +156,11 @@ class Exchange:
             for tag in LENGTHS:
                 self.check_tag(number, tag)
             other = self.sides[1 - number]
-            waiting = [a for queue in other.inbox.matcher._arrived.values() for a in queue]
+            waiting = [a for queue in other.inbox.matcher.arrived.values() for a in queue]
             paid = sum(arrival.cost for arrival in waiting)
-            assert side.peer.outbox._credit + other.peer.owed + paid == SMALL_WINDOW
-            assert not side.inbox._tickets
-            assert not side.peer.outbox._bulk
+            assert side.peer.outbox.credit + other.peer.owed + paid == SMALL_WINDOW
+            assert not side.inbox.tickets
+            assert not side.peer.outbox.bulk
             assert not side.peer.outbox.shm or not side.peer.outbox.shm.is_busy
         for memory, before in self.cancelled:
             assert bytes(memory) == before, "a cancelled receive was written"

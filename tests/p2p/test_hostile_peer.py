@@ -158,7 +158,7 @@ async def test_a_rank_that_sends_beyond_its_credit_is_cut_off_and_named(
             waiting.set()
             error = await outcome(work)
             held.append(endpoint.inbox.matcher.arrived_bytes())
-            assert endpoint._peers[1].charged <= WINDOW + 2 * (nbytes + MESSAGE_COST)
+            assert endpoint.peer(1).charged <= WINDOW + 2 * (nbytes + MESSAGE_COST)
             return error
         await waiting.wait()
         group = current_world().default_group().id

@@ -26,7 +26,7 @@ def content(recv: Recv) -> bytes:
 
 
 def waiting(pair: Pair) -> list[Arrival]:
-    return [one for queue in pair.b.inbox.matcher._arrived.values() for one in queue]
+    return [one for queue in pair.b.inbox.matcher.arrived.values() for one in queue]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_granted_message_that_is_withdrawn_leaves_its_receive_to_one_that_came
     assert pair.a.peer.outbox.withdraw(first)
     pair.settle()
     assert content(recv) == SMALL
-    assert not pair.b.inbox._tickets
+    assert not pair.b.inbox.tickets
 
 
 def test_receives_whose_messages_are_withdrawn_keep_their_order() -> None:
@@ -180,7 +180,7 @@ def test_cancelled_on_both_sides_a_message_is_gone(next_one_waits: bool) -> None
     assert pair.a.peer.outbox.withdraw(send)
     pair.settle()
     assert waiting(pair) == []
-    assert not pair.b.inbox._tickets
+    assert not pair.b.inbox.tickets
     following = following or pair.b.recv(TAG, 6)
     pair.a.send(TAG, b"sooner")
     pair.settle()
@@ -194,7 +194,7 @@ def test_a_send_is_cancelled_in_each_state(state: str) -> None:
     pair = Pair(4 * MESSAGE_COST if state == "held" else 64 << 20)
     recv = None
     if state == "held":
-        while not pair.a.peer.outbox._held:
+        while not pair.a.peer.outbox.held:
             pair.a.send(OTHER, b"fill")
     data = SMALL if state in ("eager", "done") else LARGE
     if state in ("granted", "half", "last part", "done"):
@@ -206,7 +206,7 @@ def test_a_send_is_cancelled_in_each_state(state: str) -> None:
     if state == "half":
         pair.a.stream.push(CHUNK_BYTES // 2)
     elif state == "last part":
-        while pair.a.peer.outbox._bulk:
+        while pair.a.peer.outbox.bulk:
             pair.a.stream.push(CHUNK_BYTES)
             pair.run_soon()
     elif state == "done":
@@ -299,8 +299,8 @@ def test_a_failed_collective_writes_no_memory_any_more(data: bytes, posted_first
     assert bytes(recv.into) == before
     assert not recv.done
     assert waiting(pair) == []
-    assert not pair.b.inbox._tickets
-    assert pair.a.peer.outbox._credit + pair.b.peer.owed == 64 << 20
+    assert not pair.b.inbox.tickets
+    assert pair.a.peer.outbox.credit + pair.b.peer.owed == 64 << 20
 
 
 def test_late_messages_are_dropped_reported_and_paid_back() -> None:
@@ -311,7 +311,7 @@ def test_late_messages_are_dropped_reported_and_paid_back() -> None:
     assert [what[0] for what in pair.b.late] == [STEP] * 3
     assert all(send.done for send in sends)
     assert pair.b.inbox.matcher.arrived_bytes() == 0
-    assert pair.a.peer.outbox._credit + pair.b.peer.owed == 64 << 20
+    assert pair.a.peer.outbox.credit + pair.b.peer.owed == 64 << 20
 
 
 def test_a_closed_group_keeps_nothing() -> None:
@@ -369,7 +369,7 @@ def test_a_failure_that_ends_the_operation_of_others_is_survived() -> None:
     pair.lose(pair.b)
     assert pair.b.lost
     assert receives[0].error is not None
-    assert not pair.b.inbox._tickets
+    assert not pair.b.inbox.tickets
 
 
 # What only a broken or hostile peer sends.

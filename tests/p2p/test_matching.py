@@ -149,10 +149,10 @@ class Matching(RuleBasedStateMachine):
     def nothing_else_is_kept(self) -> None:
         waiting = [one for queue in self.matcher._posted.values() for one in queue]
         assert set(waiting) == set(self.model.receives)
-        arrived = [one for queue in self.matcher._arrived.values() for one in queue]
+        arrived = [one for queue in self.matcher.arrived.values() for one in queue]
         assert set(arrived) == set(self.model.messages)
         assert all(self.matcher._posted.values())
-        assert all(self.matcher._arrived.values())
+        assert all(self.matcher.arrived.values())
 
 
 Matching.TestCase.settings = settings(max_examples=150, stateful_step_count=40)

@@ -131,7 +131,7 @@ def half_way(pair: Pair, size: int) -> Recv:
 
 
 def _arrived(pair: Pair) -> int:
-    return sum(recv.got for recv in pair.b.inbox._tickets.values())
+    return sum(recv.got for recv in pair.b.inbox.tickets.values())
 
 
 @pytest.mark.parametrize("size", [MIB, 3 * MIB])
@@ -259,8 +259,8 @@ def test_without_room_for_a_ring_messages_use_the_stream() -> None:
     pair = Pair(64 << 20, shared_bytes=MIB)
     memory = pair.memories[0]
     assert memory is not None
-    while (nbytes := memory._room.largest) > 0:
-        memory._room.take(nbytes)
+    while (nbytes := memory.pages.largest) > 0:
+        memory.pages.take(nbytes)
     recv = pair.b.recv(TAG, 3 * MIB)
     pair.a.send(TAG, bytes_of(3 * MIB))
     pair.settle()

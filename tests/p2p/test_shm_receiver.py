@@ -150,15 +150,15 @@ def test_no_message_overtakes_one_that_waits_for_credit() -> None:
 
 
 def test_an_unexpected_message_waits_in_the_ring_and_costs_no_credit(pair: Pair) -> None:
-    credit, size = pair.a.peer.outbox._credit, RING_BYTES // 8
+    credit, size = pair.a.peer.outbox.credit, RING_BYTES // 8
     for number in range(7):
         assert pair.a.send(TAG, bytes_of(number, size)).done
-    assert pair.a.peer.outbox._credit == credit
+    assert pair.a.peer.outbox.credit == credit
     pair.b.recv(OTHER, 0)  # looks at them
     assert waiting(pair.a) >= 7 * size
     assert pair.b.inbox.matcher.arrived_bytes() == 7 * size
     pair.a.send(TAG, bytes_of(7, 2 * size))  # there is no room: the stream has it
-    assert pair.a.peer.outbox._credit < credit
+    assert pair.a.peer.outbox.credit < credit
     pair.settle()
     for number in range(8):
         recv = pair.b.recv(TAG, size if number < 7 else 2 * size)

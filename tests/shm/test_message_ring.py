@@ -234,7 +234,7 @@ def test_no_words_of_a_sender_lead_outside_its_ring(ends: Ends) -> None:
 def test_all_rings_of_a_rank_take_a_third_of_its_segment_at_most() -> None:
     ends = Ends(1 << 20, ranks=5)
     try:
-        room = ends.memories[2]._room
+        room = ends.memories[2].pages
         before = room.left
         made = [ends.memories[2].ring_writer_to(rank) for rank in (0, 1, 3, 4)]
         assert all(made)
@@ -246,7 +246,7 @@ def test_all_rings_of_a_rank_take_a_third_of_its_segment_at_most() -> None:
 def test_the_room_of_a_ring_returns_with_a_lost_rank() -> None:
     ends = Ends()
     try:
-        room = ends.memories[0]._room
+        room = ends.memories[0].pages
         before = room.left
         ends.memories[0].forget(1)
         assert room.left == before + ends.out.nbytes
@@ -258,8 +258,8 @@ def test_where_there_is_no_room_there_is_no_ring() -> None:
     ends = Ends()
     try:
         memory = ends.memories[1]
-        while memory._room.largest:
-            memory._room.take(memory._room.largest)
+        while memory.pages.largest:
+            memory.pages.take(memory.pages.largest)
         assert memory.ring_writer_to(0) is None
     finally:
         ends.close()

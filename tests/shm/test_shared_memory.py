@@ -57,7 +57,7 @@ def test_sharing_comes_back_after_more_groups_at_once_than_can_be_listed(
     entries = 2 * area_directory.KEPT
     monkeypatch.setattr(area_directory, "MAX_ENTRIES", entries)
     memories = met(2, 2 * MIB)
-    before = memories[0]._room.left
+    before = memories[0].pages.left
     many = range(1, entries + 50)
     for number in many:
         memories[0].lay_out(number)
@@ -79,20 +79,20 @@ def test_sharing_comes_back_after_more_groups_at_once_than_can_be_listed(
         for memory in memories:
             memory.release_area(number, BOTH, all_listed=True)
     for memory in memories:
-        memory._take_back()
-        assert memory._room.left == before
+        memory.reclaim()
+        assert memory.pages.left == before
         assert not memory._closing
     close(memories)
 
 
 def test_no_area_is_freed_while_a_member_may_read_it() -> None:
     memories = met(2)
-    before = memories[0]._room.left
+    before = memories[0].pages.left
     share(memories, 1)
     memories[0].release_area(1, BOTH, all_listed=True)
     memories[0].lay_out(2)
     memories[0].lay_out(3)
-    kept = memories[0]._room.left
+    kept = memories[0].pages.left
     assert isinstance(memories[1].look(1, BOTH), list), "a member that comes later still finds it"
     memories[1].release_area(1, BOTH, all_listed=True)
     for number in (2, 3):
@@ -102,10 +102,10 @@ def test_no_area_is_freed_while_a_member_may_read_it() -> None:
     for memory in memories:
         memory.lay_out(4)
         memory.release_area(4, BOTH, all_listed=False)
-        memory._take_back()
-    memories[0]._take_back()
+        memory.reclaim()
+    memories[0].reclaim()
     assert kept < before
-    assert memories[0]._room.left == memories[1]._room.left == before
+    assert memories[0].pages.left == memories[1].pages.left == before
     close(memories)
 
 
@@ -129,7 +129,7 @@ def test_room_that_comes_back_has_no_old_flags() -> None:
     mine.words[:] = memoryview(bytes([255]) * len(mine.words) * 8).cast("Q")
     for memory in memories:
         memory.release_area(1, BOTH, all_listed=True)
-    memories[0]._take_back()
+    memories[0].reclaim()
     (again, _), (seen, _) = share(memories, 2)
     again.slots[0][:1] = mine.slots[0][:1] = b"x"
     assert not any(again.words)
@@ -142,14 +142,14 @@ def test_room_that_comes_back_has_no_old_flags() -> None:
 def test_a_group_that_never_shared_gives_its_room_back_at_once_and_says_why() -> None:
     memories = met(3)
     ranks = [0, 1, 2]
-    before = memories[0]._room.left
-    memories[1]._room.take(memories[1]._room.largest)
+    before = memories[0].pages.left
+    memories[1].pages.take(memories[1].pages.largest)
     for memory in memories[:2]:
         memory.lay_out(1)
     assert "rank 1 has no room" in str(memories[0].look(1, ranks))
     memories[0].never_shared(1)
     memories[0].release_area(1, ranks, all_listed=False)
-    assert memories[0]._room.left == before
+    assert memories[0].pages.left == before
     memories[2].lay_out(1)
     assert "rank 1 has no room" in str(memories[2].look(1, ranks)), "who asks later"
     close(memories)
@@ -158,7 +158,7 @@ def test_a_group_that_never_shared_gives_its_room_back_at_once_and_says_why() ->
 def test_patience_waits_for_room_that_is_about_to_come_back() -> None:
     memories = met(2, 2 * MIB)
     number = 0
-    while memories[0]._room.largest > MIB // 2:
+    while memories[0].pages.largest > MIB // 2:
         number += 1
         share(memories, number)
     for closed in range(1, number + 1):
@@ -180,14 +180,14 @@ print("listed", flush=True)
 input()
 """
     with peer_of(memory, 2 * MIB, program) as other:
-        before = memory._room.left
+        before = memory.pages.left
         assert other.said() == "listed"
         memory.lay_out(1)
         assert isinstance(memory.look(1, BOTH), list)
         memory.release_area(1, BOTH, all_listed=True)
-        assert memory._room.left < before
+        assert memory.pages.left < before
         other.process.kill()
         other.process.wait()
-        memory._take_back()
-        assert memory._room.left == before
+        memory.reclaim()
+        assert memory.pages.left == before
     memory.close()

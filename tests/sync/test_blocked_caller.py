@@ -135,7 +135,7 @@ def test_a_call_in_the_middle_of_another_is_refused(run_threads: RunThreads) -> 
 
     def main(rank: int) -> None:
         dist.barrier()
-        handoff = portal()._handoff
+        handoff = portal().handoff
         until(handoff.acquire)
         try:
             for call in (dist.barrier, dist.new_group):

@@ -21,9 +21,10 @@ from tests.limits import scaled
 
 
 @pytest.fixture
-def handoff() -> Iterator[LoopHandoff]:
-    """The turn of a loop that runs in a thread, in the attribute ``loop``."""
-    handoff = LoopHandoff()
+def handoff(request: pytest.FixtureRequest) -> Iterator[LoopHandoff]:
+    """That of a loop that runs in a thread, in the attribute ``loop``. Parameter: whether it lingers."""
+    lingers = getattr(request, "param", False)
+    handoff = LoopHandoff(lambda: lingers)
     loop = HandoffLoop(handoff)
     thread = threading.Thread(target=handoff.run, args=(loop, loop.run_forever))
     thread.start()
@@ -70,11 +71,8 @@ def test_one_thread_drives_at_a_time(handoff: Any) -> None:
 
 @pytest.mark.parametrize("leave", ["call_soon", "call_later", "call_soon_threadsafe"])
 @pytest.mark.parametrize("deep", [False, True], ids=["just used", "long unused"])
-@pytest.mark.parametrize("lingers", [False, True])
-def test_what_a_call_leaves_to_the_loop_is_done(
-    handoff: Any, leave: str, deep: bool, lingers: bool
-) -> None:
-    handoff._may_stand_still = lambda: lingers
+@pytest.mark.parametrize("handoff", [False, True], indirect=True)
+def test_what_a_call_leaves_to_the_loop_is_done(handoff: Any, leave: str, deep: bool) -> None:
     until(handoff.acquire)
     handoff.give_back()
     if deep:
@@ -203,8 +201,8 @@ def test_in_other_threads_there_is_nothing_to_hold(interrupts: Interrupts) -> No
 def test_a_forked_child_has_pythons_own_handler() -> None:
     portal = Portal()
     portal.enter()
-    assert portal._handoff.interrupts.hold()
-    portal._handoff.interrupts.release()
+    assert portal.handoff.interrupts.hold()
+    portal.handoff.interrupts.release()
     assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
     child = get_context("fork").Process(target=_exit_by_handler)
     child.start()
@@ -221,7 +219,7 @@ def _exit_by_handler() -> None:
 def test_ctrl_c_leaves_no_loop_without_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """It strikes in the very moment in which a call has borrowed the loop."""
     portal = Portal()
-    handoff = portal._handoff
+    handoff = portal.handoff
     portal.enter()
     acquire = handoff.acquire
 
@@ -291,7 +289,7 @@ if rank == 0:
         dist.barrier()
     except KeyboardInterrupt:
         print("interrupted", flush=True)
-    lock = portal()._handoff.sleeper_lock
+    lock = portal().handoff.sleeper_lock
     assert lock.acquire(timeout=10)
     lock.release()
 else:

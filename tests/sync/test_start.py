@@ -25,7 +25,7 @@ class Api:
     def __init__(self) -> None:
         self.portal = Portal()
         self.loop = self.portal.enter()
-        self.handoff = self.portal._handoff
+        self.handoff = self.portal.handoff
         self.world = World()
         self.world.its_loop = self.loop
         self._borrow = self.handoff.acquire

@@ -29,13 +29,13 @@ class NativeOnDevices(MixedBackend):
         super().__init__(Backend.AIODIST, {"cpu": NativeBackend(group)})
         self._group = group
 
-    def _for(self, tensor: Tensor) -> CollectiveBackend:
+    def backend_of(self, tensor: Tensor) -> CollectiveBackend:
         kind = getattr(getattr(tensor, "device", None), "type", "cpu")
         if kind != CUDA:
             return self._first  # which says of tensors elsewhere why they cannot travel
-        if CUDA not in self._by_device:
+        if CUDA not in self.by_device:
             self._serve(CUDA, self._make())
-        return self._by_device[CUDA]
+        return self.by_device[CUDA]
 
     def _make(self) -> CollectiveBackend:
         from aiodist.backends.devices.backend import DeviceBackend

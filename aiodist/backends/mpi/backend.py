@@ -84,17 +84,17 @@ class MpiBackend(CollectiveBackend):
     async def _open(self) -> None:
         mpi = await in_thread(self._loop, load)
         check_thread(mpi)
-        everybody, ranks = mpi.COMM_WORLD, self._group.ranks
+        comm_world, ranks = mpi.COMM_WORLD, self._group.ranks
         world = self._group.world
-        if (everybody.rank, everybody.size) != (world.rank, world.size):
+        if (comm_world.rank, comm_world.size) != (world.rank, world.size):
             raise InvalidUsageError(
-                f"MPI has this process as rank {everybody.rank} of {everybody.size}, the world as "
+                f"MPI has this process as rank {comm_world.rank} of {comm_world.size}, the world as "
                 f"rank {world.rank} of {world.size}: backend 'mpi' needs ranks started by mpiexec, "
                 "with MPI's own numbers"
             )
         poller = Poller(mpi, self._loop, self._spin_policy)
-        if ranks == tuple(range(everybody.size)):
-            comm, request = everybody.Idup()
+        if ranks == tuple(range(comm_world.size)):
+            comm, request = comm_world.Idup()
             await poller.watch(request)
         elif mpi.Query_thread() < mpi.THREAD_MULTIPLE:
             raise DistBackendError(
@@ -111,10 +111,10 @@ class MpiBackend(CollectiveBackend):
 
     def _some_of(self, mpi: Mpi) -> Mpi:
         """A communicator of some ranks, which only they have to call for."""
-        everybody = mpi.COMM_WORLD
-        chosen = everybody.Get_group().Incl(self._group.ranks)
+        comm_world = mpi.COMM_WORLD
+        chosen = comm_world.Get_group().Incl(self._group.ranks)
         try:
-            return everybody.Create_group(chosen, self._group.id % (1 << 15))
+            return comm_world.Create_group(chosen, self._group.id % (1 << 15))
         except mpi.Exception as error:
             raise translated(mpi, error) from None
         finally:

@@ -81,7 +81,7 @@ class Agreement:
         await self._gate.poller.watch(request)
         if int(sums[0]) == mine * self._size & _MASK and not sums[1]:
             return
-        await barrier_dissemination(context)  # its messages show who called what
+        await barrier_dissemination(context)  # its messages show which rank called what
         raise CollectiveMismatchError(
             f"ranks disagree about {context.describe()}: in how long the parts of the ranks are, or in "
             "what they call",

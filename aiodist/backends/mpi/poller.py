@@ -86,7 +86,7 @@ class Poller:
                 ended.append((watched, translated(self._mpi, error)))
         if not ended:
             return
-        self._requests = left  # before anybody hears of it and starts the next
+        self._requests = left  # before a callback starts the next one
         self._since = perf_counter()
         self._spin_policy.note_progress()
         for watched, failure in ended:

@@ -13,6 +13,7 @@ import aiodist as dist
 from aiodist.backends.devices.backend import DeviceBackend
 from aiodist.testing.in_process import run_ranks
 from tests.backends.devices.memfd import MemfdMemory
+from tests.engine.conftest import engine_of
 from tests.operations.batch import complain, run_batch
 from tests.operations.design import DTYPES, MOVING, NO_OP, NUMPY_ONLY, OPS, REDUCING, Case, may_be
 
@@ -23,7 +24,7 @@ def install(memory: MemfdMemory, half: int = HALF) -> None:
     """Have the default group use ``memory`` for tensors on the CPU."""
     group = dist.group.WORLD
     assert group is not None
-    group._engine.backend = DeviceBackend(group._engine, lambda device: memory, "cpu", half)
+    engine_of(group).backend = DeviceBackend(engine_of(group), lambda device: memory, "cpu", half)
 
 
 @pytest.fixture
@@ -164,7 +165,7 @@ async def test_where_one_rank_cannot_map_all_go_through_the_host(step: str) -> N
     async def body(rank: int) -> None:
         install(memories[rank])
         await compare(rank)
-        assert [areas.of for areas in dist.group.WORLD._engine.backend._areas.values()] == [[]]
+        assert [areas.of for areas in engine_of().backend._areas.values()] == [[]]
 
     await run_ranks(3, body)
     for memory in memories:

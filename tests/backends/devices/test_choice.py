@@ -19,6 +19,7 @@ from aiodist.groups.operation import AllReduce
 from aiodist.links.host import host_id
 from aiodist.testing.in_process import run_ranks
 from tests.backends.at_once import native
+from tests.engine.conftest import engine_of
 
 
 @pytest.mark.parametrize("has_driver", [False, True])
@@ -32,7 +33,7 @@ async def test_a_machine_with_a_gpu_driver_gets_the_backend_for_devices(
 
     async def body(rank: int) -> None:
         group = dist.group.WORLD
-        assert type(group._engine.backend) is (NativeOnDevices if has_driver else NativeBackend)
+        assert type(engine_of(group).backend) is (NativeOnDevices if has_driver else NativeBackend)
         assert dist.get_backend() == "aiodist"
         tensor, array = torch.ones(3), np.ones(3)
         await dist.all_reduce(tensor)
@@ -43,19 +44,19 @@ async def test_a_machine_with_a_gpu_driver_gets_the_backend_for_devices(
         assert objects == [1]
         with pytest.raises(dist.InvalidUsageError, match="is on meta"):
             dist.all_reduce(torch.zeros(1, device="meta"))
-        assert AllReduce(tensor, dist.ReduceOp.SUM).key() in native(group)._plans.plans
+        assert AllReduce(tensor, dist.ReduceOp.SUM).key() in native(group).plans.plans
 
     await run_ranks(2, body)
 
 
 async def test_the_device_backend_is_made_at_the_first_cuda_tensor() -> None:
     async def body(rank: int) -> None:
-        backend = NativeOnDevices(dist.group.WORLD._engine)
-        assert isinstance(backend._for(torch.ones(1)), NativeBackend)
+        backend = NativeOnDevices(engine_of())
+        assert isinstance(backend.backend_of(torch.ones(1)), NativeBackend)
         cuda = SimpleNamespace(device=SimpleNamespace(type="cuda"))
-        made = backend._for(cuda)
+        made = backend.backend_of(cuda)
         assert isinstance(made, DeviceBackend)
-        assert backend._for(cuda) is made
+        assert backend.backend_of(cuda) is made
         backend.close()
 
     await run_ranks(1, body)

@@ -16,6 +16,7 @@ import torch
 import aiodist as dist
 from aiodist.deadline import Deadline
 from aiodist.testing.in_process import run_ranks
+from tests.engine.conftest import engine_of
 from tests.operations.batch import check
 from tests.operations.design import (
     COMPLEX,
@@ -232,7 +233,7 @@ async def test_torch_may_ask_its_store_long_after_the_group_was_built(
 
     async def body(rank: int) -> None:
         group = await dist.new_group(backend="torch:gloo")
-        await group._engine.backend.ready(Deadline(10))
+        await engine_of(group).backend.ready(Deadline(10))
         gc.collect()
         tensor = torch.ones(3)
         await dist.all_reduce(tensor, group=group)
@@ -249,7 +250,7 @@ async def test_a_receive_follows_the_earlier_work_of_its_caller_on_the_device(
         if rank == 0:
             followed: list[str] = []
             stream = ["the caller's"]
-            kind = dist.group.WORLD._engine.backend._messages.kind
+            kind = engine_of().backend._messages.kind
 
             def here(device: torch.device) -> Any:
                 return functools.partial(follow, followed, stream[0])

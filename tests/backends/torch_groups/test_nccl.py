@@ -19,6 +19,7 @@ import aiodist as dist
 from aiodist.backends.torch_groups.backend import TorchBackend
 from aiodist.backends.torch_groups.kinds import Nccl, all_say, check_devices
 from aiodist.testing.in_process import run_ranks
+from tests.engine.conftest import engine_of
 from tests.gpu.operations import differing, every_operation
 
 
@@ -126,7 +127,7 @@ async def test_every_operation(size: int, monkeypatch: pytest.MonkeyPatch) -> No
 
     async def body(rank: int) -> None:
         group = await dist.new_group()
-        group._engine.backend = TorchBackend(group._engine, OnTheHost())
+        engine_of(group).backend = TorchBackend(engine_of(group), OnTheHost())
         for dtype in (torch.float32, torch.int64):
             for count in (0, 7):
                 expected = await every_operation("cpu", dtype, count)

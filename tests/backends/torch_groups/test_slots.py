@@ -11,6 +11,7 @@ import aiodist as dist
 from aiodist.backends.torch_groups.kinds import Gloo
 from aiodist.backends.torch_groups.slots import Slot, device_of
 from aiodist.testing.in_process import run_ranks
+from tests.engine.conftest import engine_of
 
 
 def on(device: str, *shape: int) -> Slot:
@@ -42,11 +43,11 @@ class Elsewhere(Gloo):
 async def test_a_rank_has_one_device_in_a_group() -> None:
     async def body(rank: int) -> None:
         group = await dist.new_group(backend="torch:gloo")
-        group._engine.backend._messages.kind = Elsewhere()
+        engine_of(group).backend._messages.kind = Elsewhere()
         await dist.all_reduce(torch.ones(2), group=group)  # the first tensor says where
         await dist.barrier(group)
         chosen = await dist.new_group(backend="torch:gloo", device_id=0)
-        chosen._engine.backend._messages.kind = Elsewhere()
+        engine_of(chosen).backend._messages.kind = Elsewhere()
         said = "the tensor is on cpu, and this rank's part in group .* is on meta"
         for call in (
             lambda: dist.all_reduce(torch.ones(2), group=chosen),

@@ -88,9 +88,9 @@ async def _a_backend_for_each_device(rank: int) -> None:
     tensor = np.full(3, rank + 1.0)
     await dist.all_reduce(tensor, group=group)
     assert tensor.tolist() == [6, 6, 6]
-    comm = mixed._by_device["cpu"]._gate.comm
-    mixed._by_device["cpu"]._gate.comm = None  # who calls it now fails
-    other = mixed._by_device["cuda"]
+    comm = mixed.by_device["cpu"]._gate.comm
+    mixed.by_device["cpu"]._gate.comm = None  # who calls it now fails
+    other = mixed.by_device["cuda"]
     for count in (1, 300_000):
         tensor = np.full(count, rank + 1.0)
         await other.start(AllReduce(tensor, dist.ReduceOp.SUM))
@@ -103,7 +103,7 @@ async def _a_backend_for_each_device(rank: int) -> None:
         await other.start(Send(np.full(count, float(rank)), (rank + 1) % 3, 4))
         assert await receiving == (rank - 1) % 3
         assert (into == (rank - 1) % 3).all()
-    mixed._by_device["cpu"]._gate.comm = comm
+    mixed.by_device["cpu"]._gate.comm = comm
     await dist.barrier(group)
     await dist.destroy_process_group(group)
 
