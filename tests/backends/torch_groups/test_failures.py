@@ -221,9 +221,9 @@ async def test_a_cancelled_operation_keeps_its_tensors_until_torch_is_done_with_
         gc.collect()
         assert known() is not None
         ends.pop()(None)
-        await asyncio.sleep(0.01)
-        gc.collect()
-        assert known() is None
+        while known() is not None:  # some turns of the loop let go of it
+            await asyncio.sleep(0)
+            gc.collect()
 
     await run_ranks(1, body, backend="torch:gloo")
 
