@@ -9,6 +9,7 @@ and ends as the script has ended. If that process is killed, the script is kille
 from __future__ import annotations
 
 import array
+import gc
 import json
 import os
 import runpy
@@ -115,9 +116,14 @@ def _become(request: dict[str, Any], streams: list[int]) -> None:
 
 
 if __name__ == "__main__":
+    import torch
+
     import aiodist.sync
     import aiodist.torch_backend
     import aiodist.training  # noqa: F401
+
+    torch.optim.SGD([torch.zeros(1)], lr=0.1)  # the first optimizer imports torch's compiler
+    gc.freeze()  # so that the end of a fork does not look at what it has from here
 
     sys.argv = serve(sys.argv[1]) or []
     sys.path[0] = str(Path(sys.argv[0]).parent)

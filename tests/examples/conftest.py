@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.warm_python import WarmPython
+
 REPOSITORY = Path(__file__).parents[2]
 
 Command = Callable[..., str]
@@ -46,16 +48,18 @@ def command(scaled: Callable[[float], float], tmp_path: Path) -> Command:
 
 
 @pytest.fixture
-def launch(command: Command) -> Launch:
+def launch(command: Command, warm_python: WarmPython) -> Launch:
     """``launch(ranks, script, *arguments)``: what the job printed; a job that fails is an error.
 
-    ``options``: the launcher's own. ``code``: the exit code that the job has to have.
+    ``options``: the launcher's own. ``code``: the exit code that the job has to have. The ranks do not
+    import torch anew.
     """
 
     def run(
         ranks: int, script: Path, *arguments: str, options: Sequence[str] = (), code: int = 0
     ) -> str:
-        launcher = (sys.executable, "-m", "aiodist", "run", "-n", str(ranks), *options)
-        return command(*launcher, str(script), *arguments, code=code)
+        job = ("run", "--no-python", "-n", str(ranks), *options)
+        program = (*warm_python.command, str(script), *arguments)
+        return command(sys.executable, "-m", "aiodist", *job, *program, code=code)
 
     return run

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tests.limits import scaled
+from tests.warm_python import WarmPython
 
 ROOT = Path(__file__).parents[3]
 APPS = ROOT / "examples" / "apps"
@@ -69,19 +70,26 @@ def ports() -> list[int]:
 
 
 @pytest.fixture
-def start() -> Started:
-    """``async with start(ranks, app, *arguments, options=...) as job``."""
+def start(warm_python: WarmPython) -> Started:
+    """``async with start(ranks, app, *arguments, options=...) as job``.
+
+    The ranks are forks of a Python that has imported torch, unless ``python`` is another command.
+    """
 
     @contextlib.asynccontextmanager
     async def run(
-        ranks: int, app: str, *arguments: str, options: tuple[str, ...] = ()
+        ranks: int,
+        app: str,
+        *arguments: str,
+        options: tuple[str, ...] = (),
+        python: tuple[str, ...] = warm_python.command,
     ) -> AsyncIterator[Job]:
         kept = {
             name: value for name, value in os.environ.items() if not name.startswith("AIODIST_")
         }
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "aiodist", "run", "-n", str(ranks), *options),
-            *(str(APPS / app), *arguments),
+            *(sys.executable, "-m", "aiodist", "run", "--no-python", "-n", str(ranks), *options),
+            *(*python, str(APPS / app), *arguments),
             env=kept | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,

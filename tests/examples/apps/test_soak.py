@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,9 +50,9 @@ async def test_no_request_is_lost_and_nothing_grows(start: Started, ports: list[
     options = ("--max-restarts", str(2 * KILLS))
     held: dict[str, list[Sample]] = {"worker": [], "leader": [], "launcher": []}
     resumed, whole, leaders = [], [], 0
-    app = "inference.py"
+    app, own_memory = "inference.py", (sys.executable,)
     async with (
-        start(RANKS, app, "--port", str(ports[0]), options=options) as job,
+        start(RANKS, app, "--port", str(ports[0]), options=options, python=own_memory) as job,
         connected(ports[0]) as (session,),
     ):
         facts = await health(session, ranks=list(range(RANKS)))

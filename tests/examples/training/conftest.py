@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-
-from tests.examples.conftest import Command, Launch
-from tests.warm_python import WarmPython
 
 RECIPES = Path(__file__).parents[3] / "examples" / "training"
 SEVERAL = Path(__file__).with_name("programs") / "several.py"
@@ -37,20 +33,6 @@ class CompletedRun:
 
 
 Recipes = Callable[..., list[CompletedRun]]
-
-
-@pytest.fixture
-def launch(command: Command, warm_python: WarmPython) -> Launch:
-    """As that of all examples, with ranks that do not import torch anew."""
-
-    def run(
-        ranks: int, script: Path, *arguments: str, options: Sequence[str] = (), code: int = 0
-    ) -> str:
-        job = ("run", "--no-python", "-n", str(ranks), *options)
-        program = (*warm_python.command, str(script), *arguments)
-        return command(sys.executable, "-m", "aiodist", *job, *program, code=code)
-
-    return run
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.examples.training.conftest import RECIPES, write_images
+from tests.limits import scaled
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -21,16 +23,27 @@ STEPS = 16
 
 @pytest.fixture(autouse=True)
 def _no_process_left(tmp_path: Path) -> Iterator[None]:
-    """All that a job starts has its working directory in ``tmp_path``."""
+    """All that a job starts has its working directory in ``tmp_path``, and ends with the job.
+
+    A rank is a fork of another process, which ends it a moment after the launcher has been told so.
+    """
     yield
-    left = []
+    limit = time.monotonic() + scaled(10)
+    while left := processes_in(tmp_path):
+        assert time.monotonic() < limit, left
+        time.sleep(0.01)
+
+
+def processes_in(folder: Path) -> list[str]:
+    """Return the commands of the processes whose working directory is ``folder``."""
+    found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if Path(os.readlink(process / "cwd")) == tmp_path:
-                left.append((process / "cmdline").read_text())
+            if Path(os.readlink(process / "cwd")) == folder:
+                found.append((process / "cmdline").read_text())
         except OSError:
             continue  # it has ended, or is the kernel's own
-    assert left == []
+    return found
 
 
 def summary(folder: Path) -> dict[str, Any]:
