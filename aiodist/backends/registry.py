@@ -11,12 +11,11 @@ from types import MappingProxyType
 from typing import Any
 
 from aiodist.backends.devices.choice import NativeOnDevices
-from aiodist.backends.mixed import MixedBackend
+from aiodist.backends.mixed import MixedBackend, OverP2P
 from aiodist.backends.mpi import library as mpi_library
 from aiodist.backends.mpi.backend import MpiBackend
 from aiodist.backends.mpi.mpi_meeting import rendezvous_of_mpi
 from aiodist.backends.native import NativeBackend
-from aiodist.backends.over_p2p import OverP2P
 from aiodist.errors import InvalidUsageError
 from aiodist.groups.collective_backend import CollectiveBackend
 from aiodist.groups.group_engine import GroupEngine

@@ -50,10 +50,3 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """A cell for each of COLUMNS. uneven: ranks' sizes differ, in rows and blocks."""
-
-
-def as_markdown() -> str:
-    """The table, as it stands in the documentation."""
-    head = ["function", *(f"{backend}, {device}" for backend, device in COLUMNS)]
-    rows = [head, ["---"] * len(head), *([name, *cells] for name, cells in FUNCTIONS.items())]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from aiodist.launch.args import Parser
 from aiodist.observe.comparing import stories
 from aiodist.observe.folder import Dump, read_parts
-from aiodist.observe.situation import situation
+from aiodist.observe.report_text import situation
 
 
 def parser() -> Parser:

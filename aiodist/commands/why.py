@@ -9,7 +9,7 @@ from aiodist.errors import InvalidUsageError
 from aiodist.launch.args import Parser
 from aiodist.observe.asking import ask_job, choose_job, jobs_here
 from aiodist.observe.comparing import stories
-from aiodist.observe.situation import situation
+from aiodist.observe.report_text import situation
 
 
 def parser() -> Parser:

@@ -13,7 +13,6 @@ from aiodist.collectives.shm_exchange import Exchange
 from aiodist.completion import Pending, T
 from aiodist.deadline import to_seconds
 from aiodist.errors import CollectiveMismatchError, DistError, GroupRevokedError, PeerLostError
-from aiodist.groups.collective_gate import through_gate
 from aiodist.groups.completed_operations import REMEMBERED, CompletedOperations
 from aiodist.groups.completed_work import CompletedRecv, CompletedWork
 from aiodist.groups.contexts import CollectiveContext
@@ -21,7 +20,7 @@ from aiodist.groups.diagnostics import mismatch
 from aiodist.groups.fingerprint import Fingerprint, encoded_of
 from aiodist.groups.group_agreements import GroupAgreements
 from aiodist.groups.group_lifecycle import NO_SETTINGS, WHOLE_GROUP, Settings
-from aiodist.groups.messaging import Messaging
+from aiodist.groups.messaging import Messaging, through_gate
 from aiodist.groups.messenger import Messenger
 from aiodist.groups.operation import Operation
 from aiodist.groups.shm_collective import ShmCollective

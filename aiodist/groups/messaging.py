@@ -7,13 +7,12 @@ import math
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aiodist.completion import T
 from aiodist.errors import GroupClosedError, InvalidUsageError, PeerLostError
-from aiodist.groups.collective_gate import CollectiveGate
 from aiodist.groups.completed_work import CompletedWork
-from aiodist.groups.contexts import MessageContext
+from aiodist.groups.contexts import CollectiveContext, MessageContext
 from aiodist.groups.group_lifecycle import GroupLifecycle, Settings
 from aiodist.groups.messenger import Messenger
 from aiodist.groups.naming import call_of
@@ -44,6 +43,29 @@ class MessagePlan:
         self.head = head_of(key, meta, nbytes)
         self.frame, _ = decode(memoryview(self.head))
         self.facts: Facts = (what, peer, key[2], meta, nbytes)
+
+
+class CollectiveGate(Protocol):
+    """Lets the collectives of a group begin, for the library that carries them."""
+
+    async def enter(self, context: CollectiveContext) -> None:
+        """Return when the collective may begin. It awaits only `Pending`."""
+
+    def leave(self, context: CollectiveContext) -> None:
+        """Note that the collective, which had called `enter`, is over."""
+
+
+async def through_gate(
+    gate: CollectiveGate,
+    context: CollectiveContext,
+    body: Callable[[CollectiveContext], Coroutine[Any, Any, T]],
+) -> T:
+    """Await ``body(context)`` between `enter` and `leave` of ``gate``."""
+    try:
+        await gate.enter(context)
+        return await body(context)
+    finally:
+        gate.leave(context)
 
 
 class Messaging(GroupLifecycle):

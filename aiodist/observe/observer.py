@@ -29,8 +29,8 @@ from aiodist.observe.rank_report import (
     RankReport,
     report_of,
 )
-from aiodist.observe.rank_summary import summary
 from aiodist.observe.recorder import TRACE_VARIABLE
+from aiodist.observe.report_text import summary
 from aiodist.observe.usage import Usage, usage_of
 
 log = logging.getLogger("aiodist")

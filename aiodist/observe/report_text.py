@@ -1,15 +1,49 @@
-"""Format a verdict as sentences, and the ranks as a table."""
+"""Reports as text: one rank's in a few lines, and those of a job as sentences and a table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from aiodist.observe.comparing import GroupStory
 from aiodist.observe.rank_report import RankReport
 from aiodist.observe.recorder import FAILED, Operation
 from aiodist.observe.text_table import ranges, ranks, table
-from aiodist.observe.wait_graph import Verdict, Wait
+from aiodist.observe.wait_graph import Verdict, Wait, judge
 
-_WIDEST = 60
+
+def summary(part: RankReport) -> str:
+    """Return text for the operations a rank is in, and for the last that it finished."""
+    where = f", {part.standpoint}" if str(part.standpoint) else ""
+    lines = [f"aiodist: {part.identity} of {part.identity.size}{where} ({part.reason})"]
+    running = part.running()
+    for each in running:
+        waiting = ", ".join(map(str, each.waiting_for)) or "no rank"
+        seconds = (part.clock - each.created) / 1e9
+        idle = "" if each.awaited else "; it is not awaited"
+        lines.append(f"  in {each} for {seconds:.1f} s, waiting for {waiting}{idle}")
+    if not running:
+        lines.append("  in no operation")
+    for each in part.operations:
+        if each.finished:
+            seconds = (part.clock - each.finished) / 1e9
+            end = f": {each.error}" if each.error else ""
+            lines.append(f"  {each.state} {seconds:.1f} s ago: {each}{end}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def situation(
+    parts: Mapping[int, RankReport], silent: Mapping[int, str], told: Sequence[GroupStory]
+) -> list[str]:
+    """Return text for each rank's operation, then disagreements, then the ranks others wait for."""
+    verdict = judge(parts)
+    disagreements = [story.disagreement for story in told if story.disagreement]
+    return [
+        "",
+        overview(verdict, parts, silent),
+        "",
+        *disagreements,
+        *sentences(verdict, parts, silent),
+    ]
 
 
 def sentences(

@@ -26,7 +26,6 @@ from aiodist.groups.world import current_world
 from aiodist.p2p.spin_policy import DRIVE_SECONDS
 from aiodist.sync.blocked_caller import BlockedCaller
 from aiodist.sync.coalescing import coalescing, overlapped
-from aiodist.sync.cross_thread_call import CrossThreadCall
 from aiodist.sync.loop_handoff import HandoffLoop, LoopHandoff
 from aiodist.tensors.cuda_streams import on_callers_stream
 
@@ -375,6 +374,50 @@ class Portal:
                 inherited = getattr(loop, name, None)
                 if inherited is not None:
                     inherited.close()
+
+
+class CrossThreadCall:
+    """One call from another thread, on its way to the loop's."""
+
+    __slots__ = ("_blocks", "_function", "ended", "error", "returned")
+
+    def __init__(self, function: Callable[[], Any], blocks: bool) -> None:
+        self._function = function
+        self._blocks = blocks
+        self.returned: Any = None
+        self.error: BaseException | None = None
+        self.ended = threading.Lock()
+        self.ended.acquire()
+
+    def start(self) -> None:
+        """Start the function; the loop's thread calls this."""
+        returned = self._begin()
+        if returned is None or not self._blocks:
+            self.ended.release()
+            return
+        returned._spin()
+        if returned.is_completed():
+            self.ended.release()
+            return
+        returned._stay_awake()
+        returned._when_done(self.ended.release)
+
+    def _begin(self) -> Any:
+        """Call the function; return its result, or None if it raised."""
+        try:
+            self.returned = returned = self._function()
+        except BaseException as error:  # noqa: BLE001  # raised in the thread that called
+            traceback = error.__traceback__
+            self.error = error.with_traceback(traceback and traceback.tb_next)  # without this frame
+            return None
+        return returned
+
+    def cancel(self) -> None:
+        """Cancel what the function has started; the loop's thread calls this."""
+        works = self.returned if isinstance(self.returned, list) else [self.returned]
+        for work in works:
+            if work is not None:
+                work.cancel()
 
 
 def _as_running(loop: asyncio.AbstractEventLoop, call: Callable[[], Any]) -> Any:

@@ -43,7 +43,7 @@ def checks(environ: Mapping[str, str]) -> bool:
 
 
 class Agreement:
-    """The turns of a group's collectives; a `groups.collective_gate.CollectiveGate`."""
+    """The order of a group's collectives; a `groups.messaging.CollectiveGate`."""
 
     def __init__(self, gate: Gate, size: int, enabled: bool) -> None:
         self._gate = gate

@@ -7,19 +7,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed
 
 from aiodist.backends.polling import Poll
-from aiodist.backends.torch_groups.torch_completion import Done, when_over
 from aiodist.backends.torch_groups.worker_thread import Worker
 from aiodist.errors import InvalidUsageError
 from aiodist.rendezvous.environments import look_around
 from aiodist.types import RedOpType
 
 Here = AbstractContextManager[Any]
+
+Done = Callable[[BaseException | None], None]
+"""Called once with the error, or None; in whatever thread learns it."""
 
 Lanes = dict[torch.device, Any]
 """Where one torch group's operations run: for each device what the kind has put there."""
@@ -187,6 +190,38 @@ class Nccl(TorchKind):
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
         event.record()
         loop.call_soon_threadsafe(Poll(loop, event.query, done))
+
+
+def when_over(work: Any, waiter: Worker, done: Done) -> None:
+    """Call ``done`` when ``work`` of a CPU group has ended.
+
+    Collectives have a future that calls back from torch's thread. Messages have none, so
+    ``waiter`` waits for them, one after the other: the caller makes sure that both ends are in it.
+    """
+    try:
+        future = work.get_future()
+    except RuntimeError:
+        waiter.put(partial(_wait, work, done))
+    else:
+        future.add_done_callback(partial(_look, done))
+
+
+def _wait(work: Any, done: Done) -> None:
+    try:
+        work.wait()
+    except Exception as error:  # noqa: BLE001  # torch's, of any class: handed on
+        done(error)
+    else:
+        done(None)
+
+
+def _look(done: Done, future: Any) -> None:
+    try:
+        future.value()
+    except Exception as error:  # noqa: BLE001  # torch's, of any class: handed on
+        done(error)
+    else:
+        done(None)
 
 
 def why_no_gloo() -> str:
