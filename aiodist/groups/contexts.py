@@ -177,11 +177,15 @@ class CollectiveContext:
             self._group.fail_soon(self.sequence, self._mismatch(arrival.src, arrival.meta))
 
     def tell(self) -> None:
-        """Tell the ranks that may be in another operation, over the streams, which one this is."""
-        assert self.communicator is not None  # on which the operation has slept for long
-        for rank in self.communicator.group_ranks:
-            if rank != self.rank:
-                self.send(rank, memoryview(b""))
+        """Tell the communicator's neighbours, over the streams, which operation this is.
+
+        They may be in another one. Of members in two operations some are neighbours, unless many that
+        are in none stand between them; and an error reaches all.
+        """
+        communicator = self.communicator
+        assert communicator is not None  # on which the operation has slept for long
+        for member in communicator.neighbours:
+            self.send(communicator.group_ranks[member], memoryview(b""))
 
     @property
     def operation(self) -> str:

@@ -60,7 +60,7 @@ class OperationStreams(Protocol):
         """Fail with a message for this operation from a rank that is in another one."""
 
     def tell(self) -> None:
-        """Tell the others over the streams, once, what this rank is in: it has slept for long."""
+        """Tell the neighbours over the streams, once, what this rank is in: it has slept for long."""
 
 
 class ShmCollective:
@@ -358,7 +358,7 @@ class ShmCollective:
         self.context.listen()
 
     def tell(self) -> None:
-        """Tell the others over the streams, once, what this rank is in: it has slept for long."""
+        """Tell the neighbours over the streams, once, what this rank is in: it has slept for long."""
         if not self._told:
             self._told = True
             assert self.context is not None

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from aiodist.completion import Pending
 from aiodist.groups.group_facts import GroupFacts
-from aiodist.groups.shm_opening import BACKSTOP_SECONDS, ShmOpening
+from aiodist.groups.shm_opening import BACKSTOP_SECONDS, ShmOpening, neighbours_of
 from aiodist.groups.shm_words import STEP_BITS, Wait, stray
 from aiodist.p2p.spin_policy import LOOK_AGAIN_SECONDS, SUSPICION_SECONDS, BoundedSpin, SpinPolicy
 from aiodist.shm.doorbell import Doorbell
@@ -72,7 +72,7 @@ class CurrentOperation(Protocol):
         """Note that the operation sleeps until another rank goes on."""
 
     def tell(self) -> None:
-        """Tell the others what this rank is in: the operation has slept for long."""
+        """Tell the neighbours what this rank is in: the operation has slept for long."""
 
 
 class Entrant(Protocol):
@@ -125,8 +125,15 @@ class ShmCommunicator:
         """Where messages would be that came for an operation of this group."""
         self._memory: SharedMemory | None = memory
         self._id = _area_id(group.id, incarnation)
+        self.neighbours = neighbours_of(self.rank, self.size)
+        """By rank of the communicator: the members that hear first what this rank is in."""
         self._opening = ShmOpening(
-            group.endpoint, memory, self._id, self.members, self._wake_member
+            group.endpoint,
+            memory,
+            self._id,
+            self.members,
+            [self.members[rank] for rank in self.neighbours],
+            self._wake_member,
         )
         self.peers: list[tuple[int, memoryview]] = []
         self.slots: list[list[memoryview]] = []  # by their number, and by rank

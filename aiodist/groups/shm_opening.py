@@ -1,10 +1,16 @@
 """How the members of a group come to share memory at its first operation.
 
-Each member lays out an area in its segment, or says that it has no room, and then wakes the others by
-a bell on the stream. A member that waits for the areas sleeps between these bells. Invariant: a member
-that has said what room it has rings for every other member once, as soon as the two are connected. Two
-members cannot miss each other: each has said so before its bell leaves, and looks again when the
-other's bell comes.
+Each member lays out an area in its segment, or says that it has no room. A member that waits for the
+areas sleeps until a bell comes on a stream. Bells go between neighbours alone: two members whose places
+differ by at most `NEAR`, or by a power of two, as in Chord (Stoica et al., "Chord: a scalable
+peer-to-peer lookup service for internet applications", 2001). So many members make N log N connections
+and not N * N, and news reaches each in log N steps.
+
+A member rings for each neighbour when it has said what room it has, and again when it finds that all
+members have, each as soon as the two are connected. Invariant: after the last member has said so, every
+member looks once more. The last one looks after it has said so, and a member that finds the areas
+complete rings for its neighbours, which look and do the same. Two neighbours cannot miss each other:
+the bell of the first opens the connection, and the other answers with its own.
 """
 
 from __future__ import annotations
@@ -17,8 +23,12 @@ from aiodist.shm.group_area import CHUNK_BYTES, CROWDED_CHUNK_BYTES, GroupArea
 from aiodist.shm.shared_memory import SharedMemory
 
 PATIENCE_SECONDS = 0.2
-"""After this long a rank makes the connections itself that are the others' to make. It also stops
+"""After this long a rank makes the connections itself that are its neighbours' to make. It also stops
 waiting for the room of groups that not all of their ranks have destroyed yet."""
+
+NEAR = 8
+"""Members at most so far apart are neighbours: all in a group of up to 17. Each then hears of an error or
+a lost member from the one that knows it first, and by no way round."""
 
 ROOM_SECONDS = 5e-4
 """How often to look whether such room has come back; no bell tells."""
@@ -36,17 +46,20 @@ class ShmOpening:
         memory: SharedMemory,
         area: int,
         members: Sequence[int],
+        neighbours: Sequence[int],
         ring: Callable[[int], None],
     ) -> None:
-        """``area``: the id of the members' areas. ``members``: their global ranks. ``ring(rank)``
-        wakes one of them."""
+        """``area``: the id of the members' areas. ``members``: their global ranks. ``neighbours``: those
+        of this rank among them. ``ring(rank)`` wakes one of these."""
         self._endpoint = endpoint
         self._memory = memory
         self._area = area
         self._members = members
         self._ring_for = ring
         self._place = members.index(endpoint.rank)
-        self._unrung = [rank for rank in members if rank != endpoint.rank]
+        self._neighbours = neighbours
+        self._unrung = list(neighbours)
+        self._untold = list(neighbours)  # that all members have said what room they have
         self._patient_until = 0.0
         self.loss: BaseException | None = None
         """Why the areas will never be found: a member is gone that has not said what room it has."""
@@ -54,21 +67,20 @@ class ShmOpening:
     def find(self) -> list[GroupArea] | str | None:
         """Lay out this rank's area and look for the others'.
 
-        Returns the areas of all members in their order, once this rank is connected to all of them:
-        the end of a connection tells that a member has died. A text says why the group has no areas.
-        None as long as a member has not said what room it has, or is not connected, and if ``loss``.
+        Returns the areas of all members in their order, once this rank is connected to its neighbours:
+        the end of a connection tells at once that a member has died. A text says why the group has no
+        areas. None as long as a member has not said what room it has, or a neighbour is not connected,
+        and if ``loss``.
         """
         memory = self._memory
         if memory.could_share(self._members):
             memory.lay_out(self._area, patient=self._is_patient, chunk_bytes=self._chunk_bytes)
-            areas = memory.look(self._area, self._members)
-        else:
-            areas = "not all of its ranks can map each other's memory"
+        areas = self._look()
         is_reached = self._reach()
         if isinstance(areas, str):
-            self._ring(self._unrung)
+            self._ring(self._untold)
             return areas
-        self.tell()
+        self._tell(areas is not None)
         if areas is None and is_reached:
             self.loss = next(filter(None, map(self._error_of, self._members)), None)
         return areas if is_reached else None
@@ -78,17 +90,8 @@ class ShmOpening:
         self._memory.lay_out(self._area, chunk_bytes=self._chunk_bytes)
 
     def tell(self) -> None:
-        """Ring for the members that have not heard yet that this rank has said what room it has.
-
-        A lower rank is not connected to for that at first: it connects to this one when it waits.
-        """
-        if self._unrung and self._has_said:
-            connected, is_patient = self._endpoint.connected, self._is_patient
-            self._ring(
-                rank
-                for rank in self._unrung
-                if connected(rank) or self._dials(rank) or not is_patient
-            )
+        """Ring for the neighbours that have not heard yet what this rank knows."""
+        self._tell(self._look() is not None)
 
     @property
     def seconds_to_sleep(self) -> float:
@@ -103,15 +106,19 @@ class ShmOpening:
 
     # -- inside
 
+    def _look(self) -> list[GroupArea] | str | None:
+        """Return what `find` may return, as far as memory tells."""
+        if self._memory.could_share(self._members):
+            return self._memory.look(self._area, self._members)
+        return "not all of its ranks can map each other's memory"
+
     def _reach(self) -> bool:
-        """Connect to the members that this rank dials. Returns whether all that live are connected."""
+        """Connect to the neighbours that this rank dials. Returns whether all that live are connected."""
         endpoint = self._endpoint
         missing = [
             rank
-            for rank in self._members
-            if rank != endpoint.rank
-            and not endpoint.connected(rank)
-            and endpoint.error_of(rank) is None
+            for rank in self._neighbours
+            if not endpoint.connected(rank) and endpoint.error_of(rank) is None
         ]
         for rank in missing:
             if self._dials(rank) or not self._is_patient:
@@ -122,9 +129,30 @@ class ShmOpening:
         """Return whether this rank makes the connection to ``rank`` first: one of each pair does."""
         return self._members.index(rank) > self._place
 
-    def _ring(self, ranks: Iterable[int]) -> None:
+    def _tell(self, is_complete: bool) -> None:
+        """Ring for the neighbours that have not heard that this rank, or every member, has said what
+        room it has.
+
+        A lower rank is not connected to for that at first: it connects to this one when it has said so.
+        """
+        unaware = self._untold if is_complete else self._unrung
+        if unaware and (is_complete or self._has_said):
+            connected, is_patient = self._endpoint.connected, self._is_patient
+            self._ring(
+                [
+                    rank
+                    for rank in unaware
+                    if connected(rank) or self._dials(rank) or not is_patient
+                ],
+                is_complete,
+            )
+
+    def _ring(self, ranks: Iterable[int], is_complete: bool = True) -> None:
         for rank in list(ranks):
-            self._unrung.remove(rank)
+            if rank in self._unrung:
+                self._unrung.remove(rank)
+            if is_complete:
+                self._untold.remove(rank)
             self._ring_for(rank)
 
     def _error_of(self, rank: int) -> BaseException | None:
@@ -147,3 +175,10 @@ class ShmOpening:
         """How large a chunk is, where there is room."""
         crowded = self._endpoint.spin_policy.crowded
         return CROWDED_CHUNK_BYTES if crowded else CHUNK_BYTES
+
+
+def neighbours_of(place: int, size: int) -> list[int]:
+    """Return the places, of ``size`` round a ring, that are neighbours of ``place``."""
+    steps = [*range(1, NEAR), *(1 << power for power in range(3, size.bit_length()))]
+    found = {(place + step) % size for step in [*steps, *(-step for step in steps)]}
+    return sorted(found - {place})

@@ -12,7 +12,9 @@ import pytest
 
 import aiodist as dist
 from aiodist.groups.shm_communicator import ShmCommunicator
+from aiodist.groups.shm_opening import neighbours_of
 from aiodist.groups.world import current_world
+from aiodist.p2p.spin_policy import SUSPICION_SECONDS
 from aiodist.shm import area_directory
 from aiodist.testing import in_process
 from aiodist.testing.in_process import run_ranks
@@ -45,6 +47,46 @@ async def test_collectives_run_in_memory_and_send_no_message() -> None:
         await dist.barrier()
 
     await run_ranks(3, main, "shm", timeout=20)
+
+
+async def test_many_ranks_have_few_connections_though_some_were_late() -> None:
+    """While those are away the others sleep for so long that they tell what they are in."""
+    size = 40
+
+    async def main(rank: int) -> int:
+        if rank == 5:
+            await asyncio.sleep(2 * SUSPICION_SECONDS)
+        data = np.full(1, float(rank))
+        await dist.all_reduce(data)
+        assert data[0] == sum(range(size))
+        if rank == 11:
+            await asyncio.sleep(2 * SUSPICION_SECONDS)
+        await dist.barrier()
+        assert communicator().words
+        endpoint = current_world().endpoint
+        return sum(endpoint.connected(other) for other in range(size) if other != rank)
+
+    connections = await run_ranks(size, main, "shm", timeout=scaled(60))
+    assert max(connections) == len(neighbours_of(0, size)) == 18
+
+
+async def test_a_mismatch_among_many_ranks_reaches_all_though_another_is_away() -> None:
+    size, away, over = 40, asyncio.Event(), asyncio.Barrier(40)
+
+    async def main(rank: int) -> BaseException | None:
+        await dist.barrier()
+        if rank == 3:
+            await away.wait()
+        array = np.ones(1)
+        odd = rank in (7, 27)
+        call = dist.all_gather_object([0] * size, 1) if odd else dist.all_reduce(array)
+        error = await outcome(call)
+        away.set()
+        await over.wait()  # a rank that has left is an error for the others, too
+        return error
+
+    errors = await run_ranks(size, main, "shm", timeout=scaled(60))
+    assert all(isinstance(error, dist.CollectiveMismatchError) for error in errors)
 
 
 @pytest.mark.parametrize("nbytes", [1 << 20, (1 << 20) + (1 << 18)])

@@ -1,0 +1,27 @@
+"""Which members of a group are neighbours while they come to share memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiodist.groups.shm_opening import NEAR, neighbours_of
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 17, 18, 33, 64, 200])
+def test_neighbours_are_mutual_and_news_reaches_all_in_a_logarithm_of_steps(size: int) -> None:
+    near = [neighbours_of(place, size) for place in range(size)]
+    logarithm = (size - 1).bit_length()
+
+    assert all(place in near[other] for place in range(size) for other in near[place])
+    assert max(map(len, near)) <= 2 * (NEAR + logarithm)
+    heard, steps = {0}, 0
+    while len(heard) < size:
+        heard |= {other for place in heard for other in near[place]}
+        steps += 1
+    assert steps <= logarithm
+
+
+def test_in_a_group_of_up_to_17_all_are_neighbours() -> None:
+    for size in range(1, 2 * NEAR + 2):
+        assert {len(neighbours_of(place, size)) for place in range(size)} == {size - 1}
+    assert len(neighbours_of(0, 2 * NEAR + 3)) < 2 * NEAR + 2
