@@ -6,22 +6,26 @@ import glob
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 
 from aiodist.errors import InvalidUsageError
 
 
-def process_count(text: str) -> int:
-    """What ``text`` names: digits, or ``cpu``, ``gpu``, ``auto`` (GPUs if any, else CPUs)."""
+def process_count(text: str, gpus: Callable[[], int] | None = None) -> int:
+    """Return what ``text`` names: digits, or ``cpu``, ``gpu``, ``auto`` (GPUs if any, else CPUs).
+
+    ``gpus``: counts the GPUs; torch is asked where None. Raises InvalidUsageError.
+    """
     word = text.strip().lower()
     if word == "cpu":
         return _cpus()
     if word == "gpu":
-        count = _gpus()
+        count = (gpus or _gpus)()
         if count == 0:
             raise InvalidUsageError("torch sees no GPU on this host: pass a number, or 'cpu'")
         return count
     if word == "auto":
-        return (_gpus() if _maybe_gpus() else 0) or _cpus()
+        return (gpus or _likely_gpus)() or _cpus()
     try:
         count = int(word)
     except ValueError:
@@ -40,9 +44,10 @@ def _cpus() -> int:
     return os.cpu_count() or 1
 
 
-def _maybe_gpus() -> bool:
-    """Whether asking torch could be worth its start-up time."""
-    return bool(glob.glob("/dev/nvidia[0-9]*") or glob.glob("/dev/kfd") or glob.glob("/dev/dxg"))
+def _likely_gpus() -> int:
+    """Return `_gpus` where there may be any: to ask torch takes seconds."""
+    signs = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")
+    return _gpus() if any(map(glob.glob, signs)) else 0
 
 
 def _gpus() -> int:

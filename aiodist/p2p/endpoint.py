@@ -92,7 +92,8 @@ class Endpoint:
         self._heartbeat = heartbeat
         self._closing_streams = ClosingStreams()
         self._early: list[Connection] = []  # accepted before ``meet``, from ranks that met sooner
-        self._key = b""
+        self.key = b""
+        """The secret by which the ranks of the job know each other; empty before `meet`."""
         self._departure = False
         self._closed = False
         self._host_id = host or host_id()
@@ -127,7 +128,7 @@ class Endpoint:
 
     def meet(self, rank_infos: Sequence[RankInfo], key: bytes) -> None:
         """Set the rank infos of all ranks and the job's key (about 32 bytes, secret)."""
-        self._key = key
+        self.key = key
         self.size = self.inbox.size = len(rank_infos)
         here = [rank_info.pid for rank_info in rank_infos if rank_info.host_id == self._host_id]
         self.shares_process = len(set(here)) < len(here)  # where spinning blocks the other rank
@@ -482,13 +483,13 @@ class Endpoint:
         self._events.peer_lost(peer.rank, error, departed=peer.said_goodbye)
 
     def _handshake(self) -> Handshake:
-        return Handshake(self._key, self.rank, self.size, self.window)
+        return Handshake(self.key, self.rank, self.size, self.window)
 
     def _accept(self, connection: Connection) -> None:
         if self._closed:
             connection.abort()
             return
-        if not self._key:
+        if not self.key:
             self._early.append(connection)
             if len(self._early) > SPARE + 2 * self.size:
                 self._early.pop(0).abort()

@@ -186,7 +186,7 @@ async def test_a_late_rank_does_not_keep_the_note_of_one_that_waited_long() -> N
         await meet()
         matcher = current_world().endpoint.inbox.matcher
         group = current_world().default_group()
-        sequence = group._next
+        sequence = group.n_started
         if rank == 0:
             key = (COLLECTIVE, group.id, sequence)
             await until(lambda: matcher.holds(key, [1]))

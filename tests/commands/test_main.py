@@ -13,6 +13,7 @@ import aiodist.commands.main as cli
 import aiodist.commands.run as run_command
 from aiodist.errors import InvalidUsageError
 from aiodist.launch.args import launch_parser, run_parser
+from aiodist.launch.counting import process_count
 from aiodist.launch.spec import JobSpec
 from aiodist.launch.starting import start
 from tests.limits import scaled
@@ -164,19 +165,14 @@ def test_parents_of_a_module_are_not_imported(specs):
     assert specs[0].program == (sys.executable, "-m", "package.mod")
 
 
-def test_words_for_counts(specs, monkeypatch, capfd):
+def test_words_for_counts(specs, capfd):
     assert cli.main(["run", "-n", "cpu", "train.py"]) == 0
-    assert specs[0].nproc == len(os.sched_getaffinity(0))
-    monkeypatch.setattr("aiodist.launch.counting._gpus", lambda: 3)
-    assert cli.main(["run", "-n", "gpu", "train.py"]) == 0
-    monkeypatch.setattr("aiodist.launch.counting._maybe_gpus", lambda: True)
-    assert cli.main(["run", "-n", "auto", "train.py"]) == 0
-    assert [spec.nproc for spec in specs[1:]] == [3, 3]
-    monkeypatch.setattr("aiodist.launch.counting._gpus", lambda: 0)
-    assert cli.main(["run", "-n", "auto", "train.py"]) == 0
-    assert specs[3].nproc == specs[0].nproc
-    assert cli.main(["run", "-n", "gpu", "train.py"]) == 2
-    assert "torch sees no GPU" in capfd.readouterr().err
+    cpus = len(os.sched_getaffinity(0))
+    assert specs[0].nproc == cpus
+    assert process_count("gpu", lambda: 3) == process_count("auto", lambda: 3) == 3
+    assert process_count("auto", lambda: 0) == cpus
+    with pytest.raises(InvalidUsageError, match="torch sees no GPU"):
+        process_count("gpu", lambda: 0)
 
 
 def test_several_nodes_take_the_meeting_place_from_the_environment(specs, monkeypatch, capfd):

@@ -122,9 +122,9 @@ async def test_a_replayed_handshake_is_worth_nothing(caplog: pytest.LogCaptureFi
         if rank == 0:
             endpoint = current_world().endpoint
             address = endpoint.rank_info.addresses[0]
-            theirs = Handshake(endpoint._key, 1, 2, 1 << 20)
+            theirs = Handshake(endpoint.key, 1, 2, 1 << 20)
             hello = theirs.start(0)
-            proof = theirs.receive(Handshake(endpoint._key, 0, 2, 1 << 20).receive(hello) or b"")
+            proof = theirs.receive(Handshake(endpoint.key, 0, 2, 1 << 20).receive(hello) or b"")
             assert proof is not None
             host, _, port = address.removeprefix("tcp://").rpartition(":")
             reader, writer = await asyncio.open_connection(host, int(port))
@@ -148,7 +148,7 @@ async def test_another_version_gets_a_refusal_with_the_reason(
     async def main(rank: int) -> None:
         if rank == 0:
             endpoint = current_world().endpoint
-            hello = bytearray(Handshake(endpoint._key, 1, 2, 1 << 20).start(0))
+            hello = bytearray(Handshake(endpoint.key, 1, 2, 1 << 20).start(0))
             hello[4:6] = b"\x63\x00"
             answer = await speak(
                 endpoint.rank_info.addresses[0], encode(FrameType.HELLO, meta=bytes(hello))

@@ -69,7 +69,7 @@ def test_the_lines_of_each_rank_stay_in_their_order() -> None:
 def test_a_line_waits_for_the_other_ranks_a_bounded_time(folded: Folded) -> None:
     assert folded.folding.due(0.0) == float("inf")
     folded.put(0, b"alone")
-    born = folded.folding._waiting[0].born
+    born = folded.folding.due(0.0) - FOLD_SECONDS
     assert folded.folding.due(born) == pytest.approx(FOLD_SECONDS)
     folded.folding.release(born)
     assert folded.folding.due(born) > 0

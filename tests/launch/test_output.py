@@ -16,16 +16,16 @@ class Captured:
     """A screen on a pipe, and what was written there."""
 
     def __init__(self, *, tty: bool) -> None:
-        self._read, self._write = os.pipe()
-        self.screen = Screen(self._write, tty=tty)
+        self.read_end, self.write_end = os.pipe()
+        self.screen = Screen(self.write_end, tty=tty)
 
     def put(self, rank: int, text: bytes, end: bytes = b"\n") -> None:
         self.screen.put(rank, b"[%d] " % rank, Piece(text, end))
 
     def text(self) -> bytes:
         self.screen.flush()
-        os.close(self._write)
-        with os.fdopen(self._read, "rb") as read:
+        os.close(self.write_end)
+        with os.fdopen(self.read_end, "rb") as read:
             return read.read()
 
 
@@ -126,15 +126,15 @@ def test_settling_ends_the_open_line_once(file):
 
 
 def test_flush_waits_for_a_slow_reader_of_a_non_blocking_pipe(file):
-    os.set_blocking(file._write, False)
+    os.set_blocking(file.write_end, False)
     size = 300_000  # more than a pipe holds
     file.put(0, b"x" * size)
     with ThreadPoolExecutor(1) as threads:
-        received = threads.submit(lambda: os.read(file._read, 10) + _read_all(file._read))
+        received = threads.submit(lambda: os.read(file.read_end, 10) + _read_all(file.read_end))
         file.screen.flush()
-        os.close(file._write)
+        os.close(file.write_end)
         assert received.result() == b"[0] " + b"x" * size + b"\n"
-    os.close(file._read)
+    os.close(file.read_end)
 
 
 def _read_all(fd: int) -> bytes:
