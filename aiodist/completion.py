@@ -109,14 +109,24 @@ class Driver(Generic[T]):
         self._on_done(value, error)
 
 
-class Once(Generic[T]):
-    """A `Driver` for what waits for one `Pending` and has a last step: no coroutine is made.
+class Unfinished(Exception):
+    """Raised by the last step of a `Once` that finds it is not the last: ``rest()`` goes on."""
 
-    ``on_done(value, error)`` is called exactly once: with what ``finish(value of pending)`` returns
-    or raises, or with the error of ``pending`` or of `throw`.
+    def __init__(self, rest: Callable[..., Coroutine[Any, Any, Any]]) -> None:
+        """``rest``: returns a coroutine that awaits only `Pending`, with the operation's result."""
+        super().__init__()
+        self.rest = rest
+
+
+class Once(Generic[T]):
+    """A `Driver` for what mostly waits for one `Pending` and has a last step.
+
+    A coroutine is made only if that step raises `Unfinished`. ``on_done(value, error)`` is called
+    exactly once: with what ``finish(value of pending)``, or the rest of it, returns or raises, or
+    with the error of ``pending`` or of `throw`.
     """
 
-    __slots__ = ("_finish", "_on_done", "_pending")
+    __slots__ = ("_driver", "_finish", "_on_done", "_pending")
 
     def __init__(
         self,
@@ -127,6 +137,7 @@ class Once(Generic[T]):
         self._pending: Pending[Any] | None = pending
         self._finish = finish
         self._on_done = on_done
+        self._driver: Driver[T] | None = None
 
     def start(self) -> None:
         pending = self._pending
@@ -137,11 +148,13 @@ class Once(Generic[T]):
             pending.callback = self._step
 
     def throw(self, error: BaseException) -> None:
-        """End by ``error`` instead. Ignored once it has ended."""
+        """End by ``error`` instead, or raise it where the rest waits. Ignored once it has ended."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.callback = None
             self._on_done(None, error)
+        elif self._driver is not None:
+            self._driver.throw(error)
 
     def _step(self) -> None:
         pending, self._pending = self._pending, None
@@ -151,9 +164,14 @@ class Once(Generic[T]):
         if error is None:
             try:
                 value = self._finish(pending.value)
+            except Unfinished as unfinished:
+                self._driver = Driver(unfinished.rest(), self._on_done)
             except BaseException as raised:  # noqa: BLE001  # handed to on_done, whatever it is
                 error = raised
-        self._on_done(value, error)
+        if self._driver is None:
+            self._on_done(value, error)
+        else:
+            self._driver.start()
 
 
 async def together(*coroutines: Coroutine[Any, Any, None]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.completion import Driver, Once, Pending, completed, together
+from aiodist.completion import Driver, Once, Pending, Unfinished, completed, together
 
 
 class Outcome:
@@ -204,6 +204,32 @@ def test_once_ends_by_an_error_of_its_pending_of_its_step_or_from_outside() -> N
     waiting.complete(1)
     kinds = [[type(end) for end in each] for each in (ended, ended2, ended3)]
     assert kinds == [[KeyError], [ZeroDivisionError], [TimeoutError]]
+
+
+@pytest.mark.parametrize("end", ["well", "by an error", "by a throw"])
+def test_once_goes_on_as_a_coroutine_if_its_step_was_not_the_last(end: str) -> None:
+    first, second = Pending[int](), Pending[int]()
+    ended: list[object] = []
+
+    async def rest() -> int:
+        return await second + 1
+
+    def step(value: int) -> int:
+        raise Unfinished(rest)
+
+    run = Once(first, step, lambda value, error: ended.append(error or value))
+    run.start()
+    first.complete(1)
+    assert ended == []
+    error = ValueError()
+    if end == "well":
+        second.complete(2)
+    elif end == "by an error":
+        second.fail(error)
+    else:
+        run.throw(error)
+    run.throw(KeyError())
+    assert ended == [3 if end == "well" else error]
 
 
 def test_together_runs_side_by_side_until_all_have_ended() -> None:

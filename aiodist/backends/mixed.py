@@ -103,8 +103,8 @@ class OverP2P:
     def recv(self, *args: Any, **options: Any) -> Any:
         return self._group.recv(*args, **options, messenger=self.messenger)
 
-    def recv_planned(self, *args: Any) -> Any:
-        return self._group.recv_planned(*args, messenger=self.messenger)
+    def recv_posted(self, *args: Any) -> Any:
+        return self._group.recv_posted(*args, messenger=self.messenger)
 
     def message(self, *args: Any, **options: Any) -> Any:
         return self._group.message(*args, **options, messenger=self.messenger)

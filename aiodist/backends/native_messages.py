@@ -122,7 +122,7 @@ class NativeMessages:
             # A caller that blocks has named the source, which is the whole result.
             return ended if blocks else group.completed_recv(ended, plan.peer, plan.peer)
         recv = Posted(plan.key, plan.peer, data, plan.meta, self._check, owner=operation.tensor)
-        return self._as_its_loop(group.recv_planned, plan, recv, timeout)
+        return self._as_its_loop(group.recv_posted, plan.facts, recv, None, timeout)
 
     def _recv_into(self, operation: Recv, timeout: float | None) -> Work[int]:
         tensor, src, tag = operation.tensor, operation.src, operation.tag

@@ -36,7 +36,6 @@ from aiodist.groups.operation import (
 from aiodist.groups.work import Work
 from aiodist.tensors import Buffer, decode_meta, empty_like_message, encode_meta, scratch
 from aiodist.tensors.codec import TensorExtension
-from aiodist.wire.frames import OBJECT
 from aiodist.wire.object_codec import Envelope, ObjectCodec, Packed, read_envelope
 from aiodist.wire.registered_types import current_types
 
@@ -66,8 +65,8 @@ class NativeObjects:
             AllGatherObject.kind: self._all_gather_object,
             GatherObject.kind: self._gather_object,
             ScatterObject.kind: self._scatter_object,
-            SendObject.kind: self._send_object,
-            RecvObject.kind: self._recv_object,
+            SendObject.kind: self._messages.send,
+            RecvObject.kind: self._messages.recv,
         }
         """By the kind of the operation."""
 
@@ -81,16 +80,6 @@ class NativeObjects:
         # Always aiodist's own algorithm: its messages carry the digest, and compare it.
         fingerprint = operation.fingerprint(_NO_TENSORS)
         return self._group.collective(fingerprint, barrier_dissemination, timeout)
-
-    # -- point to point
-
-    def _send_object(self, operation: SendObject, timeout: float | None) -> Work[None]:
-        dst, tag = operation.dst, operation.tag
-        return self._messages.send(operation.obj, dst, tag, OBJECT, operation.pickle, timeout)
-
-    def _recv_object(self, operation: RecvObject[T], timeout: float | None) -> Work[T]:
-        src, tag = operation.src, operation.tag
-        return self._messages.recv(operation.finish, src, tag, OBJECT, operation.pickle, timeout)
 
     # -- collectives
 

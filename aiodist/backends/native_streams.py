@@ -70,7 +70,7 @@ class Stream(ObjectStream):
         # receiving
         self._window = window
         self._max_bytes = max_bytes
-        self._buffer: deque[tuple[Parcel | memoryview, int]] = deque()
+        self._buffer: deque[tuple[Parcel | memoryview | bytes, int]] = deque()
         self._room = window  # items that the peer may still send
         self._owed_items = 0  # read, and not yet returned to the peer as credit
         self._owed_bytes = 0
@@ -140,13 +140,13 @@ class Stream(ObjectStream):
     async def send(self, obj: Any) -> None:
         self._check_sends()
         if not self._send_lock.locked():
-            short = self._codec.dump_short(obj, allow_pickle=self._allow_pickle)
-            if short is not None:
-                if not self._may_send(len(short)):
+            packed = self._codec.dump_at_once(obj, allow_pickle=self._allow_pickle)
+            if packed is not None:
+                if packed.parts or not self._may_send(len(packed.envelope)):
                     async with self._send_lock:
-                        await self._send(Packed(short, []))
+                        await self._send(packed)
                     return
-                self._add(short)
+                self._add(packed.envelope)
                 if len(self._batch) >= 2 * BATCH_ITEMS or self._batch_bytes >= BATCH_BYTES:
                     self._flush()
                     await asyncio.sleep(0)

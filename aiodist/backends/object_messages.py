@@ -1,9 +1,10 @@
 """Objects from one rank to another: an envelope, and long parts that travel as tensors do.
 
-The envelope is a message of its own kind, matched by tag. Its metadata is the number of its first
-part. Parts are messages of kind PART, each with a number that its sender uses once. A part is
-therefore read directly from the memory of the sender's object into memory that the receiver's
-object keeps.
+An object is mostly one message of kind OBJECT, which is matched by tag. A short one is an envelope
+without metadata. The only part of a longer one has its envelope as metadata. If there are more
+parts, the message is the envelope, and its metadata is the number of the first part. These parts
+are messages of kind PART, each with a number that its sender uses once. A part is read directly
+from the memory of the sender's object into memory that the receiver's object keeps.
 
 If the sender refuses an object, it sends an envelope with the reason, which the receiver raises. If
 a send is cancelled after its envelope has gone, the parts that can still be withdrawn are replaced
@@ -13,27 +14,31 @@ envelope has come, the object goes to the next receive, or to the first that ask
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from functools import partial
 from time import monotonic_ns
 from typing import Any
 
 from aiodist.backends.gradual_copy import run_gradually
+from aiodist.backends.plan_cache import MAX_PLANS
 from aiodist.backends.sends import Sends
-from aiodist.completion import T
+from aiodist.completion import T, Unfinished
 from aiodist.errors import DistBackendError, ProtocolError
 from aiodist.groups.contexts import MessageContext
 from aiodist.groups.group_engine import GroupEngine
-from aiodist.groups.naming import call_of
+from aiodist.groups.message import RecvObject, SendObject
+from aiodist.groups.messaging import ObjectPlan
 from aiodist.groups.work import Work
+from aiodist.observe.recorder import CompletedRecord
 from aiodist.p2p.matching import ANY_SOURCE, Recv
 from aiodist.p2p.outbox import Send
 from aiodist.tensors import scratch
-from aiodist.wire.frames import PART, Key
+from aiodist.wire.frames import OBJECT, PART, Key
 from aiodist.wire.object_codec import (
-    SHORT_HEAD,
     Envelope,
     ObjectCodec,
     Packed,
+    finished,
     read_envelope,
     short_head,
 )
@@ -43,6 +48,12 @@ _REFUSED = b"refused"
 
 WITHDRAWN = b"withdrawn"
 """Metadata of an empty part that replaces one that the sender has withdrawn."""
+
+_NUMBER_BYTES = 8
+"""Of metadata that is a number. Longer metadata is an envelope."""
+
+_MOST_META = 1024
+"""The longest envelope that travels as metadata. Every messenger carries this much."""
 
 _LONGEST_REASON = 4096
 """The most characters of the reason that are sent."""
@@ -54,10 +65,8 @@ class Packing:
     """
 
     def __init__(self, codec: ObjectCodec, obj: Any, allow_pickle: bool) -> None:
-        self.packed: Packed | None = None
-        short = codec.dump_short(obj, allow_pickle=allow_pickle)
-        if short is not None:
-            self.packed = Packed(short, [])
+        self.packed = codec.dump_at_once(obj, allow_pickle=allow_pickle)
+        if self.packed is not None:
             return
         self._steps = codec.dump_steps(obj, allow_pickle=allow_pickle)
         try:
@@ -100,24 +109,48 @@ class Parcel:
             self._is_refused = True
             raise
 
-    async def memory(self) -> list[memoryview]:
-        """Return the parts when all have come. Raises WithdrawnError."""
-        memory = []
+    async def arrival(self) -> None:
+        """Wait until all parts have come. Raises WithdrawnError."""
         for part in self.parts:
             await part
-            assert part.into is not None  # its receive brought it
-            memory.append(part.into)
-        return memory
 
 
 class _EnvelopeRecv(Recv):
     """A receive that waits for an envelope, or for a parcel that another receive hands on."""
 
-    __slots__ = ("given",)
+    __slots__ = ("finish", "given", "messages", "pickle")
 
-    def __init__(self, key: Key, source: int) -> None:
+    def __init__(
+        self,
+        messages: ObjectMessages,
+        key: Key,
+        source: int,
+        finish: Callable[[Any, int], Any],
+        pickle: bool,
+    ) -> None:
+        """``finish``, ``pickle``: those of the `RecvObject`."""
         super().__init__(key, source, None, b"", _take_any, _scratch)
+        self.messages = messages
+        self.finish = finish
+        self.pickle = pickle
         self.given: Parcel | None = None
+
+    def end(self, source: int) -> Any:
+        """Return the result if the message is a whole object, in one step. Else raise `Unfinished`."""
+        meta = self.meta
+        if self.given is None and (not meta or len(meta) > _NUMBER_BYTES):
+            data = self.into
+            assert data is not None  # allocated when the message was accepted
+            if not meta and (head := short_head(data)) is not None:
+                return self.finish(self.messages.load_short(head, self.pickle), source)
+            parcel = self.messages.parcel_in(self)
+            if not parcel.envelope.rows:
+                return self.finish(finished(self.messages.loading(parcel, self.pickle)), source)
+        raise Unfinished(self.rest)
+
+    def rest(self, context: MessageContext) -> Coroutine[Any, Any, Any]:
+        """Receive what the envelope announces; as the body of `Messaging.message`."""
+        return self.messages.receive(context, self)
 
 
 class ObjectMessages:
@@ -129,63 +162,68 @@ class ObjectMessages:
         self._codec = codec
         self.next_part = 0
         """The number of the next part that this rank sends."""
-        self._waiting: dict[Key, dict[_EnvelopeRecv, None]] = {}
         self._handed_on: dict[Key, list[Parcel]] = {}
+        self._plans: dict[tuple[str, int | None, int], ObjectPlan] = {}
+        """By direction, group rank and tag."""
 
-    def send(
-        self, obj: Any, dst: int, tag: int, kind: int, pickle: bool, timeout: float | None
-    ) -> Work[None]:
-        """Start sending ``obj`` to group rank ``dst``. Raises what `ObjectCodec.dump_steps` raises.
+    def _plan(self, what: str, other: int | None, tag: int) -> ObjectPlan:
+        """Return a new plan of objects from or to group rank ``other``, and cache it."""
+        if len(self._plans) >= MAX_PLANS:
+            self._plans.clear()
+        peer = ANY_SOURCE if other is None else self._group.ranks[other]
+        plan = ObjectPlan(what, peer, (OBJECT, self._group.id, tag))
+        self._plans[what, other, tag] = plan
+        return plan
+
+    def send(self, operation: SendObject, timeout: float | None) -> CompletedRecord | Work[None]:
+        """Start sending an object. Raises what `ObjectCodec.dump_steps` raises.
 
         If the object is refused, the receiver gets the reason.
         """
+        group, dst, tag = self._group, operation.dst, operation.tag
         try:
-            packing = Packing(self._codec, obj, pickle)
+            packing = Packing(self._codec, operation.obj, operation.pickle)
         except (TypeError, ValueError) as error:
-            self._refuse(error, dst, tag, kind, timeout)
+            told = self._send_whole(_refusal(error), dst, tag, timeout)
+            told._when_done(partial(_hear, told))  # no caller waits for it
             raise
         packed = packing.packed
-        if packed is not None and not packed.parts:
-            if self._sends.is_idle:
-                to, data = self._group.ranks[dst], memoryview(packed.envelope)
-                ended = self._group.send_short((kind, self._group.id, tag), to, data)
-                if ended is not None:
-                    return self._group.completed_work(ended)
-            return self._sends.send(memoryview(packed.envelope), b"", dst, tag, timeout, kind=kind)
+        if packed is not None and not packed.parts and self._sends.is_idle:
+            plan = self._plans.get(("send", dst, tag)) or self._plan("send", dst, tag)
+            ended = group.send_short(plan, memoryview(packed.envelope))
+            if ended is not None:
+                return ended
+        if packed is not None and (whole := _whole(packed)) is not None:
+            return self._send_whole(whole, dst, tag, timeout)
 
         async def start(context: MessageContext) -> Awaitable[object]:
-            key = (kind, group.id, tag)
             try:
                 packed = await packing.rest(group)
             except (TypeError, ValueError) as error:
-                group.messenger.send(group.ranks[dst], key, memoryview(_reason(error)), _REFUSED)
+                self._start_whole(_refusal(error), dst, tag)
                 raise
-            return self._start(context, packed, dst, key)
+            if (whole := _whole(packed)) is not None:
+                return context.sending(self._start_whole(whole, dst, tag))
+            to, meta = group.ranks[dst], self.next_part.to_bytes(_NUMBER_BYTES, "little")
+            envelope = self._start_whole((memoryview(packed.envelope), meta), dst, tag)
+            context.sending(envelope)
+            return self._sent(to, envelope, self.start_parts(to, packed.parts))
 
-        group = self._group
         nbytes = -1 if packed is None else len(packed.envelope) + sum(map(len, packed.parts))
-        return self._sends.in_turn(start, dst, tag, kind, timeout, (b"", nbytes))
+        return self._sends.in_turn(start, dst, tag, OBJECT, timeout, (b"", nbytes))
 
-    def _refuse(
-        self, error: Exception, dst: int, tag: int, kind: int, timeout: float | None
-    ) -> None:
-        """Tell group rank ``dst`` that no object comes, and why."""
-        told = self._sends.send(memoryview(_reason(error)), _REFUSED, dst, tag, timeout, kind=kind)
+    def _send_whole(
+        self, whole: tuple[memoryview, bytes], dst: int, tag: int, timeout: float | None
+    ) -> Work[None]:
+        """Start sending one message: its payload and its metadata."""
+        return self._sends.send(*whole, dst, tag, timeout, kind=OBJECT)
 
-        def heard() -> None:
-            told.exception()
+    def _start_whole(self, whole: tuple[memoryview, bytes], dst: int, tag: int) -> Send:
+        """As `_send_whole`, inside a send that is under way."""
+        key = (OBJECT, self._group.id, tag)
+        return self._group.messenger.send(self._group.ranks[dst], key, *whole)
 
-        told._when_done(heard)  # no caller waits for it
-
-    def _start(
-        self, context: MessageContext, packed: Packed, dst: int, key: Key
-    ) -> Awaitable[object]:
-        messenger, to = self._group.messenger, self._group.ranks[dst]
-        meta = self.next_part.to_bytes(8, "little")
-        envelope = context.sending(messenger.send(to, key, memoryview(packed.envelope), meta))
-        return self._sent(to, envelope, self.start_parts(to, packed.parts))
-
-    def start_parts(self, to: int, parts: list[memoryview]) -> list[Send]:
+    def start_parts(self, to: int, parts: Sequence[memoryview]) -> list[Send]:
         """Start sending ``parts`` of one object; their numbers begin with `next_part`."""
         first = self.next_part
         self.next_part += len(parts)
@@ -224,96 +262,83 @@ class ObjectMessages:
             if not part.done and messenger.withdraw_send(to, part):
                 messenger.send(to, part.key, memoryview(b""), WITHDRAWN)
 
-    def recv(
-        self,
-        finish: Callable[[Any, int], T],
-        src: int | None,
-        tag: int,
-        kind: int,
-        pickle: bool,
-        timeout: float | None,
-    ) -> Work[T]:
-        """Start receiving an object from group rank ``src``, or from any where None.
-
-        The result is what ``finish(object, global source)`` returns.
-        """
-        group = self._group
-        source = ANY_SOURCE if src is None else group.ranks[src]
+    def recv(self, operation: RecvObject[T], timeout: float | None) -> Work[T]:
+        """Start receiving an object."""
+        group, src, tag = self._group, operation.src, operation.tag
+        plan = self._plans.get(("recv", src, tag)) or self._plan("recv", src, tag)
+        key, source = plan.key, plan.peer
+        finish, pickle = operation.finish, operation.pickle
         if src is not None and not self._handed_on:
             created = monotonic_ns()
-            key = (kind, group.id, tag)
-            data = group.take_arrived(key, source)
+            data = group.take_arrived(plan)
             if data is not None:
                 head = short_head(data)
                 if head is not None:
                     try:
-                        value = finish(self._codec.load_short(head, allow_pickle=pickle), source)
+                        value = finish(self.load_short(head, pickle), source)
                     except Exception:  # noqa: BLE001  # the operation raises it, as any other's
                         pass
                     else:
-                        facts = (call_of("recv", kind), source, tag, b"", len(data))
+                        facts = plan.facts(len(data))
                         ended = group.world.recorder.ended(group.label, -1, facts, created)
                         return group.completed_recv(ended, source, value)
-                self._handed_on[key] = [Parcel(source, read_envelope(data), [])]
+                self._handed_on[key] = [Parcel(source, read_envelope(memoryview(data)), [])]
+        recv = _EnvelopeRecv(self, key, source, finish, pickle)
+        recv.given = self._handed_parcel(recv)
+        if recv.given is not None:
+            return group.message("recv", src, tag, recv.rest, timeout, kind=OBJECT)
+        return group.recv_posted(plan.facts(-1), recv, recv.end, timeout)
 
-        async def body(context: MessageContext) -> T:
-            key = (kind, group.id, tag)
-            while True:
-                recv = _EnvelopeRecv(key, source)
-                parcel = self._handed_parcel(key, source) or await self._parcel(context, recv)
-                if parcel is None:  # the object is short: all of it is in the envelope
-                    context.matched(recv.source)
-                    assert recv.into is not None
-                    head = recv.into[SHORT_HEAD:]
-                    return finish(self._codec.load_short(head, allow_pickle=pickle), recv.source)
-                context.matched(parcel.source)
-                try:
-                    memory = await parcel.memory()
-                    steps = parcel.load(self._codec, memory, pickle)
-                    obj = await run_gradually(group, steps)
-                except WithdrawnError:
-                    context.matched(source)
-                    continue
-                except BaseException:
-                    if not parcel.is_lost:
-                        self._hand_on(key, parcel)
-                    raise
-                return finish(obj, parcel.source)
+    def load_short(self, head: memoryview | bytes, pickle: bool) -> Any:
+        """As `ObjectCodec.load_short`."""
+        return self._codec.load_short(head, allow_pickle=pickle)
 
-        return group.message("recv", src, tag, body, timeout, kind=kind)
+    def loading(self, parcel: Parcel, pickle: bool) -> Generator[None, None, Any]:
+        """Return the steps that decode the object of ``parcel``, whose parts are here."""
+        memory = [part.into for part in parcel.parts if part.into is not None]
+        return parcel.load(self._codec, memory, pickle)
 
-    def _handed_parcel(self, key: Key, source: int) -> Parcel | None:
-        """Take an object whose receive was cancelled, or return None."""
-        for parcel in self._handed_on.get(key, ()):
-            if source in (parcel.source, ANY_SOURCE):
-                self._handed_on[key].remove(parcel)
-                if not self._handed_on[key]:
-                    del self._handed_on[key]
+    async def receive(self, context: MessageContext, recv: _EnvelopeRecv) -> Any:
+        """Return the result of ``recv``, which has an envelope or a parcel."""
+        while True:
+            parcel = recv.given or self.parcel_in(recv)
+            context.matched(parcel.source)
+            try:
+                await parcel.arrival()
+                obj = await run_gradually(self._group, self.loading(parcel, recv.pickle))
+            except WithdrawnError:
+                context.matched(recv.src)
+            except BaseException:
+                if not parcel.is_lost:
+                    self._hand_on(recv.key, parcel)
+                raise
+            else:
+                return recv.finish(obj, parcel.source)
+            recv = _EnvelopeRecv(self, recv.key, recv.src, recv.finish, recv.pickle)
+            recv.given = self._handed_parcel(recv)
+            if recv.given is None:
+                await context.receiving(self._group.messenger.recv(recv))
+
+    def _handed_parcel(self, recv: Recv) -> Parcel | None:
+        """Take an object for ``recv`` whose own receive was cancelled, or return None."""
+        for parcel in self._handed_on.get(recv.key, ()):
+            if recv.src in (parcel.source, ANY_SOURCE):
+                self._handed_on[recv.key].remove(parcel)
+                if not self._handed_on[recv.key]:
+                    del self._handed_on[recv.key]
                 return parcel
         return None
 
-    async def _parcel(self, context: MessageContext, recv: _EnvelopeRecv) -> Parcel | None:
-        """Wait for an object, and post receives for its parts. Returns None for a short object,
-        which is in ``recv``.
-        """
-        waiting = self._waiting.setdefault(recv.key, {})
-        waiting[recv] = None
-        try:
-            await context.receiving(self._group.messenger.recv(recv))
-        finally:
-            waiting.pop(recv, None)
-            if not waiting and self._waiting.get(recv.key) is waiting:
-                del self._waiting[recv.key]
-        if recv.given is not None:
-            return recv.given
-        assert recv.into is not None  # allocated when the message was accepted
-        source = recv.source
-        if recv.meta == _REFUSED:
-            reason = bytes(recv.into).decode(errors="replace")
+    def parcel_in(self, recv: Recv) -> Parcel:
+        """Return the object whose message ``recv`` has got. Raises what the sender reports."""
+        source, meta, data = recv.source, recv.meta, recv.into
+        assert data is not None  # allocated when the message was accepted
+        if meta == _REFUSED:
+            reason = bytes(data).decode(errors="replace")
             raise DistBackendError(f"rank {source} could not send an object: {reason}", rank=source)
-        if not recv.meta and short_head(recv.into) is not None:
-            return None
-        return self.parcel(source, read_envelope(recv.into), recv.meta)
+        if len(meta) > _NUMBER_BYTES:
+            return Parcel(source, read_envelope(memoryview(meta)), [recv])
+        return self.parcel(source, read_envelope(data), meta)
 
     def parcel(self, source: int, envelope: Envelope, number: bytes) -> Parcel:
         """Post receives for the parts that ``envelope`` announces; ``number``: of the first."""
@@ -331,8 +356,8 @@ class ObjectMessages:
 
     def _hand_on(self, key: Key, parcel: Parcel) -> None:
         """Give an object whose receive was cancelled to the first receive that matches it."""
-        for recv in self._waiting.get(key, ()):
-            if not recv.done and recv.src in (parcel.source, ANY_SOURCE):
+        for recv in self._group.receiving(key):
+            if isinstance(recv, _EnvelopeRecv) and recv.src in (parcel.source, ANY_SOURCE):
                 self._group.messenger.inbox.withdraw(recv)
                 recv.given = parcel
                 recv.complete(parcel.source)
@@ -340,9 +365,23 @@ class ObjectMessages:
         self._handed_on.setdefault(key, []).append(parcel)
 
 
-def _reason(error: Exception) -> bytes:
+def _hear(told: Work[None]) -> None:
+    told.exception()
+
+
+def _whole(packed: Packed) -> tuple[memoryview, bytes] | None:
+    """Return payload and metadata of the one message that carries all of an object, or None."""
+    if not packed.parts:
+        return memoryview(packed.envelope), b""
+    if len(packed.parts) == 1 and len(packed.envelope) <= _MOST_META:
+        return packed.parts[0], packed.envelope
+    return None
+
+
+def _refusal(error: Exception) -> tuple[memoryview, bytes]:
+    """Return payload and metadata of the message that replaces an object."""
     text = f"{type(error).__name__}: {error}"
-    return text[:_LONGEST_REASON].encode(errors="replace")
+    return memoryview(text[:_LONGEST_REASON].encode(errors="replace")), _REFUSED
 
 
 def _take_any(recv: Recv, src: int, meta: bytes, length: int) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Protocol
 
-from aiodist.completion import T
+from aiodist.alignment import SHORT
+from aiodist.completion import T, Unfinished
 from aiodist.errors import GroupClosedError, InvalidUsageError, PeerLostError
 from aiodist.groups.completed_work import CompletedWork
 from aiodist.groups.contexts import CollectiveContext, MessageContext
@@ -24,7 +26,7 @@ from aiodist.p2p.outbox import head_of
 from aiodist.p2p.shm_sender import PIECE_BYTES
 from aiodist.p2p.spin_policy import BoundedSpin
 from aiodist.types import Backend
-from aiodist.wire.frames import TENSOR, Key, decode
+from aiodist.wire.frames import TENSOR, Key, ShortHeads, decode
 
 if TYPE_CHECKING:
     from aiodist.groups.group_facts import RankWorld
@@ -43,6 +45,23 @@ class MessagePlan:
         self.head = head_of(key, meta, nbytes)
         self.frame, _ = decode(memoryview(self.head))
         self.facts: Facts = (what, peer, key[2], meta, nbytes)
+
+
+class ObjectPlan:
+    """What the objects of one tag between two ranks have in common; short ones have no metadata."""
+
+    __slots__ = ("call", "heads", "key", "peer")
+
+    def __init__(self, what: str, peer: int, key: Key) -> None:
+        """``what``: send or recv. ``peer``: the global rank at the other end, or `ANY_SOURCE`."""
+        self.call = call_of(what, key[0])
+        self.peer = peer
+        self.key = key
+        self.heads = ShortHeads(key)
+
+    def facts(self, nbytes: int) -> Facts:
+        """Return what the flight recorder remembers of a message of ``nbytes``; -1: not known yet."""
+        return self.call, self.peer, self.key[2], b"", nbytes
 
 
 class CollectiveGate(Protocol):
@@ -143,15 +162,15 @@ class Messaging(GroupLifecycle):
             return None
         return self.world.recorder.ended(self.label, -1, plan.facts, created)
 
-    def send_short(self, key: Key, to: int, data: memoryview) -> CompletedRecord | None:
-        """As `send_at_once`, for a message without metadata to global rank ``to``."""
-        if self._error is not None or self._messenger is not None:
+    def send_short(self, plan: ObjectPlan, data: memoryview) -> CompletedRecord | None:
+        """As `send_at_once`, for a short message without metadata."""
+        length = len(data)
+        if length > SHORT or self._error is not None or self._messenger is not None:
             return None
         created = monotonic_ns()
-        if not self._is_away(to, head_of(key, b"", len(data)), data):
+        if not self._is_away(plan.peer, plan.heads.of(length), data):
             return None
-        facts = (call_of("send", key[0]), to, key[2], b"", len(data))
-        return self.world.recorder.ended(self.label, -1, facts, created)
+        return self.world.recorder.ended(self.label, -1, plan.facts(length), created)
 
     def _is_away(self, to: int, head: bytes, data: memoryview) -> bool:
         outbox, as_its_loop = self.world.endpoint.peer(to).outbox, self.world.as_its_loop
@@ -187,20 +206,19 @@ class Messaging(GroupLifecycle):
             return None
         return self.world.recorder.ended(self.label, -1, plan.facts, created)
 
-    def take_arrived(self, key: Key, src: int) -> memoryview | None:
-        """Take a message without metadata from global rank ``src`` that is here whole.
+    def take_arrived(self, plan: ObjectPlan) -> memoryview | bytes | None:
+        """Take a message of ``plan`` that is here whole.
 
-        None: none is; then receive it by `recv` or `carried`.
+        None: none is; then receive it by `recv_posted` or `message`.
         """
         self._check_open()
-        if self._messenger:
+        if self._messenger is not None:
             return None
-        endpoint = self.endpoint
+        endpoint = self.world.endpoint
         inbox = endpoint.inbox
-        if not inbox.matcher.is_open_to(key, src):
-            return inbox.take(key, src, b"", None)
-        data = endpoint.peer(src).shm_receiver.take_short(key)
-        return None if data is None else memoryview(data)
+        if inbox.matcher.is_open_to(plan.key, plan.peer):
+            return endpoint.peer(plan.peer).shm_receiver.take_short(plan.heads)
+        return inbox.take(plan.key, plan.peer, b"", None)
 
     def recv(
         self,
@@ -217,50 +235,50 @@ class Messaging(GroupLifecycle):
         ``make(key, global source)`` makes the receive; ``finish(global source)`` the result, which
         is the global source itself without ``finish``.
         """
-        self._check_open()
-        self._check_source(src)
-        messenger = messenger or self.messenger
         source = ANY_SOURCE if src is None else self.ranks[src]
         recv = make((kind, self.id, tag), source)
         nbytes = -1 if recv.into is None else len(recv.into)
-        what = call_of("recv", kind)
-        facts = (what, source, tag, recv.expect, nbytes)
+        facts = (call_of("recv", kind), source, tag, recv.expect, nbytes)
+        return self.recv_posted(facts, recv, finish, timeout, messenger)
+
+    def recv_posted(
+        self,
+        facts: Facts,
+        recv: Recv,
+        finish: Callable[[int], Any] | None = None,
+        timeout: float | None = None,
+        messenger: Messenger | None = None,
+    ) -> Work[Any]:
+        """Post ``recv``, of which the flight recorder remembers ``facts``.
+
+        ``finish``: as of `recv`. If it raises `Unfinished`, the rest gets the message's context and
+        goes on as the body of `message`.
+        """
+        self._check_open()
+        what, source, tag, _, _ = facts
+        from_any = source == ANY_SOURCE
+        if from_any:
+            self._check_source(None)
+        messenger = messenger or self.messenger
         context = MessageContext(self, messenger, what, source, tag)
         work = self._register(context, self.world.recorder.begin(self.label, -1, facts))
         end: Callable[[int], Any] = work._came_from
         if finish is not None:
 
             def end(sender: int) -> Any:
-                result = finish(sender)
+                try:
+                    result = finish(sender)
+                except Unfinished as unfinished:
+                    raise Unfinished(partial(_run_body, work, context, unfinished.rest)) from None
                 work._came_from(sender)
                 return result
 
-        recv = context.receiving(messenger.recv(recv))
-        work._follow(recv, end, timeout)
+        work._follow(context.receiving(messenger.recv(recv)), end, timeout)
         if recv.done:
             work._over_at(self.endpoint.spin_policy)
         self._limit(context, timeout)
-        if self._left and src is None:
+        if self._left and from_any:
             self._fail_lonely()
-        return work
-
-    def recv_planned(
-        self,
-        plan: MessagePlan,
-        recv: Recv,
-        timeout: float | None,
-        messenger: Messenger | None = None,
-    ) -> Work[int]:
-        """Post ``recv``, which is for a message of ``plan``. The result is the global source."""
-        self._check_open()
-        messenger = messenger or self.messenger
-        what, source, tag, _, _ = plan.facts
-        context = MessageContext(self, messenger, what, source, tag)
-        work = self._register(context, self.world.recorder.begin(self.label, -1, plan.facts))
-        work._follow(context.receiving(messenger.recv(recv)), work._came_from, timeout)
-        if recv.done:
-            work._over_at(self.endpoint.spin_policy)
-        self._limit(context, timeout)
         return work
 
     def message(
@@ -290,14 +308,7 @@ class Messaging(GroupLifecycle):
         context = MessageContext(self, messenger or self.messenger, what, end, tag)
         record = self.world.recorder.begin(self.label, -1, (what, end, tag, *facts))
         work: Work[T] = self._register(context, record)
-
-        async def run() -> T:
-            result = await body(context)
-            if not context.is_send and not context.from_anybody:
-                work._came_from(context.other)
-            return result
-
-        work._start_body(run(), timeout)
+        work._start_body(_run_body(work, context, body), timeout)
         self._limit(context, timeout)
         if self._left and context.from_anybody:
             self._fail_lonely()
@@ -314,6 +325,13 @@ class Messaging(GroupLifecycle):
         work: Work[Any] = Work(self.world.loop, context, record)
         self._messages[context] = work
         return work
+
+    def receiving(self, key: Key) -> Iterator[Recv]:
+        """Yield the receives of ``key`` that wait for their message, in the order of their calls."""
+        for context in list(self._messages):
+            recv = context._recv
+            if recv is not None and recv.key == key and not recv.done:
+                yield recv
 
     def message_ended(self, context: MessageContext) -> None:
         self._messages.pop(context, None)
@@ -364,6 +382,18 @@ def _end_late(group: weakref.ref[Messaging]) -> None:
     """Call its namesake, of a group that the timer does not keep alive."""
     if (messaging := group()) is not None:
         messaging._end_late()
+
+
+async def _run_body(
+    work: Work[T],
+    context: MessageContext,
+    body: Callable[[MessageContext], Coroutine[Any, Any, T]],
+) -> T:
+    """Run ``body``, and note for a receive whose message it has got."""
+    result = await body(context)
+    if not context.is_send and not context.from_anybody:
+        work._came_from(context.other)
+    return result
 
 
 def _nothing(_: None) -> None:

@@ -19,21 +19,19 @@ from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from aiodist.alignment import SHORT
 from aiodist.copying import copy
 from aiodist.errors import ProtocolError
 from aiodist.p2p.partial_message import PartialMessage
 from aiodist.p2p.shm_sender import RING_WAKE
 from aiodist.p2p.spin_policy import NEAR_SECONDS
-from aiodist.wire.frames import MESSAGES, Frame, FrameType, Key, decode
+from aiodist.wire.frames import HEADER_BYTES, MESSAGES, Frame, FrameType, ShortHeads, decode
 
 if TYPE_CHECKING:
     from aiodist.p2p.inbox import Inbox, Source
     from aiodist.p2p.shm_progress import ShmProgress
     from aiodist.p2p.spin_policy import BoundedSpin
     from aiodist.shm.message_ring import RingReader
-
-SHORT_BYTES = 4096
-"""The longest payload that `ShmReceiver.take_short` copies."""
 
 MESSAGES_A_LOOK = 64
 """Messages that are delivered before other callbacks of the loop have their turn."""
@@ -173,11 +171,11 @@ class ShmReceiver:
             return False
         if not _copy(ring, found, start, into):
             return False
-        self._took(ring, frame)
+        self._took(ring, frame, frame.length)
         return True
 
-    def take_short(self, key: Key) -> bytes | None:
-        """Return the payload of the next message, if it is short and for ``key``, without metadata.
+    def take_short(self, heads: ShortHeads) -> bytes | None:
+        """Return the payload of the next message, if it is short and has one of the ``heads``.
 
         Call it only while no earlier message could match the same receive. Returns None on a miss.
         """
@@ -186,15 +184,17 @@ class ShmReceiver:
             return None
         try:
             found = ring.next_message(self._turn)
-            if found is None or len(found) > SHORT_BYTES or ring.there() < len(found):
-                return None
-            frame, begin = self._read(found)
         except ProtocolError:  # the next look raises the error again
             return None
-        if frame.type != FrameType.EAGER or frame.meta or frame.key != key:
+        if found is None:
             return None
-        data = bytes(found[begin:])
-        self._took(ring, frame)
+        length = len(found) - HEADER_BYTES
+        if not 0 <= length <= SHORT or found[:HEADER_BYTES] != heads.of(length):
+            return None
+        if ring.there() < len(found):
+            return None
+        data = bytes(found[HEADER_BYTES:])
+        self._took(ring, heads.frame, length)
         self.is_prompt = True
         return data
 
@@ -335,8 +335,7 @@ class ShmReceiver:
             if len(place) != len(data) or recv.source != self._source.rank:
                 raise ProtocolError("a part extends beyond the end of its message")
             copy(place, data)
-        self._took(ring, None)
-        self.bytes_taken += len(data)
+        self._took(ring, None, len(data))
         if ring.must_wake():
             self._source.outbox.control(RING_WAKE)
         self._ticket = frame.id
@@ -367,12 +366,15 @@ class ShmReceiver:
             self._arm()
         return True
 
-    def _took(self, ring: RingReader, frame: Frame | None) -> None:
-        """Release the next record, whose payload was copied. ``frame``: of a whole message."""
+    def _took(self, ring: RingReader, frame: Frame | None, length: int) -> None:
+        """Release the next record, whose payload of ``length`` bytes was copied.
+
+        ``frame``: of a whole message.
+        """
         ring.take(*ring.advance())
+        self.bytes_taken += length
         if frame is not None:
             self._source.last = frame
-            self.bytes_taken += frame.length
             if ring.is_asleep and not self._is_wanted():
                 ring.disarm()
 

@@ -19,6 +19,7 @@ from aiodist.errors import ProtocolError
 
 _HEADER = struct.Struct("<BBHIQqQQ")
 HEADER_BYTES = _HEADER.size
+_LENGTH_BYTES = 8  # of the header's last field
 
 MAX_META = 4096
 """Metadata is a fingerprint, a shape or a short text. A longer one breaks the protocol."""
@@ -143,6 +144,22 @@ def encode(
 def _gap(type: int, head: int, length: int) -> int:
     """Return the zeros between ``head`` bytes of header and metadata and the payload."""
     return 0 if type == _REQUEST else gap(head, length)
+
+
+class ShortHeads:
+    """The headers of short messages for one key without metadata: they differ by the length alone."""
+
+    __slots__ = ("_start", "frame", "key")
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.frame = Frame(FrameType.EAGER, *key, 0, 0, b"")
+        """The decoded header of an empty one."""
+        self._start = encode(FrameType.EAGER, key)[:-_LENGTH_BYTES]
+
+    def of(self, length: int) -> bytes:
+        """Return the header that precedes a payload of ``length`` bytes, at most `SHORT`."""
+        return self._start + length.to_bytes(_LENGTH_BYTES, "little")
 
 
 def decode(data: memoryview) -> tuple[Frame, int]:

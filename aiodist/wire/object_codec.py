@@ -57,7 +57,10 @@ class Packed(NamedTuple):
     """A message: the envelope first, then each part."""
 
     envelope: bytes
-    parts: list[memoryview]
+    parts: Sequence[memoryview]
+
+
+_NO_PARTS = ()
 
 
 class Envelope(NamedTuple):
@@ -98,12 +101,19 @@ class ObjectCodec:
         steps = self.dump_steps(obj, allow_pickle=allow_pickle, name=name, apart=False)
         return finished(steps).envelope
 
-    def dump_short(self, obj: Any, *, allow_pickle: bool = False) -> bytes | None:
-        """Return the envelope of a short ``obj``. None: it is not short; `dump_steps` packs it."""
-        head = self._short_encoders[allow_pickle].short(obj)
-        return None if head is None else _FIXED.pack(_VERSION, 0, 0, len(head)) + head
+    def dump_at_once(self, obj: Any, *, allow_pickle: bool = False) -> Packed | None:
+        """Pack an ``obj`` that takes one step. None: `dump_steps` packs it, or says what is wrong."""
+        encoder = self._short_encoders[allow_pickle]
+        head = encoder.short(obj)
+        if head is None:
+            return None
+        if not encoder.segments:
+            fields = _FIXED.pack(_VERSION, 0, 0, len(head)) + head, _NO_PARTS
+            return tuple.__new__(Packed, fields)  # in half the time of `Packed(...)`
+        segments, encoder.segments = encoder.segments, []
+        return _message(head, segments, [], apart=True)
 
-    def load_short(self, head: memoryview, *, allow_pickle: bool = False) -> Any:
+    def load_short(self, head: memoryview | bytes, *, allow_pickle: bool = False) -> Any:
         """Decode the object whose `short_head` is ``head``. Errors are those of `load_steps`."""
         return self._short_decoders[allow_pickle].whole(head)
 
@@ -131,23 +141,7 @@ class ObjectCodec:
             raise InvalidUsageError(
                 f"{name} must not change before it has been sent: {exc}"
             ) from exc
-        inside: list[bytes | memoryview] = [head]
-        parts: list[memoryview] = []
-        sizes: list[int] = []
-        length = len(head)
-        for segment in encoder.segments:
-            size = len(segment)
-            if apart and (size >= PART_BYTES or length >= ENVELOPE_BYTES):
-                parts.append(segment)
-                sizes.append(size | _BESIDE)
-            else:
-                inside.append(segment)
-                sizes.append(size)
-                length += size
-        start = _FIXED.pack(_VERSION, len(sizes), len(encoder.rows), len(head))
-        table = struct.pack(f"<{len(sizes)}Q", *sizes)
-        rows = [_ROW.pack(*row) for row in encoder.rows]
-        return Packed(b"".join((start, table, *rows, *inside)), parts)
+        return _message(head, encoder.segments, encoder.rows, apart)
 
     def loads(self, data: bytes | bytearray | memoryview, *, allow_pickle: bool = False) -> Any:
         """Return the object that `dumps` made ``data`` from. Errors are those of `load_steps`."""
@@ -180,7 +174,29 @@ class ObjectCodec:
         return (yield from decoder.steps(envelope.rows, envelope.data[: envelope.head]))
 
 
-def short_head(data: memoryview) -> memoryview | None:
+def _message(
+    head: bytes, segments: Sequence[memoryview], rows: Sequence[Row], apart: bool
+) -> Packed:
+    """Return the message of a packed object. ``apart``: as of `ObjectCodec.dump_steps`."""
+    inside: list[bytes | memoryview] = [head]
+    parts: list[memoryview] = []
+    sizes: list[int] = []
+    length = len(head)
+    for segment in segments:
+        size = len(segment)
+        if apart and (size >= PART_BYTES or length >= ENVELOPE_BYTES):
+            parts.append(segment)
+            sizes.append(size | _BESIDE)
+        else:
+            inside.append(segment)
+            sizes.append(size)
+            length += size
+    start = _FIXED.pack(_VERSION, len(sizes), len(rows), len(head))
+    table = struct.pack(f"<{len(sizes)}Q", *sizes)
+    return Packed(b"".join((start, table, *(_ROW.pack(*row) for row in rows), *inside)), parts)
+
+
+def short_head(data: memoryview | bytes) -> memoryview | bytes | None:
     """Return the head in an envelope that has nothing else. None: there is more, or less."""
     if len(data) < _FIXED.size:
         return None

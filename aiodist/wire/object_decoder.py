@@ -72,7 +72,7 @@ class Decoder:
             "unicode_errors": "surrogatepass",
         }
 
-    def whole(self, head: memoryview) -> Any:
+    def whole(self, head: memoryview | bytes) -> Any:
         """Make an object that has neither rows nor segments; the next one may follow."""
         try:
             obj = msgpack.unpackb(head, **self._options)

@@ -23,7 +23,7 @@ def at_once(group: Any, operation: Operation[Any]) -> Any:
         (backend, "_begin"),
         (backend._messages, "_send_new"),
         (backend._messages, "_recv_into"),
-        (backend._group, "recv_planned"),
+        (backend._group, "recv_posted"),
     ]
     for owner, name in general:
         setattr(owner, name, lambda *_: None)

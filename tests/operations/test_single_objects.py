@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import aiodist as dist
+from aiodist.backends.object_messages import ObjectMessages
 from aiodist.testing.in_process import run_ranks
 
 
@@ -47,6 +49,56 @@ async def test_a_hundred_objects_in_flight_keep_their_order() -> None:
         else:
             receives = [dist.recv_object(0, tag=n % 3) for n in range(100)]
             assert [(await work).obj for work in receives] == list(range(100))
+
+    await run_ranks(2, on_rank, timeout=20)
+
+
+@pytest.mark.parametrize("transport", ["inproc", "shm"])
+@pytest.mark.parametrize("src", [0, None])
+async def test_receives_that_wait_get_short_long_and_refused_objects_in_order(
+    transport: str, src: int | None
+) -> None:
+    async def on_rank(rank: int) -> None:
+        if rank == 0:
+            await dist.barrier()
+            for obj in ("short", np.full(200_000, 7), lambda: 0, "last"):
+                with contextlib.suppress(TypeError):
+                    await dist.send_object(obj, 1)
+            await dist.barrier()
+            return
+        works = [dist.recv_object(src) for _ in range(5)]
+        await dist.barrier()
+        assert await works[0] == ("short", 0)
+        array, source = await works[1]
+        assert (array == 7).all()
+        assert source == 0
+        with pytest.raises(dist.DistBackendError, match="rank 0 could not send"):
+            await works[2]
+        assert await works[3] == ("last", 0)
+        assert [work.source_rank() for work in (*works[:2], works[3])] == [0, 0, 0]
+        assert not works[4].is_completed()
+        works[4].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await works[4]
+        received = [op for op in dist.recent_operations() if op.operation == "recv_object"]
+        assert [op.state for op in received] == ["done", "done", "failed", "done", "cancelled"]
+        await dist.barrier()
+
+    await run_ranks(2, on_rank, transport, timeout=20)
+
+
+async def test_a_receive_that_waits_makes_no_coroutine_for_a_short_object(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def on_rank(rank: int) -> None:
+        if rank == 0:
+            await dist.barrier()
+            await dist.send_object("short", 1)
+            return
+        work = dist.recv_object(0)
+        monkeypatch.setattr(ObjectMessages, "receive", None)
+        await dist.barrier()
+        assert await work == ("short", 0)
 
     await run_ranks(2, on_rank, timeout=20)
 

@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from aiodist.alignment import SHORT
 from aiodist.errors import ProtocolError
 from aiodist.p2p.matching import ANY_SOURCE, Recv
 from aiodist.p2p.outbox import EAGER_BYTES, HOST_EAGER_BYTES, Send, head_of
-from aiodist.p2p.shm_receiver import MESSAGES_A_LOOK, SHORT_BYTES
+from aiodist.p2p.shm_receiver import MESSAGES_A_LOOK
 from aiodist.p2p.shm_sender import PIECE_BYTES, RING_BYTES
 from aiodist.shm import message_ring as rings
 from aiodist.shm import shared_memory as memories
 from aiodist.shm.message_ring import RingReader, RingWriter
-from aiodist.wire.frames import COLLECTIVE, HEADER_BYTES, TENSOR, FrameType, decode
+from aiodist.wire.frames import COLLECTIVE, HEADER_BYTES, TENSOR, FrameType, ShortHeads, decode
 from tests.p2p.pairs import Pair, Side
 
 TAG = (TENSOR, 9, 1)
@@ -668,11 +669,11 @@ def test_the_loop_has_its_turn_in_a_flood_of_short_messages(pair: Pair) -> None:
 
 def test_a_short_message_is_taken_without_a_receive(pair: Pair) -> None:
     def take(key: tuple[int, int, int]) -> bytes | None:
-        return pair.b.peer.shm_receiver.take_short(key)
+        return pair.b.peer.shm_receiver.take_short(ShortHeads(key))
 
     assert take(TAG) is None
     pair.a.send(TAG, b"1", b"")
-    pair.a.send(TAG, bytes(SHORT_BYTES + 1), b"")
+    pair.a.send(TAG, bytes(SHORT + 1), b"")
     assert take(OTHER) is None
     assert take(TAG) == b"1"
     assert take(TAG) is None  # it is too long

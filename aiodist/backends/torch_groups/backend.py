@@ -31,6 +31,7 @@ from aiodist.groups.contexts import CollectiveContext
 from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.operation import Collective, Operation, Tensor
 from aiodist.groups.work import Work
+from aiodist.observe.recorder import CompletedRecord
 
 
 class TorchBackend(CollectiveBackend):
@@ -80,10 +81,14 @@ class TorchBackend(CollectiveBackend):
     ) -> Stream:
         return self._objects.open_stream(peer, tag, window, max_bytes, allow_pickle)
 
-    def start(self, operation: Operation[T], timeout: float | None = None) -> Work[T]:
+    def start(
+        self, operation: Operation[T], timeout: float | None = None
+    ) -> CompletedRecord | Work[T]:
         begin = self._starts[operation.kind]
-        work: Work[T] = self._group.world.as_its_loop(begin, operation, timeout)
-        return work
+        started: CompletedRecord | Work[T] = self._group.world.as_its_loop(
+            begin, operation, timeout
+        )
+        return started
 
     def _collective(self, operation: Collective[None], timeout: float | None) -> Work[None]:
         kind = self._messages.kind
