@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import chain, islice
 from typing import Any, Protocol, TypeVar
 
@@ -46,11 +47,17 @@ _PACKER_BYTES = 1 << 12
 """What a packer allocates at first. Each group has two, and msgpack's own choice is 256 KiB."""
 
 _SLICE = 512
+_FEW = 8
+"""Up to so many values are looked at one by one: for more, lists of them are made."""
+
 _BLOCK_BYTES = 1 << 18
 _BYTES_SHIFT = 6
 _FOREIGN_WORK = 6
 """An object of an extension takes about as long as so many elements more."""
 _TEXT = frozenset({str, bytes})
+_LISTS = frozenset({list, tuple})
+_CONTAINERS = _LISTS | {dict}
+_PLAIN = NATIVE | _CONTAINERS
 
 Row = tuple[int, int, int]
 """(what it makes, number of its first segment, number of segments)"""
@@ -108,20 +115,21 @@ class Encoder:
         self._open: dict[int, None] = {}  # containers around the current object
         self._left = 0  # work that the current attempt may still do
         self._done = 0  # work since the last yield
-        self._packer = msgpack.Packer(default=_big_int, strict_types=True, buf_size=_PACKER_BYTES)
+        self._packer = msgpack.Packer(default=_default, strict_types=True, buf_size=_PACKER_BYTES)
 
     def short(self, obj: Any) -> bytes | None:
-        """Pack ``obj``. None: it is long, has segments or cannot travel; `steps` packs it or says why."""
+        """Pack ``obj``, whose segments are in `segments` then.
+
+        None: one step does not cover it, or it cannot travel; `steps` packs it or says why.
+        """
         if self._open:  # called by the encode function of a registered class
             return None
         self._left = STEP
         try:
-            tree = self._encode(obj)
-            if not self.segments:
-                return self._pack(tree)
+            return self._pack(self._encode(obj))
         except Exception:  # noqa: BLE001  # `steps` raises it
             self._open.clear()
-        self.segments.clear()
+            self.segments.clear()
         return None
 
     def steps(self, obj: Any) -> Generator[None, None, bytes]:
@@ -180,14 +188,28 @@ class Encoder:
 
     def _pieces(self, values: Iterator[Any], step: str) -> Iterator[list[Any] | None]:
         """Encode ``values`` as lists, each of about one step's work; None is a step without one."""
-        number = 0
-        while part := list(islice(values, _SLICE)):
+        number, size = 0, _SLICE
+        while part := list(islice(values, size)):
             whole = self._in_one_step(self._list, part, step, number)
             if whole is not None:
                 yield whole
+                if STEP - self._left < STEP // 4:
+                    size = min(2 * size, _SLICE)
             else:
-                yield from self._one_by_one(part, step, number)
+                yield None
+                size = max(size // 8, _FEW)
+                for start in range(0, len(part), size):
+                    yield from self._part(part[start : start + size], step, number + start)
             number += len(part)
+
+    def _part(
+        self, values: list[Any], step: str, number: int
+    ) -> Generator[list[Any] | None, None, None]:
+        whole = self._in_one_step(self._list, values, step, number)
+        if whole is not None:
+            yield whole
+        else:
+            yield from self._one_by_one(values, step, number)
 
     def _one_by_one(
         self, values: Iterable[Any], step: str, number: int
@@ -260,18 +282,17 @@ class Encoder:
                 self._spend_text(len(obj))
             return obj
         if cls is list:
-            if self._is_flat(obj):
+            if self._is_plain(obj):
                 return obj
             self._enter(obj)
-            flat = self._is_flat_table(obj)
-            encoded: Any = obj if flat else self._each(obj, "[{}]", 0)
+            encoded: Any = self._each(obj, "[{}]", 0)
         elif cls is dict:
-            if self._is_flat(obj.values()) and NATIVE.issuperset(map(type, obj)):
+            if NATIVE.issuperset(map(type, obj)) and self._is_plain(obj.values()):
                 return obj
             self._enter(obj)
-            encoded = self._dict(obj)
-        elif cls is tuple and self._is_flat(obj):
-            return [_TUPLE, *obj]
+            encoded = self._dict_of(obj)
+        elif cls is tuple and self._is_plain(obj):
+            return obj
         else:
             if cls not in BY_TYPE and self._types.of_class(cls) is None:
                 return self._foreign(obj)
@@ -287,17 +308,64 @@ class Encoder:
         self._open.pop(id(obj), None)
         return encoded
 
-    def _is_flat(self, values: Any) -> bool:
-        """Return whether msgpack packs all ``values`` as they are; they count as done then."""
-        if len(values) > self._left:  # before it looks at each of them
-            raise _TooLongError
+    def _is_plain(self, values: Collection[Any], is_open: bool = False) -> bool:
+        """Return whether msgpack and `_default` pack ``values``, and all that is in them, as they are.
+
+        They count as done then. ``is_open``: the container of ``values`` was entered.
+        """
+        left = self._left
+        # The innermost container is never entered.
+        if self._levels_are_plain(values, MAX_DEPTH + 1 + is_open - len(self._open)):
+            return True
+        self._left = left
+        return False
+
+    def _levels_are_plain(self, values: Collection[Any], levels: int) -> bool:
+        """As `_is_plain`, for values with at most ``levels`` levels."""
+        self._spend(len(values))  # before it looks at each of them
         types = set(map(type, values))
-        if not types <= NATIVE:
+        if not types <= _PLAIN or not levels:
             return False
-        self._spend(len(values))
         if not types.isdisjoint(_TEXT):
-            self._spend_texts(values)
+            self._spend_texts(values, types)
+        if types <= NATIVE:
+            return True
+        if len(values) > _FEW:
+            return self._rows_are_plain(values, types, levels - 1)
+        for value in values:
+            cls = value.__class__
+            if cls is dict:
+                if not NATIVE.issuperset(map(type, value)):
+                    return False
+                value = value.values()
+            elif cls is not list and cls is not tuple:
+                continue
+            if not self._levels_are_plain(value, levels - 1):
+                return False
         return True
+
+    def _rows_are_plain(self, values: Collection[Any], types: set[type], levels: int) -> bool:
+        """Look at what is in the containers among ``values`` together, which is faster."""
+        if len(types) > 1:
+            dicts: Collection[Any] = [value for value in values if value.__class__ is dict]
+            lists: Collection[Any] = [value for value in values if value.__class__ in _LISTS]
+        else:
+            dicts, lists = (values, ()) if dict in types else ((), values)
+        if not NATIVE.issuperset(map(type, chain.from_iterable(dicts))):
+            return False
+        work = sum(map(len, dicts)) + sum(map(len, lists))
+        if work > self._left:
+            raise _TooLongError
+        rows = [*map(dict.values, dicts), *lists]
+        n_columns = len(rows[0])
+        if n_columns < len(rows) and work == n_columns * len(rows):
+            # Columns mostly have one type, so that their text need not be searched for.
+            columns = []
+            with suppress(ValueError):  # rows differ in length
+                columns = list(zip(*rows, strict=True))
+            if columns:
+                return all(self._levels_are_plain(column, levels) for column in columns)
+        return self._levels_are_plain(list(chain.from_iterable(rows)), levels)
 
     def _spend(self, work: int) -> None:
         self._left -= work
@@ -309,9 +377,11 @@ class Encoder:
             raise _TooLongError
         self._spend(length >> _BYTES_SHIFT)
 
-    def _spend_texts(self, values: Iterable[Any]) -> None:
-        # A comparison with two classes takes half the time of a look into `_TEXT`.
-        sizes = [len(v) for v in values if v.__class__ is str or v.__class__ is bytes]
+    def _spend_texts(self, values: Iterable[Any], types: set[type]) -> None:
+        if types <= _TEXT:
+            sizes = [*map(len, values)]
+        else:  # a comparison with two classes takes half the time of a look into `_TEXT`
+            sizes = [len(v) for v in values if v.__class__ is str or v.__class__ is bytes]
         if max(sizes) > LONG_BYTES:
             raise _TooLongError
         self._spend(sum(sizes) >> _BYTES_SHIFT)
@@ -324,32 +394,13 @@ class Encoder:
         self._open[id(container)] = None
 
     def _list(self, values: list[Any], step: str, number: int) -> list[Any]:
-        if self._is_flat(values) or self._is_flat_table(values):
-            return values
-        return self._each(values, step, number)
+        return values if self._is_plain(values, is_open=True) else self._each(values, step, number)
 
-    def _is_flat_table(self, rows: list[Any]) -> bool:
-        """Return whether ``rows`` are all flat lists, or all flat dicts; they count as done then.
-
-        The cells of all rows are looked at together, which takes a third of the time.
-        """
-        types = set(map(type, rows))
-        if types == {list}:
-            keys: Iterable[Any] = ()
-            columns: Iterable[Iterable[Any]] = rows
-        elif types == {dict}:
-            keys = chain.from_iterable(rows)
-            columns = map(dict.values, rows)
-        else:
-            return False
-        self._spend(len(rows) + sum(map(len, rows)))
-        cells = list(chain.from_iterable(columns))
-        types = set(map(type, cells))
-        if not (types <= NATIVE and NATIVE.issuperset(map(type, keys))):
-            return False
-        if not types.isdisjoint(_TEXT):
-            self._spend_texts(cells)
-        return True
+    def _dict(self, items: dict[Any, Any]) -> Any:
+        """Encode a part of a dict that was entered."""
+        if NATIVE.issuperset(map(type, items)) and self._is_plain(items.values(), is_open=True):
+            return items
+        return self._dict_of(items)
 
     def _each(self, values: Iterable[Any], step: str, number: int) -> list[Any]:
         out = []
@@ -369,7 +420,7 @@ class Encoder:
             refused.steps[-1] = ".keys()"
             raise
 
-    def _dict(self, items: dict[Any, Any]) -> Any:
+    def _dict_of(self, items: dict[Any, Any]) -> Any:
         keys_native = NATIVE.issuperset(map(type, items))
         keys: Iterable[Any] = items if keys_native else self._keys(items)
         values = []
@@ -442,7 +493,7 @@ class Encoder:
             packed: bytes = self._packer.pack(tree)
         except UnicodeEncodeError:  # lone surrogates, with which all text is packed more slowly
             packed = msgpack.packb(
-                tree, default=_big_int, strict_types=True, unicode_errors="surrogatepass"
+                tree, default=_default, strict_types=True, unicode_errors="surrogatepass"
             )
         except (ValueError, OverflowError) as exc:
             raise InvalidUsageError(f"the object does not fit into a message: {exc}") from exc
@@ -457,8 +508,10 @@ def marker(code: int) -> msgpack.ExtType:
 _TUPLE = marker(BY_TYPE[tuple].code)
 
 
-def _big_int(obj: Any) -> msgpack.ExtType:
-    """msgpack's hook for what it cannot pack, which after `Encoder` is only a large int."""
+def _default(obj: Any) -> Any:
+    """msgpack's hook for what it cannot pack, which after `Encoder` is a tuple or a large int."""
+    if type(obj) is tuple:
+        return [_TUPLE, *obj]
     length = obj.bit_length() // 8 + 1
     return msgpack.ExtType(EXT_BIG_INT, obj.to_bytes(length, "little", signed=True))
 

@@ -164,6 +164,8 @@ def test_round_trip(obj):
         PurePosixPath(),
         PureWindowsPath("c:\\x"),
         [1] * 100000,
+        [{"n": n, "of": (n, [str(n)] * (n % 3)), "x": 2**70} for n in range(20)],
+        [(n, [n]) if n % 2 else {"a": ()} for n in range(20)],
     ],
     ids=lambda o: type(o).__name__,
 )
@@ -205,6 +207,8 @@ class Unloadable:
         (Custom(), "obj ", "Custom"),
         ({"model": [0, 1, 2, Custom()]}, "obj['model'][3] ", "Custom"),
         ((1, {"a": Point(1, 2)}), "obj[1]['a'] ", "Point"),
+        ([*[{"a": (1, [2])}] * 20, {"a": (1, [Custom()])}], "obj[20]['a'][1][0] ", "Custom"),
+        ([*[{"a": 1}] * 20, {Color.RED: 1}], "obj[20].keys()", "Color"),
         ([Color.RED], "obj[0] ", "Color"),
         ({"a": MyDict()}, "obj['a'] ", "MyDict"),
         ([len], "obj[0] ", "builtin_function_or_method"),
