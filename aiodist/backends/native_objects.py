@@ -211,11 +211,15 @@ class NativeObjects:
         """
         fingerprint, pickle = operation.fingerprint(_NO_TENSORS), operation.pickle
         try:
-            return fingerprint, [Packing(self._codec, each, pickle) for each in objects]
+            return fingerprint, [self._packing(each, pickle) for each in objects]
         except Exception as error:
             failed = self._group.collective(fingerprint, partial(_refuse, error), timeout)
             failed.exception()  # it is raised here
             raise
+
+    def _packing(self, obj: Any, pickle: bool) -> Packing:
+        first = self._codec.dump_at_once(obj, allow_pickle=pickle)
+        return Packing(self._codec, obj, pickle, first)
 
     async def _own(self, packed: Packed) -> list[memoryview]:
         """Copy the parts of this rank's own object: what comes back is another one."""

@@ -23,7 +23,7 @@ import struct
 from collections import deque
 from typing import Any
 
-from aiodist.backends.object_messages import ObjectMessages, Parcel, WithdrawnError
+from aiodist.backends.object_messages import ObjectMessages, Parcel, WithdrawnError, message_of
 from aiodist.completion import Driver, Pending
 from aiodist.errors import InvalidUsageError, ProtocolError, StreamClosedError
 from aiodist.groups.collective_backend import ObjectStream
@@ -142,11 +142,11 @@ class Stream(ObjectStream):
         if not self._send_lock.locked():
             packed = self._codec.dump_at_once(obj, allow_pickle=self._allow_pickle)
             if packed is not None:
-                if packed.parts or not self._may_send(len(packed.envelope)):
+                if not isinstance(packed, bytes) or not self._may_send(len(packed)):
                     async with self._send_lock:
-                        await self._send(packed)
+                        await self._send(message_of(packed))
                     return
-                self._add(packed.envelope)
+                self._add(packed)
                 if len(self._batch) >= 2 * BATCH_ITEMS or self._batch_bytes >= BATCH_BYTES:
                     self._flush()
                     await asyncio.sleep(0)

@@ -59,20 +59,27 @@ _LONGEST_REASON = 4096
 """The most characters of the reason that are sent."""
 
 
+def message_of(first: bytes | Packed) -> Packed:
+    """Return what `ObjectCodec.dump_at_once` has packed as a message."""
+    return first if isinstance(first, Packed) else Packed(first, ())
+
+
 class Packing:
     """An object that is being packed. The constructor does the first step, and raises if it is
     refused.
     """
 
-    def __init__(self, codec: ObjectCodec, obj: Any, allow_pickle: bool) -> None:
-        self.packed = codec.dump_at_once(obj, allow_pickle=allow_pickle)
-        if self.packed is not None:
-            return
-        self._steps = codec.dump_steps(obj, allow_pickle=allow_pickle)
-        try:
-            next(self._steps)
-        except StopIteration as stop:
-            self.packed = stop.value
+    def __init__(
+        self, codec: ObjectCodec, obj: Any, allow_pickle: bool, first: bytes | Packed | None
+    ) -> None:
+        """``first``: what `ObjectCodec.dump_at_once` has returned for ``obj``."""
+        self.packed = None if first is None else message_of(first)
+        if self.packed is None:
+            self._steps = codec.dump_steps(obj, allow_pickle=allow_pickle)
+            try:
+                next(self._steps)
+            except StopIteration as stop:
+                self.packed = stop.value
 
     async def rest(self, group: GroupEngine) -> Packed:
         """Pack the rest; the loop has its turn between two steps."""
@@ -180,19 +187,27 @@ class ObjectMessages:
 
         If the object is refused, the receiver gets the reason.
         """
+        dst, tag = operation.dst, operation.tag
+        first = self._codec.dump_at_once(operation.obj, allow_pickle=operation.pickle)
+        if isinstance(first, bytes) and self._sends.is_idle:
+            plan = self._plans.get(("send", dst, tag)) or self._plan("send", dst, tag)
+            ended = self._group.send_short(plan, memoryview(first))
+            if ended is not None:
+                return ended
+        return self._send_packed(first, operation, timeout)
+
+    def _send_packed(
+        self, first: bytes | Packed | None, operation: SendObject, timeout: float | None
+    ) -> Work[None]:
+        """Start sending an object of which ``first`` is packed; as of `Packing`."""
         group, dst, tag = self._group, operation.dst, operation.tag
         try:
-            packing = Packing(self._codec, operation.obj, operation.pickle)
+            packing = Packing(self._codec, operation.obj, operation.pickle, first)
         except (TypeError, ValueError) as error:
             told = self._send_whole(_refusal(error), dst, tag, timeout)
             told._when_done(partial(_hear, told))  # no caller waits for it
             raise
         packed = packing.packed
-        if packed is not None and not packed.parts and self._sends.is_idle:
-            plan = self._plans.get(("send", dst, tag)) or self._plan("send", dst, tag)
-            ended = group.send_short(plan, memoryview(packed.envelope))
-            if ended is not None:
-                return ended
         if packed is not None and (whole := _whole(packed)) is not None:
             return self._send_whole(whole, dst, tag, timeout)
 

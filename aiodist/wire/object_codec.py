@@ -60,9 +60,6 @@ class Packed(NamedTuple):
     parts: Sequence[memoryview]
 
 
-_NO_PARTS = ()
-
-
 class Envelope(NamedTuple):
     """An envelope that was read: what `ObjectCodec.load_steps` needs of it."""
 
@@ -101,15 +98,18 @@ class ObjectCodec:
         steps = self.dump_steps(obj, allow_pickle=allow_pickle, name=name, apart=False)
         return finished(steps).envelope
 
-    def dump_at_once(self, obj: Any, *, allow_pickle: bool = False) -> Packed | None:
-        """Pack an ``obj`` that takes one step. None: `dump_steps` packs it, or says what is wrong."""
+    def dump_at_once(self, obj: Any, *, allow_pickle: bool = False) -> bytes | Packed | None:
+        """Pack an ``obj`` that takes one step.
+
+        Returns the envelope of an object that has nothing else, the message of another one. None:
+        `dump_steps` packs it, or says what is wrong.
+        """
         encoder = self._short_encoders[allow_pickle]
         head = encoder.short(obj)
         if head is None:
             return None
         if not encoder.segments:
-            fields = _FIXED.pack(_VERSION, 0, 0, len(head)) + head, _NO_PARTS
-            return tuple.__new__(Packed, fields)  # in half the time of `Packed(...)`
+            return _FIXED.pack(_VERSION, 0, 0, len(head)) + head
         segments, encoder.segments = encoder.segments, []
         return _message(head, segments, [], apart=True)
 
