@@ -85,7 +85,7 @@ class Decoder:
         return obj
 
     def steps(self, rows: Sequence[Row], head: memoryview) -> Generator[None, None, Any]:
-        """Unpack; yield after each step, and return the object."""
+        """Unpack; yield after each step, and return the object. Call it once."""
         try:
             for row in rows:
                 made = yield from self._row(*row)
@@ -93,6 +93,8 @@ class Decoder:
             obj = msgpack.unpackb(head, **self._options)
         except Exception as exc:  # noqa: BLE001  # told apart there
             raise _translated(exc) from exc.__cause__
+        finally:
+            self._options.clear()  # the hooks hold this decoder
         unused = any(segment is not None for segment in self._segments)
         if self._markers or unused or any(made is not None for made in self._rows):
             raise ProtocolError("not an object of this version: parts are left over")

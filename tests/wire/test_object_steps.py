@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter, OrderedDict, deque
 from collections.abc import Generator
 from typing import Any
@@ -159,6 +160,18 @@ def test_the_memory_of_parts_is_not_copied() -> None:
     back = finished(CODEC.load_steps(read_envelope(memoryview(packed.envelope)), parts))
     assert np.shares_memory(back[0], np.frombuffer(parts[0], np.uint8))
     assert back[0].flags.writeable
+
+
+def test_a_decoded_object_leaves_nothing_for_the_garbage_collector() -> None:
+    packed = finished(CODEC.dump_steps([np.zeros(1 << 20), LONG["lists"], (1, "x")]))
+    envelope, parts = read_envelope(memoryview(packed.envelope)), received(packed)
+    gc.collect()
+    gc.disable()
+    try:
+        finished(CODEC.load_steps(envelope, parts))
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def test_where_a_long_object_cannot_travel() -> None:
