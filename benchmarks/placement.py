@@ -6,9 +6,14 @@ import os
 
 
 def cores_of(rank: int, ranks: int, cores: list[int]) -> list[int]:
-    """An equal share of ``cores``, a rank's own; all of them where ranks outnumber cores."""
+    """An equal share of ``cores``, a rank's own; where ranks outnumber cores, one with its neighbours.
+
+    So the ranks of one of several hosts, which are neighbours, find that they share a core.
+    """
     share = len(cores) // ranks
-    return cores[rank * share : (rank + 1) * share] if share else cores
+    if share:
+        return cores[rank * share : (rank + 1) * share]
+    return [cores[rank * len(cores) // ranks]]
 
 
 def pin(rank: int, ranks: int) -> None:

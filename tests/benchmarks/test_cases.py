@@ -47,7 +47,8 @@ def test_effort_bounds_calls_and_rounds() -> None:
 
 def test_ranks_share_the_cores_where_there_are_enough() -> None:
     assert [cores_of(rank, 2, [0, 1, 4, 5, 6]) for rank in range(2)] == [[0, 1], [4, 5]]
-    assert cores_of(3, 4, [0, 1]) == [0, 1]
+    assert [cores_of(rank, 4, [0, 1]) for rank in range(4)] == [[0], [0], [1], [1]]
+    assert [cores_of(rank, 3, [0, 1]) for rank in range(3)] == [[0], [0], [1]]
 
 
 def test_sizes_read_well() -> None:
