@@ -59,7 +59,7 @@ class CollectiveGroup(AskingGroup, Protocol):
     @property
     def size(self) -> int: ...
 
-    def late(self, sequence: int, src: int, meta: bytes) -> DistError | None:
+    def late_mismatch(self, sequence: int, src: int, meta: bytes) -> DistError | None:
         """Report that global rank ``src`` was in another collective than this rank's ``sequence``."""
 
     def fail_soon(self, sequence: int, error: BaseException) -> None:
@@ -150,12 +150,12 @@ class CollectiveContext:
             detail = ""
         return self._mismatch(self._ranks[src], meta, detail)
 
-    def late(self, sequence: int, src: int, words: Words) -> DistError | None:
+    def late_mismatch(self, sequence: int, src: int, words: Words) -> DistError | None:
         """Report that group rank ``src`` had published another operation than the one that has ended here.
 
         Returns the error that this operation is to fail with; None where it was reported before.
         """
-        return self._group.late(sequence, self._ranks[src], encoded_of(words))
+        return self._group.late_mismatch(sequence, self._ranks[src], encoded_of(words))
 
     def lost(self, src: int, wait: Pending[None]) -> bool:
         """Return whether group rank ``src`` is gone; ``wait`` has failed then."""
@@ -289,7 +289,7 @@ class CollectiveContext:
             return None
         return self.communicator
 
-    def over(self, error: BaseException | None) -> BaseException | None:
+    def close(self, error: BaseException | None) -> BaseException | None:
         inbox = self._messenger.inbox
         communicator, self.communicator = self.communicator, None
         if error is not None:
@@ -345,7 +345,7 @@ class CollectiveContext:
         def done(answers: Answers) -> None:
             missing = missing_of(answers)
             waiting = list(missing) or self.waiting_for()
-            blame = describe_missing(missing, waiting)
+            why = describe_missing(missing, waiting)
             fields = {
                 "operation": self._fingerprint.operation,
                 "group": self._group.group_name,
@@ -355,7 +355,7 @@ class CollectiveContext:
                 "last_finished": tuple(said.last if said else "" for said in missing.values()),
                 "doing": tuple(said.now if said else "" for said in missing.values()),
             }
-            fail(timed_out(self.describe(), seconds, blame, waiting, fields))
+            fail(timed_out(self.describe(), seconds, why, waiting, fields))
 
         here = self._ranks[self.rank]
         others = [rank for rank in self._ranks if rank != here]
@@ -402,7 +402,7 @@ class MessageContext:
         return self._what.startswith("send")
 
     @property
-    def from_anybody(self) -> bool:
+    def from_any_rank(self) -> bool:
         return self._other < 0
 
     @property
@@ -446,7 +446,7 @@ class MessageContext:
     def sleeper(self) -> Sleeper | None:
         return None
 
-    def over(self, error: BaseException | None) -> BaseException | None:
+    def close(self, error: BaseException | None) -> BaseException | None:
         if error is not None:
             if self._recv is not None:
                 self._messenger.inbox.withdraw(self._recv)
@@ -476,11 +476,11 @@ class MessageContext:
             if not self.is_send:
                 arrived = self._group.endpoint.inbox.matcher.arrived
                 unread = unread_in_words(arrived, self._group.id, ranks)
-            blame = describe_waiting(ranks, unread, answers)
+            why = describe_waiting(ranks, unread, answers)
             fields["doing"] = tuple(said.now if said else "" for said in answers.values())
-            fail(timed_out(self.describe(), seconds, blame, ranks, fields))
+            fail(timed_out(self.describe(), seconds, why, ranks, fields))
 
-        if self.from_anybody:
+        if self.from_any_rank:
             done({})  # to ask all for what may come from one would make a list of the whole job
         else:
             self._status_query = self._group.status_queries.new_number()

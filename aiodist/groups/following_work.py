@@ -67,7 +67,7 @@ class _Following:
     def sleeper(self) -> Sleeper | None:
         return None
 
-    def over(self, error: BaseException | None) -> BaseException | None:
+    def close(self, error: BaseException | None) -> BaseException | None:
         if not self._first.is_completed():
             self._first.cancel()
         return error

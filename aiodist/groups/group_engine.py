@@ -282,7 +282,7 @@ class GroupEngine(Messaging):
         if work is not None:
             self.world.loop.call_soon(work._fail, error)
 
-    def late(self, sequence: int, src: int, meta: bytes) -> DistError | None:
+    def late_mismatch(self, sequence: int, src: int, meta: bytes) -> DistError | None:
         """Report that rank ``src`` was in another collective than the one of that number, which is over.
 
         Returns the error that a later collective is to fail with. None after a failure, where that is
@@ -301,7 +301,7 @@ class GroupEngine(Messaging):
     def disagreement(self) -> Exception | None:
         """Return that another rank was in another collective, if no later collective has reported it.
 
-        For the end of the group. None after a failure, as in `late`.
+        For the end of the group. None after a failure, as in `late_mismatch`.
         """
         if self._error is not None:
             return None
@@ -314,11 +314,11 @@ class GroupEngine(Messaging):
         if found is None:
             return None
         sequence, src, words = found
-        return self.late(sequence, src, encoded_of(words))
+        return self.late_mismatch(sequence, src, encoded_of(words))
 
-    def came_late(self, sequence: int, src: int, meta: bytes, length: int) -> None:
+    def late_message(self, sequence: int, src: int, meta: bytes, length: int) -> None:
         """Take a message for a collective that is over here."""
-        error = self.late(sequence, src, meta)
+        error = self.late_mismatch(sequence, src, meta)
         # An empty one tells what a rank waits in that shares memory: it fails as it hears of this.
         # A rank that has sent data may have ended the operation.
         if error is not None and (length or self.communicator is None):

@@ -310,7 +310,7 @@ class Messaging(GroupLifecycle):
         work: Work[T] = self._register(context, record)
         work._start_body(_run_body(work, context, body), timeout)
         self._limit(context, timeout)
-        if self._left and context.from_anybody:
+        if self._left and context.from_any_rank:
             self._fail_lonely()
         return work
 
@@ -368,7 +368,7 @@ class Messaging(GroupLifecycle):
         if len(self._left) < self.size - 1:
             return
         for context, work in list(self._messages.items()):
-            if context.from_anybody:
+            if context.from_any_rank:
                 work._fail(
                     PeerLostError(
                         f"{context.describe()} cannot get a message: all other ranks have left",
@@ -391,7 +391,7 @@ async def _run_body(
 ) -> T:
     """Run ``body``, and note for a receive whose message it has got."""
     result = await body(context)
-    if not context.is_send and not context.from_anybody:
+    if not context.is_send and not context.from_any_rank:
         work._came_from(context.other)
     return result
 

@@ -45,7 +45,7 @@ class OperationContext(Protocol):
     def sleeper(self) -> Sleeper | None:
         """Return what a blocked thread may sleep by until the operation can go on; None: a callback."""
 
-    def over(self, error: BaseException | None) -> BaseException | None:
+    def close(self, error: BaseException | None) -> BaseException | None:
         """Take back what is left of the operation, which ended. Returns the error to report."""
 
     def expired(self, seconds: float, fail: Callable[[BaseException], None]) -> None:

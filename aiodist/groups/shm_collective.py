@@ -47,7 +47,7 @@ class OperationStreams(Protocol):
     def disagreement(self, src: int, words: Words, came: int, expected: int) -> DistError:
         """Return the error for what group rank ``src`` has published: another operation, or length."""
 
-    def late(self, sequence: int, src: int, words: Words) -> DistError | None:
+    def late_mismatch(self, sequence: int, src: int, words: Words) -> DistError | None:
         """Report that group rank ``src`` had published another operation than this rank's ``sequence``.
 
         Returns the error that this operation is to fail with; None where it was reported before.
@@ -260,7 +260,9 @@ class ShmCollective:
             if theirs is not None:
                 if self.context is None:
                     return False
-                error = self.context.late(unread[0], communicator.group_ranks[rank], theirs)
+                error = self.context.late_mismatch(
+                    unread[0], communicator.group_ranks[rank], theirs
+                )
                 if error is not None:
                     communicator.unread[slot] = None
                     raise error

@@ -145,7 +145,7 @@ class Work(Coroutine[Any, Any, T]):
             () if error is None else context.waiting_for()
         )  # no longer known once it is over
         try:
-            self._error = context.over(error)
+            self._error = context.close(error)
         except Exception as failed:  # noqa: BLE001  # the stream that brought us here goes on
             self._error = failed
         if self._error is None:

@@ -350,10 +350,10 @@ class World:
             return True
         return kind == COLLECTIVE and known.is_over(sequence)
 
-    def late(self, key: Key, src: int, meta: bytes, length: int) -> None:
+    def late_message(self, key: Key, src: int, meta: bytes, length: int) -> None:
         known = self._groups.get(key[1])
         if known is not None:
-            known.came_late(key[2], src, meta, length)
+            known.late_message(key[2], src, meta, length)
 
     def collective_failed(self, src: int, group: int, sequence: int, error: memoryview) -> None:
         known = self._groups.get(group)

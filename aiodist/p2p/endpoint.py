@@ -83,7 +83,7 @@ class Endpoint:
         self.window = window
         self.memory = memory
         self.shares_process = False  # whether ranks of this host live in one process
-        self.inbox = Inbox(size, events.is_over, events.late)
+        self.inbox = Inbox(size, events.is_over, events.late_message)
         self._events = events
         self._transports = {transport.scheme: transport for transport in transports}
         self._listeners: list[Listener] = []

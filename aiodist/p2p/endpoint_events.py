@@ -25,7 +25,7 @@ class EndpointEvents(Protocol):
     def is_over(self, key: Key) -> bool:
         """Return whether this rank has ended that collective, or closed that group."""
 
-    def late(self, key: Key, src: int, meta: bytes, length: int) -> None:
+    def late_message(self, key: Key, src: int, meta: bytes, length: int) -> None:
         """Report a dropped message of rank ``src`` for an operation that has ended here."""
 
     def collective_failed(self, src: int, group: int, sequence: int, error: memoryview) -> None:

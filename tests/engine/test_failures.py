@@ -281,7 +281,7 @@ async def test_a_message_that_tells_of_another_operation_spoils_the_next(
         assert isinstance(group, dist.ProcessGroup)
         if rank == 0:
             work = dist.barrier() if under_way else None
-            engine_of(group).came_late(
+            engine_of(group).late_message(
                 0, 1, other, 0 if engine_of(group).communicator is None else 8
             )
             await asyncio.sleep(0)

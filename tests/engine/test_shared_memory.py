@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,8 @@ from aiodist.groups.shm_opening import neighbours_of
 from aiodist.groups.world import current_world
 from aiodist.p2p.spin_policy import SUSPICION_SECONDS
 from aiodist.shm import area_directory
-from aiodist.testing import in_process
 from aiodist.testing.in_process import run_ranks
-from tests.engine.conftest import outcome, ranks_of, until
+from tests.engine.conftest import engine_of, outcome, ranks_of, until
 from tests.leftovers import named_segments
 from tests.limits import scaled
 
@@ -90,9 +90,11 @@ async def test_a_mismatch_among_many_ranks_reaches_all_though_another_is_away() 
 
 
 @pytest.mark.parametrize("nbytes", [1 << 20, (1 << 20) + (1 << 18)])
-async def test_a_segment_with_little_room(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
+async def test_a_segment_with_little_room(
+    segment_bytes: Callable[[int], None], nbytes: int
+) -> None:
     """Chunks become smaller; groups for which nothing is left use the streams, on all ranks."""
-    monkeypatch.setattr(in_process, "_SHARED_BYTES", nbytes)
+    segment_bytes(nbytes)
 
     async def main(rank: int) -> None:
         groups = [dist.group.WORLD]
@@ -105,7 +107,7 @@ async def test_a_segment_with_little_room(monkeypatch: pytest.MonkeyPatch, nbyte
             await dist.all_reduce(data, group=group)
             assert (data == 3 * np.arange(1_000_003, dtype=np.float32)).all()
         shared = [
-            group._engine.communicator is not None and not group._engine.communicator.is_off
+            engine_of(group).communicator is not None and not engine_of(group).communicator.is_off
             for group in groups
         ]
         assert shared[0]
@@ -115,10 +117,10 @@ async def test_a_segment_with_little_room(monkeypatch: pytest.MonkeyPatch, nbyte
 
 
 async def test_groups_made_and_destroyed_a_thousand_times_share_to_the_last(
-    monkeypatch: pytest.MonkeyPatch,
+    segment_bytes: Callable[[int], None],
 ) -> None:
     """In a segment with room for two or three at once; some have never done anything."""
-    monkeypatch.setattr(in_process, "_SHARED_BYTES", 4 << 20)
+    segment_bytes(4 << 20)
 
     async def main(rank: int) -> None:
         data = np.ones(1, np.float32)
@@ -130,8 +132,8 @@ async def test_groups_made_and_destroyed_a_thousand_times_share_to_the_last(
                 data[0] = rank
                 await dist.all_reduce(data, group=group)
                 assert data[0] == 1
-                assert group._engine.communicator is not None
-                assert group._engine.communicator.words, number
+                assert engine_of(group).communicator is not None
+                assert engine_of(group).communicator.words, number
             await dist.destroy_process_group(group)
         large = np.full(300_001, rank, np.float32)
         await dist.all_reduce(large, group=await dist.new_group())
@@ -159,7 +161,9 @@ async def test_groups_share_again_after_more_at_once_than_can_be_listed(
             await work
         assert all((array == 2).all() for array in arrays)
         planes = [
-            group._engine.communicator for group in groups if isinstance(group, dist.ProcessGroup)
+            engine_of(group).communicator
+            for group in groups
+            if isinstance(group, dist.ProcessGroup)
         ]
         assert any(found is None or found.is_off for found in planes)
         for group in groups:
@@ -168,8 +172,8 @@ async def test_groups_share_again_after_more_at_once_than_can_be_listed(
             group = await dist.new_group()
             assert isinstance(group, dist.ProcessGroup)
             await dist.all_reduce(arrays[0], group=group)
-            assert group._engine.communicator is not None
-            assert group._engine.communicator.words
+            assert engine_of(group).communicator is not None
+            assert engine_of(group).communicator.words
             await dist.destroy_process_group(group)
 
     await run_ranks(2, main, "shm", timeout=20)
@@ -313,7 +317,7 @@ async def test_a_late_rank_receives_the_error_that_the_others_sent() -> None:
         for late in (0, 1, 2):
             if rank == late:
                 inbox = current_world().endpoint.inbox
-                await until(lambda inbox=inbox: bool(inbox.matcher._arrived))  # type: ignore[misc]
+                await until(lambda inbox=inbox: bool(inbox.matcher.arrived))  # type: ignore[misc]
             data = np.ones(5)
             await dist.all_reduce(data)
             assert (data == 3).all()

@@ -35,7 +35,7 @@ def test_a_slot_that_is_written_anew_is_no_disagreement(after: str, disagrees: b
     shm = ShmCollective(communicator)
     if disagrees:  # without a context there is nothing to tell it to: it stays unread
         assert not shm._agreed(SEQUENCE % len(SLOT_TAGS))
-    shm.context = SimpleNamespace(late=lambda *what: late.append(what))  # type: ignore[assignment]
+    shm.context = SimpleNamespace(late_mismatch=lambda *what: late.append(what))  # type: ignore[assignment]
     assert shm._agreed(SEQUENCE % len(SLOT_TAGS))
     assert unread == [None, None]
     assert late == ([(SEQUENCE, 1, THERE)] if disagrees else [])

@@ -31,7 +31,7 @@ class EndpointEvents:
     def is_over(self, key: Key) -> bool:
         return False
 
-    def late(self, key: Key, src: int, meta: bytes, length: int) -> None:
+    def late_message(self, key: Key, src: int, meta: bytes, length: int) -> None:
         raise AssertionError("no message was sent")
 
     def explained(self, error: PeerLostError, last: object) -> PeerLostError:
