@@ -315,33 +315,44 @@ class Encoder:
         """
         left = self._left
         # The innermost container is never entered.
-        if self._levels_are_plain(values, MAX_DEPTH + 1 + is_open - len(self._open)):
+        if self._levels_are_plain(values, MAX_DEPTH + is_open - len(self._open)):
             return True
         self._left = left
         return False
 
     def _levels_are_plain(self, values: Collection[Any], levels: int) -> bool:
-        """As `_is_plain`, for values with at most ``levels`` levels."""
+        """As `_is_plain`, for values with at most ``levels`` levels of containers."""
         self._spend(len(values))  # before it looks at each of them
+        if len(values) <= _FEW:
+            return self._few_are_plain(values, levels)
         types = set(map(type, values))
-        if not types <= _PLAIN or not levels:
+        if not types <= _PLAIN:
             return False
         if not types.isdisjoint(_TEXT):
             self._spend_texts(values, types)
-        if types <= NATIVE:
-            return True
-        if len(values) > _FEW:
-            return self._rows_are_plain(values, types, levels - 1)
+        return types <= NATIVE or (levels > 0 and self._rows_are_plain(values, types, levels - 1))
+
+    def _few_are_plain(self, values: Collection[Any], levels: int) -> bool:
+        text = 0
         for value in values:
-            cls = value.__class__
-            if cls is dict:
-                if not NATIVE.issuperset(map(type, value)):
+            cls = type(value)
+            if cls is str or cls is bytes:
+                size = len(value)
+                if size > LONG_BYTES:
+                    raise _TooLongError
+                text += size
+            elif cls in _CONTAINERS:
+                if not levels:
                     return False
-                value = value.values()
-            elif cls is not list and cls is not tuple:
-                continue
-            if not self._levels_are_plain(value, levels - 1):
+                if cls is dict:
+                    if not NATIVE.issuperset(map(type, value)):
+                        return False
+                    value = value.values()
+                if not self._levels_are_plain(value, levels - 1):
+                    return False
+            elif cls not in NATIVE:
                 return False
+        self._spend(text >> _BYTES_SHIFT)
         return True
 
     def _rows_are_plain(self, values: Collection[Any], types: set[type], levels: int) -> bool:
