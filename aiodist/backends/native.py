@@ -6,20 +6,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, S
 from functools import partial
 from typing import Any
 
+from aiodist.backends import calls
 from aiodist.backends.algorithm_choice import AlgorithmChoice
-from aiodist.backends.calls import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Barrier,
-    Broadcast,
-    Call,
-    Gather,
-    Operations,
-    Reduce,
-    ReduceScatter,
-    Scatter,
-)
+from aiodist.backends.calls import Call, Operations
 from aiodist.backends.gradual_copy import (
     copy_gradually,
     gradually,
@@ -169,13 +158,13 @@ class NativeBackend(CollectiveBackend):
         return group.collective(plan.fingerprint, body, timeout, shares=self._shares)
 
     async def _barrier(self, plan: Plan, opened: Opened[Buffer], channel: Channel) -> None:
-        await self._run(channel, Barrier())
+        await self._run(channel, calls.Barrier())
 
     async def _broadcast(self, plan: Plan, opened: Opened[Buffer], channel: Channel) -> None:
         (buffer,) = (*opened.inputs, *opened.outputs)
 
         async def run(data: memoryview) -> None:
-            await self._run(channel, Broadcast(plan.fingerprint.root, data))
+            await self._run(channel, calls.Broadcast(plan.fingerprint.root, data))
 
         await self._through(buffer, run, load=bool(opened.inputs), store=bool(opened.outputs))
 
@@ -188,7 +177,7 @@ class NativeBackend(CollectiveBackend):
                 data = scratch(buffer.nbytes)
                 await copy_gradually(self._group, data, buffer.view)
             await gradually(self._group, reduce.prepare, data, reduce.itemsize)
-        await self._run(channel, Reduce(plan.fingerprint.root, data, reduce))
+        await self._run(channel, calls.Reduce(plan.fingerprint.root, data, reduce))
         if is_root:
             if reduce.needs_finish:
                 await gradually(self._group, reduce.finish, data, reduce.itemsize)
@@ -196,12 +185,12 @@ class NativeBackend(CollectiveBackend):
 
     async def _gather(self, plan: Plan, opened: Opened[Buffer], channel: Channel) -> None:
         (buffer,), places = opened.inputs, [place.view for place in opened.outputs]
-        call = Gather(plan.fingerprint.root, buffer.view, places or None)
+        call = calls.Gather(plan.fingerprint.root, buffer.view, places or None)
         await self._on_buffers(opened, channel, call)
 
     async def _scatter(self, plan: Plan, opened: Opened[Buffer], channel: Channel) -> None:
         (buffer,), sources = opened.outputs, [source.view for source in opened.inputs]
-        call = Scatter(plan.fingerprint.root, sources or None, buffer.view)
+        call = calls.Scatter(plan.fingerprint.root, sources or None, buffer.view)
         await self._on_buffers(opened, channel, call)
 
     async def _all_reduce(self, plan: Plan, opened: Opened[Buffer], channel: Channel) -> None:
@@ -223,7 +212,7 @@ class NativeBackend(CollectiveBackend):
     async def _reduce_all(self, channel: Channel, data: memoryview, reduce: Reduction) -> None:
         if reduce.needs_prepare:
             await gradually(self._group, reduce.prepare, data, reduce.itemsize)
-        await self._run(channel, AllReduce(data, reduce))
+        await self._run(channel, calls.AllReduce(data, reduce))
         if reduce.needs_finish:
             await gradually(self._group, reduce.finish, data, reduce.itemsize)
 
@@ -231,7 +220,7 @@ class NativeBackend(CollectiveBackend):
         (buffer,), blocks = opened.inputs, cut(opened.outputs, opened.into)
         await load_gradually(self._group, buffer)
         await copy_gradually(self._group, blocks[self._group.rank], buffer.view)
-        await self._run(channel, AllGather(blocks))
+        await self._run(channel, calls.AllGather(blocks))
         await write_back_gradually(self._group, *opened.outputs)
 
     async def _all_gather_coalesced(
@@ -239,7 +228,7 @@ class NativeBackend(CollectiveBackend):
     ) -> None:
         blocks = [scratch(length) for length in opened.into]
         await self._pack(opened.inputs, blocks[self._group.rank])
-        await self._run(channel, AllGather(blocks))
+        await self._run(channel, calls.AllGather(blocks))
         n = len(opened.inputs)
         for rank, block in enumerate(blocks):
             await self._unpack(block, opened.outputs[rank * n : (rank + 1) * n])
@@ -253,13 +242,13 @@ class NativeBackend(CollectiveBackend):
             for copy, block in zip(sources, blocks, strict=True):
                 await copy_gradually(self._group, copy, block)
                 await gradually(self._group, reduce.prepare, copy, reduce.itemsize)
-        await self._run(channel, ReduceScatter(sources, place.view, reduce))
+        await self._run(channel, calls.ReduceScatter(sources, place.view, reduce))
         if reduce.needs_finish:
             await gradually(self._group, reduce.finish, place.view, reduce.itemsize)
         await write_back_gradually(self._group, place)
 
     async def _all_to_all(self, plan: Plan, opened: Opened[Buffer], channel: Channel) -> None:
-        call = AllToAll(cut(opened.inputs, opened.out_of), cut(opened.outputs, opened.into))
+        call = calls.AllToAll(cut(opened.inputs, opened.out_of), cut(opened.outputs, opened.into))
         await self._on_buffers(opened, channel, call)
 
     # -- memory

@@ -15,7 +15,7 @@ from aiodist.backends.view_cache import TensorViewCache
 from aiodist.collectives.all_gather_shared import AllGatherSlots, all_gather_chunks
 from aiodist.collectives.all_reduce_slots import AllReduceSlots
 from aiodist.collectives.all_reduce_stripes import reduce_stripes
-from aiodist.collectives.all_to_all_shared import AllToAll
+from aiodist.collectives.all_to_all_shared import AllToAllExchange
 from aiodist.collectives.barrier_slots import barrier_slots
 from aiodist.collectives.broadcast_shared import BroadcastSlots, broadcast_chunks, read_from
 from aiodist.collectives.partition import offsets_of
@@ -173,8 +173,8 @@ def all_to_all_plan(
     A rank knows the lengths of its own blocks alone: what goes into slots is for each rank to say.
     """
     rank, size, lengths = shape.rank, shape.size, opened.out_of
-    slots = AllToAll(rank, size, lengths, True)
-    chunks = AllToAll(rank, size, lengths, False, shape.kept_for_second)
+    slots = AllToAllExchange(rank, size, lengths, True)
+    chunks = AllToAllExchange(rank, size, lengths, False, shape.kept_for_second)
     room = starts_of(lengths)[-1]
     return ShmPlan(agreed, slots, chunks, room if room <= LARGEST_SLOT_BYTES else _NO_ROOM)
 

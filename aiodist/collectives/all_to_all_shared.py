@@ -30,7 +30,7 @@ _ALIGN = 64
 Both = tuple[BlocksView, BlocksView]
 
 
-class AllToAll(Exchange[Both]):
+class AllToAllExchange(Exchange[Both]):
     """All-to-all: a block for each rank, and a place for each rank's block.
 
     ``fits``: whether this rank's blocks go into its slot. Others decide that for theirs.

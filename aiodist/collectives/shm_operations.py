@@ -15,7 +15,7 @@ from aiodist.collectives.all_reduce_chain import all_reduce_chain
 from aiodist.collectives.all_reduce_exchange import all_reduce_exchange
 from aiodist.collectives.all_reduce_slots import AllReduceSlots
 from aiodist.collectives.all_reduce_stripes import all_reduce_stripes, reduce_stripes
-from aiodist.collectives.all_to_all_shared import AllToAll
+from aiodist.collectives.all_to_all_shared import AllToAllExchange
 from aiodist.collectives.barrier_slots import barrier_slots
 from aiodist.collectives.broadcast_shared import BroadcastSlots, broadcast_chunks, read_from
 from aiodist.collectives.gather_shared import GatherLeaf, GatherRoot, ScatterLeaf, ScatterRoot
@@ -159,7 +159,7 @@ def all_to_all(shm: ShmContext, inputs: Blocks, outputs: Blocks) -> Run:
     """Send ``inputs[r]`` to each rank r and fill ``outputs[r]`` with what r has for this rank."""
     lengths = [len(block) for block in inputs]
     fits = starts_of(lengths)[-1] <= shm.slot_bytes
-    exchange = AllToAll(shm.rank, shm.size, lengths, fits)
+    exchange = AllToAllExchange(shm.rank, shm.size, lengths, fits)
     return shm.run(exchange, (BlocksView(inputs), BlocksView(outputs)))
 
 

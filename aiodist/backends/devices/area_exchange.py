@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DevicePlan:
     """What this rank gives and takes."""
 
     given: Pieces
@@ -51,7 +51,7 @@ async def exchange(
     group: GroupEngine,
     context: CollectiveContext,
     areas: Areas,
-    plan: Plan,
+    plan: DevicePlan,
     lengths: Sequence[Sequence[int]],
 ) -> None:
     """Carry out ``plan``; ``lengths`` are those of all ranks, by rank.
@@ -115,7 +115,7 @@ def _range(lengths: Sequence[int], rank: int) -> tuple[int, int]:
     return start, start + lengths[rank]
 
 
-def _check(context: CollectiveContext, plan: Plan, ranges: Sequence[tuple[int, int]]) -> None:
+def _check(context: CollectiveContext, plan: DevicePlan, ranges: Sequence[tuple[int, int]]) -> None:
     for rank, pieces in plan.into.items():
         sources = range(context.size) if plan.reduce is not None else (rank,)
         for source in sources:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from aiodist.backends.devices.area_exchange import Plan, exchange
+from aiodist.backends.devices.area_exchange import DevicePlan, exchange
 from aiodist.backends.devices.areas import HALF, Areas
 from aiodist.backends.devices.within import native_within
 from aiodist.backends.native import NativeBackend
@@ -151,7 +151,7 @@ def _through_host(native: Any, operation: Collective[None]) -> Any:
 
 def _plan(
     operation: Any, opened: Opened[Slot], reduce: DeviceReduction | None, group: Members
-) -> Plan:
+) -> DevicePlan:
     """Return what this rank gives and takes."""
     given = Pieces([slot.raw for slot in opened.inputs])
     lengths = opened.out_of
@@ -168,4 +168,4 @@ def _plan(
     elif places:
         source = operation.root if operation.kind in ("broadcast", "scatter") else group.rank
         into = {source: Pieces(places)}
-    return Plan(given, lengths, into, reduce)
+    return DevicePlan(given, lengths, into, reduce)

@@ -7,7 +7,7 @@ import os
 
 from aiodist.backends.mpi.gate import Gate
 from aiodist.backends.mpi.library import Mpi, check_thread, in_thread, load, translated
-from aiodist.backends.mpi.mpi_agreement import Agreement, checks
+from aiodist.backends.mpi.mpi_agreement import MpiAgreement, checks
 from aiodist.backends.mpi.mpi_messenger import MpiMessenger
 from aiodist.backends.mpi.mpi_operations import MpiOperations
 from aiodist.backends.mpi.poller import Poller
@@ -46,7 +46,7 @@ class MpiBackend(CollectiveBackend):
         self._gate = Gate()
         self._closed = False
         self._loop = group.world.loop
-        agreement = Agreement(self._gate, group.size, checks(os.environ))
+        agreement = MpiAgreement(self._gate, group.size, checks(os.environ))
         self._group = group
         run = MpiOperations(group, self._gate, agreement)
         self._native = NativeBackend(group, run, change=_in_mpi)

@@ -42,7 +42,7 @@ def checks(environ: Mapping[str, str]) -> bool:
     return text == "1"
 
 
-class Agreement:
+class MpiAgreement:
     """The order of a group's collectives; a `groups.messaging.CollectiveGate`."""
 
     def __init__(self, gate: Gate, size: int, enabled: bool) -> None:

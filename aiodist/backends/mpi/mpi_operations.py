@@ -7,24 +7,12 @@ from itertools import accumulate
 
 import numpy as np
 
-from aiodist.backends.calls import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Barrier,
-    Blocks,
-    Broadcast,
-    Call,
-    Gather,
-    Reduce,
-    ReduceScatter,
-    Run,
-    Scatter,
-)
+from aiodist.backends import calls
+from aiodist.backends.calls import Blocks, Call, Run
 from aiodist.backends.gradual_copy import copy_gradually
 from aiodist.backends.mpi.gate import Gate
 from aiodist.backends.mpi.library import Mpi
-from aiodist.backends.mpi.mpi_agreement import Agreement, sending
+from aiodist.backends.mpi.mpi_agreement import MpiAgreement, sending
 from aiodist.backends.mpi.poller import Request
 from aiodist.backends.mpi.reductions import MpiReduction
 from aiodist.collectives.channel import Channel
@@ -41,40 +29,40 @@ class MpiOperations:
     collective goes on inside MPI: its memory stays MPI's.
     """
 
-    def __init__(self, group: GroupEngine, gate: Gate, agreement: Agreement) -> None:
+    def __init__(self, group: GroupEngine, gate: Gate, agreement: MpiAgreement) -> None:
         self._group = group
         self._gate = gate
         self._agreement = agreement
 
     def __call__(self, channel: Channel, call: Call, /) -> Run:
         match call:
-            case Barrier():
+            case calls.Barrier():
                 return self._barrier()
-            case Broadcast():
+            case calls.Broadcast():
                 return self._broadcast(call)
-            case Reduce():
+            case calls.Reduce():
                 return self._reduce(channel, call)
-            case AllReduce():
+            case calls.AllReduce():
                 return self._all_reduce(channel, call)
-            case AllGather():
+            case calls.AllGather():
                 return self._all_gather(channel, call)
-            case Gather():
+            case calls.Gather():
                 return self._gather(channel, call)
-            case Scatter():
+            case calls.Scatter():
                 return self._scatter(channel, call)
-            case ReduceScatter():
+            case calls.ReduceScatter():
                 return self._reduce_scatter(channel, call)
-            case AllToAll():
+            case calls.AllToAll():
                 return self._all_to_all(channel, call)
         raise TypeError(f"MPI has no {call.operation}")
 
     async def _barrier(self) -> None:
         await self._watch(self._gate.comm.Ibarrier(), 0)
 
-    async def _broadcast(self, call: Broadcast) -> None:
+    async def _broadcast(self, call: calls.Broadcast) -> None:
         await self._watch(self._gate.comm.Ibcast(self._bytes(call.data), call.root), len(call.data))
 
-    async def _reduce(self, channel: Channel, call: Reduce) -> None:
+    async def _reduce(self, channel: Channel, call: calls.Reduce) -> None:
         root, data = call.root, call.data
         mine = self._in_mpi(call.op)
         if mine is None:
@@ -89,7 +77,7 @@ class MpiOperations:
             request = comm.Ireduce(elements, None, theirs, root)
         await self._watch(request, len(data))
 
-    async def _all_reduce(self, channel: Channel, call: AllReduce) -> None:
+    async def _all_reduce(self, channel: Channel, call: calls.AllReduce) -> None:
         data = call.data
         mine = self._in_mpi(call.op)
         if mine is None:
@@ -100,7 +88,7 @@ class MpiOperations:
         request = self._gate.comm.Iallreduce(self._gate.mpi.IN_PLACE, elements, theirs)
         await self._watch(request, len(data))
 
-    async def _all_gather(self, channel: Channel, call: AllGather) -> None:
+    async def _all_gather(self, channel: Channel, call: calls.AllGather) -> None:
         blocks = call.blocks
         await self._agreement.compare(channel, _lengths(blocks))
         whole = self._joined(blocks)
@@ -115,7 +103,7 @@ class MpiOperations:
                 if number != rank:
                     await copy_gradually(self._group, blocks[number], part)
 
-    async def _gather(self, channel: Channel, call: Gather) -> None:
+    async def _gather(self, channel: Channel, call: calls.Gather) -> None:
         root, data, blocks = call.root, call.data, call.blocks
         rank = channel.rank
         balance = sending(rank, root, len(data))
@@ -137,7 +125,7 @@ class MpiOperations:
         if whole is None:
             await self._spread(target, blocks)
 
-    async def _scatter(self, channel: Channel, call: Scatter) -> None:
+    async def _scatter(self, channel: Channel, call: calls.Scatter) -> None:
         root, blocks, out = call.root, call.blocks, call.out
         rank = channel.rank
         balance = -sending(root, rank, len(out))
@@ -152,7 +140,7 @@ class MpiOperations:
         request = self._gate.comm.Iscatterv(self._cut(source, blocks), self._bytes(out), root)
         await self._watch(request, len(source), blocks)
 
-    async def _reduce_scatter(self, channel: Channel, call: ReduceScatter) -> None:
+    async def _reduce_scatter(self, channel: Channel, call: calls.ReduceScatter) -> None:
         blocks, out, op = call.blocks, call.out, call.op
         await self._agreement.compare(channel, _lengths(blocks))
         mine = self._in_mpi(op)
@@ -170,7 +158,7 @@ class MpiOperations:
             request = comm.Ireduce_scatter(given, target, counts, theirs)
         await self._watch(request, len(source), blocks)
 
-    async def _all_to_all(self, channel: Channel, call: AllToAll) -> None:
+    async def _all_to_all(self, channel: Channel, call: calls.AllToAll) -> None:
         inputs, outputs = call.inputs, call.outputs
         rank, balance = channel.rank, 0
         for number, (block, place) in enumerate(zip(inputs, outputs, strict=True)):
