@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from aiodist.groups.world import World, use_world
 from aiodist.sync import portal
 
 ROOT = Path(__file__).parents[2]
+PYTHON = (sys.executable, "-X", "faulthandler")
 
 
 @pytest.fixture
@@ -82,11 +83,13 @@ def script(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Start a Python script in a process of its own; killed at the end if it still runs."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(source: str, *args: object, **environment: str) -> subprocess.Popen[str]:
+    def start(
+        source: str, *args: object, python: Sequence[str] = PYTHON, **environment: str
+    ) -> subprocess.Popen[str]:
         path = tmp_path / f"script{len(started)}.py"
         path.write_text(textwrap.dedent(source))
         process = subprocess.Popen(
-            [sys.executable, "-X", "faulthandler", str(path), *map(str, args)],
+            [*python, str(path), *map(str, args)],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error", **environment},
             stdin=subprocess.PIPE,

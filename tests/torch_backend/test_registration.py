@@ -15,6 +15,7 @@ import torch.distributed as torch_dist
 
 import _aiodist_autoload
 from aiodist.errors import InvalidUsageError
+from tests.warm_python import WarmPython
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -163,11 +164,16 @@ MPICH = {
 
 @pytest.mark.parametrize("variables", [SLURM, MPICH], ids=["srun", "mpiexec"])
 def test_ranks_of_other_launchers_meet_with_nothing_passed(
-    variables: dict[str, str], tmp_path: Path, scaled: Callable[[float], float]
+    variables: dict[str, str],
+    tmp_path: Path,
+    scaled: Callable[[float], float],
+    warm_python: WarmPython,
 ) -> None:
+    script = tmp_path / "meets.py"
+    script.write_text(textwrap.dedent(MEETS))
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(MEETS)],
+            [*warm_python.command, str(script)],
             env={
                 **os.environ,
                 "TMPDIR": str(tmp_path),
@@ -238,14 +244,18 @@ STOCK = """
     "launcher",
     [
         ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
-        ["-m", "aiodist", "run", "-n", "2", "--raw"],
+        ["-m", "aiodist", "run", "--no-python", "-n", "2", "--raw"],
     ],
     ids=["torchrun", "aiodist run"],
 )
-def test_an_unmodified_script(launcher: list[str], tmp_path: Path, run: Run) -> None:
+def test_an_unmodified_script(
+    launcher: list[str], tmp_path: Path, run: Run, warm_python: WarmPython
+) -> None:
+    """Under torchrun the ranks import torch, and not aiodist, themselves."""
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(STOCK))
-    assert "sum 3.0" in run(*launcher, str(script))
+    python = warm_python.command if "--no-python" in launcher else ()
+    assert "sum 3.0" in run(*launcher, *python, str(script))
 
 
 # At first rank 1 dies when rank 0 waits for it, at a store that outlives both.
@@ -270,8 +280,11 @@ DIES_ONCE = """
 
 
 @pytest.mark.slow
-def test_workers_that_torchrun_starts_anew_meet(tmp_path: Path, run: Run) -> None:
+def test_workers_that_torchrun_starts_anew_meet(
+    tmp_path: Path, run: Run, warm_python: WarmPython
+) -> None:
     script = tmp_path / "dies_once.py"
     script.write_text(textwrap.dedent(DIES_ONCE))
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    assert "sum 3.0" in run(*torchrun, "--max-restarts", "1", str(script))
+    options = ("--max-restarts", "1", "--no-python")
+    assert "sum 3.0" in run(*torchrun, *options, *warm_python.command, str(script))

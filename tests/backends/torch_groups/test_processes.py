@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.limits import scaled
+from tests.warm_python import WarmPython
 
 ROOT = Path(__file__).parents[3]
 
@@ -95,29 +99,39 @@ assert dist.get_backend(left) == "torch:gloo" and tensor.tolist() == [1, 1, 1]
 """
 
 
-def run(program: str, folder: Path) -> None:
-    script = folder / "script.py"
-    script.write_text(f'{BEGIN}{program}\nprint("done", flush=True)\n')
-    done = subprocess.run(
-        [sys.executable, "-m", "aiodist", "run", "-n", "2", str(script)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("done") == 2
+Run = Callable[[str], None]
+
+
+@pytest.fixture
+def run(tmp_path: Path, warm_python: WarmPython) -> Run:
+    """``run(program)``: on two ranks, which have to reach its end."""
+
+    def program_on_two(program: str) -> None:
+        script = tmp_path / "script.py"
+        script.write_text(f'{BEGIN}{program}\nprint("done", flush=True)\n')
+        job = (sys.executable, "-m", "aiodist", "run", "--no-python", "-n", "2")
+        done = subprocess.run(
+            [*job, *warm_python.command, str(script)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=scaled(50),
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("done") == 2
+
+    return program_on_two
 
 
 @pytest.mark.parametrize("ending", ENDINGS.values(), ids=ENDINGS.keys())
-def test_operations_and_the_end(ending: str, tmp_path: Path) -> None:
-    run(OPERATIONS + ending, tmp_path)
+def test_operations_and_the_end(ending: str, run: Run) -> None:
+    run(OPERATIONS + ending)
 
 
-def test_a_forked_child_leaves_the_group_to_its_parent(tmp_path: Path) -> None:
-    run(FORK, tmp_path)
+def test_a_forked_child_leaves_the_group_to_its_parent(run: Run) -> None:
+    run(FORK)
 
 
-def test_a_lost_rank_is_named_and_the_others_go_on(tmp_path: Path) -> None:
-    run(DEATH, tmp_path)
+def test_a_lost_rank_is_named_and_the_others_go_on(run: Run) -> None:
+    run(DEATH)

@@ -16,6 +16,7 @@ import torch
 
 from tests.examples.conftest import REPOSITORY
 from tests.examples.training.conftest import RECIPES
+from tests.warm_python import WarmPython
 
 Recipe = Callable[..., dict[str, Any]]
 
@@ -47,11 +48,12 @@ def test_bad_input_ends_all_ranks_with_one_sentence(launch: Callable[..., str]) 
 
 
 async def test_http_is_answered_during_training_and_stops_it(
-    tmp_path: Path, scaled: Callable[[float], float]
+    tmp_path: Path, scaled: Callable[[float], float], warm_python: WarmPython
 ) -> None:
     job = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "aiodist", "run", "-n", "2", str(RECIPES / NAME)),
-        *(*FEW, "--epochs", "100000", "--port", "0"),
+        *(sys.executable, "-m", "aiodist", "run", "--no-python", "-n", "2"),
+        *(*warm_python.command, str(RECIPES / NAME), *FEW),
+        *("--epochs", "100000", "--port", "0"),
         cwd=tmp_path,
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY)},
         stdout=asyncio.subprocess.PIPE,

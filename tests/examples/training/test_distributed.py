@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.examples.training.conftest import RECIPES, CompletedRun, write_images
+from tests.warm_python import WarmPython
 
 Recipes = Callable[..., list[CompletedRun]]
 
@@ -141,14 +142,18 @@ def test_a_folder_of_images_with_loader_processes(recipes: Recipes, tmp_path: Pa
     "launcher",
     [
         ("aiodist.launch", "--nproc_per_node", "2"),
-        ("torch.distributed.run", "--nproc-per-node", "2"),
+        ("torch.distributed.run", "--nproc-per-node", "2", "--no-python"),
     ],
     ids=lambda launcher: launcher[0],
 )
 def test_launchers_that_people_have(
-    command: Callable[..., str], tmp_path: Path, launcher: tuple[str, ...]
+    command: Callable[..., str],
+    tmp_path: Path,
+    launcher: tuple[str, ...],
+    warm_python: WarmPython,
 ) -> None:
     given = (*QUICK, "--epochs", "1", "--limit", "256", "--checkpoint-dir", str(tmp_path))
-    script = str(RECIPES / "distributed.py")
-    output = command(sys.executable, "-m", *launcher, script, *given)
+    python = warm_python.command if "--no-python" in launcher else ()
+    program = (*python, str(RECIPES / "distributed.py"), *given)
+    output = command(sys.executable, "-m", *launcher, *program)
     assert "bitwise the same on 2 ranks" in output

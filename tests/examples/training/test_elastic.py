@@ -14,6 +14,7 @@ import pytest
 
 from tests.examples.training.conftest import RECIPES, write_images
 from tests.limits import scaled
+from tests.warm_python import WarmPython
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -51,7 +52,10 @@ def summary(folder: Path) -> dict[str, Any]:
 
 
 def test_a_restart_gives_the_bits_of_a_run_without_one(
-    launch: Callable[..., str], command: Callable[..., str], tmp_path: Path
+    launch: Callable[..., str],
+    command: Callable[..., str],
+    tmp_path: Path,
+    warm_python: WarmPython,
 ) -> None:
     write_images(tmp_path / "images", ("red", "green"), 32)  # of which random parts are cut
     images = ("--data", str(tmp_path / "images"), "--image-size", "16", "-j", "1", "-b", "8")
@@ -70,8 +74,9 @@ def test_a_restart_gives_the_bits_of_a_run_without_one(
 
     # Rank 0 dies, at which the ranks had met, and the last checkpoint is three steps old.
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    options = ("--max-restarts", "1", "--no-python", *warm_python.command)
     arguments = (*few, "--kill", "11:0", "--save-every", "4")
-    output = command(sys.executable, *torchrun, "--max-restarts", "1", str(script), *arguments)
+    output = command(sys.executable, *torchrun, *options, str(script), *arguments)
     assert "restarted      with step 8\n" in output
     assert f"steps          {STEPS}\n" in output
     assert summary(tmp_path)["sha256"] == whole
