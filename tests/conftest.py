@@ -56,7 +56,7 @@ def timeout_scale() -> float:
 
 BY_REQUEST = (
     *("matrix", "soak", "slurm", "benchmarks"),
-    *("ecosystem", "engines", "hosts", "site"),
+    *("compiler", "ecosystem", "engines", "hosts", "site"),
 )
 """Marks of tests that run only where ``-m`` names them: they take minutes, or need other programs."""
 

@@ -76,6 +76,7 @@ def test_program(program: str, size: int, run_ranks: Callable[..., None]) -> Non
     run_ranks(program, size)
 
 
+@pytest.mark.compiler
 @pytest.mark.slow
 @pytest.mark.skipif(TORCH < "2.7", reason="needs settings of torch's compiler that came with 2.7")
 @pytest.mark.skipif(
