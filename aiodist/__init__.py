@@ -19,11 +19,10 @@ else:
         if name.startswith("__") and name != "__all__":
             raise AttributeError(name)
         public = importlib.import_module("aiodist.public")
-        found = {each: getattr(public, each) for each in public.__all__}
-        globals().update(found, __all__=public.__all__)
-        if name in globals():
-            return globals()[name]
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name != "__all__" and name not in public.__all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(public, name)
+        return found
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *importlib.import_module("aiodist.public").__all__})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import bdb
 import math
 import os
-import pdb
 import stat
 import sys
 from collections.abc import Coroutine
@@ -61,6 +60,8 @@ def debug_on(rank: int, group: Group | None, frame: FrameType) -> None:
     if rank != current_world().rank:
         return
     source = _commands()
+    import pdb  # which brings twenty modules
+
     debugger = pdb.Pdb(stdin=source, nosigint=True)
     if source is not sys.stdin:
         debugger.use_rawinput = False
