@@ -5,7 +5,7 @@
 #   make PYTHON=/path/to/python3.12 ...   to choose the interpreter of a new .venv
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format generated types imported pytest matrix soak soak-service fuzz test-slurm test-gpu test-gpu-emulated test-torch-versions check-torch-versions test-pytorch test-install test-ecosystem bench bench-mpi bench-network bench-hosts recipes docs test-docs test-benchmarks clean distclean test-engines test-hosts
+.PHONY: help install demo test lint format generated types imported pytest matrix soak soak-service fuzz test-slurm test-gpu test-gpu-emulated test-torch-versions check-torch-versions test-pytorch test-install test-ecosystem bench bench-mpi bench-network bench-hosts recipes docs docs-install test-docs test-benchmarks clean distclean test-engines test-hosts
 SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 # Tests and launchers start hundreds of processes: none of them compiles what another one has.
@@ -323,6 +323,8 @@ $(DOCS): $(STAMP) pyproject.toml
 	@echo "== install: Sphinx and its extensions"
 	@{ ! $(OWN_INDEX) && $(UV_INSTALL) -e '.[docs]'; } || $(PIP_INSTALL) -e '.[docs]'
 	@touch $@
+
+docs-install: $(DOCS)
 
 # A warning is an error: a link that leads nowhere, a name that the reference does not have.
 docs: $(DOCS)
