@@ -374,12 +374,12 @@ class MessageContext:
         "_group",
         "_messenger",
         "_other",
-        "_recv",
         "_send",
         "_status_query",
         "_tag",
         "_what",
         "due",
+        "recv",
     )
 
     def __init__(
@@ -391,7 +391,8 @@ class MessageContext:
         self._what = what
         self._other = other
         self._tag = tag
-        self._recv: Recv | None = None
+        self.recv: Recv | None = None
+        """The receive that is posted, if this is one."""
         self._send: Send | None = None
         self._status_query = 0  # the number of a status query
         self.due = 0.0
@@ -419,7 +420,7 @@ class MessageContext:
         return message
 
     def receiving(self, recv: Recv) -> Recv:
-        self._recv = recv
+        self.recv = recv
         return recv
 
     def describe(self) -> str:
@@ -448,8 +449,8 @@ class MessageContext:
 
     def close(self, error: BaseException | None) -> BaseException | None:
         if error is not None:
-            if self._recv is not None:
-                self._messenger.inbox.withdraw(self._recv)
+            if self.recv is not None:
+                self._messenger.inbox.withdraw(self.recv)
             if self._send is not None and not self._send.done:
                 self._messenger.withdraw_send(self._other, self._send)
         if self._status_query:
@@ -462,8 +463,8 @@ class MessageContext:
         meta = b""
         if self._send is not None:
             meta = self._send.meta
-        elif self._recv is not None:
-            meta = self._recv.expect
+        elif self.recv is not None:
+            meta = self.recv.expect
         fields = {
             "operation": self._what,
             "group": self._group.group_name,

@@ -329,7 +329,7 @@ class Messaging(GroupLifecycle):
     def receiving(self, key: Key) -> Iterator[Recv]:
         """Yield the receives of ``key`` that wait for their message, in the order of their calls."""
         for context in list(self._messages):
-            recv = context._recv
+            recv = context.recv
             if recv is not None and recv.key == key and not recv.done:
                 yield recv
 
