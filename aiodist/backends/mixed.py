@@ -45,7 +45,7 @@ class MixedBackend(CollectiveBackend):
         self._all = (*self._all, backend)
 
     def backend_of(self, tensor: Tensor) -> CollectiveBackend:
-        """Return the backend of the device of ``tensor``. Raises InvalidUsageError if there is none."""
+        """Return the backend of the device of ``tensor``. Raises InvalidUsageError if it has none."""
         device = getattr(tensor, "device", "cpu")  # numpy's arrays say "cpu", or nothing
         kind = device if isinstance(device, str) else getattr(device, "type", "cpu")
         backend = self.by_device.get(kind)
