@@ -241,6 +241,7 @@ ROUNDS = """
     shm_exchange.SPIN_BYTES = int(20.0 / spin_policy.BYTE_SECONDS)
 
     path, size = sys.argv[1], int(sys.argv[3])
+    torch.set_num_threads(1)
     pids = []
     for rank in range(size):  # forked, so that torch is imported once
         pids.append(os.fork())
