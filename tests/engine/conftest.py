@@ -8,7 +8,7 @@ import contextvars
 import subprocess
 import sys
 import textwrap
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,20 @@ ROOT = Path(__file__).parents[2]
 
 
 @contextlib.contextmanager
-def ranks_of(script: str, count: int, folder: Path, *arguments: object) -> Iterator[Ranks]:
+def ranks_of(
+    script: str,
+    count: int,
+    folder: Path,
+    *arguments: object,
+    python: Sequence[str] = (sys.executable,),
+) -> Iterator[Ranks]:
     """``count`` processes that run ``script`` with a store's path, their rank and ``arguments``.
 
-    All have ended afterwards, if need be by SIGKILL.
+    All have ended afterwards, if need be by SIGKILL. ``python`` is the command that takes the script.
     """
     path = folder / "script.py"
     path.write_text(textwrap.dedent(script))
-    command = [sys.executable, str(path), str(folder / "store")]
+    command = [*python, str(path), str(folder / "store")]
     ranks = [
         subprocess.Popen(
             [*command, str(rank), *map(str, arguments)],

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.engine.conftest import ranks_of
+from tests.warm_python import WarmPython
 
 RANKS = 16
 SECONDS = 2.0
@@ -59,10 +60,12 @@ asyncio.run(main())
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_idle_ranks_use_less_than_a_hundredth_of_a_core_together(tmp_path: Path) -> None:
+def test_idle_ranks_use_less_than_a_hundredth_of_a_core_together(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
     """CPU time of all threads of all ranks. A busy machine adds to it, and never takes away: the
     least of three measurements counts."""
-    with ranks_of(WAITING, RANKS, tmp_path, RANKS, SECONDS) as ranks:
+    with ranks_of(WAITING, RANKS, tmp_path, RANKS, SECONDS, python=warm_python.command) as ranks:
         used = [json.loads(rank.stdout.readline()) for rank in ranks if rank.stdout]
         assert [rank.wait() for rank in ranks] == [0] * RANKS
     share = {

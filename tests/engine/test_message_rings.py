@@ -16,6 +16,7 @@ from aiodist.testing import run_ranks
 from tests.engine.conftest import ranks_of
 from tests.leftovers import named_segments
 from tests.limits import scaled
+from tests.warm_python import WarmPython
 
 
 def has_ring_to(rank: int) -> bool:
@@ -217,10 +218,12 @@ TRAFFIC = """
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("size", [2, 3])
-def test_traffic_in_all_directions_between_processes(tmp_path: Path, size: int) -> None:
+def test_traffic_in_all_directions_between_processes(
+    tmp_path: Path, size: int, warm_python: WarmPython
+) -> None:
     """A sleeping rank is woken, with a core for each rank and without; a lost wake-up would time out."""
-    with ranks_of(TRAFFIC, size, tmp_path, size) as ranks:
-        assert [rank.wait(timeout=100) for rank in ranks] == [0] * size
+    with ranks_of(TRAFFIC, size, tmp_path, size, python=warm_python.command) as ranks:
+        assert [rank.wait(timeout=scaled(100)) for rank in ranks] == [0] * size
 
 
 SURVIVE = """
@@ -268,14 +271,16 @@ SURVIVE = """
 
 
 @pytest.mark.timeout(120)
-def test_a_rank_killed_in_the_middle_of_messages_leaves_nothing(tmp_path: Path) -> None:
+def test_a_rank_killed_in_the_middle_of_messages_leaves_nothing(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
     shm = named_segments()
-    with ranks_of(SURVIVE, 3, tmp_path) as ranks:
+    with ranks_of(SURVIVE, 3, tmp_path, python=warm_python.command) as ranks:
         for rank in ranks:
             assert rank.stdout is not None
             assert rank.stdout.readline() == "ready\n"
         ranks[2].send_signal(signal.SIGKILL)
-        outputs = [rank.communicate(timeout=60)[0] for rank in ranks]
+        outputs = [rank.communicate(timeout=scaled(60))[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0, -signal.SIGKILL]
     assert outputs[:2] == ["survived\n"] * 2
     assert named_segments() == shm

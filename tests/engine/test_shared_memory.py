@@ -21,6 +21,7 @@ from aiodist.testing.in_process import run_ranks
 from tests.engine.conftest import engine_of, outcome, ranks_of, until
 from tests.leftovers import named_segments
 from tests.limits import scaled
+from tests.warm_python import WarmPython
 
 
 def communicator() -> ShmCommunicator:
@@ -365,10 +366,12 @@ SURVIVE = """
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("megabytes", [0, 8])
-def test_a_rank_killed_in_the_middle_leaves_nothing(tmp_path: Path, megabytes: int) -> None:
+def test_a_rank_killed_in_the_middle_leaves_nothing(
+    tmp_path: Path, megabytes: int, warm_python: WarmPython
+) -> None:
     """More ranks than cores; with 0 MiB (no element) the ranks exchange nothing but flags."""
     shm = named_segments()
-    with ranks_of(SURVIVE, 3, tmp_path, megabytes) as ranks:
+    with ranks_of(SURVIVE, 3, tmp_path, megabytes, python=warm_python.command) as ranks:
         for rank in ranks:
             assert rank.stdout is not None
             assert rank.stdout.readline() == "ready\n"
