@@ -391,6 +391,7 @@ BETWEEN_PIECES = """
     import aiodist.sync as dist
     from aiodist.collectives.broadcast_shared import PIECE_BYTES, BroadcastSlots
     from aiodist.groups.shm_words import STEP_BITS
+    from aiodist.groups.world import current_world
     from aiodist.shm.group_area import COPIED, SLOT_TAGS, SLOTS
 
     path, rank = sys.argv[1], int(sys.argv[2])
@@ -406,9 +407,9 @@ BETWEEN_PIECES = """
             of_all(call, piece, *rest)
         of_all, BroadcastSlots.fill_piece = BroadcastSlots.fill_piece, fill_piece
     else:  # after the root has begun: a waiting rank would make it take another path
-        group = dist.group.WORLD
-        word = SLOT_TAGS[group._engine.n_started % SLOTS] + COPIED
-        words, begun = group._engine.communicator.words[0], group._engine.n_started + 1 << STEP_BITS
+        group = current_world().default_group()
+        word = SLOT_TAGS[group.n_started % SLOTS] + COPIED
+        words, begun = group.communicator.words[0], group.n_started + 1 << STEP_BITS
         while words[word] < begun:
             time.sleep(0.001)
     try:

@@ -22,6 +22,7 @@ from aiodist.backends.native import NativeBackend
 from aiodist.links.host import host_id
 from aiodist.tensors.device_memory import CudaMemory
 from tests.backends.devices.memfd import MemfdMemory
+from tests.engine.conftest import engine_of
 from tests.gpu.operations import differing, every_operation
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)
@@ -30,23 +31,23 @@ HALF = 1 << 16
 
 def choose(way: str) -> str:
     """Have the default group go by ``way``; the device of its tensors."""
-    group = dist.group.WORLD
+    group = engine_of()
     if way == "memfd":
         memory = MemfdMemory(host_id(), str(os.getpid()))
-        group._engine.backend = DeviceBackend(group._engine, lambda device: memory, "cpu", HALF)
+        group.backend = DeviceBackend(group, lambda device: memory, "cpu", HALF)
         return "cpu"
     if way == "ipc-in-steps":
-        group._engine.backend = DeviceBackend(
+        group.backend = DeviceBackend(
             group, lambda device: CudaMemory(device, host_id()), "cuda", HALF
         )
     if way == "staging":
-        group._engine.backend = NativeBackend(group._engine)
+        group.backend = NativeBackend(group)
     return "cuda"
 
 
 def areas_of(group: Any) -> int:
     """How many ranks' memory the group has mapped."""
-    backend = group._engine.backend
+    backend = engine_of(group).backend
     if isinstance(backend, MixedBackend):  # of a device each
         backend = backend.backend_of(torch.zeros(1, device="cuda"))
     return sum(len(areas.of) for areas in getattr(backend, "_areas", {}).values())

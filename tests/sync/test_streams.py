@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import aiodist.sync as dist
+from aiodist.groups.world import current_world
 from tests.tensors.cuda import Cuda
 
 
@@ -16,15 +17,14 @@ def test_blocking_calls_start_on_the_callers_stream(monkeypatch: pytest.MonkeyPa
     found: list[str] = []
     store = dist.HashStore()
     dist.init_process_group(store=store, rank=0, world_size=1)
-    group = dist.group.WORLD
-    assert group is not None
-    start = group._engine.backend.start
+    group = current_world().default_group()
+    start = group.backend.start
 
     def look(operation: Any, timeout: float | None) -> Any:
         found.append(cuda.current_stream())
         return start(operation, timeout)
 
-    group._engine.backend = SimpleNamespace(start=look, close=lambda: None)  # type: ignore[assignment]
+    group.backend = SimpleNamespace(start=look, close=lambda: None)  # type: ignore[assignment]
     try:
         with cuda.stream("mine"):
             dist.barrier()
