@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from aiodist.bench.cases import Case
-from benchmarks.cases import QUICK
 from benchmarks.peers.floor import DEPTH
 from benchmarks.peers.floor import PART as PART_IN_MEMORY
 from benchmarks.peers.floor_tcp import PART as PART_OVER_TCP
 from benchmarks.plots import draw
 from benchmarks.results import Report, Result
-from benchmarks.run import run
 from benchmarks.stats import Summary
-from benchmarks.steps.cases import Steps
 
 WRAPPED = 4 * (DEPTH * PART_IN_MEMORY * 6 + 48)
 """Bytes of a tensor whose halves and thirds go round a ring and leave a rest."""
@@ -33,14 +29,6 @@ def libuv() -> None:
 
     TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     uvloop.new_event_loop().close()
-
-
-@pytest.fixture(scope="session")
-def floors_of_two(libuv: None) -> Report:
-    """One run of all that uses no library, between two ranks: starting ranks is what costs."""
-    sizes = {2: (4, 24, LONG, WRAPPED)}
-    suite = replace(QUICK, sizes=sizes, budget=0.0, fewest=2, most=2, steps=Steps())
-    return run(suite, ["floor", "floor-shared", "floor-tcp"])
 
 
 @pytest.fixture(scope="session")

@@ -14,11 +14,12 @@ from aiodist.bench.peers.measured_peer import Place, UnsupportedError
 from benchmarks.cases import QUICK, Suite
 from benchmarks.peers.floor import DEPTH, EXCHANGED, PART, Floor
 from benchmarks.peers.floor_shared import FloorShared
+from benchmarks.peers.floor_tcp import WHOLE
 from benchmarks.rank import empty
 from benchmarks.results import Report
 from benchmarks.run import run
 from benchmarks.steps.cases import Steps
-from tests.benchmarks.conftest import WRAPPED
+from tests.benchmarks.conftest import LONG, WRAPPED
 
 
 def check(report: Report, suite: Suite, ranks: int) -> None:
@@ -32,8 +33,20 @@ def check(report: Report, suite: Suite, ranks: int) -> None:
 
 
 @pytest.mark.slow
-def test_every_operation_of_two_ranks_is_right(floors_of_two: Report) -> None:
-    check(floors_of_two, replace(QUICK, sizes={2: (4, 24, WRAPPED)}), 2)
+@pytest.mark.usefixtures("libuv")
+def test_every_operation_of_two_ranks_is_right() -> None:
+    """Over memory and over TCP, in one run: starting ranks is what costs."""
+    sizes = {2: (4, 24, LONG, WRAPPED)}
+    suite = replace(QUICK, sizes=sizes, budget=0.0, fewest=2, most=2, steps=Steps())
+    report = run(suite, ["floor", "floor-shared", "floor-tcp"])
+    check(report, replace(QUICK, sizes={2: (4, 24, WRAPPED)}), 2)
+
+    suite = replace(QUICK, sizes={2: (4, 24, LONG)})
+    cases = {case for _, _, block in suite.blocks() for case in block}
+    over_tcp = (each for each in report.results if each.summary and each.peer == "floor-tcp")
+    assert cases <= {each.case for each in over_tcp}
+    assert Case("reduce_scatter", 2, LONG) in cases
+    assert LONG // 4 > WHOLE
 
 
 @pytest.mark.benchmarks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 
 import pytest
 from torch.distributed import HashStore
@@ -11,26 +10,8 @@ from torch.distributed import HashStore
 from aiodist.bench.cases import Case
 from aiodist.bench.measured_operations import Call
 from aiodist.bench.peers.measured_peer import Place, UnsupportedError
-from benchmarks.cases import QUICK
-from benchmarks.peers.floor_tcp import WHOLE, FloorTcp
+from benchmarks.peers.floor_tcp import FloorTcp
 from benchmarks.rank import empty
-from benchmarks.results import Report
-from tests.benchmarks.conftest import LONG
-
-
-@pytest.mark.slow
-def test_every_operation_is_right(floors_of_two: Report) -> None:
-    suite = replace(QUICK, sizes={2: (4, 24, LONG)})
-    measured = {
-        result.case
-        for result in floors_of_two.results
-        if result.summary and result.peer == "floor-tcp"
-    }
-
-    cases = {case for _, _, block in suite.blocks() for case in block}
-    assert cases <= measured
-    assert Case("reduce_scatter", 2, LONG) in cases
-    assert LONG // 4 > WHOLE
 
 
 def test_the_tcp_floor_takes_two_ranks() -> None:
