@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any, Self
 
@@ -110,6 +111,8 @@ def _become(request: dict[str, Any], streams: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(str(request["folder"]))
+    if os.environ.get("PYTHONWARNINGS") == "error":
+        warnings.simplefilter("error")
     if os.environ.get("PYTHONUNBUFFERED"):
         for written in (sys.stdout, sys.stderr):
             written.reconfigure(write_through=True)  # type: ignore[union-attr]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,9 +16,9 @@ import pytest
 import aiodist.sync as dist
 from aiodist.groups.world import World, use_world
 from aiodist.sync import portal
+from tests.warm_python import WarmPython
 
 ROOT = Path(__file__).parents[2]
-PYTHON = (sys.executable, "-X", "faulthandler")
 
 
 @pytest.fixture
@@ -79,12 +78,17 @@ def alone() -> Iterator[None]:
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start a Python script in a process of its own; killed at the end if it still runs."""
+def script(
+    tmp_path: Path, warm_python: WarmPython
+) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start a Python script in a process of its own; killed at the end if it still runs.
+
+    ``python`` is the command that takes it, a fork of a Python that has imported aiodist by default.
+    """
     started: list[subprocess.Popen[str]] = []
 
     def start(
-        source: str, *args: object, python: Sequence[str] = PYTHON, **environment: str
+        source: str, *args: object, python: Sequence[str] = warm_python.command, **environment: str
     ) -> subprocess.Popen[str]:
         path = tmp_path / f"script{len(started)}.py"
         path.write_text(textwrap.dedent(source))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.limits import scaled
-from tests.warm_python import WarmPython
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -339,11 +339,11 @@ TUTORIAL = '''
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "end"), [("fork", "leave"), ("spawn", "destroy")])
 def test_a_script_for_torch_runs_by_its_import_line_alone(
-    method: str, end: str, script: Script, warm_python: WarmPython
+    method: str, end: str, script: Script
 ) -> None:
     from aiodist.launch.ports import reserve_port
 
-    options = {"python": warm_python.command} if method == "fork" else {}
+    options = {"python": (sys.executable,)} if method == "spawn" else {}  # which starts it anew
     with reserve_port() as reserved:
         process = script(
             *(TUTORIAL, method, end, reserved.port),
