@@ -364,18 +364,20 @@ class Messaging(GroupLifecycle):
             self._timer = self.world.loop.call_at(min(left), _end_late, weakref.ref(self))
 
     def _fail_lonely(self) -> None:
-        """Fail receives from any rank once no other rank is left."""
-        if len(self._left) < self.size - 1:
+        """Fail receives from any rank once no other rank is left. Connect to those that may have left."""
+        lonely = [item for item in self._messages.items() if item[0].from_any_rank]
+        if lonely and len(self._left) < self.size - 1:
+            for rank in {*self.ranks} - self._left - {self.global_rank}:
+                self.endpoint.reach(rank)
             return
-        for context, work in list(self._messages.items()):
-            if context.from_any_rank:
-                work._fail(
-                    PeerLostError(
-                        f"{context.describe()} cannot get a message: all other ranks have left",
-                        departed=sorted(self._left),
-                        departure="left",
-                    )
+        for context, work in lonely:
+            work._fail(
+                PeerLostError(
+                    f"{context.describe()} cannot get a message: all other ranks have left",
+                    departed=sorted(self._left),
+                    departure="left",
                 )
+            )
 
 
 def _end_late(group: weakref.ref[Messaging]) -> None:

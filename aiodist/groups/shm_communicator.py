@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from aiodist.completion import Pending
 from aiodist.groups.group_facts import GroupFacts
-from aiodist.groups.shm_opening import BACKSTOP_SECONDS, ShmOpening, neighbours_of
+from aiodist.groups.shm_opening import BACKSTOP_SECONDS, ShmOpening, neighbours_of, reach_if_gone
 from aiodist.groups.shm_words import STEP_BITS, Wait, stray
 from aiodist.p2p.spin_policy import LOOK_AGAIN_SECONDS, SUSPICION_SECONDS, BoundedSpin, SpinPolicy
 from aiodist.shm.doorbell import Doorbell
@@ -325,8 +325,10 @@ class ShmCommunicator:
         return self._wait is wait
 
     def suspect(self) -> None:
-        if self._wait is not None and self.current is not None:
+        wait, memory = self._wait, self._memory
+        if wait is not None and self.current is not None and memory is not None:
             self.current.tell()
+            reach_if_gone(self.group.endpoint, memory, self.members[wait.rank])
 
     # -- waiting
 
@@ -436,7 +438,7 @@ class ShmCommunicator:
         wait = self._wait
         self.poll()
         if wait is not None and self._wait is wait and self.current is not None:
-            self.current.tell()
+            self.suspect()
             self._look_again(BACKSTOP_SECONDS, self._suspect)
 
     def _look_again(self, seconds: float, look: Callable[[], None]) -> None:

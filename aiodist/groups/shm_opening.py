@@ -33,8 +33,9 @@ a lost member from the one that knows it first, and by no way round."""
 ROOM_SECONDS = 5e-4
 """How often to look whether such room has come back; no bell tells."""
 
-BACKSTOP_SECONDS = 10.0
-"""A sleeper looks this often without a bell: should one ever get lost, no rank hangs."""
+BACKSTOP_SECONDS = 1.0
+"""A sleeper looks this often without a bell, in case one gets lost. It also looks whether the member that
+it waits for is gone, which no connection tells unless the two are neighbours."""
 
 
 class ShmOpening:
@@ -81,6 +82,9 @@ class ShmOpening:
             self._ring(self._untold)
             return areas
         self._tell(areas is not None)
+        if areas is None and not self._is_patient:
+            for rank in self.silent():
+                reach_if_gone(self._endpoint, memory, rank)
         if areas is None and is_reached:
             self.loss = next(filter(None, map(self._error_of, self._members)), None)
         return areas if is_reached else None
@@ -175,6 +179,15 @@ class ShmOpening:
         """How large a chunk is, where there is room."""
         crowded = self._endpoint.spin_policy.crowded
         return CROWDED_CHUNK_BYTES if crowded else CHUNK_BYTES
+
+
+def reach_if_gone(endpoint: Endpoint, memory: SharedMemory, rank: int) -> None:
+    """Connect to member ``rank`` if it is gone: the failure says whether it has left or died.
+
+    Its end is news to those connected to it alone, and to all if it died and there are heartbeats.
+    """
+    if memory.is_gone(rank):
+        endpoint.reach(rank)
 
 
 def neighbours_of(place: int, size: int) -> list[int]:

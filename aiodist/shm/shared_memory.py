@@ -335,9 +335,14 @@ class SharedMemory:
             self._heads[self.rank][_LEFT] = 1
 
     def has_left(self, rank: int) -> bool:
-        """Return whether ``rank``, which is gone, left in good order."""
+        """Return whether ``rank`` has left in good order."""
         head = self._heads.get(rank)
         return head is not None and head[_LEFT] == 1
+
+    def is_gone(self, rank: int) -> bool:
+        """Return whether ``rank``, which is mapped, has left, or its process has ended."""
+        segment = self._segments.get(rank)
+        return segment is not None and (self.has_left(rank) or segment.is_orphan)
 
     def close(self) -> None:
         """Unmap the segments as soon as no view of them is left. Idempotent."""

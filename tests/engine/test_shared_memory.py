@@ -90,6 +90,37 @@ async def test_a_mismatch_among_many_ranks_reaches_all_though_another_is_away() 
     assert all(isinstance(error, dist.CollectiveMismatchError) for error in errors)
 
 
+@pytest.mark.parametrize("has_met", [True, False])
+async def test_a_member_that_has_left_is_missed_though_it_is_no_neighbour(has_met: bool) -> None:
+    """Its neighbours, which hear of its end, do not wait: only the root of the reduce does."""
+    size, here, over = 20, asyncio.Barrier(20), asyncio.Barrier(19)
+
+    async def main(rank: int) -> None:
+        await here.wait()
+        if has_met:
+            await dist.barrier()
+        if rank == 10:
+            return
+        assert 10 not in neighbours_of(0, size)
+        if rank == 0 or has_met:
+            error = await asyncio.wait_for(outcome(dist.reduce(np.ones(1), 0)), scaled(10))
+            assert isinstance(error, dist.PeerLostError) == (rank == 0)
+            assert rank or ("rank 10" in str(error) and "has left" in str(error))
+        await over.wait()
+
+    await run_ranks(size, main, "shm", timeout=scaled(60))
+
+
+async def test_a_receive_from_any_rank_fails_though_most_ranks_were_no_neighbours() -> None:
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        if rank == 0:
+            error = await outcome(dist.recv(np.ones(1)))
+            assert "all other ranks have left" in str(error)
+
+    await run_ranks(20, main, "shm", timeout=scaled(20))
+
+
 @pytest.mark.parametrize("nbytes", [1 << 20, (1 << 20) + (1 << 18)])
 async def test_a_segment_with_little_room(
     segment_bytes: Callable[[int], None], nbytes: int
