@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -32,6 +32,7 @@ from aiodist.tensors.cuda_streams import on_callers_stream
 T = TypeVar("T")
 
 _JOIN_SECONDS = 5.0
+_SIGNAL_SECONDS = 1.0
 """How long the end of the process waits for the loop's thread."""
 
 _running_loop = asyncio._get_running_loop
@@ -251,7 +252,7 @@ class Portal:
         try:
             future = asyncio.run_coroutine_threadsafe(function(*args, **kwargs), loop)
             try:
-                error = future.exception()
+                error = _error_of(future)
             except BaseException:
                 future.cancel()
                 raise
@@ -474,6 +475,19 @@ def _in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return getattr(shell, "kernel", None) is not None
+
+
+def _error_of(future: Future[Any]) -> BaseException | None:
+    """Return the error of ``future`` once it has ended, None if it has a result.
+
+    Python loses a signal's wake-up if the signal comes between the last bytecode and the sleep of a
+    thread. So this thread sleeps a second at most, after which it handles the signal.
+    """
+    while True:
+        try:
+            return future.exception(_SIGNAL_SECONDS)
+        except TimeoutError:
+            continue
 
 
 async def _leave(residents: list[Resident]) -> None:
