@@ -76,11 +76,12 @@ class Decoder:
         """Make an object that has neither rows nor segments; the next one may follow."""
         try:
             obj = msgpack.unpackb(head, **self._options)
+            left = self._markers
         except Exception as exc:  # noqa: BLE001  # told apart there
-            self._markers = 0
             raise _translated(exc) from None
-        if self._markers:
+        finally:
             self._markers = 0
+        if left:
             raise ProtocolError("not an object of this version: parts are left over")
         return obj
 

@@ -127,9 +127,11 @@ class Encoder:
         self._left = STEP
         try:
             return self._pack(self._encode(obj))
-        except Exception:  # noqa: BLE001  # `steps` raises it
+        except BaseException as error:  # an error is raised by `steps`, an interrupt here
             self._open.clear()
             self.segments.clear()
+            if not isinstance(error, Exception):
+                raise
         return None
 
     def steps(self, obj: Any) -> Generator[None, None, bytes]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from aiodist.errors import DistError, InvalidUsageError
-from aiodist.wire.object_codec import ObjectCodec
+from aiodist.wire.object_codec import SHORT_HEAD, ObjectCodec
 from aiodist.wire.registered_types import TypeRegistry
 
 
@@ -119,6 +119,25 @@ def test_own_functions() -> None:
     types.register(Celsius, lambda c: c.degrees, lambda _: 1 / 0)
     with pytest.raises(DistError, match=r"Celsius that arrived cannot be decoded: ZeroDivision"):
         codec.loads(codec.dumps(Celsius(1)))
+
+
+def test_an_interrupt_in_one_object_does_not_spoil_the_next() -> None:
+    def interrupted(_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    types = TypeRegistry()
+    codec = ObjectCodec(types=types)
+    types.register(Celsius, lambda c: c.degrees, interrupted)
+    sent = codec.dump_at_once((1, [Celsius(1)]))
+    assert isinstance(sent, bytes)
+    with pytest.raises(KeyboardInterrupt):
+        codec.load_short(sent[SHORT_HEAD:])
+    types.register(Celsius, interrupted, Celsius)
+    with pytest.raises(KeyboardInterrupt):
+        codec.dump_at_once((1, [Celsius(1)]))
+    sent = codec.dump_at_once((1, [2]))
+    assert isinstance(sent, bytes)
+    assert codec.load_short(sent[SHORT_HEAD:]) == (1, [2])
 
 
 @pytest.mark.parametrize("obj", [Point(1), Color.BLUE, Pair(1, 2), Mode.READ, Level.LOW])
