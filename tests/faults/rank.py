@@ -269,7 +269,7 @@ class _Rank:
             facts["later_ended"] = time.monotonic()
             if self._fault.succeeds:
                 await self._control_point()
-            await dist.destroy_process_group()
+            facts["leaving"] = describe(await error_of(dist.destroy_process_group()))
         facts["left"] = time.monotonic()
         for faults in (self._faults, self._heartbeat_faults):
             faults.mend()
