@@ -1,10 +1,10 @@
 """Objects from one rank to another: an envelope, and long parts that travel as tensors do.
 
 An object is mostly one message of kind OBJECT, which is matched by tag. A short one is an envelope
-without metadata. The only part of a longer one has its envelope as metadata. If there are more
-parts, the message is the envelope, and its metadata is the number of the first part. These parts
-are messages of kind PART, each with a number that its sender uses once. A part is read directly
-from the memory of the sender's object into memory that the receiver's object keeps.
+without metadata. The only part of a longer one has its envelope as metadata, unless MPI carries it. If
+there are more parts, the message is the envelope, and its metadata is the number of the first part.
+These parts are messages of kind PART, each with a number that its sender uses once. A part is read
+directly from the memory of the sender's object into memory that the receiver's object keeps.
 
 If the sender refuses an object, it sends an envelope with the reason, which the receiver raises. If
 a send is cancelled after its envelope has gone, the parts that can still be withdrawn are replaced
@@ -53,7 +53,7 @@ _NUMBER_BYTES = 8
 """Of metadata that is a number. Longer metadata is an envelope."""
 
 _MOST_META = 1024
-"""The longest envelope that travels as metadata. Every messenger carries this much."""
+"""The longest envelope that travels as metadata."""
 
 _LONGEST_REASON = 4096
 """The most characters of the reason that are sent."""
@@ -208,7 +208,7 @@ class ObjectMessages:
             told._when_done(partial(_hear, told))  # no caller waits for it
             raise
         packed = packing.packed
-        if packed is not None and (whole := _whole(packed)) is not None:
+        if packed is not None and (whole := self._whole(packed)) is not None:
             return self._send_whole(whole, dst, tag, timeout)
 
         async def start(context: MessageContext) -> Awaitable[object]:
@@ -217,7 +217,7 @@ class ObjectMessages:
             except (TypeError, ValueError) as error:
                 self._start_whole(_refusal(error), dst, tag)
                 raise
-            if (whole := _whole(packed)) is not None:
+            if (whole := self._whole(packed)) is not None:
                 return context.sending(self._start_whole(whole, dst, tag))
             to, meta = group.ranks[dst], self.next_part.to_bytes(_NUMBER_BYTES, "little")
             envelope = self._start_whole((memoryview(packed.envelope), meta), dst, tag)
@@ -226,6 +226,22 @@ class ObjectMessages:
 
         nbytes = -1 if packed is None else len(packed.envelope) + sum(map(len, packed.parts))
         return self._sends.in_turn(start, dst, tag, OBJECT, timeout, (b"", nbytes))
+
+    def _whole(self, packed: Packed) -> tuple[memoryview, bytes] | None:
+        """Return payload and metadata of the one message that carries all of an object, or None.
+
+        Only the endpoint hands on a long message whose receive is cancelled. MPI drops it, so that
+        the part has a receive of its own there, which stays.
+        """
+        if not packed.parts:
+            return memoryview(packed.envelope), b""
+        if (
+            len(packed.parts) == 1
+            and len(packed.envelope) <= _MOST_META
+            and self._group.messenger is self._group.endpoint
+        ):
+            return packed.parts[0], packed.envelope
+        return None
 
     def _send_whole(
         self, whole: tuple[memoryview, bytes], dst: int, tag: int, timeout: float | None
@@ -382,15 +398,6 @@ class ObjectMessages:
 
 def _hear(told: Work[None]) -> None:
     told.exception()
-
-
-def _whole(packed: Packed) -> tuple[memoryview, bytes] | None:
-    """Return payload and metadata of the one message that carries all of an object, or None."""
-    if not packed.parts:
-        return memoryview(packed.envelope), b""
-    if len(packed.parts) == 1 and len(packed.envelope) <= _MOST_META:
-        return packed.parts[0], packed.envelope
-    return None
 
 
 def _refusal(error: Exception) -> tuple[memoryview, bytes]:

@@ -210,6 +210,37 @@ async def test_a_cancelled_receive_hands_its_object_on(
     await run_ranks(2, on_rank, transport, timeout=60)
 
 
+class OtherMessenger:
+    """The endpoint in the place of a library, which drops a long message whose receive is cancelled."""
+
+    def __init__(self, endpoint: Any) -> None:
+        self._endpoint = endpoint
+        self.kinds: list[int] = []
+
+    def send(self, dst: int, key: Any, data: memoryview, meta: bytes) -> Any:
+        self.kinds.append(key[0])
+        return self._endpoint.send(dst, key, data, meta)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._endpoint, name)
+
+
+async def test_a_long_part_has_a_receive_of_its_own_where_another_library_carries_it() -> None:
+    async def on_rank(rank: int) -> None:
+        group = engine_of()
+        other: Any = OtherMessenger(group.endpoint)
+        no_collective: Any = None
+        group.use_messenger(other, no_collective)
+        if rank == 0:
+            await dist.send_object(one_part(5), 1)
+            assert other.kinds == [OBJECT, PART]
+        else:
+            obj, _ = await dist.recv_object(0)
+            check_one_part(obj, 5)
+
+    await run_ranks(2, on_rank, timeout=60)
+
+
 @pytest.mark.parametrize("make", [large, one_part])
 async def test_a_cancelled_send_is_taken_back_also_when_its_envelope_has_gone(
     make: Callable[[int], Any],
