@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import CancelledError, Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from multiprocessing import util
@@ -32,8 +32,13 @@ from aiodist.tensors.cuda_streams import on_callers_stream
 T = TypeVar("T")
 
 _JOIN_SECONDS = 5.0
-_SIGNAL_SECONDS = 1.0
 """How long the end of the process waits for the loop's thread."""
+
+_SIGNAL_SECONDS = 1.0
+"""The longest that a thread sleeps at a time, after which it handles a signal.
+
+Python loses a signal's wake-up if the signal comes between the last bytecode and the sleep of a thread.
+"""
 
 _running_loop = asyncio._get_running_loop
 _set_running_loop = asyncio._set_running_loop
@@ -172,8 +177,10 @@ class Portal:
         try:
             if held:
                 self.handoff.interrupts.release()
-            if ended is not None:
+            if isinstance(ended, BlockedCaller):
                 ended.acquire()
+            elif ended is not None:
+                _acquire(ended)
         except BaseException:
             if ended is not None:  # else it has ended
                 loop.call_soon_threadsafe(work.cancel)
@@ -215,11 +222,12 @@ class Portal:
         """Call ``function`` in the loop's thread, and wait for it here."""
         self.handoff.check_may_wait()
         call = CrossThreadCall(on_callers_stream(function), blocks)
-        _hand_over(loop, call.start)
         try:
-            call.ended.acquire()
+            _hand_over(loop, call.start)
+            _acquire(call.ended)
         except BaseException:
-            loop.call_soon_threadsafe(call.cancel)
+            with suppress(RuntimeError):  # the loop is closed: all operations have ended
+                loop.call_soon_threadsafe(call.cancel)
             raise
         error, call.error = call.error, None
         try:
@@ -477,12 +485,14 @@ def _in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-def _error_of(future: Future[Any]) -> BaseException | None:
-    """Return the error of ``future`` once it has ended, None if it has a result.
+def _acquire(ended: threading.Lock) -> None:
+    """Return when the lock is acquired."""
+    while not ended.acquire(timeout=_SIGNAL_SECONDS):
+        pass
 
-    Python loses a signal's wake-up if the signal comes between the last bytecode and the sleep of a
-    thread. So this thread sleeps a second at most, after which it handles the signal.
-    """
+
+def _error_of(future: Future[Any]) -> BaseException | None:
+    """Return the error of ``future`` once it has ended, None if it has a result."""
     while True:
         try:
             return future.exception(_SIGNAL_SECONDS)

@@ -239,6 +239,34 @@ def test_ctrl_c_leaves_no_loop_without_a_thread(monkeypatch: pytest.MonkeyPatch)
         portal.leave()
 
 
+def test_ctrl_c_cancels_what_was_handed_to_the_loop_a_moment_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A receive that stayed behind would take the message of the next one."""
+    portal, cancelled = Portal(), threading.Event()
+    work = SimpleNamespace(
+        cancel=cancelled.set,
+        is_completed=lambda: False,
+        _spin=bool,
+        _stay_awake=bool,
+        _when_done=lambda _: None,
+    )
+
+    def struck(loop: Any, start: Callable[[], None]) -> None:
+        loop.call_soon_threadsafe(start)
+        raise KeyboardInterrupt
+
+    portal.enter()
+    try:
+        monkeypatch.setattr(portal.handoff, "acquire", lambda: False)
+        monkeypatch.setattr("aiodist.sync.portal._hand_over", struck)
+        with pytest.raises(KeyboardInterrupt):
+            portal.call(lambda: work, True)
+        assert cancelled.wait(scaled(5))
+    finally:
+        portal.leave()
+
+
 def test_events_are_read_with_the_loop_lock_held() -> None:
     """What was read while another thread could drive may belong to a reader that is replaced by now."""
     handoff = LoopHandoff()
