@@ -20,7 +20,15 @@ def test_the_example_survives_a_killed_rank(launch: Callable[..., str]) -> None:
         assert f"{replaced} (restart {number} of 2)" in output
     assert "left are ranks (0, 1, 3)" in output
     assert "left are ranks (1, 2, 3)" in output
-    assert re.findall(r"step (\d+): took in rank (\d)", output) == [("55", "2"), ("85", "0")]
+    taken = [
+        (int(step), rank) for step, rank in re.findall(r"step (\d+): took in rank (\d)", output)
+    ]
+    (first, second), ranks = zip(*taken, strict=True)
+    assert ranks == ("2", "0")
+    # A replacement enters at every fifth step; at steps 55 and 85 the others wait for it.
+    assert 30 < first <= 55
+    assert 60 < second <= 85
+    assert first % 5 == second % 5 == 0
     # before anybody was taken in again
     assert len(re.findall(r"went on \d+\.\d\d s after", output.split("took in rank 2")[0])) == 1
     assert len(re.findall(r"went on \d+\.\d\d s after", output)) == 2
