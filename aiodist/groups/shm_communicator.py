@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from aiodist.completion import Pending
 from aiodist.groups.group_facts import GroupFacts
-from aiodist.groups.shm_opening import BACKSTOP_SECONDS, ShmOpening, neighbours_of, reach_if_gone
+from aiodist.groups.shm_opening import ShmOpening, neighbours_of, reach_if_gone, until_next_look
 from aiodist.groups.shm_words import STEP_BITS, Wait, stray
 from aiodist.p2p.spin_policy import LOOK_AGAIN_SECONDS, SUSPICION_SECONDS, BoundedSpin, SpinPolicy
 from aiodist.shm.doorbell import Doorbell
@@ -439,7 +439,7 @@ class ShmCommunicator:
         self.poll()
         if wait is not None and self._wait is wait and self.current is not None:
             self.suspect()
-            self._look_again(BACKSTOP_SECONDS, self._suspect)
+            self._look_again(until_next_look(perf_counter() - self._since), self._suspect)
 
     def _look_again(self, seconds: float, look: Callable[[], None]) -> None:
         if self._timer is not None:

@@ -33,9 +33,10 @@ a lost member from the one that knows it first, and by no way round."""
 ROOM_SECONDS = 5e-4
 """How often to look whether such room has come back; no bell tells."""
 
-BACKSTOP_SECONDS = 1.0
-"""A sleeper looks this often without a bell, in case one gets lost. It also looks whether the member that
-it waits for is gone, which no connection tells unless the two are neighbours."""
+FIRST_LOOK_SECONDS, LAST_LOOK_SECONDS = 1.0, 10.0
+"""A sleeper looks without a bell, in case one gets lost, and whether the member that it waits for is gone,
+which no connection tells unless the two are neighbours. Each time it waits as long as it has waited, within
+these bounds: ranks that idle for hours cost nothing."""
 
 
 class ShmOpening:
@@ -101,7 +102,7 @@ class ShmOpening:
     def seconds_to_sleep(self) -> float:
         """When to `find` again if no bell comes before."""
         if not self._is_patient:
-            return BACKSTOP_SECONDS
+            return until_next_look(perf_counter() - self._patient_until)
         return self._patient_until - perf_counter() if self._has_said else ROOM_SECONDS
 
     def silent(self) -> list[int]:
@@ -179,6 +180,11 @@ class ShmOpening:
         """How large a chunk is, where there is room."""
         crowded = self._endpoint.spin_policy.crowded
         return CROWDED_CHUNK_BYTES if crowded else CHUNK_BYTES
+
+
+def until_next_look(waited: float) -> float:
+    """Return for how long a sleeper that has waited for ``waited`` seconds sleeps without a bell."""
+    return min(max(waited, FIRST_LOOK_SECONDS), LAST_LOOK_SECONDS)
 
 
 def reach_if_gone(endpoint: Endpoint, memory: SharedMemory, rank: int) -> None:

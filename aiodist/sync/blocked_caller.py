@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 from aiodist.groups.operation_context import Sleeper
-from aiodist.groups.shm_opening import BACKSTOP_SECONDS
+from aiodist.groups.shm_opening import until_next_look
 from aiodist.p2p.spin_policy import DRIVE_SECONDS, LOOK_AGAIN_SECONDS, SUSPICION_SECONDS
 from aiodist.sync.loop_handoff import LoopHandoff
 
@@ -66,7 +66,7 @@ class BlockedCaller:
             elif seconds < SUSPICION_SECONDS:
                 seconds = SUSPICION_SECONDS
             else:
-                seconds = BACKSTOP_SECONDS
+                seconds = until_next_look(2 * seconds)
 
     def leave(self) -> None:
         """Let another thread sleep by itself: this one waits no longer, whatever the reason."""

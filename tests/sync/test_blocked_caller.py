@@ -15,7 +15,7 @@ import aiodist.sync as dist
 from aiodist.collectives.all_reduce_slots import AllReduceSlots
 from aiodist.errors import CollectiveMismatchError, CollectiveTimeoutError
 from aiodist.groups.shm_communicator import ShmCommunicator
-from aiodist.groups.shm_opening import BACKSTOP_SECONDS
+from aiodist.groups.shm_opening import FIRST_LOOK_SECONDS
 from aiodist.groups.world import current_world
 from aiodist.p2p.spin_policy import LOOK_AGAIN_SECONDS, SUSPICION_SECONDS
 from aiodist.shm.group_area import ASLEEP
@@ -126,7 +126,7 @@ def test_a_thread_suspects_only_after_it_has_slept_for_long() -> None:
     caller(work, sleeper, None, handoff).acquire()
 
     soon, later = LOOK_AGAIN_SECONDS, SUSPICION_SECONDS
-    assert slept == [soon, soon, later, soon, later, BACKSTOP_SECONDS]
+    assert slept == [soon, soon, later, soon, later, FIRST_LOOK_SECONDS]
     assert suspected == [5]
 
 
