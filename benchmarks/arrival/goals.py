@@ -77,12 +77,21 @@ class Standing:
     floor: float | None
 
     @property
+    def is_met(self) -> bool:
+        """Whether the ratio is within the limit."""
+        return self.worst <= self.target.limit
+
+    @property
+    def is_beyond_reach(self) -> bool:
+        """Whether no library meets the goal at this place either."""
+        return not self.is_met and self.floor is not None and self.floor > self.target.limit
+
+    @property
     def verdict(self) -> str:
         """``met``, ``missed``, or that no library meets it either."""
-        if self.worst <= self.target.limit:
+        if self.is_met:
             return "met"
-        is_beyond = self.floor is not None and self.floor > self.target.limit
-        return "missed; out of reach here" if is_beyond else "missed"
+        return "missed; out of reach here" if self.is_beyond_reach else "missed"
 
 
 def standings(report: PatternReport) -> Iterator[Standing]:
@@ -95,8 +104,10 @@ def standings(report: PatternReport) -> Iterator[Standing]:
             for peer in APIS
             if (ratio := _ratio(row.get(peer), row, target)) is not None
         ]
+        # A miss that no library shares counts before a worse one that it does.
+        own = [each for each in found if not each.is_met and not each.is_beyond_reach]
         if found:
-            yield max(found, key=lambda standing: standing.worst)
+            yield max(own or found, key=lambda standing: standing.worst)
 
 
 def _ratio(figures: Figures | None, row: dict[str, Figures], target: PatternTarget) -> float | None:

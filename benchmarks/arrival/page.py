@@ -38,7 +38,8 @@ _WORDS = {
 _GOALS = (
     'A goal is a ratio of medians, and what counts is the worst of its sizes, operations and APIs. "No '
     'library" is the same ratio of a program that only does the work; it polls and never sleeps, and '
-    "no operation of it fails. A goal that it misses, too, is out of the reach of a library here."
+    "no operation of it fails. Where it misses a goal, too, the goal is out of the reach of a library "
+    "here. A row shows the worst place that is within reach and missed, or else the worst of all."
 )
 
 
