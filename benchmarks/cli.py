@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -270,15 +271,9 @@ def _arrival(options: argparse.Namespace) -> int:
     except RankFailedError as error:
         print(error, file=sys.stderr)
         return 1
-    output: Path = ARRIVAL_PAGE.with_suffix(".json") if options.page else options.output
-    results.save(report, output)
-    text = page.render(report, output.name)
-    if options.page:
-        ARRIVAL_PAGE.write_text(text, encoding="utf-8")
-    else:
-        print(text)
-    print(f"== results: {output}")
-    return 0
+    return _published(
+        options, ARRIVAL_PAGE, partial(results.save, report), partial(page.render, report)
+    )
 
 
 def _starting(options: argparse.Namespace) -> int:
@@ -300,11 +295,23 @@ def _starting(options: argparse.Namespace) -> int:
     except RankFailedError as error:
         print(error, file=sys.stderr)
         return 1
-    output: Path = STARTING_PAGE.with_suffix(".json") if options.page else options.output
-    page.save(report, output)
-    text = page.render(report, output.name)
+    return _published(
+        options, STARTING_PAGE, partial(page.save, report), partial(page.render, report)
+    )
+
+
+def _published(
+    options: argparse.Namespace,
+    page: Path,
+    save: Callable[[Path], None],
+    render: Callable[[str], str],
+) -> int:
+    """Write the results; with --page beside ``page``, which is written, too, else show its text."""
+    output: Path = page.with_suffix(".json") if options.page else options.output
+    save(output)
+    text = render(output.name)
     if options.page:
-        STARTING_PAGE.write_text(text, encoding="utf-8")
+        page.write_text(text, encoding="utf-8")
     else:
         print(text)
     print(f"== results: {output}")

@@ -9,14 +9,11 @@ table shows the median of all exchanges, the 99th percentile, and what the layer
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import multiprocessing
 import os
 import select
 import socket
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from multiprocessing.connection import Connection as Pipe
@@ -29,6 +26,7 @@ import aiodist as dist
 from aiodist.deadline import Deadline
 from aiodist.transport.base_transport import Connection
 from aiodist.transport.tcp import TcpTransport
+from benchmarks.process_pair import measure_pair
 
 BYTES = b"4444"
 
@@ -204,24 +202,7 @@ def _process(rank: int, folder: str, count: int, rounds: int, to: Pipe) -> None:
 
 def main() -> None:
     """Measure, and print a table and the figures as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=2000)
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
-    spawn = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder:
-        pipes = [spawn.Pipe() for _ in range(2)]
-        processes = [
-            spawn.Process(
-                target=_process, args=(rank, folder, options.count, options.rounds, pipes[rank][1])
-            )
-            for rank in range(2)
-        ]
-        for process in processes:
-            process.start()
-        found: list[dict[str, list[float]]] = [mine.recv() for mine, _ in pipes]
-        for process in processes:
-            process.join()
+    found: list[dict[str, list[float]]] = measure_pair(_process, __doc__, count=2000, rounds=5)
     load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
     print(f"{os.cpu_count()} cores, load {load}")
     print("| layer | median, us | p99, us | adds, us |\n| --- | ---: | ---: | ---: |")

@@ -10,14 +10,11 @@ can be compared. ``object_1MiB`` and ``tensor_1MiB`` are arrays of 1 MiB, one at
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import multiprocessing
 import os
 import socket
 import struct
-import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from multiprocessing.connection import Connection
@@ -27,6 +24,7 @@ import msgpack
 import numpy as np
 
 import aiodist as dist
+from benchmarks.process_pair import measure_pair
 
 IN_FLIGHT = 256
 LARGE = 400
@@ -182,24 +180,9 @@ def _process(rank: int, folder: str, count: int, rounds: int, to: Connection) ->
 
 def main() -> None:
     """Measure, and print a table and the figures as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
-    spawn = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder:
-        pipes = [spawn.Pipe() for _ in range(2)]
-        processes = [
-            spawn.Process(
-                target=_process, args=(rank, folder, options.count, options.rounds, pipes[rank][1])
-            )
-            for rank in range(2)
-        ]
-        for process in processes:
-            process.start()
-        found: list[dict[str, tuple[float, float]]] = [mine.recv() for mine, _ in pipes]
-        for process in processes:
-            process.join()
+    found: list[dict[str, tuple[float, float]]] = measure_pair(
+        _process, __doc__, count=20_000, rounds=3
+    )
     load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
     print(f"{os.cpu_count()} cores, load {load}, {socket.gethostname()}")
     print("| peer | a second | sender, us | receiver, us |\n| --- | --- | --- | --- |")

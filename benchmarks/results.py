@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from aiodist.bench.cases import OPERATIONS, Case
 from benchmarks.peers import FLOORS
+from benchmarks.report_file import read_report, write_report
 from benchmarks.stats import Summary
 from benchmarks.steps.results import StepResult, flat, result_of
 
@@ -75,29 +75,15 @@ class Report:
 
 
 def save(report: Report, path: Path) -> None:
-    """Write JSON with one result a line, so that a later run makes a readable difference."""
-    head = {
-        "format": FORMAT,
-        "machine": report.machine,
-        "settings": report.settings,
-        "peers": report.peers,
-    }
-    text = json.dumps(head, indent=1)[:-2]
-    for name, entries in (
-        ("results", map(_flat, report.results)),
-        ("steps", map(flat, report.steps)),
-    ):
-        lines = ",\n".join(f"  {json.dumps(entry)}" for entry in entries)
-        text += f',\n "{name}": [\n{lines}\n ]'
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{text}\n}}\n", encoding="utf-8")
+    """Write the JSON file of ``report``."""
+    head = {"machine": report.machine, "settings": report.settings, "peers": report.peers}
+    entries = {"results": map(_flat, report.results), "steps": map(flat, report.steps)}
+    write_report(path, FORMAT, head, entries)
 
 
 def load(path: Path) -> Report:
     """What `save` has written. ValueError for a file of another format."""
-    data = json.loads(path.read_text(encoding="utf-8"))
-    if data.get("format") != FORMAT:
-        raise ValueError(f"{path} has format {data.get('format')}, not {FORMAT}; measure again")
+    data = read_report(path, FORMAT)
     results = tuple(_result(entry) for entry in data["results"])
     steps = tuple(result_of(entry) for entry in data.get("steps", ()))
     return Report(data["machine"], data["settings"], tuple(data["peers"]), results, steps)

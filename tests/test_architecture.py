@@ -447,6 +447,9 @@ def test_every_public_module_says_what_it_is() -> None:
     ("name", "without"),
     [
         ("aiodist.public", "torch"),
+        ("aiodist.public", "pdb"),
+        ("aiodist.public", "aiodist.launch"),
+        ("aiodist.public", "aiodist.rank_processes"),
         ("aiodist.commands.run", "numpy"),
         ("aiodist.commands.top", "numpy"),
     ],

@@ -7,8 +7,8 @@ peer-to-peer lookup service for internet applications", 2001). So many members m
 and not N * N, and news reaches each in log N steps.
 
 A member rings for each neighbour when it has said what room it has, and again when it finds that all
-members have, each as soon as the two are connected. Invariant: after the last member has said so, every
-member looks once more. The last one looks after it has said so, and a member that finds the areas
+members have. It does so as soon as the two are connected. Invariant: after the last member has said so,
+every member looks once more. The last one looks after it has said so, and a member that finds the areas
 complete rings for its neighbours, which look and do the same. Two neighbours cannot miss each other:
 the bell of the first opens the connection, and the other answers with its own.
 """

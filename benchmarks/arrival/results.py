@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from aiodist.bench.measure import Samples
 from aiodist.bench.peers.measured_peer import Interval
 from aiodist.bench.times import combine
 from benchmarks.arrival.cases import BATCH, WAIT, PatternCase
+from benchmarks.report_file import read_report, write_report
 
 FORMAT = 1
 
@@ -92,25 +92,14 @@ def _figures(values: Sequence[float]) -> Figures:
 
 
 def save(report: PatternReport, path: Path) -> None:
-    """Write JSON with one result a line, so that a later run makes a readable difference."""
-    head = {
-        "format": FORMAT,
-        "machine": report.machine,
-        "settings": report.settings,
-        "peers": report.peers,
-    }
-    lines = ",\n".join(f"  {json.dumps(dataclasses.asdict(each))}" for each in report.results)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        f'{json.dumps(head, indent=1)[:-2]},\n "results": [\n{lines}\n ]\n}}\n', encoding="utf-8"
-    )
+    """Write the JSON file of ``report``."""
+    head = {"machine": report.machine, "settings": report.settings, "peers": report.peers}
+    write_report(path, FORMAT, head, {"results": map(dataclasses.asdict, report.results)})
 
 
 def load(path: Path) -> PatternReport:
-    """Return what `save` has written. ValueError for a file of another format."""
-    data = json.loads(path.read_text(encoding="utf-8"))
-    if data.get("format") != FORMAT:
-        raise ValueError(f"{path} has format {data.get('format')}, not {FORMAT}; measure again")
+    """Return what `save` has written. Raises ValueError for a file of another format."""
+    data = read_report(path, FORMAT)
     results = tuple(
         PatternResult(PatternCase.of(each["case"]), each["peer"], Figures(**each["figures"]))
         for each in data["results"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from aiodist.bench.cases import size_text
 from aiodist.launch.quantities import time_text
 from benchmarks.machine import busy
 from benchmarks.peers import label
+from benchmarks.report_file import read_report, write_report
 from benchmarks.starting.rank import ALONE
 from benchmarks.starting.run import StartReport, StartResult
 from benchmarks.table import markdown_row
@@ -86,20 +86,14 @@ def _words(library: str) -> str:
 
 
 def save(report: StartReport, path: Path) -> None:
-    """Write JSON with one result a line."""
-    head = {"format": FORMAT, "machine": report.machine, "settings": report.settings}
-    lines = ",\n".join(f"  {json.dumps(dataclasses.asdict(each))}" for each in report.results)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        f'{json.dumps(head, indent=1)[:-2]},\n "results": [\n{lines}\n ]\n}}\n', encoding="utf-8"
-    )
+    """Write the JSON file of ``report``."""
+    head = {"machine": report.machine, "settings": report.settings}
+    write_report(path, FORMAT, head, {"results": map(dataclasses.asdict, report.results)})
 
 
 def load(path: Path) -> StartReport:
     """Return what `save` has written. Raises ValueError for a file of another format."""
-    data = json.loads(path.read_text(encoding="utf-8"))
-    if data.get("format") != FORMAT:
-        raise ValueError(f"{path} has format {data.get('format')}, not {FORMAT}; measure again")
+    data = read_report(path, FORMAT)
     results = tuple(
         StartResult(**each | {"seconds": tuple(each["seconds"])}) for each in data["results"]
     )

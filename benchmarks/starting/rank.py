@@ -14,6 +14,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ASYNC, BLOCKING, GLOO, MPI, ALONE = "async", "blocking", "gloo", "openmpi", "alone"
 
@@ -86,16 +87,7 @@ def _blocking() -> tuple[int, Facts]:
     import aiodist.sync as dist
 
     dist.init_process_group()
-    ones = np.ones(1, np.float32)
-    dist.all_reduce(ones)
-    end = time.monotonic_ns()
-    _check(float(ones[0]), dist.get_world_size())
-    dist.barrier()
-    facts = Facts.now(end)
-    dist.barrier()
-    rank = dist.get_rank()
-    dist.destroy_process_group()
-    return rank, facts
+    return _by(dist, np.ones(1, np.float32))
 
 
 def _gloo() -> tuple[int, Facts]:
@@ -103,7 +95,11 @@ def _gloo() -> tuple[int, Facts]:
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
-    ones = torch.ones(1)
+    return _by(dist, torch.ones(1))
+
+
+def _by(dist: Any, ones: Any) -> tuple[int, Facts]:
+    """Reduce ``ones`` by the functions of ``dist``, whose names and meaning are torch's."""
     dist.all_reduce(ones)
     end = time.monotonic_ns()
     _check(float(ones[0]), dist.get_world_size())

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from aiodist.groups.shm_opening import NEAR, neighbours_of
+from aiodist.groups.shm_opening import (
+    FIRST_LOOK_SECONDS,
+    LAST_LOOK_SECONDS,
+    NEAR,
+    neighbours_of,
+    until_next_look,
+)
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 17, 18, 33, 64, 200])
@@ -25,3 +31,15 @@ def test_in_a_group_of_up_to_17_all_are_neighbours() -> None:
     for size in range(1, 2 * NEAR + 2):
         assert {len(neighbours_of(place, size)) for place in range(size)} == {size - 1}
     assert len(neighbours_of(0, 2 * NEAR + 3)) < 2 * NEAR + 2
+
+
+def test_a_sleeper_looks_after_a_second_then_less_and_less_often_and_never_stops() -> None:
+    looks, waited = [], 0.05
+    for _ in range(6):
+        looks.append(until_next_look(waited))
+        waited += looks[-1]
+
+    assert looks[0] == FIRST_LOOK_SECONDS
+    assert looks == sorted(looks)
+    assert looks[2] > 2 * FIRST_LOOK_SECONDS
+    assert looks[-1] == LAST_LOOK_SECONDS

@@ -102,7 +102,7 @@ def test_a_thread_that_sleeps_times_out(run_threads: RunThreads) -> None:
 
 def test_a_thread_suspects_only_after_it_has_slept_for_long() -> None:
     """A ring may be for less than the thread waits for: it looks again soon, and suspects nothing."""
-    rings, slept, suspected = [True, False, True, False, False, True], [], []
+    rings, slept, suspected = [True, False, True, False, False, False, False, True], [], []
 
     def wait(seconds: float) -> bool:
         slept.append(seconds)
@@ -126,8 +126,9 @@ def test_a_thread_suspects_only_after_it_has_slept_for_long() -> None:
     caller(work, sleeper, None, handoff).acquire()
 
     soon, later = LOOK_AGAIN_SECONDS, SUSPICION_SECONDS
-    assert slept == [soon, soon, later, soon, later, FIRST_LOOK_SECONDS]
-    assert suspected == [5]
+    growing = [FIRST_LOOK_SECONDS, 2 * FIRST_LOOK_SECONDS, 4 * FIRST_LOOK_SECONDS]
+    assert slept == [soon, soon, later, soon, later, *growing]
+    assert suspected == [5, 6, 7]
 
 
 def test_a_call_in_the_middle_of_another_is_refused(run_threads: RunThreads) -> None:

@@ -201,23 +201,15 @@ def when_over(work: Any, waiter: Worker, done: Done) -> None:
     try:
         future = work.get_future()
     except RuntimeError:
-        waiter.put(partial(_wait, work, done))
+        waiter.put(partial(_report, work.wait, done))
     else:
-        future.add_done_callback(partial(_look, done))
+        future.add_done_callback(lambda ended: _report(ended.value, done))
 
 
-def _wait(work: Any, done: Done) -> None:
+def _report(end: Callable[[], object], done: Done) -> None:
+    """Call ``done`` with the error that ``end()`` raises, or None."""
     try:
-        work.wait()
-    except Exception as error:  # noqa: BLE001  # torch's, of any class: handed on
-        done(error)
-    else:
-        done(None)
-
-
-def _look(done: Done, future: Any) -> None:
-    try:
-        future.value()
+        end()
     except Exception as error:  # noqa: BLE001  # torch's, of any class: handed on
         done(error)
     else:
