@@ -11,11 +11,11 @@ from aiodist.launch.quantities import time_text
 from benchmarks.machine import busy
 from benchmarks.peers import label
 from benchmarks.report_file import read_report, write_report
-from benchmarks.starting.rank import ALONE
+from benchmarks.starting.rank import ALONE, IDLE, SETTLE
 from benchmarks.starting.run import StartReport, StartResult
 from benchmarks.table import markdown_row
 
-FORMAT = 1
+FORMAT = 2
 
 _HEADS = (
     "ranks",
@@ -28,6 +28,7 @@ _HEADS = (
     "descriptors",
     "sockets",
     "threads",
+    "idle, together",
 )
 
 
@@ -50,6 +51,8 @@ def render(report: StartReport, data: str) -> str:
         "Memory, descriptors and threads are those of one rank after its first all_reduce and a "
         "barrier, of the rank that has most. Memory is the proportional share of what is resident. "
         "Only Gloo's ranks import torch, because Gloo has no other interface.",
+        "The column for idle ranks says how much of one core all of them together use while they "
+        f"wait in a barrier for rank 0, over {IDLE:.0f} s that begin {SETTLE:.0f} s after the call.",
         f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}, {machine['python']}, "
         f"commit {machine['aiodist']['commit']}, {machine['date']}, load before the run {load}."
         f"{warning}",
@@ -77,6 +80,7 @@ def _cells(result: StartResult) -> list[str]:
         str(result.files),
         str(result.sockets),
         str(result.threads),
+        "" if result.library == ALONE else f"{result.idle:.2%}",
         "yes" if result.has_torch else "no",
     ]
 

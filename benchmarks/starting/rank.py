@@ -11,20 +11,26 @@ import dataclasses
 import json
 import os
 import sys
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+SETTLE, IDLE = 1.0, 2.0
+"""Seconds until waiting ranks have fallen asleep, and of the measurement after that."""
 
 ASYNC, BLOCKING, GLOO, MPI, ALONE = "async", "blocking", "gloo", "openmpi", "alone"
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What one rank's process was right after its first all_reduce.
+    """What one rank's process was right after its first all_reduce, and used while it waited.
 
     ``memory``: its proportional share of resident bytes; ``private``: those that no other process
-    maps. ``files``: open descriptors; ``sockets``: those that are a socket.
+    maps. ``files``: open descriptors; ``sockets``: those that are a socket. ``idle``: the share of
+    one core that all its threads used while it waited for another rank.
     """
 
     end: int
@@ -34,6 +40,7 @@ class Facts:
     sockets: int
     threads: int
     has_torch: bool
+    idle: float = 0.0
 
     @classmethod
     def now(cls, end: int) -> Facts:
@@ -52,6 +59,18 @@ class Facts:
             len(list(Path("/proc/self/task").iterdir())),
             "torch" in sys.modules,
         )
+
+
+class _IdleWatch(threading.Thread):
+    """Measures what the process uses while it waits. ``share``: of one core, by all threads."""
+
+    share = 0.0
+
+    def run(self) -> None:
+        time.sleep(SETTLE)
+        before = time.process_time()
+        time.sleep(IDLE)
+        self.share = (time.process_time() - before) / IDLE
 
 
 def main() -> None:
@@ -77,8 +96,13 @@ async def _awaited() -> tuple[int, Facts]:
         _check(float(ones[0]), dist.get_world_size())
         await dist.barrier()
         facts = Facts.now(end)
+        watch = _IdleWatch()
+        watch.start()
+        if dist.get_rank() == 0:
+            await asyncio.sleep(SETTLE + IDLE)
         await dist.barrier()
-        return dist.get_rank(), facts
+        watch.join()
+        return dist.get_rank(), dataclasses.replace(facts, idle=watch.share)
 
 
 def _blocking() -> tuple[int, Facts]:
@@ -105,10 +129,10 @@ def _by(dist: Any, ones: Any) -> tuple[int, Facts]:
     _check(float(ones[0]), dist.get_world_size())
     dist.barrier()
     facts = Facts.now(end)
-    dist.barrier()
     rank = dist.get_rank()
+    idle = _idle(rank, dist.barrier)
     dist.destroy_process_group()
-    return rank, facts
+    return rank, dataclasses.replace(facts, idle=idle)
 
 
 def _mpi() -> tuple[int, Facts]:
@@ -122,8 +146,18 @@ def _mpi() -> tuple[int, Facts]:
     _check(float(ones[0]), comm.size)
     comm.Barrier()
     facts = Facts.now(end)
-    comm.Barrier()
-    return comm.rank, facts
+    return comm.rank, dataclasses.replace(facts, idle=_idle(comm.rank, comm.Barrier))
+
+
+def _idle(rank: int, barrier: Callable[[], Any]) -> float:
+    """Return what this rank uses, as a share of one core, while it waits in ``barrier`` for rank 0."""
+    watch = _IdleWatch()
+    watch.start()
+    if rank == 0:
+        time.sleep(SETTLE + IDLE)
+    barrier()
+    watch.join()
+    return watch.share
 
 
 def _alone() -> tuple[int, Facts]:

@@ -37,7 +37,11 @@ class Start:
 
 @dataclass(frozen=True)
 class StartResult:
-    """The starts of one library with so many ranks. Bytes and counts are of the largest rank."""
+    """The starts of one library with so many ranks. Bytes and counts are of the largest rank.
+
+    ``idle``: the share of one core that all ranks together use while they wait for rank 0, of the
+    start in which it was least: other work on the machine adds to it, and takes nothing away.
+    """
 
     library: str
     ranks: int
@@ -48,6 +52,7 @@ class StartResult:
     sockets: int
     threads: int
     has_torch: bool
+    idle: float
 
     @property
     def median(self) -> float:
@@ -64,7 +69,8 @@ class StartResult:
         }
         seconds = tuple(round(start.seconds, 3) for start in starts)
         torch = any(each.has_torch for each in facts)
-        return cls(library, ranks, seconds, has_torch=torch, **largest)
+        idle = min(sum(each.idle for each in start.facts) for start in starts)
+        return cls(library, ranks, seconds, has_torch=torch, idle=round(idle, 5), **largest)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,14 @@ def test_a_result_is_of_the_largest_rank_and_the_median_start() -> None:
     assert (result.median, result.memory, result.files, result.threads) == (2.0, 5 * MIB, 9, 4)
 
 
+def test_idle_is_of_all_ranks_and_of_the_quietest_start() -> None:
+    idle = [dataclasses.replace(facts(), idle=share) for share in (0.001, 0.002, 0.01, 0.0)]
+
+    assert (
+        StartResult.of(ASYNC, 2, [Start(1.0, (*idle[2:],)), Start(1.0, (*idle[:2],))]).idle == 0.003
+    )
+
+
 def test_the_page_is_the_same_after_a_round_trip(tmp_path: Path) -> None:
     result = StartResult.of(ASYNC, 4, [Start(2.0, (facts(),))])
     report = StartReport(MACHINE, {"repeats": 1, "seconds": 3}, (result,))
@@ -37,7 +46,8 @@ def test_the_page_is_the_same_after_a_round_trip(tmp_path: Path) -> None:
     page = render(report, "starting.json")
 
     assert (
-        "| 4 | aiodist, async | 2.00 s | 500 ms | 2.00 s | 1 MiB | 0 B | 3 | 1 | 2 | no |" in page
+        "| 4 | aiodist, async | 2.00 s | 500 ms | 2.00 s | 1 MiB | 0 B | 3 | 1 | 2 | 0.00% | no |"
+        in page
     )
     assert render(load(tmp_path / "starting.json"), "starting.json") == page
 
@@ -51,3 +61,4 @@ def test_ranks_of_numpy_import_no_torch() -> None:
         assert result.seconds[0] > 0
         assert result.files > 0
         assert not result.has_torch
+        assert (result.idle > 0) == (result.library != ALONE)

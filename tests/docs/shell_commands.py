@@ -130,7 +130,19 @@ def _of_python(arguments: list[str]) -> Iterator[str]:
         if module == "tests.slurm.cluster":
             yield from _of_starter(rest)
         else:
-            yield from _of_options(rest, [*files])
+            yield from _of_options(rest, _with_imports([*files]))
+
+
+def _with_imports(files: list[Path]) -> list[Path]:
+    """Add the benchmarks' modules that ``files`` import: one of them may read the options."""
+    named = (
+        name
+        for file in files
+        for name in re.findall(
+            r"^from benchmarks\.(\w+) import", file.read_text("utf-8"), re.MULTILINE
+        )
+    )
+    return files + [path for name in named if (path := ROOT / "benchmarks" / f"{name}.py").exists()]
 
 
 def _of_torchrun(arguments: list[str]) -> Iterator[str]:

@@ -11,26 +11,33 @@ from tests.engine.conftest import ranks_of
 from tests.warm_python import WarmPython
 
 RANKS = 16
-SECONDS = 2.0
-"""The length of each of the three measurements, after the waiting ranks have fallen asleep."""
+SECONDS = 4.0
+"""The length of a measurement, after the waiting ranks have fallen asleep: three heartbeats."""
+
+WAKE_UPS = 8
+"""A second, of a rank. Its own heartbeats and those of its four peers need up to five in 1.25 s;
+a rank that looks every 50 ms whether there is news needs twenty. The time that a wake-up takes
+depends on what else runs on the machine, so `benchmarks starting` measures it."""
 
 WAITING = """
-import asyncio, json, sys, time
+import asyncio, json, resource, sys
 import numpy as np
 import aiodist as dist
 
 STORE, RANK, RANKS, SECONDS = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
 
 
-async def idle(name, operation, seconds_used):
+def wake_ups():  # of all threads
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+
+
+async def idle(name, operation, found):
     # Rank 0 enters the operation late; the others wait in it.
     work = operation() if RANK else None
     await asyncio.sleep(1)
-    seconds_used[name] = []
-    for _ in range(3):
-        before = time.process_time()
-        await asyncio.sleep(SECONDS)
-        seconds_used[name].append(time.process_time() - before)
+    before = wake_ups()
+    await asyncio.sleep(SECONDS)
+    found[name] = (wake_ups() - before) / SECONDS
     if work is None:
         work = operation()
     await work
@@ -45,11 +52,11 @@ async def message(x):
 
 async def main():
     await dist.init_process_group(init_method=f"file://{STORE}", rank=RANK, world_size=RANKS)
-    x, seconds_used = np.ones(4), {}
-    await idle("before the first collective", lambda: dist.broadcast(x, 0), seconds_used)
-    await idle("after it", lambda: dist.broadcast(x, 0), seconds_used)
-    await idle("in a receive", lambda: asyncio.ensure_future(message(x)), seconds_used)
-    print(json.dumps(seconds_used), flush=True)
+    x, found = np.ones(4), {}
+    await idle("before the first collective", lambda: dist.broadcast(x, 0), found)
+    await idle("after it", lambda: dist.broadcast(x, 0), found)
+    await idle("in a receive", lambda: asyncio.ensure_future(message(x)), found)
+    print(json.dumps(found), flush=True)
     await dist.barrier()
     await dist.destroy_process_group()
 
@@ -60,17 +67,10 @@ asyncio.run(main())
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_idle_ranks_use_less_than_a_hundredth_of_a_core_together(
-    tmp_path: Path, warm_python: WarmPython
-) -> None:
-    """CPU time of all threads of all ranks. A busy machine adds to it, and never takes away: the
-    least of three measurements counts."""
+def test_idle_ranks_sleep_until_they_are_woken(tmp_path: Path, warm_python: WarmPython) -> None:
     with ranks_of(WAITING, RANKS, tmp_path, RANKS, SECONDS, python=warm_python.command) as ranks:
-        used = [json.loads(rank.stdout.readline()) for rank in ranks if rank.stdout]
+        found = [json.loads(rank.stdout.readline()) for rank in ranks if rank.stdout]
         assert [rank.wait() for rank in ranks] == [0] * RANKS
-    share = {
-        phase: min(map(sum, zip(*(rank[phase] for rank in used), strict=True))) / SECONDS
-        for phase in used[0]
-    }
-    assert set(share) == {"before the first collective", "after it", "in a receive"}
-    assert max(share.values()) < 0.01, share
+    mean = {phase: sum(rank[phase] for rank in found) / RANKS for phase in found[0]}
+    assert set(mean) == {"before the first collective", "after it", "in a receive"}
+    assert max(mean.values()) < WAKE_UPS, mean
