@@ -161,7 +161,7 @@ SHARED_RULES: Rules = MappingProxyType(
             Rule(MANY, MANY, Choice("stripes")),
         ),
         "all_reduce": (
-            Rule(2, 1 * MIB, Choice("slots")),
+            Rule(2, 512 * KIB, Choice("slots")),
             Rule(2, MANY, Choice("exchange")),
             Rule(4, 256 * KIB, Choice("slots")),
             Rule(8, 128 * KIB, Choice("slots")),
