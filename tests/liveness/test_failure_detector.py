@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,8 +15,11 @@ from aiodist.links.rank_info import RankInfo
 from aiodist.liveness.failure_detector import FailureDetector
 from aiodist.liveness.heartbeat_connection import HeartbeatConnection
 from aiodist.liveness.loss_notice import MAX_TEXT, LossNotice
-from aiodist.liveness.watch_ring import neighbours
+from aiodist.liveness.watch_ring import neighbours, ring_order
+from aiodist.testing.faults import Faults, FaultyTransport
+from aiodist.transport.base_transport import Connection, Listener, OnAccept, Transport
 from aiodist.transport.tcp import TcpTransport
+from aiodist.wire.frames import FrameType, decode, encode
 from tests.limits import scaled
 
 KEY = b"k" * 32
@@ -23,43 +27,74 @@ PATIENT = 600.0
 """A timeout that no test waits for."""
 
 
+class Detector(FailureDetector):
+    """A failure detector that keeps the heartbeat connections it has made."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.heartbeat_connections: dict[int, HeartbeatConnection] = {}
+
+    def proven(self, line: HeartbeatConnection) -> None:
+        super().proven(line)
+        self.heartbeat_connections[line.rank] = line
+
+
+class AcceptingTransport(FaultyTransport):
+    """Call ``accepted()`` when a connection has been accepted."""
+
+    def __init__(self, inner: Transport, faults: Faults) -> None:
+        super().__init__(inner, faults)
+        self.accepted: Callable[[], None] = lambda: None
+
+    async def listen(self, on_accept: OnAccept) -> Listener:
+        def accept(connection: Connection) -> None:
+            on_accept(connection)
+            self.accepted()
+
+        return await super().listen(accept)
+
+
 class Rank:
     """A failure detector, and what it has reported."""
 
     def __init__(self, rank: int, size: int, timeout: float) -> None:
+        self.rank = rank
         self.reports: list[LossNotice] = []
-        self.detector = FailureDetector(
-            rank,
-            size,
-            [TcpTransport("127.0.0.1")],
-            timeout,
-            lambda: f"works at {rank}",
-            self.reports.append,
+        self.activity = f"works at {rank}"
+        self.address: tuple[str, ...] = ()
+        self.rank_infos: list[RankInfo] = []
+        self._faults = Faults()
+        self.transport = AcceptingTransport(TcpTransport("127.0.0.1"), self._faults)
+        self.detector = Detector(
+            rank, size, [self.transport], timeout, lambda: self.activity, self.reports.append
         )
+        self.die = self._faults.cut
+        """End as when the kernel kills a process: every socket closes without a message."""
+        self.fall_silent = self._faults.silence
+        """As a stopped process: its sockets stay, and nothing moves any more."""
+
+    async def open(self) -> tuple[str, ...]:
+        self.address = await self.detector.open()
+        return self.address
+
+    def meet(self, rank_infos: list[RankInfo]) -> None:
+        self.rank_infos = rank_infos
+        self.detector.meet(rank_infos, KEY)
 
     def lost(self) -> dict[int, LossNotice]:
         return {notice.rank: notice for notice in self.reports}
 
     def mark(self, rank: int) -> bytes:
-        return self.detector._rank_infos[rank].mark
+        return self.rank_infos[rank].mark
 
-    def die(self) -> None:
-        """End as when the kernel kills a process: every socket closes without a message."""
-        self.fall_silent()
-        for listener in self.detector._listeners:
-            listener.close_now()  # type: ignore[attr-defined]
-        for line in [*self.detector._lines.values(), *self.detector._pending]:
-            line.connection.abort()
-        self.detector._stop()
+    def neighbours(self, gone: Collection[int] = ()) -> list[int]:
+        ring = ring_order([rank_info.host_id for rank_info in self.rank_infos])
+        return neighbours(ring, self.detector.rank, gone)
 
-    def fall_silent(self) -> None:
-        """As a stopped process: its sockets stay, and nothing moves any more."""
-        detector = self.detector
-        detector._over = True
-        if detector._timer is not None:
-            detector._timer.cancel()
-        for task in list(detector._dialling.values()):
-            task.cancel()
+    def hear(self, notice: LossNotice, source: int) -> None:
+        """Receive ``notice`` from rank ``source``."""
+        frame, _ = decode(memoryview(encode(FrameType.LOST, meta=notice.encode())))
+        self.detector.said(self.detector.heartbeat_connections[source], frame)
 
 
 Make = Callable[..., Awaitable[list[Rank]]]
@@ -72,24 +107,25 @@ async def make() -> AsyncIterator[Make]:
 
     async def start(size: int, timeout: float = PATIENT) -> list[Rank]:
         ranks.extend(Rank(rank, size, timeout) for rank in range(size))
-        addresses = [await rank.detector.open() for rank in ranks]
+        addresses = [await rank.open() for rank in ranks]
         rank_infos = [RankInfo(n, "host", "id", 1, (), where) for n, where in enumerate(addresses)]
         for rank in ranks:
-            rank.detector.meet(rank_infos, KEY)
+            rank.meet(rank_infos)
         await until(lambda: all(complete(rank, []) for rank in ranks))
         return ranks
 
     yield start
-    for rank in ranks:
-        await rank.detector.leave()
+    await asyncio.gather(*(rank.detector.leave() for rank in ranks))
 
 
 def complete(rank: Rank, gone: list[int]) -> bool:
-    """Whether it has a heartbeat connection to each of its neighbours, and has heard of them."""
-    detector = rank.detector
-    wanted = neighbours(detector._ring, detector.rank, gone)
-    known = {other for other in detector._lines if detector.heard_of.get(other)}
-    return known >= set(wanted) and not known & set(gone)
+    """Whether it has heard of each of its neighbours."""
+    known = {other for other, activity in rank.detector.heard_of.items() if activity}
+    return known >= set(rank.neighbours(gone)) and not known & set(gone)
+
+
+def has_heard(rank: Rank, other: Rank) -> bool:
+    return rank.detector.heard_of[other.rank] == other.activity
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -107,7 +143,7 @@ async def test_a_death_is_known_to_all_at_once_and_the_ring_closes(make: Make, s
     for rank in rest:
         (notice,) = rank.reports
         assert notice.rank == 1
-        assert notice.noticed_by in neighbours(ranks[0].detector._ring, 1, ())
+        assert notice.noticed_by in ranks[1].neighbours()
         assert "it died" in notice.reason
         assert notice.last == "works at 1"
     await until(lambda: all(complete(rank, [1]) for rank in rest))
@@ -138,7 +174,7 @@ async def test_a_watcher_that_dies_is_replaced_and_its_charge_is_still_watched(m
     assert {rank.lost()[1].noticed_by for rank in rest} <= {4, 5, 6}
 
 
-async def test_a_silent_rank_is_lost_and_learns_of_it(make: Make) -> None:
+async def test_a_silent_rank_is_lost_to_all_others(make: Make) -> None:
     ranks = await make(4, 0.5)
     ranks[2].fall_silent()
     rest = [rank for rank in ranks if rank is not ranks[2]]
@@ -150,12 +186,11 @@ async def test_a_silent_rank_is_lost_and_learns_of_it(make: Make) -> None:
 async def test_a_rank_that_hears_of_its_own_death_reports_it_and_falls_silent(make: Make) -> None:
     ranks = await make(3)
     notice = LossNotice(1, ranks[0].mark(1), 0, "it was slow", "slept")
-    ranks[0].detector._lost(notice, None)
-    await until(lambda: ranks[1].reports and ranks[2].reports)
+    ranks[0].hear(notice, 2)
+    await until(lambda: all(rank.reports for rank in ranks[:2]))
     assert ranks[1].reports == [notice]
-    assert ranks[2].reports == ranks[1].reports
-    await until(lambda: not ranks[1].detector._lines)
-    ranks[1].detector._judge()
+    assert ranks[0].reports == ranks[1].reports
+    ranks[1].hear(LossNotice(2, ranks[1].mark(2), 0, "it was slow", "slept"), 0)
     assert len(ranks[1].reports) == 1
 
 
@@ -179,19 +214,21 @@ async def test_the_last_activity_is_passed_on(make: Make) -> None:
 async def test_a_lifeline_that_was_cut_is_mended(make: Make) -> None:
     ranks = await make(4)
     for number, other in ((0, 1), (3, 2)):
-        lines = ranks[number].detector._lines
-        line = lines[other]
-        line.abort(ConnectionResetError("cut by the test"))
-        assert other not in lines
-        await until(lambda: all(complete(rank, []) for rank in ranks))
+        ends = ranks[number], ranks[other]
+        for rank in ends:
+            rank.activity = f"works after the cut of {number}"
+        cut = ends[0].detector.heartbeat_connections[other]
+        cut.abort(ConnectionResetError("cut by the test"))
+        # The next regular heartbeat is far away: only a new connection tells the new activity.
+        await until(partial(has_heard, *ends))
+        await until(partial(has_heard, *ends[::-1]))
     assert all(rank.reports == [] for rank in ranks)
 
 
 async def test_the_first_notice_counts_when_two_ranks_give_each_other_up(make: Make) -> None:
     ranks = await make(4)
-    detector = ranks[2].detector
-    detector._lost(LossNotice(0, ranks[2].mark(0), 1, "a", ""), None)
-    detector._lost(LossNotice(1, ranks[2].mark(1), 0, "b", ""), None)
+    ranks[2].hear(LossNotice(0, ranks[2].mark(0), 1, "a", ""), 1)
+    ranks[2].hear(LossNotice(1, ranks[2].mark(1), 0, "b", ""), 3)
     assert list(ranks[2].lost()) == [0]
 
 
@@ -199,21 +236,22 @@ async def test_another_process_may_take_a_lost_ranks_place(make: Make) -> None:
     """It calls before all have heard of it, and old news of the dead one does it no harm."""
     ranks = await make(6)
     dead = ranks[4]
-    rank_infos = list(dead.detector._rank_infos)
+    rank_infos = list(dead.rank_infos)
     dead.die()
     rest = [rank for rank in ranks if rank is not dead]
     await until(lambda: all(rank.reports for rank in rest))
     obituary = rest[0].reports[0]
     newcomer = Rank(4, -1, PATIENT)
-    rank_infos[4] = RankInfo(4, "host", "id", 2, (), await newcomer.detector.open())
+    rank_infos[4] = RankInfo(4, "host", "id", 2, (), await newcomer.open())
+    former = ranks[5].detector.heartbeat_connections[4]
     try:
-        newcomer.detector.meet(rank_infos, KEY)
-        await until(lambda: ranks[5].detector._returned)
+        newcomer.meet(rank_infos)
+        await until(lambda: ranks[5].detector.heartbeat_connections[4] is not former)
         for rank in rest:
             rank.detector.renew(rank_infos[4])
         await until(lambda: all(complete(rank, []) for rank in (*rest, newcomer)))
-        rest[0].detector._lost(obituary, None)
-        newcomer.detector._lost(obituary, None)
+        for rank in (rest[0], newcomer):
+            rank.hear(obituary, 5)
         assert [len(rank.reports) for rank in (*rest, newcomer)] == [1, 1, 1, 1, 1, 0]
         newcomer.die()
         await until(lambda: all(len(rank.reports) == 2 for rank in rest))
@@ -235,7 +273,7 @@ async def test_strangers_on_the_listener_are_turned_away(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     ranks = await make(2)
-    (address,) = addresses_of(ranks[0])
+    (address,) = ranks[0].address
     with caplog.at_level(logging.WARNING, "aiodist"):
         host, port = address.removeprefix("tcp://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -248,22 +286,20 @@ async def test_strangers_on_the_listener_are_turned_away(
 
 
 async def test_a_rank_that_leaves_while_it_dials_is_no_stranger(
-    make: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A neighbour leaves, so it dials the next; then it leaves, in the middle of the handshake."""
     ranks = await make(6)
-    ring, first = ranks[0].detector._ring, ranks[0].detector.rank
-    second = next(iter(neighbours(ring, first, ())))
-    (third,) = set(neighbours(ring, first, [second])) - set(neighbours(ring, first, ()))
-    pending = ranks[third].detector._pending
+    first = 0
+    second = ranks[first].neighbours()[0]
+    (third,) = set(ranks[first].neighbours([second])) - set(ranks[first].neighbours())
     leaving: asyncio.Future[asyncio.Task[None]] = asyncio.get_running_loop().create_future()
-    admit = pending.admit
 
-    def leave_now(line: HeartbeatConnection, name: str) -> None:
-        admit(line, name)
-        leaving.set_result(asyncio.ensure_future(ranks[first].detector.leave()))
+    def leave_now() -> None:
+        if not leaving.done():
+            leaving.set_result(asyncio.ensure_future(ranks[first].detector.leave()))
 
-    monkeypatch.setattr(pending, "admit", leave_now)
+    ranks[third].transport.accepted = leave_now
     with caplog.at_level(logging.WARNING, "aiodist"):
         await ranks[second].detector.leave()
         await (await leaving)
@@ -272,10 +308,6 @@ async def test_a_rank_that_leaves_while_it_dials_is_no_stranger(
         await until(lambda: all(complete(rank, gone) for rank in rest))
     assert caplog.text == ""
     assert all(rank.reports == [] for rank in ranks)
-
-
-def addresses_of(rank: Rank) -> tuple[str, ...]:
-    return tuple(listener.address for listener in rank.detector._listeners)
 
 
 def test_a_notice_travels_whole_and_bounded() -> None:
