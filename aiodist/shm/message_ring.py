@@ -45,12 +45,16 @@ MIN_BYTES = 8 << 10
 MAX_BYTES = (4 << 20) + 4096
 """The longest ring."""
 
-_WRITTEN, _START, _NBYTES, _RESTART, _AWAITED = range(5)
-_TAKEN, _SLEEP = 8, 9
+WRITTEN, START, NBYTES, RESTART, AWAITED = range(5)
+TAKEN, SLEEP = 8, 9
+"""The control words by their index."""
+
 LINES_BYTES = 128
 """Bytes of the table for one other rank."""
 
-_RECORD = 24  # bytes of a record in front of its frame and of the unused bytes
+RECORD_BYTES = 24
+"""Bytes of a record in front of its frame and of the unused bytes."""
+
 _ALIGNED = EVERY  # records begin at multiples of this
 
 _NEAR = 16 << 10
@@ -106,15 +110,15 @@ class RingWriter(RingEnd):
         self._payload = 0  # position of the last record's payload
         self._emptied = 0  # position at which the ring was empty when the sender last began anew
         self._restart = 0  # position at which it then began
-        mine[_START] = start
-        mine[_NBYTES] = nbytes
+        mine[START] = start
+        mine[NBYTES] = nbytes
 
     @property
     def untaken(self) -> int:
         """Return how many bytes the receiver has not taken. Raises ProtocolError for an impossible
         number.
         """
-        taken = self._theirs[_TAKEN]
+        taken = self._theirs[TAKEN]
         untaken = self.position - (self._restart if taken == self._emptied else taken)
         if not 0 <= untaken <= self.nbytes:
             raise ProtocolError(
@@ -125,7 +129,7 @@ class RingWriter(RingEnd):
 
     def has_taken(self, position: int) -> bool:
         """Return whether the receiver has taken all bytes before ``position``."""
-        return bool(self._theirs[_TAKEN] >= position)
+        return bool(self._theirs[TAKEN] >= position)
 
     def put(self, turn: int, head: bytes, data: memoryview, piece: int) -> bool:
         """Put a frame behind message number ``turn`` of the stream. Returns False if there is no
@@ -137,16 +141,16 @@ class RingWriter(RingEnd):
         position, nbytes = self.position, self.nbytes
         at, size = position % nbytes, len(data)
         length = len(head) + size
-        skipped = -(_RECORD + len(head)) % EVERY if size > SHORT else 0  # aligns the payload
-        record = _RECORD + skipped + length + _ALIGNED - 1 & -_ALIGNED
-        if position == self._theirs[_TAKEN]:
+        skipped = -(RECORD_BYTES + len(head)) % EVERY if size > SHORT else 0  # aligns the payload
+        record = RECORD_BYTES + skipped + length + _ALIGNED - 1 & -_ALIGNED
+        if position == self._theirs[TAKEN]:
             if record > nbytes:
                 return False
             if at >= _NEAR or at + record > nbytes:
                 self._emptied = position
                 position += nbytes - at
                 at = 0
-                self._restart = self._mine[_RESTART] = position
+                self._restart = self._mine[RESTART] = position
         else:
             rest = nbytes - at if at + record > nbytes else 0  # too short for this record
             if self.untaken + rest + record > nbytes:
@@ -159,25 +163,25 @@ class RingWriter(RingEnd):
         words[place] = length
         words[place + 1] = skipped
         words[place + 2] = turn
-        begin = at + _RECORD + skipped
+        begin = at + RECORD_BYTES + skipped
         self.position = position + record
         middle = begin + len(head)
         self._segment[begin:middle] = head
-        self._payload = position + _RECORD + skipped + len(head)
+        self._payload = position + RECORD_BYTES + skipped + len(head)
         if size <= SHORT:
             self._segment[middle : begin + length] = data
         elif size <= piece:
             copy(self._segment[middle : begin + length], data)
         else:
-            self._mine[_WRITTEN] = self._payload
+            self._mine[WRITTEN] = self._payload
             return True
-        self._mine[_WRITTEN] = self.position
+        self._mine[WRITTEN] = self.position
         return True
 
     @property
     def is_whole(self) -> bool:
         """Whether the last record is completely present."""
-        return bool(self._mine[_WRITTEN] == self.position)
+        return bool(self._mine[WRITTEN] == self.position)
 
     def fill(self, data: memoryview, piece: int) -> bool:
         """Copy the next ``piece`` bytes of the last record in. Returns whether more are missing
@@ -185,19 +189,19 @@ class RingWriter(RingEnd):
 
         ``data``: the whole payload of that record.
         """
-        written = self._mine[_WRITTEN]
+        written = self._mine[WRITTEN]
         done = written - self._payload
         part = data[done : done + piece]
         at = written % self.nbytes
         copy(self._segment[at : at + len(part)], part)
         is_last = done + len(part) == len(data)
-        self._mine[_WRITTEN] = self.position if is_last else written + len(part)
+        self._mine[WRITTEN] = self.position if is_last else written + len(part)
         return not is_last
 
     def must_wake(self) -> bool:
         """Return whether the receiver of the last record sleeps and was not woken yet."""
         self._settle()
-        sleep = self._theirs[_SLEEP]
+        sleep = self._theirs[SLEEP]
         if sleep and sleep != self._told:
             self._told = sleep
             return True
@@ -206,13 +210,13 @@ class RingWriter(RingEnd):
     @property
     def is_watched(self) -> bool:
         """Whether the receiver does not sleep: it polls the ring, or waits for nothing in it."""
-        return not self.is_closed and not self._theirs[_SLEEP]
+        return not self.is_closed and not self._theirs[SLEEP]
 
     def await_room(self, untaken: int) -> None:
         """Ask to be woken when at most ``untaken`` bytes are not taken. The caller must look once
         more before it sleeps.
         """
-        self._mine[_AWAITED] = max(self.position - untaken, 0)
+        self._mine[AWAITED] = max(self.position - untaken, 0)
         self._settle()
 
     def close(self) -> None:
@@ -243,22 +247,22 @@ class RingReader(RingEnd):
 
     @property
     def words(self) -> memoryview:
-        """The control words in which `next_stamp` waits."""
+        """The control words of the sender."""
         return self._theirs
 
     @property
     def has_next(self) -> bool:
         """Whether another record is present."""
-        return bool(self._theirs[_WRITTEN] != self.position)
+        return bool(self._theirs[WRITTEN] != self.position)
 
     def next_stamp(self) -> tuple[int, int]:
         """Return the word that changes with the next record, and its least value then."""
-        return _WRITTEN, self.position + 1
+        return WRITTEN, self.position + 1
 
     def there(self) -> int:
         """Return how many bytes of the next frame are present. Call it after `next_message`."""
-        written = self._theirs[_WRITTEN]
-        return self._length if written >= self._end else written - self._frame
+        written = self._theirs[WRITTEN]
+        return self._length if written >= self._end else min(written - self._frame, self._length)
 
     def next_message(self, turn: int) -> memoryview | None:
         """Return the memory of the next frame, once its head is present.
@@ -267,11 +271,11 @@ class RingReader(RingEnd):
         stream. Raises ProtocolError if it lies outside the ring.
         """
         position, theirs = self.position, self._theirs
-        written = theirs[_WRITTEN]
+        written = theirs[WRITTEN]
         if written == position:
             return None
         nbytes = self._nbytes or self._attach()
-        restart, words = theirs[_RESTART], self._words
+        restart, words = theirs[RESTART], self._words
         if restart > position:
             position = restart & -_ALIGNED
         at = position % nbytes
@@ -280,18 +284,18 @@ class RingReader(RingEnd):
             position += nbytes - at
             at = place = 0
         length, skipped = words[place], words[place + 1]
-        begin = at + _RECORD + skipped
+        begin = at + RECORD_BYTES + skipped
         end = begin + length
-        if not (begin < end <= nbytes and _RECORD < written - position <= nbytes):
+        if not (begin < end <= nbytes and RECORD_BYTES < written - position <= nbytes):
             raise ProtocolError(
                 f"rank {self.rank} names bytes {begin} to {end} of its message ring of {nbytes} "
                 f"bytes, of which {written - position} are new"
             )
         if words[place + 2] > turn:
             return None
-        self._frame = position + _RECORD + skipped
+        self._frame = position + RECORD_BYTES + skipped
         self._length = length
-        self._end = position + (_RECORD + skipped + length + _ALIGNED - 1 & -_ALIGNED)
+        self._end = position + (RECORD_BYTES + skipped + length + _ALIGNED - 1 & -_ALIGNED)
         return self._ring[begin:end]
 
     def advance(self) -> tuple[int, int]:
@@ -305,14 +309,14 @@ class RingReader(RingEnd):
             ahead = self._ahead
             while end in ahead:
                 end = ahead.pop(end)
-            self._taken = self._mine[_TAKEN] = end
+            self._taken = self._mine[TAKEN] = end
         else:
             self._ahead[begin] = end
 
     def must_wake(self) -> bool:
         """Return whether the sender sleeps until what is taken now is taken, and was not woken yet."""
         self._settle()
-        awaited = self._theirs[_AWAITED]
+        awaited = self._theirs[AWAITED]
         if self._told < awaited <= self._taken:
             self._told = awaited
             return True
@@ -322,14 +326,14 @@ class RingReader(RingEnd):
         """Ask to be woken by the next record. The caller must look once more before it sleeps."""
         self.is_asleep = True
         self._sleeps += 1
-        self._mine[_SLEEP] = self._sleeps
+        self._mine[SLEEP] = self._sleeps
         self._settle()
 
     def disarm(self) -> None:
         """Record that this rank polls again, or waits for nothing."""
         if self.is_asleep:
             self.is_asleep = False
-            self._mine[_SLEEP] = 0
+            self._mine[SLEEP] = 0
 
     def close(self) -> None:
         self._words.release()
@@ -338,7 +342,7 @@ class RingReader(RingEnd):
 
     def _attach(self) -> int:
         """Find the ring in the sender's segment. Returns its length."""
-        start, nbytes = self._theirs[_START], self._theirs[_NBYTES]
+        start, nbytes = self._theirs[START], self._theirs[NBYTES]
         if not (MIN_BYTES <= nbytes <= MAX_BYTES and start + nbytes <= len(self._segment)) or (
             start % 8 or nbytes % _ALIGNED
         ):

@@ -20,9 +20,9 @@ from aiodist.deadline import Deadline
 from aiodist.groups import shm_collective
 from aiodist.groups.shm_communicator import ShmCommunicator
 from aiodist.groups.world import current_world
-from aiodist.shm import message_ring
 from aiodist.shm.group_area import COPIED
-from aiodist.shm.message_ring import RingWriter
+from aiodist.shm.message_ring import RESTART, WRITTEN, RingWriter
+from aiodist.shm.shared_memory import SharedMemory
 from aiodist.testing import Faults, FaultyTransport, run_ranks
 from aiodist.testing.sinks import Sink
 from aiodist.transport.base_transport import Connection
@@ -33,6 +33,7 @@ from tests.engine.conftest import outcome
 from tests.faults.in_memory import world_communicator
 from tests.faults.proxy import damaging_proxy
 from tests.limits import scaled
+from tests.shm.damage import ring_bytes
 
 META_BYTES = 15
 """A collective's fingerprint."""
@@ -149,6 +150,10 @@ async def test_a_damaged_count_of_what_is_copied_does_not_matter(
     await run_ranks(2, main, "shm")
 
 
+Damage = tuple[int, memoryview, SharedMemory]
+"""The place of the damaged byte, the control words of the ring, and the sender's memory."""
+
+
 def ring_to(rank: int) -> RingWriter:
     """Into which this rank puts what it sends to ``rank``."""
     shm = current_world().endpoint.peer(rank).outbox.shm
@@ -161,34 +166,42 @@ async def test_a_damaged_word_or_head_in_a_message_ring_is_an_error_or_does_not_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each byte of two control words, of the three words of a record, and of its frame's head."""
-    control = [message_ring._WRITTEN] * 8 + [message_ring._RESTART] * 8
+    control = [WRITTEN] * 8 + [RESTART] * 8
     words = len(control) + 24
-    damage: dict[RingWriter, int] = {}
+    damage: dict[RingWriter, Damage] = {}
     put = RingWriter.put
 
     def damaged_put(ring: RingWriter, *message: Any) -> bool:
         record = ring.position % ring.nbytes  # the ring is empty, and not near its end
         has_room = put(ring, *message)
-        place = damage.pop(ring, None)
-        if place is not None:
+        if ring in damage:
+            place, control_words, memory = damage.pop(ring)
             assert has_room
             bits = BITS[place % len(BITS)]
             if place < len(control):
-                ring._mine[control[place]] ^= bits << place % 8 * 8
+                control_words[control[place]] ^= bits << place % 8 * 8
             else:
-                ring._segment[record + place - len(control)] ^= bits
+                ring_bytes(memory, ring)[record + place - len(control)] ^= bits
         return has_room
 
     monkeypatch.setattr(RingWriter, "put", damaged_put)
 
     async def one(place: int) -> BaseException | None:
+        control_words: list[memoryview] = []
+
         async def main(rank: int) -> BaseException | None:
             data = np.full(3, 1.0)
             await (dist.send(data, 0) if rank else dist.recv(data, 1))
+            endpoint = current_world().endpoint
+            if rank == 0:
+                reader = endpoint.peer(1).shm_receiver.ring
+                assert reader is not None
+                control_words.append(reader.words)
             await dist.barrier()
             if rank:
                 await dist.send(data, 0)  # by memory: both know of each other
-                damage[ring_to(0)] = place
+                assert endpoint.memory is not None
+                damage[ring_to(0)] = place, control_words[0], endpoint.memory
                 await dist.send(np.full(3, 2.0), 0)
                 return None
             await dist.recv(data, 1)

@@ -13,10 +13,12 @@ from aiodist.p2p.outbox import Send
 from aiodist.p2p.peer import Peer
 from aiodist.p2p.shm_progress import ShmProgress
 from aiodist.p2p.spin_policy import SpinPolicy
+from aiodist.shm.message_ring import RingReader, RingWriter
 from aiodist.shm.shared_memory import SharedMemory
 from aiodist.transport.base_transport import Connection, OnSent, Receiver
 from aiodist.wire.frames import Frame, Key
 from aiodist.wire.handshake import Handshake
+from tests.shm.damage import ring_bytes
 
 WINDOW = 4096
 
@@ -130,6 +132,27 @@ class Side:
 
     # the test's calls
 
+    @property
+    def ring(self) -> RingWriter:
+        """The ring in which this side sends."""
+        shm = self.peer.outbox.shm
+        assert shm is not None
+        assert shm.ring is not None
+        return shm.ring
+
+    @property
+    def ring_read(self) -> RingReader:
+        """The ring from which this side receives."""
+        ring = self.peer.shm_receiver.ring
+        assert ring is not None
+        return ring
+
+    @property
+    def ring_bytes(self) -> memoryview:
+        """The bytes of `ring`, to damage them."""
+        assert self.shm_progress.memory is not None
+        return ring_bytes(self.shm_progress.memory, self.ring)
+
     def send(self, key: Key, data: bytes | bytearray, meta: bytes = b"m") -> Send:
         message = Send(key, memoryview(data), meta)
         self.peer.outbox.send(message)
@@ -144,6 +167,14 @@ class Side:
             one.allocate = None
         self.inbox.post(one)
         return one
+
+
+def content(recv: Recv) -> bytes:
+    """What ``recv`` has received, without an error."""
+    assert recv.done
+    assert recv.error is None
+    assert recv.into is not None
+    return bytes(recv.into)
 
 
 def _refuse_length(recv: Recv, src: int, meta: bytes, length: int) -> BaseException | None:

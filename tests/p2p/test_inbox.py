@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from aiodist.errors import ProtocolError
-from aiodist.p2p.matching import ANY_SOURCE, Arrival, Recv
+from aiodist.p2p.matching import ANY_SOURCE, Arrival
 from aiodist.p2p.outbox import CHUNK_BYTES, EAGER_BYTES, MESSAGE_COST
 from aiodist.wire.frames import COLLECTIVE, TENSOR, FrameType, Key, encode
-from tests.p2p.pairs import Pair
+from tests.p2p.pairs import Pair, content
 
 TAG = (TENSOR, 9, 1)
 OTHER = (TENSOR, 9, 2)
@@ -16,13 +16,6 @@ STEP = (COLLECTIVE, 9, 5)
 
 SMALL = bytes(range(200)) * 50
 LARGE = bytes(range(256)) * ((3 * CHUNK_BYTES + 256) // 256)
-
-
-def content(recv: Recv) -> bytes:
-    assert recv.done
-    assert recv.error is None
-    assert recv.into is not None
-    return bytes(recv.into)
 
 
 def waiting(pair: Pair) -> list[Arrival]:

@@ -12,11 +12,10 @@ from aiodist.p2p import shm_sender
 from aiodist.p2p.matching import ANY_SOURCE, Recv
 from aiodist.p2p.outbox import CHUNK_BYTES, EAGER_BYTES, HOST_EAGER_BYTES
 from aiodist.p2p.shm_sender import RING_WAKE
-from aiodist.shm import message_ring
-from aiodist.shm.message_ring import RingWriter
+from aiodist.shm.message_ring import RECORD_BYTES, TAKEN, WRITTEN
 from aiodist.wire.frames import TENSOR, FrameType
 from tests.p2p.conftest import SetClock
-from tests.p2p.pairs import Pair, Side
+from tests.p2p.pairs import Pair, Side, content
 
 TAG = (TENSOR, 9, 1)
 OTHER = (TENSOR, 9, 2)
@@ -41,22 +40,8 @@ def bytes_of(size: int, seed: int = 1) -> bytes:
     return random.Random(seed).randbytes(size)
 
 
-def content(recv: Recv) -> bytes:
-    assert recv.done
-    assert recv.error is None
-    assert recv.into is not None
-    return bytes(recv.into)
-
-
-def ring_of(side: Side) -> RingWriter:
-    shm = side.peer.outbox.shm
-    assert shm is not None
-    assert shm.ring is not None
-    return shm.ring
-
-
 def all_room_is_free(side: Side) -> bool:
-    return not ring_of(side).untaken
+    return not side.ring.untaken
 
 
 @pytest.mark.parametrize("wakeful", [False, True])
@@ -234,7 +219,7 @@ def test_parts_for_a_cancelled_receive_make_room(pair: Pair) -> None:
     pair.b.inbox.forget(TAG)
     pair.settle()
     assert send.done
-    assert ring_of(pair.a).untaken < 6 * PIECE  # which are read with the next receive
+    assert pair.a.ring.untaken < 6 * PIECE  # which are read with the next receive
 
 
 def test_a_message_that_waits_in_the_ring_does_not_hold_parts_up(
@@ -282,14 +267,14 @@ def begun(pair: Pair) -> Recv:
 @pytest.mark.parametrize("word", ["written", "length", "frame", "beyond"])
 def test_a_sender_that_lies_is_cut_off(pair: Pair, word: str) -> None:
     recv = begun(pair)
-    ring, frame = ring_of(pair.a), message_ring._RECORD
-    frame += ring._words[1]
+    ring = pair.a.ring_bytes
+    words = ring.cast("Q")
     if word == "written":
-        ring._mine[0] = 1 << 40
+        pair.b.ring_read.words[WRITTEN] = 1 << 40
     elif word == "length":
-        ring._words[0] = 1 << 40
+        words[0] = 1 << 40
     elif word == "frame":
-        ring._segment[frame] = FrameType.GRANT
+        ring[RECORD_BYTES + words[1]] = FrameType.GRANT
     else:
         recv.got = 199_000  # as if so much had come
     pair.settle()
@@ -301,7 +286,7 @@ def test_a_receiver_that_lies_is_cut_off(pair: Pair) -> None:
     pair.a.send(OTHER, bytes_of(200_000))
     pair.b.recv(OTHER, 200_000)
     pair.a.stream.push(1 << 40)
-    ring_of(pair.a)._theirs[8] = 1 << 40
+    pair.a.ring_read.words[TAKEN] = 1 << 40
     pair.b.stream.push(1 << 40)
     assert isinstance(pair.a.lost[0], ProtocolError)
     assert "rank 1 has taken" in str(pair.a.lost[0])
@@ -327,11 +312,11 @@ def test_every_message_ends_whatever_the_shared_words_say(set_clock: SetClock) -
         pair = Pair(64 << 20, shared_bytes=8 * MIB)
         recvs = [pair.b.recv(TAG, large), pair.b.recv(OTHER, 200_000)]
         sends = [pair.a.send(TAG, data), pair.a.send(OTHER, data[:200_000])]
+        shared = [pair.b.ring_read.words, pair.a.ring_bytes.cast("Q")]
         for _ in range(6):
             pair.a.stream.push(1 << 40)
             value = chance.choice([0, 1, 2, 5, 70_000, 2**32, 2**63, 2**64 - 1])
-            words = chance.choice([ring_of(pair.a)._mine, ring_of(pair.a)._words])
-            words[chance.choice([0, 1, 2, 3, 4])] = value
+            chance.choice(shared)[chance.choice([0, 1, 2, 3, 4])] = value
             pair.b.stream.push(1 << 40)
         pair.settle()
         errors = pair.b.lost + pair.a.lost

@@ -13,11 +13,10 @@ from aiodist.p2p.matching import ANY_SOURCE, Recv
 from aiodist.p2p.outbox import EAGER_BYTES, HOST_EAGER_BYTES, Send, head_of
 from aiodist.p2p.shm_receiver import MESSAGES_A_LOOK
 from aiodist.p2p.shm_sender import PIECE_BYTES, RING_BYTES
-from aiodist.shm import message_ring as rings
-from aiodist.shm import shared_memory as memories
-from aiodist.shm.message_ring import RingReader, RingWriter
+from aiodist.shm.message_ring import RECORD_BYTES, TAKEN, WRITTEN, RingReader, RingWriter
+from aiodist.shm.shared_memory import SharedMemory
 from aiodist.wire.frames import COLLECTIVE, HEADER_BYTES, TENSOR, FrameType, ShortHeads, decode
-from tests.p2p.pairs import Pair, Side
+from tests.p2p.pairs import Pair, Side, content
 
 TAG = (TENSOR, 9, 1)
 OTHER = (TENSOR, 9, 2)
@@ -36,23 +35,9 @@ def bytes_of(number: int, size: int) -> bytes:
     return (number.to_bytes(3, "little") * (size // 3 + 1))[:size]
 
 
-def content(recv: Recv) -> bytes:
-    assert recv.done
-    assert recv.error is None
-    assert recv.into is not None
-    return bytes(recv.into)
-
-
-def ring_of(side: Side) -> RingWriter:
-    shm = side.peer.outbox.shm
-    assert shm is not None
-    assert shm._ring is not None
-    return shm._ring
-
-
 def waiting(side: Side) -> int:
     """Bytes that this side has put in and the other has not taken."""
-    return ring_of(side).untaken
+    return side.ring.untaken
 
 
 def send_by_stream(pair: Pair, data: bytes) -> None:
@@ -93,15 +78,14 @@ def test_longer_messages_and_collectives_take_the_stream(pair: Pair) -> None:
     assert content(recv) == LONG
 
 
-def test_only_a_rank_that_has_mapped_this_memory_is_sent_anything_there(pair: Pair) -> None:
-    memory = pair.memories[0]
-    assert memory is not None
-    theirs, place = memory._heads[1], memories._MAPPED
-    mapped, theirs[place] = theirs[place], 0  # it has not said so yet
-    pair.a.send(TAG, b"x")
+def test_only_a_rank_that_has_mapped_this_memory_is_sent_anything_there(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as not_yet:
+        not_yet.setattr(SharedMemory, "is_mapped_by", lambda *_: False)
+        pair.a.send(TAG, b"x")
     assert pair.a.stream.queued() > 0
     pair.settle()
-    theirs[place] = mapped
     pair.a.send(TAG, b"y")
     assert pair.a.stream.queued() == 0
     assert content(pair.b.recv(TAG, 1)) + content(pair.b.recv(TAG, 1)) == b"xy"
@@ -214,27 +198,25 @@ def test_bytes_that_follow_are_copied_as_they_come(
 ) -> None:
     """A reader that times out on them has consumed nothing: a later receive gets the whole message."""
     data = bytes_of(7, 9000)
-    pair.a.send(TAG, data)
     head, place = head_of(TAG, b"m", len(data)), memoryview(bytearray(len(data)))
     frame, _ = decode(memoryview(head))
-    shm_receiver, words = pair.b.peer.shm_receiver, ring_of(pair.a)._mine
-    whole, begin = words[rings._WRITTEN], ring_of(pair.a)._payload
-    words[rings._WRITTEN] = begin + 4000
+    shm_receiver, ring = pair.b.peer.shm_receiver, pair.a.ring
+    assert ring.put(0, head, memoryview(data), 4000)
+    ring.fill(memoryview(data), 4000)
     assert not shm_receiver.take(head, frame, place, None)
     assert bytes(place[:4000]) == data[:4000]
     assert bytes(place[4000:]) == bytes(5000)
-    words[rings._WRITTEN] = whole
+    ring.fill(memoryview(data), 5000)
     assert content(pair.b.recv(TAG, len(data))) == data
 
-    pair.a.send(TAG, data)
-    whole = words[rings._WRITTEN]
-    words[rings._WRITTEN] = ring_of(pair.a)._payload
+    assert ring.put(0, head, memoryview(data), 4000)
 
     class Clock:
         """Looked at while nothing comes: that is when the sender goes on."""
 
         def __call__(self) -> float:
-            words[rings._WRITTEN] = min(words[rings._WRITTEN] + 2500, whole)
+            if not ring.is_whole:
+                ring.fill(memoryview(data), 2500)
             return 0.0
 
     monkeypatch.setattr("aiodist.p2p.shm_receiver.perf_counter", Clock())
@@ -323,18 +305,19 @@ def test_a_receiver_that_falls_asleep_in_a_message_looks_once_more(
     """The sender may have looked whether it sleeps just before."""
     data, recv = asleep(pair, 2)
     arm = RingReader.arm
-    whole = 0
+    words = pair.b.ring_read.words
+    first = whole = 0
 
     def late(ring: RingReader) -> None:
-        ring_of(pair.a)._mine[rings._WRITTEN] = whole
+        words[WRITTEN] = whole
         arm(ring)
 
     def between(pieces: int) -> None:
-        nonlocal whole
+        nonlocal first, whole
+        if pieces == 1:
+            first = words[WRITTEN]
         if pieces == 2:
-            ring = ring_of(pair.a)
-            whole = ring._mine[rings._WRITTEN]
-            ring._mine[rings._WRITTEN] = ring._payload + PIECE_BYTES
+            whole, words[WRITTEN] = words[WRITTEN], first
             monkeypatch.setattr(RingReader, "arm", late)
             pair.a.stream.push(1 << 40)
             assert recv.done
@@ -447,7 +430,7 @@ def test_a_sender_lost_in_the_middle_of_a_message(pair: Pair, steps: Steps, last
     pair.a.send(TAG, data)
     if last == "missing":
         assert isinstance(recv.error, ConnectionError)
-        assert not pair.b.shm_progress._busy
+        assert not pair.b.peer.shm_receiver.is_busy
     else:
         assert content(recv) == data
     assert isinstance(pair.b.recv(TAG, 1).error, ConnectionError)
@@ -483,7 +466,7 @@ def test_a_sender_that_lies_in_the_middle_of_a_message_is_cut_off(
             return
         pair.a.stream.push(1 << 40)
         if lie == "taken back":
-            ring_of(pair.a)._words[0] -= 1
+            pair.a.ring_bytes.cast("Q")[0] -= 1
             pair.b.shm_progress.work()
             pair.run_soon()
         else:
@@ -615,18 +598,17 @@ def test_a_receive_that_only_the_lost_rank_could_answer_fails(pair: Pair) -> Non
 def test_a_sender_that_lies_is_cut_off(pair: Pair, lie: str) -> None:
     recv = pair.b.recv(TAG, 3)
     pair.a.send(TAG, b"one")
-    ring = ring_of(pair.a)
-    begin = rings._RECORD
+    ring, begin = pair.a.ring_bytes, RECORD_BYTES
     if lie == "length":
-        ring._words[0] = 1 << 50
+        ring.cast("Q")[0] = 1 << 50
     elif lie == "no frame":
-        ring._segment[begin : begin + 8] = b"\xff" * 8
+        ring[begin : begin + 8] = b"\xff" * 8
     elif lie == "another kind":
-        ring._segment[begin + 1] = COLLECTIVE
+        ring[begin + 1] = COLLECTIVE
     elif lie == "another frame":
-        ring._segment[begin] = FrameType.GOODBYE
+        ring[begin] = FrameType.GOODBYE
     else:
-        ring._segment[begin + HEADER_BYTES - 8 : begin + HEADER_BYTES] = bytes([1]) * 8
+        ring[begin + HEADER_BYTES - 8 : begin + HEADER_BYTES] = bytes([1]) * 8
     pair.run_soon()
     assert isinstance(recv.error, ConnectionError)
     assert [type(error) for error in pair.b.lost] == [ProtocolError]
@@ -635,7 +617,7 @@ def test_a_sender_that_lies_is_cut_off(pair: Pair, lie: str) -> None:
 
 def test_a_receiver_that_lies_is_cut_off(pair: Pair) -> None:
     pair.a.send(TAG, b"one")
-    ring_of(pair.a)._theirs[rings._TAKEN] = 500
+    pair.a.ring_read.words[TAKEN] = 500
     pair.a.send(TAG, b"two")
     pair.run_soon()
     assert [type(error) for error in pair.a.lost] == [ProtocolError]
@@ -645,7 +627,7 @@ def test_garbage_found_by_a_message_of_the_stream_fails_that_message_too(pair: P
     """A receive from anybody is not given to it: it could still have one from another rank."""
     pair.a.send(OTHER, b"x")
     send_by_stream(pair, bytes(100_000))
-    ring_of(pair.a)._segment[rings._RECORD + 1] = COLLECTIVE
+    pair.a.ring_bytes[RECORD_BYTES + 1] = COLLECTIVE
     anybody = Recv(TAG, ANY_SOURCE, memoryview(bytearray(100_000)), b"m", lambda *_: None)
     pair.b.inbox.matcher.post(anybody)
     with pytest.raises(ProtocolError, match="malformed data") as raised:

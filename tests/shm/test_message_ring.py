@@ -12,6 +12,7 @@ from aiodist.errors import ProtocolError
 from aiodist.shm import message_ring
 from aiodist.shm.message_ring import RingReader, RingWriter
 from aiodist.shm.shared_memory import SharedMemory
+from tests.shm.damage import ring_bytes
 
 HEAD = b"a head"
 RECORD = 24 + len(HEAD)
@@ -50,6 +51,11 @@ class Ends:
         self.into.take(*self.into.advance())
         assert data.startswith(HEAD)
         return data[len(HEAD) :]
+
+    @property
+    def record_words(self) -> memoryview:
+        """The ring in words; the first record begins with the first of them."""
+        return ring_bytes(self.memories[0], self.out).cast("Q")
 
     def close(self) -> None:
         for memory in self.memories:
@@ -188,7 +194,9 @@ def test_a_sender_that_waits_for_room_is_woken_once(ends: Ends) -> None:
 @pytest.mark.parametrize("taken", [1000, 1 << 63])
 def test_a_receiver_that_counts_nonsense_is_told(ends: Ends, taken: int) -> None:
     ends.put(b"x")
-    ends.into._mine[message_ring._TAKEN] = taken
+    told = ends.memories[0].ring_reader_from(1)
+    assert told is not None
+    told.words[message_ring.TAKEN] = taken
     with pytest.raises(ProtocolError, match="rank 1 has taken"):
         ends.put(b"x")
 
@@ -200,7 +208,7 @@ WORDS["nbytes"] = [0, 1 << 40, 8200]
 @pytest.mark.parametrize(("word", "value"), [(w, v) for w, values in WORDS.items() for v in values])
 def test_a_sender_that_speaks_of_other_memory_is_told(ends: Ends, word: str, value: int) -> None:
     ends.put(b"x")
-    ends.out._mine[getattr(message_ring, f"_{word.upper()}")] = value
+    ends.into.words[getattr(message_ring, word.upper())] = value
     with pytest.raises(ProtocolError, match="rank 0 names"):
         ends.whole(0)
 
@@ -208,7 +216,7 @@ def test_a_sender_that_speaks_of_other_memory_is_told(ends: Ends, word: str, val
 @pytest.mark.parametrize(("word", "value"), [(0, 0), (0, 1 << 63), (1, 1 << 20), (1, 1 << 63)])
 def test_a_damaged_record_is_told(ends: Ends, word: int, value: int) -> None:
     ends.put(b"x")
-    ends.out._words[word] = value
+    ends.record_words[word] = value
     with pytest.raises(ProtocolError, match="rank 0 names bytes"):
         ends.whole(0)
 
@@ -218,9 +226,11 @@ def test_no_words_of_a_sender_lead_outside_its_ring(ends: Ends) -> None:
     chance = random.Random(3)
     values = [0, 1, 7, 64, 4096, 100_000, (1 << 20) - 8, 1 << 20, 1 << 32, (1 << 64) - 1]
     found = 0
+    record_words = ends.record_words
     for _ in range(2000):
-        ends.out._mine[chance.choice([0, 3])] = chance.choice(values)
-        ends.out._words[chance.randrange(3)] = chance.choice(values)
+        word = chance.choice([message_ring.WRITTEN, message_ring.RESTART])
+        ends.into.words[word] = chance.choice(values)
+        record_words[chance.randrange(3)] = chance.choice(values)
         with contextlib.suppress(ProtocolError):
             message = ends.into.next_message(0)
             if message is not None:
