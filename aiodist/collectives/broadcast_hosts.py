@@ -5,6 +5,9 @@
 hosts, whose ranks then copy each other's: large data in pieces, of which one travels between the hosts
 while others are copied inside (`pipeline`). Bytes between hosts: those of the broadcast that is chosen
 there, of N (``leaders``) or in each of c columns of N / c bytes.
+``chain``: as ``stripes``, and the hosts form a chain, along which each piece travels as one message. The
+receives of several pieces are posted ahead, so all of them arrive in place. Bytes: N / c a column.
+Best for few hosts: a message a piece is little work, also where ranks share cores.
 
 Träff and Hunold, "Decomposing MPI collectives for exploiting multi-lane communication" (2020).
 """
@@ -13,8 +16,9 @@ from __future__ import annotations
 
 from aiodist.collectives import operations
 from aiodist.collectives.multi_host import MultiHostContext
-from aiodist.collectives.partition import cut, stripes_in_pieces
-from aiodist.collectives.pipeline import in_pieces
+from aiodist.collectives.partition import WINDOW, cut, stripes_in_pieces
+from aiodist.collectives.pipeline import Step, in_pieces
+from aiodist.completion import Pending
 
 
 async def broadcast_leaders(hosts: MultiHostContext, root: int, data: memoryview) -> None:
@@ -34,20 +38,71 @@ async def broadcast_stripes(
 
     In pieces of about ``piece`` bytes a column.
     """
-    intra_host, columns = hosts.intra_host, hosts.topology.columns
     home = hosts.topology.host_of(root)
-    is_home = hosts.host == home
-    pieces = stripes_in_pieces(data, 1, columns, intra_host.size, piece)
+    pieces = _pieces(hosts, data, piece)
+
+    async def across(number: int) -> None:
+        mine = pieces[number][hosts.intra_host.rank]
+        choice = hosts.choice("broadcast", len(mine))
+        await operations.broadcast(hosts.across, home, mine, choice)
+
+    await _in_stripes(hosts, root, data, pieces, across)
+
+
+async def broadcast_chain(hosts: MultiHostContext, root: int, data: memoryview, piece: int) -> None:
+    """Fill ``data`` on every rank with what ``root`` has in it.
+
+    In pieces of about ``piece`` bytes a column, one message each.
+    """
+    pieces = _pieces(hosts, data, piece)
+    if not hosts.crosses:
+        await _in_stripes(hosts, root, data, pieces, None)
+        return
+    channel, home, size = hosts.across, hosts.topology.host_of(root), len(hosts.topology.hosts)
+    mine = [stripes[hosts.intra_host.rank] for stripes in pieces]
+    place = (channel.rank - home) % size
+    before, after = (channel.rank - 1) % size, (channel.rank + 1) % size
+    receives: list[Pending[None]] = []
+    sends: list[Pending[None]] = []
+
+    def post(end: int) -> None:
+        if place:
+            receives.extend(channel.recv(before, stripe) for stripe in mine[len(receives) : end])
+
+    async def across(number: int) -> None:
+        post(number + 1 + WINDOW)
+        if place:
+            await receives[number]
+        if place < size - 1:
+            if number >= WINDOW:  # the root would otherwise queue all of its data at once
+                await sends[number - WINDOW]
+            sends.append(channel.send(after, mine[number]))
+
+    post(WINDOW)
+    await _in_stripes(hosts, root, data, pieces, across)
+    for sent in sends[-WINDOW:]:
+        await sent
+
+
+def _pieces(hosts: MultiHostContext, data: memoryview, piece: int) -> list[list[memoryview]]:
+    return stripes_in_pieces(data, 1, hosts.topology.columns, hosts.intra_host.size, piece)
+
+
+async def _in_stripes(
+    hosts: MultiHostContext,
+    root: int,
+    data: memoryview,
+    pieces: list[list[memoryview]],
+    across: Step | None,
+) -> None:
+    """Broadcast by columns: ``across`` brings this rank's stripe of a piece to the other hosts."""
+    intra_host = hosts.intra_host
+    is_home = hosts.host == hosts.topology.host_of(root)
     parts = cut(data, 1, len(pieces))
 
     async def before(number: int) -> None:
         if is_home:
             await intra_host.broadcast(hosts.number_of(root), parts[number])
-
-    async def across(number: int) -> None:
-        mine = pieces[number][intra_host.rank]
-        choice = hosts.choice("broadcast", len(mine))
-        await operations.broadcast(hosts.across, home, mine, choice)
 
     async def after(number: int) -> None:
         if not is_home:

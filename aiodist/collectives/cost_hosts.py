@@ -14,7 +14,7 @@ from typing import NamedTuple
 from aiodist.collectives.cost import COSTS, Case, Traffic
 from aiodist.collectives.host_topology import HostTopology
 from aiodist.collectives.partition import lengths_of_cut, segments_of
-from aiodist.collectives.select import MANY, RULES, Rules, select
+from aiodist.collectives.select import MANY, RULES, Choice, Rules, select
 
 
 class HostsCase(NamedTuple):
@@ -38,6 +38,8 @@ class Crossing(NamedTuple):
     senders: str
     lengths: Callable[[HostsCase, int], list[int]]
     """(case, column) -> lengths of what runs between the hosts in that column."""
+    choice: Choice | None = None
+    """The algorithm there, where the table for messages does not choose it."""
 
 
 def crossing(operation: str, algorithm: str, case: HostsCase) -> Traffic:
@@ -55,8 +57,9 @@ def crossing(operation: str, algorithm: str, case: HostsCase) -> Traffic:
         return Traffic(0, 0)
     hosts, messages, nbytes = len(topology.hosts), 0, 0
     for part in _pieces(operation, algorithm, case):
-        lengths = CROSSINGS[operation, algorithm].lengths(part, column)
-        choice = select(operation, hosts, sum(lengths), rules=case.rules)
+        row = CROSSINGS[operation, algorithm]
+        lengths = row.lengths(part, column)
+        choice = row.choice or select(operation, hosts, sum(lengths), rules=case.rules)
         there = Case(hosts, host, lengths, home, case.itemsize, choice.chunk)
         traffic = COSTS[operation, choice.algorithm].traffic(there)
         messages += traffic.messages
@@ -98,6 +101,9 @@ CROSSINGS: Mapping[tuple[str, str], Crossing] = MappingProxyType(
         ("barrier", "leaders"): Crossing("barrier of h", _ONE, _all),
         ("broadcast", "leaders"): Crossing("broadcast of N", _ONE, _all),
         ("broadcast", "stripes"): Crossing("broadcast of N/c", _EVERY, _stripe),
+        ("broadcast", "chain"): Crossing(
+            "chain of N/c, a message a piece", _EVERY, _stripe, Choice("chain", MANY)
+        ),
         ("reduce", "leaders"): Crossing("reduce of N", _ONE, _all),
         ("reduce", "stripes"): Crossing("reduce of N/c", _EVERY, _stripe),
         ("all_reduce", "leaders"): Crossing("all_reduce of N", _ONE, _all),

@@ -14,7 +14,11 @@ from aiodist.collectives import operations
 from aiodist.collectives.all_gather_hosts import all_gather_columns, all_gather_leaders
 from aiodist.collectives.all_reduce_hosts import all_reduce_leaders, all_reduce_stripes
 from aiodist.collectives.barrier_hosts import barrier_hosts
-from aiodist.collectives.broadcast_hosts import broadcast_leaders, broadcast_stripes
+from aiodist.collectives.broadcast_hosts import (
+    broadcast_chain,
+    broadcast_leaders,
+    broadcast_stripes,
+)
 from aiodist.collectives.multi_host import MultiHostContext
 from aiodist.collectives.reduce_hosts import reduce_leaders, reduce_stripes
 from aiodist.collectives.reduce_scatter_hosts import reduce_scatter_columns, reduce_scatter_leaders
@@ -37,6 +41,8 @@ def broadcast(
     name, piece = _choice("broadcast", hosts, len(data), rules)
     if name == "leaders":
         return broadcast_leaders(hosts, root, data)
+    if name == "chain":
+        return broadcast_chain(hosts, root, data, piece)
     return broadcast_stripes(hosts, root, data, piece)
 
 

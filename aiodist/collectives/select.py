@@ -203,6 +203,9 @@ HOSTS_RULES: Rules = MappingProxyType(
         "barrier": (Rule(MANY, MANY, Choice("leaders")),),
         "broadcast": (
             Rule(MANY, 64 * KIB, Choice("leaders")),
+            Rule(MANY, 512 * KIB, Choice("stripes", PIECE)),
+            Rule(32, 8 * MIB, Choice("chain", 256 * KIB)),
+            Rule(32, MANY, Choice("chain", 1 * MIB)),
             Rule(MANY, MANY, Choice("stripes", PIECE)),
         ),
         "reduce": (

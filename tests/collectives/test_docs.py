@@ -43,7 +43,9 @@ def choices(table_of: Rules = RULES) -> str:
             ranks += f", {rule.locality}"
         name, chunk = rule.choice
         pipelined = name in {"ring", "chain", "scatter_gather"} and operation != "all_gather"
-        pipelined = pipelined or (table_of is HOSTS_RULES and name in {"stripes", "columns"})
+        pipelined = pipelined or (
+            table_of is HOSTS_RULES and name in {"stripes", "columns", "chain"}
+        )
         pipelined = pipelined and table_of is not SHARED_RULES  # whose chunks have one length
         return (
             operation,
