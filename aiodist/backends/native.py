@@ -143,6 +143,7 @@ class NativeBackend(CollectiveBackend):
         if (
             plan.direct is not None
             and not was_tried
+            and group.communicator is not None
             and not are_staged(*opened.inputs, *opened.outputs)
         ):
             done = group.start_plan(plan.direct, views_of(opened), timeout, opened)
@@ -255,6 +256,9 @@ class NativeBackend(CollectiveBackend):
 
     async def _on_buffers(self, opened: Opened[Buffer], channel: Channel, call: Call) -> None:
         """Run ``call``, which reads the inputs and writes the outputs."""
+        if not are_staged(*opened.inputs, *opened.outputs):
+            await self._run(channel, call)
+            return
         await load_gradually(self._group, *opened.inputs)
         await self._run(channel, call)
         await write_back_gradually(self._group, *opened.outputs)
@@ -271,6 +275,9 @@ class NativeBackend(CollectiveBackend):
 
         ``load``, ``store``: whether ``run`` needs the owner's values, and whether it changes them.
         """
+        if not buffer.is_staged:
+            await run(buffer.view)
+            return
         if buffer.staging is not None:
             await through_host(self._group, buffer, run, load=load, store=store)
             return
