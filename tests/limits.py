@@ -1,6 +1,10 @@
-"""Time limits of tests, which a slow or busy machine scales by AIODIST_TEST_TIMEOUT_SCALE."""
+"""Waits of tests, and their limits, which a slow machine scales by AIODIST_TEST_TIMEOUT_SCALE."""
 
 from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
 
 from tests.conftest import timeout_scale
 
@@ -8,3 +12,23 @@ from tests.conftest import timeout_scale
 def scaled(seconds: float) -> float:
     """A limit on what usually ends much sooner: ``asyncio.timeout(scaled(5))``."""
     return seconds * timeout_scale()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Return when ``condition()`` holds, for a state that no event tells of.
+
+    It is asked in each turn of the loop at first, and after some turns every millisecond.
+    """
+    turns = 0
+    async with asyncio.timeout(scaled(30)):
+        while not condition():
+            await asyncio.sleep(0 if turns < 1000 else 1e-3)
+            turns += 1
+
+
+def thread_ends(name: str) -> None:
+    """Join the threads of this ``name``. AssertionError where one goes on."""
+    threads = [thread for thread in threading.enumerate() if thread.name == name]
+    for thread in threads:
+        thread.join(scaled(20))
+    assert not any(thread.is_alive() for thread in threads)

@@ -156,7 +156,8 @@ class Matcher:
     """The posted receives and waiting arrivals of one rank."""
 
     def __init__(self) -> None:
-        self._posted: dict[tuple[Key, int], deque[Recv]] = {}
+        self.posted: dict[tuple[Key, int], deque[Recv]] = {}
+        """Receives that wait, in order, by key and source; no queue is empty."""
         self._arrived: dict[tuple[Key, int], deque[Arrival]] = {}
         self.arrived: Mapping[tuple[Key, int], Sequence[Arrival]] = self._arrived
         """Messages that wait, for frequent look-ups: it is mostly empty."""
@@ -172,7 +173,7 @@ class Matcher:
         recv.order = self._order
         arrival = self._take_arrival(recv.key, recv.src)
         if arrival is None:
-            self._posted.setdefault((recv.key, recv.src), deque()).append(recv)
+            self.posted.setdefault((recv.key, recv.src), deque()).append(recv)
         else:
             recv.turn = arrival.order
         return arrival
@@ -191,20 +192,20 @@ class Matcher:
             recv.into = None
         arrival = self._take_arrival(recv.key, recv.src)
         if arrival is None:
-            _insert(self._posted, (recv.key, recv.src), recv)
+            _insert(self.posted, (recv.key, recv.src), recv)
         else:
             recv.turn = arrival.order
         return arrival
 
     def withdraw(self, recv: Recv) -> bool:
         """Remove a posted receive. Returns False if it is not posted."""
-        return _remove(self._posted, (recv.key, recv.src), recv)
+        return _remove(self.posted, (recv.key, recv.src), recv)
 
     # -- messages
 
     def take_recv(self, key: Key, src: int) -> Recv | None:
         """Remove and return the posted receive for a message from ``src``, or None."""
-        posted = self._posted
+        posted = self.posted
         if not posted:
             return None
         exact = posted.get((key, src))
@@ -257,17 +258,17 @@ class Matcher:
     def forget_key(self, key: Key, sources: range) -> list[Arrival]:
         """Drop all receives and arrivals for ``key``. Returns the arrivals."""
         dropped: list[Arrival] = []
-        if not self._posted and not self._arrived:
+        if not self.posted and not self._arrived:
             return dropped
         for src in (ANY_SOURCE, *sources):
-            self._posted.pop((key, src), None)
+            self.posted.pop((key, src), None)
             dropped.extend(self._arrived.pop((key, src), ()))
         return dropped
 
     def forget_group(self, group: int) -> list[Arrival]:
         """Drop all receives and arrivals for the keys of ``group``. Returns the arrivals."""
-        for slot in [slot for slot in self._posted if slot[0][1] == group]:
-            del self._posted[slot]
+        for slot in [slot for slot in self.posted if slot[0][1] == group]:
+            del self.posted[slot]
         dropped: list[Arrival] = []
         for slot in [slot for slot in self._arrived if slot[0][1] == group]:
             dropped.extend(self._arrived.pop(slot))
@@ -275,7 +276,7 @@ class Matcher:
 
     def forget_all(self) -> None:
         """Drop all receives and arrivals when this rank leaves."""
-        self._posted.clear()
+        self.posted.clear()
         self._arrived.clear()
 
     # -- looking
@@ -288,14 +289,14 @@ class Matcher:
 
     def posted_from(self, src: int) -> Iterator[Recv]:
         """Yield the receives that ``src`` could answer: posted for it, or for any rank."""
-        for (_, wanted), queue in list(self._posted.items()):
+        for (_, wanted), queue in list(self.posted.items()):
             if wanted in (src, ANY_SOURCE):
                 yield from list(queue)
 
     def waits_for(self, src: int) -> bool:
         """Return whether a posted receive could be answered by a point-to-point message of ``src``."""
         return any(
-            wanted in (src, ANY_SOURCE) and key[0] != COLLECTIVE for key, wanted in self._posted
+            wanted in (src, ANY_SOURCE) and key[0] != COLLECTIVE for key, wanted in self.posted
         )
 
     def is_open_to(self, key: Key, src: int) -> bool:
@@ -303,7 +304,7 @@ class Matcher:
 
         That holds if no receive for it is posted and no such message waits.
         """
-        posted = self._posted
+        posted = self.posted
         return (key, src) not in self._arrived and not (
             posted and ((key, src) in posted or (key, ANY_SOURCE) in posted)
         )

@@ -26,7 +26,8 @@ from aiodist.groups.world import current_world
 from aiodist.shm.group_area import ASLEEP
 from aiodist.testing.in_process import run_ranks
 from tests.backends.at_once import at_once
-from tests.engine.conftest import outcome, until, without_loop
+from tests.engine.conftest import outcome, without_loop
+from tests.limits import until
 
 KINDS: dict[str, Callable[..., Operation[None]]] = {
     "barrier": Barrier,
@@ -175,7 +176,7 @@ async def test_a_sleeping_peer_is_woken_without_a_running_loop(reaches: bool) ->
             if not reaches:
                 memory.ring = lambda *args: False  # type: ignore[method-assign]
             endpoint.wake = lambda *args: (  # type: ignore[method-assign]
-                loops.append(asyncio._get_running_loop()),
+                loops.append(asyncio.get_running_loop()),
                 wake(*args),
             )[-1]
             assert without_loop(lambda: at_once(default(), Barrier())) is not None

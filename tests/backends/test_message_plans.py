@@ -21,7 +21,8 @@ from aiodist.tensors import buffer_of, encode_meta
 from aiodist.testing.in_process import run_ranks
 from aiodist.wire.frames import TENSOR
 from tests.backends.at_once import at_once, native
-from tests.engine.conftest import outcome, until, without_loop
+from tests.engine.conftest import outcome, without_loop
+from tests.limits import until
 
 
 def default() -> GroupEngine:
@@ -280,7 +281,7 @@ async def test_a_sleeping_receiver_is_woken_without_a_running_loop() -> None:
             loops: list[object] = []
             wake = shm._wake
             shm._wake = lambda: (  # type: ignore[method-assign]
-                loops.append(asyncio._get_running_loop()),
+                loops.append(asyncio.get_running_loop()),
                 wake(),
             )[-1]
             assert send(one, 1) is not None

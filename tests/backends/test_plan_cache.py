@@ -30,7 +30,8 @@ from aiodist.tensors.dtypes import dtype_named
 from aiodist.testing.in_process import run_ranks
 from aiodist.wire.frames import COLLECTIVE
 from tests.backends.at_once import native
-from tests.engine.conftest import outcome, until
+from tests.engine.conftest import outcome
+from tests.limits import until
 
 Check = Callable[[], bool]
 

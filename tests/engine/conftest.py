@@ -111,12 +111,6 @@ async def outcome(work: Work[Any]) -> BaseException | None:
     return None
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    """Turn by turn, until it holds; the test's own limit bounds it."""
-    while not condition():  # noqa: ASYNC110  # no event tells what the engine does inside
-        await asyncio.sleep(0)
-
-
 def without_loop(function: Callable[[], Any]) -> Any:
     """As a thread calls it that drives the engine while the loop stands still."""
     loop = asyncio.get_running_loop()

@@ -15,7 +15,8 @@ import aiodist as dist
 from aiodist.groups.naming import neighbours
 from aiodist.groups.world import current_world
 from aiodist.testing import run_ranks
-from tests.engine.conftest import RunRanks, engine_of, outcome, until
+from tests.engine.conftest import RunRanks, engine_of, outcome
+from tests.limits import until
 
 
 async def test_revoke_ends_current_and_later_operations_on_all_ranks(ranks: RunRanks) -> None:

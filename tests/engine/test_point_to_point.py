@@ -10,7 +10,8 @@ import pytest
 import aiodist as dist
 from aiodist.groups.world import current_world
 from aiodist.p2p.outbox import CHUNK_BYTES, EAGER_BYTES
-from tests.engine.conftest import RunRanks, outcome, until
+from tests.engine.conftest import RunRanks, outcome
+from tests.limits import until
 
 SIZES = [0, 1, EAGER_BYTES, EAGER_BYTES + 1, 3 * CHUNK_BYTES + 1]
 

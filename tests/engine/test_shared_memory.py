@@ -18,9 +18,9 @@ from aiodist.groups.world import current_world
 from aiodist.p2p.spin_policy import SUSPICION_SECONDS
 from aiodist.shm import area_directory
 from aiodist.testing.in_process import run_ranks
-from tests.engine.conftest import engine_of, outcome, ranks_of, until
+from tests.engine.conftest import engine_of, outcome, ranks_of
 from tests.leftovers import named_segments
-from tests.limits import scaled
+from tests.limits import scaled, until
 from tests.warm_python import WarmPython
 
 

@@ -10,8 +10,9 @@ import pytest
 import aiodist as dist
 from aiodist.groups.world import MAX_REPLACED, current_world
 from aiodist.liveness import LossNotice
-from tests.engine.conftest import RunRanks, outcome, until
+from tests.engine.conftest import RunRanks, outcome
 from tests.engine.deaths import die
+from tests.limits import until
 
 
 async def works(group: dist.ProcessGroup, members: list[int]) -> None:

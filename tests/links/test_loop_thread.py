@@ -6,7 +6,7 @@ import asyncio
 import threading
 
 from aiodist.links.loop_thread import LoopThread
-from tests.limits import scaled
+from tests.limits import thread_ends
 
 
 async def test_a_loop_thread_that_is_ended_several_times_finishes_its_cleanup() -> None:
@@ -65,6 +65,5 @@ def test_a_loop_thread_notices_that_its_owners_loop_is_closed() -> None:
     said: list[str] = []
     loop_thread = asyncio.run(begin())
     loop_thread.start()
-    loop_thread._thread.join(scaled(10))
-    assert not loop_thread._thread.is_alive()
+    thread_ends("aiodist-test")
     assert said == []

@@ -20,7 +20,7 @@ from aiodist.testing.faults import Faults, FaultyTransport
 from aiodist.transport.base_transport import Connection, Listener, OnAccept, Transport
 from aiodist.transport.tcp import TcpTransport
 from aiodist.wire.frames import FrameType, decode, encode
-from tests.limits import scaled
+from tests.limits import until
 
 KEY = b"k" * 32
 PATIENT = 600.0
@@ -126,12 +126,6 @@ def complete(rank: Rank, gone: list[int]) -> bool:
 
 def has_heard(rank: Rank, other: Rank) -> bool:
     return rank.detector.heard_of[other.rank] == other.activity
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(scaled(30)):
-        while not condition():  # noqa: ASYNC110  # no event tells of another rank's state
-            await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])

@@ -204,7 +204,7 @@ async def test_a_cancelled_receive_hands_its_object_on(
 
     def a_part_is_expected() -> bool:
         inbox = engine_of().endpoint.inbox
-        posted = [key for key, _ in inbox.matcher._posted if key[0] == PART]
+        posted = [key for key, _ in inbox.matcher.posted if key[0] == PART]
         return bool(posted) or any(recv.key[0] == kind for recv in inbox.tickets.values())
 
     await run_ranks(2, on_rank, transport, timeout=60)

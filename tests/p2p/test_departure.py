@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
@@ -17,7 +16,7 @@ from aiodist.transport.base_transport import Connection
 from aiodist.transport.inproc import InprocHub, InprocTransport
 from aiodist.wire.frames import Key
 from aiodist.wire.handshake import Handshake
-from tests.limits import scaled
+from tests.limits import until
 
 KEY = bytes(32)
 
@@ -39,14 +38,6 @@ class EndpointEvents:
 
     def peer_lost(self, rank: int, error: PeerLostError, *, departed: bool) -> None:
         self.lost.append((rank, departed))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(scaled(30)):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0)
 
 
 async def test_a_stream_that_ends_while_another_still_introduces_itself() -> None:

@@ -147,11 +147,11 @@ class Matching(RuleBasedStateMachine):
 
     @invariant()
     def nothing_else_is_kept(self) -> None:
-        waiting = [one for queue in self.matcher._posted.values() for one in queue]
+        waiting = [one for queue in self.matcher.posted.values() for one in queue]
         assert set(waiting) == set(self.model.receives)
         arrived = [one for queue in self.matcher.arrived.values() for one in queue]
         assert set(arrived) == set(self.model.messages)
-        assert all(self.matcher._posted.values())
+        assert all(self.matcher.posted.values())
         assert all(self.matcher.arrived.values())
 
 

@@ -25,7 +25,7 @@ from aiodist.rendezvous.absence_watch import (
     over_tcp_served,
 )
 from aiodist.store import MemoryStore
-from tests.limits import scaled
+from tests.limits import thread_ends, until
 from tests.rendezvous.test_attendance import MISSING, ROOT, address
 from tests.test_credentials import tls_environ
 
@@ -196,15 +196,13 @@ async def test_arrivals_are_reported_and_leaving_ranks_are_not_missed(begin: Beg
 
 
 def test_the_watch_of_a_loop_that_has_ended_ends() -> None:
-    async def begin() -> AbsenceWatch:
+    async def begin() -> None:
         served = over_tcp_served("127.0.0.1", b"", None)
         watch = AbsenceWatch(served, 0, 3, 0.5, lambda _: None, star=True)
         assert await watch.begin("", Deadline(20))
-        return watch
 
-    watch = asyncio.run(begin())
-    watch._loop_thread._thread.join(scaled(20))
-    assert not watch._loop_thread._thread.is_alive()
+    asyncio.run(begin())
+    thread_ends("aiodist-watch")
 
 
 async def test_a_silent_rank_is_lost_also_where_no_peer_can_be_told() -> None:
@@ -233,8 +231,3 @@ async def test_missing_ranks_are_read_before_the_file_is_out_of_reach(tmp_path: 
         assert "of 3 ranks 2 had not arrived when that was last looked for" in str(error)
     finally:
         await watch.end()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110  # nothing tells
-        await asyncio.sleep(0.001)

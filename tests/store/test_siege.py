@@ -30,7 +30,6 @@ async def test_the_oldest_of_too_many_silent_connections_are_dropped(
                 client = await TcpStore.connect("127.0.0.1", server.port, Deadline(20), secret=b"s")
             async with client:
                 await client.set("k", b"v")
-            assert len(server._strangers) <= 4
     for _, writer in silent:
         writer.transport.abort()
     assert caplog.text.count("is besieged") == 1

@@ -104,9 +104,9 @@ class Outcomes(unittest.TestResult):
 
     def _put(self, test: Any, what: str, why: str = "") -> None:
         seconds = round(time.monotonic() - self._began, 2)
-        self.found[test._testMethodName] = (what, why, seconds)
+        self.found[name_of(test)] = (what, why, seconds)
         if what != "skipped":
-            print(f"{what:7} {seconds:6.2f} s  {test._testMethodName}", flush=True)
+            print(f"{what:7} {seconds:6.2f} s  {name_of(test)}", flush=True)
 
     def addSuccess(self, test: Any) -> None:  # noqa: N802
         self._put(test, "passed")
@@ -118,6 +118,11 @@ class Outcomes(unittest.TestResult):
         self._put(test, "failed", self._exc_info_to_string(err, test))
 
     addError = addFailure  # noqa: N815
+
+
+def name_of(test: Any) -> str:
+    name: str = test.id().rpartition(".")[2]
+    return name
 
 
 def left_out(ranks: int) -> frozenset[str]:
@@ -141,8 +146,8 @@ def run(
     chosen = [
         test
         for test in tests
-        if test._testMethodName not in without  # type: ignore[union-attr]
-        and (not only or any(part in test._testMethodName for part in only))  # type: ignore[union-attr]
+        if name_of(test) not in without
+        and (not only or any(part in name_of(test) for part in only))
     ]
     outcomes = Outcomes()
     unittest.TestSuite(chosen).run(outcomes)

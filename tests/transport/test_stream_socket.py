@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import resource
@@ -202,12 +203,9 @@ async def test_views_of_any_shape_and_format_are_sent_as_their_bytes() -> None:
 
 
 async def test_close_in_a_forked_child_leaves_the_parents_stream_alone() -> None:
-    async def make() -> tuple[Transport, Transport]:
-        return TcpTransport("127.0.0.1"), TcpTransport("127.0.0.1")
-
-    async with connected(make) as (a, b):
-        assert isinstance(a, SocketConnection)
-        assert isinstance(b, SocketConnection)
+    raw = socket.socketpair()
+    a, b = (SocketConnection(sock, "unix", "the other end") for sock in raw)
+    with contextlib.closing(raw[0]), contextlib.closing(raw[1]):
         sinks = Sink(), Sink()
         a.start(sinks[0])
         b.start(sinks[1])
@@ -216,7 +214,7 @@ async def test_close_in_a_forked_child_leaves_the_parents_stream_alone() -> None
             try:
                 a.close_in_child()
                 b.close_in_child()
-                os._exit(0 if a._sock.fileno() == b._sock.fileno() == -1 else 1)
+                os._exit(0 if raw[0].fileno() == raw[1].fileno() == -1 else 1)
             finally:
                 os._exit(2)
         assert exit_status(child) == 0
@@ -266,10 +264,11 @@ async def test_close_now_sends_what_is_queued_without_the_loop() -> None:
 
 
 async def test_close_now_gives_up_when_the_peer_does_not_read() -> None:
-    connection, theirs = socket_pair()
+    ours, theirs = socket.socketpair()
+    connection = SocketConnection(ours, "unix", "the other end")
     connection.send([bytes(16 << 20)])
     connection.close_now(timeout=0.02)
-    assert connection._sock.fileno() == -1
+    assert ours.fileno() == -1
     theirs.close()
 
 

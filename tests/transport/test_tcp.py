@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from aiodist.errors import DistNetworkError, InvalidUsageError
 from aiodist.testing.check_transport import connected
 from aiodist.testing.sinks import Sink
 from aiodist.transport.base_transport import Connection, Transport
-from aiodist.transport.stream_socket import SocketConnection
+from aiodist.transport.socket_listener import SocketListener
 from aiodist.transport.tcp import TcpTransport, format_address, parse_address
 
 
@@ -92,7 +93,8 @@ async def test_a_host_name_is_resolved() -> None:
 async def test_a_listener_binds_its_own_interface_only() -> None:
     listener = await TcpTransport("127.0.0.1").listen(lambda connection: connection.abort())
     assert listener.address.startswith("tcp://127.0.0.1:")
-    assert listener._sock.getsockname()[0] == "127.0.0.1"
+    with socket.socket() as client:
+        assert client.connect_ex(("127.0.0.2", parse_address(listener.address)[1]))
     await listener.close()
 
 
@@ -103,15 +105,33 @@ async def test_the_advertised_host_takes_the_place_of_the_bound_one() -> None:
     await listener.close()
 
 
-async def pair() -> tuple[Transport, Transport]:
-    return TcpTransport("127.0.0.1"), TcpTransport("127.0.0.1")
+class SocketsKept(TcpTransport):
+    """A transport that keeps the sockets of its connections."""
+
+    def __init__(self) -> None:
+        super().__init__("127.0.0.1")
+        self.sockets: list[socket.socket] = []
+
+    async def listen_raw(self, on_accept: Any, wrap: Any, *args: Any) -> SocketListener:
+        return await super().listen_raw(on_accept, lambda sock: wrap(self._keep(sock)), *args)
+
+    async def connected_socket(self, address: str, deadline: Deadline) -> socket.socket:
+        return self._keep(await super().connected_socket(address, deadline))
+
+    def _keep(self, sock: socket.socket) -> socket.socket:
+        self.sockets.append(sock)
+        return sock
+
+    async def twice(self) -> tuple[Transport, Transport]:
+        return self, self
 
 
 async def test_nagle_is_off_on_both_ends() -> None:
-    async with connected(pair) as ends:
-        for end in ends:
-            assert isinstance(end, SocketConnection)
-            assert end._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    transport = SocketsKept()
+    async with connected(transport.twice):
+        assert len(transport.sockets) == 2
+        for sock in transport.sockets:
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_CONGESTION"), reason="the system has no choice of it")
@@ -121,12 +141,12 @@ async def test_a_stream_is_not_paced_before_it_leaves_its_host() -> None:
 
     with socket.socket() as fresh:
         usual = control(fresh)
-    async with connected(pair) as ends:
+    transport = SocketsKept()
+    async with connected(transport.twice) as ends:
+        assert [control(sock) for sock in transport.sockets] == [b"reno"] * 2
         for end in ends:
-            assert isinstance(end, SocketConnection)
-            assert control(end._sock) == b"reno"
             end.leaves_host()
-            assert control(end._sock) == usual
+        assert [control(sock) for sock in transport.sockets] == [usual] * 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="all of 127/8 is loopback on Linux only")

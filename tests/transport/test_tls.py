@@ -7,7 +7,6 @@ import logging
 import socket
 import ssl
 import struct
-from collections.abc import Callable
 
 import pytest
 
@@ -20,13 +19,7 @@ from aiodist.transport.base_transport import Connection
 from aiodist.transport.tcp import TcpTransport
 from aiodist.transport.tls import TlsTransport
 from tests.certificates import tls_files
-from tests.limits import scaled
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(scaled(20)):
-        while not condition():  # noqa: ASYNC110  # no event tells
-            await asyncio.sleep(0.001)
+from tests.limits import until
 
 
 async def test_a_certificate_of_another_authority_is_refused_on_both_sides(

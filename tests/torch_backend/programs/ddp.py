@@ -18,6 +18,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import (
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
+default_store = dist.distributed_c10d._get_default_store  # torch has no public name for it
+
 ROWS = 4
 STEPS = 4
 
@@ -196,7 +198,7 @@ def overlap(rank: int, size: int) -> None:
     x = torch.randn(16, 64)
     for _ in range(2):  # buckets are laid out anew after the first step
         wrapped(x).sum().backward()
-    store = dist.distributed_c10d._get_default_store()
+    store = default_store()
     seen: list[torch.Tensor] = []
     layers[1].register_forward_hook(lambda module, inputs, output: seen.append(output))
     loss = wrapped(x).sum()

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import aiodist.sync
 from aiodist.torch_backend import connect
 from aiodist.torch_backend.group import TorchGroup
-from tests.torch_backend.programs.ddp import error_of
+from tests.torch_backend.programs.ddp import default_store, error_of
 
 
 def answers(rank: int, size: int) -> None:
@@ -117,7 +117,7 @@ def after_workers_that_died(rank: int, size: int) -> None:
 
     Workers that torchrun restarts after a death find this: the store belongs to its agent.
     """
-    files = dist.distributed_c10d._get_default_store()
+    files = default_store()
     dist.destroy_process_group()
 
     def start(seconds: float) -> None:
@@ -151,7 +151,7 @@ def back_before_rank_0(rank: int, size: int) -> None:
     Each time, the others come back before rank 0 destroys its group. The server that they use ends
     with the store of rank 0. They meet at the next server, and so does torch; the last has no next.
     """
-    files = dist.distributed_c10d._get_default_store()
+    files = default_store()
     if rank == 0:
         keeps_port = dist.TCPStore("127.0.0.1", 0, is_master=True, multi_tenant=True)
         files.set("port", str(keeps_port.port))
@@ -183,7 +183,7 @@ def back_before_rank_0(rank: int, size: int) -> None:
 
 def _wait_for_second_visits(size: int) -> None:
     """Until all other ranks are at this server anew."""
-    store = dist.PrefixStore("aiodist/", dist.distributed_c10d._get_default_store())
+    store = dist.PrefixStore("aiodist/", default_store())
     for other in range(1, size):
         while store.add(f"aiodist/visits/{other}", 0) < 2:
             pass
@@ -210,7 +210,7 @@ def beside_gloo(rank: int, size: int) -> None:
 def monitored_barrier(rank: int, size: int) -> None:
     """It names all ranks that did not come."""
     dist.group.WORLD.monitored_barrier(timedelta(seconds=20))
-    store = dist.distributed_c10d._get_default_store()
+    store = default_store()
     if rank == 0:
         said = error_of(lambda: dist.group.WORLD.monitored_barrier(timedelta(seconds=0.3)))
         assert "barrier" in said, said
@@ -315,7 +315,7 @@ def names_of_descriptors() -> set[str]:
 
 def part_dropped(rank: int, size: int) -> None:
     """The same for a group over the default group's connections, which stay."""
-    store = dist.distributed_c10d._get_default_store()
+    store = default_store()
     part = dist.group.WORLD.subgroup("part", list(range(size)), None)
     part.allreduce([torch.ones(1)]).wait()
     names = [group.group_name for group in part._world._world.groups]

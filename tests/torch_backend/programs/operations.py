@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
 
+from tests.torch_backend.programs.ddp import default_store
+
 DTYPES = [
     torch.uint8,
     torch.int8,
@@ -281,8 +283,9 @@ def errors(rank: int, size: int) -> None:
         text = said(late.wait, timedelta(seconds=0.2))
         assert "CollectiveTimeoutError" in text, text
         assert "rank 1" in text, text
-    dist.distributed_c10d._get_default_store().add("all", 1)
-    while dist.distributed_c10d._get_default_store().add("all", 0) < size:
+    store = default_store()
+    store.add("all", 1)
+    while store.add("all", 0) < size:
         pass
     if rank:
         assert "timed out" in said(dist.barrier)
