@@ -231,3 +231,6 @@ class AllToAll(Call):
 
     def in_memory(self, shm: ShmContext, rules: Rules) -> Run:
         return shm_operations.all_to_all(shm, self.inputs, self.outputs)
+
+    def over_hosts(self, among: MultiHostContext, rules: Rules) -> Run:
+        return host_operations.all_to_all(among, self.inputs, self.outputs)

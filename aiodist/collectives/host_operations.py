@@ -1,8 +1,9 @@
 """Every collective over several hosts by its name: inside each host first, then between them.
 
 The same arguments mean the same as in `operations`; a `MultiHostContext` stands in the place of the
-`Channel`, and `select.HOSTS_RULES` is the table. Operations that are not here run flat, by
-`operations`, as if there were no hosts; so do "columns" where hosts have different numbers of ranks.
+`Channel`, and `select.HOSTS_RULES` is the table, but for all_to_all, which has one way. Operations
+that are not here run flat, by `operations`, as if there were no hosts; so do "columns" where hosts
+have different numbers of ranks.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from aiodist.collectives import operations
 from aiodist.collectives.all_gather_hosts import all_gather_columns, all_gather_leaders
 from aiodist.collectives.all_reduce_hosts import all_reduce_leaders, all_reduce_stripes
+from aiodist.collectives.all_to_all_hosts import all_to_all_direct
 from aiodist.collectives.barrier_hosts import barrier_hosts
 from aiodist.collectives.broadcast_hosts import (
     broadcast_chain,
@@ -94,6 +96,11 @@ def reduce_scatter(
         return reduce_scatter_columns(hosts, blocks, out, op, piece)
     choice = select("reduce_scatter", len(blocks), nbytes, rules=hosts.rules)
     return operations.reduce_scatter(hosts.channel, blocks, out, op, hosts.scratch, choice)
+
+
+def all_to_all(hosts: MultiHostContext, inputs: Blocks, outputs: Blocks) -> Run:
+    """Send ``inputs[r]`` to each rank r and fill ``outputs[r]`` with what r has for this rank."""
+    return all_to_all_direct(hosts, inputs, outputs)
 
 
 def _choice(operation: str, hosts: MultiHostContext, nbytes: int, rules: Rules) -> Choice:

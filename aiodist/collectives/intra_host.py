@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
-from aiodist.collectives import operations
+from aiodist.collectives import operations, shm_operations
 from aiodist.collectives.all_gather_shared import all_gather_chunks
 from aiodist.collectives.all_reduce_stripes import reduce_stripes
 from aiodist.collectives.barrier_slots import barrier_slots
@@ -53,6 +53,9 @@ class IntraHost(Protocol):
 
     async def reduce_scatter(self, blocks: Blocks, out: memoryview, op: Reduction) -> None: ...
 
+    async def all_to_all(self, inputs: Blocks, outputs: Blocks) -> None:
+        """The only stretch of its operation."""
+
 
 class IntraHostMessages:
     """Over messages, by the algorithms that ``rules`` choose."""
@@ -86,6 +89,9 @@ class IntraHostMessages:
     async def reduce_scatter(self, blocks: Blocks, out: memoryview, op: Reduction) -> None:
         choice = select("reduce_scatter", self.size, sum(map(len, blocks)), rules=self._rules)
         await operations.reduce_scatter(self._channel, blocks, out, op, self._scratch, choice)
+
+    async def all_to_all(self, inputs: Blocks, outputs: Blocks) -> None:
+        await operations.all_to_all(self._channel, inputs, outputs, self._scratch)
 
     @property
     def _scratch(self) -> Scratch:
@@ -134,6 +140,9 @@ class IntraHostShm:
         await self._in_chunks(
             range(self.size), lambda shm, _: reduce_scatter_chunks(shm, blocks, out, op)
         )
+
+    async def all_to_all(self, inputs: Blocks, outputs: Blocks) -> None:
+        await shm_operations.all_to_all(self._shm, inputs, outputs)
 
     # -- inside
 

@@ -121,6 +121,31 @@ def test_results_and_what_crosses(network, reduction, operation, name, shape, se
                 assert (len(crossed[rank]), sum(crossed[rank])) == formula
 
 
+@pytest.mark.parametrize("seed", [None, 1, 2])
+@pytest.mark.parametrize("shape", [*SHAPES, "aabbccddeeffgg"])
+def test_all_to_all_sends_each_block_to_another_host_once(network, shape, seed):
+    size, topology = len(shape), HostTopology(shape)
+    lengths = [[(7 * src + 3 * dst) % 5 for dst in range(size)] for src in range(size)]
+    inputs = [
+        [memoryview(bytearray([16 * src + dst] * lengths[src][dst])) for dst in range(size)]
+        for src in range(size)
+    ]
+    outputs = [
+        [memoryview(bytearray(lengths[src][dst])) for src in range(size)] for dst in range(size)
+    ]
+    crossed = defaultdict(list)
+
+    async def program(line):
+        view = MultiHostContext(line, topology, None, line.scratch)
+        await host_operations.all_to_all(view, inputs[line.rank], outputs[line.rank])
+
+    network(size, seed).run(lambda line: program(noting(line, shape, crossed)))
+    for rank in range(size):
+        assert outputs[rank] == [inputs[src][rank] for src in range(size)]
+        elsewhere = [dst for dst in range(size) if shape[dst] != shape[rank]]
+        assert sorted(crossed[rank]) == sorted(lengths[rank][dst] for dst in elsewhere)
+
+
 def test_the_formulas_know_exactly_the_algorithms_of_the_table():
     named = {
         (operation, r.choice.algorithm) for operation, rules in HOSTS_RULES.items() for r in rules

@@ -215,6 +215,25 @@ async def test_ranks_that_disagree_are_told_and_the_group_goes_on(odd: int, leng
     assert all(isinstance(error, dist.CollectiveMismatchError) for error in told.values()), told
 
 
+@pytest.mark.parametrize("target", [0, 3])
+@pytest.mark.parametrize("length", [3, IN_PIECES])
+async def test_blocks_of_another_length_are_told_inside_a_host_and_between_hosts(
+    target: int, length: int
+) -> None:
+    told: dict[int, BaseException | None] = {}
+
+    async def main(rank: int) -> None:
+        await dist.barrier()
+        blocks = [np.ones(length + (rank == 1 and r == target)) for r in range(4)]
+        told[rank] = await outcome(dist.all_to_all([np.zeros(length) for _ in range(4)], blocks))
+        data = np.ones(3)
+        await dist.all_reduce(data)
+        assert (data == 4).all()
+
+    await run_ranks(4, main, "shm", hosts=(0, 0, 1, 1), timeout=20)
+    assert isinstance(told[target], dist.CollectiveMismatchError), told
+
+
 @pytest.mark.parametrize("hosts", [(0, 1), (0, 0, 1, 1)])
 @pytest.mark.parametrize("length", [3, IN_PIECES])
 async def test_two_roots_on_two_hosts_are_told(hosts: tuple[int, ...], length: int) -> None:
